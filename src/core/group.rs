@@ -1,0 +1,84 @@
+//! Names of groups.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The longest name, in bytes.
+pub const MAX_NAME_LENGTH: usize = 64;
+
+/// The most groups that can exist at once, ephemeral ones included.
+pub const MAX_GROUPS: usize = 64;
+
+/// Subscribers that share one copy of every timeout batch go by one such name: `[A-Za-z0-9_.-]{1,64}`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupName(Arc<str>);
+
+/// Text that does not name a group.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a group name: use 1 to {MAX_NAME_LENGTH} of the characters A-Z a-z 0-9 _ . -")]
+pub struct GroupNameError(String);
+
+impl GroupName {
+    /// The group that exists from the first start, so that nothing is lost before the first subscriber.
+    pub const DEFAULT: &str = "default";
+
+    /// The name of the default group.
+    #[must_use]
+    pub fn default_group() -> GroupName {
+        GroupName(Arc::from(GroupName::DEFAULT))
+    }
+
+    /// Whether this is the default group.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        &*self.0 == GroupName::DEFAULT
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for GroupName {
+    type Err = GroupNameError;
+
+    fn from_str(text: &str) -> Result<GroupName, GroupNameError> {
+        let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
+        if (1..=MAX_NAME_LENGTH).contains(&text.len()) && text.bytes().all(legal) {
+            Ok(GroupName(Arc::from(text)))
+        } else {
+            Err(GroupNameError(text.chars().take(MAX_NAME_LENGTH + 1).collect()))
+        }
+    }
+}
+
+impl fmt::Display for GroupName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Borrow<str> for GroupName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_names_are_groups() {
+        for name in ["default", "a", "A-z_0.9", &"x".repeat(64)] {
+            assert_eq!(name.parse::<GroupName>().unwrap().as_str(), name);
+        }
+        for name in ["", "a b", "ü", "a/b", "a\n", &"x".repeat(65)] {
+            assert!(name.parse::<GroupName>().is_err(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Messages in flight, and how they end.
+
+use std::fmt;
+use std::num::ParseIntError;
+use std::str::FromStr;
+
+/// The id that a logic node gave to a message. Any u64 is legal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MsgId(pub u64);
+
+/// Who must acknowledge a message: best a session that is never reused. 0 where none was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Client(pub u64);
+
+/// A message in flight: the pair of what was pushed and whom it was pushed to.
+///
+/// One `msg_id` pushed to 500 members of a group, or to three devices of one user, is as many messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Message {
+    /// What was pushed.
+    pub msg_id: MsgId,
+    /// Whom it was pushed to.
+    pub client: Client,
+}
+
+impl Message {
+    /// The message `msg_id` pushed to `client`.
+    #[must_use]
+    pub const fn new(msg_id: u64, client: u64) -> Message {
+        Message { msg_id: MsgId(msg_id), client: Client(client) }
+    }
+}
+
+impl From<u64> for Message {
+    fn from(msg_id: u64) -> Message {
+        Message::new(msg_id, 0)
+    }
+}
+
+impl From<(u64, u64)> for Message {
+    fn from((msg_id, client): (u64, u64)) -> Message {
+        Message::new(msg_id, client)
+    }
+}
+
+/// `msg_id` or `msg_id:client`: as the command line reads and prints it.
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.client == Client(0) {
+            write!(f, "{}", self.msg_id.0)
+        } else {
+            write!(f, "{}:{}", self.msg_id.0, self.client.0)
+        }
+    }
+}
+
+/// Text that is not `ID` or `ID:CLIENT`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a message: write ID or ID:CLIENT, both whole numbers from 0 to {max}", max = u64::MAX)]
+pub struct ParseMessageError {
+    text: String,
+}
+
+impl FromStr for Message {
+    type Err = ParseMessageError;
+
+    fn from_str(text: &str) -> Result<Message, ParseMessageError> {
+        let parse = || -> Result<Message, ParseIntError> {
+            let (msg_id, client) = text.split_once(':').unwrap_or((text, "0"));
+            Ok(Message::new(msg_id.parse()?, client.parse()?))
+        };
+        parse().map_err(|_| ParseMessageError { text: text.to_owned() })
+    }
+}
+
+/// What AddNewMsg did with one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AddOutcome {
+    /// It was not in flight and now is.
+    Added,
+    /// It was in flight already: it has a new deadline and a new attempt.
+    Rearmed,
+}
+
+/// What DelMsg found of one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DelOutcome {
+    /// Never added, already acknowledged, or timed out more than one revolution ago.
+    Unknown,
+    /// It was in flight and is acknowledged.
+    Acked,
+    /// It timed out less than one revolution ago: the client is alive after all.
+    Late,
+    /// It was in flight and was taken back: its push had failed at once.
+    Withdrawn,
+}
+
+impl DelOutcome {
+    /// Every outcome, in the order of the protocol's numbers.
+    pub const ALL: [DelOutcome; 4] =
+        [DelOutcome::Unknown, DelOutcome::Acked, DelOutcome::Late, DelOutcome::Withdrawn];
+
+    /// The word of the command line and of the metrics' label.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            DelOutcome::Unknown => "unknown",
+            DelOutcome::Acked => "acked",
+            DelOutcome::Late => "late",
+            DelOutcome::Withdrawn => "withdrawn",
+        }
+    }
+}
+
+impl fmt::Display for DelOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_read_as_they_print() {
+        for text in ["0", "101", "101:7", "18446744073709551615:18446744073709551615"] {
+            assert_eq!(text.parse::<Message>().unwrap().to_string(), text);
+        }
+        assert_eq!("101:0".parse::<Message>().unwrap(), Message::new(101, 0));
+        for text in ["", ":", "1:", ":1", "1:2:3", "-1", "18446744073709551616", "a"] {
+            assert!(text.parse::<Message>().is_err(), "{text:?}");
+        }
+    }
+}

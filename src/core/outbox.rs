@@ -1,0 +1,93 @@
+//! The contract of an outbox: timeout batches that not every group has acknowledged.
+//!
+//! # Invariants
+//!
+//! 1. A batch in the outbox is, for each group, in one of three states: not yet taken, taken, settled.
+//!    Taking counts up its delivery count; releasing makes it not taken again; settling is final.
+//! 2. Batches are taken in the order of their ticks, released ones first.
+//! 3. A batch leaves when every group has settled it, or when retention drops it, which is counted.
+
+use std::time::{Duration, Instant};
+
+use super::batch::{BatchId, Delivery};
+use super::group::GroupName;
+use super::ring::Reply;
+
+/// Where a new group begins to read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// With the oldest batch in the outbox.
+    #[default]
+    Beginning,
+    /// With the next batch published.
+    End,
+}
+
+/// The bounds of an outbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// How long a batch, or a group without a subscriber, is kept.
+    pub time: Duration,
+    /// The most messages in unacknowledged batches.
+    pub max_ids: u64,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Retention { time: Duration::from_secs(24 * 3_600), max_ids: 10_000_000 }
+    }
+}
+
+/// What a group has not yet acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupBacklog {
+    /// The group.
+    pub group: GroupName,
+    /// Batches that it has not acknowledged, taken ones included.
+    pub batches: u64,
+    /// Batches that were handed out and not acknowledged.
+    pub unacked: u64,
+    /// The age of the oldest of its batches; zero without one.
+    pub oldest: Duration,
+}
+
+/// What retention dropped.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Messages in batches that not every group had acknowledged.
+    pub ids: u64,
+    /// Those batches.
+    pub batches: u64,
+    /// Groups that nobody subscribed to for too long.
+    pub groups: Vec<GroupName>,
+}
+
+/// Where timeout batches wait for their subscribers.
+pub trait Outbox: Send + Sync {
+    /// Makes sure that a group exists; whether it is new.
+    fn open_group(&self, group: &GroupName, start: Start, now: Instant) -> Reply<bool>;
+
+    /// Deletes a group and what it has not acknowledged; whether there was one.
+    fn delete_group(&self, group: &GroupName) -> Reply<bool>;
+
+    /// Takes the next batches of a group: until they hold `window` messages, the last overshooting.
+    fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>>;
+
+    /// Takes a taken batch once more; none if it is settled or dropped.
+    fn take_again(&self, group: &GroupName, batch: BatchId, now: Instant) -> Reply<Option<Delivery>>;
+
+    /// Settles taken batches; returns how many of them were not settled before.
+    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<u64>;
+
+    /// Gives taken batches back, for the next who takes.
+    fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()>;
+
+    /// Keeps the bounds; `attended` are the groups with a subscriber here.
+    fn tend(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped>;
+
+    /// What each group has not acknowledged.
+    fn backlogs(&self, now: Instant) -> Reply<Vec<GroupBacklog>>;
+
+    /// Registers who is to be told that there may be something new to take.
+    fn on_news(&self, tell: Box<dyn Fn() + Send + Sync>);
+}

@@ -1,0 +1,207 @@
+//! The contract of a ring: what every store's ring does, and how it is asked.
+//!
+//! # Invariants
+//!
+//! 1. A message accepted while tick `t` is due is in flight until it is acknowledged, withdrawn, re-armed,
+//!    or decided with the tick `t + k` ([`super::tick`]).
+//! 2. Whoever takes a message out of flight decides its outcome, and nobody else sees it in flight after
+//!    that: DelMsg and expiry may race, one wins.
+//! 3. The advance decides a tick. From then on DelMsg answers `late` for what was left in it, for one
+//!    revolution, and the tick's counts, flags and batches no longer change.
+//! 4. A decided message is in the ring or in the outbox, in exactly one batch of its tick.
+//! 5. For each tick, `added = acked + timed_out`; withdrawn and re-armed messages count in neither.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::batch::TickCounts;
+use super::message::{AddOutcome, DelOutcome, Message};
+use super::refusal::Refusal;
+use super::tally::LatencyTally;
+use super::tick::{Tick, Wheel};
+
+/// An answer that is there already or comes later.
+///
+/// A request takes its place in the order of its connection when it is made, not when it is awaited.
+pub enum Reply<T> {
+    /// It is there. `None` once it was taken.
+    Ready(Option<Result<T, Refusal>>),
+    /// It comes.
+    Later(Pin<Box<dyn Future<Output = Result<T, Refusal>> + Send>>),
+}
+
+impl<T> Reply<T> {
+    /// An answer that is there.
+    pub fn ok(answer: T) -> Reply<T> {
+        Reply::Ready(Some(Ok(answer)))
+    }
+
+    /// A refusal that is there.
+    pub fn refused(refusal: Refusal) -> Reply<T> {
+        Reply::Ready(Some(Err(refusal)))
+    }
+}
+
+impl<T: Unpin> Future for Reply<T> {
+    type Output = Result<T, Refusal>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Reply::Ready(answer) => Poll::Ready(answer.take().expect("a reply is not polled after its answer")),
+            Reply::Later(answer) => answer.as_mut().poll(context),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Reply<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reply::Ready(_) => "Reply::Ready",
+            Reply::Later(_) => "Reply::Later",
+        })
+    }
+}
+
+/// Messages that were pushed.
+#[derive(Clone, Copy, Debug)]
+pub struct AddNewMsg<'a> {
+    /// The messages; repeats apply in order.
+    pub messages: &'a [Message],
+    /// Ticks that they may stay in flight, 1..=slots.
+    pub ack_timeout_ticks: u16,
+    /// Comes back with the timeout.
+    pub attempt: u8,
+}
+
+/// What became of an AddNewMsg.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddNewMsgAnswer {
+    /// The deadline of its messages (of the last of them, where the wheel moved on meanwhile).
+    pub deadline: Tick,
+    /// For each message, in order.
+    pub outcomes: Vec<AddOutcome>,
+}
+
+impl AddNewMsgAnswer {
+    /// How many messages were re-armed; the others were added.
+    #[must_use]
+    pub fn rearmed(&self) -> usize {
+        self.outcomes.iter().filter(|outcome| **outcome == AddOutcome::Rearmed).count()
+    }
+}
+
+/// Messages whose Ack arrived, or whose push failed.
+#[derive(Clone, Copy, Debug)]
+pub struct DelMsg<'a> {
+    /// The messages; repeats apply in order.
+    pub messages: &'a [Message],
+    /// Whether their push failed at once: they count neither as acknowledged nor in the latency.
+    pub withdraw: bool,
+}
+
+/// What became of a DelMsg.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DelMsgAnswer {
+    /// For each message, in order.
+    pub outcomes: Vec<DelOutcome>,
+    /// From add to del of those acknowledged, in time or late; a late message counts once.
+    pub ack_latency: LatencyTally,
+}
+
+/// What an advance did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advance {
+    /// The pointer stands where it should; come back then.
+    Waiting(Instant),
+    /// The pointer moved by one tick and decided the one it left.
+    Moved {
+        /// The tick that is decided.
+        decided: Tick,
+        /// How long after its time that was.
+        lateness: Duration,
+    },
+    /// Every deadline was shifted by a stall.
+    Shifted {
+        /// The whole ticks that were missed.
+        missed: u64,
+    },
+}
+
+/// What one step of expiry did. Each step does a bounded amount of work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expired {
+    /// A tick whose messages are now all known, with its counts.
+    pub counted: Option<(Tick, TickCounts)>,
+    /// Messages that went to the outbox in this step, in one batch.
+    pub published: Option<Published>,
+    /// Whether there is more to do at once.
+    pub more: bool,
+}
+
+/// A batch that went to the outbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Number of its messages.
+    pub messages: u64,
+    /// How long after its tick was due to be decided.
+    pub lateness: Duration,
+}
+
+/// What becomes of the messages in flight when the sidecar goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handover {
+    /// The store keeps them.
+    Kept,
+    /// They are decided now and will be handed out in batches flagged `drained`.
+    HandedOut,
+}
+
+/// A ring at a glance.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RingStatus {
+    /// Which ring.
+    pub ring: u16,
+    /// The tick at which it stands.
+    pub pointer: Tick,
+    /// How long the pointer is behind its time.
+    pub pointer_lag: Duration,
+    /// The epoch of its leader.
+    pub epoch: u64,
+    /// The name of its leader; none where nobody leads.
+    pub leader: Option<String>,
+    /// Whether this sidecar is its leader.
+    pub leads: bool,
+    /// Messages in flight, those in the closing tick included.
+    pub in_flight: u64,
+    /// Messages in each slot, those in the closing tick not included.
+    pub slots: Vec<u64>,
+    /// Messages of the tick at which the pointer stands: they can still be acknowledged.
+    pub closing: u64,
+}
+
+/// One wheel.
+pub trait Ring: Send + Sync {
+    /// Its dimensions.
+    fn wheel(&self) -> Wheel;
+
+    /// Takes messages into flight, all of them or, where it refuses, none.
+    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer>;
+
+    /// Takes messages out of flight.
+    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer>;
+
+    /// Moves the pointer by at most one tick, if the clock asks for it. Called by the ticker alone.
+    fn advance(&self, now: Instant) -> Reply<Advance>;
+
+    /// Does the next step with what is decided: towards the outbox, then out of memory.
+    fn expire(&self, now: Instant) -> Reply<Expired>;
+
+    /// Refuses new messages from now on and says what becomes of those in flight.
+    fn drain(&self, now: Instant) -> Reply<Handover>;
+
+    /// The ring at a glance.
+    fn status(&self, now: Instant) -> Reply<RingStatus>;
+}

@@ -1,0 +1,187 @@
+//! Ticks, slots, and the arithmetic of deadlines.
+//!
+//! The wheel is scheme 4 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987): a
+//! ring of slots with one slot a tick, so that adding, acknowledging and expiring a message each cost
+//! O(1). A [`Tick`] counts absolutely and is never reused; a [`Slot`] is its position on the ring.
+//!
+//! # Never early
+//!
+//! A message accepted while tick `t` is due, with an ack timeout of `k` ticks, gets the deadline `t + k`:
+//!
+//! ```text
+//!  clock    t          t+1                   t+k         t+k+1
+//!           |-----x-----|---- ...  ----|------|-----------|------>
+//!                 add                         closed      decided
+//!                 |<--------- more than k ticks --------->|
+//! ```
+//!
+//! When the pointer reaches `t + k` the slot is *closed*: its place on the ring is free for the messages
+//! of the next revolution, but what lay in it can still be acknowledged. When the pointer moves on, the
+//! tick is *decided*, and what is still in flight times out. The add fell somewhere inside tick `t`, so
+//! the message had between `k` (not included) and `k + 1` whole ticks. Firing as soon as the pointer
+//! comes back to the slot, as most wheels do, would give it as little as `k - 1`.
+//!
+//! `t` is the tick *due by the clock*, rounded down, and not the pointer: where the pointer lags, a
+//! deadline counted from it would be reached early as soon as the pointer catches up.
+
+use std::fmt;
+use std::time::Duration;
+
+/// One step of the wheel: an absolute count, never reused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tick(pub u64);
+
+impl Tick {
+    /// The tick `ticks` later; saturates at the end of time.
+    #[must_use]
+    pub const fn plus(self, ticks: u64) -> Tick {
+        Tick(self.0.saturating_add(ticks))
+    }
+
+    /// How many ticks `self` lies after `earlier`; 0 if it does not.
+    #[must_use]
+    pub const fn since(self, earlier: Tick) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl fmt::Display for Tick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A position on the ring: a tick modulo the number of slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u16);
+
+/// The fewest slots a ring can have.
+pub const MIN_SLOTS: u16 = 1;
+/// The most slots a ring can have: a message can wait an hour at one tick a second.
+pub const MAX_SLOTS: u16 = 3_600;
+/// The shortest tick. Below this the operating system's timers are no longer exact to a tenth of a tick.
+pub const MIN_TICK: Duration = Duration::from_millis(10);
+/// The longest tick.
+pub const MAX_TICK: Duration = Duration::from_secs(30);
+
+const _: () = assert!(MIN_SLOTS >= 1, "a ring without slots has no deadline");
+
+/// The dimensions of a ring: how many slots, and how long a tick lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wheel {
+    slots: u16,
+    tick_length: Duration,
+}
+
+/// Dimensions that no ring can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WheelError {
+    /// Too few or too many slots.
+    #[error("a ring of {0} slots is not possible: choose {MIN_SLOTS} to {MAX_SLOTS} slots (15 is usual)")]
+    Slots(u64),
+    /// Too short, too long, or not in whole milliseconds.
+    #[error(
+        "a tick of {0:?} is not possible: choose whole milliseconds from {MIN_TICK:?} to {MAX_TICK:?} \
+         (1s is usual)"
+    )]
+    TickLength(Duration),
+}
+
+impl Wheel {
+    /// A ring of `slots` slots that moves once every `tick_length`.
+    ///
+    /// # Errors
+    ///
+    /// When a dimension lies outside [`MIN_SLOTS`]..=[`MAX_SLOTS`] or [`MIN_TICK`]..=[`MAX_TICK`], or the
+    /// tick is not a whole number of milliseconds (the protocol states it in ms).
+    pub fn new(slots: u16, tick_length: Duration) -> Result<Wheel, WheelError> {
+        if !(MIN_SLOTS..=MAX_SLOTS).contains(&slots) {
+            return Err(WheelError::Slots(u64::from(slots)));
+        }
+        let whole_ms = tick_length.subsec_nanos().is_multiple_of(1_000_000);
+        if !whole_ms || !(MIN_TICK..=MAX_TICK).contains(&tick_length) {
+            return Err(WheelError::TickLength(tick_length));
+        }
+        Ok(Wheel { slots, tick_length })
+    }
+
+    /// Number of slots; also the default ack timeout, in ticks, and the length of a revolution.
+    #[must_use]
+    pub const fn slots(self) -> u16 {
+        self.slots
+    }
+
+    /// Length of a tick.
+    #[must_use]
+    pub const fn tick_length(self) -> Duration {
+        self.tick_length
+    }
+
+    /// Length of a tick in ms.
+    #[must_use]
+    pub fn tick_ms(self) -> u32 {
+        u32::try_from(self.tick_length.as_millis()).unwrap_or(u32::MAX)
+    }
+
+    /// The time that `ticks` ticks last.
+    #[must_use]
+    pub fn ticks(self, ticks: u64) -> Duration {
+        self.tick_length.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
+    }
+
+    /// The position of a tick on the ring.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u16 fits a u16")]
+    pub const fn slot(self, tick: Tick) -> Slot {
+        Slot((tick.0 % self.slots as u64) as u16)
+    }
+
+    /// The deadline of a message accepted while `due` is the tick due: see the module's drawing.
+    #[must_use]
+    pub fn deadline(self, due: Tick, ack_timeout_ticks: u16) -> Tick {
+        debug_assert!((1..=self.slots).contains(&ack_timeout_ticks), "checked where the request came in");
+        due.plus(u64::from(ack_timeout_ticks))
+    }
+
+    /// Whether a message that timed out at `deadline` is still remembered when the wheel stands at
+    /// `pointer`: for one revolution from the moment its tick was decided.
+    #[must_use]
+    pub fn is_late(self, deadline: Tick, pointer: Tick) -> bool {
+        deadline < pointer && pointer.since(deadline.plus(1)) < u64::from(self.slots)
+    }
+}
+
+impl Default for Wheel {
+    fn default() -> Self {
+        Wheel { slots: 15, tick_length: Duration::from_secs(1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_lies_its_ack_timeout_after_the_tick_due() {
+        let wheel = Wheel::default();
+        assert_eq!(wheel.deadline(Tick(100), 15), Tick(115));
+        assert_eq!(wheel.slot(Tick(115)), wheel.slot(Tick(100)));
+        assert_eq!(wheel.slot(Tick(101)), Slot(11));
+    }
+
+    #[test]
+    fn late_lasts_one_revolution_from_the_decision() {
+        let wheel = Wheel::default();
+        assert!(!wheel.is_late(Tick(20), Tick(20)), "closing is not timed out");
+        assert!(wheel.is_late(Tick(20), Tick(21)));
+        assert!(wheel.is_late(Tick(20), Tick(35)));
+        assert!(!wheel.is_late(Tick(20), Tick(36)));
+    }
+
+    #[test]
+    fn impossible_dimensions_are_refused_with_the_remedy() {
+        assert_eq!(Wheel::new(0, Duration::from_secs(1)), Err(WheelError::Slots(0)));
+        let error = Wheel::new(15, Duration::from_micros(10_500)).unwrap_err().to_string();
+        assert!(error.contains("10.5ms") && error.contains("whole milliseconds"), "{error}");
+    }
+}

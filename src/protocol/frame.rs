@@ -1,0 +1,380 @@
+//! The values of the protocol: what a frame says, without its bytes.
+
+use std::ops::RangeInclusive;
+
+use crate::core::batch::{BatchId, TickCounts, TimedOut};
+use crate::core::message::{AddOutcome, DelOutcome, Message};
+use crate::core::refusal::{Promise, Reason, Refusal};
+use crate::core::tick::Tick;
+
+/// The first four bytes of every Hello's body: `ACKW`.
+pub const MAGIC: [u8; 4] = *b"ACKW";
+
+/// The versions of the protocol that this build speaks.
+pub const VERSIONS: RangeInclusive<u8> = 1..=1;
+
+/// Bytes of every frame before its body.
+pub const HEAD_LENGTH: usize = 12;
+
+/// Bytes of the head that the length counts: all but the length itself.
+pub const COUNTED_HEAD_LENGTH: usize = HEAD_LENGTH - 4;
+
+/// The longest frame accepted by default: what its length may say, in bytes.
+pub const DEFAULT_MAX_FRAME_LENGTH: u32 = 1024 * 1024;
+
+/// The most messages in one AddNewMsg or DelMsg.
+pub const MAX_MESSAGES: usize = 32_768;
+
+/// The most batch ids in one BatchAck.
+pub const MAX_BATCH_IDS: usize = 4_096;
+
+/// The longest payload of a Ping.
+pub const MAX_PING_LENGTH: usize = 64;
+
+/// The longest token, in bytes.
+pub const MAX_TOKEN_LENGTH: usize = 1_024;
+
+// An AddNewMsg of full size, with clients, fits the default limit.
+const _: () = assert!(MAX_MESSAGES * 16 + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
+const _: () = assert!(crate::core::batch::MAX_BATCH_MESSAGES * 17 + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
+
+/// A frame: its correlation id and what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Chosen by who asks, repeated by who answers; 0 in Ping and GoAway that a server starts.
+    pub correlation: u32,
+    /// What it says.
+    pub body: Body,
+}
+
+impl Frame {
+    /// A frame.
+    #[must_use]
+    pub const fn new(correlation: u32, body: Body) -> Frame {
+        Frame { correlation, body }
+    }
+}
+
+/// What a frame says: one variant a type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// The first frame of a connection.
+    Hello(Hello),
+    /// Its answer.
+    Welcome(Welcome),
+    /// Asks for a sign of life, from either side; at most [`MAX_PING_LENGTH`] bytes, echoed.
+    Ping(Vec<u8>),
+    /// Its answer, with the same bytes.
+    Pong(Vec<u8>),
+    /// The sender will close the connection.
+    GoAway(GoAway),
+    /// Messages that were pushed.
+    AddNewMsg(AddNewMsg),
+    /// Its answer.
+    AddNewMsgAnswer(AddNewMsgAnswer),
+    /// Messages whose Ack arrived, or whose push failed.
+    DelMsg(DelMsg),
+    /// Its answer: an outcome per message, in order.
+    DelMsgAnswer(Vec<DelOutcome>),
+    /// Asks for timeout batches.
+    Subscribe(Subscribe),
+    /// Its answer; batches follow under the same correlation id.
+    Subscribed(Subscribed),
+    /// A timeout batch, under the correlation id of its Subscribe. Not answered, but acknowledged.
+    TimeoutBatch(TimeoutBatch),
+    /// Settles batches for the subscription's group; at most [`MAX_BATCH_IDS`].
+    BatchAck(Vec<BatchId>),
+    /// Its answer: how many of them were not settled before.
+    BatchAckAnswer {
+        /// Batches settled by this request.
+        settled: u32,
+    },
+    /// Gives a batch back.
+    BatchNack(BatchNack),
+    /// Its answer.
+    BatchNackAnswer {
+        /// Whether this connection held the batch.
+        held: bool,
+    },
+    /// Deletes a group, by name.
+    GroupDelete(String),
+    /// Its answer.
+    GroupDeleteAnswer,
+    /// Why a request was refused, or the connection is closed.
+    Error(Error),
+}
+
+/// The first frame of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The lowest version of the protocol that the client speaks.
+    pub lowest_version: u8,
+    /// The highest.
+    pub highest_version: u8,
+    /// The secret that the server asks for; empty where it asks for none.
+    pub token: Vec<u8>,
+    /// A name for logs, at most 255 bytes.
+    pub client_name: String,
+}
+
+/// The answer to Hello.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The version that both speak from now on.
+    pub version: u8,
+    /// Slots of the ring: the default and the longest ack timeout.
+    pub slots: u16,
+    /// Length of a tick in ms.
+    pub tick_ms: u32,
+    /// The most that a frame's length may say.
+    pub max_frame_length: u32,
+    /// The most messages in one AddNewMsg or DelMsg.
+    pub max_messages: u32,
+    /// The most credit of a subscription.
+    pub max_credit: u32,
+    /// A peer that is silent for two of these is gone.
+    pub ping_interval_ms: u32,
+    /// The kind of store, at most 255 bytes.
+    pub store: String,
+    /// The server's name and version, at most 255 bytes.
+    pub server_name: String,
+}
+
+/// Why a connection will be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum GoAwayReason {
+    /// The sender is shutting down.
+    Draining = 1,
+    /// The sender needs the connection no more.
+    Done = 2,
+}
+
+/// An announced end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GoAway {
+    /// Why.
+    pub reason: GoAwayReason,
+    /// How long the sender still reads and answers, in ms.
+    pub grace_ms: u32,
+}
+
+/// Messages that were pushed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddNewMsg {
+    /// The messages, 1 to [`MAX_MESSAGES`].
+    pub messages: Vec<Message>,
+    /// Ticks that they may stay in flight; 0 for the default, one revolution.
+    pub ack_timeout_ticks: u16,
+    /// Comes back with the timeout.
+    pub attempt: u8,
+}
+
+/// The answer to AddNewMsg.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddNewMsgAnswer {
+    /// The tick after which they time out.
+    pub deadline: Tick,
+    /// For each message, in order.
+    pub outcomes: Vec<AddOutcome>,
+}
+
+/// Messages whose Ack arrived, or whose push failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DelMsg {
+    /// The messages, 1 to [`MAX_MESSAGES`].
+    pub messages: Vec<Message>,
+    /// Whether their push failed at once.
+    pub withdraw: bool,
+}
+
+/// Asks for timeout batches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subscribe {
+    /// The group to join; empty for a new ephemeral group.
+    pub group: String,
+    /// Messages that the subscriber will hold unacknowledged, at least 1.
+    pub credit: u32,
+    /// Whether the group goes with its last member. It begins at the end.
+    pub ephemeral: bool,
+    /// Whether the group, if it is new, begins with the next batch and not with the oldest kept.
+    pub from_end: bool,
+}
+
+/// The answer to Subscribe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subscribed {
+    /// The group joined.
+    pub group: String,
+    /// Whether it is new.
+    pub created: bool,
+}
+
+/// Messages of one decided tick.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimeoutBatch {
+    /// Its name, by which it is acknowledged and a duplicate recognised.
+    pub id: BatchId,
+    /// How often it was handed out to this group, this time included.
+    pub delivery_count: u32,
+    /// How long ago its tick was decided, in ms.
+    pub age_ms: u64,
+    /// What is said of its tick.
+    pub counts: TickCounts,
+    /// Whether it is the last of its tick.
+    pub last: bool,
+    /// What timed out.
+    pub messages: Vec<TimedOut>,
+}
+
+/// Gives a batch back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchNack {
+    /// Which.
+    pub batch: BatchId,
+    /// How long the same subscriber does not want it, in ms.
+    pub delay_ms: u32,
+}
+
+/// Why a request was refused, or the connection is closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// The code: a [`Reason`], or one that this build does not know.
+    pub code: u16,
+    /// What it promises about the request.
+    pub promise: Promise,
+    /// Whether the same request can succeed later or elsewhere.
+    pub retryable: bool,
+    /// A sentence for people.
+    pub text: String,
+}
+
+impl Error {
+    /// The reason, if this build knows it.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        Reason::from_code(self.code)
+    }
+}
+
+impl From<&Refusal> for Error {
+    fn from(refusal: &Refusal) -> Error {
+        Error {
+            code: refusal.reason.code(),
+            promise: refusal.reason.promise(),
+            retryable: refusal.reason.retryable(),
+            text: refusal.text.clone().into_owned(),
+        }
+    }
+}
+
+/// The numbers of the types. An answer has the number of its request with the highest bit set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "they are named as the variants of Body that say what they are")]
+pub enum FrameType {
+    Hello = 0x01,
+    Welcome = 0x81,
+    Ping = 0x02,
+    Pong = 0x82,
+    GoAway = 0x03,
+    AddNewMsg = 0x10,
+    AddNewMsgAnswer = 0x90,
+    DelMsg = 0x11,
+    DelMsgAnswer = 0x91,
+    Subscribe = 0x20,
+    Subscribed = 0xa0,
+    TimeoutBatch = 0x21,
+    BatchAck = 0x22,
+    BatchAckAnswer = 0xa2,
+    BatchNack = 0x23,
+    BatchNackAnswer = 0xa3,
+    GroupDelete = 0x24,
+    GroupDeleteAnswer = 0xa4,
+    Error = 0xff,
+}
+
+impl FrameType {
+    /// Every type.
+    pub const ALL: [FrameType; 19] = [
+        FrameType::Hello,
+        FrameType::Welcome,
+        FrameType::Ping,
+        FrameType::Pong,
+        FrameType::GoAway,
+        FrameType::AddNewMsg,
+        FrameType::AddNewMsgAnswer,
+        FrameType::DelMsg,
+        FrameType::DelMsgAnswer,
+        FrameType::Subscribe,
+        FrameType::Subscribed,
+        FrameType::TimeoutBatch,
+        FrameType::BatchAck,
+        FrameType::BatchAckAnswer,
+        FrameType::BatchNack,
+        FrameType::BatchNackAnswer,
+        FrameType::GroupDelete,
+        FrameType::GroupDeleteAnswer,
+        FrameType::Error,
+    ];
+
+    /// The type with this number.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<FrameType> {
+        FrameType::ALL.into_iter().find(|known| *known as u8 == number)
+    }
+
+    /// The word of the metrics' label and of docs/PROTOCOL.md.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            FrameType::Hello => "hello",
+            FrameType::Welcome => "welcome",
+            FrameType::Ping => "ping",
+            FrameType::Pong => "pong",
+            FrameType::GoAway => "go_away",
+            FrameType::AddNewMsg => "add_new_msg",
+            FrameType::AddNewMsgAnswer => "add_new_msg_answer",
+            FrameType::DelMsg => "del_msg",
+            FrameType::DelMsgAnswer => "del_msg_answer",
+            FrameType::Subscribe => "subscribe",
+            FrameType::Subscribed => "subscribed",
+            FrameType::TimeoutBatch => "timeout_batch",
+            FrameType::BatchAck => "batch_ack",
+            FrameType::BatchAckAnswer => "batch_ack_answer",
+            FrameType::BatchNack => "batch_nack",
+            FrameType::BatchNackAnswer => "batch_nack_answer",
+            FrameType::GroupDelete => "group_delete",
+            FrameType::GroupDeleteAnswer => "group_delete_answer",
+            FrameType::Error => "error",
+        }
+    }
+}
+
+impl Body {
+    /// The type of the frame.
+    #[must_use]
+    pub const fn frame_type(&self) -> FrameType {
+        match self {
+            Body::Hello(_) => FrameType::Hello,
+            Body::Welcome(_) => FrameType::Welcome,
+            Body::Ping(_) => FrameType::Ping,
+            Body::Pong(_) => FrameType::Pong,
+            Body::GoAway(_) => FrameType::GoAway,
+            Body::AddNewMsg(_) => FrameType::AddNewMsg,
+            Body::AddNewMsgAnswer(_) => FrameType::AddNewMsgAnswer,
+            Body::DelMsg(_) => FrameType::DelMsg,
+            Body::DelMsgAnswer(_) => FrameType::DelMsgAnswer,
+            Body::Subscribe(_) => FrameType::Subscribe,
+            Body::Subscribed(_) => FrameType::Subscribed,
+            Body::TimeoutBatch(_) => FrameType::TimeoutBatch,
+            Body::BatchAck(_) => FrameType::BatchAck,
+            Body::BatchAckAnswer { .. } => FrameType::BatchAckAnswer,
+            Body::BatchNack(_) => FrameType::BatchNack,
+            Body::BatchNackAnswer { .. } => FrameType::BatchNackAnswer,
+            Body::GroupDelete(_) => FrameType::GroupDelete,
+            Body::GroupDeleteAnswer => FrameType::GroupDeleteAnswer,
+            Body::Error(_) => FrameType::Error,
+        }
+    }
+}

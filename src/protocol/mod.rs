@@ -1,0 +1,8 @@
+//! The wire protocol, in three layers: values ([`frame`]), bytes ([`codec`]), and, in server and client,
+//! the state of a connection. docs/PROTOCOL.md specifies it to the byte.
+
+pub mod codec;
+pub mod frame;
+
+pub use codec::{Codec, DecodeError};
+pub use frame::{Body, Frame};
