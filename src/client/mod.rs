@@ -1,1 +1,233 @@
-//! The client.
+//! The client: what a logic node links.
+//!
+//! A [`Client`] adds messages when they are pushed and deletes them when their Ack arrives; a
+//! [`Subscription`] yields the messages that nobody acknowledged. Both connect, keep their connection alive
+//! and make a new one when it is lost.
+//!
+//! ```no_run
+//! use ackwheel::client::{AddOptions, Client, ClientOptions, SubscribeOptions};
+//! use ackwheel::core::Message;
+//!
+//! # async fn node() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::connect("127.0.0.1:7415".parse()?, ClientOptions::default()).await?;
+//!
+//! // Add before you push: an Ack can then never overtake its message.
+//! client.add_new_msg(&[Message::new(101, 7)], AddOptions::default()).await?;
+//! // … push it to client 7, and when its Ack arrives:
+//! client.del_msg(&[Message::new(101, 7)]).await?;
+//!
+//! // Elsewhere: who did not acknowledge is offline.
+//! let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
+//! while let Some(batch) = timeouts.next().await {
+//!     let batch = batch?;
+//!     for timed_out in &batch.messages {
+//!         println!("{} was not acknowledged", timed_out.message);
+//!     }
+//!     batch.ack().await?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Inside
+//!
+//! ```text
+//!   Client, Subscription ── requests ── link ══ queue ══ task ── connection ── handshake
+//!                                                         │          ├─ in_flight
+//!                        Subscription ◀═══ inbox ◀════════╯          └─ silence
+//! ```
+//!
+//! One background task a link owns the connection and everything that can change about it; callers only
+//! queue and wait. What has no I/O ([`in_flight`], [`silence`], [`inbox`]) is tested without any.
+
+mod address;
+mod connection;
+mod error;
+mod handshake;
+mod in_flight;
+mod inbox;
+mod link;
+mod options;
+mod requests;
+mod silence;
+mod subscription;
+mod task;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+pub use address::{Address, AddressError};
+pub use error::ClientError;
+pub use options::{AddOptions, ClientOptions, SubscribeOptions};
+pub use subscription::{Delivered, Subscription};
+
+use crate::core::message::{DelOutcome, Message};
+use crate::core::tick::Tick;
+use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, MAX_PING_LENGTH, Welcome};
+use handshake::Dialer;
+use link::Link;
+use requests::{ask_for_messages, unexpected};
+
+/// A connection to an ackwheel that heals, shared by all its clones.
+///
+/// Requests go out in the order in which their calls are first polled, without waiting for each other's
+/// answers. A call that is dropped before its request was written is not sent. When the last clone is
+/// dropped the connection is closed.
+///
+/// When the connection is lost, requests that were written fail with [`ClientError::ConnectionLost`]; those
+/// that come later wait for the next connection, as long as a request may take.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    link: Link,
+    options: ClientOptions,
+}
+
+impl Client {
+    /// Connects and says Hello. Must be called within a tokio runtime with I/O and time, which then also
+    /// runs the background task.
+    ///
+    /// # Errors
+    ///
+    /// When no connection can be made, or the server refuses it. Only the first connection fails like this;
+    /// a lost one is made anew for as long as there is a client.
+    pub async fn connect(address: Address, options: ClientOptions) -> Result<Client, ClientError> {
+        let dialer = Dialer::new(address, options.clone(), None)?;
+        let established = dialer.dial().await?;
+        let link = task::start(dialer, established, None);
+        Ok(Client { inner: Arc::new(Inner { link, options }) })
+    }
+
+    /// Takes messages into flight: call it before they are pushed. Slices of any length are sent in as many
+    /// frames as needed; the deadline is that of the last. An empty slice is answered at once, with tick 0.
+    ///
+    /// # Errors
+    ///
+    /// See [`ClientError`]. Adding again what may have been added is safe: it is re-armed.
+    pub async fn add_new_msg(
+        &self,
+        messages: &[Message],
+        options: AddOptions,
+    ) -> Result<AddNewMsgAnswer, ClientError> {
+        let ack_timeout_ticks = match options.ack_timeout_ticks {
+            Some(0) => {
+                let problem = "an ack timeout of 0 ticks is not possible: use at least 1, or none for the default";
+                return Err(ClientError::InvalidRequest(problem.to_owned()));
+            }
+            ticks => ticks.unwrap_or(0),
+        };
+        let attempt = options.attempt;
+        let body = |messages| Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt });
+        let read = |body| match body {
+            Body::AddNewMsgAnswer(answer) => Ok(answer),
+            body => Err(unexpected(&body)),
+        };
+        let count = |answer: &AddNewMsgAnswer| answer.outcomes.len();
+        let answers = ask_for_messages(&self.inner.link, messages, body, read, count).await?;
+        let nothing = AddNewMsgAnswer { deadline: Tick(0), outcomes: Vec::new() };
+        Ok(answers.into_iter().fold(nothing, |mut all, mut answer| {
+            all.deadline = all.deadline.max(answer.deadline);
+            all.outcomes.append(&mut answer.outcomes);
+            all
+        }))
+    }
+
+    /// Takes messages out of flight whose Ack arrived; an outcome for each, in order. Slices of any length
+    /// are sent in as many frames as needed, an empty one in none.
+    ///
+    /// # Errors
+    ///
+    /// See [`ClientError`]. Repeating it is harmless.
+    pub async fn del_msg(&self, messages: &[Message]) -> Result<Vec<DelOutcome>, ClientError> {
+        self.delete(messages, false).await
+    }
+
+    /// Takes messages out of flight whose push failed at once: they count neither as acknowledged nor in the
+    /// latency. Otherwise as [`del_msg`](Client::del_msg).
+    ///
+    /// # Errors
+    ///
+    /// See [`ClientError`]. Repeating it is harmless.
+    pub async fn withdraw(&self, messages: &[Message]) -> Result<Vec<DelOutcome>, ClientError> {
+        self.delete(messages, true).await
+    }
+
+    /// Asks the server for a sign of life that echoes the payload, and returns how long that took.
+    ///
+    /// # Errors
+    ///
+    /// When the payload is longer than 64 bytes; else see [`ClientError`].
+    pub async fn ping(&self, payload: &[u8]) -> Result<Duration, ClientError> {
+        let length = payload.len();
+        if length > MAX_PING_LENGTH {
+            let problem = format!("a ping of {length} bytes is not possible: use at most {MAX_PING_LENGTH}");
+            return Err(ClientError::InvalidRequest(problem));
+        }
+        let asked = Instant::now();
+        match self.inner.link.ask(Body::Ping(payload.to_vec())).await? {
+            Body::Pong(echo) if echo == payload => Ok(asked.elapsed()),
+            Body::Pong(_) => {
+                let address = self.address();
+                Err(ClientError::Protocol(format!("{address} answered a ping with other bytes than it carried")))
+            }
+            body => Err(unexpected(&body)),
+        }
+    }
+
+    /// Deletes a group, and with it the batches that it has not acknowledged.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such group, or it has subscribers, or is the default group; else see [`ClientError`].
+    pub async fn group_delete(&self, name: &str) -> Result<(), ClientError> {
+        let name = options::short_text("the group's name", name)?;
+        match self.inner.link.ask(Body::GroupDelete(name)).await? {
+            Body::GroupDeleteAnswer => Ok(()),
+            body => Err(unexpected(&body)),
+        }
+    }
+
+    /// Subscribes on a connection of its own, to the same address and with the same options.
+    ///
+    /// # Errors
+    ///
+    /// As [`Subscription::open`].
+    pub async fn subscribe(&self, subscription: SubscribeOptions) -> Result<Subscription, ClientError> {
+        Subscription::open(self.address().clone(), subscription, self.inner.options.clone()).await
+    }
+
+    /// What the server said of itself when the current connection began, or the last one.
+    #[must_use]
+    pub fn welcome(&self) -> Welcome {
+        self.inner.link.shared.welcome()
+    }
+
+    /// Where the client connects to.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.inner.link.shared.address
+    }
+
+    async fn delete(&self, messages: &[Message], withdraw: bool) -> Result<Vec<DelOutcome>, ClientError> {
+        let body = |messages| Body::DelMsg(DelMsg { messages, withdraw });
+        let read = |body| match body {
+            Body::DelMsgAnswer(outcomes) => Ok(outcomes),
+            body => Err(unexpected(&body)),
+        };
+        Ok(ask_for_messages(&self.inner.link, messages, body, read, Vec::len).await?.concat())
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("address", self.address()).finish_non_exhaustive()
+    }
+}

@@ -146,8 +146,8 @@ impl Wheel {
     /// Whether a message that timed out at `deadline` is still remembered when the wheel stands at
     /// `pointer`: for one revolution from the moment its tick was decided.
     #[must_use]
-    pub fn is_late(self, deadline: Tick, pointer: Tick) -> bool {
-        deadline < pointer && pointer.since(deadline.plus(1)) < u64::from(self.slots)
+    pub fn remembers(self, deadline: Tick, pointer: Tick) -> bool {
+        pointer.since(deadline.plus(1)) < u64::from(self.slots)
     }
 }
 
@@ -172,10 +172,9 @@ mod tests {
     #[test]
     fn late_lasts_one_revolution_from_the_decision() {
         let wheel = Wheel::default();
-        assert!(!wheel.is_late(Tick(20), Tick(20)), "closing is not timed out");
-        assert!(wheel.is_late(Tick(20), Tick(21)));
-        assert!(wheel.is_late(Tick(20), Tick(35)));
-        assert!(!wheel.is_late(Tick(20), Tick(36)));
+        assert!(wheel.remembers(Tick(20), Tick(21)));
+        assert!(wheel.remembers(Tick(20), Tick(35)));
+        assert!(!wheel.remembers(Tick(20), Tick(36)));
     }
 
     #[test]

@@ -4,5 +4,5 @@
 pub mod codec;
 pub mod frame;
 
-pub use codec::{Codec, DecodeError};
+pub use codec::{Codec, DecodeError, Decoded};
 pub use frame::{Body, Frame};

@@ -1,0 +1,117 @@
+//! The admin endpoints: metrics, probes, status. They change nothing.
+
+pub mod status;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tracing::error;
+
+use self::status::StatusReport;
+use crate::clock::Clock;
+use crate::core::refusal::Refusal;
+use crate::core::store::Store;
+use crate::delivery::Delivery;
+use crate::metrics::Metrics;
+use crate::ticker::{LIVENESS, Pulse};
+
+/// What the endpoints tell about.
+pub struct Health {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// The way to subscribers.
+    pub delivery: Arc<Delivery>,
+    /// The counters.
+    pub metrics: Arc<Metrics>,
+    /// The time.
+    pub clock: Arc<Clock>,
+    /// Whether the ticker's loop runs.
+    pub pulse: Arc<Pulse>,
+    /// Whether the sidecar is going.
+    pub draining: AtomicBool,
+}
+
+/// Serves the endpoints until the task is aborted.
+pub async fn serve(listener: TcpListener, health: Arc<Health>) {
+    let routes = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .route("/status", get(status))
+        .fallback(elsewhere)
+        .with_state(health);
+    if let Err(error) = axum::serve(listener, routes).await {
+        error!(%error, "the admin listener has ended");
+    }
+}
+
+async fn metrics(State(health): State<Arc<Health>>) -> Response {
+    if let Err(refusal) = health.refresh_metrics().await {
+        health.metrics.store_up.set(0);
+        tracing::warn!(%refusal, "the store does not answer; its gauges are as they were");
+    }
+    ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], health.metrics.render()).into_response()
+}
+
+/// Whether the ticker's loop ran lately; whether it leads, or could turn the wheel, is not asked here.
+async fn livez(State(health): State<Arc<Health>>) -> Response {
+    let silence = health.pulse.silence(health.clock.alive());
+    if silence <= LIVENESS {
+        return (StatusCode::OK, "alive\n").into_response();
+    }
+    let text = format!("the ticker's loop has not run for {silence:?}: restart this process\n");
+    (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+}
+
+async fn readyz(State(health): State<Arc<Health>>) -> Response {
+    if health.draining.load(Ordering::Relaxed) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response();
+    }
+    if !health.store.is_up() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n").into_response();
+    }
+    (StatusCode::OK, "ready\n").into_response()
+}
+
+async fn status(State(health): State<Arc<Health>>) -> Response {
+    match health.report().await {
+        Ok(report) => axum_json(&report),
+        Err(refusal) => (StatusCode::SERVICE_UNAVAILABLE, format!("{refusal}\n")).into_response(),
+    }
+}
+
+async fn elsewhere() -> Response {
+    (StatusCode::NOT_FOUND, "here are /metrics /livez /readyz /status\n").into_response()
+}
+
+fn axum_json(report: &StatusReport) -> Response {
+    match serde_json::to_string(report) {
+        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json + "\n").into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+impl Health {
+    async fn refresh_metrics(&self) -> Result<(), Refusal> {
+        self.metrics.store_up.set(i64::from(self.store.is_up()));
+        let ring = self.store.ring().status(self.clock.now()).await?;
+        self.metrics.show_ring(&ring);
+        let backlogs = self.delivery.backlogs().await?;
+        self.metrics.show_groups(&backlogs, |backlog| self.delivery.subscribers(&backlog.group));
+        Ok(())
+    }
+
+    async fn report(&self) -> Result<StatusReport, Refusal> {
+        let ring = self.store.ring();
+        let status = ring.status(self.clock.now()).await?;
+        let backlogs = self.delivery.backlogs().await?;
+        let subscribers = |group: &_| self.delivery.subscribers(group);
+        Ok(StatusReport::new(self.store.kind(), ring.wheel(), vec![status], backlogs, subscribers))
+    }
+}

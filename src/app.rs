@@ -1,0 +1,255 @@
+//! A configuration becomes a running sidecar, and a handle to it. `serve`, tests and examples use it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::task::JoinHandle;
+use tracing::{error, info, warn};
+
+use crate::admin::{self, Health};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::core::refusal::Refusal;
+use crate::core::ring::Handover;
+use crate::core::store::Store;
+use crate::delivery::Delivery;
+use crate::gate::ReadGate;
+use crate::memory::{MemoryOptions, MemoryStore, OpenError};
+use crate::metrics::Metrics;
+use crate::server::{self, Listener, Server};
+use crate::ticker::{Pulse, Ticker, TickerHandle};
+
+/// How often a drain looks whether all batches are acknowledged.
+const DRAIN_POLL: Duration = Duration::from_millis(10);
+
+/// How long a drain that keeps what is in flight lets clients finish.
+const KEPT_GRACE: Duration = Duration::from_millis(500);
+
+/// How long connections may take for their last answers.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why a sidecar could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address could not be listened on.
+    #[error("cannot listen on {address}: {source}; is another sidecar running there? choose another {flag}")]
+    Listen {
+        /// The flag that names the address.
+        flag: &'static str,
+        /// The address.
+        address: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The store could not be opened.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+}
+
+/// A running sidecar. Dropping it ends its tasks at once; [`Sidecar::drain`] ends it properly.
+pub struct Sidecar {
+    address: SocketAddr,
+    admin_address: SocketAddr,
+    store: Arc<dyn Store>,
+    clock: Arc<Clock>,
+    delivery: Arc<Delivery>,
+    health: Arc<Health>,
+    server: Option<Server>,
+    ticker: TickerHandle,
+    tasks: Vec<JoinHandle<()>>,
+    drain_timeout: Duration,
+}
+
+impl Sidecar {
+    /// Listens, opens the store, and starts to turn the wheel.
+    ///
+    /// # Errors
+    ///
+    /// When an address is in use or the store cannot be opened; nothing is changed then.
+    pub async fn start(config: Config) -> Result<Sidecar, StartError> {
+        let data = listen("--listen", config.listen).await?;
+        let admin_listener = listen("--admin", config.admin).await?;
+        let address = local_address("--listen", config.listen, &data)?;
+        let admin_address = local_address("--admin", config.admin, &admin_listener)?;
+        let mut listeners = vec![Listener::Tcp(data)];
+        if let Some(path) = &config.socket {
+            listeners.push(listen_unix(path).await?);
+        }
+        let clock = Arc::new(Clock::start());
+        let store = open_store(&config, clock.now())?;
+        let (metrics, gate) = (Arc::new(Metrics::new()), ReadGate::new());
+        metrics.max_in_flight.set(i64::try_from(config.max_in_flight).unwrap_or(i64::MAX));
+        metrics.max_connections.set(i64::try_from(config.server.max_connections).unwrap_or(i64::MAX));
+        let delivery = Arc::new(Delivery::new(
+            store.outbox(),
+            Arc::clone(&clock),
+            Arc::clone(&metrics),
+            config.redeliver_after,
+        ));
+        let pulse = Arc::new(Pulse::new(clock.now()));
+        let (ticker, ticker_handle) = Ticker::new(
+            &*store,
+            Arc::clone(&clock),
+            Arc::clone(&gate),
+            Arc::clone(&metrics),
+            Arc::clone(&pulse),
+        );
+        let health = Arc::new(Health {
+            store: Arc::clone(&store),
+            delivery: Arc::clone(&delivery),
+            metrics: Arc::clone(&metrics),
+            clock: Arc::clone(&clock),
+            pulse,
+            draining: false.into(),
+        });
+        let shared = Arc::new(server::Shared {
+            options: config.server,
+            token: config.token,
+            store_kind: store.kind(),
+            ring: store.ring(),
+            delivery: Arc::clone(&delivery),
+            clock: Arc::clone(&clock),
+            gate,
+            metrics,
+        });
+        let tending = Arc::clone(&delivery);
+        let tasks = vec![
+            tokio::spawn(ticker.run()),
+            tokio::spawn(async move { tending.tend().await }),
+            tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))),
+        ];
+        Ok(Sidecar {
+            address,
+            admin_address,
+            clock,
+            delivery,
+            health,
+            server: Some(Server::start(listeners, shared)),
+            ticker: ticker_handle,
+            tasks,
+            store,
+            drain_timeout: config.drain_timeout,
+        })
+    }
+
+    /// Where logic nodes connect.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where metrics, probes and status are.
+    #[must_use]
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin_address
+    }
+
+    /// Refuses new work, finishes the old, and goes.
+    ///
+    /// # Errors
+    ///
+    /// When the store could not put away what it keeps. All the rest was done.
+    pub async fn drain(mut self) -> Result<(), Refusal> {
+        let deadline = self.clock.now() + self.drain_timeout;
+        self.health.draining.store(true, std::sync::atomic::Ordering::Relaxed);
+        let server = self.server.take().expect("only a drain takes the server, and it consumes the sidecar");
+        server.drain();
+        info!("draining: new messages are refused");
+        match self.ticker.drain().await {
+            Ok(Handover::HandedOut) => self.wait_for_subscribers(deadline).await,
+            Ok(Handover::Kept) => tokio::time::sleep(KEPT_GRACE).await,
+            Err(refusal) => warn!(%refusal, "the store refused to drain"),
+        }
+        server.close(CLOSE_PATIENCE).await;
+        self.end_tasks();
+        self.store.lease().release(self.clock.now()).await?;
+        let kept = self.store.close(self.clock.now()).await?;
+        info!("drained; {kept}");
+        Ok(())
+    }
+
+    /// Waits until every group with a subscriber has acknowledged everything.
+    async fn wait_for_subscribers(&self, deadline: Instant) {
+        loop {
+            let backlogs = match self.delivery.backlogs().await {
+                Ok(backlogs) => backlogs,
+                Err(refusal) => return warn!(%refusal, "the outbox cannot be asked what is left"),
+            };
+            let waited_for = |group: &&_| backlog_is_attended(&self.delivery, group);
+            let left: Vec<_> = backlogs.iter().filter(|backlog| backlog.batches > 0).collect();
+            if left.iter().filter(|group| waited_for(group)).count() == 0 || self.clock.now() >= deadline {
+                for backlog in left {
+                    error!(
+                        group = %backlog.group,
+                        batches = backlog.batches,
+                        "this group did not acknowledge its last batches, and they end with the process: subscribe \
+                         before the sidecar stops, or keep the wheel with --state"
+                    );
+                }
+                return;
+            }
+            tokio::time::sleep(DRAIN_POLL).await;
+        }
+    }
+
+    fn end_tasks(&mut self) {
+        for task in self.tasks.drain(..) {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Sidecar {
+    fn drop(&mut self) {
+        self.end_tasks();
+    }
+}
+
+fn backlog_is_attended(delivery: &Delivery, backlog: &crate::core::outbox::GroupBacklog) -> bool {
+    delivery.subscribers(&backlog.group) > 0
+}
+
+fn open_store(config: &Config, now: Instant) -> Result<Arc<dyn Store>, OpenError> {
+    let options = MemoryOptions {
+        wheel: config.wheel,
+        storm: config.storm,
+        retention: config.retention,
+        max_in_flight: config.max_in_flight,
+        state_file: config.state_file.clone(),
+        unix_time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+    };
+    let (store, taken_over) = MemoryStore::open(options, now)?;
+    if let Some(path) = &config.state_file {
+        info!(messages = taken_over, path = %path.display(), "messages in flight taken over from the state file");
+    }
+    Ok(Arc::new(store))
+}
+
+async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
+    let failed = |source| StartError::Listen { flag, address: address.to_string(), source };
+    TcpListener::bind(address).await.map_err(failed)
+}
+
+fn local_address(
+    flag: &'static str,
+    asked: SocketAddr,
+    listener: &TcpListener,
+) -> Result<SocketAddr, StartError> {
+    listener.local_addr().map_err(|source| StartError::Listen { flag, address: asked.to_string(), source })
+}
+
+/// Listens on a Unix socket; one that a killed sidecar left behind is replaced.
+async fn listen_unix(path: &Path) -> Result<Listener, StartError> {
+    let failed = |source| StartError::Listen { flag: "--socket", address: path.display().to_string(), source };
+    if let Err(error) = UnixStream::connect(path).await
+        && error.kind() == io::ErrorKind::ConnectionRefused
+    {
+        std::fs::remove_file(path).map_err(failed)?;
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    Ok(Listener::Unix(listener, PathBuf::from(path)))
+}

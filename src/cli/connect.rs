@@ -1,0 +1,43 @@
+//! How the verbs reach a sidecar.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::Failure;
+use crate::client::{Address, Client, ClientOptions};
+
+#[derive(Args, Clone, Debug)]
+pub(super) struct Connect {
+    /// The sidecar: HOST:PORT, or unix:PATH
+    #[arg(long, env = "ACKWHEEL_ADDR", default_value = "127.0.0.1:7415", value_name = "ADDRESS")]
+    addr: Address,
+    /// How long to wait for a connection and for an answer
+    #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    timeout: Duration,
+    /// File with the token, if the sidecar asks for one
+    #[arg(long, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+impl Connect {
+    pub(super) fn address(&self) -> Address {
+        self.addr.clone()
+    }
+
+    pub(super) fn options(&self) -> Result<ClientOptions, Failure> {
+        let options = ClientOptions::default()
+            .client_name(concat!("ackwheel-cli/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(self.timeout)
+            .request_timeout(self.timeout);
+        let Some(path) = &self.token_file else { return Ok(options) };
+        let token = std::fs::read(path)
+            .map_err(|error| Failure::Usage(format!("cannot read --token-file {}: {error}", path.display())))?;
+        Ok(options.token(token.trim_ascii()))
+    }
+
+    pub(super) async fn client(&self) -> Result<Client, Failure> {
+        Ok(Client::connect(self.address(), self.options()?).await?)
+    }
+}

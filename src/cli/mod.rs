@@ -1,0 +1,130 @@
+//! The command line: one verb a file.
+
+mod connect;
+mod group;
+mod messages;
+mod serve;
+mod status;
+mod watch;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::client::ClientError;
+
+/// Something failed at run time.
+const EXIT_FAILURE: u8 = 1;
+
+/// The command line or the configuration is wrong: EX_USAGE of sysexits.h.
+const EXIT_USAGE: u8 = 64;
+
+/// Learn which pushed messages were never acknowledged.
+///
+/// ackwheel keeps account of messages on their way to phones. A logic node adds a message before it pushes
+/// it and deletes it when its Ack arrives. What is still there after the ack timeout (15 seconds unless you
+/// say otherwise) comes back in a timeout batch: that client is offline.
+#[derive(Debug, Parser)]
+#[command(name = "ackwheel", version, after_help = FIRST_STEPS)]
+pub struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+const FIRST_STEPS: &str = "\
+First steps, in three terminals:
+  ackwheel serve                      keep the account, in memory
+  ackwheel watch --group default      see what times out
+  ackwheel add 101 102 103            three messages are pushed …
+  ackwheel del 102                    … one is acknowledged; the others time out after 15 s
+
+Exit codes: 0, 1 for a failure at run time, 64 for a wrong command line or configuration.";
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Serve(serve::Serve),
+    Add(messages::Add),
+    Del(messages::Del),
+    Watch(watch::Watch),
+    Status(status::Status),
+    Group(group::Group),
+}
+
+/// Why a verb failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The command line or the configuration is wrong.
+    #[error("{0}")]
+    Usage(String),
+    /// Something went wrong at run time.
+    #[error("{0}")]
+    Run(String),
+    /// Whoever read the output has gone; nothing is left to say, and nobody to say it to.
+    #[error("the reader of the output has gone")]
+    ReaderGone,
+}
+
+impl Failure {
+    fn run(error: impl std::fmt::Display) -> Failure {
+        Failure::Run(error.to_string())
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Failure {
+        Failure::run(error)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Failure {
+        if error.kind() == std::io::ErrorKind::BrokenPipe { Failure::ReaderGone } else { Failure::run(error) }
+    }
+}
+
+/// Parses the command line; `Err` holds the exit code after a message was printed.
+///
+/// # Errors
+///
+/// 0 where help or version was asked for, 64 for a wrong command line.
+pub fn parse() -> Result<Cli, ExitCode> {
+    Cli::try_parse().map_err(|error| {
+        // Help goes to stdout and errors to stderr; a closed one cannot be helped.
+        let _ = error.print();
+        if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
+    })
+}
+
+/// Carries out the verb.
+pub fn run(cli: Cli) -> ExitCode {
+    let outcome = match cli.verb {
+        Verb::Serve(serve) => serve.run(),
+        Verb::Add(add) => block_on(add.run()),
+        Verb::Del(del) => block_on(del.run()),
+        Verb::Watch(watch) => block_on(watch.run()),
+        Verb::Status(status) => status.run(),
+        Verb::Group(group) => block_on(group.run()),
+    };
+    match outcome {
+        Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("ackwheel: {failure}");
+            ExitCode::from(if matches!(failure, Failure::Usage(_)) { EXIT_USAGE } else { EXIT_FAILURE })
+        }
+    }
+}
+
+/// Runs a short-lived verb: one thread is enough for it.
+fn block_on(verb: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::run)?.block_on(verb)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

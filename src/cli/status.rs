@@ -1,0 +1,117 @@
+//! `status`: the ring at a glance.
+
+use std::fmt::Write as _;
+use std::io::{Write, stdout};
+use std::time::Duration;
+
+use clap::Args;
+
+use super::Failure;
+use crate::admin::status::{GroupReport, RingReport, StatusReport};
+
+/// Columns of the longest bar.
+const BAR: usize = 48;
+
+/// Show the ring, slot by slot, and the groups
+#[derive(Args, Debug)]
+pub(super) struct Status {
+    /// The sidecar's admin address
+    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = "127.0.0.1:7416", value_name = "HOST:PORT")]
+    admin: String,
+    /// Print JSON, as GET /status does
+    #[arg(long)]
+    json: bool,
+    /// How long to wait for the answer
+    #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    timeout: Duration,
+}
+
+impl Status {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let url = format!("http://{}/status", self.admin);
+        let config = ureq::Agent::config_builder().timeout_global(Some(self.timeout)).build();
+        let text = ureq::Agent::new_with_config(config)
+            .get(&url)
+            .call()
+            .and_then(|mut answer| answer.body_mut().read_to_string())
+            .map_err(|error| Failure::Run(format!("{url}: {error}; is --admin the admin address of a sidecar?")))?;
+        let report: StatusReport = serde_json::from_str(&text)
+            .map_err(|error| Failure::Run(format!("{url} is no status of ackwheel: {error}")))?;
+        let shown = if self.json { text } else { draw(&report) };
+        let mut out = stdout().lock();
+        write!(out, "{shown}")?;
+        Ok(out.flush()?)
+    }
+}
+
+fn draw(report: &StatusReport) -> String {
+    let tick = humantime::format_duration(Duration::from_millis(u64::from(report.tick_ms)));
+    let mut text = format!("store {}, {} slots of {tick}\n", report.store, report.slots);
+    for ring in &report.rings {
+        draw_ring(&mut text, ring);
+    }
+    text.push_str("\ngroup                             subscribers  batches  unacked    oldest\n");
+    for group in &report.groups {
+        draw_group(&mut text, group);
+    }
+    text
+}
+
+fn draw_ring(text: &mut String, ring: &RingReport) {
+    let leader = ring.leader.as_deref().unwrap_or("nobody");
+    let _ = writeln!(text, "ring {}, led by {leader}, epoch {}", ring.ring, ring.epoch);
+    let _ = writeln!(text, "pointer {}, {} in flight, {} closing\n", ring.pointer, ring.in_flight, ring.closing);
+    let slots = ring.slots.len() as u64;
+    let pointer = ring.pointer.checked_rem(slots).unwrap_or_default();
+    let most = ring.slots.iter().copied().max().unwrap_or_default().max(1);
+    for (slot, count) in (0..).zip(&ring.slots) {
+        let mark = if slot == pointer { '>' } else { ' ' };
+        let length = usize::try_from((count * BAR as u64).div_ceil(most)).unwrap_or(BAR);
+        let bar = "#".repeat(length);
+        let _ = writeln!(text, "{mark} slot {slot:>4} |{bar:<BAR$}| {count:>9}");
+    }
+}
+
+fn draw_group(text: &mut String, group: &GroupReport) {
+    let name: String = group.group.chars().take(33).collect();
+    let _ = writeln!(
+        text,
+        "{name:<33} {:>11} {:>8} {:>8} {:>8.1}s",
+        group.subscribers, group.outbox_batches, group.unacked_batches, group.oldest_seconds
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_drawing_fits_80_columns_and_marks_the_pointer() {
+        let report = StatusReport {
+            store: "memory".into(),
+            slots: 3,
+            tick_ms: 1_000,
+            rings: vec![RingReport {
+                ring: 0,
+                pointer: 1_792_000_001,
+                epoch: 1_792_000_000_000,
+                leader: Some("this process".into()),
+                in_flight: 4_000_012,
+                slots: vec![4_000_000, 0, 5],
+                closing: 7,
+            }],
+            groups: vec![GroupReport {
+                group: "g".repeat(64),
+                subscribers: 2,
+                outbox_batches: 10_000,
+                unacked_batches: 3,
+                oldest_seconds: 86_400.0,
+            }],
+        };
+        let text = draw(&report);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let pointer = format!("> slot {:>4}", 1_792_000_001_u64 % 3);
+        assert!(text.contains(&pointer), "{text}");
+        assert!(text.contains(&"#".repeat(BAR)), "{text}");
+    }
+}

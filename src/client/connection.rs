@@ -1,0 +1,295 @@
+//! One connection, from the moment it is ready for requests to its end.
+//!
+//! One task reads and writes: whatever waits is encoded together and written at once, whatever was read is
+//! handed to who asked. Nobody is judged late or silent before the socket was read: see [`Connection::judge`].
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::AsyncWriteExt;
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tokio_util::codec::Decoder;
+
+use super::address::Address;
+use super::error::ClientError;
+use super::handshake::{Established, FIRST_REQUEST, SUBSCRIBE, Stream};
+use super::in_flight::{Answered, InFlight};
+use super::inbox::Inbox;
+use super::link::Lane;
+use super::silence::{Silence, Verdict};
+use crate::core::alive::{BEAT, STALL};
+use crate::core::refusal::Reason;
+use crate::protocol::frame::{Body, Error, Frame, FrameType, GoAway, GoAwayReason};
+use crate::protocol::{DecodeError, Decoded};
+
+/// Requests are encoded up to this many bytes ahead of what the server takes.
+const WRITE_AHEAD: usize = 256 * 1024;
+
+/// Beyond this the server asks for answers and does not read them.
+const MAX_UNWRITTEN: usize = 4 * 1024 * 1024;
+
+/// How often the socket is read, at most, before somebody is judged.
+const READS_BEFORE_JUDGING: usize = 64;
+
+/// How long saying goodbye may take.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// Nobody needs it any more.
+    Closed,
+    /// It was lost, for this reason.
+    Lost(Arc<str>),
+}
+
+/// Why it is of no more use.
+struct Lost(String);
+
+impl From<std::io::Error> for Lost {
+    fn from(error: std::io::Error) -> Lost {
+        Lost(error.to_string())
+    }
+}
+
+/// A connection at work.
+pub(super) struct Connection {
+    address: Address,
+    request_timeout: Duration,
+    stream: Stream,
+    out: BytesMut,
+    inbox: Option<Arc<Inbox>>,
+    in_flight: InFlight,
+    silence: Silence,
+    alarm: Pin<Box<Sleep>>,
+    /// Whether the last alarm rang too late to judge.
+    spared: bool,
+    /// What the server said about the end before it came.
+    farewell: Option<String>,
+}
+
+impl Connection {
+    pub(super) fn new(
+        established: Established,
+        address: Address,
+        request_timeout: Duration,
+        inbox: Option<Arc<Inbox>>,
+    ) -> Connection {
+        let silence = Silence::new(established.welcome.ping_interval_ms, Instant::now());
+        Connection {
+            in_flight: InFlight::new(address.clone(), FIRST_REQUEST),
+            address,
+            request_timeout,
+            stream: established.stream,
+            out: BytesMut::new(),
+            inbox,
+            alarm: Box::pin(sleep_until(silence.next())),
+            silence,
+            spared: false,
+            farewell: None,
+        }
+    }
+
+    /// Serves until the end. What was in flight then has failed; what waits in the lane still waits.
+    pub(super) async fn serve(mut self, lane: &mut Lane) -> End {
+        match self.work(lane).await {
+            Ok(()) => {
+                // Only courtesy is lost if that fails.
+                let _ = timeout(GOODBYE, self.say_goodbye()).await;
+                End::Closed
+            }
+            Err(Lost(cause)) => {
+                let cause: Arc<str> = match self.farewell.take() {
+                    Some(farewell) => format!("{farewell}; {cause}").into(),
+                    None => cause.into(),
+                };
+                let address = self.address.clone();
+                self.in_flight.fail_all(&ClientError::ConnectionLost { address, cause: Arc::clone(&cause) });
+                End::Lost(cause)
+            }
+        }
+    }
+
+    async fn work(&mut self, lane: &mut Lane) -> Result<(), Lost> {
+        // The first batches may have come with the answer to Subscribe.
+        self.decode()?;
+        loop {
+            self.encode_waiting(lane);
+            if lane.is_closed() && lane.is_empty() && self.in_flight.is_idle() {
+                return Ok(());
+            }
+            self.ring_no_later_than(lane);
+            // Not biased: neither much to read nor much to write may starve the other.
+            tokio::select! {
+                written = self.stream.writer.write_buf(&mut self.out), if !self.out.is_empty() => match written {
+                    Ok(0) => return Err(Lost("the connection takes no more bytes".to_owned())),
+                    Ok(_) => {}
+                    Err(error) => {
+                        // The server may have answered, and said why, before it closed.
+                        self.read_what_waits().await?;
+                        return Err(error.into());
+                    }
+                },
+                read = self.stream.incoming.read() => {
+                    read?;
+                    self.decode()?;
+                }
+                () = lane.take(), if !lane.is_closed() => {}
+                () = &mut self.alarm => self.ring(lane).await?,
+            }
+        }
+    }
+
+    fn encode_waiting(&mut self, lane: &mut Lane) {
+        while self.out.len() < WRITE_AHEAD {
+            let Some(request) = lane.next() else { break };
+            let frame = self.in_flight.write(request);
+            self.stream.codec.encode_frame(&frame, &mut self.out);
+        }
+    }
+
+    /// Decodes and handles all whole frames of the input.
+    fn decode(&mut self) -> Result<(), Lost> {
+        self.silence.broken(Instant::now());
+        loop {
+            match self.stream.codec.decode(&mut self.stream.incoming.bytes) {
+                Ok(Some(Decoded::Frame(frame))) => self.handle(frame)?,
+                // A later server may have types that this client does not know and did not ask for.
+                Ok(Some(Decoded::Refused { refusal, .. })) if refusal.reason == Reason::UnknownType => {}
+                Ok(Some(Decoded::Refused { correlation, refusal })) => {
+                    let text = format!("{} sent a frame that cannot be read: {}", self.address, refusal.text);
+                    self.in_flight.fail(correlation, ClientError::Protocol(text.clone()));
+                    return Err(Lost(text));
+                }
+                Ok(None) => return Ok(()),
+                Err(DecodeError::Broken { refusal, .. }) => {
+                    return Err(Lost(format!("the server sent bytes that are no frame: {}", refusal.text)));
+                }
+                Err(DecodeError::Io(error)) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn handle(&mut self, frame: Frame) -> Result<(), Lost> {
+        let Frame { correlation, body } = frame;
+        match body {
+            Body::Ping(payload) => {
+                if self.out.len() > MAX_UNWRITTEN {
+                    return Err(Lost("the server asks for signs of life and does not read them".to_owned()));
+                }
+                self.stream.codec.encode_frame(&Frame::new(correlation, Body::Pong(payload)), &mut self.out);
+                Ok(())
+            }
+            Body::GoAway(GoAway { reason, .. }) => {
+                self.farewell = Some(match reason {
+                    GoAwayReason::Draining => "the server is shutting down".to_owned(),
+                    GoAwayReason::Done => "the server ends the connection".to_owned(),
+                });
+                Ok(())
+            }
+            Body::TimeoutBatch(batch) if self.is_subscription(correlation) => {
+                if let Some(inbox) = &self.inbox {
+                    inbox.deliver(batch);
+                }
+                Ok(())
+            }
+            Body::Error(error) => {
+                self.refused(correlation, error);
+                Ok(())
+            }
+            body => {
+                let frame_type = body.frame_type();
+                let answered = self.in_flight.answer(correlation, body);
+                // A Pong that nobody asked for is a sign of life too.
+                if answered == Answered::Wrong && frame_type != FrameType::Pong {
+                    let frame = frame_type.as_str();
+                    return Err(Lost(format!("the server sent {frame} without being asked for it")));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A refusal goes to who asked. It may also be the last word of the server.
+    fn refused(&mut self, correlation: u32, error: Error) {
+        if correlation < FIRST_REQUEST || error.reason().is_some_and(Reason::closes) {
+            self.farewell = Some(format!("the server said: {}", error.text));
+        }
+        self.in_flight.answer(correlation, Body::Error(error));
+    }
+
+    fn is_subscription(&self, correlation: u32) -> bool {
+        self.inbox.is_some() && correlation == SUBSCRIBE
+    }
+
+    /// Moves the alarm forward where something is due before it. Where nothing is any more, it rings for
+    /// nothing: that is cheaper than to move it with every answer.
+    fn ring_no_later_than(&mut self, lane: &Lane) {
+        let due = [self.in_flight.next_deadline(), lane.next_deadline()];
+        if let Some(due) = due.into_iter().flatten().min().filter(|due| *due < self.alarm.deadline()) {
+            if !self.spared {
+                self.alarm.as_mut().reset(due);
+            }
+        }
+    }
+
+    /// The alarm rang: judges, unless it rang so late that this process must have stood still. Then what
+    /// came meanwhile has a moment to be read first, and the server's silence counts from anew.
+    async fn ring(&mut self, lane: &mut Lane) -> Result<(), Lost> {
+        let now = Instant::now();
+        if now.saturating_duration_since(self.alarm.deadline()) > STALL {
+            self.silence.stalled(now);
+            if !self.spared {
+                self.spared = true;
+                self.alarm.as_mut().reset(now + BEAT);
+                return Ok(());
+            }
+        }
+        self.spared = false;
+        self.read_what_waits().await?;
+        self.judge(lane, Instant::now())?;
+        self.alarm.as_mut().reset(self.silence.next());
+        Ok(())
+    }
+
+    /// Reads what is in the socket already, and a bounded amount of what comes meanwhile.
+    async fn read_what_waits(&mut self) -> Result<(), Lost> {
+        for _ in 0..READS_BEFORE_JUDGING {
+            tokio::select! {
+                biased;
+                read = self.stream.incoming.read() => read?,
+                () = std::future::ready(()) => break,
+            }
+            self.decode()?;
+        }
+        Ok(())
+    }
+
+    fn judge(&mut self, lane: &mut Lane, now: Instant) -> Result<(), Lost> {
+        let timeout = |written| {
+            let address = self.address.clone();
+            ClientError::Timeout { address, waited: self.request_timeout, written }
+        };
+        self.in_flight.expire(now, &timeout(true));
+        lane.expire(now, &timeout(false));
+        match self.silence.judge(now) {
+            Verdict::Wait => Ok(()),
+            Verdict::Ask => {
+                let ping = Frame::new(self.in_flight.next_correlation(), Body::Ping(Vec::new()));
+                self.stream.codec.encode_frame(&ping, &mut self.out);
+                Ok(())
+            }
+            Verdict::Lost(silent) => Err(Lost(format!("nothing was heard of the server for {silent:?}"))),
+        }
+    }
+
+    async fn say_goodbye(&mut self) -> std::io::Result<()> {
+        let body = Body::GoAway(GoAway { reason: GoAwayReason::Done, grace_ms: 0 });
+        let goodbye = Frame::new(self.in_flight.next_correlation(), body);
+        self.stream.codec.encode_frame(&goodbye, &mut self.out);
+        self.stream.writer.write_all_buf(&mut self.out).await?;
+        self.stream.writer.shutdown().await
+    }
+}

@@ -1,0 +1,143 @@
+//! What can go wrong, and what that says about the request.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::address::Address;
+use crate::core::refusal::{Promise, Reason};
+use crate::protocol::frame;
+
+/// Why a call failed. [`promise`](ClientError::promise) says whether it may have been applied.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The server refused the request, or the connection.
+    #[error("the server refused: {} ({})", .0.text, word(.0))]
+    Refused(frame::Error),
+
+    /// No connection could be made.
+    #[error("cannot connect to {address}: {source}; is ackwheel serving there?")]
+    Connect {
+        /// Where to.
+        address: Address,
+        /// Why not.
+        source: Arc<io::Error>,
+    },
+
+    /// The connection was lost after the request was written, or may have been.
+    #[error(
+        "the connection to {address} was lost before the answer came ({cause}): repeating the request is safe"
+    )]
+    ConnectionLost {
+        /// Where to.
+        address: Address,
+        /// Why.
+        cause: Arc<str>,
+    },
+
+    /// There was no connection for as long as the request could wait; it was never written.
+    #[error("not connected to {address} for {waited:?} ({cause}): nothing was sent, try again later or elsewhere")]
+    NotConnected {
+        /// Where to.
+        address: Address,
+        /// How long the request waited.
+        waited: Duration,
+        /// Why there was no connection.
+        cause: Arc<str>,
+    },
+
+    /// No answer came in time.
+    #[error("no answer from {address} within {waited:?}: {}", sent(*.written))]
+    Timeout {
+        /// Where from.
+        address: Address,
+        /// How long the request waited.
+        waited: Duration,
+        /// Whether it was written, or may have been.
+        written: bool,
+    },
+
+    /// The peer did not keep the protocol.
+    #[error("{0}; is that an ackwheel, and of a version that this client knows?")]
+    Protocol(String),
+
+    /// The request can not be made; it was not sent.
+    #[error("{0}")]
+    InvalidRequest(String),
+
+    /// Of a request that needed several frames, only some were answered well.
+    #[error("{applied} of {messages} messages were applied, then: {source}")]
+    Partial {
+        /// Messages in the frames that were answered well.
+        applied: usize,
+        /// Messages in all.
+        messages: usize,
+        /// The first failure.
+        source: Box<ClientError>,
+    },
+
+    /// What the call belongs to has ended.
+    #[error(
+        "the connection to {address} was closed on this side: keep client and subscription while they are used"
+    )]
+    Closed {
+        /// Where to.
+        address: Address,
+    },
+}
+
+impl ClientError {
+    /// What is known about the request: that nothing of it was applied, or nothing at all.
+    #[must_use]
+    pub fn promise(&self) -> Promise {
+        match self {
+            ClientError::Refused(error) => error.promise,
+            ClientError::Timeout { written: false, .. }
+            | ClientError::Connect { .. }
+            | ClientError::NotConnected { .. }
+            | ClientError::InvalidRequest(_)
+            | ClientError::Closed { .. } => Promise::NotApplied,
+            ClientError::Timeout { written: true, .. }
+            | ClientError::ConnectionLost { .. }
+            | ClientError::Protocol(_)
+            | ClientError::Partial { .. } => Promise::OutcomeUnknown,
+        }
+    }
+
+    /// Whether the same request can succeed later, or at another sidecar.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            ClientError::Refused(error) => error.retryable,
+            ClientError::Connect { .. }
+            | ClientError::ConnectionLost { .. }
+            | ClientError::NotConnected { .. }
+            | ClientError::Timeout { .. } => true,
+            ClientError::Protocol(_) | ClientError::InvalidRequest(_) | ClientError::Closed { .. } => false,
+            ClientError::Partial { source, .. } => source.is_retryable(),
+        }
+    }
+
+    /// Why the server refused, if it did and this build knows the reason.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            ClientError::Refused(error) => error.reason(),
+            ClientError::Partial { source, .. } => source.reason(),
+            _ => None,
+        }
+    }
+
+    pub(super) fn connect(address: &Address, source: io::Error) -> ClientError {
+        ClientError::Connect { address: address.clone(), source: Arc::new(source) }
+    }
+}
+
+fn word(error: &frame::Error) -> String {
+    error.reason().map_or_else(|| format!("code {}", error.code), |reason| reason.to_string())
+}
+
+fn sent(written: bool) -> &'static str {
+    if written { "it may have been applied, repeating it is safe" } else { "it was not sent, try again later" }
+}

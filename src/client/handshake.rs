@@ -1,0 +1,194 @@
+//! From an address to a connection that is ready for requests: dial, Hello and, for a subscription,
+//! Subscribe.
+
+use std::io;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_util::codec::Decoder;
+
+use super::address::Address;
+use super::error::ClientError;
+use super::options::ClientOptions;
+use crate::protocol::frame::{Body, Frame, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
+use crate::protocol::{Codec, DecodeError, Decoded};
+
+/// Bytes that are read at once, if they are there.
+const READ_LENGTH: usize = 64 * 1024;
+
+/// The correlation ids of the handshake.
+const HELLO: u32 = 1;
+pub(super) const SUBSCRIBE: u32 = 2;
+/// The first that is free for requests.
+pub(super) const FIRST_REQUEST: u32 = 3;
+
+/// Bytes from a server.
+pub(super) struct Incoming {
+    reader: Box<dyn AsyncRead + Send + Unpin>,
+    /// What was read and not yet decoded.
+    pub(super) bytes: BytesMut,
+}
+
+impl Incoming {
+    /// Reads what there is. Cancel-safe. Nothing more to come is an error.
+    pub(super) async fn read(&mut self) -> io::Result<()> {
+        if self.bytes.capacity() - self.bytes.len() < READ_LENGTH / 4 {
+            self.bytes.reserve(READ_LENGTH);
+        }
+        match self.reader.read_buf(&mut self.bytes).await? {
+            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A byte stream to and from a server.
+pub(super) struct Stream {
+    pub(super) incoming: Incoming,
+    pub(super) writer: Box<dyn AsyncWrite + Send + Unpin>,
+    pub(super) codec: Codec,
+}
+
+impl Stream {
+    async fn read_frame(&mut self) -> io::Result<Frame> {
+        loop {
+            match self.codec.decode(&mut self.incoming.bytes) {
+                Ok(Some(Decoded::Frame(frame))) => return Ok(frame),
+                Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError::Broken { refusal, .. }) => {
+                    return Err(malformed(refusal.text));
+                }
+                Err(DecodeError::Io(error)) => return Err(error),
+                Ok(None) => self.incoming.read().await?,
+            }
+        }
+    }
+
+    async fn write_frame(&mut self, frame: &Frame) -> io::Result<()> {
+        let mut out = BytesMut::new();
+        self.codec.encode_frame(frame, &mut out);
+        self.writer.write_all(&out).await
+    }
+
+    /// Asks, and waits for the answer. What else may come meanwhile is signs of life and of an end.
+    async fn ask(&mut self, correlation: u32, body: Body) -> Result<Body, HandshakeError> {
+        self.write_frame(&Frame::new(correlation, body)).await?;
+        loop {
+            let frame = self.read_frame().await?;
+            match frame.body {
+                Body::Error(error) => return Err(HandshakeError::Refused(ClientError::Refused(error))),
+                Body::Ping(payload) => {
+                    self.write_frame(&Frame::new(frame.correlation, Body::Pong(payload))).await?
+                }
+                Body::GoAway(_) => {}
+                body if frame.correlation == correlation => return Ok(body),
+                body => return Err(unexpected(&body)),
+            }
+        }
+    }
+}
+
+/// A connection that is ready for requests.
+pub(super) struct Established {
+    pub(super) stream: Stream,
+    pub(super) welcome: Welcome,
+    pub(super) subscribed: Option<Subscribed>,
+}
+
+enum HandshakeError {
+    Io(io::Error),
+    Refused(ClientError),
+}
+
+impl From<io::Error> for HandshakeError {
+    fn from(error: io::Error) -> HandshakeError {
+        HandshakeError::Io(error)
+    }
+}
+
+fn malformed(text: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text.into())
+}
+
+fn unexpected(body: &Body) -> HandshakeError {
+    let frame = body.frame_type().as_str();
+    HandshakeError::Io(malformed(format!("the server began with {frame}, which it may not")))
+}
+
+/// Makes connections, one like the other.
+#[derive(Debug)]
+pub(super) struct Dialer {
+    pub(super) address: Address,
+    pub(super) options: ClientOptions,
+    hello: Hello,
+    subscribe: Option<Subscribe>,
+}
+
+impl Dialer {
+    /// For connections to `address`, with a subscription if one is given.
+    pub(super) fn new(
+        address: Address,
+        options: ClientOptions,
+        subscribe: Option<Subscribe>,
+    ) -> Result<Dialer, ClientError> {
+        let hello = options.hello()?;
+        Ok(Dialer { address, options, hello, subscribe })
+    }
+
+    /// Makes a connection: refused, or not to be had, or ready for requests.
+    pub(super) async fn dial(&self) -> Result<Established, ClientError> {
+        let limit = self.options.connect_timeout;
+        let too_slow = || {
+            let text = format!("it did not answer within {limit:?}");
+            HandshakeError::Io(io::Error::new(io::ErrorKind::TimedOut, text))
+        };
+        let dialed = timeout(limit, self.dial_slowly()).await.unwrap_or_else(|_| Err(too_slow()));
+        dialed.map_err(|error| match error {
+            HandshakeError::Io(source) => ClientError::connect(&self.address, source),
+            HandshakeError::Refused(refused) => refused,
+        })
+    }
+
+    async fn dial_slowly(&self) -> Result<Established, HandshakeError> {
+        let mut stream = self.connect().await?;
+        let welcome = match stream.ask(HELLO, Body::Hello(self.hello.clone())).await? {
+            Body::Welcome(welcome) => welcome,
+            body => return Err(unexpected(&body)),
+        };
+        if !VERSIONS.contains(&welcome.version) {
+            let version = welcome.version;
+            return Err(malformed(format!("the server chose version {version}, which was not offered")).into());
+        }
+        let subscribed = match &self.subscribe {
+            None => None,
+            Some(subscribe) => match stream.ask(SUBSCRIBE, Body::Subscribe(subscribe.clone())).await? {
+                Body::Subscribed(subscribed) => Some(subscribed),
+                body => return Err(unexpected(&body)),
+            },
+        };
+        Ok(Established { stream, welcome, subscribed })
+    }
+
+    async fn connect(&self) -> io::Result<Stream> {
+        let (reader, writer): (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>) =
+            match &self.address {
+                Address::Tcp { host, port } => {
+                    let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                    // Frames are put together here; the kernel need not wait for more.
+                    stream.set_nodelay(true)?;
+                    let (reader, writer) = stream.into_split();
+                    (Box::new(reader), Box::new(writer))
+                }
+                #[cfg(unix)]
+                Address::Unix(path) => {
+                    let (reader, writer) = tokio::net::UnixStream::connect(path).await?.into_split();
+                    (Box::new(reader), Box::new(writer))
+                }
+                #[cfg(not(unix))]
+                Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported)),
+            };
+        let incoming = Incoming { reader, bytes: BytesMut::new() };
+        Ok(Stream { incoming, writer, codec: Codec::default() })
+    }
+}

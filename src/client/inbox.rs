@@ -1,0 +1,182 @@
+//! Batches that were delivered and not yet read, between the background task and the reader.
+//!
+//! # Why it stays within its bound
+//!
+//! The server keeps to the credit for batches that it believes to be in our hands. One that a reader leaves
+//! lying for too long, or that came on a connection now lost, it gives to another member, or to us again,
+//! and then the credit no longer counts our old copy. So a copy replaces the one that lies here, and where
+//! the inbox holds more than the credit allows, what arrives is not kept: it is not acknowledged, so the
+//! server hands it out again. What lies here is kept, also across connections: the server that sent it may
+//! have gone, and with it the only other copy.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use super::error::ClientError;
+use crate::core::batch::BatchId;
+use crate::protocol::frame::{Subscribed, TimeoutBatch};
+
+/// Where batches wait for their reader.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    /// As the server does, the inbox takes another batch while it holds fewer messages than this.
+    credit: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    batches: VecDeque<TimeoutBatch>,
+    ids: HashSet<BatchId>,
+    messages: usize,
+    group: String,
+    reconnects: u64,
+    end: Option<Option<ClientError>>,
+    reader: Option<Waker>,
+}
+
+impl Inbox {
+    /// For a subscription with this credit that joined this group.
+    pub(super) fn new(credit: u32, group: String) -> Inbox {
+        let credit = usize::try_from(credit).unwrap_or(usize::MAX);
+        let state = State {
+            batches: VecDeque::new(),
+            ids: HashSet::new(),
+            messages: 0,
+            group,
+            reconnects: 0,
+            end: None,
+            reader: None,
+        };
+        Inbox { credit, state: Mutex::new(state) }
+    }
+
+    /// The group joined.
+    pub(super) fn group(&self) -> String {
+        self.state().group.clone()
+    }
+
+    /// How often the subscription was renewed on a new connection.
+    pub(super) fn reconnects(&self) -> u64 {
+        self.state().reconnects
+    }
+
+    /// A batch arrived.
+    pub(super) fn deliver(&self, batch: TimeoutBatch) {
+        let mut state = self.state();
+        if !state.ids.insert(batch.id) {
+            let copy = state.batches.iter_mut().find(|copy| copy.id == batch.id);
+            *copy.expect("its id is known, so it is here") = batch;
+            return;
+        }
+        if state.messages >= self.credit {
+            state.ids.remove(&batch.id);
+            return;
+        }
+        state.messages += batch.messages.len();
+        state.batches.push_back(batch);
+        let reader = state.reader.take();
+        drop(state);
+        wake(reader);
+    }
+
+    /// The subscription was renewed on a new connection.
+    pub(super) fn renewed(&self, subscribed: Subscribed) {
+        let mut state = self.state();
+        state.reconnects += 1;
+        state.group = subscribed.group;
+    }
+
+    /// Nothing more will come; the reader learns why, unless it wanted that itself. The first end counts.
+    pub(super) fn end(&self, error: Option<ClientError>) {
+        let mut state = self.state();
+        state.end.get_or_insert(error);
+        let reader = state.reader.take();
+        drop(state);
+        wake(reader);
+    }
+
+    /// The next batch, or the end.
+    pub(super) fn poll(&self, context: &Context<'_>) -> Poll<Option<Result<TimeoutBatch, ClientError>>> {
+        let mut state = self.state();
+        if let Some(batch) = state.pop() {
+            return Poll::Ready(Some(Ok(batch)));
+        }
+        if let Some(end) = &mut state.end {
+            return Poll::Ready(end.take().map(Err));
+        }
+        if !state.reader.as_ref().is_some_and(|reader| reader.will_wake(context.waker())) {
+            state.reader = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn pop(&mut self) -> Option<TimeoutBatch> {
+        let batch = self.batches.pop_front()?;
+        self.ids.remove(&batch.id);
+        self.messages -= batch.messages.len();
+        Some(batch)
+    }
+}
+
+fn wake(reader: Option<Waker>) {
+    if let Some(reader) = reader {
+        reader.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::batch::{TickCounts, TimedOut};
+    use crate::core::message::Message;
+    use crate::core::tick::Tick;
+
+    fn batch(seq: u32, messages: u64, delivery_count: u32) -> TimeoutBatch {
+        let id = BatchId { tick: Tick(1), epoch: 1, ring: 0, seq };
+        let timed_out = |msg_id| TimedOut { message: Message::new(msg_id, 0), attempt: 1 };
+        let messages = (0..messages).map(timed_out).collect();
+        TimeoutBatch { id, delivery_count, age_ms: 0, counts: TickCounts::default(), last: true, messages }
+    }
+
+    fn read_all(inbox: &Inbox) -> Vec<(u32, u32)> {
+        let mut context = Context::from_waker(Waker::noop());
+        let mut read = Vec::new();
+        while let Poll::Ready(Some(Ok(batch))) = inbox.poll(&mut context) {
+            read.push((batch.id.seq, batch.delivery_count));
+        }
+        read
+    }
+
+    #[test]
+    fn a_copy_replaces_what_lies_unread_and_nothing_exceeds_the_credit_by_more_than_a_batch() {
+        let inbox = Inbox::new(10, "default".to_owned());
+        inbox.deliver(batch(0, 5, 1));
+        inbox.deliver(batch(1, 4, 1));
+        inbox.deliver(batch(0, 5, 2));
+        inbox.deliver(batch(2, 5, 1));
+        inbox.deliver(batch(3, 1, 1));
+        assert_eq!(read_all(&inbox), [(0, 2), (1, 1), (2, 1)], "the last did not fit");
+        inbox.deliver(batch(3, 1, 2));
+        assert_eq!(read_all(&inbox), [(3, 2)], "and fits when it comes again");
+    }
+
+    #[test]
+    fn what_lies_unread_comes_before_the_end() {
+        let inbox = Inbox::new(10, "default".to_owned());
+        inbox.deliver(batch(0, 1, 1));
+        inbox.end(Some(ClientError::InvalidRequest("wrong".to_owned())));
+        inbox.end(None);
+        assert_eq!(read_all(&inbox), [(0, 1)]);
+        let mut context = Context::from_waker(Waker::noop());
+        // read_all has taken the error.
+        assert!(matches!(inbox.poll(&mut context), Poll::Ready(None)));
+    }
+}

@@ -1,0 +1,200 @@
+//! What a caller can choose, with defaults that fit most.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::error::ClientError;
+use crate::protocol::frame::{Hello, MAX_TOKEN_LENGTH, Subscribe, VERSIONS};
+
+/// The longest text of the protocol: its length is one byte.
+pub(super) const MAX_TEXT_LENGTH: usize = 255;
+
+/// How a client connects, waits and heals.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClientOptions {
+    /// The secret that the server asks for, if it asks for one.
+    pub token: Option<Vec<u8>>,
+    /// A name for the server's logs, at most 255 bytes.
+    pub client_name: String,
+    /// How long a call may take, waiting for room and for a connection included.
+    pub request_timeout: Duration,
+    /// How long it may take until a connection is ready for requests.
+    pub connect_timeout: Duration,
+    /// The pause before the first attempt to reconnect; it doubles with every attempt.
+    pub first_backoff: Duration,
+    /// The longest pause between two attempts to reconnect.
+    pub max_backoff: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        ClientOptions {
+            token: None,
+            client_name: concat!("ackwheel-rust/", env!("CARGO_PKG_VERSION")).to_owned(),
+            request_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(5),
+            first_backoff: Duration::from_millis(50),
+            max_backoff: Duration::from_secs(2),
+        }
+    }
+}
+
+impl ClientOptions {
+    /// Sets the secret that the server asks for.
+    #[must_use]
+    pub fn token(mut self, token: impl Into<Vec<u8>>) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// Sets the name for the server's logs.
+    #[must_use]
+    pub fn client_name(mut self, name: impl Into<String>) -> Self {
+        self.client_name = name.into();
+        self
+    }
+
+    /// Sets how long a call may take.
+    #[must_use]
+    pub fn request_timeout(mut self, timeout: Duration) -> Self {
+        self.request_timeout = timeout;
+        self
+    }
+
+    /// Sets how long it may take until a connection is ready.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Sets the first and the longest pause between attempts to reconnect.
+    #[must_use]
+    pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
+        self.first_backoff = first;
+        self.max_backoff = max;
+        self
+    }
+
+    pub(super) fn hello(&self) -> Result<Hello, ClientError> {
+        let token = self.token.clone().unwrap_or_default();
+        if token.len() > MAX_TOKEN_LENGTH {
+            let length = token.len();
+            return Err(ClientError::InvalidRequest(format!(
+                "the token has {length} bytes: use at most {MAX_TOKEN_LENGTH}"
+            )));
+        }
+        let client_name = short_text("the client's name", &self.client_name)?;
+        Ok(Hello { lowest_version: *VERSIONS.start(), highest_version: *VERSIONS.end(), token, client_name })
+    }
+}
+
+/// The token stays out of logs.
+impl fmt::Debug for ClientOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientOptions")
+            .field("token", &self.token.as_ref().map(|_| "…"))
+            .field("client_name", &self.client_name)
+            .field("request_timeout", &self.request_timeout)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("first_backoff", &self.first_backoff)
+            .field("max_backoff", &self.max_backoff)
+            .finish()
+    }
+}
+
+/// What can be said about the messages of an AddNewMsg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddOptions {
+    /// Ticks that they may stay in flight, 1 to the slots of the ring; none for one revolution.
+    pub ack_timeout_ticks: Option<u16>,
+    /// Comes back with the timeout.
+    pub attempt: u8,
+}
+
+impl Default for AddOptions {
+    fn default() -> Self {
+        AddOptions { ack_timeout_ticks: None, attempt: 1 }
+    }
+}
+
+impl AddOptions {
+    /// Sets how many ticks the messages may stay in flight.
+    #[must_use]
+    pub fn ack_timeout_ticks(mut self, ticks: u16) -> Self {
+        self.ack_timeout_ticks = Some(ticks);
+        self
+    }
+
+    /// Sets the attempt that comes back with the timeout.
+    #[must_use]
+    pub fn attempt(mut self, attempt: u8) -> Self {
+        self.attempt = attempt;
+        self
+    }
+}
+
+/// What to subscribe to, and how much at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubscribeOptions {
+    /// The group to join; none for an ephemeral group of one's own, which the server names.
+    pub group: Option<String>,
+    /// How many messages may be delivered and not yet acknowledged.
+    pub credit: u32,
+    /// Whether the group, if it is new, begins with the next batch and not with the oldest kept.
+    pub from_end: bool,
+    /// Whether the group goes with its last member. It begins at the end.
+    pub ephemeral: bool,
+}
+
+impl Default for SubscribeOptions {
+    fn default() -> Self {
+        SubscribeOptions { group: None, credit: 16_384, from_end: false, ephemeral: false }
+    }
+}
+
+impl SubscribeOptions {
+    /// Sets the group to join.
+    #[must_use]
+    pub fn group(mut self, name: impl Into<String>) -> Self {
+        self.group = Some(name.into());
+        self
+    }
+
+    /// Sets how many messages may be delivered and not yet acknowledged.
+    #[must_use]
+    pub fn credit(mut self, messages: u32) -> Self {
+        self.credit = messages;
+        self
+    }
+
+    /// Sets whether the group, if it is new, begins with the next batch.
+    #[must_use]
+    pub fn from_end(mut self, from_end: bool) -> Self {
+        self.from_end = from_end;
+        self
+    }
+
+    /// Sets whether the group goes with its last member.
+    #[must_use]
+    pub fn ephemeral(mut self, ephemeral: bool) -> Self {
+        self.ephemeral = ephemeral;
+        self
+    }
+
+    pub(super) fn subscribe(&self) -> Result<Subscribe, ClientError> {
+        let group = short_text("the group's name", self.group.as_deref().unwrap_or_default())?;
+        let ephemeral = self.ephemeral || group.is_empty();
+        Ok(Subscribe { group, credit: self.credit, ephemeral, from_end: self.from_end })
+    }
+}
+
+/// A text that a frame can carry. What else is wrong with it is the server's to say.
+pub(super) fn short_text(what: &str, text: &str) -> Result<String, ClientError> {
+    let length = text.len();
+    if length > MAX_TEXT_LENGTH {
+        let problem = format!("{what} has {length} bytes: use at most {MAX_TEXT_LENGTH}");
+        return Err(ClientError::InvalidRequest(problem));
+    }
+    Ok(text.to_owned())
+}

@@ -1,0 +1,215 @@
+//! A stream of timeout batches, on a connection of its own, that heals.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_core::Stream;
+
+use super::address::Address;
+use super::error::ClientError;
+use super::handshake::Dialer;
+use super::inbox::Inbox;
+use super::link::Link;
+use super::options::{ClientOptions, SubscribeOptions};
+use super::requests::{merge, unexpected};
+use super::task;
+use crate::core::batch::BatchId;
+use crate::protocol::frame::{BatchNack, Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
+
+/// A stream of timeout batches.
+///
+/// After a lost connection it subscribes again by itself, to the same group, or to a new ephemeral one; the
+/// reader sees no error, and [`reconnects`](Subscription::reconnects) counts. An error comes only where
+/// trying again cannot help, and ends the stream.
+///
+/// A batch that is not acknowledged comes again, here or at another member of the group; so does one that
+/// was in somebody's hands when a connection was lost. A duplicate has the same [`BatchId`].
+///
+/// Dropping the subscription leaves the group: what is not acknowledged by then goes to others, and later
+/// acknowledgements fail with [`ClientError::Closed`].
+pub struct Subscription {
+    link: Arc<Link>,
+    inbox: Arc<Inbox>,
+}
+
+impl Subscription {
+    /// Connects to `address` and subscribes.
+    ///
+    /// # Errors
+    ///
+    /// When no connection can be made, or the server refuses it or the subscription.
+    pub async fn open(
+        address: Address,
+        subscription: SubscribeOptions,
+        options: ClientOptions,
+    ) -> Result<Subscription, ClientError> {
+        let credit = subscription.credit;
+        let dialer = Dialer::new(address, options, Some(subscription.subscribe()?))?;
+        let mut established = dialer.dial().await?;
+        let subscribed = established.subscribed.take().expect("a dialer with a subscription subscribes");
+        let inbox = Arc::new(Inbox::new(credit, subscribed.group));
+        let link = Arc::new(task::start(dialer, established, Some(Arc::clone(&inbox))));
+        Ok(Subscription { link, inbox })
+    }
+
+    /// The next batch; none after the end. Cancel-safe: no batch is lost when this is not awaited to its
+    /// end.
+    pub async fn next(&mut self) -> Option<Result<Delivered, ClientError>> {
+        poll_fn(|context| self.poll(context)).await
+    }
+
+    /// Acknowledges a batch: it is settled for the whole group. Whether it was not settled before.
+    ///
+    /// # Errors
+    ///
+    /// When the request fails; repeating it is safe.
+    pub async fn ack(&self, batch: BatchId) -> Result<bool, ClientError> {
+        acknowledge(&self.link, batch).await
+    }
+
+    /// Acknowledges many batches at once. How many of them were not settled before.
+    ///
+    /// # Errors
+    ///
+    /// When a request fails; repeating all of them is safe.
+    pub async fn ack_all(&self, batches: &[BatchId]) -> Result<u64, ClientError> {
+        let chunks = || batches.chunks(MAX_BATCH_IDS);
+        let answers = self.link.ask_all(chunks().map(|ids| Body::BatchAck(ids.to_vec()))).await;
+        let settled = answers.into_iter().map(|answer| match answer? {
+            Body::BatchAckAnswer { settled } => Ok(u64::from(settled)),
+            body => Err(unexpected(&body)),
+        });
+        Ok(merge(settled, chunks().map(<[BatchId]>::len))?.into_iter().sum())
+    }
+
+    /// Gives a batch back: it goes to another member of the group, or to this one after the delay. Whether
+    /// this connection held it.
+    ///
+    /// # Errors
+    ///
+    /// When the request fails; repeating it is safe.
+    pub async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
+        give_back(&self.link, batch, delay).await
+    }
+
+    /// The group joined: the name that the server chose, if none was given. It changes when an ephemeral
+    /// group was lost with its connection.
+    #[must_use]
+    pub fn group(&self) -> String {
+        self.inbox.group()
+    }
+
+    /// How often a connection was lost and the subscription renewed on another.
+    #[must_use]
+    pub fn reconnects(&self) -> u64 {
+        self.inbox.reconnects()
+    }
+
+    /// What the server said of itself when the current connection began, or the last one.
+    #[must_use]
+    pub fn welcome(&self) -> Welcome {
+        self.link.shared.welcome()
+    }
+
+    fn poll(&self, context: &Context<'_>) -> Poll<Option<Result<Delivered, ClientError>>> {
+        self.inbox
+            .poll(context)
+            .map(|next| next.map(|batch| batch.map(|batch| Delivered { batch, link: Arc::clone(&self.link) })))
+    }
+}
+
+impl Stream for Subscription {
+    type Item = Result<Delivered, ClientError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll(context)
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        // Batches in hand keep the link, but a subscription that nobody reads must not take any more.
+        self.link.close();
+    }
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription")
+            .field("address", &self.link.shared.address)
+            .field("group", &self.group())
+            .field("reconnects", &self.reconnects())
+            .finish()
+    }
+}
+
+/// A batch in hand. It is settled only by [`ack`](Delivered::ack): one that is dropped comes again.
+///
+/// It can be taken to another task and acknowledged there while the stream is read.
+#[derive(Clone)]
+pub struct Delivered {
+    /// The batch.
+    pub batch: TimeoutBatch,
+    link: Arc<Link>,
+}
+
+impl Delivered {
+    /// Acknowledges the batch: it is settled for the whole group. Whether it was not settled before.
+    ///
+    /// # Errors
+    ///
+    /// When the request fails; repeating it is safe.
+    pub async fn ack(&self) -> Result<bool, ClientError> {
+        acknowledge(&self.link, self.batch.id).await
+    }
+
+    /// Gives the batch back: it goes to another member of the group, or to this one after the delay. Whether
+    /// this connection held it.
+    ///
+    /// # Errors
+    ///
+    /// When the request fails; repeating it is safe.
+    pub async fn nack(&self, delay: Duration) -> Result<bool, ClientError> {
+        give_back(&self.link, self.batch.id, delay).await
+    }
+
+    /// The batch alone, which can no longer be acknowledged by itself.
+    #[must_use]
+    pub fn into_batch(self) -> TimeoutBatch {
+        self.batch
+    }
+}
+
+impl Deref for Delivered {
+    type Target = TimeoutBatch;
+
+    fn deref(&self) -> &TimeoutBatch {
+        &self.batch
+    }
+}
+
+impl fmt::Debug for Delivered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Delivered").field(&self.batch).finish()
+    }
+}
+
+async fn acknowledge(link: &Link, batch: BatchId) -> Result<bool, ClientError> {
+    match link.ask(Body::BatchAck(vec![batch])).await? {
+        Body::BatchAckAnswer { settled } => Ok(settled > 0),
+        body => Err(unexpected(&body)),
+    }
+}
+
+async fn give_back(link: &Link, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
+    let delay_ms = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
+    match link.ask(Body::BatchNack(BatchNack { batch, delay_ms })).await? {
+        Body::BatchNackAnswer { held } => Ok(held),
+        body => Err(unexpected(&body)),
+    }
+}

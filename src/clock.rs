@@ -1,0 +1,44 @@
+//! The time that passes: the one place where this process reads a clock.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+
+use crate::core::alive::AliveTime;
+
+/// A monotonic clock that also tells how long the process was alive.
+///
+/// It follows tokio's clock, so a paused runtime pauses it too.
+#[derive(Debug)]
+pub struct Clock {
+    alive: RwLock<AliveTime>,
+}
+
+impl Clock {
+    /// A clock that starts now.
+    #[must_use]
+    pub fn start() -> Clock {
+        Clock { alive: RwLock::new(AliveTime::new(monotonic())) }
+    }
+
+    /// Now.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        monotonic()
+    }
+
+    /// Now, by a clock that stood still while the process did: for judging silence.
+    #[must_use]
+    pub fn alive(&self) -> Instant {
+        self.alive.read().at(monotonic())
+    }
+
+    /// Notes that the process runs; returns for how long it did not since the last beat.
+    pub fn beat(&self) -> Duration {
+        self.alive.write().beat(monotonic())
+    }
+}
+
+fn monotonic() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

@@ -1,0 +1,359 @@
+//! Flags, environment and file become checked values; a wrong one cannot be built.
+//!
+//! A flag comes before its environment variable, which comes before the file, which comes before the
+//! default.
+
+use std::fs;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+use crate::core::batch::StormRule;
+use crate::core::outbox::Retention;
+use crate::core::tick::Wheel;
+use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
+use crate::server::{ServerOptions, TokenSource};
+
+/// Settings as they were given, each perhaps not.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Settings {
+    /// Address for logic nodes; port 0 takes a free one [default: 127.0.0.1:7415]
+    #[arg(long, env = "ACKWHEEL_LISTEN", value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+    /// Unix socket for logic nodes, beside --listen [default: none]
+    #[arg(long, env = "ACKWHEEL_SOCKET", value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Address for metrics, probes and status; it changes nothing, so it may be opened to Prometheus
+    /// [default: 127.0.0.1:7416]
+    #[arg(long, env = "ACKWHEEL_ADMIN", value_name = "HOST:PORT")]
+    pub admin: Option<String>,
+    /// Where the wheel lives: `memory`, in this process [default: memory]
+    #[arg(long, env = "ACKWHEEL_STORE", value_name = "STORE")]
+    pub store: Option<String>,
+    /// Slots of the ring: the default and longest ack timeout, in ticks [default: 15]
+    #[arg(long, env = "ACKWHEEL_SLOTS", value_name = "N")]
+    pub slots: Option<u16>,
+    /// Length of a tick, as in 1s or 200ms [default: 1s]
+    #[arg(long, env = "ACKWHEEL_TICK", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde", default)]
+    pub tick: Option<Duration>,
+    /// File that keeps the memory store across a planned restart; without it a drain hands out what is in
+    /// flight [default: none]
+    #[arg(long, env = "ACKWHEEL_STATE", value_name = "FILE")]
+    pub state: Option<PathBuf>,
+    /// File with the token that clients must present; read again when it changes [default: none]
+    #[arg(long, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Allow --listen beyond loopback without a token
+    #[arg(long, env = "ACKWHEEL_INSECURE", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub insecure: Option<bool>,
+    /// Most messages in flight [default: 4000000]
+    #[arg(long, env = "ACKWHEEL_MAX_IN_FLIGHT", value_name = "N")]
+    pub max_in_flight: Option<u64>,
+    /// Most connections at once [default: 20000]
+    #[arg(long, env = "ACKWHEEL_MAX_CONNECTIONS", value_name = "N")]
+    pub max_connections: Option<usize>,
+    /// Longest frame accepted, in bytes, at least 1048576 [default: 1048576]
+    #[arg(long, env = "ACKWHEEL_MAX_FRAME_LENGTH", value_name = "BYTES")]
+    pub max_frame_length: Option<u32>,
+    /// Bytes queued to a connection beyond which it is not read from [default: 4194304]
+    #[arg(long, env = "ACKWHEEL_MAX_QUEUED_BYTES", value_name = "BYTES")]
+    pub max_queued_bytes: Option<usize>,
+    /// Time that a connection may take to say Hello [default: 5s]
+    #[arg(long, env = "ACKWHEEL_HELLO_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde", default)]
+    pub hello_timeout: Option<Duration>,
+    /// Time after which an unacknowledged batch is handed out again [default: 30s]
+    #[arg(long, env = "ACKWHEEL_REDELIVER_AFTER", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde", default)]
+    pub redeliver_after: Option<Duration>,
+    /// Time that an unacknowledged batch, or a group without a subscriber, is kept [default: 24h]
+    #[arg(long, env = "ACKWHEEL_OUTBOX_RETENTION", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde", default)]
+    pub outbox_retention: Option<Duration>,
+    /// Most messages in unacknowledged batches [default: 10000000]
+    #[arg(long, env = "ACKWHEEL_OUTBOX_MAX_IDS", value_name = "N")]
+    pub outbox_max_ids: Option<u64>,
+    /// Fewest timed-out messages that make a tick a storm [default: 1000]
+    #[arg(long, env = "ACKWHEEL_STORM_MIN", value_name = "N")]
+    pub storm_min: Option<u64>,
+    /// Least share of a tick's messages, 0 to 1, that makes it a storm [default: 0.5]
+    #[arg(long, env = "ACKWHEEL_STORM_SHARE", value_name = "SHARE")]
+    pub storm_share: Option<f64>,
+    /// Time that a drain may take before the process ends anyway, at most 9s [default: 8s]
+    #[arg(long, env = "ACKWHEEL_DRAIN_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde", default)]
+    pub drain_timeout: Option<Duration>,
+    /// What is logged: error, warn, info, debug, or a filter as in `info,ackwheel::server=debug`
+    /// [default: info]
+    #[arg(long, env = "ACKWHEEL_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+    /// How it is logged [default: text]
+    #[arg(long, env = "ACKWHEEL_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// An object a line.
+    Json,
+}
+
+/// A setting, or a combination of settings, that cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(String);
+
+/// A sidecar's settings, checked.
+#[derive(Debug)]
+pub struct Config {
+    /// Where logic nodes connect.
+    pub listen: SocketAddr,
+    /// Where they connect too.
+    pub socket: Option<PathBuf>,
+    /// Where metrics, probes and status are.
+    pub admin: SocketAddr,
+    /// Dimensions of the ring.
+    pub wheel: Wheel,
+    /// When a tick is a storm.
+    pub storm: StormRule,
+    /// Bounds of the outbox.
+    pub retention: Retention,
+    /// Time after which an unacknowledged batch is handed out again.
+    pub redeliver_after: Duration,
+    /// Most messages in flight.
+    pub max_in_flight: u64,
+    /// Where the memory store is kept across a planned restart.
+    pub state_file: Option<PathBuf>,
+    /// Who may come in.
+    pub token: TokenSource,
+    /// Limits of connections.
+    pub server: ServerOptions,
+    /// Time that a drain may take.
+    pub drain_timeout: Duration,
+    /// What to say at the start of settings that are possible but unwise.
+    pub warnings: Vec<String>,
+}
+
+/// A drain must leave time to end within the 10 s that orchestrators are told.
+const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(9);
+
+impl Settings {
+    /// The settings of a file.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, is not TOML, or has a key or value that is not a setting.
+    pub fn from_file(path: &Path) -> Result<Settings, ConfigError> {
+        let text = fs::read_to_string(path).map_err(|error| {
+            ConfigError(format!("cannot read the configuration file {}: {error}", path.display()))
+        })?;
+        toml::from_str(&text).map_err(|error| {
+            ConfigError(format!(
+                "{}: {error}mend or remove that line; `ackwheel serve --help` lists the keys (without the dashes)",
+                path.display()
+            ))
+        })
+    }
+
+    /// These settings, and where they are silent those of `fallback`.
+    #[must_use]
+    pub fn or(self, fallback: Settings) -> Settings {
+        macro_rules! each {
+            ($($field:ident)+) => { Settings { $($field: self.$field.or(fallback.$field),)+ } };
+        }
+        each! {
+            listen socket admin store slots tick state token_file insecure max_in_flight max_connections
+            max_frame_length max_queued_bytes hello_timeout redeliver_after outbox_retention outbox_max_ids
+            storm_min storm_share drain_timeout log log_format
+        }
+    }
+
+    /// Checks every setting.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that cannot be, with its value and the remedy.
+    pub fn check(self) -> Result<Config, ConfigError> {
+        let listen = address("--listen", self.listen.as_deref().unwrap_or("127.0.0.1:7415"))?;
+        let admin = address("--admin", self.admin.as_deref().unwrap_or("127.0.0.1:7416"))?;
+        check_store(self.store.as_deref().unwrap_or("memory"))?;
+        let wheel = Wheel::new(
+            self.slots.unwrap_or(Wheel::default().slots()),
+            self.tick.unwrap_or(Wheel::default().tick_length()),
+        )
+        .map_err(|error| ConfigError(format!("--slots and --tick: {error}")))?;
+        let token = self.token()?;
+        let mut warnings = Vec::new();
+        if !listen.ip().is_loopback() && !token.is_required() {
+            if self.insecure != Some(true) {
+                return Err(ConfigError(format!(
+                    "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file, \
+                     or listen on 127.0.0.1, or say --insecure if the network is yours alone"
+                )));
+            }
+            warnings.push(format!("--insecure: anyone who reaches {listen} can add and acknowledge messages"));
+        }
+        if !admin.ip().is_loopback() {
+            warnings.push(format!(
+                "--admin {admin} shows metrics and status to anyone who reaches it; it changes nothing"
+            ));
+        }
+        let drain_timeout = self.drain_timeout.unwrap_or(Duration::from_secs(8));
+        if drain_timeout > MAX_DRAIN_TIMEOUT {
+            return Err(ConfigError(format!(
+                "--drain-timeout {drain_timeout:?} is too long: choose at most {MAX_DRAIN_TIMEOUT:?}, so that the \
+                 process ends within 10s of SIGTERM"
+            )));
+        }
+        Ok(Config {
+            listen,
+            admin,
+            wheel,
+            storm: self.storm()?,
+            retention: self.retention()?,
+            redeliver_after: positive("--redeliver-after", self.redeliver_after, 30)?,
+            max_in_flight: at_least_one("--max-in-flight", self.max_in_flight, 4_000_000)?,
+            token,
+            server: self.server(wheel, drain_timeout)?,
+            drain_timeout,
+            warnings,
+            socket: self.socket,
+            state_file: self.state,
+        })
+    }
+
+    fn token(&self) -> Result<TokenSource, ConfigError> {
+        let Some(path) = &self.token_file else { return Ok(TokenSource::None) };
+        TokenSource::file(path.clone())
+            .map_err(|error| ConfigError(format!("--token-file {}: {error}", path.display())))
+    }
+
+    fn storm(&self) -> Result<StormRule, ConfigError> {
+        let default = StormRule::default();
+        let rule = StormRule {
+            min: self.storm_min.unwrap_or(default.min),
+            share: self.storm_share.unwrap_or(default.share),
+        };
+        if !(0.0..=1.0).contains(&rule.share) {
+            let share = rule.share;
+            return Err(ConfigError(format!("--storm-share {share} is not a share: choose 0 to 1 (0.5 is usual)")));
+        }
+        Ok(rule)
+    }
+
+    fn retention(&self) -> Result<Retention, ConfigError> {
+        let default = Retention::default();
+        Ok(Retention {
+            time: positive("--outbox-retention", self.outbox_retention, default.time.as_secs())?,
+            max_ids: at_least_one("--outbox-max-ids", self.outbox_max_ids, default.max_ids)?,
+        })
+    }
+
+    fn server(&self, wheel: Wheel, drain_grace: Duration) -> Result<ServerOptions, ConfigError> {
+        let max_frame_length = self.max_frame_length.unwrap_or(DEFAULT_MAX_FRAME_LENGTH);
+        if max_frame_length < DEFAULT_MAX_FRAME_LENGTH {
+            return Err(ConfigError(format!(
+                "--max-frame-length {max_frame_length} is too short for a full AddNewMsg: choose at least \
+                 {DEFAULT_MAX_FRAME_LENGTH}"
+            )));
+        }
+        let third = wheel.ticks(u64::from(wheel.slots())) / 3;
+        Ok(ServerOptions {
+            max_frame_length,
+            max_connections: at_least_one("--max-connections", self.max_connections, 20_000)?,
+            hello_timeout: positive("--hello-timeout", self.hello_timeout, 5)?,
+            ping_interval: third.clamp(Duration::from_secs(1), Duration::from_secs(10)),
+            max_queued_bytes: at_least_one("--max-queued-bytes", self.max_queued_bytes, 4 * 1024 * 1024)?,
+            max_credit: 1_048_576,
+            drain_grace,
+        })
+    }
+}
+
+fn check_store(store: &str) -> Result<(), ConfigError> {
+    if store == "memory" {
+        return Ok(());
+    }
+    Err(ConfigError(format!("--store {store:?} is not a store of this version: use `memory`")))
+}
+
+fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
+    let resolved = text.to_socket_addrs().map(|mut addresses| addresses.next());
+    match resolved {
+        Ok(Some(address)) => Ok(address),
+        _ => Err(ConfigError(format!(
+            "{flag} {text:?} is not an address: write HOST:PORT, as in 127.0.0.1:7415 (port 0 takes a free one)"
+        ))),
+    }
+}
+
+fn positive(flag: &str, given: Option<Duration>, default_secs: u64) -> Result<Duration, ConfigError> {
+    match given {
+        Some(Duration::ZERO) => {
+            Err(ConfigError(format!("{flag} 0s leaves no time at all: choose a duration above 0 (default {default_secs}s)")))
+        }
+        given => Ok(given.unwrap_or(Duration::from_secs(default_secs))),
+    }
+}
+
+fn at_least_one<T: Copy + Default + PartialEq + std::fmt::Display>(
+    flag: &str,
+    given: Option<T>,
+    default: T,
+) -> Result<T, ConfigError> {
+    match given {
+        Some(value) if value == T::default() => {
+            Err(ConfigError(format!("{flag} 0 would refuse everything: choose at least 1 (default {default})")))
+        }
+        given => Ok(given.unwrap_or(default)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error_of(settings: Settings) -> String {
+        settings.check().expect_err("a wrong setting").to_string()
+    }
+
+    #[test]
+    fn silence_gives_the_defaults() {
+        let config = Settings::default().check().unwrap();
+        assert_eq!(config.listen.to_string(), "127.0.0.1:7415");
+        assert_eq!((config.wheel.slots(), config.wheel.tick_ms()), (15, 1_000));
+        assert_eq!(config.server.ping_interval, Duration::from_secs(5));
+        assert!(config.warnings.is_empty());
+    }
+
+    #[test]
+    fn a_flag_comes_before_the_file() {
+        let file: Settings = toml::from_str("slots = 5\ntick = \"200ms\"").unwrap();
+        let flags = Settings { slots: Some(7), ..Settings::default() };
+        let config = flags.or(file).check().unwrap();
+        assert_eq!((config.wheel.slots(), config.wheel.tick_ms()), (7, 200));
+    }
+
+    #[test]
+    fn errors_name_the_value_and_the_remedy() {
+        let listen = Settings { listen: Some("0.0.0.0:0".into()), ..Settings::default() };
+        let error = error_of(listen);
+        assert!(error.contains("0.0.0.0:0") && error.contains("--token-file"), "{error}");
+        let error = error_of(Settings { slots: Some(0), ..Settings::default() });
+        assert!(error.contains("0 slots") && error.contains("15 is usual"), "{error}");
+        let error = error_of(Settings { storm_share: Some(1.5), ..Settings::default() });
+        assert!(error.contains("1.5") && error.contains("0 to 1"), "{error}");
+        let error = toml::from_str::<Settings>("tik = \"1s\"").unwrap_err().to_string();
+        assert!(error.contains("tik") && error.contains("tick"), "{error}");
+    }
+}

@@ -1,0 +1,158 @@
+//! The task of one group.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tracing::{debug, warn};
+
+use super::{Command, Shared};
+use crate::core::batch::Delivery as Delivered;
+use crate::core::dispatch::{Dispatch, MemberId};
+use crate::core::group::GroupName;
+use crate::core::outbox::Start;
+use crate::core::refusal::Refusal;
+
+/// After a refusal of the store the group tries again this much later.
+const RETRY: Duration = Duration::from_millis(200);
+
+pub(super) struct GroupTask {
+    name: GroupName,
+    ephemeral: bool,
+    shared: Arc<Shared>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    news: Arc<Notify>,
+    dispatch: Dispatch,
+    sinks: HashMap<MemberId, mpsc::UnboundedSender<Delivered>>,
+    /// Whether the outbox may hold something that was not taken.
+    may_take: bool,
+}
+
+impl GroupTask {
+    pub(super) fn new(
+        name: GroupName,
+        ephemeral: bool,
+        shared: Arc<Shared>,
+        commands: mpsc::UnboundedReceiver<Command>,
+        news: Arc<Notify>,
+    ) -> GroupTask {
+        let dispatch = Dispatch::new(shared.redeliver_after);
+        GroupTask { name, ephemeral, shared, commands, news, dispatch, sinks: HashMap::new(), may_take: true }
+    }
+
+    /// Runs until the last member has left.
+    pub(super) async fn run(mut self) {
+        loop {
+            let retry = match self.hand_out().await {
+                Ok(()) => None,
+                Err(refusal) => {
+                    warn!(group = %self.name, %refusal, "batches could not be taken from the store; trying again");
+                    Some(RETRY)
+                }
+            };
+            let alarm = self.dispatch.next_alarm().map(|alarm| alarm - self.shared.clock.alive());
+            let wait = [retry, alarm].into_iter().flatten().min();
+            tokio::select! {
+                command = self.commands.recv() => {
+                    // The handle in `shared` holds a sender for as long as the task runs.
+                    let Some(command) = command else { return };
+                    if self.obey(command).await && self.ended().await {
+                        return;
+                    }
+                }
+                () = self.news.notified() => self.may_take = true,
+                () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => {}
+            }
+        }
+    }
+
+    /// Hands out all that members have room for: what waits to be handed out again before what is new.
+    async fn hand_out(&mut self) -> Result<(), Refusal> {
+        let outbox = Arc::clone(&self.shared.outbox);
+        self.dispatch.ring_alarms(self.shared.clock.alive());
+        while let Some((batch, member)) = self.dispatch.next_again() {
+            match outbox.take_again(&self.name, batch, self.shared.clock.now()).await? {
+                Some(delivery) => self.hand(delivery, member),
+                None => self.dispatch.forget(batch),
+            }
+        }
+        while self.may_take && self.dispatch.window() > 0 {
+            let deliveries = outbox.take(&self.name, self.dispatch.window(), self.shared.clock.now()).await?;
+            self.may_take = !deliveries.is_empty();
+            for delivery in deliveries {
+                let member = self.dispatch.next_member().expect("no more was taken than there was room for");
+                self.hand(delivery, member);
+            }
+        }
+        Ok(())
+    }
+
+    fn hand(&mut self, delivery: Delivered, member: MemberId) {
+        let batch = &delivery.batch;
+        self.dispatch.hand(batch.id, batch.messages.len() as u64, member, self.shared.clock.alive());
+        self.shared.metrics.batches_delivered.inc();
+        if delivery.delivery_count > 1 {
+            self.shared.metrics.batches_redelivered.inc();
+        }
+        debug!(group = %self.name, batch = %batch.id, delivery = delivery.delivery_count, "handed out");
+        if let Some(sink) = self.sinks.get(&member) {
+            // A subscriber that has just gone says so with the next command, and the batch goes on.
+            let _ = sink.send(delivery);
+        }
+    }
+
+    /// Carries out a command; returns whether the last member has left.
+    async fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Join { member, credit, sink } => {
+                self.dispatch.join(member, credit);
+                self.sinks.insert(member, sink);
+                self.may_take = true;
+            }
+            Command::Leave { member } => {
+                self.sinks.remove(&member);
+                let released = self.dispatch.leave(member, self.shared.clock.alive());
+                if let Err(refusal) = self.shared.outbox.release(&self.name, &released).await {
+                    warn!(group = %self.name, %refusal, "batches could not be given back; they follow later");
+                }
+                return self.dispatch.members() == 0;
+            }
+            Command::Ack { batches, answer } => {
+                let settled = self.shared.outbox.settle(&self.name, &batches).await;
+                if let Ok(count) = settled {
+                    batches.into_iter().for_each(|batch| self.dispatch.forget(batch));
+                    self.shared.metrics.batches_acked.inc_by(count);
+                }
+                let _ = answer.send(settled);
+            }
+            Command::Nack { member, batch, delay, answer } => {
+                let held = self.dispatch.nack(member, batch, delay, self.shared.clock.alive());
+                self.shared.metrics.batches_nacked.inc_by(u64::from(held));
+                let _ = answer.send(held);
+            }
+        }
+        false
+    }
+
+    /// Ends the task after its last member, unless another has joined meanwhile.
+    async fn ended(&mut self) -> bool {
+        if self.ephemeral
+            && let Err(refusal) = self.shared.outbox.delete_group(&self.name).await
+        {
+            warn!(group = %self.name, %refusal, "an ephemeral group could not be deleted; retention will drop it");
+        }
+        {
+            let mut groups = self.shared.groups.lock();
+            if self.commands.is_empty() {
+                groups.remove(&self.name);
+                return true;
+            }
+        }
+        let reopened = self.shared.outbox.open_group(&self.name, Start::End, self.shared.clock.now()).await;
+        if let Err(refusal) = reopened {
+            warn!(group = %self.name, %refusal, "a group could not be opened again for a new subscriber");
+        }
+        false
+    }
+}

@@ -1,0 +1,243 @@
+//! From the outbox to subscribers: groups, credit, redelivery.
+//!
+//! Each group with a subscriber here has a task of its own ([`group`]) that drives its
+//! [`Dispatch`](crate::core::dispatch::Dispatch): it takes batches from the outbox while there is credit,
+//! hands them to members, and settles or releases them.
+
+mod group;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tracing::{error, info, warn};
+
+use crate::clock::Clock;
+use crate::core::batch::{BatchId, Delivery as Delivered};
+use crate::core::dispatch::MemberId;
+use crate::core::group::GroupName;
+use crate::core::outbox::{GroupBacklog, Outbox, Start};
+use crate::core::refusal::{Reason, Refusal};
+use crate::metrics::Metrics;
+
+/// How often the bounds of the outbox are looked after.
+const TEND_EVERY: Duration = Duration::from_secs(1);
+
+/// What a subscriber asks for.
+#[derive(Clone, Debug)]
+pub struct SubscribeRequest {
+    /// The group to join; none for a new ephemeral group.
+    pub group: Option<GroupName>,
+    /// Messages that it will hold unacknowledged.
+    pub credit: u64,
+    /// Whether the group, if it is new, goes with its last member.
+    pub ephemeral: bool,
+    /// Where the group, if it is new, begins.
+    pub start: Start,
+}
+
+/// Hands batches to subscribers.
+pub struct Delivery {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    outbox: Arc<dyn Outbox>,
+    clock: Arc<Clock>,
+    metrics: Arc<Metrics>,
+    redeliver_after: Duration,
+    groups: Mutex<HashMap<GroupName, Handle>>,
+    next_member: AtomicU64,
+}
+
+/// A group with a task.
+struct Handle {
+    commands: mpsc::UnboundedSender<Command>,
+    news: Arc<Notify>,
+    members: u64,
+}
+
+/// What a group's task is told.
+enum Command {
+    Join { member: MemberId, credit: u64, sink: mpsc::UnboundedSender<Delivered> },
+    Leave { member: MemberId },
+    Ack { batches: Vec<BatchId>, answer: oneshot::Sender<Result<u64, Refusal>> },
+    Nack { member: MemberId, batch: BatchId, delay: Duration, answer: oneshot::Sender<bool> },
+}
+
+/// A subscriber's end: batches come out of it, acknowledgements go in. Dropping it leaves the group.
+pub struct Subscription {
+    /// The group.
+    pub group: GroupName,
+    /// Whether the group is new.
+    pub created: bool,
+    /// Batches handed out; bounded by the credit.
+    pub batches: mpsc::UnboundedReceiver<Delivered>,
+    member: MemberId,
+    commands: mpsc::UnboundedSender<Command>,
+    shared: Arc<Shared>,
+}
+
+impl Delivery {
+    /// Delivers from `outbox`; an unacknowledged batch is handed out again after `redeliver_after`.
+    #[must_use]
+    pub fn new(
+        outbox: Arc<dyn Outbox>,
+        clock: Arc<Clock>,
+        metrics: Arc<Metrics>,
+        redeliver_after: Duration,
+    ) -> Delivery {
+        let shared = Arc::new(Shared {
+            outbox,
+            clock,
+            metrics,
+            redeliver_after,
+            groups: Mutex::default(),
+            next_member: AtomicU64::new(1),
+        });
+        let told = Arc::downgrade(&shared);
+        shared.outbox.on_news(Box::new(move || {
+            if let Some(shared) = told.upgrade() {
+                shared.groups.lock().values().for_each(|group| group.news.notify_one());
+            }
+        }));
+        Delivery { shared }
+    }
+
+    /// Joins a group, which is made if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// When there are too many groups, or the store is away.
+    pub async fn subscribe(&self, request: SubscribeRequest) -> Result<Subscription, Refusal> {
+        let member = MemberId(self.shared.next_member.fetch_add(1, Ordering::Relaxed));
+        let group = request.group.unwrap_or_else(|| self.shared.ephemeral_name(member));
+        let start = if request.ephemeral { Start::End } else { request.start };
+        let created = self.shared.outbox.open_group(&group, start, self.shared.clock.now()).await?;
+        let (sink, batches) = mpsc::unbounded_channel();
+        let join = Command::Join { member, credit: request.credit, sink };
+        let commands = self.shared.tell_or_spawn(&group, join, request.ephemeral && created);
+        Ok(Subscription { group, created, batches, member, commands, shared: Arc::clone(&self.shared) })
+    }
+
+    /// Deletes a group that has no subscriber.
+    ///
+    /// # Errors
+    ///
+    /// When it is the default group, has subscribers, does not exist, or the store is away.
+    pub async fn delete_group(&self, group: &GroupName) -> Result<(), Refusal> {
+        if group.is_default() {
+            return Err(Refusal::new(Reason::GroupInUse, "the default group is always there and cannot be deleted"));
+        }
+        if self.subscribers(group) > 0 {
+            return Err(Refusal::new(
+                Reason::GroupInUse,
+                format!("group {group} has subscribers: end them first, then delete it"),
+            ));
+        }
+        if self.shared.outbox.delete_group(group).await? {
+            info!(%group, "group deleted");
+            return Ok(());
+        }
+        Err(Refusal::new(Reason::UnknownGroup, format!("there is no group {group}: `ackwheel status` lists them")))
+    }
+
+    /// Number of subscribers of a group here.
+    #[must_use]
+    pub fn subscribers(&self, group: &GroupName) -> u64 {
+        self.shared.groups.lock().get(group).map_or(0, |handle| handle.members)
+    }
+
+    /// What each group has not acknowledged.
+    ///
+    /// # Errors
+    ///
+    /// When the store is away.
+    pub async fn backlogs(&self) -> Result<Vec<GroupBacklog>, Refusal> {
+        self.shared.outbox.backlogs(self.shared.clock.now()).await
+    }
+
+    /// Keeps the outbox within its bounds, until the task is aborted.
+    pub async fn tend(&self) {
+        loop {
+            tokio::time::sleep(TEND_EVERY).await;
+            let attended: Vec<GroupName> = self.shared.groups.lock().keys().cloned().collect();
+            match self.shared.outbox.tend(&attended, self.shared.clock.now()).await {
+                Ok(dropped) => {
+                    if dropped.ids > 0 {
+                        self.shared.metrics.outbox_dropped_ids.inc_by(dropped.ids);
+                        error!(
+                            messages = dropped.ids,
+                            batches = dropped.batches,
+                            "the outbox is full or too old and dropped batches that some group never acknowledged: \
+                             look for a group without a subscriber in `ackwheel status`"
+                        );
+                    }
+                    self.shared.metrics.groups_dropped.inc_by(dropped.groups.len() as u64);
+                    for group in dropped.groups {
+                        warn!(%group, "group dropped: it had no subscriber for the outbox's retention");
+                    }
+                }
+                Err(refusal) => warn!(%refusal, "the outbox could not be looked after; trying again"),
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn ephemeral_name(&self, member: MemberId) -> GroupName {
+        let start = std::process::id();
+        format!("ephemeral-{start}-{}", member.0).parse().expect("letters, digits and hyphens name a group")
+    }
+
+    /// Sends a command to the group's task, which is started if there is none.
+    fn tell_or_spawn(
+        self: &Arc<Self>,
+        group: &GroupName,
+        join: Command,
+        ephemeral: bool,
+    ) -> mpsc::UnboundedSender<Command> {
+        let mut groups = self.groups.lock();
+        let handle = groups.entry(group.clone()).or_insert_with(|| {
+            let (commands, receiver) = mpsc::unbounded_channel();
+            let news = Arc::new(Notify::new());
+            let task = group::GroupTask::new(group.clone(), ephemeral, Arc::clone(self), receiver, Arc::clone(&news));
+            tokio::spawn(task.run());
+            Handle { commands, news, members: 0 }
+        });
+        handle.members += 1;
+        // The task ends only under this lock, after it has found its queue empty.
+        let _ = handle.commands.send(join);
+        handle.commands.clone()
+    }
+}
+
+impl Subscription {
+    /// Settles batches for the group; returns how many were not settled before.
+    ///
+    /// The request takes its place when this is called, not when the answer is awaited.
+    pub fn ack(&self, batches: Vec<BatchId>) -> impl Future<Output = Result<u64, Refusal>> + Send + use<> {
+        let (answer, settled) = oneshot::channel();
+        let _ = self.commands.send(Command::Ack { batches, answer });
+        async move { settled.await.unwrap_or(Ok(0)) }
+    }
+
+    /// Gives a batch back; returns whether this subscriber held it.
+    pub fn nack(&self, batch: BatchId, delay: Duration) -> impl Future<Output = bool> + Send + use<> {
+        let (answer, held) = oneshot::channel();
+        let _ = self.commands.send(Command::Nack { member: self.member, batch, delay, answer });
+        async move { held.await.unwrap_or(false) }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        if let Some(handle) = self.shared.groups.lock().get_mut(&self.group) {
+            handle.members -= 1;
+        }
+        let _ = self.commands.send(Command::Leave { member: self.member });
+    }
+}

@@ -1,0 +1,127 @@
+//! Before a late decision, what waits in the sockets is read.
+//!
+//! When the process stood still, acknowledgements wait unread. [`ReadGate::pass`] asks every connection to
+//! read until its socket is empty, and returns when all have. A connection is a [`Member`] from its accept
+//! to its end; one that comes in the middle of a round is not waited for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+/// Where the ticker meets the connections.
+#[derive(Debug)]
+pub struct ReadGate {
+    round: watch::Sender<u64>,
+    count: Mutex<Count>,
+    all_passed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Count {
+    members: usize,
+    /// Members that have not yet passed the current round.
+    outstanding: usize,
+}
+
+impl ReadGate {
+    /// A gate without members.
+    #[must_use]
+    pub fn new() -> Arc<ReadGate> {
+        let (round, _) = watch::channel(0);
+        Arc::new(ReadGate { round, count: Mutex::default(), all_passed: Notify::new() })
+    }
+
+    /// A connection joins.
+    #[must_use]
+    pub fn join(self: &Arc<Self>) -> Member {
+        let mut count = self.count.lock();
+        count.members += 1;
+        let mut rounds = self.round.subscribe();
+        let passed = *rounds.borrow_and_update();
+        Member { gate: Arc::clone(self), rounds, passed }
+    }
+
+    /// Waits until every connection has read what was waiting; at most `patience`, and says whether all did.
+    pub async fn pass(&self, patience: Duration) -> bool {
+        {
+            let mut count = self.count.lock();
+            count.outstanding = count.members;
+            self.round.send_modify(|round| *round += 1);
+        }
+        let all_passed = async {
+            loop {
+                let notified = self.all_passed.notified();
+                if self.count.lock().outstanding == 0 {
+                    return;
+                }
+                notified.await;
+            }
+        };
+        tokio::time::timeout(patience, all_passed).await.is_ok()
+    }
+}
+
+/// A connection, as the gate sees it.
+#[derive(Debug)]
+pub struct Member {
+    gate: Arc<ReadGate>,
+    rounds: watch::Receiver<u64>,
+    passed: u64,
+}
+
+impl Member {
+    /// Waits until the ticker asks to read what waits. Cancel-safe.
+    pub async fn asked(&mut self) {
+        // The gate outlives its members, so the sender is there.
+        let _ = self.rounds.changed().await;
+    }
+
+    /// Answers the last question: the socket was read until it was empty.
+    pub fn passed(&mut self) {
+        let mut count = self.gate.count.lock();
+        let round = *self.rounds.borrow_and_update();
+        if self.passed != round {
+            self.passed = round;
+            count.outstanding -= 1;
+            if count.outstanding == 0 {
+                self.gate.all_passed.notify_waiters();
+            }
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.passed();
+        self.gate.count.lock().members -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_round_ends_when_every_member_passed_or_went() {
+        let gate = ReadGate::new();
+        assert!(gate.pass(Duration::from_secs(1)).await, "nobody to wait for");
+        let (mut first, second) = (gate.join(), gate.join());
+        assert!(!gate.pass(Duration::from_secs(1)).await, "two did not answer");
+
+        let round = tokio::spawn({
+            let gate = Arc::clone(&gate);
+            async move { gate.pass(Duration::from_secs(60)).await }
+        });
+        first.asked().await;
+        drop(second);
+        let late = gate.join();
+        first.passed();
+        first.passed();
+        tokio::task::yield_now().await;
+        assert!(round.await.unwrap(), "whoever joins during a round is not waited for");
+        drop(late);
+        assert_eq!(gate.count.lock().members, 1);
+    }
+}

@@ -1,0 +1,315 @@
+//! The outbox in memory: one queue of batches, and for each group a position in it.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::core::batch::{BatchId, Delivery, TimeoutBatch};
+use crate::core::group::{GroupName, MAX_GROUPS};
+use crate::core::outbox::{Dropped, GroupBacklog, Outbox, Retention, Start};
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::Reply;
+
+type Tell = Box<dyn Fn() + Send + Sync>;
+
+/// An outbox that lives in the process.
+pub struct MemoryOutbox {
+    retention: Retention,
+    pub(super) queue: Mutex<Queue>,
+    told: RwLock<Vec<Tell>>,
+}
+
+/// Batches by position, which counts up for ever, and the groups that read them.
+#[derive(Debug)]
+pub(super) struct Queue {
+    /// The position of the first place.
+    pub(super) first: u64,
+    /// A place is empty once every group has settled its batch.
+    pub(super) places: VecDeque<Option<Stored>>,
+    positions: HashMap<BatchId, u64>,
+    /// Messages in all batches stored.
+    ids: u64,
+    pub(super) groups: HashMap<GroupName, Group>,
+}
+
+#[derive(Debug)]
+pub(super) struct Stored {
+    pub(super) batch: Arc<TimeoutBatch>,
+    pub(super) decided_at: Instant,
+    /// Groups that have not settled it.
+    pub(super) unsettled: usize,
+}
+
+/// What a group has done. It has settled what lies before `next` and is neither taken nor released.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// The first position never taken.
+    pub(super) next: u64,
+    /// Taken positions, with their delivery counts.
+    pub(super) taken: BTreeMap<u64, u32>,
+    /// Positions taken before and given back, with their delivery counts.
+    pub(super) released: BTreeMap<u64, u32>,
+    /// When it last had a subscriber.
+    pub(super) attended_at: Instant,
+}
+
+impl MemoryOutbox {
+    /// An empty outbox with the default group.
+    #[must_use]
+    pub fn new(retention: Retention, now: Instant) -> MemoryOutbox {
+        let mut queue = Queue {
+            first: 0,
+            places: VecDeque::new(),
+            positions: HashMap::new(),
+            ids: 0,
+            groups: HashMap::new(),
+        };
+        queue.open_group(&GroupName::default_group(), Start::Beginning, now);
+        MemoryOutbox { retention, queue: Mutex::new(queue), told: RwLock::new(Vec::new()) }
+    }
+
+    /// Appends a batch of a tick decided at `decided_at`.
+    pub(super) fn publish(&self, batch: Arc<TimeoutBatch>, decided_at: Instant) {
+        self.queue.lock().append(batch, decided_at);
+        self.tell();
+    }
+
+    fn tell(&self) {
+        self.told.read().iter().for_each(|tell| tell());
+    }
+}
+
+impl Outbox for MemoryOutbox {
+    fn open_group(&self, group: &GroupName, start: Start, now: Instant) -> Reply<bool> {
+        let mut queue = self.queue.lock();
+        if !queue.groups.contains_key(group) && queue.groups.len() >= MAX_GROUPS {
+            return Reply::refused(Refusal::new(
+                Reason::TooManyGroups,
+                format!("there are {MAX_GROUPS} groups already: delete one with `ackwheel group delete NAME`"),
+            ));
+        }
+        Reply::ok(queue.open_group(group, start, now))
+    }
+
+    fn delete_group(&self, group: &GroupName) -> Reply<bool> {
+        Reply::ok(self.queue.lock().delete_group(group))
+    }
+
+    fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>> {
+        Reply::ok(self.queue.lock().take(group, window, now))
+    }
+
+    fn take_again(&self, group: &GroupName, batch: BatchId, now: Instant) -> Reply<Option<Delivery>> {
+        Reply::ok(self.queue.lock().take_again(group, batch, now))
+    }
+
+    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<u64> {
+        let mut queue = self.queue.lock();
+        Reply::ok(batches.iter().map(|batch| u64::from(queue.settle(group, *batch))).sum())
+    }
+
+    fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
+        let mut queue = self.queue.lock();
+        let queue = &mut *queue;
+        if let Some(group) = queue.groups.get_mut(group) {
+            for position in batches.iter().filter_map(|batch| queue.positions.get(batch)) {
+                if let Some(count) = group.taken.remove(position) {
+                    group.released.insert(*position, count);
+                }
+            }
+        }
+        Reply::ok(())
+    }
+
+    fn tend(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
+        let mut queue = self.queue.lock();
+        for group in attended {
+            if let Some(group) = queue.groups.get_mut(group) {
+                group.attended_at = now;
+            }
+        }
+        Reply::ok(queue.keep_bounds(self.retention, now))
+    }
+
+    fn backlogs(&self, now: Instant) -> Reply<Vec<GroupBacklog>> {
+        let queue = self.queue.lock();
+        let mut backlogs: Vec<_> = queue.groups.iter().map(|(name, group)| queue.backlog(name, group, now)).collect();
+        backlogs.sort_by(|a, b| a.group.cmp(&b.group));
+        Reply::ok(backlogs)
+    }
+
+    fn on_news(&self, tell: Tell) {
+        self.told.write().push(tell);
+    }
+}
+
+impl Queue {
+    fn end(&self) -> u64 {
+        self.first + self.places.len() as u64
+    }
+
+    fn stored(&self, position: u64) -> Option<&Stored> {
+        let index = usize::try_from(position.checked_sub(self.first)?).ok()?;
+        self.places.get(index)?.as_ref()
+    }
+
+    pub(super) fn append(&mut self, batch: Arc<TimeoutBatch>, decided_at: Instant) {
+        self.ids += batch.messages.len() as u64;
+        self.positions.insert(batch.id, self.end());
+        self.places.push_back(Some(Stored { batch, decided_at, unsettled: self.groups.len() }));
+    }
+
+    pub(super) fn open_group(&mut self, name: &GroupName, start: Start, now: Instant) -> bool {
+        if let Some(group) = self.groups.get_mut(name) {
+            group.attended_at = now;
+            return false;
+        }
+        let next = match start {
+            Start::Beginning => self.first,
+            Start::End => self.end(),
+        };
+        if start == Start::Beginning {
+            self.places.iter_mut().flatten().for_each(|stored| stored.unsettled += 1);
+        }
+        let group = Group { next, taken: BTreeMap::new(), released: BTreeMap::new(), attended_at: now };
+        self.groups.insert(name.clone(), group);
+        true
+    }
+
+    fn delete_group(&mut self, name: &GroupName) -> bool {
+        let Some(group) = self.groups.remove(name) else { return false };
+        let untaken = group.next.max(self.first)..self.end();
+        for position in group.taken.into_keys().chain(group.released.into_keys()).chain(untaken) {
+            self.settled_by_one(position);
+        }
+        true
+    }
+
+    fn take(&mut self, name: &GroupName, window: u64, now: Instant) -> Vec<Delivery> {
+        let mut deliveries = Vec::new();
+        let mut ids = 0;
+        while ids < window {
+            let Some((position, delivery_count)) = self.take_position(name) else { break };
+            if let Some(stored) = self.stored(position) {
+                ids += stored.batch.messages.len() as u64;
+                deliveries.push(stored.deliver(delivery_count, now));
+            }
+        }
+        deliveries
+    }
+
+    /// The next position for a group: what was released comes before what was never taken.
+    fn take_position(&mut self, name: &GroupName) -> Option<(u64, u32)> {
+        let end = self.end();
+        let group = self.groups.get_mut(name)?;
+        let (position, count) = match group.released.pop_first() {
+            Some((position, count)) => (position, count + 1),
+            None => {
+                let position = group.next.max(self.first);
+                if position >= end {
+                    return None;
+                }
+                group.next = position + 1;
+                if self.stored(position).is_none() {
+                    // Settled by every group that existed then: this one opened later.
+                    return self.take_position(name);
+                }
+                (position, 1)
+            }
+        };
+        self.groups.get_mut(name)?.taken.insert(position, count);
+        Some((position, count))
+    }
+
+    fn take_again(&mut self, name: &GroupName, batch: BatchId, now: Instant) -> Option<Delivery> {
+        let position = *self.positions.get(&batch)?;
+        let count = self.groups.get_mut(name)?.taken.get_mut(&position)?;
+        *count += 1;
+        let count = *count;
+        Some(self.stored(position)?.deliver(count, now))
+    }
+
+    fn settle(&mut self, name: &GroupName, batch: BatchId) -> bool {
+        let Some(position) = self.positions.get(&batch).copied() else { return false };
+        let Some(group) = self.groups.get_mut(name) else { return false };
+        let held = group.taken.remove(&position).or_else(|| group.released.remove(&position)).is_some();
+        if held {
+            self.settled_by_one(position);
+        }
+        held
+    }
+
+    /// Notes that one group more has settled a batch; the last one removes it.
+    fn settled_by_one(&mut self, position: u64) {
+        let Some(index) = position.checked_sub(self.first).and_then(|index| usize::try_from(index).ok()) else {
+            return;
+        };
+        let Some(Some(stored)) = self.places.get_mut(index) else { return };
+        stored.unsettled -= 1;
+        if stored.unsettled == 0 {
+            self.ids -= stored.batch.messages.len() as u64;
+            self.positions.remove(&stored.batch.id);
+            self.places[index] = None;
+            self.drop_empty_places();
+        }
+    }
+
+    fn drop_empty_places(&mut self) {
+        while let Some(None) = self.places.front() {
+            self.places.pop_front();
+            self.first += 1;
+        }
+    }
+
+    fn keep_bounds(&mut self, retention: Retention, now: Instant) -> Dropped {
+        let mut dropped = Dropped::default();
+        let is_old = |since: Instant| now.saturating_duration_since(since) > retention.time;
+        while let Some(Some(oldest)) = self.places.front() {
+            if self.ids <= retention.max_ids && !is_old(oldest.decided_at) {
+                break;
+            }
+            let ids = oldest.batch.messages.len() as u64;
+            self.positions.remove(&oldest.batch.id);
+            for group in self.groups.values_mut() {
+                group.taken.remove(&self.first);
+                group.released.remove(&self.first);
+            }
+            self.places.pop_front();
+            self.first += 1;
+            self.ids -= ids;
+            dropped.ids += ids;
+            dropped.batches += 1;
+            self.drop_empty_places();
+        }
+        let abandoned = |(name, group): &(&GroupName, &Group)| !name.is_default() && is_old(group.attended_at);
+        dropped.groups = self.groups.iter().filter(abandoned).map(|(name, _)| name.clone()).collect();
+        for group in &dropped.groups {
+            self.delete_group(group);
+        }
+        dropped
+    }
+
+    fn backlog(&self, name: &GroupName, group: &Group, now: Instant) -> GroupBacklog {
+        let next = group.next.max(self.first);
+        let held = || group.taken.keys().chain(group.released.keys()).copied();
+        let untaken = (next..self.end()).filter(|position| self.stored(*position).is_some());
+        let oldest = held().chain(untaken.clone().take(1)).min().and_then(|position| self.stored(position));
+        GroupBacklog {
+            group: name.clone(),
+            batches: (held().count() + untaken.count()) as u64,
+            unacked: group.taken.len() as u64,
+            oldest: oldest.map_or_else(Default::default, |stored| {
+                now.saturating_duration_since(stored.decided_at)
+            }),
+        }
+    }
+}
+
+impl Stored {
+    fn deliver(&self, delivery_count: u32, now: Instant) -> Delivery {
+        let age = now.saturating_duration_since(self.decided_at);
+        Delivery { batch: Arc::clone(&self.batch), delivery_count, age }
+    }
+}

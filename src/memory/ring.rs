@@ -1,0 +1,354 @@
+//! The ring in memory.
+//!
+//! # Two structures, one truth
+//!
+//! `messages` (message → entry) is the truth; `lists` (tick → messages) only say where to look. Every
+//! outcome is decided under the map's guard of that one message, by comparing the entry's deadline with
+//! `decided_below`:
+//!
+//! | what | under the guard of the message | afterwards, without it |
+//! |---|---|---|
+//! | add | `deadline >= decided_below`, else try again with the tick due now; put the entry | vacate the place of the entry replaced |
+//! | del | entry is there and not decided: take it out, count it | vacate its place |
+//! | decide tick D | (first `decided_below = D + 1`, then take the list:) entry has this deadline and this place: mark it listed | — |
+//! | forget D | entry still has this deadline: take it out | — |
+//!
+//! The order makes each race come out one way. An add takes its place in the list *before* it puts the
+//! entry, so whoever decides a tick meets every entry of it. An add that was overtaken by the decision sees
+//! that under the guard and goes to a later tick. A message that is decided but not yet listed can be added
+//! again only by handing it to `overtaken`, from where it joins its batch. After the decision the entry
+//! stays, as the memory of what is `late`, until a revolution has passed.
+//!
+//! No guard of the map is held while another message is touched, nor across an await.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry as MapEntry;
+use parking_lot::{Mutex, RwLock};
+
+use super::expire::Expiry;
+use super::lists::{Lists, Place};
+use super::outbox::MemoryOutbox;
+use crate::core::batch::{StormRule, TimedOut};
+use crate::core::message::{AddOutcome, DelOutcome, Message};
+use crate::core::pace::{Pace, Turn};
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::{
+    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
+};
+use crate::core::tally::{LatencyTally, Stamp};
+use crate::core::tick::{Tick, Wheel};
+
+/// Message → entry: keyed per process, since ids come from clients.
+pub(super) type Messages = DashMap<Message, Entry, foldhash::quality::RandomState>;
+
+/// What is known of a message in flight, or of one that timed out less than a revolution ago.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) deadline: Tick,
+    pub(super) added_at: Stamp,
+    pub(super) place: Place,
+    pub(super) attempt: u8,
+    /// Whether the walk over its decided tick has come to it.
+    pub(super) listed: bool,
+    /// Whether its latency was recorded by a late del.
+    pub(super) late_counted: bool,
+}
+
+impl Entry {
+    pub(super) fn in_flight(deadline: Tick, added_at: Stamp, place: Place, attempt: u8) -> Entry {
+        Entry { deadline, added_at, place, attempt, listed: false, late_counted: false }
+    }
+
+    pub(super) fn remembered(deadline: Tick, added_at: Stamp, attempt: u8, late_counted: bool) -> Entry {
+        Entry { deadline, added_at, place: Place::NOWHERE, attempt, listed: true, late_counted }
+    }
+}
+
+/// How a ring in memory is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct RingOptions {
+    /// Its dimensions.
+    pub wheel: Wheel,
+    /// When a tick is a storm.
+    pub storm: StormRule,
+    /// The most messages in flight.
+    pub max_in_flight: u64,
+    /// The epoch that its batches bear.
+    pub epoch: u64,
+    /// Where it stands at the start.
+    pub pointer: Tick,
+    /// Whether a drain keeps what is in flight, for a state file.
+    pub keeps_on_drain: bool,
+}
+
+/// A ring that lives in the process.
+pub struct MemoryRing {
+    pub(super) options: RingOptions,
+    /// Where stamps count from.
+    pub(super) origin: Instant,
+    pub(super) messages: Messages,
+    pub(super) lists: Lists,
+    pub(super) pace: RwLock<Pace>,
+    /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
+    pub(super) decided_below: AtomicU64,
+    pub(super) in_flight: AtomicU64,
+    /// Whether new messages are refused; an add holds it for reading from its check to its end.
+    pub(super) draining: RwLock<bool>,
+    pub(super) expiry: Mutex<Expiry>,
+    pub(super) outbox: Arc<MemoryOutbox>,
+}
+
+impl MemoryRing {
+    /// An empty ring whose batches go to `outbox`.
+    #[must_use]
+    pub fn new(options: RingOptions, outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryRing {
+        MemoryRing {
+            options,
+            origin: now,
+            messages: Messages::with_hasher(foldhash::quality::RandomState::default()),
+            lists: Lists::new(options.wheel, options.pointer),
+            pace: RwLock::new(Pace::new(options.wheel.tick_length(), options.pointer, now)),
+            decided_below: AtomicU64::new(options.pointer.0),
+            in_flight: AtomicU64::new(0),
+            draining: RwLock::new(false),
+            expiry: Mutex::new(Expiry::default()),
+            outbox,
+        }
+    }
+
+    pub(super) fn stamp(&self, now: Instant) -> Stamp {
+        Stamp::after(now.saturating_duration_since(self.origin))
+    }
+
+    pub(super) fn decided_below(&self) -> Tick {
+        Tick(self.decided_below.load(Ordering::SeqCst))
+    }
+
+    pub(super) fn expire_step(&self, now: Instant) -> Expired {
+        self.expiry.lock().step(self, now)
+    }
+
+    fn add(&self, request: AddNewMsg<'_>, now: Instant) -> Result<AddNewMsgAnswer, Refusal> {
+        let draining = self.draining.read();
+        if *draining {
+            return Err(Refusal::new(
+                Reason::Draining,
+                "this sidecar is draining and takes no new messages: add them through another one",
+            ));
+        }
+        let count = request.messages.len() as u64;
+        self.reserve(count)?;
+        let stamp = self.stamp(now);
+        let due = self.pace.read().tick_due(now);
+        let mut answer = AddNewMsgAnswer { deadline: due, outcomes: Vec::with_capacity(request.messages.len()) };
+        for message in request.messages {
+            let outcome;
+            (outcome, answer.deadline) = self.add_one(*message, request, due, stamp);
+            answer.outcomes.push(outcome);
+        }
+        self.in_flight.fetch_sub(answer.rearmed() as u64, Ordering::Relaxed);
+        Ok(answer)
+    }
+
+    /// Counts messages as in flight ahead of adding them; those re-armed are taken off again.
+    fn reserve(&self, count: u64) -> Result<(), Refusal> {
+        let in_flight = self.in_flight.fetch_add(count, Ordering::Relaxed) + count;
+        if in_flight <= self.options.max_in_flight {
+            return Ok(());
+        }
+        self.in_flight.fetch_sub(count, Ordering::Relaxed);
+        let max = self.options.max_in_flight;
+        Err(Refusal::new(
+            Reason::MaxInFlight,
+            format!(
+                "{} messages are in flight and {count} more would exceed the limit of {max}: try again when \
+                 some are acknowledged or have timed out, or raise --max-in-flight",
+                in_flight - count
+            ),
+        ))
+    }
+
+    fn add_one(&self, message: Message, request: AddNewMsg<'_>, due: Tick, stamp: Stamp) -> (AddOutcome, Tick) {
+        let mut due = due;
+        loop {
+            let deadline = self.options.wheel.deadline(due, request.ack_timeout_ticks);
+            if let Some(place) = self.lists.of(deadline).push(deadline, message) {
+                let entry = Entry::in_flight(deadline, stamp, place, request.attempt);
+                if let Some(outcome) = self.put(message, entry) {
+                    return (outcome, deadline);
+                }
+                self.lists.of(deadline).vacate(deadline, place);
+            }
+            // The tick was decided since it was chosen: the wheel has moved on, and so do we.
+            due = due.max(self.decided_below());
+        }
+    }
+
+    /// Puts an entry into the map, unless its tick is decided by now.
+    fn put(&self, message: Message, entry: Entry) -> Option<AddOutcome> {
+        let earlier = match self.messages.entry(message) {
+            MapEntry::Vacant(place) => {
+                if entry.deadline < self.decided_below() {
+                    return None;
+                }
+                place.insert(entry);
+                return Some(AddOutcome::Added);
+            }
+            MapEntry::Occupied(mut place) => {
+                let decided_below = self.decided_below();
+                if entry.deadline < decided_below {
+                    return None;
+                }
+                let earlier = place.insert(entry);
+                if earlier.deadline < decided_below {
+                    if !earlier.listed {
+                        let timed_out = TimedOut { message, attempt: earlier.attempt };
+                        self.lists.of(earlier.deadline).overtaken.lock().push(timed_out);
+                    }
+                    return Some(AddOutcome::Added);
+                }
+                earlier
+            }
+        };
+        self.lists.of(earlier.deadline).vacate(earlier.deadline, earlier.place);
+        Some(AddOutcome::Rearmed)
+    }
+
+    fn del(&self, request: DelMsg<'_>, now: Instant) -> DelMsgAnswer {
+        let pointer = self.pace.read().pointer();
+        let stamp = self.stamp(now);
+        let mut answer = DelMsgAnswer {
+            outcomes: Vec::with_capacity(request.messages.len()),
+            ack_latency: LatencyTally::default(),
+        };
+        let mut removed = 0;
+        for message in request.messages {
+            let outcome = self.del_one(*message, request.withdraw, pointer, stamp, &mut answer.ack_latency);
+            removed += u64::from(matches!(outcome, DelOutcome::Acked | DelOutcome::Withdrawn));
+            answer.outcomes.push(outcome);
+        }
+        self.in_flight.fetch_sub(removed, Ordering::Relaxed);
+        answer
+    }
+
+    fn del_one(
+        &self,
+        message: Message,
+        withdraw: bool,
+        pointer: Tick,
+        stamp: Stamp,
+        ack_latency: &mut LatencyTally,
+    ) -> DelOutcome {
+        let mut outcome = DelOutcome::Unknown;
+        let removed = self.messages.remove_if_mut(&message, |_, entry| {
+            if entry.deadline < self.decided_below() {
+                if self.options.wheel.remembers(entry.deadline, pointer) {
+                    outcome = DelOutcome::Late;
+                    if !std::mem::replace(&mut entry.late_counted, true) {
+                        ack_latency.record(stamp.since(entry.added_at), 1);
+                    }
+                }
+                return false;
+            }
+            outcome = if withdraw { DelOutcome::Withdrawn } else { DelOutcome::Acked };
+            if !withdraw {
+                self.lists.of(entry.deadline).acked.fetch_add(1, Ordering::Relaxed);
+                ack_latency.record(stamp.since(entry.added_at), 1);
+            }
+            true
+        });
+        if let Some((_, entry)) = removed {
+            self.lists.of(entry.deadline).vacate(entry.deadline, entry.place);
+        }
+        outcome
+    }
+
+    fn turn(&self, now: Instant) -> Advance {
+        let mut pace = self.pace.write();
+        match pace.turn(now) {
+            Turn::Wait(until) => Advance::Waiting(until),
+            Turn::Shift { missed } => {
+                pace.shifted(now);
+                Advance::Shifted { missed }
+            }
+            Turn::Advance { lateness } => {
+                let (decided, due_at) = (pace.pointer(), pace.next_advance());
+                pace.advanced();
+                let pointer = pace.pointer();
+                drop(pace);
+                if !*self.draining.read() || self.options.keeps_on_drain {
+                    self.decide_below(pointer, decided, due_at, false);
+                }
+                Advance::Moved { decided, lateness }
+            }
+        }
+    }
+
+    /// Decides every tick below `below`, from `first` on: from this store on, DelMsg answers `late`.
+    fn decide_below(&self, below: Tick, first: Tick, due_at: Instant, drained: bool) {
+        // The lists of these ticks will be used again: no earlier tick may still want its counts from them.
+        let mut expiry = self.expiry.lock();
+        expiry.finish_walks(self);
+        self.decided_below.fetch_max(below.0, Ordering::SeqCst);
+        for tick in first.0..below.0 {
+            expiry.freeze(Tick(tick), self.lists.take(Tick(tick)), due_at, drained);
+        }
+    }
+}
+
+impl Ring for MemoryRing {
+    fn wheel(&self) -> Wheel {
+        self.options.wheel
+    }
+
+    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
+        Reply::Ready(Some(self.add(request, now)))
+    }
+
+    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
+        Reply::ok(self.del(request, now))
+    }
+
+    fn advance(&self, now: Instant) -> Reply<Advance> {
+        Reply::ok(self.turn(now))
+    }
+
+    fn expire(&self, now: Instant) -> Reply<Expired> {
+        Reply::ok(self.expire_step(now))
+    }
+
+    fn drain(&self, now: Instant) -> Reply<Handover> {
+        let mut draining = self.draining.write();
+        if std::mem::replace(&mut *draining, true) || self.options.keeps_on_drain {
+            return Reply::ok(Handover::Kept);
+        }
+        drop(draining);
+        let pointer = self.pace.read().pointer();
+        self.decide_below(pointer.plus(self.lists.horizon()), pointer, now, true);
+        Reply::ok(Handover::HandedOut)
+    }
+
+    fn status(&self, now: Instant) -> Reply<RingStatus> {
+        let pace = *self.pace.read();
+        let pointer = pace.pointer();
+        let mut slots = vec![0; usize::from(self.options.wheel.slots())];
+        for tick in pointer.0 + 1..pointer.0 + self.lists.horizon() {
+            slots[usize::from(self.options.wheel.slot(Tick(tick)).0)] += self.lists.of(Tick(tick)).len(Tick(tick));
+        }
+        Reply::ok(RingStatus {
+            ring: 0,
+            pointer,
+            pointer_lag: now.saturating_duration_since(pace.next_advance()),
+            epoch: self.options.epoch,
+            leader: Some(String::from("this process")),
+            leads: true,
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+            slots,
+            closing: self.lists.of(pointer).len(pointer),
+        })
+    }
+}

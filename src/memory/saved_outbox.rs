@@ -1,0 +1,135 @@
+//! The outbox as it lies in a state file.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::outbox::{Group, MemoryOutbox, Stored};
+use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
+use crate::core::group::GroupName;
+use crate::core::message::Message;
+use crate::core::outbox::Start;
+use crate::core::tick::Tick;
+
+/// An outbox in a state file. Positions count from the oldest batch saved.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SavedOutbox {
+    batches: Vec<Option<SavedBatch>>,
+    groups: Vec<SavedGroup>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedBatch {
+    tick: u64,
+    epoch: u64,
+    ring: u16,
+    seq: u32,
+    added: u64,
+    acked: u64,
+    storm: bool,
+    drained: bool,
+    last: bool,
+    age: Duration,
+    /// msg_id, client, attempt.
+    messages: Vec<(u64, u64, u8)>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedGroup {
+    name: String,
+    next: u64,
+    /// Positions before `next` that are not settled, with their delivery counts.
+    held: Vec<(u64, u32)>,
+    unattended: Duration,
+}
+
+impl MemoryOutbox {
+    pub(super) fn save(&self, now: Instant) -> SavedOutbox {
+        let queue = self.queue.lock();
+        let save_group = |(name, group): (&GroupName, &Group)| SavedGroup {
+            name: name.to_string(),
+            next: group.next.max(queue.first) - queue.first,
+            held: (group.taken.iter().chain(&group.released))
+                .map(|(position, count)| (position - queue.first, *count))
+                .collect(),
+            unattended: now.saturating_duration_since(group.attended_at),
+        };
+        SavedOutbox {
+            batches: queue.places.iter().map(|place| place.as_ref().map(|stored| stored.save(now))).collect(),
+            groups: queue.groups.iter().map(save_group).collect(),
+        }
+    }
+
+    /// Puts back what was saved `away` ago. Nobody holds a batch after a restart: all are released.
+    pub(super) fn restore(&self, saved: SavedOutbox, away: Duration, now: Instant) {
+        let before = |age: Duration| now.checked_sub(age.saturating_add(away)).unwrap_or(now);
+        let mut queue = self.queue.lock();
+        queue.groups.clear();
+        for group in saved.groups {
+            let Ok(name) = group.name.parse::<GroupName>() else { continue };
+            let group = Group {
+                next: group.next,
+                taken: BTreeMap::new(),
+                released: group.held.into_iter().collect(),
+                attended_at: before(group.unattended),
+            };
+            queue.groups.insert(name, group);
+        }
+        for (position, batch) in (0..).zip(saved.batches) {
+            let Some(batch) = batch else {
+                queue.places.push_back(None);
+                continue;
+            };
+            let decided_at = before(batch.age);
+            queue.append(Arc::new(batch.restore()), decided_at);
+            let wants = |group: &&Group| position >= group.next || group.released.contains_key(&position);
+            let unsettled = queue.groups.values().filter(wants).count();
+            if let Some(Some(stored)) = queue.places.back_mut() {
+                stored.unsettled = unsettled;
+            }
+        }
+        queue.open_group(&GroupName::default_group(), Start::Beginning, now);
+    }
+}
+
+impl Stored {
+    fn save(&self, now: Instant) -> SavedBatch {
+        let TimeoutBatch { id, counts, last, messages } = &*self.batch;
+        let message = |timed_out: &TimedOut| {
+            (timed_out.message.msg_id.0, timed_out.message.client.0, timed_out.attempt)
+        };
+        SavedBatch {
+            tick: id.tick.0,
+            epoch: id.epoch,
+            ring: id.ring,
+            seq: id.seq,
+            added: counts.added,
+            acked: counts.acked,
+            storm: counts.storm,
+            drained: counts.drained,
+            last: *last,
+            age: now.saturating_duration_since(self.decided_at),
+            messages: messages.iter().map(message).collect(),
+        }
+    }
+}
+
+impl SavedBatch {
+    fn restore(self) -> TimeoutBatch {
+        let message =
+            |(msg_id, client, attempt)| TimedOut { message: Message::new(msg_id, client), attempt };
+        TimeoutBatch {
+            id: BatchId { tick: Tick(self.tick), epoch: self.epoch, ring: self.ring, seq: self.seq },
+            counts: TickCounts {
+                added: self.added,
+                acked: self.acked,
+                storm: self.storm,
+                drained: self.drained,
+            },
+            last: self.last,
+            messages: self.messages.into_iter().map(message).collect(),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The state file: a memory store across a planned restart.
+//!
+//! Layout: the magic, then u32 CRC-32 and u64 length of what follows (little-endian), then [`Saved`] in
+//! postcard. It is written beside its place, synced and renamed, so that there is a whole file or none; and
+//! it is removed once it was taken over, so that a later crash cannot bring an old wheel back.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::outbox::MemoryOutbox;
+use super::ring::{Entry, MemoryRing};
+use super::saved_outbox::SavedOutbox;
+use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
+use crate::core::message::Message;
+use crate::core::tally::{STAMP_UNIT, Stamp};
+use crate::core::tick::{Tick, Wheel};
+
+/// The first bytes of a state file; the digit is the version of its layout.
+const MAGIC: &[u8; 16] = b"ackwheel state 1";
+const HEAD_LENGTH: usize = MAGIC.len() + 4 + 8;
+
+/// Why a state file could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Reading or writing failed.
+    #[error("cannot {what} the state file {path}: {source}; check --state and the permissions of its folder")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file is not what was written.
+    #[error(
+        "{path} is not a whole state file of this version ({why}): move it away to start with an empty wheel, \
+         or name another with --state"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The file is of a ring of other dimensions.
+    #[error(
+        "{path} was written by a ring of {} slots and {}ms ticks, and this one has {} slots and {}ms ticks: \
+         start with --slots {} --tick {}ms, or move the file away to start with an empty wheel",
+        saved.slots(), saved.tick_ms(), asked.slots(), asked.tick_ms(), saved.slots(), saved.tick_ms()
+    )]
+    OtherWheel {
+        /// The file.
+        path: PathBuf,
+        /// The dimensions that it holds.
+        saved: Wheel,
+        /// The dimensions asked for.
+        asked: Wheel,
+    },
+}
+
+/// What a state file holds. Ages count from `unix_ms`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Saved {
+    slots: u16,
+    tick_ms: u32,
+    unix_ms: u64,
+    pub(super) epoch: u64,
+    pub(super) pointer: u64,
+    messages: Vec<SavedMessage>,
+    /// Messages acknowledged so far of ticks that are not decided.
+    acked: Vec<(u64, u64)>,
+    outbox: SavedOutbox,
+}
+
+/// A message in flight, or remembered for `late`.
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedMessage {
+    msg_id: u64,
+    client: u64,
+    deadline: u64,
+    age_units: u32,
+    attempt: u8,
+    late_counted: bool,
+}
+
+/// Reads a state file, if there is one, and makes sure that one can be written.
+pub(super) fn load(path: &Path, wheel: Wheel) -> Result<Option<Saved>, StateError> {
+    let io_error = |what| move |source| StateError::Io { what, path: path.to_owned(), source };
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let beside = beside(path);
+            File::create(&beside).and_then(|_| fs::remove_file(&beside)).map_err(io_error("write"))?;
+            return Ok(None);
+        }
+        Err(error) => return Err(io_error("read")(error)),
+    };
+    let saved = decode(&bytes).map_err(|why| StateError::Damaged { path: path.to_owned(), why })?;
+    let saved_wheel = Wheel::new(saved.slots, Duration::from_millis(u64::from(saved.tick_ms)))
+        .map_err(|error| StateError::Damaged { path: path.to_owned(), why: error.to_string() })?;
+    if saved_wheel != wheel {
+        return Err(StateError::OtherWheel { path: path.to_owned(), saved: saved_wheel, asked: wheel });
+    }
+    Ok(Some(saved))
+}
+
+/// Removes a state file that was taken over.
+pub(super) fn consume(path: &Path) -> Result<(), StateError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(StateError::Io { what: "remove", path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes the store to a state file; returns the number of messages in flight.
+pub(super) fn save(path: &Path, ring: &MemoryRing, outbox: &MemoryOutbox, now: Instant) -> Result<u64, StateError> {
+    let saved = Saved::of(ring, outbox, now);
+    let body = postcard::to_stdvec(&saved).expect("a state has no type that postcard cannot write");
+    let write = || -> io::Result<()> {
+        let beside = beside(path);
+        let mut file = File::create(&beside)?;
+        file.write_all(MAGIC)?;
+        file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
+        file.write_all(&(body.len() as u64).to_le_bytes())?;
+        file.write_all(&body)?;
+        file.sync_all()?;
+        fs::rename(&beside, path)
+    };
+    write().map_err(|source| StateError::Io { what: "write", path: path.to_owned(), source })?;
+    Ok(saved.messages.iter().filter(|message| message.deadline >= saved.pointer).count() as u64)
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    PathBuf::from(name)
+}
+
+fn decode(bytes: &[u8]) -> Result<Saved, String> {
+    let Some((head, body)) = bytes.split_at_checked(HEAD_LENGTH) else {
+        return Err(format!("it has only {} bytes", bytes.len()));
+    };
+    let (magic, numbers) = head.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(String::from("it begins with other bytes"));
+    }
+    let (crc, length) = numbers.split_at(4);
+    if length != (body.len() as u64).to_le_bytes() {
+        return Err(format!("its length is not the {} bytes that follow", body.len()));
+    }
+    if crc != crc32fast::hash(body).to_le_bytes() {
+        return Err(String::from("its checksum is wrong"));
+    }
+    postcard::from_bytes(body).map_err(|error| error.to_string())
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Saved {
+    fn of(ring: &MemoryRing, outbox: &MemoryOutbox, now: Instant) -> Saved {
+        while ring.expire_step(now).more {}
+        let pointer = ring.pace.read().pointer();
+        let stamp = ring.stamp(now);
+        let messages = ring.messages.iter().map(|pair| {
+            let (message, entry) = pair.pair();
+            SavedMessage {
+                msg_id: message.msg_id.0,
+                client: message.client.0,
+                deadline: entry.deadline.0,
+                age_units: stamp.0.wrapping_sub(entry.added_at.0),
+                attempt: entry.attempt,
+                late_counted: entry.late_counted,
+            }
+        });
+        let alive = pointer.0..pointer.0 + ring.lists.horizon();
+        let acked = alive.map(|tick| (tick, ring.lists.of(Tick(tick)).acked.load(Ordering::Relaxed)));
+        Saved {
+            slots: ring.options.wheel.slots(),
+            tick_ms: ring.options.wheel.tick_ms(),
+            unix_ms: unix_ms(),
+            epoch: ring.options.epoch,
+            pointer: pointer.0,
+            messages: messages.collect(),
+            acked: acked.filter(|(_, acked)| *acked > 0).collect(),
+            outbox: outbox.save(now),
+        }
+    }
+
+    /// Puts everything back; returns the number of messages in flight.
+    pub(super) fn restore(self, ring: &MemoryRing, outbox: &MemoryOutbox, now: Instant) -> u64 {
+        let away = Duration::from_millis(unix_ms().saturating_sub(self.unix_ms));
+        let pointer = Tick(self.pointer);
+        let mut remembered: BTreeMap<Tick, Vec<TimedOut>> = BTreeMap::new();
+        let mut in_flight = 0;
+        for saved in &self.messages {
+            let message = Message::new(saved.msg_id, saved.client);
+            let deadline = Tick(saved.deadline);
+            let age = Stamp::after(STAMP_UNIT.saturating_mul(saved.age_units) + away);
+            let added_at = Stamp(ring.stamp(now).0.wrapping_sub(age.0));
+            let Some(place) = ring.lists.of(deadline).push(deadline, message) else {
+                remembered.entry(deadline).or_default().push(TimedOut { message, attempt: saved.attempt });
+                let entry = Entry::remembered(deadline, added_at, saved.attempt, saved.late_counted);
+                ring.messages.insert(message, entry);
+                continue;
+            };
+            in_flight += u64::from(deadline >= pointer);
+            ring.messages.insert(message, Entry::in_flight(deadline, added_at, place, saved.attempt));
+        }
+        for (tick, acked) in &self.acked {
+            ring.lists.of(Tick(*tick)).acked.store(*acked, Ordering::Relaxed);
+        }
+        ring.in_flight.store(in_flight, Ordering::Relaxed);
+        for (tick, messages) in remembered {
+            // Not a batch that anyone will see: it only says what to forget when its revolution is over.
+            let id = BatchId { tick, epoch: self.epoch, ring: 0, seq: 0 };
+            let batch = TimeoutBatch { id, counts: TickCounts::default(), last: true, messages };
+            ring.expiry.lock().remembered.push_back((tick, vec![Arc::new(batch)]));
+        }
+        outbox.restore(self.outbox, away, now);
+        in_flight
+    }
+}

@@ -1,0 +1,117 @@
+//! The memory store as a whole.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::lease::AlwaysLeads;
+use super::outbox::MemoryOutbox;
+use super::ring::{MemoryRing, RingOptions};
+use super::state::{self, StateError};
+use crate::core::batch::StormRule;
+use crate::core::lease::Lease;
+use crate::core::outbox::{Outbox, Retention};
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::{Reply, Ring};
+use crate::core::store::Store;
+use crate::core::tick::{Tick, Wheel};
+
+/// How a memory store is to be.
+#[derive(Clone, Debug)]
+pub struct MemoryOptions {
+    /// Dimensions of its ring.
+    pub wheel: Wheel,
+    /// When a tick is a storm.
+    pub storm: StormRule,
+    /// The bounds of its outbox.
+    pub retention: Retention,
+    /// The most messages in flight.
+    pub max_in_flight: u64,
+    /// Where it is kept across a planned restart.
+    pub state_file: Option<PathBuf>,
+    /// The time since the Unix epoch: where pointer and epoch begin.
+    pub unix_time: Duration,
+}
+
+/// Why a memory store could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The state file could not be read or does not fit.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// A wheel that lives in the process.
+pub struct MemoryStore {
+    ring: Arc<MemoryRing>,
+    outbox: Arc<MemoryOutbox>,
+    lease: Arc<AlwaysLeads>,
+    state_file: Option<PathBuf>,
+}
+
+impl MemoryStore {
+    /// Opens the store: what a state file holds, or an empty one. Returns also how many messages in flight
+    /// it took over.
+    ///
+    /// # Errors
+    ///
+    /// When there is a state file that cannot be read, is damaged, or was written by a ring of other
+    /// dimensions. The file is left as it is.
+    pub fn open(options: MemoryOptions, now: Instant) -> Result<(MemoryStore, u64), OpenError> {
+        let saved = options.state_file.as_deref().map(|path| state::load(path, options.wheel)).transpose()?.flatten();
+        let start_ms = u64::try_from(options.unix_time.as_millis()).unwrap_or(u64::MAX);
+        let (last_epoch, pointer) = saved.as_ref().map_or_else(
+            || (0, Tick(start_ms / u64::from(options.wheel.tick_ms()))),
+            |saved| (saved.epoch, Tick(saved.pointer)),
+        );
+        let epoch = start_ms.max(last_epoch + 1);
+        let outbox = Arc::new(MemoryOutbox::new(options.retention, now));
+        let ring_options = RingOptions {
+            wheel: options.wheel,
+            storm: options.storm,
+            max_in_flight: options.max_in_flight,
+            epoch,
+            pointer,
+            keeps_on_drain: options.state_file.is_some(),
+        };
+        let ring = Arc::new(MemoryRing::new(ring_options, Arc::clone(&outbox), now));
+        let taken_over = saved.map_or(0, |saved| saved.restore(&ring, &outbox, now));
+        if let Some(path) = options.state_file.as_deref() {
+            state::consume(path)?;
+        }
+        let lease = Arc::new(AlwaysLeads { epoch });
+        Ok((MemoryStore { ring, outbox, lease, state_file: options.state_file }, taken_over))
+    }
+}
+
+impl Store for MemoryStore {
+    fn kind(&self) -> &'static str {
+        "memory"
+    }
+
+    fn ring(&self) -> Arc<dyn Ring> {
+        Arc::clone(&self.ring) as Arc<dyn Ring>
+    }
+
+    fn outbox(&self) -> Arc<dyn Outbox> {
+        Arc::clone(&self.outbox) as Arc<dyn Outbox>
+    }
+
+    fn lease(&self) -> Arc<dyn Lease> {
+        Arc::clone(&self.lease) as Arc<dyn Lease>
+    }
+
+    fn is_up(&self) -> bool {
+        true
+    }
+
+    fn close(&self, now: Instant) -> Reply<String> {
+        let Some(path) = &self.state_file else {
+            return Reply::ok(String::from("the wheel of a memory store without --state ends with the process"));
+        };
+        match state::save(path, &self.ring, &self.outbox, now) {
+            Ok(messages) => Reply::ok(format!("{messages} messages in flight are kept in {}", path.display())),
+            Err(error) => Reply::refused(Refusal::new(Reason::StoreSilent, error.to_string())),
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! Every metric, once. docs/OPERATIONS.md says what a bad value means; the help texts say what each counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{self, MetricFamily, MetricType};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+
+use crate::core::message::DelOutcome;
+use crate::core::outbox::GroupBacklog;
+use crate::core::refusal::Reason;
+use crate::core::ring::{AddNewMsgAnswer, DelMsgAnswer, RingStatus};
+use crate::core::tally::{BOUNDS, LatencyTally, STAMP_UNIT};
+use crate::protocol::frame::FrameType;
+
+/// The names of all metrics begin with this.
+const PREFIX: &str = "ackwheel_";
+
+/// The metrics of a sidecar.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "each is described once, by the help text in `new`")]
+pub struct Metrics {
+    registry: Registry,
+    pub messages_in_flight: IntGauge,
+    pub messages_added: IntCounter,
+    pub messages_rearmed: IntCounter,
+    pub messages_acked: [IntCounter; 4],
+    pub messages_timed_out: IntCounter,
+    pub messages_drained: IntCounter,
+    pub ack_latency: Latencies,
+    pub timeout_lateness: Latencies,
+    pub pointer_tick: IntGauge,
+    pub pointer_lag: prometheus::Gauge,
+    pub shifted_ticks: IntCounter,
+    pub stalls: IntCounter,
+    pub leader: IntGauge,
+    pub leader_epoch: IntGauge,
+    pub leader_changes: IntCounter,
+    pub storm_ticks: IntCounter,
+    pub batches_published: IntCounter,
+    pub batches_delivered: IntCounter,
+    pub batches_acked: IntCounter,
+    pub batches_nacked: IntCounter,
+    pub batches_redelivered: IntCounter,
+    pub outbox_batches: IntGaugeVec,
+    pub outbox_oldest: prometheus::GaugeVec,
+    pub outbox_dropped_ids: IntCounter,
+    pub groups_dropped: IntCounter,
+    pub subscribers: IntGaugeVec,
+    pub connections: IntGauge,
+    pub max_connections: IntGauge,
+    pub connections_opened: IntCounter,
+    frames: Vec<IntCounter>,
+    refusals: Vec<IntCounter>,
+    pub held_acks: IntGauge,
+    pub max_in_flight: IntGauge,
+    pub store_up: IntGauge,
+}
+
+impl Metrics {
+    /// All metrics, every fixed label value at 0.
+    ///
+    /// # Panics
+    ///
+    /// If a name is given twice: a mistake in this file.
+    #[must_use]
+    pub fn new() -> Metrics {
+        let make = Maker { registry: Registry::new_custom(None, None).expect("no prefix is a valid prefix") };
+        let acked = make.counters("messages_acked_total", "DelMsg answers by outcome.", "outcome");
+        let frames = make.counters("frames_total", "Frames received and sent, by type.", "type");
+        let refusals = make.counters("refusals_total", "Requests refused and connections closed, by reason.", "reason");
+        make.process_and_build();
+        Metrics {
+            messages_in_flight: make.gauge("messages_in_flight", "Messages neither acknowledged nor timed out."),
+            messages_added: make.counter("messages_added_total", "Messages taken into flight, without re-arms."),
+            messages_rearmed: make.counter("messages_rearmed_total", "Messages that were in flight when added again."),
+            messages_acked: DelOutcome::ALL.map(|outcome| acked.with_label_values(&[outcome.as_str()])),
+            messages_timed_out: make.counter("messages_timed_out_total", "Messages that nobody acknowledged in time."),
+            messages_drained: make.counter("messages_drained_total", "Messages handed out early because of a drain."),
+            ack_latency: make.latencies("ack_latency_seconds", "Time from AddNewMsg to DelMsg, late ones included."),
+            timeout_lateness: make.latencies(
+                "timeout_lateness_seconds",
+                "Time from the end of a message's deadline tick to its publication in a batch.",
+            ),
+            pointer_tick: make.gauge("pointer_tick", "The tick at which the wheel stands."),
+            pointer_lag: make.gauge_f64("pointer_lag_seconds", "How long the pointer is behind its time."),
+            shifted_ticks: make.counter("shifted_ticks_total", "Ticks by which stalls shifted every deadline."),
+            stalls: make.counter("stalls_total", "Times that the process stood still for 150 ms or more."),
+            leader: make.gauge("leader", "1 if this sidecar leads, else 0."),
+            leader_epoch: make.gauge("leader_epoch", "The epoch under which this sidecar leads, else 0."),
+            leader_changes: make.counter("leader_changes_total", "Times that this sidecar became the leader."),
+            storm_ticks: make.counter("storm_ticks_total", "Ticks in which suspiciously many messages timed out."),
+            batches_published: make.counter("batches_published_total", "Batches put into the outbox."),
+            batches_delivered: make.counter("batches_delivered_total", "Batches handed to subscribers, every time."),
+            batches_acked: make.counter("batches_acked_total", "Batches settled by a BatchAck."),
+            batches_nacked: make.counter("batches_nacked_total", "Batches given back by a BatchNack."),
+            batches_redelivered: make.counter("batches_redelivered_total", "Batches handed out more than once."),
+            outbox_batches: make.gauges("outbox_batches", "Batches that a group has not acknowledged.", "group"),
+            outbox_oldest: make.gauges_f64("outbox_oldest_seconds", "Age of a group's oldest batch.", "group"),
+            outbox_dropped_ids: make.counter("outbox_dropped_ids_total", "Messages lost to the outbox's bounds."),
+            groups_dropped: make.counter("groups_dropped_total", "Groups dropped for want of a subscriber."),
+            subscribers: make.gauges("subscribers", "Subscribers of a group here.", "group"),
+            connections: make.gauge("connections", "Open connections."),
+            max_connections: make.gauge("max_connections", "The most connections accepted."),
+            connections_opened: make.counter("connections_opened_total", "Connections accepted."),
+            frames: FrameType::ALL.iter().map(|kind| frames.with_label_values(&[kind.as_str()])).collect(),
+            refusals: Reason::ALL.iter().map(|reason| refusals.with_label_values(&[reason.as_str()])).collect(),
+            held_acks: make.gauge("held_acks", "DelMsg messages held while the store is away."),
+            max_in_flight: make.gauge("max_in_flight", "The most messages in flight accepted."),
+            store_up: make.gauge("store_up", "1 if the store answers, else 0."),
+            registry: make.registry,
+        }
+    }
+
+    /// Counts frames of a type.
+    pub fn count_frame(&self, frame_type: FrameType) {
+        let index = FrameType::ALL.iter().position(|known| *known == frame_type);
+        self.frames[index.expect("ALL holds every type")].inc();
+    }
+
+    /// Counts a refusal.
+    pub fn count_refusal(&self, reason: Reason) {
+        let index = Reason::ALL.iter().position(|known| *known == reason);
+        self.refusals[index.expect("ALL holds every reason")].inc();
+    }
+
+    /// Counts what became of an AddNewMsg.
+    pub fn count_add(&self, answer: &AddNewMsgAnswer) {
+        let rearmed = answer.rearmed() as u64;
+        self.messages_added.inc_by(answer.outcomes.len() as u64 - rearmed);
+        self.messages_rearmed.inc_by(rearmed);
+    }
+
+    /// Counts what became of a DelMsg.
+    pub fn count_del(&self, answer: &DelMsgAnswer) {
+        for (outcome, counter) in DelOutcome::ALL.iter().zip(&self.messages_acked) {
+            counter.inc_by(answer.outcomes.iter().filter(|found| *found == outcome).count() as u64);
+        }
+        self.ack_latency.add(&answer.ack_latency);
+    }
+
+    /// Shows a ring as it is now.
+    pub fn show_ring(&self, ring: &RingStatus) {
+        self.leader.set(i64::from(ring.leads));
+        self.leader_epoch.set(if ring.leads { gauge_value(ring.epoch) } else { 0 });
+        // A shared ring is shown by its leader alone, so that sum() over the sidecars is right.
+        let shown = |value: u64| if ring.leads { gauge_value(value) } else { 0 };
+        self.messages_in_flight.set(shown(ring.in_flight));
+        self.pointer_tick.set(shown(ring.pointer.0));
+        self.pointer_lag.set(if ring.leads { ring.pointer_lag.as_secs_f64() } else { 0.0 });
+    }
+
+    /// Shows the groups as they are now.
+    pub fn show_groups(&self, backlogs: &[GroupBacklog], subscribers: impl Fn(&GroupBacklog) -> u64) {
+        self.outbox_batches.reset();
+        self.outbox_oldest.reset();
+        self.subscribers.reset();
+        for backlog in backlogs {
+            let label = &[backlog.group.as_str()];
+            self.outbox_batches.with_label_values(label).set(gauge_value(backlog.batches));
+            self.outbox_oldest.with_label_values(label).set(backlog.oldest.as_secs_f64());
+            self.subscribers.with_label_values(label).set(gauge_value(subscribers(backlog)));
+        }
+    }
+
+    /// All metrics in Prometheus' text format.
+    ///
+    /// # Panics
+    ///
+    /// If a metric cannot be written: a mistake in this file.
+    #[must_use]
+    pub fn render(&self) -> String {
+        TextEncoder::new().encode_to_string(&self.registry.gather()).expect("metrics made here can be written")
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics::new()
+    }
+}
+
+fn gauge_value(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+struct Maker {
+    registry: Registry,
+}
+
+impl Maker {
+    fn register<C: Collector + Clone + 'static>(&self, collector: prometheus::Result<C>) -> C {
+        let collector = collector.expect("names and labels in this file are valid");
+        self.registry.register(Box::new(collector.clone())).expect("no metric is named twice");
+        collector
+    }
+
+    fn opts(name: &str, help: &str) -> Opts {
+        Opts::new(format!("{PREFIX}{name}"), help)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> IntCounter {
+        self.register(IntCounter::with_opts(Maker::opts(name, help)))
+    }
+
+    fn counters(&self, name: &str, help: &str, label: &str) -> IntCounterVec {
+        self.register(IntCounterVec::new(Maker::opts(name, help), &[label]))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.register(IntGauge::with_opts(Maker::opts(name, help)))
+    }
+
+    fn gauge_f64(&self, name: &str, help: &str) -> prometheus::Gauge {
+        self.register(prometheus::Gauge::with_opts(Maker::opts(name, help)))
+    }
+
+    fn gauges(&self, name: &str, help: &str, label: &str) -> IntGaugeVec {
+        self.register(IntGaugeVec::new(Maker::opts(name, help), &[label]))
+    }
+
+    fn gauges_f64(&self, name: &str, help: &str, label: &str) -> prometheus::GaugeVec {
+        self.register(prometheus::GaugeVec::new(Maker::opts(name, help), &[label]))
+    }
+
+    fn latencies(&self, name: &str, help: &str) -> Latencies {
+        self.register(Latencies::new(&Maker::opts(name, help)))
+    }
+
+    fn process_and_build(&self) {
+        let process = prometheus::process_collector::ProcessCollector::for_self();
+        self.registry.register(Box::new(process)).expect("process metrics have names of their own");
+        let opts = Maker::opts("build_info", "1, with the version as its label.");
+        let version = opts.const_label("version", env!("CARGO_PKG_VERSION"));
+        self.register(IntGauge::with_opts(version)).set(1);
+    }
+}
+
+/// A histogram that takes whole tallies: a frame of 32,768 acknowledgements costs eighteen additions.
+#[derive(Clone, Debug)]
+pub struct Latencies {
+    desc: Desc,
+    counters: std::sync::Arc<LatencyCounters>,
+}
+
+#[derive(Debug, Default)]
+struct LatencyCounters {
+    counts: [AtomicU64; BOUNDS.len() + 1],
+    sum_micros: AtomicU64,
+}
+
+impl Latencies {
+    fn new(opts: &Opts) -> prometheus::Result<Latencies> {
+        let desc = Desc::new(opts.fq_name(), opts.help.clone(), Vec::new(), std::collections::HashMap::new())?;
+        Ok(Latencies { desc, counters: std::sync::Arc::default() })
+    }
+
+    /// Adds a tally.
+    pub fn add(&self, tally: &LatencyTally) {
+        if tally.is_empty() {
+            return;
+        }
+        for (counter, count) in self.counters.counts.iter().zip(tally.counts) {
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
+        let micros = u64::try_from(tally.sum.as_micros()).unwrap_or(u64::MAX);
+        self.counters.sum_micros.fetch_add(micros, Ordering::Relaxed);
+    }
+}
+
+impl Collector for Latencies {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.desc]
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
+    fn collect(&self) -> Vec<MetricFamily> {
+        let mut cumulative = 0;
+        let mut buckets = Vec::with_capacity(BOUNDS.len());
+        for (count, bound) in self.counters.counts.iter().zip(BOUNDS) {
+            cumulative += count.load(Ordering::Relaxed);
+            let mut bucket = proto::Bucket::default();
+            bucket.set_cumulative_count(cumulative);
+            bucket.set_upper_bound((STAMP_UNIT * bound).as_secs_f64());
+            buckets.push(bucket);
+        }
+        cumulative += self.counters.counts[BOUNDS.len()].load(Ordering::Relaxed);
+        let mut histogram = proto::Histogram::default();
+        histogram.set_bucket(buckets);
+        histogram.set_sample_count(cumulative);
+        histogram.set_sample_sum(self.counters.sum_micros.load(Ordering::Relaxed) as f64 / 1e6);
+        let mut metric = proto::Metric::from_label(Vec::new());
+        metric.set_histogram(histogram);
+        let mut family = MetricFamily::default();
+        family.set_name(self.desc.fq_name.clone());
+        family.set_help(self.desc.help.clone());
+        family.set_field_type(MetricType::HISTOGRAM);
+        family.set_metric(vec![metric]);
+        vec![family]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn fixed_labels_are_there_from_the_start() {
+        let text = Metrics::new().render();
+        for line in [
+            "ackwheel_messages_acked_total{outcome=\"withdrawn\"} 0",
+            "ackwheel_refusals_total{reason=\"silent\"} 0",
+            "ackwheel_frames_total{type=\"timeout_batch\"} 0",
+            "ackwheel_ack_latency_seconds_count 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_histogram_is_cumulative_and_closed_by_infinity() {
+        let metrics = Metrics::new();
+        let mut tally = LatencyTally::default();
+        tally.record(Duration::from_millis(2), 3);
+        tally.record(Duration::from_secs(60), 1);
+        metrics.ack_latency.add(&tally);
+        let text = metrics.render();
+        for line in [
+            "ackwheel_ack_latency_seconds_bucket{le=\"0.001\"} 0",
+            "ackwheel_ack_latency_seconds_bucket{le=\"0.0025\"} 3",
+            "ackwheel_ack_latency_seconds_bucket{le=\"30\"} 3",
+            "ackwheel_ack_latency_seconds_bucket{le=\"+Inf\"} 4",
+            "ackwheel_ack_latency_seconds_sum 60.006",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! From bytes to values. Nothing here trusts a number that it has not compared with the bytes received.
+
+use super::super::frame::{
+    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, COUNTED_HEAD_LENGTH, DelMsg, Error, Frame, FrameType, GoAway,
+    GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe,
+    Subscribed, TimeoutBatch, VERSIONS, Welcome,
+};
+use super::fields::{BATCH_ID_LENGTH, Fields, pair};
+use super::{Decoded, flag};
+use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
+use crate::core::message::{AddOutcome, DelOutcome};
+use crate::core::refusal::{Promise, Reason, Refusal};
+use crate::core::tick::Tick;
+
+/// Reads a frame from the bytes that its length counts.
+pub(super) fn frame(counted: &[u8]) -> Decoded {
+    let (head, body_bytes) = counted
+        .split_first_chunk::<COUNTED_HEAD_LENGTH>()
+        .expect("lengths below that of the head were refused before");
+    let [number, flags, status_high, status_low, correlation @ ..] = *head;
+    let status = u16::from_be_bytes([status_high, status_low]);
+    let correlation = u32::from_be_bytes(correlation);
+    match body(number, flags, status, body_bytes) {
+        Ok(body) => Decoded::Frame(Frame::new(correlation, body)),
+        Err(refusal) => Decoded::Refused { correlation, refusal },
+    }
+}
+
+fn body(number: u8, flags: u8, status: u16, bytes: &[u8]) -> Result<Body, Refusal> {
+    let Some(frame_type) = FrameType::from_number(number) else { return Err(unknown_type(number)) };
+    let mut fields = Fields { frame_type, flags, rest: bytes };
+    fields.check_head(status)?;
+    let body = match frame_type {
+        FrameType::Hello => Body::Hello(hello(&mut fields)?),
+        FrameType::Welcome => Body::Welcome(welcome(&mut fields)?),
+        FrameType::Ping => Body::Ping(echo(&mut fields)?),
+        FrameType::Pong => Body::Pong(echo(&mut fields)?),
+        FrameType::GoAway => Body::GoAway(go_away(&mut fields)?),
+        FrameType::AddNewMsg => Body::AddNewMsg(add_new_msg(&mut fields)?),
+        FrameType::AddNewMsgAnswer => Body::AddNewMsgAnswer(add_new_msg_answer(&mut fields)?),
+        FrameType::DelMsg => Body::DelMsg(del_msg(&mut fields)?),
+        FrameType::DelMsgAnswer => Body::DelMsgAnswer(del_msg_answer(&mut fields)?),
+        FrameType::Subscribe => Body::Subscribe(subscribe(&mut fields)?),
+        FrameType::Subscribed => Body::Subscribed(subscribed(&mut fields)?),
+        FrameType::TimeoutBatch => Body::TimeoutBatch(timeout_batch(&mut fields)?),
+        FrameType::BatchAck => Body::BatchAck(batch_ack(&mut fields)?),
+        FrameType::BatchAckAnswer => Body::BatchAckAnswer { settled: fields.u32("settled")? },
+        FrameType::BatchNack => Body::BatchNack(batch_nack(&mut fields)?),
+        FrameType::BatchNackAnswer => Body::BatchNackAnswer { held: fields.has(flag::HELD) },
+        FrameType::GroupDelete => Body::GroupDelete(fields.short_text("group")?),
+        FrameType::GroupDeleteAnswer => Body::GroupDeleteAnswer,
+        FrameType::Error => Body::Error(error(&mut fields, status)?),
+    };
+    fields.end()?;
+    Ok(body)
+}
+
+#[cold]
+fn unknown_type(number: u8) -> Refusal {
+    let version = VERSIONS.end();
+    let text = format!(
+        "frames of type {number:#04x} are not known to version {version} of the protocol: send only the types \
+         that docs/PROTOCOL.md lists"
+    );
+    Refusal::new(Reason::UnknownType, text)
+}
+
+fn hello(fields: &mut Fields<'_>) -> Result<Hello, Refusal> {
+    let magic = fields.take::<4>("magic")?;
+    if magic != MAGIC {
+        return Err(fields.wrong(format_args!("begins with {magic:02x?}, but must begin with ACKW: {MAGIC:02x?}")));
+    }
+    let [lowest_version, highest_version] = fields.take("versions")?;
+    if lowest_version > highest_version {
+        let text = format_args!(
+            "names {lowest_version} as its lowest version and {highest_version} as its highest: send the lower first"
+        );
+        return Err(fields.wrong(text));
+    }
+    let token_length = usize::from(fields.u16("token length")?);
+    if token_length > MAX_TOKEN_LENGTH {
+        let text = format_args!("has a token of {token_length} bytes, but the longest is {MAX_TOKEN_LENGTH}");
+        return Err(fields.wrong(text));
+    }
+    let token = fields.bytes(token_length, "token")?.to_vec();
+    let client_name = fields.short_text("client name")?;
+    // Later versions may say more in their Hello; this one must be able to answer that it does not speak them.
+    fields.rest = &[];
+    Ok(Hello { lowest_version, highest_version, token, client_name })
+}
+
+fn welcome(fields: &mut Fields<'_>) -> Result<Welcome, Refusal> {
+    let version = fields.u8("version")?;
+    fields.reserved::<1>()?;
+    Ok(Welcome {
+        version,
+        slots: fields.u16("slots")?,
+        tick_ms: fields.u32("tick_ms")?,
+        max_frame_length: fields.u32("max_frame_length")?,
+        max_messages: fields.u32("max_messages")?,
+        max_credit: fields.u32("max_credit")?,
+        ping_interval_ms: fields.u32("ping_interval_ms")?,
+        store: fields.short_text("store")?,
+        server_name: fields.short_text("server name")?,
+    })
+}
+
+fn echo(fields: &mut Fields<'_>) -> Result<Vec<u8>, Refusal> {
+    let payload = fields.all();
+    if payload.len() > MAX_PING_LENGTH {
+        let text = format_args!("carries {} bytes, but at most {MAX_PING_LENGTH} are allowed", payload.len());
+        return Err(fields.wrong(text));
+    }
+    Ok(payload.to_vec())
+}
+
+fn go_away(fields: &mut Fields<'_>) -> Result<GoAway, Refusal> {
+    // Whatever a later version's reason is, the connection is going to end: as when the sender drains.
+    let reason = match fields.u16("reason")? {
+        number if number == GoAwayReason::Done as u16 => GoAwayReason::Done,
+        _ => GoAwayReason::Draining,
+    };
+    fields.reserved::<2>()?;
+    Ok(GoAway { reason, grace_ms: fields.u32("grace_ms")? })
+}
+
+fn add_new_msg(fields: &mut Fields<'_>) -> Result<AddNewMsg, Refusal> {
+    let ack_timeout_ticks = fields.u16("ack_timeout_ticks")?;
+    let attempt = fields.u8("attempt")?;
+    fields.reserved::<1>()?;
+    Ok(AddNewMsg { messages: fields.messages()?, ack_timeout_ticks, attempt })
+}
+
+fn add_new_msg_answer(fields: &mut Fields<'_>) -> Result<AddNewMsgAnswer, Refusal> {
+    let deadline = Tick(fields.u64("deadline")?);
+    let count = fields.count(MAX_MESSAGES)?;
+    let rearmed = fields.u32("rearmed")?;
+    fields.must_remain(count.div_ceil(8), count)?;
+    let bits = fields.all();
+    let found: u32 = bits.iter().map(|byte| byte.count_ones()).sum();
+    let unused_are_zero = count.is_multiple_of(8) || bits.last().is_some_and(|last| last >> (count % 8) == 0);
+    if found != rearmed || !unused_are_zero {
+        let text = format_args!(
+            "says that {rearmed} of {count} messages were re-armed, but its bits say {found}: set one bit for \
+             each of them and leave the unused bits 0"
+        );
+        return Err(fields.wrong(text));
+    }
+    let is_set = |i: usize| bits[i / 8] >> (i % 8) & 1 == 1;
+    let outcome = |i| if is_set(i) { AddOutcome::Rearmed } else { AddOutcome::Added };
+    Ok(AddNewMsgAnswer { deadline, outcomes: (0..count).map(outcome).collect() })
+}
+
+fn del_msg(fields: &mut Fields<'_>) -> Result<DelMsg, Refusal> {
+    Ok(DelMsg { messages: fields.messages()?, withdraw: fields.has(flag::WITHDRAW) })
+}
+
+fn del_msg_answer(fields: &mut Fields<'_>) -> Result<Vec<DelOutcome>, Refusal> {
+    let count = fields.count(MAX_MESSAGES)?;
+    fields.must_remain(count, count)?;
+    let outcome = |number: &u8| match number {
+        0 => Ok(DelOutcome::Unknown),
+        1 => Ok(DelOutcome::Acked),
+        2 => Ok(DelOutcome::Late),
+        3 => Ok(DelOutcome::Withdrawn),
+        other => Err(fields.wrong(format_args!("has an outcome of {other}, but only 0 to 3 are defined"))),
+    };
+    let outcomes = fields.rest.iter().map(outcome).collect::<Result<_, _>>()?;
+    fields.rest = &[];
+    Ok(outcomes)
+}
+
+fn subscribe(fields: &mut Fields<'_>) -> Result<Subscribe, Refusal> {
+    Ok(Subscribe {
+        credit: fields.u32("credit")?,
+        group: fields.short_text("group")?,
+        ephemeral: fields.has(flag::EPHEMERAL),
+        from_end: fields.has(flag::FROM_END),
+    })
+}
+
+fn subscribed(fields: &mut Fields<'_>) -> Result<Subscribed, Refusal> {
+    Ok(Subscribed { group: fields.short_text("group")?, created: fields.has(flag::CREATED) })
+}
+
+fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
+    let id = fields.batch_id()?;
+    let delivery_count = fields.u32("delivery_count")?;
+    let age_ms = fields.u64("age_ms")?;
+    let (added, acked) = (fields.u64("added")?, fields.u64("acked")?);
+    if added < acked {
+        let text = format_args!("says that {added} were added and {acked} acknowledged: acked is part of added");
+        return Err(fields.wrong(text));
+    }
+    let count = fields.count(MAX_BATCH_MESSAGES)?;
+    fields.must_remain(count * 17, count)?;
+    let (ids, rest) = fields.all().split_at(count * 8);
+    let (clients, attempts) = rest.split_at(count * 8);
+    let messages = pair(ids, clients).zip(attempts);
+    let (storm, drained) = (fields.has(flag::STORM), fields.has(flag::DRAINED));
+    Ok(TimeoutBatch {
+        id,
+        delivery_count,
+        age_ms,
+        counts: TickCounts { added, acked, storm, drained },
+        last: fields.has(flag::LAST),
+        messages: messages.map(|(message, attempt)| TimedOut { message, attempt: *attempt }).collect(),
+    })
+}
+
+fn batch_ack(fields: &mut Fields<'_>) -> Result<Vec<BatchId>, Refusal> {
+    let count = fields.count(MAX_BATCH_IDS)?;
+    fields.must_remain(count * BATCH_ID_LENGTH, count)?;
+    (0..count).map(|_| fields.batch_id()).collect()
+}
+
+fn batch_nack(fields: &mut Fields<'_>) -> Result<BatchNack, Refusal> {
+    Ok(BatchNack { batch: fields.batch_id()?, delay_ms: fields.u32("delay_ms")? })
+}
+
+fn error(fields: &mut Fields<'_>, code: u16) -> Result<Error, Refusal> {
+    let bytes = fields.all();
+    let unknown = fields.has(flag::OUTCOME_UNKNOWN);
+    Ok(Error {
+        code,
+        promise: if unknown { Promise::OutcomeUnknown } else { Promise::NotApplied },
+        retryable: fields.has(flag::RETRYABLE),
+        text: fields.text(bytes, "text")?,
+    })
+}

@@ -1,0 +1,231 @@
+//! From values to bytes.
+
+use bytes::{BufMut, BytesMut};
+
+use super::super::frame::{
+    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Error, Frame, GoAway, Hello, MAGIC, MAX_BATCH_IDS,
+    MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed, TimeoutBatch, Welcome,
+};
+use super::{LENGTH_LENGTH, flag};
+use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES};
+use crate::core::message::{AddOutcome, Client, DelOutcome, Message};
+use crate::core::refusal::Promise;
+
+/// Bytes 0 to 3 of a frame are its length and byte 5 its flags: both are known only after the body.
+const FLAGS_AT: usize = 5;
+
+/// Appends the bytes of a frame.
+pub(super) fn frame(frame: &Frame, out: &mut BytesMut) {
+    let start = out.len();
+    let status = if let Body::Error(error) = &frame.body { error.code } else { 0 };
+    out.put_u32(0);
+    out.put_u8(frame.body.frame_type() as u8);
+    out.put_u8(0);
+    out.put_u16(status);
+    out.put_u32(frame.correlation);
+    out[start + FLAGS_AT] = body(&frame.body, out);
+    let length = u32_of(out.len() - start - LENGTH_LENGTH);
+    out[start..start + LENGTH_LENGTH].copy_from_slice(&length.to_be_bytes());
+}
+
+/// Appends the body and returns the flags.
+fn body(body: &Body, out: &mut BytesMut) -> u8 {
+    match body {
+        Body::Hello(body) => hello(body, out),
+        Body::Welcome(body) => welcome(body, out),
+        Body::Ping(payload) | Body::Pong(payload) => echo(payload, out),
+        Body::GoAway(body) => go_away(*body, out),
+        Body::AddNewMsg(body) => add_new_msg(body, out),
+        Body::AddNewMsgAnswer(body) => add_new_msg_answer(body, out),
+        Body::DelMsg(body) => del_msg(body, out),
+        Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, out),
+        Body::Subscribe(body) => subscribe(body, out),
+        Body::Subscribed(body) => subscribed(body, out),
+        Body::TimeoutBatch(body) => timeout_batch(body, out),
+        Body::BatchAck(batches) => batch_ack(batches, out),
+        Body::BatchAckAnswer { settled } => {
+            out.put_u32(*settled);
+            0
+        }
+        Body::BatchNack(body) => batch_nack(*body, out),
+        Body::BatchNackAnswer { held } => bit(*held, flag::HELD),
+        Body::GroupDelete(group) => {
+            put_short_text(group, out);
+            0
+        }
+        Body::GroupDeleteAnswer => 0,
+        Body::Error(body) => error(body, out),
+    }
+}
+
+fn hello(hello: &Hello, out: &mut BytesMut) -> u8 {
+    debug_assert!(hello.token.len() <= MAX_TOKEN_LENGTH, "checked where the token is read");
+    let token = &hello.token[..hello.token.len().min(usize::from(u16::MAX))];
+    out.put_slice(&MAGIC);
+    out.put_u8(hello.lowest_version);
+    out.put_u8(hello.highest_version);
+    out.put_u16(u16::try_from(token.len()).expect("it is cut to fit"));
+    out.put_slice(token);
+    put_short_text(&hello.client_name, out);
+    0
+}
+
+fn welcome(welcome: &Welcome, out: &mut BytesMut) -> u8 {
+    out.put_u8(welcome.version);
+    out.put_u8(0);
+    out.put_u16(welcome.slots);
+    out.put_u32(welcome.tick_ms);
+    out.put_u32(welcome.max_frame_length);
+    out.put_u32(welcome.max_messages);
+    out.put_u32(welcome.max_credit);
+    out.put_u32(welcome.ping_interval_ms);
+    put_short_text(&welcome.store, out);
+    put_short_text(&welcome.server_name, out);
+    0
+}
+
+fn echo(payload: &[u8], out: &mut BytesMut) -> u8 {
+    debug_assert!(payload.len() <= MAX_PING_LENGTH, "checked where the Ping is built");
+    out.put_slice(payload);
+    0
+}
+
+fn go_away(go_away: GoAway, out: &mut BytesMut) -> u8 {
+    out.put_u16(go_away.reason as u16);
+    out.put_u16(0);
+    out.put_u32(go_away.grace_ms);
+    0
+}
+
+fn add_new_msg(request: &AddNewMsg, out: &mut BytesMut) -> u8 {
+    out.put_u16(request.ack_timeout_ticks);
+    out.put_u8(request.attempt);
+    out.put_u8(0);
+    put_messages(&request.messages, out)
+}
+
+fn add_new_msg_answer(answer: &AddNewMsgAnswer, out: &mut BytesMut) -> u8 {
+    let is_rearmed = |outcome: &AddOutcome| *outcome == AddOutcome::Rearmed;
+    debug_assert!((1..=MAX_MESSAGES).contains(&answer.outcomes.len()), "as many as in the request");
+    out.put_u64(answer.deadline.0);
+    out.put_u32(u32_of(answer.outcomes.len()));
+    out.put_u32(u32_of(answer.outcomes.iter().filter(|outcome| is_rearmed(outcome)).count()));
+    for eight in answer.outcomes.chunks(8) {
+        out.put_u8(eight.iter().rev().fold(0, |byte, outcome| byte << 1 | u8::from(is_rearmed(outcome))));
+    }
+    0
+}
+
+fn del_msg(request: &DelMsg, out: &mut BytesMut) -> u8 {
+    put_messages(&request.messages, out) | bit(request.withdraw, flag::WITHDRAW)
+}
+
+fn del_msg_answer(outcomes: &[DelOutcome], out: &mut BytesMut) -> u8 {
+    debug_assert!((1..=MAX_MESSAGES).contains(&outcomes.len()), "as many as in the request");
+    out.put_u32(u32_of(outcomes.len()));
+    out.extend(outcomes.iter().map(|outcome| match outcome {
+        DelOutcome::Unknown => 0,
+        DelOutcome::Acked => 1,
+        DelOutcome::Late => 2,
+        DelOutcome::Withdrawn => 3,
+    }));
+    0
+}
+
+fn subscribe(request: &Subscribe, out: &mut BytesMut) -> u8 {
+    out.put_u32(request.credit);
+    put_short_text(&request.group, out);
+    bit(request.ephemeral, flag::EPHEMERAL) | bit(request.from_end, flag::FROM_END)
+}
+
+fn subscribed(answer: &Subscribed, out: &mut BytesMut) -> u8 {
+    put_short_text(&answer.group, out);
+    bit(answer.created, flag::CREATED)
+}
+
+fn timeout_batch(batch: &TimeoutBatch, out: &mut BytesMut) -> u8 {
+    debug_assert!((1..=MAX_BATCH_MESSAGES).contains(&batch.messages.len()), "ticks are cut, empty ones skipped");
+    debug_assert!(batch.counts.added >= batch.counts.acked, "what was acknowledged had been added");
+    put_batch_id(batch.id, out);
+    out.put_u32(batch.delivery_count);
+    out.put_u64(batch.age_ms);
+    out.put_u64(batch.counts.added);
+    out.put_u64(batch.counts.acked);
+    out.put_u32(u32_of(batch.messages.len()));
+    out.reserve(batch.messages.len() * 17);
+    for timed_out in &batch.messages {
+        out.put_u64(timed_out.message.msg_id.0);
+    }
+    for timed_out in &batch.messages {
+        out.put_u64(timed_out.message.client.0);
+    }
+    out.extend(batch.messages.iter().map(|timed_out| timed_out.attempt));
+    let counts = batch.counts;
+    bit(batch.last, flag::LAST) | bit(counts.storm, flag::STORM) | bit(counts.drained, flag::DRAINED)
+}
+
+fn batch_ack(batches: &[BatchId], out: &mut BytesMut) -> u8 {
+    debug_assert!((1..=MAX_BATCH_IDS).contains(&batches.len()), "checked where the BatchAck is built");
+    out.put_u32(u32_of(batches.len()));
+    for batch in batches {
+        put_batch_id(*batch, out);
+    }
+    0
+}
+
+fn batch_nack(request: BatchNack, out: &mut BytesMut) -> u8 {
+    put_batch_id(request.batch, out);
+    out.put_u32(request.delay_ms);
+    0
+}
+
+fn error(error: &Error, out: &mut BytesMut) -> u8 {
+    debug_assert!(error.code != 0, "0 is the status of all other frames");
+    out.put_slice(error.text.as_bytes());
+    bit(error.promise == Promise::OutcomeUnknown, flag::OUTCOME_UNKNOWN) | bit(error.retryable, flag::RETRYABLE)
+}
+
+fn put_batch_id(id: BatchId, out: &mut BytesMut) {
+    out.put_u16(id.ring);
+    out.put_u16(0);
+    out.put_u32(id.seq);
+    out.put_u64(id.epoch);
+    out.put_u64(id.tick.0);
+}
+
+/// Appends count, ids and, if there are any, clients; returns the flags that say which.
+fn put_messages(messages: &[Message], out: &mut BytesMut) -> u8 {
+    debug_assert!((1..=MAX_MESSAGES).contains(&messages.len()), "checked where the request is built");
+    let with_clients = messages.iter().any(|message| message.client != Client(0));
+    out.put_u32(u32_of(messages.len()));
+    out.reserve(messages.len() * if with_clients { 16 } else { 8 });
+    for message in messages {
+        out.put_u64(message.msg_id.0);
+    }
+    if with_clients {
+        for message in messages {
+            out.put_u64(message.client.0);
+        }
+    }
+    bit(with_clients, flag::CLIENTS)
+}
+
+/// Appends a text behind its length in one byte. What does not fit is cut: a group's name stays longer than
+/// any name can be, and is refused.
+fn put_short_text(text: &str, out: &mut BytesMut) {
+    debug_assert!(u8::try_from(text.len()).is_ok(), "checked where the text comes from: {text:?}");
+    let mut end = text.len().min(usize::from(u8::MAX));
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    out.put_u8(u8::try_from(end).expect("it is cut to fit"));
+    out.put_slice(&text.as_bytes()[..end]);
+}
+
+const fn bit(set: bool, bit: u8) -> u8 {
+    if set { bit } else { 0 }
+}
+
+fn u32_of(number: usize) -> u32 {
+    u32::try_from(number).expect("callers keep every count within limits far below 4 billion")
+}

@@ -1,0 +1,183 @@
+//! Reading a body field by field, and saying of a field that is wrong what it must be.
+
+use std::fmt;
+
+use super::super::frame::{FrameType, MAX_MESSAGES};
+use super::flag;
+use crate::core::batch::BatchId;
+use crate::core::message::Message;
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::tick::Tick;
+
+/// Bytes of a batch id.
+pub(super) const BATCH_ID_LENGTH: usize = 24;
+
+/// What of a frame is not read yet.
+pub(super) struct Fields<'a> {
+    pub(super) frame_type: FrameType,
+    pub(super) flags: u8,
+    pub(super) rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    /// Flags that the type does not define, and a status outside of Errors, mean something that this build
+    /// does not know: acting as if they were not there would be a guess.
+    pub(super) fn check_head(&self, status: u16) -> Result<(), Refusal> {
+        let undefined = self.flags & !flag::defined(self.frame_type);
+        if undefined != 0 {
+            return Err(
+                self.wrong(format_args!("has flags {undefined:#04x} that it does not define: leave them 0"))
+            );
+        }
+        match (self.frame_type, status) {
+            (FrameType::Error, 0) => Err(self.wrong(format_args!("has status 0, but must have the error's code"))),
+            (FrameType::Error, _) | (_, 0) => Ok(()),
+            _ => Err(self.wrong(format_args!("has status {status}, but must have 0: it is no error"))),
+        }
+    }
+
+    /// Nothing may stand behind the last field.
+    pub(super) fn end(&self) -> Result<(), Refusal> {
+        match self.rest.len() {
+            0 => Ok(()),
+            extra => Err(self.wrong(format_args!("has {extra} bytes behind its last field: leave them out"))),
+        }
+    }
+
+    /// Whether a flag is set.
+    pub(super) const fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// The next bytes, as many as asked.
+    pub(super) fn take<const LENGTH: usize>(&mut self, field: &str) -> Result<[u8; LENGTH], Refusal> {
+        let Some((bytes, rest)) = self.rest.split_first_chunk() else { return Err(self.short(LENGTH, field)) };
+        self.rest = rest;
+        Ok(*bytes)
+    }
+
+    pub(super) fn u8(&mut self, field: &str) -> Result<u8, Refusal> {
+        self.take(field).map(u8::from_be_bytes)
+    }
+
+    pub(super) fn u16(&mut self, field: &str) -> Result<u16, Refusal> {
+        self.take(field).map(u16::from_be_bytes)
+    }
+
+    pub(super) fn u32(&mut self, field: &str) -> Result<u32, Refusal> {
+        self.take(field).map(u32::from_be_bytes)
+    }
+
+    pub(super) fn u64(&mut self, field: &str) -> Result<u64, Refusal> {
+        self.take(field).map(u64::from_be_bytes)
+    }
+
+    /// Bytes that are kept 0 for later versions.
+    pub(super) fn reserved<const LENGTH: usize>(&mut self) -> Result<(), Refusal> {
+        let bytes = self.take::<LENGTH>("reserved")?;
+        if bytes == [0; LENGTH] {
+            return Ok(());
+        }
+        Err(self.wrong(format_args!("has {bytes:02x?} in its field reserved, but must have 0")))
+    }
+
+    pub(super) fn bytes(&mut self, length: usize, field: &str) -> Result<&'a [u8], Refusal> {
+        let Some((bytes, rest)) = self.rest.split_at_checked(length) else {
+            return Err(self.short(length, field));
+        };
+        self.rest = rest;
+        Ok(bytes)
+    }
+
+    /// Everything up to the end of the frame.
+    pub(super) fn all(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.rest)
+    }
+
+    pub(super) fn text(&self, bytes: &[u8], field: &str) -> Result<String, Refusal> {
+        match str::from_utf8(bytes) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(error) => Err(self.wrong(format_args!("has a field {field} that is not UTF-8: {error}"))),
+        }
+    }
+
+    /// A text behind its length in one byte.
+    pub(super) fn short_text(&mut self, field: &str) -> Result<String, Refusal> {
+        let length = usize::from(self.u8(field)?);
+        let bytes = self.bytes(length, field)?;
+        self.text(bytes, field)
+    }
+
+    /// A count from 1 to `most`.
+    pub(super) fn count(&mut self, most: usize) -> Result<usize, Refusal> {
+        let count = self.u32("count")?;
+        match usize::try_from(count) {
+            Ok(count) if (1..=most).contains(&count) => Ok(count),
+            _ => {
+                let text =
+                    format!("{} has a count of {count}, but must have 1 to {most}", self.frame_type.as_str());
+                Err(Refusal::new(Reason::BadCount, text))
+            }
+        }
+    }
+
+    /// What `count` announced must be there, no more and no less, before room is made for it.
+    pub(super) fn must_remain(&self, expected: usize, count: usize) -> Result<(), Refusal> {
+        let actual = self.rest.len();
+        if actual == expected {
+            return Ok(());
+        }
+        Err(self.wrong(format_args!(
+            "has a count of {count} and flags {:#04x}, so {expected} bytes must follow its last field before \
+             the lists, but {actual} do",
+            self.flags
+        )))
+    }
+
+    /// Count, ids and, if the flag says so, clients: the end of AddNewMsg and DelMsg.
+    pub(super) fn messages(&mut self) -> Result<Vec<Message>, Refusal> {
+        let count = self.count(MAX_MESSAGES)?;
+        if !self.has(flag::CLIENTS) {
+            self.must_remain(count * 8, count)?;
+            return Ok(numbers(self.all()).map(Message::from).collect());
+        }
+        self.must_remain(count * 16, count)?;
+        let (ids, clients) = self.all().split_at(count * 8);
+        Ok(pair(ids, clients).collect())
+    }
+
+    pub(super) fn batch_id(&mut self) -> Result<BatchId, Refusal> {
+        let ring = self.u16("ring")?;
+        self.reserved::<2>()?;
+        let seq = self.u32("seq")?;
+        let epoch = self.u64("epoch")?;
+        Ok(BatchId { tick: Tick(self.u64("tick")?), epoch, ring, seq })
+    }
+
+    /// A refusal whose sentence begins with the frame's type.
+    #[cold]
+    pub(super) fn wrong(&self, what: fmt::Arguments<'_>) -> Refusal {
+        let reason = match self.frame_type {
+            FrameType::Hello => Reason::BadHello,
+            _ => Reason::MalformedRequest,
+        };
+        Refusal::new(reason, format!("{} {what}", self.frame_type.as_str()))
+    }
+
+    #[cold]
+    fn short(&self, length: usize, field: &str) -> Refusal {
+        let remaining = self.rest.len();
+        self.wrong(format_args!(
+            "ends in its field {field}: {length} bytes are needed there, {remaining} are left"
+        ))
+    }
+}
+
+/// Messages from their ids and their clients.
+pub(super) fn pair<'a>(ids: &'a [u8], clients: &'a [u8]) -> impl Iterator<Item = Message> + 'a {
+    numbers(ids).zip(numbers(clients)).map(Message::from)
+}
+
+fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.as_chunks::<8>().0.iter().map(|number| u64::from_be_bytes(*number))
+}

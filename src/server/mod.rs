@@ -1,0 +1,216 @@
+//! The data listeners: accept, limits, drain. One [`session`] a connection.
+
+mod requests;
+mod session;
+mod stream;
+mod token;
+mod wire;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, warn};
+
+pub use token::TokenSource;
+
+use self::stream::Stream;
+use crate::clock::Clock;
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::Ring;
+use crate::delivery::Delivery;
+use crate::gate::ReadGate;
+use crate::metrics::Metrics;
+use crate::protocol::frame::{Body, Error, Frame};
+
+/// After a failed accept the listener rests, so that a full table of files does not become a busy loop.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// The limits of connections.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// The most that a frame's length may say.
+    pub max_frame_length: u32,
+    /// The most connections at once.
+    pub max_connections: usize,
+    /// How long a connection may take to say Hello.
+    pub hello_timeout: Duration,
+    /// A peer that is silent for two of these is gone.
+    pub ping_interval: Duration,
+    /// Bytes queued to a connection beyond which it is not read from and gets no batches.
+    pub max_queued_bytes: usize,
+    /// The most credit of a subscription.
+    pub max_credit: u32,
+    /// How long after GoAway connections are still served.
+    pub drain_grace: Duration,
+}
+
+/// What all connections share.
+pub struct Shared {
+    /// The limits.
+    pub options: ServerOptions,
+    /// Who may come in.
+    pub token: TokenSource,
+    /// The kind of store, for Hello.
+    pub store_kind: &'static str,
+    /// The wheel.
+    pub ring: Arc<dyn Ring>,
+    /// The way to subscribers.
+    pub delivery: Arc<Delivery>,
+    /// The time.
+    pub clock: Arc<Clock>,
+    /// Where the ticker meets the connections.
+    pub gate: Arc<ReadGate>,
+    /// The counters.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Where a data listener listens.
+pub enum Listener {
+    /// A TCP address.
+    Tcp(TcpListener),
+    /// A socket in the file system, and its path, which is removed at the end.
+    Unix(UnixListener, PathBuf),
+}
+
+/// The phases of a server's life, as its connections see them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Serving,
+    Draining,
+    Closed,
+}
+
+/// A running server.
+pub struct Server {
+    phase: watch::Sender<Phase>,
+    tasks: TaskTracker,
+}
+
+impl Server {
+    /// Accepts connections from all listeners.
+    #[must_use]
+    pub fn start(listeners: Vec<Listener>, shared: Arc<Shared>) -> Server {
+        let (phase, _) = watch::channel(Phase::Serving);
+        let tasks = TaskTracker::new();
+        let open = Arc::new(AtomicUsize::new(0));
+        for listener in listeners {
+            let acceptor = Acceptor {
+                shared: Arc::clone(&shared),
+                phase: phase.subscribe(),
+                tasks: tasks.clone(),
+                open: Arc::clone(&open),
+            };
+            tasks.spawn(acceptor.run(listener));
+        }
+        Server { phase, tasks }
+    }
+
+    /// Accepts no more connections and tells those open to go; they are still served.
+    pub fn drain(&self) {
+        self.phase.send_replace(Phase::Draining);
+    }
+
+    /// Closes all connections, after they have got what is queued for them, and waits for their end.
+    pub async fn close(self, patience: Duration) {
+        self.phase.send_replace(Phase::Closed);
+        self.tasks.close();
+        if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
+            warn!(connections = self.tasks.len(), "some connections did not take their last answers");
+        }
+    }
+}
+
+struct Acceptor {
+    shared: Arc<Shared>,
+    phase: watch::Receiver<Phase>,
+    tasks: TaskTracker,
+    open: Arc<AtomicUsize>,
+}
+
+impl Acceptor {
+    async fn run(mut self, listener: Listener) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = accept(&listener) => accepted,
+                _ = self.phase.changed() => break,
+            };
+            match accepted {
+                Ok(stream) => self.admit(stream),
+                Err(error) => {
+                    warn!(%error, "a connection could not be accepted; if files run out, raise the limit (ulimit -n)");
+                    tokio::time::sleep(ACCEPT_REST).await;
+                }
+            }
+        }
+        if let Listener::Unix(_, path) = &listener
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            warn!(%error, path = %path.display(), "the socket could not be removed");
+        }
+    }
+
+    fn admit(&self, stream: Stream) {
+        let max = self.shared.options.max_connections;
+        if self.open.fetch_add(1, Ordering::Relaxed) >= max {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+            self.turn_away(&stream, max);
+            return;
+        }
+        let guard = OpenConnection { open: Arc::clone(&self.open), shared: Arc::clone(&self.shared) };
+        self.shared.metrics.connections.inc();
+        self.shared.metrics.connections_opened.inc();
+        let session = session::Session::new(stream, Arc::clone(&self.shared), self.phase.clone());
+        self.tasks.spawn(async move {
+            let _guard = guard;
+            session.run().await;
+        });
+    }
+
+    /// Says why, as far as the socket takes it at once.
+    fn turn_away(&self, stream: &Stream, max: usize) {
+        let refusal = Refusal::new(
+            Reason::TooManyConnections,
+            format!("this sidecar has {max} connections already: share connections, or raise --max-connections"),
+        );
+        self.shared.metrics.count_refusal(refusal.reason);
+        debug!(%refusal, "connection turned away");
+        let mut bytes = bytes::BytesMut::new();
+        let frame = Frame::new(0, Body::Error(Error::from(&refusal)));
+        crate::protocol::Codec::default().encode_frame(&frame, &mut bytes);
+        // Best effort: the peer also sees that the connection is closed.
+        let _ = match stream {
+            Stream::Tcp(stream) => stream.try_write(&bytes),
+            Stream::Unix(stream) => stream.try_write(&bytes),
+        };
+    }
+}
+
+/// Counts a connection for as long as its task lives.
+struct OpenConnection {
+    open: Arc<AtomicUsize>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        self.shared.metrics.connections.dec();
+    }
+}
+
+async fn accept(listener: &Listener) -> io::Result<Stream> {
+    match listener {
+        Listener::Tcp(listener) => {
+            let (stream, _) = listener.accept().await?;
+            stream.set_nodelay(true)?;
+            Ok(Stream::Tcp(stream))
+        }
+        Listener::Unix(listener, _) => Ok(Stream::Unix(listener.accept().await?.0)),
+    }
+}

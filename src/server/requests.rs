@@ -1,0 +1,231 @@
+//! What each request does.
+
+use std::time::{Duration, Instant};
+
+use super::session::{Done, Session, State};
+use crate::core::batch::BatchId;
+use crate::core::outbox::Start;
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::{self, Reply};
+use crate::delivery::{SubscribeRequest, Subscription};
+use crate::protocol::frame::{
+    self, AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Frame, FrameType, Hello, Subscribe, Subscribed,
+    VERSIONS, Welcome,
+};
+
+impl Session {
+    /// Deals with one frame of the peer.
+    pub(super) fn request(&mut self, frame: Frame, now: Instant) {
+        let Frame { correlation, body } = frame;
+        if self.state == State::Greeting {
+            return match body {
+                Body::Hello(hello) => self.hello(correlation, &hello),
+                other => self.refuse(correlation, &hello_expected(other.frame_type())),
+            };
+        }
+        match body {
+            Body::AddNewMsg(request) => self.add_new_msg(correlation, &request, now),
+            Body::DelMsg(request) => self.del_msg(correlation, &request, now),
+            Body::Ping(payload) => self.send(&Frame::new(correlation, Body::Pong(payload))),
+            // A sign of life: that it came is all it says.
+            Body::Pong(_) => {}
+            // What is outstanding is answered, and nothing more is read.
+            Body::GoAway(_) => self.state = State::Ended,
+            Body::Subscribe(request) => self.subscribe(correlation, &request),
+            Body::BatchAck(batches) => self.batch_ack(correlation, batches),
+            Body::BatchNack(request) => self.batch_nack(correlation, &request),
+            Body::GroupDelete(name) => self.group_delete(correlation, &name),
+            other => {
+                let kind = other.frame_type().as_str();
+                let text = format!("{kind} is not a request that a client can make here");
+                self.refuse(correlation, &Refusal::new(Reason::MalformedRequest, text));
+            }
+        }
+    }
+
+    fn hello(&mut self, correlation: u32, hello: &Hello) {
+        let shared = self.shared.clone();
+        let (ours, theirs) = (VERSIONS, hello.lowest_version..=hello.highest_version);
+        let version = (*ours.start()).max(*theirs.start());
+        if !ours.contains(&version) || !theirs.contains(&version) {
+            let text = format!(
+                "this server speaks versions {} to {} of the protocol, and the client {} to {}: update the older one",
+                ours.start(),
+                ours.end(),
+                theirs.start(),
+                theirs.end()
+            );
+            return self.refuse(correlation, &Refusal::new(Reason::UnsupportedVersion, text));
+        }
+        if !shared.token.admits(&hello.token) {
+            let text = if hello.token.is_empty() {
+                "this server asks for a token: send the one in its --token-file"
+            } else {
+                "the token is not the one in the server's --token-file"
+            };
+            return self.refuse(correlation, &Refusal::new(Reason::Unauthorized, text));
+        }
+        let wheel = shared.ring.wheel();
+        let (options, milliseconds) = (&shared.options, |time: Duration| u32::try_from(time.as_millis()));
+        let welcome = Welcome {
+            version: (*ours.end()).min(*theirs.end()),
+            slots: wheel.slots(),
+            tick_ms: wheel.tick_ms(),
+            max_frame_length: options.max_frame_length,
+            max_messages: u32::try_from(frame::MAX_MESSAGES).unwrap_or(u32::MAX),
+            max_credit: options.max_credit,
+            ping_interval_ms: milliseconds(options.ping_interval).unwrap_or(u32::MAX),
+            store: String::from(shared.store_kind),
+            server_name: String::from(concat!("ackwheel/", env!("CARGO_PKG_VERSION"))),
+        };
+        self.state = State::Serving;
+        self.send(&Frame::new(correlation, Body::Welcome(welcome)));
+    }
+
+    fn add_new_msg(&mut self, correlation: u32, request: &AddNewMsg, now: Instant) {
+        let slots = self.shared.ring.wheel().slots();
+        let ack_timeout_ticks = if request.ack_timeout_ticks == 0 { slots } else { request.ack_timeout_ticks };
+        if ack_timeout_ticks > slots {
+            let text = format!(
+                "an ack timeout of {ack_timeout_ticks} ticks is longer than the ring: ask for 1 to {slots} ticks, or \
+                 0 for the default of {slots}"
+            );
+            return self.refuse(correlation, &Refusal::new(Reason::BadAckTimeout, text));
+        }
+        let request =
+            ring::AddNewMsg { messages: &request.messages, ack_timeout_ticks, attempt: request.attempt };
+        let reply = self.shared.ring.add_new_msg(request, now);
+        let metrics = self.shared.metrics.clone();
+        self.answer(correlation, reply, move |answer| {
+            metrics.count_add(&answer);
+            Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline: answer.deadline, outcomes: answer.outcomes })
+        });
+    }
+
+    fn del_msg(&mut self, correlation: u32, request: &DelMsg, now: Instant) {
+        let request = ring::DelMsg { messages: &request.messages, withdraw: request.withdraw };
+        let reply = self.shared.ring.del_msg(request, now);
+        let metrics = self.shared.metrics.clone();
+        self.answer(correlation, reply, move |answer| {
+            metrics.count_del(&answer);
+            Body::DelMsgAnswer(answer.outcomes)
+        });
+    }
+
+    /// Answers at once what is ready, and the rest when it is.
+    fn answer<T: Unpin + Send + 'static>(
+        &mut self,
+        correlation: u32,
+        reply: Reply<T>,
+        body: impl FnOnce(T) -> Body + Send + 'static,
+    ) {
+        match reply {
+            Reply::Ready(answer) => match answer.expect("a reply is taken once") {
+                Ok(answer) => self.send(&Frame::new(correlation, body(answer))),
+                Err(refusal) => self.refuse(correlation, &refusal),
+            },
+            later @ Reply::Later(_) => self.pending.push(Box::pin(async move {
+                Done::Answer(Frame::new(correlation, outcome(later.await, body)))
+            })),
+        }
+    }
+
+    fn subscribe(&mut self, correlation: u32, request: &Subscribe) {
+        let max_credit = self.shared.options.max_credit;
+        if self.subscription.is_some() || self.subscribing {
+            let text = "this connection has its subscription: open another connection for another one";
+            return self.refuse(correlation, &Refusal::new(Reason::AlreadySubscribed, text));
+        }
+        if !(1..=max_credit).contains(&request.credit) {
+            let text = format!("a credit of {} is not possible: ask for 1 to {max_credit}", request.credit);
+            return self.refuse(correlation, &Refusal::new(Reason::BadCredit, text));
+        }
+        let group = match request.group.as_str() {
+            "" if request.ephemeral => None,
+            name => match name.parse() {
+                Ok(group) => Some(group),
+                Err(error) => {
+                    let text = format!("{error}; only an ephemeral group may go without a name");
+                    return self.refuse(correlation, &Refusal::new(Reason::BadGroupName, text));
+                }
+            },
+        };
+        let start = if request.from_end { Start::End } else { Start::Beginning };
+        let request =
+            SubscribeRequest { group, credit: u64::from(request.credit), ephemeral: request.ephemeral, start };
+        let delivery = self.shared.delivery.clone();
+        self.subscribing = true;
+        self.pending.push(Box::pin(async move {
+            Done::Subscribed { correlation, outcome: delivery.subscribe(request).await }
+        }));
+    }
+
+    pub(super) fn subscribed(&mut self, correlation: u32, outcome: Result<Subscription, Refusal>) {
+        self.subscribing = false;
+        match outcome {
+            Ok(subscription) => {
+                let answer =
+                    Subscribed { group: subscription.group.to_string(), created: subscription.created };
+                self.send(&Frame::new(correlation, Body::Subscribed(answer)));
+                if self.state == State::Serving {
+                    self.subscription = Some((correlation, subscription));
+                }
+            }
+            Err(refusal) => self.refuse(correlation, &refusal),
+        }
+    }
+
+    fn batch_ack(&mut self, correlation: u32, batches: Vec<BatchId>) {
+        let Some((_, subscription)) = &self.subscription else {
+            return self.refuse(correlation, &not_subscribed());
+        };
+        let settled = subscription.ack(batches);
+        self.pending.push(Box::pin(async move {
+            let body = outcome(settled.await, |settled| Body::BatchAckAnswer {
+                settled: u32::try_from(settled).unwrap_or(u32::MAX),
+            });
+            Done::Answer(Frame::new(correlation, body))
+        }));
+    }
+
+    fn batch_nack(&mut self, correlation: u32, request: &frame::BatchNack) {
+        let Some((_, subscription)) = &self.subscription else {
+            return self.refuse(correlation, &not_subscribed());
+        };
+        let held = subscription.nack(request.batch, Duration::from_millis(u64::from(request.delay_ms)));
+        self.pending.push(Box::pin(async move {
+            Done::Answer(Frame::new(correlation, Body::BatchNackAnswer { held: held.await }))
+        }));
+    }
+
+    fn group_delete(&mut self, correlation: u32, name: &str) {
+        let group = match name.parse() {
+            Ok(group) => group,
+            Err(error) => {
+                let error: crate::core::group::GroupNameError = error;
+                return self.refuse(correlation, &Refusal::new(Reason::BadGroupName, error.to_string()));
+            }
+        };
+        let delivery = self.shared.delivery.clone();
+        self.pending.push(Box::pin(async move {
+            let body = outcome(delivery.delete_group(&group).await, |()| Body::GroupDeleteAnswer);
+            Done::Answer(Frame::new(correlation, body))
+        }));
+    }
+}
+
+fn outcome<T>(outcome: Result<T, Refusal>, body: impl FnOnce(T) -> Body) -> Body {
+    match outcome {
+        Ok(answer) => body(answer),
+        Err(refusal) => Body::Error(frame::Error::from(&refusal)),
+    }
+}
+
+fn not_subscribed() -> Refusal {
+    Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
+}
+
+fn hello_expected(found: FrameType) -> Refusal {
+    let text = format!("the first frame of a connection is hello, and this one is {}", found.as_str());
+    Refusal::new(Reason::HelloExpected, text)
+}

@@ -1,0 +1,290 @@
+//! One connection: its life, its timers, its end. What its requests do stands in [`super::requests`].
+//!
+//! ```text
+//!  accept ──▶ greeting ── Hello ──▶ serving ── GoAway, Error that closes, end of stream ──▶ closing
+//!                │                     ▲  │
+//!                └─ 5 s, no Hello ─▶   └──┘ requests, batches, pings
+//! ```
+//!
+//! Silence and slowness are judged by the time that this process was alive, and only after the socket was
+//! looked into: a stall on our side is not the peer's silence.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::watch;
+use tracing::debug;
+
+use super::stream::Stream;
+use super::wire::{Event, Wire};
+use super::{Phase, Shared};
+use crate::core::batch::Delivery as Delivered;
+use crate::core::refusal::{Reason, Refusal};
+use crate::delivery::Subscription;
+use crate::gate::Member;
+use crate::protocol::frame::{Body, Error, Frame, GoAway, GoAwayReason, TimeoutBatch};
+use crate::protocol::{Codec, DecodeError, Decoded};
+
+/// Requests that wait for the store, beyond which a connection is not read from.
+const MAX_PENDING: usize = 1_024;
+
+/// How long a Hello that waits in the socket when its time is over may still take to be read.
+const HELLO_LENIENCE: Duration = Duration::from_secs(1);
+
+/// How long the last words to a peer may take.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The end of a request that had to wait.
+pub(super) enum Done {
+    Answer(Frame),
+    Subscribed { correlation: u32, outcome: Result<Subscription, Refusal> },
+}
+
+pub(super) struct Session {
+    pub(super) shared: Arc<Shared>,
+    wire: Wire,
+    phase: watch::Receiver<Phase>,
+    gate: Member,
+    pub(super) state: State,
+    pub(super) pending: FuturesUnordered<Pin<Box<dyn Future<Output = Done> + Send>>>,
+    pub(super) subscription: Option<(u32, Subscription)>,
+    /// Whether a Subscribe waits for the store.
+    pub(super) subscribing: bool,
+    /// When it was accepted, in time alive.
+    opened_at: Instant,
+    /// When something was heard of the peer, in time alive.
+    heard_at: Instant,
+    /// Whether it was asked for a sign of life since.
+    pinged: bool,
+    /// When it last took something, in time alive.
+    written_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Hello is awaited.
+    Greeting,
+    Serving,
+    /// The peer sends no more; what is outstanding is answered.
+    Ended,
+    /// The last words are said.
+    Closing,
+}
+
+impl Session {
+    pub(super) fn new(stream: Stream, shared: Arc<Shared>, phase: watch::Receiver<Phase>) -> Session {
+        let codec = Codec::new(shared.options.max_frame_length);
+        let now = shared.clock.alive();
+        Session {
+            wire: Wire::new(stream, codec, shared.options.max_queued_bytes),
+            gate: shared.gate.join(),
+            phase,
+            state: State::Greeting,
+            pending: FuturesUnordered::new(),
+            subscription: None,
+            subscribing: false,
+            opened_at: now,
+            heard_at: now,
+            pinged: false,
+            written_at: now,
+            shared,
+        }
+    }
+
+    pub(super) async fn run(mut self) {
+        if *self.phase.borrow_and_update() != Phase::Serving {
+            self.phase_changed();
+        }
+        while !self.is_over() {
+            self.step().await;
+        }
+        drop(self.subscription.take());
+        self.gate.passed();
+        // Whoever does not take the last words in time does not get them.
+        let _ = tokio::time::timeout(CLOSE_PATIENCE, self.wire.close()).await;
+    }
+
+    fn is_over(&self) -> bool {
+        match self.state {
+            State::Closing => true,
+            State::Ended => self.pending.is_empty() && self.wire.is_flushed(),
+            State::Greeting | State::Serving => false,
+        }
+    }
+
+    fn is_listening(&self) -> bool {
+        matches!(self.state, State::Greeting | State::Serving)
+    }
+
+    /// Waits for the next thing to happen, and deals with it.
+    async fn step(&mut self) {
+        let reading = self.is_listening() && self.pending.len() < MAX_PENDING;
+        let wait = self.next_check().saturating_duration_since(self.shared.clock.alive());
+        let room_for_batches = self.wire.has_room();
+        tokio::select! {
+            event = self.wire.progress(reading) => self.wire_moved(event),
+            Some(done) = self.pending.next(), if !self.pending.is_empty() => self.finish(done),
+            Some((correlation, delivery)) = next_batch(&mut self.subscription), if room_for_batches => {
+                self.send_batch(correlation, &delivery);
+            }
+            () = self.gate.asked() => self.read_waiting().await,
+            _ = self.phase.changed() => self.phase_changed(),
+            () = tokio::time::sleep(wait) => self.check(),
+        }
+    }
+
+    fn wire_moved(&mut self, event: std::io::Result<Event>) {
+        match event {
+            Ok(Event::Read) => {
+                self.heard();
+                self.read_frames();
+            }
+            Ok(Event::Wrote) => self.written_at = self.shared.clock.alive(),
+            Ok(Event::Ended) => {
+                self.state = State::Ended;
+                self.subscription = None;
+            }
+            Err(error) => {
+                debug!(%error, "connection lost");
+                self.state = State::Closing;
+            }
+        }
+    }
+
+    /// Reads all that waits in the socket, for the ticker.
+    async fn read_waiting(&mut self) {
+        while self.is_listening() {
+            match self.wire.read_waiting().await {
+                Ok(None) => break,
+                Ok(Some(event)) => self.wire_moved(Ok(event)),
+                Err(error) => self.wire_moved(Err(error)),
+            }
+        }
+        self.gate.passed();
+    }
+
+    fn read_frames(&mut self) {
+        let now = self.shared.clock.now();
+        while self.is_listening() {
+            match self.wire.decode() {
+                Ok(None) => break,
+                Ok(Some(Decoded::Frame(frame))) => {
+                    self.shared.metrics.count_frame(frame.body.frame_type());
+                    self.request(frame, now);
+                }
+                Ok(Some(Decoded::Refused { correlation, refusal }))
+                | Err(DecodeError::Broken { correlation, refusal }) => self.refuse(correlation, &refusal),
+                Err(DecodeError::Io(error)) => return self.wire_moved(Err(error)),
+            }
+        }
+    }
+
+    /// Sends a frame.
+    pub(super) fn send(&mut self, frame: &Frame) {
+        if self.wire.is_flushed() {
+            self.written_at = self.shared.clock.alive();
+        }
+        self.shared.metrics.count_frame(frame.body.frame_type());
+        self.wire.send(frame);
+    }
+
+    /// Refuses a request, and ends the connection if the refusal says so.
+    pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
+        debug!(%refusal, "refused");
+        self.shared.metrics.count_refusal(refusal.reason);
+        self.send(&Frame::new(correlation, Body::Error(Error::from(refusal))));
+        if refusal.reason.closes() || self.state == State::Greeting {
+            self.state = State::Closing;
+        }
+    }
+
+    fn finish(&mut self, done: Done) {
+        match done {
+            Done::Answer(Frame { correlation, body: Body::Error(error) }) => {
+                if let Some(reason) = error.reason() {
+                    self.refuse(correlation, &Refusal::new(reason, error.text));
+                }
+            }
+            Done::Answer(frame) => self.send(&frame),
+            Done::Subscribed { correlation, outcome } => self.subscribed(correlation, outcome),
+        }
+    }
+
+    fn send_batch(&mut self, correlation: u32, delivery: &Delivered) {
+        let batch = &delivery.batch;
+        let body = Body::TimeoutBatch(TimeoutBatch {
+            id: batch.id,
+            delivery_count: delivery.delivery_count,
+            age_ms: u64::try_from(delivery.age.as_millis()).unwrap_or(u64::MAX),
+            counts: batch.counts,
+            last: batch.last,
+            messages: batch.messages.clone(),
+        });
+        self.send(&Frame::new(correlation, body));
+    }
+
+    fn phase_changed(&mut self) {
+        let phase = *self.phase.borrow_and_update();
+        match phase {
+            Phase::Serving => {}
+            Phase::Draining => {
+                let grace_ms = u32::try_from(self.shared.options.drain_grace.as_millis()).unwrap_or(u32::MAX);
+                let go_away = GoAway { reason: GoAwayReason::Draining, grace_ms };
+                self.send(&Frame::new(0, Body::GoAway(go_away)));
+            }
+            Phase::Closed => self.state = State::Closing,
+        }
+    }
+
+    fn heard(&mut self) {
+        self.heard_at = self.shared.clock.alive();
+        self.pinged = false;
+    }
+
+    /// When the peer must be looked after next, in time alive.
+    fn next_check(&self) -> Instant {
+        let interval = self.shared.options.ping_interval;
+        let silence = match self.state {
+            State::Greeting => self.opened_at + self.shared.options.hello_timeout,
+            _ if self.pinged => self.heard_at + interval * 2,
+            _ => self.heard_at + interval,
+        };
+        if self.wire.is_flushed() { silence } else { silence.min(self.written_at + interval * 2) }
+    }
+
+    /// Asks a silent peer for a sign of life, or gives it up.
+    fn check(&mut self) {
+        let now = self.shared.clock.alive();
+        let overdue = now.checked_duration_since(self.next_check());
+        // Bytes that wait are a sign of life, and read next. A Hello that trickles in byte by byte is none.
+        let hears = self.wire.has_unread();
+        if overdue.is_none_or(|overdue| hears && (self.state != State::Greeting || overdue < HELLO_LENIENCE)) {
+            return;
+        }
+        let interval = self.shared.options.ping_interval;
+        if !self.wire.is_flushed() && now >= self.written_at + interval * 2 {
+            let text = format!("nothing sent was read for {:?}: read answers while sending requests", interval * 2);
+            self.refuse(0, &Refusal::new(Reason::SlowReader, text));
+        } else if self.state == State::Greeting {
+            let text = format!("no Hello came within {:?}", self.shared.options.hello_timeout);
+            self.refuse(0, &Refusal::new(Reason::HelloTimeout, text));
+        } else if now >= self.heard_at + interval * 2 {
+            let text = format!("nothing was heard for {:?}: answer every Ping", interval * 2);
+            self.refuse(0, &Refusal::new(Reason::Silent, text));
+        } else {
+            self.pinged = true;
+            self.send(&Frame::new(0, Body::Ping(Vec::new())));
+        }
+    }
+}
+
+/// The next batch for a subscriber; never where there is no subscription.
+async fn next_batch(subscription: &mut Option<(u32, Subscription)>) -> Option<(u32, Delivered)> {
+    let Some((correlation, subscription)) = subscription else { return std::future::pending().await };
+    let delivery = subscription.batches.recv().await?;
+    Some((*correlation, delivery))
+}

@@ -1,0 +1,162 @@
+//! A connection's bytes: one buffer a direction, read and written together.
+//!
+//! Every read takes what is there, up to a bound; everything answered to it goes out in one write. Both
+//! buffers are bounded: a peer that does not read what it asked for is not read from either.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio_util::codec::Decoder;
+use tokio_util::io::poll_read_buf;
+
+use super::stream::Stream;
+use crate::protocol::{Codec, DecodeError, Decoded, Frame};
+
+/// Bytes asked for in one read.
+const READ_SIZE: usize = 64 * 1024;
+
+/// An emptied buffer that has grown beyond this is given back.
+const KEEP_CAPACITY: usize = 256 * 1024;
+
+/// Bytes of a refused peer that are read and thrown away, so that it can read why it was refused.
+const LINGER_BYTES: usize = 1024 * 1024;
+
+/// What happened on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// Bytes came.
+    Read,
+    /// The peer will send no more.
+    Ended,
+    /// Bytes went out.
+    Wrote,
+}
+
+pub(super) struct Wire {
+    stream: Stream,
+    codec: Codec,
+    input: BytesMut,
+    output: BytesMut,
+    max_queued: usize,
+    ended: bool,
+    /// Whether the peer takes nothing any more. What it sent before still counts.
+    deaf: bool,
+}
+
+impl Wire {
+    pub(super) fn new(stream: Stream, codec: Codec, max_queued: usize) -> Wire {
+        let (input, output) = (BytesMut::new(), BytesMut::new());
+        Wire { stream, codec, input, output, max_queued, ended: false, deaf: false }
+    }
+
+    /// Queues a frame.
+    pub(super) fn send(&mut self, frame: &Frame) {
+        if !self.deaf {
+            self.codec.encode_frame(frame, &mut self.output);
+        }
+    }
+
+    /// The next frame of what was read.
+    pub(super) fn decode(&mut self) -> Result<Option<Decoded>, DecodeError> {
+        let decoded = self.codec.decode(&mut self.input)?;
+        if decoded.is_none() && self.input.is_empty() && self.input.capacity() > KEEP_CAPACITY {
+            self.input = BytesMut::new();
+        }
+        Ok(decoded)
+    }
+
+    /// Whether more may be queued.
+    pub(super) fn has_room(&self) -> bool {
+        self.output.len() < self.max_queued
+    }
+
+    /// Whether everything queued went out.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.output.is_empty()
+    }
+
+    /// Whether bytes of the peer wait in the socket, and may be read.
+    pub(super) fn has_unread(&self) -> bool {
+        !self.ended && self.has_room() && self.stream.has_unread()
+    }
+
+    /// Reads or writes, whichever can be done first. Cancel-safe.
+    pub(super) async fn progress(&mut self, read: bool) -> io::Result<Event> {
+        poll_fn(|context| self.poll_progress(context, read)).await
+    }
+
+    /// Reads what waits in the socket; returns at once when nothing does any more.
+    pub(super) async fn read_waiting(&mut self) -> io::Result<Option<Event>> {
+        poll_fn(|context| match self.poll_read(context) {
+            Poll::Pending if !self.has_unread() => Poll::Ready(Ok(None)),
+            read => read.map_ok(Some),
+        })
+        .await
+    }
+
+    fn poll_progress(&mut self, context: &mut Context<'_>, read: bool) -> Poll<io::Result<Event>> {
+        if !self.output.is_empty() {
+            match Pin::new(&mut self.stream).poll_write(context, &self.output) {
+                Poll::Ready(Ok(written @ 1..)) => {
+                    self.wrote(written);
+                    return Poll::Ready(Ok(Event::Wrote));
+                }
+                Poll::Ready(Ok(0) | Err(_)) => {
+                    // The peer is gone, but what it had sent may still wait to be read.
+                    self.deaf = true;
+                    self.output = BytesMut::new();
+                }
+                Poll::Pending => {}
+            }
+        }
+        if read && !self.ended && self.has_room() { self.poll_read(context) } else { Poll::Pending }
+    }
+
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Event>> {
+        self.input.reserve(READ_SIZE);
+        match poll_read_buf(Pin::new(&mut self.stream), context, &mut self.input) {
+            Poll::Ready(Ok(0)) => {
+                self.ended = true;
+                Poll::Ready(Ok(Event::Ended))
+            }
+            Poll::Ready(Ok(_)) => Poll::Ready(Ok(Event::Read)),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn wrote(&mut self, written: usize) {
+        if written < self.output.len() {
+            let _ = self.output.split_to(written);
+        } else if self.output.capacity() > KEEP_CAPACITY {
+            self.output = BytesMut::new();
+        } else {
+            self.output.clear();
+        }
+    }
+
+    /// Says all that is queued, then good-bye: closing with unread bytes in the socket would take back what
+    /// was said last.
+    pub(super) async fn close(mut self) {
+        while !self.output.is_empty() && !self.deaf {
+            if self.progress(false).await.is_err() {
+                return;
+            }
+        }
+        if self.stream.shutdown().await.is_err() {
+            return;
+        }
+        let mut thrown_away = 0;
+        let mut scratch = vec![0; 4096];
+        while thrown_away < LINGER_BYTES {
+            match self.stream.read(&mut scratch).await {
+                Ok(count @ 1..) => thrown_away += count,
+                Ok(0) | Err(_) => return,
+            }
+        }
+    }
+}
