@@ -91,13 +91,8 @@ impl Sidecar {
             config.redeliver_after,
         ));
         let pulse = Arc::new(Pulse::new(clock.now()));
-        let (ticker, ticker_handle) = Ticker::new(
-            &*store,
-            Arc::clone(&clock),
-            Arc::clone(&gate),
-            Arc::clone(&metrics),
-            Arc::clone(&pulse),
-        );
+        let (ticker, ticker_handle) =
+            Ticker::new(&*store, Arc::clone(&clock), Arc::clone(&gate), Arc::clone(&metrics), Arc::clone(&pulse));
         let health = Arc::new(Health {
             store: Arc::clone(&store),
             delivery: Arc::clone(&delivery),
@@ -128,7 +123,7 @@ impl Sidecar {
             clock,
             delivery,
             health,
-            server: Some(Server::start(listeners, shared)),
+            server: Some(Server::start(listeners, &shared)),
             ticker: ticker_handle,
             tasks,
             store,
@@ -234,11 +229,7 @@ async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, 
     TcpListener::bind(address).await.map_err(failed)
 }
 
-fn local_address(
-    flag: &'static str,
-    asked: SocketAddr,
-    listener: &TcpListener,
-) -> Result<SocketAddr, StartError> {
+fn local_address(flag: &'static str, asked: SocketAddr, listener: &TcpListener) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|source| StartError::Listen { flag, address: asked.to_string(), source })
 }
 

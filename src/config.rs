@@ -246,7 +246,9 @@ impl Settings {
         };
         if !(0.0..=1.0).contains(&rule.share) {
             let share = rule.share;
-            return Err(ConfigError(format!("--storm-share {share} is not a share: choose 0 to 1 (0.5 is usual)")));
+            return Err(ConfigError(format!(
+                "--storm-share {share} is not a share: choose 0 to 1 (0.5 is usual)"
+            )));
         }
         Ok(rule)
     }
@@ -299,9 +301,9 @@ fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
 
 fn positive(flag: &str, given: Option<Duration>, default_secs: u64) -> Result<Duration, ConfigError> {
     match given {
-        Some(Duration::ZERO) => {
-            Err(ConfigError(format!("{flag} 0s leaves no time at all: choose a duration above 0 (default {default_secs}s)")))
-        }
+        Some(Duration::ZERO) => Err(ConfigError(format!(
+            "{flag} 0s leaves no time at all: choose a duration above 0 (default {default_secs}s)"
+        ))),
         given => Ok(given.unwrap_or(Duration::from_secs(default_secs))),
     }
 }

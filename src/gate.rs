@@ -107,8 +107,10 @@ mod tests {
     async fn a_round_ends_when_every_member_passed_or_went() {
         let gate = ReadGate::new();
         assert!(gate.pass(Duration::from_secs(1)).await, "nobody to wait for");
-        let (mut first, second) = (gate.join(), gate.join());
+        let (mut first, mut second) = (gate.join(), gate.join());
         assert!(!gate.pass(Duration::from_secs(1)).await, "two did not answer");
+        first.passed();
+        second.passed();
 
         let round = tokio::spawn({
             let gate = Arc::clone(&gate);

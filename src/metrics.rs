@@ -68,16 +68,21 @@ impl Metrics {
         let make = Maker { registry: Registry::new_custom(None, None).expect("no prefix is a valid prefix") };
         let acked = make.counters("messages_acked_total", "DelMsg answers by outcome.", "outcome");
         let frames = make.counters("frames_total", "Frames received and sent, by type.", "type");
-        let refusals = make.counters("refusals_total", "Requests refused and connections closed, by reason.", "reason");
+        let refusals =
+            make.counters("refusals_total", "Requests refused and connections closed, by reason.", "reason");
         make.process_and_build();
         Metrics {
             messages_in_flight: make.gauge("messages_in_flight", "Messages neither acknowledged nor timed out."),
             messages_added: make.counter("messages_added_total", "Messages taken into flight, without re-arms."),
-            messages_rearmed: make.counter("messages_rearmed_total", "Messages that were in flight when added again."),
+            messages_rearmed: make
+                .counter("messages_rearmed_total", "Messages that were in flight when added again."),
             messages_acked: DelOutcome::ALL.map(|outcome| acked.with_label_values(&[outcome.as_str()])),
-            messages_timed_out: make.counter("messages_timed_out_total", "Messages that nobody acknowledged in time."),
-            messages_drained: make.counter("messages_drained_total", "Messages handed out early because of a drain."),
-            ack_latency: make.latencies("ack_latency_seconds", "Time from AddNewMsg to DelMsg, late ones included."),
+            messages_timed_out: make
+                .counter("messages_timed_out_total", "Messages that nobody acknowledged in time."),
+            messages_drained: make
+                .counter("messages_drained_total", "Messages handed out early because of a drain."),
+            ack_latency: make
+                .latencies("ack_latency_seconds", "Time from AddNewMsg to DelMsg, late ones included."),
             timeout_lateness: make.latencies(
                 "timeout_lateness_seconds",
                 "Time from the end of a message's deadline tick to its publication in a batch.",
@@ -91,7 +96,8 @@ impl Metrics {
             leader_changes: make.counter("leader_changes_total", "Times that this sidecar became the leader."),
             storm_ticks: make.counter("storm_ticks_total", "Ticks in which suspiciously many messages timed out."),
             batches_published: make.counter("batches_published_total", "Batches put into the outbox."),
-            batches_delivered: make.counter("batches_delivered_total", "Batches handed to subscribers, every time."),
+            batches_delivered: make
+                .counter("batches_delivered_total", "Batches handed to subscribers, every time."),
             batches_acked: make.counter("batches_acked_total", "Batches settled by a BatchAck."),
             batches_nacked: make.counter("batches_nacked_total", "Batches given back by a BatchNack."),
             batches_redelivered: make.counter("batches_redelivered_total", "Batches handed out more than once."),

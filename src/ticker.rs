@@ -20,10 +20,7 @@ use crate::core::tally::LatencyTally;
 use crate::gate::ReadGate;
 use crate::metrics::Metrics;
 
-/// A move of the pointer that is later than this waits until every socket was read.
-const LATE: Duration = Duration::from_millis(10);
-
-/// How long a late move waits for the sockets at most.
+/// How long a move of the pointer waits for the sockets at most.
 const READ_PATIENCE: Duration = Duration::from_secs(1);
 
 /// After a refusal of the store the ticker tries again this much later.
@@ -184,7 +181,7 @@ impl Ticker {
             return Ok(retry_after);
         }
         if now >= self.next_advance {
-            self.advance(now).await?;
+            self.advance().await?;
             return Ok(Duration::ZERO);
         }
         if self.expiring {
@@ -217,12 +214,11 @@ impl Ticker {
         }
     }
 
-    async fn advance(&mut self, now: Instant) -> Result<(), Refusal> {
-        if self.stalled || now - self.next_advance > LATE {
-            let patience = READ_PATIENCE.min(self.ring.wheel().tick_length());
-            if !self.gate.pass(patience).await {
-                warn!("some connections were not read within {patience:?} before a late tick; deciding it now");
-            }
+    async fn advance(&mut self) -> Result<(), Refusal> {
+        // Always, since a stall may end just as the move is due: nothing is late then, and yet Acks wait unread.
+        let patience = READ_PATIENCE.min(self.ring.wheel().tick_length());
+        if !self.gate.pass(patience).await {
+            warn!("some connections were not read within {patience:?} before a tick was decided; deciding it now");
         }
         match self.ring.advance(self.clock.now()).await? {
             Advance::Waiting(until) => self.next_advance = until,
@@ -246,7 +242,8 @@ impl Ticker {
 
     fn count(&self, expired: &Expired) {
         if let Some((tick, counts)) = expired.counted {
-            let timed_out = if counts.drained { &self.metrics.messages_drained } else { &self.metrics.messages_timed_out };
+            let timed_out =
+                if counts.drained { &self.metrics.messages_drained } else { &self.metrics.messages_timed_out };
             timed_out.inc_by(counts.timed_out());
             if counts.storm {
                 self.metrics.storm_ticks.inc();

@@ -42,7 +42,7 @@ Exit codes: 0, 1 for a failure at run time, 64 for a wrong command line or confi
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    Serve(serve::Serve),
+    Serve(Box<serve::Serve>),
     Add(messages::Add),
     Del(messages::Del),
     Watch(watch::Watch),
@@ -95,7 +95,8 @@ pub fn parse() -> Result<Cli, ExitCode> {
     })
 }
 
-/// Carries out the verb.
+/// Carries out the verb; returns the exit code of the process.
+#[must_use]
 pub fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.verb {
         Verb::Serve(serve) => serve.run(),

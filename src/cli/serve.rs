@@ -78,7 +78,9 @@ fn usage(error: impl std::fmt::Display) -> Failure {
 
 fn filter(text: &str) -> Result<EnvFilter, Failure> {
     EnvFilter::try_new(text).map_err(|error| {
-        Failure::Usage(format!("--log {text:?}: {error}; write a level, or a filter as in info,ackwheel::server=debug"))
+        Failure::Usage(format!(
+            "--log {text:?}: {error}; write a level, or a filter as in info,ackwheel::server=debug"
+        ))
     })
 }
 

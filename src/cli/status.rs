@@ -34,7 +34,9 @@ impl Status {
             .get(&url)
             .call()
             .and_then(|mut answer| answer.body_mut().read_to_string())
-            .map_err(|error| Failure::Run(format!("{url}: {error}; is --admin the admin address of a sidecar?")))?;
+            .map_err(|error| {
+                Failure::Run(format!("{url}: {error}; is --admin the admin address of a sidecar?"))
+            })?;
         let report: StatusReport = serde_json::from_str(&text)
             .map_err(|error| Failure::Run(format!("{url} is no status of ackwheel: {error}")))?;
         let shown = if self.json { text } else { draw(&report) };

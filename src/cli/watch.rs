@@ -66,7 +66,8 @@ impl Watch {
             ephemeral: self.group.is_none(),
             ..SubscribeOptions::default()
         };
-        let mut subscription = Subscription::open(self.connect.address(), options, self.connect.options()?).await?;
+        let mut subscription =
+            Subscription::open(self.connect.address(), options, self.connect.options()?).await?;
         let mut printed = 0;
         while self.count.is_none_or(|count| printed < count) {
             let Some(delivered) = subscription.next().await else { break };
@@ -108,12 +109,8 @@ fn json_line(batch: &TimeoutBatch) -> String {
 }
 
 fn plain_line(batch: &TimeoutBatch) -> String {
-    let mut line = format!(
-        "tick {} {}/{} timed out",
-        batch.id.tick,
-        batch.messages.len(),
-        batch.counts.timed_out(),
-    );
+    let mut line =
+        format!("tick {} {}/{} timed out", batch.id.tick, batch.messages.len(), batch.counts.timed_out());
     if batch.delivery_count > 1 {
         let _ = write!(line, " delivery {}", batch.delivery_count);
     }
@@ -125,7 +122,7 @@ fn plain_line(batch: &TimeoutBatch) -> String {
         let message = timed_out.message.to_string();
         let left = batch.messages.len() - listed;
         let more = format!(" +{left} more");
-        if listed > 0 && line.len() + 1 + message.len() + more.len() > LINE_LENGTH {
+        if line.len() + 1 + message.len() + more.len() > LINE_LENGTH {
             line.push_str(&more);
             break;
         }
@@ -156,12 +153,9 @@ mod tests {
 
     #[test]
     fn plain_lines_fit_80_columns_and_say_what_they_leave_out() {
-        assert_eq!(
-            plain_line(&batch(1)),
-            "tick 1792000015 1/1 timed out delivery 2 STORM: 18446744073709551615"
-        );
+        assert_eq!(plain_line(&batch(1)), "tick 1792000015 1/1 timed out delivery 2 STORM: 18446744073709551615");
         let line = plain_line(&batch(4_096));
-        assert!(line.len() <= LINE_LENGTH && line.ends_with(" +4095 more"), "{line}");
+        assert!(line.len() <= LINE_LENGTH && line.ends_with(" +4096 more"), "{line}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ const MAX_UNWRITTEN: usize = 4 * 1024 * 1024;
 const READS_BEFORE_JUDGING: usize = 64;
 
 /// How long saying goodbye may take.
-const GOODBYE: Duration = Duration::from_secs(1);
+const GOODBYE_MS: u32 = 1_000;
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Connection {
         match self.work(lane).await {
             Ok(()) => {
                 // Only courtesy is lost if that fails.
-                let _ = timeout(GOODBYE, self.say_goodbye()).await;
+                let _ = timeout(Duration::from_millis(GOODBYE_MS.into()), self.say_goodbye()).await;
                 End::Closed
             }
             Err(Lost(cause)) => {
@@ -116,7 +116,11 @@ impl Connection {
         // The first batches may have come with the answer to Subscribe.
         self.decode()?;
         loop {
-            self.encode_waiting(lane);
+            if !lane.is_empty() {
+                // Who has given up already is not sent: so its caller knows that it was not applied.
+                lane.expire(Instant::now(), || self.timed_out_unsent());
+                self.encode_waiting(lane);
+            }
             if lane.is_closed() && lane.is_empty() && self.in_flight.is_idle() {
                 return Ok(());
             }
@@ -201,13 +205,15 @@ impl Connection {
             }
             body => {
                 let frame_type = body.frame_type();
-                let answered = self.in_flight.answer(correlation, body);
-                // A Pong that nobody asked for is a sign of life too.
-                if answered == Answered::Wrong && frame_type != FrameType::Pong {
-                    let frame = frame_type.as_str();
-                    return Err(Lost(format!("the server sent {frame} without being asked for it")));
+                match self.in_flight.answer(correlation, body) {
+                    Answered::Delivered | Answered::TooLate => Ok(()),
+                    // A sign of life all the same.
+                    Answered::Unasked if frame_type == FrameType::Pong => Ok(()),
+                    Answered::Unasked | Answered::Wrong => {
+                        let frame = frame_type.as_str();
+                        Err(Lost(format!("the server sent {frame} without being asked for it")))
+                    }
                 }
-                Ok(())
             }
         }
     }
@@ -228,10 +234,11 @@ impl Connection {
     /// nothing: that is cheaper than to move it with every answer.
     fn ring_no_later_than(&mut self, lane: &Lane) {
         let due = [self.in_flight.next_deadline(), lane.next_deadline()];
-        if let Some(due) = due.into_iter().flatten().min().filter(|due| *due < self.alarm.deadline()) {
-            if !self.spared {
-                self.alarm.as_mut().reset(due);
-            }
+        if let Some(due) = due.into_iter().flatten().min()
+            && due < self.alarm.deadline()
+            && !self.spared
+        {
+            self.alarm.as_mut().reset(due);
         }
     }
 
@@ -268,12 +275,10 @@ impl Connection {
     }
 
     fn judge(&mut self, lane: &mut Lane, now: Instant) -> Result<(), Lost> {
-        let timeout = |written| {
-            let address = self.address.clone();
-            ClientError::Timeout { address, waited: self.request_timeout, written }
-        };
-        self.in_flight.expire(now, &timeout(true));
-        lane.expire(now, &timeout(false));
+        let (address, waited) = (&self.address, self.request_timeout);
+        let written = || ClientError::Timeout { address: address.clone(), waited, written: true };
+        self.in_flight.expire(now, written);
+        lane.expire(now, || self.timed_out_unsent());
         match self.silence.judge(now) {
             Verdict::Wait => Ok(()),
             Verdict::Ask => {
@@ -285,11 +290,21 @@ impl Connection {
         }
     }
 
+    /// Ends when the server has closed its side too.
     async fn say_goodbye(&mut self) -> std::io::Result<()> {
-        let body = Body::GoAway(GoAway { reason: GoAwayReason::Done, grace_ms: 0 });
+        let body = Body::GoAway(GoAway { reason: GoAwayReason::Done, grace_ms: GOODBYE_MS });
         let goodbye = Frame::new(self.in_flight.next_correlation(), body);
         self.stream.codec.encode_frame(&goodbye, &mut self.out);
         self.stream.writer.write_all_buf(&mut self.out).await?;
-        self.stream.writer.shutdown().await
+        self.stream.writer.shutdown().await?;
+        // Closing with bytes unread would reset the connection, and the server might lose what it has of us.
+        loop {
+            self.stream.incoming.bytes.clear();
+            self.stream.incoming.read().await?;
+        }
+    }
+
+    fn timed_out_unsent(&self) -> ClientError {
+        ClientError::Timeout { address: self.address.clone(), waited: self.request_timeout, written: false }
     }
 }

@@ -12,7 +12,7 @@ use tokio_util::codec::Decoder;
 use super::address::Address;
 use super::error::ClientError;
 use super::options::ClientOptions;
-use crate::protocol::frame::{Body, Frame, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
+use crate::protocol::frame::{Body, Error, Frame, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
 /// Bytes that are read at once, if they are there.
@@ -73,13 +73,16 @@ impl Stream {
 
     /// Asks, and waits for the answer. What else may come meanwhile is signs of life and of an end.
     async fn ask(&mut self, correlation: u32, body: Body) -> Result<Body, HandshakeError> {
-        self.write_frame(&Frame::new(correlation, body)).await?;
+        let written = self.write_frame(&Frame::new(correlation, body)).await;
+        // Who closes before it has read has perhaps said why.
+        let mut unwritten = written.err();
         loop {
-            let frame = self.read_frame().await?;
+            let read = self.read_frame().await;
+            let frame = read.map_err(|error| unwritten.take().unwrap_or(error))?;
             match frame.body {
-                Body::Error(error) => return Err(HandshakeError::Refused(ClientError::Refused(error))),
+                Body::Error(error) => return Err(HandshakeError::Refused(error)),
                 Body::Ping(payload) => {
-                    self.write_frame(&Frame::new(frame.correlation, Body::Pong(payload))).await?
+                    self.write_frame(&Frame::new(frame.correlation, Body::Pong(payload))).await?;
                 }
                 Body::GoAway(_) => {}
                 body if frame.correlation == correlation => return Ok(body),
@@ -98,7 +101,7 @@ pub(super) struct Established {
 
 enum HandshakeError {
     Io(io::Error),
-    Refused(ClientError),
+    Refused(Error),
 }
 
 impl From<io::Error> for HandshakeError {
@@ -117,7 +120,6 @@ fn unexpected(body: &Body) -> HandshakeError {
 }
 
 /// Makes connections, one like the other.
-#[derive(Debug)]
 pub(super) struct Dialer {
     pub(super) address: Address,
     pub(super) options: ClientOptions,
@@ -146,7 +148,7 @@ impl Dialer {
         let dialed = timeout(limit, self.dial_slowly()).await.unwrap_or_else(|_| Err(too_slow()));
         dialed.map_err(|error| match error {
             HandshakeError::Io(source) => ClientError::connect(&self.address, source),
-            HandshakeError::Refused(refused) => refused,
+            HandshakeError::Refused(error) => ClientError::Refused(error),
         })
     }
 

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::address::Address;
 use super::error::ClientError;
 use super::handshake::FIRST_REQUEST;
-use super::link::{Answer, Request};
+use super::link::{Answer, LEAST_WEIGHT, Request};
 use crate::protocol::frame::{Body, Frame, FrameType};
 
 /// An answer has the number of its request with the highest bit set.
@@ -29,7 +29,9 @@ pub(super) enum Answered {
     Delivered,
     /// Nobody waits for it any more: the request timed out.
     TooLate,
-    /// Nobody asked for it, or for something else.
+    /// Nobody ever asked for it.
+    Unasked,
+    /// It is of another type than was asked for; the request has failed.
     Wrong,
 }
 
@@ -60,7 +62,9 @@ impl InFlight {
 
     /// A request is written: remembers who waits for its answer and makes its frame.
     pub(super) fn write(&mut self, request: Request) -> Frame {
-        let Request { body, deadline, answer, room } = request;
+        let Request { body, deadline, answer, mut room } = request;
+        // The messages are about to be bytes; what is left to wait needs less room.
+        let room = room.split(LEAST_WEIGHT).unwrap_or(room);
         let correlation = self.next_correlation();
         let written = Written { asked: body.frame_type(), deadline, answer, _room: room };
         self.written.insert(self.next - 1, written);
@@ -69,7 +73,7 @@ impl InFlight {
 
     /// An answer arrived. One of the wrong type fails its request.
     pub(super) fn answer(&mut self, correlation: u32, body: Body) -> Answered {
-        let Some(sequence) = self.sequence(correlation) else { return Answered::Wrong };
+        let Some(sequence) = self.sequence(correlation) else { return Answered::Unasked };
         let Some(written) = self.written.remove(&sequence) else { return Answered::TooLate };
         let (asked, got) = (written.asked, body.frame_type());
         let right = got as u8 == asked as u8 | ANSWER_BIT;
@@ -101,9 +105,9 @@ impl InFlight {
     }
 
     /// Fails what was not answered in time.
-    pub(super) fn expire(&mut self, now: Instant, error: &ClientError) {
+    pub(super) fn expire(&mut self, now: Instant, error: impl Fn() -> ClientError) {
         while let Some(first) = self.written.first_entry().filter(|first| first.get().deadline <= now) {
-            let _ = first.remove().answer.send(Err(error.clone()));
+            let _ = first.remove().answer.send(Err(error()));
         }
     }
 
@@ -156,7 +160,7 @@ mod tests {
     fn correlation_ids_wrap_around_without_those_of_the_handshake_and_without_confusion() {
         let now = Instant::now();
         let mut in_flight = InFlight::new(address(), u32::MAX - 1);
-        let mut ask = |in_flight: &mut InFlight| {
+        let ask = |in_flight: &mut InFlight| {
             let (request, answered) = request(now);
             (in_flight.write(request).correlation, answered)
         };
@@ -168,7 +172,7 @@ mod tests {
         assert_eq!(answered.try_recv().unwrap().unwrap(), Body::Pong(vec![7]));
         assert_eq!(in_flight.answer(3, Body::Pong(vec![])), Answered::TooLate);
         for never in [0, 1, 2, 4, u32::MAX - 2] {
-            assert_eq!(in_flight.answer(never, Body::Pong(vec![])), Answered::Wrong, "{never}");
+            assert_eq!(in_flight.answer(never, Body::Pong(vec![])), Answered::Unasked, "{never}");
         }
         assert_eq!(in_flight.answer(first, Body::GroupDeleteAnswer), Answered::Wrong, "the wrong type");
         assert_eq!(in_flight.answer(second, Body::Pong(vec![])), Answered::Delivered);
@@ -182,7 +186,7 @@ mod tests {
         let (second, mut second_answered) = request(now + Duration::from_secs(1));
         in_flight.write(first);
         in_flight.write(second);
-        in_flight.expire(now, &ClientError::Protocol("late".to_owned()));
+        in_flight.expire(now, || ClientError::Protocol("late".to_owned()));
         assert!(first_answered.try_recv().unwrap().is_err());
         assert!(second_answered.try_recv().is_err(), "still waiting");
         assert_eq!(in_flight.next_deadline(), Some(now + Duration::from_secs(1)));

@@ -32,7 +32,9 @@ struct State {
     messages: usize,
     group: String,
     reconnects: u64,
-    end: Option<Option<ClientError>>,
+    ended: bool,
+    /// What the reader is still to be told.
+    error: Option<ClientError>,
     reader: Option<Waker>,
 }
 
@@ -46,7 +48,8 @@ impl Inbox {
             messages: 0,
             group,
             reconnects: 0,
-            end: None,
+            ended: false,
+            error: None,
             reader: None,
         };
         Inbox { credit, state: Mutex::new(state) }
@@ -91,7 +94,10 @@ impl Inbox {
     /// Nothing more will come; the reader learns why, unless it wanted that itself. The first end counts.
     pub(super) fn end(&self, error: Option<ClientError>) {
         let mut state = self.state();
-        state.end.get_or_insert(error);
+        if !state.ended {
+            state.ended = true;
+            state.error = error;
+        }
         let reader = state.reader.take();
         drop(state);
         wake(reader);
@@ -103,8 +109,8 @@ impl Inbox {
         if let Some(batch) = state.pop() {
             return Poll::Ready(Some(Ok(batch)));
         }
-        if let Some(end) = &mut state.end {
-            return Poll::Ready(end.take().map(Err));
+        if state.ended {
+            return Poll::Ready(state.error.take().map(Err));
         }
         if !state.reader.as_ref().is_some_and(|reader| reader.will_wake(context.waker())) {
             state.reader = Some(context.waker().clone());
@@ -147,9 +153,9 @@ mod tests {
     }
 
     fn read_all(inbox: &Inbox) -> Vec<(u32, u32)> {
-        let mut context = Context::from_waker(Waker::noop());
+        let context = Context::from_waker(Waker::noop());
         let mut read = Vec::new();
-        while let Poll::Ready(Some(Ok(batch))) = inbox.poll(&mut context) {
+        while let Poll::Ready(Some(Ok(batch))) = inbox.poll(&context) {
             read.push((batch.id.seq, batch.delivery_count));
         }
         read
@@ -175,8 +181,8 @@ mod tests {
         inbox.end(Some(ClientError::InvalidRequest("wrong".to_owned())));
         inbox.end(None);
         assert_eq!(read_all(&inbox), [(0, 1)]);
-        let mut context = Context::from_waker(Waker::noop());
+        let context = Context::from_waker(Waker::noop());
         // read_all has taken the error.
-        assert!(matches!(inbox.poll(&mut context), Poll::Ready(None)));
+        assert!(matches!(inbox.poll(&context), Poll::Ready(None)));
     }
 }

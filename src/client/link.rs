@@ -6,9 +6,9 @@
 //!           another)     messages)
 //! ```
 //!
-//! The window bounds everything behind it: a request takes room before it is queued, and gives it back when
-//! it is answered, failed or forgotten. So neither a server that is away nor one that does not answer lets
-//! anything grow.
+//! The window bounds everything behind it: a request takes room before it is queued, gives most of it back
+//! when it is written, and the rest when it is answered or has failed. So neither a server that is away nor
+//! one that does not answer lets anything grow.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,11 +22,12 @@ use super::address::Address;
 use super::error::ClientError;
 use crate::protocol::frame::{Body, MAX_MESSAGES, Welcome};
 
-/// How many messages may be in requests that wait or are in flight.
-const WINDOW_MESSAGES: usize = 16 * MAX_MESSAGES;
+/// How many messages may be in requests that wait to be written: 16 MiB.
+const WINDOW_MESSAGES: usize = 32 * MAX_MESSAGES;
 
-/// What a request counts for at least, in messages: its own footprint.
-const LEAST_WEIGHT: usize = 32;
+/// What a request counts for at least, in messages, and what is left of it once it is written: the memory
+/// of who waits for the answer.
+pub(super) const LEAST_WEIGHT: usize = 8;
 
 /// What a request timeout beyond the end of time counts for.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3_600);
@@ -137,9 +138,9 @@ impl Link {
         let mut places = Vec::with_capacity(bodies.size_hint().0);
         for body in bodies {
             let place = self.take_place(body, deadline).await;
-            let placed = place.is_ok();
+            let failed = place.is_err();
             places.push(place);
-            if !placed {
+            if failed {
                 break;
             }
         }
@@ -221,11 +222,11 @@ impl Lane {
 
     /// Fails what waited for too long. They wait in the order of their deadlines, since all callers of a
     /// link wait for the same time.
-    pub(super) fn expire(&mut self, now: Instant, error: &ClientError) {
+    pub(super) fn expire(&mut self, now: Instant, error: impl Fn() -> ClientError) {
         while self.next_deadline().is_some_and(|deadline| deadline <= now) {
             let request = self.waiting.pop_front().expect("it has a deadline");
             // A caller who is gone needs no answer, here and below.
-            let _ = request.answer.send(Err(error.clone()));
+            let _ = request.answer.send(Err(error()));
         }
     }
 

@@ -184,7 +184,7 @@ impl SubscribeOptions {
 
     pub(super) fn subscribe(&self) -> Result<Subscribe, ClientError> {
         let group = short_text("the group's name", self.group.as_deref().unwrap_or_default())?;
-        let ephemeral = self.ephemeral || group.is_empty();
+        let ephemeral = self.ephemeral || self.group.is_none();
         Ok(Subscribe { group, credit: self.credit, ephemeral, from_end: self.from_end })
     }
 }

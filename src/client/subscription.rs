@@ -51,8 +51,8 @@ impl Subscription {
         let credit = subscription.credit;
         let dialer = Dialer::new(address, options, Some(subscription.subscribe()?))?;
         let mut established = dialer.dial().await?;
-        let subscribed = established.subscribed.take().expect("a dialer with a subscription subscribes");
-        let inbox = Arc::new(Inbox::new(credit, subscribed.group));
+        let group = established.subscribed.take().map(|subscribed| subscribed.group).unwrap_or_default();
+        let inbox = Arc::new(Inbox::new(credit, group));
         let link = Arc::new(task::start(dialer, established, Some(Arc::clone(&inbox))));
         Ok(Subscription { link, inbox })
     }
@@ -144,7 +144,7 @@ impl fmt::Debug for Subscription {
             .field("address", &self.link.shared.address)
             .field("group", &self.group())
             .field("reconnects", &self.reconnects())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -195,7 +195,7 @@ impl Deref for Delivered {
 
 impl fmt::Debug for Delivered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Delivered").field(&self.batch).finish()
+        f.debug_struct("Delivered").field("batch", &self.batch).finish_non_exhaustive()
     }
 }
 

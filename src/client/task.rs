@@ -119,9 +119,11 @@ async fn while_away<T>(
             done = &mut something => return Some(done),
             () = lane.take() => {}
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                let address = dialer.address.clone();
-                let waited = dialer.options.request_timeout;
-                lane.expire(Instant::now(), &ClientError::NotConnected { address, waited, cause: Arc::clone(cause) });
+                lane.expire(Instant::now(), || ClientError::NotConnected {
+                    address: dialer.address.clone(),
+                    waited: dialer.options.request_timeout,
+                    cause: Arc::clone(cause),
+                });
             }
         }
     }

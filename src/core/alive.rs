@@ -39,12 +39,12 @@ impl AliveTime {
     /// The time alive at `now`: also right in the moment after a stall, before the next beat.
     #[must_use]
     pub fn at(&self, now: Instant) -> Instant {
-        now - self.stalled - self.stalled_since_beat(now)
+        now.checked_sub(self.stalled + self.stalled_since_beat(now)).unwrap_or(now)
     }
 
     fn stalled_since_beat(&self, now: Instant) -> Duration {
         let gap = now.saturating_duration_since(self.last_beat);
-        if gap > STALL { gap - BEAT } else { Duration::ZERO }
+        if gap > STALL { gap.saturating_sub(BEAT) } else { Duration::ZERO }
     }
 }
 

@@ -35,11 +35,13 @@ pub enum Reply<T> {
 
 impl<T> Reply<T> {
     /// An answer that is there.
+    #[must_use]
     pub fn ok(answer: T) -> Reply<T> {
         Reply::Ready(Some(Ok(answer)))
     }
 
     /// A refusal that is there.
+    #[must_use]
     pub fn refused(refusal: Refusal) -> Reply<T> {
         Reply::Ready(Some(Err(refusal)))
     }

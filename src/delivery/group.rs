@@ -121,7 +121,9 @@ impl GroupTask {
             Command::Ack { batches, answer } => {
                 let settled = self.shared.outbox.settle(&self.name, &batches).await;
                 if let Ok(count) = settled {
-                    batches.into_iter().for_each(|batch| self.dispatch.forget(batch));
+                    for batch in batches {
+                        self.dispatch.forget(batch);
+                    }
                     self.shared.metrics.batches_acked.inc_by(count);
                 }
                 let _ = answer.send(settled);

@@ -114,7 +114,7 @@ impl Delivery {
     /// When there are too many groups, or the store is away.
     pub async fn subscribe(&self, request: SubscribeRequest) -> Result<Subscription, Refusal> {
         let member = MemberId(self.shared.next_member.fetch_add(1, Ordering::Relaxed));
-        let group = request.group.unwrap_or_else(|| self.shared.ephemeral_name(member));
+        let group = request.group.unwrap_or_else(|| ephemeral_name(member));
         let start = if request.ephemeral { Start::End } else { request.start };
         let created = self.shared.outbox.open_group(&group, start, self.shared.clock.now()).await?;
         let (sink, batches) = mpsc::unbounded_channel();
@@ -130,7 +130,10 @@ impl Delivery {
     /// When it is the default group, has subscribers, does not exist, or the store is away.
     pub async fn delete_group(&self, group: &GroupName) -> Result<(), Refusal> {
         if group.is_default() {
-            return Err(Refusal::new(Reason::GroupInUse, "the default group is always there and cannot be deleted"));
+            return Err(Refusal::new(
+                Reason::GroupInUse,
+                "the default group is always there and cannot be deleted",
+            ));
         }
         if self.subscribers(group) > 0 {
             return Err(Refusal::new(
@@ -188,11 +191,6 @@ impl Delivery {
 }
 
 impl Shared {
-    fn ephemeral_name(&self, member: MemberId) -> GroupName {
-        let start = std::process::id();
-        format!("ephemeral-{start}-{}", member.0).parse().expect("letters, digits and hyphens name a group")
-    }
-
     /// Sends a command to the group's task, which is started if there is none.
     fn tell_or_spawn(
         self: &Arc<Self>,
@@ -204,7 +202,8 @@ impl Shared {
         let handle = groups.entry(group.clone()).or_insert_with(|| {
             let (commands, receiver) = mpsc::unbounded_channel();
             let news = Arc::new(Notify::new());
-            let task = group::GroupTask::new(group.clone(), ephemeral, Arc::clone(self), receiver, Arc::clone(&news));
+            let task =
+                group::GroupTask::new(group.clone(), ephemeral, Arc::clone(self), receiver, Arc::clone(&news));
             tokio::spawn(task.run());
             Handle { commands, news, members: 0 }
         });
@@ -215,10 +214,19 @@ impl Shared {
     }
 }
 
+fn ephemeral_name(member: MemberId) -> GroupName {
+    let name = format!("ephemeral-{}-{}", std::process::id(), member.0);
+    name.parse().expect("letters, digits and hyphens name a group")
+}
+
 impl Subscription {
     /// Settles batches for the group; returns how many were not settled before.
     ///
     /// The request takes its place when this is called, not when the answer is awaited.
+    ///
+    /// # Errors
+    ///
+    /// When the store is away.
     pub fn ack(&self, batches: Vec<BatchId>) -> impl Future<Output = Result<u64, Refusal>> + Send + use<> {
         let (answer, settled) = oneshot::channel();
         let _ = self.commands.send(Command::Ack { batches, answer });

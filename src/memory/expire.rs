@@ -160,10 +160,8 @@ impl Frozen {
             return None;
         }
         let messages = self.timed_out.split_off(self.timed_out.len().saturating_sub(MAX_BATCH_MESSAGES));
-        let published = Published {
-            messages: messages.len() as u64,
-            lateness: now.saturating_duration_since(self.due_at),
-        };
+        let published =
+            Published { messages: messages.len() as u64, lateness: now.saturating_duration_since(self.due_at) };
         let batch = Arc::new(TimeoutBatch {
             id: BatchId {
                 tick: self.tick,

@@ -17,7 +17,7 @@ use crate::core::message::Message;
 use crate::core::tick::{Tick, Wheel};
 
 const PART_BITS: u32 = 3;
-const PARTS: usize = 1 << PART_BITS;
+const PARTS: u32 = 1 << PART_BITS;
 const NO_PLACE: u32 = u32::MAX;
 
 /// Where a message lies in its list.
@@ -32,7 +32,7 @@ impl Place {
 /// The messages of one tick.
 #[derive(Debug)]
 pub(super) struct TickList {
-    parts: [Mutex<Part>; PARTS],
+    parts: [Mutex<Part>; PARTS as usize],
     /// Messages of this tick acknowledged so far. Counted under the map's guard, so that whoever has seen
     /// all messages of a decided tick in the map has seen all these counts.
     pub(super) acked: AtomicU64,
@@ -97,7 +97,7 @@ impl TickList {
 
     /// Lets a message go; does nothing if the tick was decided meanwhile.
     pub(super) fn vacate(&self, tick: Tick, place: Place) {
-        let mut part = self.parts[(place.0 & (PARTS as u32 - 1)) as usize].lock();
+        let mut part = self.parts[(place.0 & (PARTS - 1)) as usize].lock();
         if part.tick == tick {
             part.vacate(place.0 >> PART_BITS);
         }
@@ -115,7 +115,6 @@ impl TickList {
 }
 
 /// Spreads messages over the parts: the highest bits of a multiplication depend on all lower ones.
-#[expect(clippy::cast_possible_truncation, reason = "three bits are left")]
 fn part_of(message: Message) -> u32 {
     let mixed = (message.msg_id.0 ^ message.client.0.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> (u64::BITS - PART_BITS)) as u32
@@ -148,7 +147,7 @@ impl Part {
             let place = self.places.len() as u32;
             assert!(place < NO_PLACE >> PART_BITS, "a part of a tick holds at most 2^29 messages");
             self.places.push(message);
-            if place % u64::BITS == 0 {
+            if place.is_multiple_of(u64::BITS) {
                 self.occupied.push(0);
             }
             place

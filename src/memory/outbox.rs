@@ -59,13 +59,8 @@ impl MemoryOutbox {
     /// An empty outbox with the default group.
     #[must_use]
     pub fn new(retention: Retention, now: Instant) -> MemoryOutbox {
-        let mut queue = Queue {
-            first: 0,
-            places: VecDeque::new(),
-            positions: HashMap::new(),
-            ids: 0,
-            groups: HashMap::new(),
-        };
+        let mut queue =
+            Queue { first: 0, places: VecDeque::new(), positions: HashMap::new(), ids: 0, groups: HashMap::new() };
         queue.open_group(&GroupName::default_group(), Start::Beginning, now);
         MemoryOutbox { retention, queue: Mutex::new(queue), told: RwLock::new(Vec::new()) }
     }
@@ -135,7 +130,8 @@ impl Outbox for MemoryOutbox {
 
     fn backlogs(&self, now: Instant) -> Reply<Vec<GroupBacklog>> {
         let queue = self.queue.lock();
-        let mut backlogs: Vec<_> = queue.groups.iter().map(|(name, group)| queue.backlog(name, group, now)).collect();
+        let mut backlogs: Vec<_> =
+            queue.groups.iter().map(|(name, group)| queue.backlog(name, group, now)).collect();
         backlogs.sort_by(|a, b| a.group.cmp(&b.group));
         Reply::ok(backlogs)
     }
@@ -151,8 +147,7 @@ impl Queue {
     }
 
     fn stored(&self, position: u64) -> Option<&Stored> {
-        let index = usize::try_from(position.checked_sub(self.first)?).ok()?;
-        self.places.get(index)?.as_ref()
+        self.places.get(index(position.checked_sub(self.first)?))?.as_ref()
     }
 
     pub(super) fn append(&mut self, batch: Arc<TimeoutBatch>, decided_at: Instant) {
@@ -202,24 +197,18 @@ impl Queue {
 
     /// The next position for a group: what was released comes before what was never taken.
     fn take_position(&mut self, name: &GroupName) -> Option<(u64, u32)> {
-        let end = self.end();
+        let (first, end) = (self.first, self.end());
         let group = self.groups.get_mut(name)?;
-        let (position, count) = match group.released.pop_first() {
-            Some((position, count)) => (position, count + 1),
-            None => {
-                let position = group.next.max(self.first);
-                if position >= end {
-                    return None;
-                }
-                group.next = position + 1;
-                if self.stored(position).is_none() {
-                    // Settled by every group that existed then: this one opened later.
-                    return self.take_position(name);
-                }
-                (position, 1)
-            }
+        let (position, count) = if let Some((position, count)) = group.released.pop_first() {
+            (position, count + 1)
+        } else {
+            // A place is empty where every group that existed then has settled it: this one opened later.
+            let is_stored = |position: &u64| self.places[index(*position - first)].is_some();
+            let position = (group.next.max(first)..end).find(is_stored);
+            group.next = position.map_or(end, |position| position + 1);
+            (position?, 1)
         };
-        self.groups.get_mut(name)?.taken.insert(position, count);
+        group.taken.insert(position, count);
         Some((position, count))
     }
 
@@ -243,9 +232,7 @@ impl Queue {
 
     /// Notes that one group more has settled a batch; the last one removes it.
     fn settled_by_one(&mut self, position: u64) {
-        let Some(index) = position.checked_sub(self.first).and_then(|index| usize::try_from(index).ok()) else {
-            return;
-        };
+        let Some(index) = position.checked_sub(self.first).map(index) else { return };
         let Some(Some(stored)) = self.places.get_mut(index) else { return };
         stored.unsettled -= 1;
         if stored.unsettled == 0 {
@@ -300,11 +287,15 @@ impl Queue {
             group: name.clone(),
             batches: (held().count() + untaken.count()) as u64,
             unacked: group.taken.len() as u64,
-            oldest: oldest.map_or_else(Default::default, |stored| {
-                now.saturating_duration_since(stored.decided_at)
-            }),
+            oldest: oldest
+                .map_or_else(Default::default, |stored| now.saturating_duration_since(stored.decided_at)),
         }
     }
+}
+
+/// A distance between positions as an index: no queue in memory is longer than an index can say.
+fn index(distance: u64) -> usize {
+    usize::try_from(distance).expect("a place lies in memory")
 }
 
 impl Stored {

@@ -25,12 +25,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use dashmap::DashMap;
 use dashmap::mapref::entry::Entry as MapEntry;
 use parking_lot::{Mutex, RwLock};
 
+use super::entry::{Entry, Messages};
 use super::expire::Expiry;
-use super::lists::{Lists, Place};
+use super::lists::Lists;
 use super::outbox::MemoryOutbox;
 use crate::core::batch::{StormRule, TimedOut};
 use crate::core::message::{AddOutcome, DelOutcome, Message};
@@ -41,32 +41,6 @@ use crate::core::ring::{
 };
 use crate::core::tally::{LatencyTally, Stamp};
 use crate::core::tick::{Tick, Wheel};
-
-/// Message → entry: keyed per process, since ids come from clients.
-pub(super) type Messages = DashMap<Message, Entry, foldhash::quality::RandomState>;
-
-/// What is known of a message in flight, or of one that timed out less than a revolution ago.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub(super) deadline: Tick,
-    pub(super) added_at: Stamp,
-    pub(super) place: Place,
-    pub(super) attempt: u8,
-    /// Whether the walk over its decided tick has come to it.
-    pub(super) listed: bool,
-    /// Whether its latency was recorded by a late del.
-    pub(super) late_counted: bool,
-}
-
-impl Entry {
-    pub(super) fn in_flight(deadline: Tick, added_at: Stamp, place: Place, attempt: u8) -> Entry {
-        Entry { deadline, added_at, place, attempt, listed: false, late_counted: false }
-    }
-
-    pub(super) fn remembered(deadline: Tick, added_at: Stamp, attempt: u8, late_counted: bool) -> Entry {
-        Entry { deadline, added_at, place: Place::NOWHERE, attempt, listed: true, late_counted }
-    }
-}
 
 /// How a ring in memory is to be.
 #[derive(Clone, Copy, Debug)]

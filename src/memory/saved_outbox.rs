@@ -97,9 +97,8 @@ impl MemoryOutbox {
 impl Stored {
     fn save(&self, now: Instant) -> SavedBatch {
         let TimeoutBatch { id, counts, last, messages } = &*self.batch;
-        let message = |timed_out: &TimedOut| {
-            (timed_out.message.msg_id.0, timed_out.message.client.0, timed_out.attempt)
-        };
+        let message =
+            |timed_out: &TimedOut| (timed_out.message.msg_id.0, timed_out.message.client.0, timed_out.attempt);
         SavedBatch {
             tick: id.tick.0,
             epoch: id.epoch,
@@ -118,16 +117,10 @@ impl Stored {
 
 impl SavedBatch {
     fn restore(self) -> TimeoutBatch {
-        let message =
-            |(msg_id, client, attempt)| TimedOut { message: Message::new(msg_id, client), attempt };
+        let message = |(msg_id, client, attempt)| TimedOut { message: Message::new(msg_id, client), attempt };
         TimeoutBatch {
             id: BatchId { tick: Tick(self.tick), epoch: self.epoch, ring: self.ring, seq: self.seq },
-            counts: TickCounts {
-                added: self.added,
-                acked: self.acked,
-                storm: self.storm,
-                drained: self.drained,
-            },
+            counts: TickCounts { added: self.added, acked: self.acked, storm: self.storm, drained: self.drained },
             last: self.last,
             messages: self.messages.into_iter().map(message).collect(),
         }

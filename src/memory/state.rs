@@ -14,8 +14,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use super::entry::Entry;
 use super::outbox::MemoryOutbox;
-use super::ring::{Entry, MemoryRing};
+use super::ring::MemoryRing;
 use super::saved_outbox::SavedOutbox;
 use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::message::Message;
@@ -123,7 +124,12 @@ pub(super) fn consume(path: &Path) -> Result<(), StateError> {
 }
 
 /// Writes the store to a state file; returns the number of messages in flight.
-pub(super) fn save(path: &Path, ring: &MemoryRing, outbox: &MemoryOutbox, now: Instant) -> Result<u64, StateError> {
+pub(super) fn save(
+    path: &Path,
+    ring: &MemoryRing,
+    outbox: &MemoryOutbox,
+    now: Instant,
+) -> Result<u64, StateError> {
     let saved = Saved::of(ring, outbox, now);
     let body = postcard::to_stdvec(&saved).expect("a state has no type that postcard cannot write");
     let write = || -> io::Result<()> {

@@ -58,7 +58,8 @@ impl MemoryStore {
     /// When there is a state file that cannot be read, is damaged, or was written by a ring of other
     /// dimensions. The file is left as it is.
     pub fn open(options: MemoryOptions, now: Instant) -> Result<(MemoryStore, u64), OpenError> {
-        let saved = options.state_file.as_deref().map(|path| state::load(path, options.wheel)).transpose()?.flatten();
+        let saved =
+            options.state_file.as_deref().map(|path| state::load(path, options.wheel)).transpose()?.flatten();
         let start_ms = u64::try_from(options.unix_time.as_millis()).unwrap_or(u64::MAX);
         let (last_epoch, pointer) = saved.as_ref().map_or_else(
             || (0, Tick(start_ms / u64::from(options.wheel.tick_ms()))),

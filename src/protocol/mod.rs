@@ -3,6 +3,7 @@
 
 pub mod codec;
 pub mod frame;
+mod kind;
 
 pub use codec::{Codec, DecodeError, Decoded};
 pub use frame::{Body, Frame};

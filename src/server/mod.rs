@@ -95,13 +95,13 @@ pub struct Server {
 impl Server {
     /// Accepts connections from all listeners.
     #[must_use]
-    pub fn start(listeners: Vec<Listener>, shared: Arc<Shared>) -> Server {
+    pub fn start(listeners: Vec<Listener>, shared: &Arc<Shared>) -> Server {
         let (phase, _) = watch::channel(Phase::Serving);
         let tasks = TaskTracker::new();
         let open = Arc::new(AtomicUsize::new(0));
         for listener in listeners {
             let acceptor = Acceptor {
-                shared: Arc::clone(&shared),
+                shared: Arc::clone(shared),
                 phase: phase.subscribe(),
                 tasks: tasks.clone(),
                 open: Arc::clone(&open),

@@ -9,8 +9,8 @@ use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{self, Reply};
 use crate::delivery::{SubscribeRequest, Subscription};
 use crate::protocol::frame::{
-    self, AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Frame, FrameType, Hello, Subscribe, Subscribed,
-    VERSIONS, Welcome,
+    self, AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS,
+    Welcome,
 };
 
 impl Session {
@@ -92,8 +92,7 @@ impl Session {
             );
             return self.refuse(correlation, &Refusal::new(Reason::BadAckTimeout, text));
         }
-        let request =
-            ring::AddNewMsg { messages: &request.messages, ack_timeout_ticks, attempt: request.attempt };
+        let request = ring::AddNewMsg { messages: &request.messages, ack_timeout_ticks, attempt: request.attempt };
         let reply = self.shared.ring.add_new_msg(request, now);
         let metrics = self.shared.metrics.clone();
         self.answer(correlation, reply, move |answer| {
@@ -124,9 +123,9 @@ impl Session {
                 Ok(answer) => self.send(&Frame::new(correlation, body(answer))),
                 Err(refusal) => self.refuse(correlation, &refusal),
             },
-            later @ Reply::Later(_) => self.pending.push(Box::pin(async move {
-                Done::Answer(Frame::new(correlation, outcome(later.await, body)))
-            })),
+            later @ Reply::Later(_) => self
+                .pending
+                .push(Box::pin(async move { Done::Answer(Frame::new(correlation, outcome(later.await, body))) })),
         }
     }
 
@@ -164,8 +163,7 @@ impl Session {
         self.subscribing = false;
         match outcome {
             Ok(subscription) => {
-                let answer =
-                    Subscribed { group: subscription.group.to_string(), created: subscription.created };
+                let answer = Subscribed { group: subscription.group.to_string(), created: subscription.created };
                 self.send(&Frame::new(correlation, Body::Subscribed(answer)));
                 if self.state == State::Serving {
                     self.subscription = Some((correlation, subscription));

@@ -103,7 +103,8 @@ impl Session {
             self.step().await;
         }
         drop(self.subscription.take());
-        self.gate.passed();
+        // Nothing is read from here on, so the ticker need not wait for the good-bye.
+        drop(self.gate);
         // Whoever does not take the last words in time does not get them.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, self.wire.close()).await;
     }
@@ -267,7 +268,8 @@ impl Session {
         }
         let interval = self.shared.options.ping_interval;
         if !self.wire.is_flushed() && now >= self.written_at + interval * 2 {
-            let text = format!("nothing sent was read for {:?}: read answers while sending requests", interval * 2);
+            let text =
+                format!("nothing sent was read for {:?}: read answers while sending requests", interval * 2);
             self.refuse(0, &Refusal::new(Reason::SlowReader, text));
         } else if self.state == State::Greeting {
             let text = format!("no Hello came within {:?}", self.shared.options.hello_timeout);

@@ -1,0 +1,239 @@
+//! The client against a scripted peer: every fault that a server or a network can show it.
+//!
+//! Where time matters the clock is paused and moves only when the test says so ([`HeldClock`]), although
+//! the sockets are real: nothing sleeps, and nothing is judged by the speed of the machine.
+
+mod faults;
+mod reconnecting;
+mod requests;
+mod subscriptions;
+
+use std::future::Future;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::codec::Decoder;
+
+use super::*;
+use crate::core::alive::STALL;
+use crate::core::message::AddOutcome;
+use crate::core::refusal::{Promise, Reason, Refusal};
+use crate::protocol::frame::{Error, Frame, GoAway, GoAwayReason, Hello};
+use crate::protocol::{Codec, Decoded};
+
+/// What the peer says of itself.
+fn welcome() -> Welcome {
+    Welcome {
+        version: 1,
+        slots: 15,
+        tick_ms: 1_000,
+        max_frame_length: 1024 * 1024,
+        max_messages: 32_768,
+        max_credit: 1_000_000,
+        ping_interval_ms: 5_000,
+        store: "memory".to_owned(),
+        server_name: "peer".to_owned(),
+    }
+}
+
+/// Options with which nobody waits for a reconnection.
+fn quick() -> ClientOptions {
+    ClientOptions::default().backoff(Duration::from_millis(1), Duration::from_millis(1))
+}
+
+fn refusal(reason: Reason) -> Body {
+    Body::Error(Error::from(&Refusal::new(reason, "because")))
+}
+
+fn messages(count: u64) -> Vec<Message> {
+    (0..count).map(|msg_id| Message::new(msg_id, 7)).collect()
+}
+
+fn added(count: usize) -> Body {
+    Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline: Tick(115), outcomes: vec![AddOutcome::Added; count] })
+}
+
+fn acked(count: usize) -> Body {
+    Body::DelMsgAnswer(vec![DelOutcome::Acked; count])
+}
+
+/// A server as far as the test says.
+struct Peer {
+    listener: TcpListener,
+}
+
+impl Peer {
+    async fn new() -> Peer {
+        Peer { listener: TcpListener::bind("127.0.0.1:0").await.unwrap() }
+    }
+
+    fn address(&self) -> Address {
+        self.listener.local_addr().unwrap().into()
+    }
+
+    async fn accept(&self) -> Session {
+        Session::new(self.listener.accept().await.unwrap().0)
+    }
+
+    /// Accepts and answers Hello.
+    async fn greet(&self, welcome: Welcome) -> Session {
+        let mut session = self.accept().await;
+        session.hello().await;
+        session.send(1, Body::Welcome(welcome)).await;
+        session
+    }
+
+    async fn connect(&self) -> (Client, Session) {
+        self.connect_with(quick(), welcome()).await
+    }
+
+    async fn connect_with(&self, options: ClientOptions, welcome: Welcome) -> (Client, Session) {
+        let (client, session) = tokio::join!(Client::connect(self.address(), options), self.greet(welcome));
+        (client.unwrap(), session)
+    }
+}
+
+/// The peer's side of a connection.
+struct Session {
+    stream: TcpStream,
+    codec: Codec,
+    input: BytesMut,
+}
+
+impl Session {
+    fn new(stream: TcpStream) -> Session {
+        Session { stream, codec: Codec::default(), input: BytesMut::new() }
+    }
+
+    /// The next frame; none at the end.
+    async fn read(&mut self) -> Option<Frame> {
+        loop {
+            match self.codec.decode(&mut self.input).unwrap() {
+                Some(Decoded::Frame(frame)) => return Some(frame),
+                Some(Decoded::Refused { refusal, .. }) => panic!("the client sent nonsense: {refusal}"),
+                None if self.stream.read_buf(&mut self.input).await.unwrap() == 0 => return None,
+                None => {}
+            }
+        }
+    }
+
+    async fn frame(&mut self) -> Frame {
+        self.read().await.expect("the client closed the connection")
+    }
+
+    async fn hello(&mut self) -> Hello {
+        match self.frame().await {
+            Frame { correlation: 1, body: Body::Hello(hello) } => hello,
+            frame => panic!("{frame:?}"),
+        }
+    }
+
+    async fn send(&mut self, correlation: u32, body: Body) {
+        let mut out = BytesMut::new();
+        self.codec.encode_frame(&Frame::new(correlation, body), &mut out);
+        self.stream.write_all(&out).await.unwrap();
+    }
+
+    /// Reads a request, which is returned, and answers it.
+    async fn answer(&mut self, answer: Body) -> Body {
+        let Frame { correlation, body } = self.frame().await;
+        self.send(correlation, answer).await;
+        body
+    }
+
+    /// Answers a Ping of the client.
+    async fn pong(&mut self) {
+        match self.frame().await {
+            Frame { correlation, body: Body::Ping(payload) } => self.send(correlation, Body::Pong(payload)).await,
+            frame => panic!("{frame:?}"),
+        }
+    }
+
+    /// Expects the end of the connection, and that the client said so.
+    async fn expect_goodbye(mut self) {
+        let frame = self.frame().await;
+        let done = matches!(frame.body, Body::GoAway(GoAway { reason: GoAwayReason::Done, .. }));
+        assert!(done, "{frame:?}");
+        assert_eq!(self.read().await, None);
+    }
+}
+
+/// A step of the clock that nobody takes for a stall.
+const STEP: Duration = Duration::from_millis(10);
+
+const _: () = assert!(STEP.as_millis() < STALL.as_millis());
+
+/// Keeps a paused clock from jumping to the next timer whenever all tasks wait for a socket.
+struct HeldClock {
+    _held: std::sync::mpsc::Sender<()>,
+}
+
+impl HeldClock {
+    /// Under `#[tokio::test(start_paused = true)]`.
+    fn new() -> HeldClock {
+        let (held, released) = std::sync::mpsc::channel::<()>();
+        // The clock does not move by itself while a blocking task runs.
+        tokio::task::spawn_blocking(move || released.recv());
+        HeldClock { _held: held }
+    }
+
+    /// Lets time pass as it does for a process that runs: in small steps. Timers are exact to a
+    /// millisecond, so a step more makes sure that what is due then has happened.
+    async fn pass(&self, duration: Duration) {
+        let steps = duration.as_millis().div_ceil(STEP.as_millis()) + 1;
+        for _ in 0..steps {
+            self.step().await;
+        }
+    }
+
+    /// Lets time pass until something has happened.
+    async fn until<T>(&self, something: impl Future<Output = T>) -> T {
+        let mut something = std::pin::pin!(something);
+        loop {
+            if let Poll::Ready(done) = futures_util::poll!(something.as_mut()) {
+                return done;
+            }
+            self.step().await;
+        }
+    }
+
+    async fn step(&self) {
+        tokio::time::advance(STEP).await;
+        settle().await;
+    }
+
+    /// Lets the process stand still: time passes at once.
+    async fn stall(&self, duration: Duration) {
+        tokio::time::advance(duration).await;
+        settle().await;
+    }
+}
+
+/// Lets the tasks do what they can do now.
+async fn settle() {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Starts a call and lets it take its place.
+async fn start<T: Send + 'static>(call: impl Future<Output = T> + Send + 'static) -> tokio::task::JoinHandle<T> {
+    let call = tokio::spawn(call);
+    settle().await;
+    call
+}
+
+fn assert_not_applied<T: std::fmt::Debug>(result: Result<T, ClientError>) -> ClientError {
+    let error = result.expect_err("it cannot have succeeded");
+    assert_eq!(error.promise(), Promise::NotApplied, "{error}");
+    error
+}
+
+fn assert_outcome_unknown<T: std::fmt::Debug>(result: Result<T, ClientError>) -> ClientError {
+    let error = result.expect_err("it cannot have succeeded");
+    assert_eq!(error.promise(), Promise::OutcomeUnknown, "{error}");
+    error
+}

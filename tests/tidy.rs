@@ -1,0 +1,177 @@
+//! The house keeps its order: folders import downward only, files and functions stay short, and nothing
+//! refers to a store from above the contracts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The rooms of src, from the ground up: each may import those on lower floors only.
+const FLOORS: &[&[&str]] = &[
+    &["core"],
+    &["clock", "gate", "memory", "protocol"],
+    &["client", "metrics"],
+    &["delivery", "ticker"],
+    &["admin", "server"],
+    &["config"],
+    &["app"],
+    &["cli"],
+    &["lib", "main"],
+];
+
+/// Rooms that know the contracts of a store, and no store.
+const KNOW_NO_STORE: &[&str] = &["core", "server", "delivery", "ticker", "admin", "client", "protocol", "gate"];
+
+const MAX_FILE_LINES: usize = 350;
+const MAX_FUNCTION_LINES: usize = 70;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let Ok(entries) = fs::read_dir(folder) else { return files };
+    for entry in entries {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
+}
+
+/// The room that a file of src belongs to: its folder, or its own name.
+fn room(file: &Path) -> String {
+    let relative = file.strip_prefix(root().join("src")).unwrap();
+    let first = relative.components().next().unwrap().as_os_str().to_str().unwrap();
+    first.trim_end_matches(".rs").to_owned()
+}
+
+fn floor(room: &str) -> usize {
+    FLOORS.iter().position(|rooms| rooms.contains(&room)).unwrap_or_else(|| {
+        panic!("src has a new room, {room}: give it a floor in tests/tidy.rs and a line in docs/ARCHITECTURE.md")
+    })
+}
+
+/// Every room that a file names after `crate::`, with the line.
+fn imports(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim_start().starts_with("//")) {
+        for (start, path) in line.match_indices("crate::") {
+            let word: String = line[start + path.len()..]
+                .chars()
+                .take_while(|character| character.is_ascii_lowercase() || *character == '_')
+                .collect();
+            if !word.is_empty() {
+                found.push((number, word));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn folders_import_downward_only() {
+    let mut count = 0;
+    for file in rust_files(&root().join("src")) {
+        let room = room(&file);
+        let text = fs::read_to_string(&file).unwrap();
+        for (line, imported) in imports(&text) {
+            count += 1;
+            let downward = imported == room || floor(&imported) < floor(&room);
+            assert!(downward, "{}:{line}: {room} must not import {imported}", file.display());
+        }
+    }
+    assert!(count > 100, "only {count} imports were seen: the test is blind");
+}
+
+#[test]
+fn only_the_app_knows_which_store_it_is() {
+    for file in rust_files(&root().join("src")) {
+        if !KNOW_NO_STORE.contains(&room(&file).as_str()) {
+            continue;
+        }
+        let text = fs::read_to_string(&file).unwrap();
+        for (number, line) in (1..).zip(text.lines()) {
+            let is_code = !line.trim_start().starts_with("//");
+            for store in ["memory::", "redis::", "MemoryRing", "MemoryStore"] {
+                assert!(!(is_code && line.contains(store)), "{}:{number} names {store}", file.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn files_and_functions_stay_short() {
+    for folder in ["src", "examples", "tests", "benches"] {
+        for file in rust_files(&root().join(folder)) {
+            let text = fs::read_to_string(&file).unwrap();
+            let lines: Vec<&str> = text.lines().collect();
+            // Unit tests stand below the code that they test and do not make it longer.
+            let code = lines.iter().position(|line| *line == "#[cfg(test)]").unwrap_or(lines.len());
+            let limit = if folder == "src" { MAX_FILE_LINES } else { MAX_FILE_LINES + 100 };
+            assert!(code <= limit, "{} has {code} lines, more than {limit}", file.display());
+            check_functions(&file, &lines);
+        }
+    }
+}
+
+/// A function reaches from the line with `fn` to the closing brace of the same indentation.
+fn check_functions(file: &Path, lines: &[&str]) {
+    for (start, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let indent = line.len() - code.len();
+        let keywords = ["pub ", "pub(super) ", "pub(crate) ", "async ", "const "];
+        let plain = keywords.iter().fold(code, |rest, keyword| rest.strip_prefix(keyword).unwrap_or(rest));
+        if !plain.starts_with("fn ") || code.ends_with(';') {
+            continue;
+        }
+        let end = (start..lines.len()).find(|end| {
+            let closing = lines[*end];
+            closing.len() - closing.trim_start().len() == indent && closing.trim_end().ends_with('}')
+        });
+        let length = end.map_or(0, |end| end - start + 1);
+        assert!(length <= MAX_FUNCTION_LINES, "{}:{}: {length} lines long", file.display(), start + 1);
+    }
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let marks = [["TO", "DO"].concat(), ["FIX", "ME"].concat(), ["XX", "X"].concat()];
+    for folder in ["src", "examples", "tests", "benches"] {
+        for file in rust_files(&root().join(folder)) {
+            let text = fs::read_to_string(&file).unwrap();
+            for mark in &marks {
+                assert!(!text.contains(mark.as_str()), "{} holds a {mark}", file.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_top_level_holds_what_a_newcomer_expects() {
+    let known = [
+        "Cargo.toml",
+        "Cargo.lock",
+        "src",
+        "examples",
+        "tests",
+        "grafana",
+        "README.md",
+        "CHANGELOG.md",
+        "docs",
+        "benches",
+        "fuzz",
+        "target",
+        "deny.toml",
+        "rustfmt.toml",
+        "LICENSE-MIT",
+        "LICENSE-APACHE",
+    ];
+    for entry in fs::read_dir(root()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(name.starts_with('.') || known.contains(&name.as_str()), "what is {name} doing at the top level?");
+    }
+}
