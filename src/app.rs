@@ -104,6 +104,7 @@ impl Sidecar {
         let shared = Arc::new(server::Shared {
             options: config.server,
             token: config.token,
+            tls: config.tls,
             store_kind: store.kind(),
             ring: store.ring(),
             delivery: Arc::clone(&delivery),

@@ -15,7 +15,7 @@ use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
 use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
-use crate::server::{ServerOptions, TokenSource};
+use crate::server::{ServerOptions, TlsSource, TokenSource};
 
 /// Settings as they were given, each perhaps not.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -48,7 +48,13 @@ pub struct Settings {
     /// File with the token that clients must present; read again when it changes [default: none]
     #[arg(long, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Allow --listen beyond loopback without a token
+    /// Certificate chain in PEM: --listen then speaks TLS; read again when it changes [default: none]
+    #[arg(long, env = "ACKWHEEL_TLS_CERT", value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Key of --tls-cert in PEM [default: none]
+    #[arg(long, env = "ACKWHEEL_TLS_KEY", value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Allow --listen beyond loopback without a token or TLS
     #[arg(long, env = "ACKWHEEL_INSECURE", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub insecure: Option<bool>,
     /// Most messages in flight [default: 4000000]
@@ -136,6 +142,8 @@ pub struct Config {
     pub state_file: Option<PathBuf>,
     /// Who may come in.
     pub token: TokenSource,
+    /// The certificate of the TCP listener.
+    pub tls: Option<TlsSource>,
     /// Limits of connections.
     pub server: ServerOptions,
     /// Time that a drain may take.
@@ -172,7 +180,7 @@ impl Settings {
             ($($field:ident)+) => { Settings { $($field: self.$field.or(fallback.$field),)+ } };
         }
         each! {
-            listen socket admin store slots tick state token_file insecure max_in_flight max_connections
+            listen socket admin store slots tick state token_file tls_cert tls_key insecure max_in_flight max_connections
             max_frame_length max_queued_bytes hello_timeout redeliver_after outbox_retention outbox_max_ids
             storm_min storm_share drain_timeout log log_format
         }
@@ -192,13 +200,13 @@ impl Settings {
             self.tick.unwrap_or(Wheel::default().tick_length()),
         )
         .map_err(|error| ConfigError(format!("--slots and --tick: {error}")))?;
-        let token = self.token()?;
+        let (token, tls) = (self.token()?, self.tls()?);
         let mut warnings = Vec::new();
-        if !listen.ip().is_loopback() && !token.is_required() {
+        if !listen.ip().is_loopback() && !token.is_required() && tls.is_none() {
             if self.insecure != Some(true) {
                 return Err(ConfigError(format!(
-                    "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file, \
-                     or listen on 127.0.0.1, or say --insecure if the network is yours alone"
+                    "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file \
+                     or --tls-cert, or listen on 127.0.0.1, or say --insecure if the network is yours alone"
                 )));
             }
             warnings.push(format!("--insecure: anyone who reaches {listen} can add and acknowledge messages"));
@@ -224,6 +232,7 @@ impl Settings {
             redeliver_after: positive("--redeliver-after", self.redeliver_after, 30)?,
             max_in_flight: at_least_one("--max-in-flight", self.max_in_flight, 4_000_000)?,
             token,
+            tls,
             server: self.server(wheel, drain_timeout)?,
             drain_timeout,
             warnings,
@@ -236,6 +245,16 @@ impl Settings {
         let Some(path) = &self.token_file else { return Ok(TokenSource::None) };
         TokenSource::file(path.clone())
             .map_err(|error| ConfigError(format!("--token-file {}: {error}", path.display())))
+    }
+
+    fn tls(&self) -> Result<Option<TlsSource>, ConfigError> {
+        match (&self.tls_cert, &self.tls_key) {
+            (None, None) => Ok(None),
+            (Some(certificate), Some(key)) => TlsSource::files(certificate.clone(), key.clone())
+                .map(Some)
+                .map_err(|error| ConfigError(format!("--tls-cert and --tls-key: {error}"))),
+            _ => Err(ConfigError(String::from("--tls-cert and --tls-key belong together: give both, or neither"))),
+        }
     }
 
     fn storm(&self) -> Result<StormRule, ConfigError> {

@@ -1,6 +1,42 @@
-//! ackwheel: an ack-timeout tracker for IM servers.
-#![deny(missing_docs)]
-#![forbid(unsafe_code)]
+//! ackwheel: an ack-timeout tracker for IM servers, as a sidecar and as a client library.
+//!
+//! A logic node adds a message before it pushes it to a phone and deletes it when the phone's Ack arrives.
+//! What is still in flight after the ack timeout comes back in a timeout batch: that client is offline.
+//!
+//! # The tour
+//!
+//! ```text
+//!        logic nodes                                                   Prometheus, probes, people
+//!             │ AddNewMsg, DelMsg, Subscribe, BatchAck                             │ HTTP
+//!             ▼                                                                    ▼
+//!   ┌──── protocol ────┐                                                      ┌─ admin ─┐
+//!   │     server       │◀── batches ── delivery ◀─ take, settle ─┐            │ metrics │
+//!   └───────┬──────────┘                  (core::dispatch)       │            └────┬────┘
+//!           │ add_new_msg, del_msg                               │                 │ status
+//!           ▼                                                    │                 │
+//!   ┌───────────────────────── a store: memory, … ───────────────┴─────────────────▼────┐
+//!   │  ring  ── what is decided ──▶  expire ── batches ──▶  outbox            lease      │
+//!   └────▲───────────────────────────────▲──────────────────────────────────────▲───────┘
+//!        └────────── advance ────────────┴────────── ticker ──────── tend ──────┘
+//!                                                      ▲
+//!                                                    clock (the one place that reads time)
+//! ```
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`core`] | what a wheel, a message, a batch and a group are; contracts of the stores; no I/O, no clock |
+//! | [`memory`] | the store that lives in the process |
+//! | [`protocol`] | frames and their bytes; docs/PROTOCOL.md specifies them |
+//! | [`client`] | what a logic node in Rust links; compiles alone with the feature `client` |
+//! | [`clock`], [`gate`] | the time, and the rule that sockets are read before a late decision |
+//! | [`ticker`] | where time moves: the only caller of advance |
+//! | [`delivery`] | from the outbox to subscribers |
+//! | [`server`], [`admin`] | the two doors |
+//! | [`metrics`] | every metric, once |
+//! | [`config`], [`app`], [`cli`] | settings become a running sidecar; the verbs of the command line |
+//!
+//! To read it in an afternoon: [`core::tick`], [`core::ring`], `memory/ring.rs`, [`core::dispatch`],
+//! [`ticker`], `server/session.rs`. docs/ARCHITECTURE.md says where to change what.
 
 #[cfg(feature = "sidecar")]
 pub mod admin;

@@ -20,7 +20,8 @@ use crate::core::tally::LatencyTally;
 use crate::gate::ReadGate;
 use crate::metrics::Metrics;
 
-/// How long a move of the pointer waits for the sockets at most.
+/// How long a decision waits for the sockets at most, and never longer than half a tick: a move that is late
+/// by a whole one counts as a stall.
 const READ_PATIENCE: Duration = Duration::from_secs(1);
 
 /// After a refusal of the store the ticker tries again this much later.
@@ -40,8 +41,6 @@ pub struct Ticker {
     pulse: Arc<Pulse>,
     /// When the pointer is to move next, as far as is known.
     next_advance: Instant,
-    /// Whether the process stood still since the pointer moved.
-    stalled: bool,
     /// Whether decided messages are on their way to the outbox.
     expiring: bool,
     renew_at: Option<Instant>,
@@ -117,7 +116,6 @@ impl Ticker {
             metrics,
             pulse,
             next_advance,
-            stalled: false,
             expiring: true,
             renew_at: None,
             epoch: None,
@@ -168,7 +166,6 @@ impl Ticker {
         self.pulse.beat(self.clock.now());
         let stalled = self.clock.beat();
         if !stalled.is_zero() {
-            self.stalled = true;
             self.metrics.stalls.inc();
             warn!(?stalled, "this process stood still; nobody is judged by their silence meanwhile");
         }
@@ -216,7 +213,7 @@ impl Ticker {
 
     async fn advance(&mut self) -> Result<(), Refusal> {
         // Always, since a stall may end just as the move is due: nothing is late then, and yet Acks wait unread.
-        let patience = READ_PATIENCE.min(self.ring.wheel().tick_length());
+        let patience = READ_PATIENCE.min(self.ring.wheel().tick_length() / 2);
         if !self.gate.pass(patience).await {
             warn!("some connections were not read within {patience:?} before a tick was decided; deciding it now");
         }
@@ -224,12 +221,10 @@ impl Ticker {
             Advance::Waiting(until) => self.next_advance = until,
             Advance::Moved { decided, lateness } => {
                 debug!(tick = %decided, ?lateness, "decided");
-                self.stalled = false;
                 self.expiring = true;
             }
             Advance::Shifted { missed } => {
                 self.metrics.shifted_ticks.inc_by(missed);
-                self.stalled = false;
                 warn!(
                     ticks = missed,
                     "the pointer could not move for that long: every deadline is shifted by it, so that nobody is \

@@ -78,6 +78,8 @@ reasons! {
     Silent = 9, "silent", Traits::ClosesRetryable;
     /// The peer did not read what was sent to it.
     SlowReader = 10, "slow_reader", Traits::ClosesRetryable;
+    /// The TLS handshake failed or took too long.
+    TlsHandshake = 11, "tls_handshake", Traits::Closes;
 
     /// The frame's type is not known to this version.
     UnknownType = 32, "unknown_type", Traits::Wrong;

@@ -3,6 +3,7 @@
 mod requests;
 mod session;
 mod stream;
+mod tls;
 mod token;
 mod wire;
 
@@ -12,11 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
+pub use tls::TlsSource;
 pub use token::TokenSource;
 
 use self::stream::Stream;
@@ -56,6 +58,8 @@ pub struct Shared {
     pub options: ServerOptions,
     /// Who may come in.
     pub token: TokenSource,
+    /// The certificate of the TCP listener; it speaks plainly without one.
+    pub tls: Option<TlsSource>,
     /// The kind of store, for Hello.
     pub store_kind: &'static str,
     /// The wheel.
@@ -141,7 +145,7 @@ impl Acceptor {
                 _ = self.phase.changed() => break,
             };
             match accepted {
-                Ok(stream) => self.admit(stream),
+                Ok(accepted) => self.admit(accepted),
                 Err(error) => {
                     warn!(%error, "a connection could not be accepted; if files run out, raise the limit (ulimit -n)");
                     tokio::time::sleep(ACCEPT_REST).await;
@@ -155,25 +159,26 @@ impl Acceptor {
         }
     }
 
-    fn admit(&self, stream: Stream) {
+    fn admit(&self, accepted: Accepted) {
         let max = self.shared.options.max_connections;
         if self.open.fetch_add(1, Ordering::Relaxed) >= max {
             self.open.fetch_sub(1, Ordering::Relaxed);
-            self.turn_away(&stream, max);
+            self.turn_away(&accepted, max);
             return;
         }
         let guard = OpenConnection { open: Arc::clone(&self.open), shared: Arc::clone(&self.shared) };
         self.shared.metrics.connections.inc();
         self.shared.metrics.connections_opened.inc();
-        let session = session::Session::new(stream, Arc::clone(&self.shared), self.phase.clone());
+        let phase = self.phase.clone();
         self.tasks.spawn(async move {
-            let _guard = guard;
-            session.run().await;
+            if let Some(stream) = guard.shared.greet(accepted).await {
+                session::Session::new(stream, Arc::clone(&guard.shared), phase).run().await;
+            }
         });
     }
 
     /// Says why, as far as the socket takes it at once.
-    fn turn_away(&self, stream: &Stream, max: usize) {
+    fn turn_away(&self, accepted: &Accepted, max: usize) {
         let refusal = Refusal::new(
             Reason::TooManyConnections,
             format!("this sidecar has {max} connections already: share connections, or raise --max-connections"),
@@ -184,9 +189,10 @@ impl Acceptor {
         let frame = Frame::new(0, Body::Error(Error::from(&refusal)));
         crate::protocol::Codec::default().encode_frame(&frame, &mut bytes);
         // Best effort: the peer also sees that the connection is closed.
-        let _ = match stream {
-            Stream::Tcp(stream) => stream.try_write(&bytes),
-            Stream::Unix(stream) => stream.try_write(&bytes),
+        let _ = match accepted {
+            Accepted::Tcp(_) if self.shared.tls.is_some() => return,
+            Accepted::Tcp(stream) => stream.try_write(&bytes),
+            Accepted::Unix(stream) => stream.try_write(&bytes),
         };
     }
 }
@@ -204,13 +210,38 @@ impl Drop for OpenConnection {
     }
 }
 
-async fn accept(listener: &Listener) -> io::Result<Stream> {
+impl Shared {
+    /// Shakes hands, where the listener speaks TLS.
+    async fn greet(&self, accepted: Accepted) -> Option<Stream> {
+        let tcp = match accepted {
+            Accepted::Unix(stream) => return Some(Stream::Unix(stream)),
+            Accepted::Tcp(stream) => stream,
+        };
+        let Some(tls) = &self.tls else { return Some(Stream::Tcp(tcp)) };
+        let handshake = tls.acceptor().accept(tcp);
+        match tokio::time::timeout(self.options.hello_timeout, handshake).await {
+            Ok(Ok(stream)) => return Some(Stream::Tls(Box::new(stream))),
+            Ok(Err(error)) => debug!(%error, "no TLS handshake"),
+            Err(_) => debug!("the TLS handshake took too long"),
+        }
+        self.metrics.count_refusal(Reason::TlsHandshake);
+        None
+    }
+}
+
+/// A connection before its first word.
+enum Accepted {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+async fn accept(listener: &Listener) -> io::Result<Accepted> {
     match listener {
         Listener::Tcp(listener) => {
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
-            Ok(Stream::Tcp(stream))
+            Ok(Accepted::Tcp(stream))
         }
-        Listener::Unix(listener, _) => Ok(Stream::Unix(listener.accept().await?.0)),
+        Listener::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
     }
 }

@@ -140,7 +140,7 @@ impl Session {
 
     fn wire_moved(&mut self, event: std::io::Result<Event>) {
         match event {
-            Ok(Event::Read) => {
+            Ok(Event::Read(_)) => {
                 self.heard();
                 self.read_frames();
             }
@@ -156,12 +156,16 @@ impl Session {
         }
     }
 
-    /// Reads all that waits in the socket, for the ticker.
+    /// Reads all that waits in the socket, for the ticker; what a tireless sender adds meanwhile can wait.
     async fn read_waiting(&mut self) {
-        while self.is_listening() {
+        let mut most = self.wire.most_waiting();
+        while self.is_listening() && most > 0 {
             match self.wire.read_waiting().await {
                 Ok(None) => break,
-                Ok(Some(event)) => self.wire_moved(Ok(event)),
+                Ok(Some(event)) => {
+                    most -= most.min(event.bytes_read());
+                    self.wire_moved(Ok(event));
+                }
                 Err(error) => self.wire_moved(Err(error)),
             }
         }

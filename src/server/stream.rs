@@ -8,11 +8,13 @@ use std::task::{Context, Poll};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
 
 /// A connection's two directions.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
     Unix(UnixStream),
 }
 
@@ -21,11 +23,20 @@ impl Stream {
     ///
     /// Asks the kernel and not the runtime, which may not have heard of them yet.
     pub(super) fn has_unread(&self) -> bool {
-        let socket = match self {
+        matches!(self.socket().peek(&mut [MaybeUninit::uninit()]), Ok(1..))
+    }
+
+    /// Bytes that the kernel keeps for it until they are read; 0 if it does not say.
+    pub(super) fn receive_buffer(&self) -> usize {
+        self.socket().recv_buffer_size().unwrap_or_default()
+    }
+
+    fn socket(&self) -> SockRef<'_> {
+        match self {
             Stream::Tcp(stream) => SockRef::from(stream),
+            Stream::Tls(stream) => SockRef::from(stream.get_ref().0),
             Stream::Unix(stream) => SockRef::from(stream),
-        };
-        matches!(socket.peek(&mut [MaybeUninit::uninit()]), Ok(1..))
+        }
     }
 }
 
@@ -33,6 +44,7 @@ macro_rules! inner {
     ($stream:expr, $method:ident $(, $argument:expr)*) => {
         match $stream.get_mut() {
             Stream::Tcp(stream) => Pin::new(stream).$method($($argument),*),
+            Stream::Tls(stream) => Pin::new(stream).$method($($argument),*),
             Stream::Unix(stream) => Pin::new(stream).$method($($argument),*),
         }
     };

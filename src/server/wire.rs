@@ -6,7 +6,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -28,12 +28,21 @@ const LINGER_BYTES: usize = 1024 * 1024;
 /// What happened on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// Bytes came.
-    Read,
+    /// So many bytes came.
+    Read(usize),
     /// The peer will send no more.
     Ended,
     /// Bytes went out.
     Wrote,
+}
+
+impl Event {
+    pub(super) fn bytes_read(self) -> usize {
+        match self {
+            Event::Read(count) => count,
+            Event::Ended | Event::Wrote => 0,
+        }
+    }
 }
 
 pub(super) struct Wire {
@@ -42,6 +51,8 @@ pub(super) struct Wire {
     input: BytesMut,
     output: BytesMut,
     max_queued: usize,
+    /// Whether the stream holds bytes back that were written to it, as TLS can.
+    unflushed: bool,
     ended: bool,
     /// Whether the peer takes nothing any more. What it sent before still counts.
     deaf: bool,
@@ -50,7 +61,7 @@ pub(super) struct Wire {
 impl Wire {
     pub(super) fn new(stream: Stream, codec: Codec, max_queued: usize) -> Wire {
         let (input, output) = (BytesMut::new(), BytesMut::new());
-        Wire { stream, codec, input, output, max_queued, ended: false, deaf: false }
+        Wire { stream, codec, input, output, max_queued, unflushed: false, ended: false, deaf: false }
     }
 
     /// Queues a frame.
@@ -76,7 +87,7 @@ impl Wire {
 
     /// Whether everything queued went out.
     pub(super) fn is_flushed(&self) -> bool {
-        self.output.is_empty()
+        self.output.is_empty() && !self.unflushed
     }
 
     /// Whether bytes of the peer wait in the socket, and may be read.
@@ -84,13 +95,21 @@ impl Wire {
         !self.ended && self.has_room() && self.stream.has_unread()
     }
 
+    /// The most that can wait in the socket.
+    pub(super) fn most_waiting(&self) -> usize {
+        self.stream.receive_buffer().max(READ_SIZE)
+    }
+
     /// Reads or writes, whichever can be done first. Cancel-safe.
     pub(super) async fn progress(&mut self, read: bool) -> io::Result<Event> {
         poll_fn(|context| self.poll_progress(context, read)).await
     }
 
-    /// Reads what waits in the socket; returns at once when nothing does any more.
+    /// Reads what waits in the socket; returns at once when nothing does any more, or nothing may be read.
     pub(super) async fn read_waiting(&mut self) -> io::Result<Option<Event>> {
+        if self.ended || !self.has_room() {
+            return Ok(None);
+        }
         poll_fn(|context| match self.poll_read(context) {
             Poll::Pending if !self.has_unread() => Poll::Ready(Ok(None)),
             read => read.map_ok(Some),
@@ -99,21 +118,36 @@ impl Wire {
     }
 
     fn poll_progress(&mut self, context: &mut Context<'_>, read: bool) -> Poll<io::Result<Event>> {
-        if !self.output.is_empty() {
-            match Pin::new(&mut self.stream).poll_write(context, &self.output) {
-                Poll::Ready(Ok(written @ 1..)) => {
-                    self.wrote(written);
-                    return Poll::Ready(Ok(Event::Wrote));
-                }
-                Poll::Ready(Ok(0) | Err(_)) => {
-                    // The peer is gone, but what it had sent may still wait to be read.
-                    self.deaf = true;
-                    self.output = BytesMut::new();
-                }
-                Poll::Pending => {}
+        match self.poll_write(context) {
+            Poll::Ready(Ok(true)) => return Poll::Ready(Ok(Event::Wrote)),
+            Poll::Ready(Ok(false)) | Poll::Pending => {}
+            Poll::Ready(Err(_)) => {
+                // The peer is gone, but what it had sent may still wait to be read.
+                self.deaf = true;
+                self.unflushed = false;
+                self.output = BytesMut::new();
             }
         }
         if read && !self.ended && self.has_room() { self.poll_read(context) } else { Poll::Pending }
+    }
+
+    /// Writes what is queued; whether anything went out.
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        if !self.output.is_empty() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.output))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.unflushed = true;
+            self.wrote(written);
+            return Poll::Ready(Ok(true));
+        }
+        let flushed = self.unflushed;
+        if flushed {
+            ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+            self.unflushed = false;
+        }
+        Poll::Ready(Ok(flushed))
     }
 
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Event>> {
@@ -123,7 +157,7 @@ impl Wire {
                 self.ended = true;
                 Poll::Ready(Ok(Event::Ended))
             }
-            Poll::Ready(Ok(_)) => Poll::Ready(Ok(Event::Read)),
+            Poll::Ready(Ok(count)) => Poll::Ready(Ok(Event::Read(count))),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => Poll::Pending,
         }
@@ -142,7 +176,7 @@ impl Wire {
     /// Says all that is queued, then good-bye: closing with unread bytes in the socket would take back what
     /// was said last.
     pub(super) async fn close(mut self) {
-        while !self.output.is_empty() && !self.deaf {
+        while !self.is_flushed() && !self.deaf {
             if self.progress(false).await.is_err() {
                 return;
             }
