@@ -1,4 +1,4 @@
-//! Before a late decision, what waits in the sockets is read.
+//! Before a tick is decided, what waits in the sockets is read.
 //!
 //! When the process stood still, acknowledgements wait unread. [`ReadGate::pass`] asks every connection to
 //! read until its socket is empty, and returns when all have. A connection is a [`Member`] from its accept

@@ -28,7 +28,7 @@
 //! | [`memory`] | the store that lives in the process |
 //! | [`protocol`] | frames and their bytes; docs/PROTOCOL.md specifies them |
 //! | [`client`] | what a logic node in Rust links; compiles alone with the feature `client` |
-//! | [`clock`], [`gate`] | the time, and the rule that sockets are read before a late decision |
+//! | [`clock`], [`gate`] | the time, and the rule that sockets are read before a decision |
 //! | [`ticker`] | where time moves: the only caller of advance |
 //! | [`delivery`] | from the outbox to subscribers |
 //! | [`server`], [`admin`] | the two doors |

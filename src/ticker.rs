@@ -219,11 +219,13 @@ impl Ticker {
         }
         match self.ring.advance(self.clock.now()).await? {
             Advance::Waiting(until) => self.next_advance = until,
-            Advance::Moved { decided, lateness } => {
+            Advance::Moved { decided, lateness, next } => {
                 debug!(tick = %decided, ?lateness, "decided");
+                self.next_advance = next;
                 self.expiring = true;
             }
-            Advance::Shifted { missed } => {
+            Advance::Shifted { missed, next } => {
+                self.next_advance = next;
                 self.metrics.shifted_ticks.inc_by(missed);
                 warn!(
                     ticks = missed,

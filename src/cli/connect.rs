@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::Failure;
-use crate::client::{Address, Client, ClientOptions};
+use crate::client::{Address, Client, ClientOptions, Tls};
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct Connect {
@@ -19,6 +19,9 @@ pub(super) struct Connect {
     /// File with the token, if the sidecar asks for one
     #[arg(long, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Certificates in PEM to trust, if the sidecar speaks TLS
+    #[arg(long, env = "ACKWHEEL_TLS_CA", value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
 }
 
 impl Connect {
@@ -27,10 +30,14 @@ impl Connect {
     }
 
     pub(super) fn options(&self) -> Result<ClientOptions, Failure> {
-        let options = ClientOptions::default()
+        let mut options = ClientOptions::default()
             .client_name(concat!("ackwheel-cli/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.timeout)
             .request_timeout(self.timeout);
+        if let Some(path) = &self.tls_ca {
+            let tls = Tls::trusting(path).map_err(|error| Failure::Usage(format!("--tls-ca {error}")))?;
+            options = options.tls(tls);
+        }
         let Some(path) = &self.token_file else { return Ok(options) };
         let token = std::fs::read(path)
             .map_err(|error| Failure::Usage(format!("cannot read --token-file {}: {error}", path.display())))?;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_util::codec::Decoder;
 
@@ -125,16 +124,13 @@ impl Connection {
                 return Ok(());
             }
             self.ring_no_later_than(lane);
+            let writing = !self.out.is_empty() || !self.stream.outgoing.is_flushed();
             // Not biased: neither much to read nor much to write may starve the other.
             tokio::select! {
-                written = self.stream.writer.write_buf(&mut self.out), if !self.out.is_empty() => match written {
-                    Ok(0) => return Err(Lost("the connection takes no more bytes".to_owned())),
-                    Ok(_) => {}
-                    Err(error) => {
-                        // The server may have answered, and said why, before it closed.
-                        self.read_what_waits().await?;
-                        return Err(error.into());
-                    }
+                written = self.stream.outgoing.write(&mut self.out), if writing => if let Err(error) = written {
+                    // The server may have answered, and said why, before it closed.
+                    self.read_what_waits().await?;
+                    return Err(error.into());
                 },
                 read = self.stream.incoming.read() => {
                     read?;
@@ -295,8 +291,7 @@ impl Connection {
         let body = Body::GoAway(GoAway { reason: GoAwayReason::Done, grace_ms: GOODBYE_MS });
         let goodbye = Frame::new(self.in_flight.next_correlation(), body);
         self.stream.codec.encode_frame(&goodbye, &mut self.out);
-        self.stream.writer.write_all_buf(&mut self.out).await?;
-        self.stream.writer.shutdown().await?;
+        self.stream.outgoing.finish(&mut self.out).await?;
         // Closing with bytes unread would reset the connection, and the server might lose what it has of us.
         loop {
             self.stream.incoming.bytes.clear();

@@ -44,10 +44,45 @@ impl Incoming {
     }
 }
 
+/// Bytes to a server.
+pub(super) struct Outgoing {
+    writer: Box<dyn AsyncWrite + Send + Unpin>,
+    /// Whether the stream holds bytes back that were written to it, as TLS can.
+    unflushed: bool,
+}
+
+impl Outgoing {
+    /// Whether everything written has left.
+    pub(super) fn is_flushed(&self) -> bool {
+        !self.unflushed
+    }
+
+    /// Writes what the server takes of `bytes`; without any, sends on what the stream holds back. Cancel-safe.
+    pub(super) async fn write(&mut self, bytes: &mut BytesMut) -> io::Result<()> {
+        if bytes.is_empty() {
+            self.writer.flush().await?;
+            self.unflushed = false;
+            return Ok(());
+        }
+        if self.writer.write_buf(bytes).await? == 0 {
+            return Err(io::Error::new(io::ErrorKind::WriteZero, "the connection takes no more bytes"));
+        }
+        self.unflushed = true;
+        Ok(())
+    }
+
+    /// Writes all of `bytes`, and nothing more after that.
+    pub(super) async fn finish(&mut self, bytes: &mut BytesMut) -> io::Result<()> {
+        self.writer.write_all_buf(bytes).await?;
+        self.writer.flush().await?;
+        self.writer.shutdown().await
+    }
+}
+
 /// A byte stream to and from a server.
 pub(super) struct Stream {
     pub(super) incoming: Incoming,
-    pub(super) writer: Box<dyn AsyncWrite + Send + Unpin>,
+    pub(super) outgoing: Outgoing,
     pub(super) codec: Codec,
 }
 
@@ -68,7 +103,8 @@ impl Stream {
     async fn write_frame(&mut self, frame: &Frame) -> io::Result<()> {
         let mut out = BytesMut::new();
         self.codec.encode_frame(frame, &mut out);
-        self.writer.write_all(&out).await
+        self.outgoing.writer.write_all(&out).await?;
+        self.outgoing.writer.flush().await
     }
 
     /// Asks, and waits for the answer. What else may come meanwhile is signs of life and of an end.
@@ -179,8 +215,19 @@ impl Dialer {
                     let stream = TcpStream::connect((host.as_str(), *port)).await?;
                     // Frames are put together here; the kernel need not wait for more.
                     stream.set_nodelay(true)?;
-                    let (reader, writer) = stream.into_split();
-                    (Box::new(reader), Box::new(writer))
+                    match &self.options.tls {
+                        None => {
+                            let (reader, writer) = stream.into_split();
+                            (Box::new(reader), Box::new(writer))
+                        }
+                        #[cfg(not(feature = "tls"))]
+                        Some(tls) => match *tls {},
+                        #[cfg(feature = "tls")]
+                        Some(tls) => {
+                            let (reader, writer) = tokio::io::split(tls.shake_hands(host, stream).await?);
+                            (Box::new(reader), Box::new(writer))
+                        }
+                    }
                 }
                 #[cfg(unix)]
                 Address::Unix(path) => {
@@ -191,6 +238,7 @@ impl Dialer {
                 Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported)),
             };
         let incoming = Incoming { reader, bytes: BytesMut::new() };
-        Ok(Stream { incoming, writer, codec: Codec::default() })
+        let outgoing = Outgoing { writer, unflushed: false };
+        Ok(Stream { incoming, outgoing, codec: Codec::default() })
     }
 }

@@ -38,7 +38,7 @@
 //! ```
 //!
 //! One background task a link owns the connection and everything that can change about it; callers only
-//! queue and wait. What has no I/O ([`in_flight`], [`silence`], [`inbox`]) is tested without any.
+//! queue and wait. What has no I/O (`in_flight`, `silence`, `inbox`) is tested without any.
 
 mod address;
 mod connection;
@@ -54,6 +54,7 @@ mod subscription;
 mod task;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::fmt;
 use std::sync::Arc;
@@ -65,6 +66,7 @@ pub use address::{Address, AddressError};
 pub use error::ClientError;
 pub use options::{AddOptions, ClientOptions, SubscribeOptions};
 pub use subscription::{Delivered, Subscription};
+pub use tls::Tls;
 
 use crate::core::message::{DelOutcome, Message};
 use crate::core::tick::Tick;

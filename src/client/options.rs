@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::error::ClientError;
+use super::tls::Tls;
 use crate::protocol::frame::{Hello, MAX_TOKEN_LENGTH, Subscribe, VERSIONS};
 
 /// The longest text of the protocol: its length is one byte.
@@ -14,6 +15,8 @@ pub(super) const MAX_TEXT_LENGTH: usize = 255;
 pub struct ClientOptions {
     /// The secret that the server asks for, if it asks for one.
     pub token: Option<Vec<u8>>,
+    /// Whom to trust, where the server speaks TLS on its TCP port. Needs the feature `tls`.
+    pub tls: Option<Tls>,
     /// A name for the server's logs, at most 255 bytes.
     pub client_name: String,
     /// How long a call may take, waiting for room and for a connection included.
@@ -30,6 +33,7 @@ impl Default for ClientOptions {
     fn default() -> Self {
         ClientOptions {
             token: None,
+            tls: None,
             client_name: concat!("ackwheel-rust/", env!("CARGO_PKG_VERSION")).to_owned(),
             request_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
@@ -44,6 +48,14 @@ impl ClientOptions {
     #[must_use]
     pub fn token(mut self, token: impl Into<Vec<u8>>) -> Self {
         self.token = Some(token.into());
+        self
+    }
+
+    /// Has the client speak TLS on TCP.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
         self
     }
 
@@ -94,6 +106,7 @@ impl fmt::Debug for ClientOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientOptions")
             .field("token", &self.token.as_ref().map(|_| "…"))
+            .field("tls", &self.tls)
             .field("client_name", &self.client_name)
             .field("request_timeout", &self.request_timeout)
             .field("connect_timeout", &self.connect_timeout)

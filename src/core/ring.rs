@@ -124,11 +124,15 @@ pub enum Advance {
         decided: Tick,
         /// How long after its time that was.
         lateness: Duration,
+        /// When the pointer is to move next.
+        next: Instant,
     },
     /// Every deadline was shifted by a stall.
     Shifted {
         /// The whole ticks that were missed.
         missed: u64,
+        /// When the pointer is to move next.
+        next: Instant,
     },
 }
 

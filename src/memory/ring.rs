@@ -247,17 +247,17 @@ impl MemoryRing {
             Turn::Wait(until) => Advance::Waiting(until),
             Turn::Shift { missed } => {
                 pace.shifted(now);
-                Advance::Shifted { missed }
+                Advance::Shifted { missed, next: pace.next_advance() }
             }
             Turn::Advance { lateness } => {
                 let (decided, due_at) = (pace.pointer(), pace.next_advance());
                 pace.advanced();
-                let pointer = pace.pointer();
+                let (pointer, next) = (pace.pointer(), pace.next_advance());
                 drop(pace);
                 if !*self.draining.read() || self.options.keeps_on_drain {
                     self.decide_below(pointer, decided, due_at, false);
                 }
-                Advance::Moved { decided, lateness }
+                Advance::Moved { decided, lateness, next }
             }
         }
     }

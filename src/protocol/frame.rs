@@ -1,5 +1,6 @@
 //! The values of the protocol: what a frame says, without its bytes.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use crate::core::batch::{BatchId, TickCounts, TimedOut};
@@ -107,7 +108,7 @@ pub enum Body {
 }
 
 /// The first frame of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Hello {
     /// The lowest version of the protocol that the client speaks.
     pub lowest_version: u8,
@@ -117,6 +118,17 @@ pub struct Hello {
     pub token: Vec<u8>,
     /// A name for logs, at most 255 bytes.
     pub client_name: String,
+}
+
+/// The token stays out of logs.
+impl fmt::Debug for Hello {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hello")
+            .field("lowest_version", &self.lowest_version)
+            .field("highest_version", &self.highest_version)
+            .field("client_name", &self.client_name)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The answer to Hello.

@@ -114,9 +114,14 @@ impl<'a> Fields<'a> {
         match usize::try_from(count) {
             Ok(count) if (1..=most).contains(&count) => Ok(count),
             _ => {
+                let reason = match self.frame_type {
+                    FrameType::AddNewMsg | FrameType::DelMsg | FrameType::BatchAck => Reason::BadCount,
+                    // Nobody asks with these, whatever their count.
+                    _ => Reason::MalformedRequest,
+                };
                 let text =
                     format!("{} has a count of {count}, but must have 1 to {most}", self.frame_type.as_str());
-                Err(Refusal::new(Reason::BadCount, text))
+                Err(Refusal::new(reason, text))
             }
         }
     }

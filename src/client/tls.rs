@@ -1,0 +1,87 @@
+//! TLS to a server.
+
+#[cfg(feature = "tls")]
+pub use with_tls::Tls;
+#[cfg(not(feature = "tls"))]
+pub use without_tls::Tls;
+
+#[cfg(feature = "tls")]
+mod with_tls {
+    use std::fmt;
+    use std::io;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use tokio::net::TcpStream;
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::client::TlsStream;
+    use tokio_rustls::rustls::crypto::ring;
+    use tokio_rustls::rustls::pki_types::pem::PemObject;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+    /// Whom to trust when a server speaks TLS.
+    #[derive(Clone)]
+    pub struct Tls {
+        config: Arc<ClientConfig>,
+    }
+
+    impl Tls {
+        /// Trusts servers whose certificate one of those in a PEM file vouches for.
+        ///
+        /// # Errors
+        ///
+        /// When the file cannot be read or holds no certificate that can vouch for others.
+        pub fn trusting(file: &Path) -> io::Result<Tls> {
+            let wrong = |error: &dyn fmt::Display| {
+                io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", file.display()))
+            };
+            let mut roots = RootCertStore::empty();
+            for certificate in CertificateDer::pem_file_iter(file).map_err(|error| wrong(&error))? {
+                let certificate = certificate.map_err(|error| wrong(&error))?;
+                roots.add(certificate).map_err(|error| wrong(&error))?;
+            }
+            if roots.is_empty() {
+                return Err(wrong(&"there is no certificate in it"));
+            }
+            let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .map_err(|error| wrong(&error))?
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+            Ok(Tls { config: Arc::new(config) })
+        }
+
+        /// Shakes hands with `host`, whose certificate must be for that name or address.
+        pub(in crate::client) async fn shake_hands(
+            &self,
+            host: &str,
+            stream: TcpStream,
+        ) -> io::Result<TlsStream<TcpStream>> {
+            let name = ServerName::try_from(host.to_owned())
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{host:?}: {error}")))?;
+            TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await
+        }
+    }
+
+    impl PartialEq for Tls {
+        fn eq(&self, other: &Tls) -> bool {
+            Arc::ptr_eq(&self.config, &other.config)
+        }
+    }
+
+    impl Eq for Tls {}
+
+    impl fmt::Debug for Tls {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Tls")
+        }
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+mod without_tls {
+    /// Whom to trust when a server speaks TLS: nobody can be without the feature `tls`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Tls {}
+}

@@ -1,0 +1,145 @@
+//! TLS on the data listener: only whom the client trusts, nothing in the clear, and renewal without a restart.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tempfile::TempDir;
+
+use crate::support::process::{Run, assert_names, program};
+use crate::support::sidecar::Sidecar;
+use crate::support::watch::Watch;
+
+/// Who vouches for servers.
+struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Authority { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap() }
+    }
+
+    /// Writes the certificate to trust.
+    fn write(&self, path: &Path) -> PathBuf {
+        fs::write(path, self.issuer.pem()).unwrap();
+        path.to_owned()
+    }
+
+    /// Writes a server's certificate and key, `age` seconds newer than whatever stood there.
+    fn certify(&self, files: &Files, age: u64) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![String::from("127.0.0.1")]).unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        fs::write(&files.certificate, certificate.pem()).unwrap();
+        fs::write(&files.key, key.serialize_pem()).unwrap();
+        for path in [&files.certificate, &files.key] {
+            let later = SystemTime::now() + Duration::from_secs(age);
+            fs::File::options().write(true).open(path).unwrap().set_modified(later).unwrap();
+        }
+    }
+}
+
+struct Files {
+    folder: TempDir,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+impl Files {
+    fn new() -> Files {
+        let folder = tempfile::tempdir().unwrap();
+        let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        Files { folder, certificate, key }
+    }
+
+    fn flags(&self) -> [&str; 4] {
+        ["--tls-cert", self.certificate.to_str().unwrap(), "--tls-key", self.key.to_str().unwrap()]
+    }
+
+    fn authority(&self, name: &str, authority: &Authority) -> PathBuf {
+        authority.write(&self.folder.path().join(name))
+    }
+}
+
+fn serve(files: &Files) -> Sidecar {
+    let mut flags = vec!["--tick", "50ms"];
+    flags.extend(files.flags());
+    Sidecar::start(&flags)
+}
+
+fn add(sidecar: &Sidecar, flags: &[&str]) -> Run {
+    let mut arguments = vec!["add", "--timeout", "5s"];
+    arguments.extend(flags);
+    arguments.push("101");
+    sidecar.run(&arguments)
+}
+
+#[test]
+fn messages_and_batches_travel_encrypted_to_whom_the_client_trusts() {
+    let (files, authority) = (Files::new(), Authority::new());
+    authority.certify(&files, 0);
+    let trusted = files.authority("ca.pem", &authority);
+    let other = files.authority("other.pem", &Authority::new());
+    let sidecar = serve(&files);
+
+    let trusted = ["--tls-ca", trusted.to_str().unwrap()];
+    let watch = Watch::start(&sidecar, &["--group", "default", trusted[0], trusted[1]]);
+    assert_eq!(add(&sidecar, &trusted).output(), "101 added\n");
+    assert_eq!(watch.next().plain_ids(), [101]);
+
+    assert_names(add(&sidecar, &["--tls-ca", other.to_str().unwrap()]).error(1), &["certificate"]);
+    add(&sidecar, &[]).error(1);
+    assert!(sidecar.metrics().refusals("tls_handshake") >= 2, "a wrong trust and a plain client");
+}
+
+#[test]
+fn a_large_answer_and_large_batches_are_not_held_back() {
+    let (files, authority) = (Files::new(), Authority::new());
+    authority.certify(&files, 0);
+    let trusted = files.authority("ca.pem", &authority);
+    let sidecar = serve(&files);
+    let watch = Watch::start(&sidecar, &["--group", "default", "--tls-ca", trusted.to_str().unwrap()]);
+    let ids: Vec<String> = (1_000_000..1_010_000).map(|id: u64| id.to_string()).collect();
+    let mut arguments = vec!["add", "--tls-ca", trusted.to_str().unwrap()];
+    arguments.extend(ids.iter().map(String::as_str));
+    assert_eq!(sidecar.run(&arguments).output().lines().count(), ids.len());
+    let received: usize = watch.take(3).iter().map(|line| line.plain_ids().len()).sum();
+    assert_eq!(received, ids.len());
+}
+
+#[test]
+fn a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not() {
+    let (files, first, second) = (Files::new(), Authority::new(), Authority::new());
+    first.certify(&files, 0);
+    let (first_pem, second_pem) = (files.authority("1.pem", &first), files.authority("2.pem", &second));
+    let trust = |path: &'_ Path| [String::from("--tls-ca"), path.to_str().unwrap().to_owned()];
+    let (first_trust, second_trust) = (trust(&first_pem), trust(&second_pem));
+    let (first_trust, second_trust) = (first_trust.each_ref(), second_trust.each_ref());
+    let sidecar = serve(&files);
+    assert_eq!(add(&sidecar, &first_trust.map(String::as_str)).output(), "101 added\n");
+
+    second.certify(&files, 10);
+    assert_eq!(add(&sidecar, &second_trust.map(String::as_str)).output(), "101 rearmed\n");
+    add(&sidecar, &first_trust.map(String::as_str)).error(1);
+
+    fs::write(&files.certificate, "no certificate").unwrap();
+    assert_eq!(add(&sidecar, &second_trust.map(String::as_str)).output(), "101 rearmed\n");
+    assert!(sidecar.log().text().contains("the old one stays"));
+}
+
+#[test]
+fn a_wrong_certificate_is_refused_at_the_start() {
+    let (files, authority) = (Files::new(), Authority::new());
+    authority.certify(&files, 0);
+    let check = |flags: &[&str]| Run::of(program(&["serve", "--check-config"]).args(flags));
+    assert_eq!(check(&files.flags()).output(), "the configuration is right\n");
+    let beyond_loopback = [&["--listen", "0.0.0.0:0"][..], &files.flags()[..]].concat();
+    assert_eq!(check(&beyond_loopback).output(), "the configuration is right\n");
+    assert_names(check(&files.flags()[..2]).error(64), &["--tls-cert", "--tls-key", "both"]);
+    fs::write(&files.key, "no key").unwrap();
+    assert_names(check(&files.flags()).error(64), &["key.pem"]);
+}
