@@ -36,14 +36,14 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// An address could not be listened on.
-    #[error("cannot listen on {address}: {source}; is another sidecar running there? choose another {flag}")]
+    #[error("cannot listen on {address}: {cause}; is another sidecar running there? choose another {flag}")]
     Listen {
         /// The flag that names the address.
         flag: &'static str,
         /// The address.
         address: String,
         /// The cause.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The store could not be opened.
     #[error(transparent)]
@@ -226,17 +226,17 @@ fn open_store(config: &Config, now: Instant) -> Result<Arc<dyn Store>, OpenError
 }
 
 async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
-    let failed = |source| StartError::Listen { flag, address: address.to_string(), source };
+    let failed = |cause| StartError::Listen { flag, address: address.to_string(), cause };
     TcpListener::bind(address).await.map_err(failed)
 }
 
 fn local_address(flag: &'static str, asked: SocketAddr, listener: &TcpListener) -> Result<SocketAddr, StartError> {
-    listener.local_addr().map_err(|source| StartError::Listen { flag, address: asked.to_string(), source })
+    listener.local_addr().map_err(|cause| StartError::Listen { flag, address: asked.to_string(), cause })
 }
 
 /// Listens on a Unix socket; one that a killed sidecar left behind is replaced.
 async fn listen_unix(path: &Path) -> Result<Listener, StartError> {
-    let failed = |source| StartError::Listen { flag: "--socket", address: path.display().to_string(), source };
+    let failed = |cause| StartError::Listen { flag: "--socket", address: path.display().to_string(), cause };
     if let Err(error) = UnixStream::connect(path).await
         && error.kind() == io::ErrorKind::ConnectionRefused
     {

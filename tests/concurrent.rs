@@ -51,6 +51,9 @@ impl Count {
 
 type Counts = HashMap<Message, Count>;
 
+/// Messages with ticks: the deadlines that adds were answered with, or the ticks of the batches they were in.
+type Deadlines = HashSet<(Message, Tick)>;
+
 fn merge(into: &mut Counts, from: Counts) {
     for (message, count) in from {
         let entry = into.entry(message).or_default();
@@ -98,10 +101,17 @@ impl Race {
     }
 
     /// Adds, acknowledges and withdraws few messages over and over: most operations meet another thread's.
-    fn work(&self, seed: u64) -> Counts {
+    fn work(&self, seed: u64) -> (Counts, Deadlines) {
         let mut random = SmallRng::seed_from_u64(seed);
-        let mut counts = Counts::new();
-        while !self.stopped.load(Ordering::Relaxed) {
+        let (mut counts, mut deadlines) = (Counts::new(), Deadlines::new());
+        for operation in 0_u64.. {
+            if self.stopped.load(Ordering::Relaxed) {
+                break;
+            }
+            if operation % 64 == 0 {
+                // Else the ring would seldom turn on a machine with few cores.
+                std::thread::yield_now();
+            }
             let message = Message::new(random.next_u64() % 1_024, random.next_u64() % 2);
             let count = counts.entry(message).or_default();
             if random.random_bool(0.6) {
@@ -109,6 +119,7 @@ impl Race {
                 let request = AddNewMsg { messages: &[message], ack_timeout_ticks, attempt: 1 };
                 let answer = self.ring.add_new_msg(request, self.now()).now_or_never().unwrap().unwrap();
                 count.added += u64::from(answer.outcomes == [AddOutcome::Added]);
+                deadlines.insert((message, answer.deadline));
                 self.added.fetch_add(1, Ordering::Relaxed);
             } else {
                 let request = DelMsg { messages: &[message], withdraw: random.random_bool(0.1) };
@@ -120,11 +131,11 @@ impl Race {
                 }
             }
         }
-        counts
+        (counts, deadlines)
     }
 
     /// Turns the ring by one tick and counts what timed out; returns how many acknowledgements ticks counted.
-    fn turn(&self, counts: &mut Counts) -> u64 {
+    fn turn(&self, counts: &mut Counts, ticks: &mut Deadlines) -> u64 {
         let mut acked = 0;
         // In three leaps, so that the tick due is now the pointer, now one ahead of it.
         for _ in 0..3 {
@@ -143,6 +154,7 @@ impl Race {
         for delivery in taken.now_or_never().unwrap().unwrap() {
             for timed_out in &delivery.batch.messages {
                 counts.entry(timed_out.message).or_default().timed_out += 1;
+                ticks.insert((timed_out.message, delivery.batch.id.tick));
             }
         }
         acked
@@ -153,6 +165,7 @@ impl Race {
 fn every_life_ends_once_however_threads_race_with_the_decision() {
     let race = Race::new();
     let mut counts = Counts::new();
+    let (mut ticks, mut deadlines) = (Deadlines::new(), Deadlines::new());
     let mut counted_acked = 0;
     std::thread::scope(|scope| {
         let working: Vec<_> = (0..3)
@@ -164,25 +177,30 @@ fn every_life_ends_once_however_threads_race_with_the_decision() {
             })
             .collect();
         let timed_out = |counts: &Counts| counts.values().map(|count| count.timed_out).sum::<u64>();
-        let enough =
-            |counts: &Counts| race.added.load(Ordering::Relaxed) >= MESSAGES && timed_out(counts) >= MESSAGES / 50;
+        let enough = |counts: &Counts| {
+            race.added.load(Ordering::Relaxed) >= MESSAGES && timed_out(counts) >= MESSAGES / 200
+        };
         let deadline = Instant::now() + Duration::from_secs(120);
         while !enough(&counts) && Instant::now() < deadline {
-            counted_acked += race.turn(&mut counts);
+            counted_acked += race.turn(&mut counts, &mut ticks);
         }
         race.stopped.store(true, Ordering::Relaxed);
         for work in working {
-            merge(&mut counts, work.join().unwrap());
+            let (worked, answered) = work.join().unwrap();
+            merge(&mut counts, worked);
+            deadlines.extend(answered);
         }
     });
     for _ in 0..8 {
-        counted_acked += race.turn(&mut counts);
+        counted_acked += race.turn(&mut counts, &mut ticks);
     }
     for (message, count) in &counts {
         assert!(count.is_balanced(), "{message}: {count:?}");
     }
+    let strays: Vec<_> = ticks.difference(&deadlines).collect();
+    assert!(strays.is_empty(), "in batches of ticks that no add was answered with: {strays:?}");
     let total = counts.values().fold(Count::default(), |sum, count| sum.plus(*count));
-    assert!(total.acked > 1_000 && total.timed_out >= MESSAGES / 50, "the race was one-sided: {total:?}");
+    assert!(total.acked > 1_000 && total.timed_out >= MESSAGES / 200, "the race was one-sided: {total:?}");
     assert_eq!(counted_acked, total.acked, "each tick counts its own acknowledgements, no more and no fewer");
     assert_eq!(race.ring.status(race.now()).now_or_never().unwrap().unwrap().in_flight, 0);
 }

@@ -17,12 +17,12 @@ pub enum ClientError {
     Refused(frame::Error),
 
     /// No connection could be made.
-    #[error("cannot connect to {address}: {source}; is ackwheel serving there?")]
+    #[error("cannot connect to {address}: {cause}; is ackwheel serving there?")]
     Connect {
         /// Where to.
         address: Address,
         /// Why not.
-        source: Arc<io::Error>,
+        cause: Arc<io::Error>,
     },
 
     /// The connection was lost after the request was written, or may have been.
@@ -67,14 +67,14 @@ pub enum ClientError {
     InvalidRequest(String),
 
     /// Of a request that needed several frames, only some were answered well.
-    #[error("{applied} of {messages} messages were applied, then: {source}")]
+    #[error("{applied} of {messages} messages were applied, then: {cause}")]
     Partial {
         /// Messages in the frames that were answered well.
         applied: usize,
         /// Messages in all.
         messages: usize,
         /// The first failure.
-        source: Box<ClientError>,
+        cause: Box<ClientError>,
     },
 
     /// What the call belongs to has ended.
@@ -115,7 +115,7 @@ impl ClientError {
             | ClientError::NotConnected { .. }
             | ClientError::Timeout { .. } => true,
             ClientError::Protocol(_) | ClientError::InvalidRequest(_) | ClientError::Closed { .. } => false,
-            ClientError::Partial { source, .. } => source.is_retryable(),
+            ClientError::Partial { cause, .. } => cause.is_retryable(),
         }
     }
 
@@ -124,13 +124,13 @@ impl ClientError {
     pub fn reason(&self) -> Option<Reason> {
         match self {
             ClientError::Refused(error) => error.reason(),
-            ClientError::Partial { source, .. } => source.reason(),
+            ClientError::Partial { cause, .. } => cause.reason(),
             _ => None,
         }
     }
 
-    pub(super) fn connect(address: &Address, source: io::Error) -> ClientError {
-        ClientError::Connect { address: address.clone(), source: Arc::new(source) }
+    pub(super) fn connect(address: &Address, cause: io::Error) -> ClientError {
+        ClientError::Connect { address: address.clone(), cause: Arc::new(cause) }
     }
 }
 

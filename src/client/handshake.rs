@@ -183,7 +183,7 @@ impl Dialer {
         };
         let dialed = timeout(limit, self.dial_slowly()).await.unwrap_or_else(|_| Err(too_slow()));
         dialed.map_err(|error| match error {
-            HandshakeError::Io(source) => ClientError::connect(&self.address, source),
+            HandshakeError::Io(cause) => ClientError::connect(&self.address, cause),
             HandshakeError::Refused(error) => ClientError::Refused(error),
         })
     }

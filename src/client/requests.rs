@@ -60,7 +60,7 @@ pub(super) fn merge<T>(
     match failure {
         None => Ok(answered),
         Some(error) if applied == 0 => Err(error),
-        Some(error) => Err(ClientError::Partial { applied, messages: lengths.sum(), source: Box::new(error) }),
+        Some(error) => Err(ClientError::Partial { applied, messages: lengths.sum(), cause: Box::new(error) }),
     }
 }
 

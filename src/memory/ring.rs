@@ -164,30 +164,28 @@ impl MemoryRing {
 
     /// Puts an entry into the map, unless its tick is decided by now.
     fn put(&self, message: Message, entry: Entry) -> Option<AddOutcome> {
-        let earlier = match self.messages.entry(message) {
+        let place = self.messages.entry(message);
+        // Under the guard: whoever decides the tick from here on meets this entry.
+        let decided_below = self.decided_below();
+        if entry.deadline < decided_below {
+            return None;
+        }
+        let mut place = match place {
             MapEntry::Vacant(place) => {
-                if entry.deadline < self.decided_below() {
-                    return None;
-                }
                 place.insert(entry);
                 return Some(AddOutcome::Added);
             }
-            MapEntry::Occupied(mut place) => {
-                let decided_below = self.decided_below();
-                if entry.deadline < decided_below {
-                    return None;
-                }
-                let earlier = place.insert(entry);
-                if earlier.deadline < decided_below {
-                    if !earlier.listed {
-                        let timed_out = TimedOut { message, attempt: earlier.attempt };
-                        self.lists.of(earlier.deadline).overtaken.lock().push(timed_out);
-                    }
-                    return Some(AddOutcome::Added);
-                }
-                earlier
-            }
+            MapEntry::Occupied(place) => place,
         };
+        let earlier = place.insert(entry);
+        if earlier.deadline < decided_below {
+            if !earlier.listed {
+                let timed_out = TimedOut { message, attempt: earlier.attempt };
+                self.lists.of(earlier.deadline).overtaken.lock().push(timed_out);
+            }
+            return Some(AddOutcome::Added);
+        }
+        drop(place);
         self.lists.of(earlier.deadline).vacate(earlier.deadline, earlier.place);
         Some(AddOutcome::Rearmed)
     }

@@ -31,14 +31,14 @@ const HEAD_LENGTH: usize = MAGIC.len() + 4 + 8;
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// Reading or writing failed.
-    #[error("cannot {what} the state file {path}: {source}; check --state and the permissions of its folder")]
+    #[error("cannot {what} the state file {path}: {cause}; check --state and the permissions of its folder")]
     Io {
         /// What was tried.
         what: &'static str,
         /// The file.
         path: PathBuf,
         /// The cause.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The file is not what was written.
     #[error(
@@ -94,7 +94,7 @@ struct SavedMessage {
 
 /// Reads a state file, if there is one, and makes sure that one can be written.
 pub(super) fn load(path: &Path, wheel: Wheel) -> Result<Option<Saved>, StateError> {
-    let io_error = |what| move |source| StateError::Io { what, path: path.to_owned(), source };
+    let io_error = |what| move |cause| StateError::Io { what, path: path.to_owned(), cause };
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -116,8 +116,8 @@ pub(super) fn load(path: &Path, wheel: Wheel) -> Result<Option<Saved>, StateErro
 /// Removes a state file that was taken over.
 pub(super) fn consume(path: &Path) -> Result<(), StateError> {
     match fs::remove_file(path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(StateError::Io { what: "remove", path: path.to_owned(), source })
+        Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+            Err(StateError::Io { what: "remove", path: path.to_owned(), cause })
         }
         _ => Ok(()),
     }
@@ -142,7 +142,7 @@ pub(super) fn save(
         file.sync_all()?;
         fs::rename(&beside, path)
     };
-    write().map_err(|source| StateError::Io { what: "write", path: path.to_owned(), source })?;
+    write().map_err(|cause| StateError::Io { what: "write", path: path.to_owned(), cause })?;
     Ok(saved.messages.iter().filter(|message| message.deadline >= saved.pointer).count() as u64)
 }
 

@@ -1,0 +1,234 @@
+//! The logic node: what it does with pushes, Acks and timeout batches.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ackwheel::client::{AddOptions, Client, ClientError, Subscription};
+use ackwheel::core::batch::TimedOut;
+use ackwheel::core::message::{DelOutcome, Message};
+use ackwheel::protocol::frame::TimeoutBatch;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::phones::{Patience, Phones, PushFailed};
+use crate::records::Records;
+
+/// How often a message is pushed before it is given up.
+const MAX_ATTEMPTS: u8 = 2;
+/// What a batch says of phones is no longer true after this time.
+const OLD: Duration = Duration::from_secs(10);
+/// A batch that cannot be dealt with is wanted again after this time.
+const LATER: Duration = Duration::from_secs(1);
+/// Acks that wait are acknowledged together, at most so many.
+const ACKS_AT_ONCE: usize = 1_024;
+
+/// A logic node. Its records are locked for moments only, never across an await.
+pub struct LogicNode {
+    client: Client,
+    phones: Phones,
+    patience: Patience,
+    records: Mutex<Records>,
+}
+
+impl LogicNode {
+    /// A node that thinks all its phones are online.
+    pub fn new(client: Client, phones: Phones, patience: Patience) -> LogicNode {
+        LogicNode { client, phones, patience, records: Mutex::default() }
+    }
+
+    /// A user sent something: it is pushed if the other side is online, and stored if not.
+    pub async fn send(&self, message: Message) {
+        let offline = {
+            let mut records = self.records();
+            records.counts.sent += 1;
+            let offline = records.offline.contains(&message.client.0);
+            if offline {
+                records.counts.not_pushed += 1;
+                records.store(message);
+            }
+            offline
+        };
+        if !offline && let Err(error) = self.push(&[message], 1).await {
+            println!("{message} goes to the offline storage, and is not pushed: {error}");
+            self.records().store(message);
+        }
+    }
+
+    /// Adds, then pushes, then takes back what could not be pushed.
+    async fn push(&self, messages: &[Message], attempt: u8) -> Result<(), ClientError> {
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let options = AddOptions::default().ack_timeout_ticks(self.patience.ticks).attempt(attempt);
+        self.client.add_new_msg(messages, options).await?;
+        self.records().on_the_way.extend(messages.iter().map(|message| (*message, attempt)));
+        let mut failed = Vec::new();
+        for message in messages {
+            if let Err(PushFailed) = self.phones.push(*message, attempt) {
+                failed.push(*message);
+            }
+        }
+        for message in &failed {
+            let mut records = self.records();
+            records.counts.withdrawn += 1;
+            records.store(*message);
+            records.mark_offline(message.client.0, "its connection is closed");
+        }
+        // A message that could not be withdrawn times out later, when nobody waits for it any more.
+        if let Err(error) = self.client.withdraw(&failed).await {
+            println!("{} pushes could not be withdrawn, and will time out: {error}", failed.len());
+        }
+        Ok(())
+    }
+
+    /// Takes Acks from the phones, as many together as are there.
+    pub async fn acknowledge(self: Arc<Self>, mut acks: UnboundedReceiver<Message>) {
+        let mut waiting = Vec::new();
+        while acks.recv_many(&mut waiting, ACKS_AT_ONCE).await > 0 {
+            match self.client.del_msg(&waiting).await {
+                Ok(outcomes) => waiting.iter().zip(outcomes).for_each(|(ack, outcome)| self.acked(*ack, outcome)),
+                Err(error) => {
+                    println!("{} Acks are in no wheel, and will time out there: {error}", waiting.len());
+                    // The phone has answered all the same, and will not do so twice.
+                    for ack in &waiting {
+                        self.records().arrived(*ack);
+                    }
+                }
+            }
+            waiting.clear();
+        }
+    }
+
+    fn acked(&self, message: Message, outcome: DelOutcome) {
+        let mut records = self.records();
+        match outcome {
+            DelOutcome::Acked => match records.arrived(message) {
+                Some(1) => records.counts.first_push += 1,
+                Some(_) => records.counts.second_push += 1,
+                // It was counted when its late Ack came, and answered the second push too.
+                None => {}
+            },
+            // It timed out, but the phone is alive after all.
+            DelOutcome::Late => {
+                records.counts.late += 1;
+                records.arrived(message);
+            }
+            // The second Ack of one message, or a very old one: it says nothing new.
+            DelOutcome::Unknown | DelOutcome::Withdrawn => {}
+        }
+    }
+
+    /// Deals with timeout batches, one after the other.
+    pub async fn listen(self: Arc<Self>, mut timeouts: Subscription) {
+        while let Some(batch) = timeouts.next().await {
+            let batch = match batch {
+                Ok(batch) => batch,
+                Err(error) => return println!("no more timeouts: {error}"),
+            };
+            let answered = match self.timed_out(&batch).await {
+                // Only now: had this process died before, another node would have got the batch.
+                Ok(()) => batch.ack().await,
+                Err(error) => {
+                    println!("batch {} is given back: {error}", batch.id);
+                    batch.nack(LATER).await
+                }
+            };
+            if let Err(error) = answered {
+                println!("batch {} will come again: {error}", batch.id);
+            }
+        }
+    }
+
+    /// Deals with a batch. It may be repeated after an error: what it did is seen from the records.
+    async fn timed_out(&self, batch: &TimeoutBatch) -> Result<(), ClientError> {
+        if self.records().dealt_with.contains(&batch.id) {
+            self.records().counts.batches_again += 1;
+            return Ok(());
+        }
+        let (again, given_up) = self.judge(batch);
+        self.push(&again, MAX_ATTEMPTS).await?;
+        let says_offline = says_offline(batch);
+        let mut records = self.records();
+        for message in given_up {
+            // Its late Ack may have come while the others were pushed.
+            if !records.on_the_way.contains_key(&message) {
+                continue;
+            }
+            records.counts.given_up += 1;
+            records.store(message);
+            if says_offline {
+                records.mark_offline(message.client.0, "it answered neither push");
+            }
+        }
+        records.dealt_with.insert(batch.id);
+        Ok(())
+    }
+
+    /// Which messages of a batch are pushed again, and which are given up. Those whose late Ack came before
+    /// the batch, or that were pushed again already, are neither.
+    fn judge(&self, batch: &TimeoutBatch) -> (Vec<Message>, Vec<Message>) {
+        let records = self.records();
+        let meant = batch
+            .messages
+            .iter()
+            .filter(|timed_out| records.on_the_way.get(&timed_out.message) == Some(&timed_out.attempt));
+        // A sidecar that drains takes no new messages.
+        let (again, given_up): (Vec<&TimedOut>, Vec<&TimedOut>) =
+            meant.partition(|timed_out| timed_out.attempt < MAX_ATTEMPTS && !batch.counts.drained);
+        let messages = |timed_out: Vec<&TimedOut>| timed_out.iter().map(|one| one.message).collect();
+        (messages(again), messages(given_up))
+    }
+
+    /// Whether every message has arrived or is stored, and no phone will say anything more.
+    pub fn is_settled(&self) -> bool {
+        self.records().on_the_way.is_empty() && self.phones.are_quiet()
+    }
+
+    /// What came of it all.
+    pub fn print_summary(&self) {
+        let records = self.records();
+        let counts = &records.counts;
+        let (stored, open) = (records.stored.len(), records.on_the_way.len());
+        let arrived = counts.sent - stored - open;
+        println!("{} messages were sent: {arrived} arrived, {stored} are stored, {open} are open", counts.sent);
+        println!(
+            "  acknowledged        {:>4} first push, {} second push, {} late",
+            counts.first_push, counts.second_push, counts.late
+        );
+        println!("  not acknowledged    {:>4} given up, {} withdrawn", counts.given_up, counts.withdrawn);
+        println!("  not pushed at all   {:>4}", counts.not_pushed);
+        println!("  batches dealt with  {:>4}, {} came again", records.dealt_with.len(), counts.batches_again);
+        println!("  sessions offline    {:>4}: {:?}", records.offline.len(), records.offline);
+    }
+
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the silence in a batch is the phones' own. A storm is likelier our fault than theirs, a drained
+/// batch was cut short, and an old one says what was true long ago: their messages are stored, for whoever
+/// comes to fetch them, but nobody is marked offline.
+fn says_offline(batch: &TimeoutBatch) -> bool {
+    let age = Duration::from_millis(batch.age_ms);
+    !batch.counts.storm && !batch.counts.drained && age < OLD
+}
+
+#[cfg(test)]
+mod tests {
+    use ackwheel::core::batch::{BatchId, TickCounts};
+    use ackwheel::core::tick::Tick;
+
+    use super::*;
+
+    #[test]
+    fn storms_drains_and_old_batches_mark_nobody_offline() {
+        let batch = |counts, age_ms| {
+            let id = BatchId { tick: Tick(1), epoch: 1, ring: 0, seq: 0 };
+            TimeoutBatch { id, delivery_count: 1, age_ms, counts, last: true, messages: Vec::new() }
+        };
+        assert!(says_offline(&batch(TickCounts::default(), 40)));
+        assert!(!says_offline(&batch(TickCounts::default(), 10_000)));
+        assert!(!says_offline(&batch(TickCounts { storm: true, ..TickCounts::default() }, 40)));
+        assert!(!says_offline(&batch(TickCounts { drained: true, ..TickCounts::default() }, 40)));
+    }
+}
