@@ -2,9 +2,9 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
@@ -15,12 +15,12 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::core::refusal::Refusal;
 use crate::core::ring::Handover;
-use crate::core::store::Store;
+use crate::core::store::{Moment, Store};
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::memory::{MemoryOptions, MemoryStore, OpenError};
 use crate::metrics::Metrics;
-use crate::server::{self, Listener, Server};
+use crate::server::{self, Listener, Server, SocketFile};
 use crate::ticker::{Pulse, Ticker, TickerHandle};
 
 /// How often a drain looks whether all batches are acknowledged.
@@ -80,7 +80,7 @@ impl Sidecar {
             listeners.push(listen_unix(path).await?);
         }
         let clock = Arc::new(Clock::start());
-        let store = open_store(&config, clock.now())?;
+        let store = open_store(&config, clock.moment())?;
         let (metrics, gate) = (Arc::new(Metrics::new()), ReadGate::new());
         metrics.max_in_flight.set(i64::try_from(config.max_in_flight).unwrap_or(i64::MAX));
         metrics.max_connections.set(i64::try_from(config.server.max_connections).unwrap_or(i64::MAX));
@@ -100,6 +100,7 @@ impl Sidecar {
             clock: Arc::clone(&clock),
             pulse,
             draining: false.into(),
+            scrapes: tokio::sync::Mutex::default(),
         });
         let shared = Arc::new(server::Shared {
             options: config.server,
@@ -155,15 +156,20 @@ impl Sidecar {
         let server = self.server.take().expect("only a drain takes the server, and it consumes the sidecar");
         server.drain();
         info!("draining: new messages are refused");
-        match self.ticker.drain().await {
-            Ok(Handover::HandedOut) => self.wait_for_subscribers(deadline).await,
-            Ok(Handover::Kept) => tokio::time::sleep(KEPT_GRACE).await,
-            Err(refusal) => warn!(%refusal, "the store refused to drain"),
+        match tokio::time::timeout_at(deadline.into(), self.ticker.drain()).await {
+            Ok(Ok(Handover::HandedOut)) => self.wait_for_subscribers(deadline).await,
+            Ok(Ok(Handover::Kept)) => tokio::time::sleep(KEPT_GRACE).await,
+            Ok(Err(refusal)) => warn!(%refusal, "the store refused to drain"),
+            Err(_) => error!("what is in flight could not be handed out in time and ends with the process"),
         }
         server.close(CLOSE_PATIENCE).await;
-        self.end_tasks();
+        for task in self.tasks.drain(..) {
+            task.abort();
+            // It may be in the middle of a move; what is put away must be after that.
+            let _ = task.await;
+        }
         self.store.lease().release(self.clock.now()).await?;
-        let kept = self.store.close(self.clock.now()).await?;
+        let kept = self.store.close(self.clock.moment()).await?;
         info!("drained; {kept}");
         Ok(())
     }
@@ -209,16 +215,15 @@ fn backlog_is_attended(delivery: &Delivery, backlog: &crate::core::outbox::Group
     delivery.subscribers(&backlog.group) > 0
 }
 
-fn open_store(config: &Config, now: Instant) -> Result<Arc<dyn Store>, OpenError> {
+fn open_store(config: &Config, moment: Moment) -> Result<Arc<dyn Store>, OpenError> {
     let options = MemoryOptions {
         wheel: config.wheel,
         storm: config.storm,
         retention: config.retention,
         max_in_flight: config.max_in_flight,
         state_file: config.state_file.clone(),
-        unix_time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
     };
-    let (store, taken_over) = MemoryStore::open(options, now)?;
+    let (store, taken_over) = MemoryStore::open(options, moment)?;
     if let Some(path) = &config.state_file {
         info!(messages = taken_over, path = %path.display(), "messages in flight taken over from the state file");
     }
@@ -243,5 +248,5 @@ async fn listen_unix(path: &Path) -> Result<Listener, StartError> {
         std::fs::remove_file(path).map_err(failed)?;
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
-    Ok(Listener::Unix(listener, PathBuf::from(path)))
+    Ok(Listener::Unix(listener, SocketFile::new(path)))
 }

@@ -1,10 +1,11 @@
 //! The time that passes: the one place where this process reads a clock.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::RwLock;
 
 use crate::core::alive::AliveTime;
+use crate::core::store::Moment;
 
 /// A monotonic clock that also tells how long the process was alive.
 ///
@@ -25,6 +26,13 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Instant {
         monotonic()
+    }
+
+    /// Now, by both clocks.
+    #[must_use]
+    pub fn moment(&self) -> Moment {
+        let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Moment { now: monotonic(), unix_time }
     }
 
     /// Now, by a clock that stood still while the process did: for judging silence.

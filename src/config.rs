@@ -90,7 +90,7 @@ pub struct Settings {
     /// Least share of a tick's messages, 0 to 1, that makes it a storm [default: 0.5]
     #[arg(long, env = "ACKWHEEL_STORM_SHARE", value_name = "SHARE")]
     pub storm_share: Option<f64>,
-    /// Time that a drain may take before the process ends anyway, at most 9s [default: 8s]
+    /// Time that a drain may take before the process ends anyway, at most 8s [default: 8s]
     #[arg(long, env = "ACKWHEEL_DRAIN_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde", default)]
     pub drain_timeout: Option<Duration>,
@@ -153,7 +153,7 @@ pub struct Config {
 }
 
 /// A drain must leave time to end within the 10 s that orchestrators are told.
-const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(9);
+const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
 
 impl Settings {
     /// The settings of a file.

@@ -1,8 +1,8 @@
 //! Before a tick is decided, what waits in the sockets is read.
 //!
 //! When the process stood still, acknowledgements wait unread. [`ReadGate::pass`] asks every connection to
-//! read until its socket is empty, and returns when all have. A connection is a [`Member`] from its accept
-//! to its end; one that comes in the middle of a round is not waited for.
+//! read until its socket is empty, and returns when all have. A connection is a [`Member`] from its
+//! first frame to its end; one that comes in the middle of a round is not waited for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ pub struct ReadGate {
 
 #[derive(Debug, Default)]
 struct Count {
+    round: u64,
     members: usize,
     /// Members that have not yet passed the current round.
     outstanding: usize,
@@ -38,17 +39,24 @@ impl ReadGate {
     pub fn join(self: &Arc<Self>) -> Member {
         let mut count = self.count.lock();
         count.members += 1;
-        let mut rounds = self.round.subscribe();
-        let passed = *rounds.borrow_and_update();
-        Member { gate: Arc::clone(self), rounds, passed }
+        let rounds = self.round.subscribe();
+        Member { gate: Arc::clone(self), rounds, asked: count.round, passed: count.round }
+    }
+
+    fn take_off(&self, count: &mut Count) {
+        count.outstanding -= 1;
+        if count.outstanding == 0 {
+            self.all_passed.notify_waiters();
+        }
     }
 
     /// Waits until every connection has read what was waiting; at most `patience`, and says whether all did.
     pub async fn pass(&self, patience: Duration) -> bool {
         {
             let mut count = self.count.lock();
+            count.round += 1;
             count.outstanding = count.members;
-            self.round.send_modify(|round| *round += 1);
+            self.round.send_replace(count.round);
         }
         let all_passed = async {
             loop {
@@ -68,6 +76,9 @@ impl ReadGate {
 pub struct Member {
     gate: Arc<ReadGate>,
     rounds: watch::Receiver<u64>,
+    /// The last round that it was asked in.
+    asked: u64,
+    /// The last round that it passed; whoever joins in a round need not pass that.
     passed: u64,
 }
 
@@ -76,26 +87,27 @@ impl Member {
     pub async fn asked(&mut self) {
         // The gate outlives its members, so the sender is there.
         let _ = self.rounds.changed().await;
+        self.asked = *self.rounds.borrow_and_update();
     }
 
-    /// Answers the last question: the socket was read until it was empty.
+    /// Answers the last question: the socket was read until it was empty. A later question stays open.
     pub fn passed(&mut self) {
-        let mut count = self.gate.count.lock();
-        let round = *self.rounds.borrow_and_update();
-        if self.passed != round {
-            self.passed = round;
-            count.outstanding -= 1;
-            if count.outstanding == 0 {
-                self.gate.all_passed.notify_waiters();
-            }
+        let gate = Arc::clone(&self.gate);
+        let mut count = gate.count.lock();
+        if self.asked == count.round && self.passed != count.round {
+            self.passed = count.round;
+            gate.take_off(&mut count);
         }
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.passed();
-        self.gate.count.lock().members -= 1;
+        let mut count = self.gate.count.lock();
+        count.members -= 1;
+        if self.passed != count.round {
+            self.gate.take_off(&mut count);
+        }
     }
 }
 
@@ -109,8 +121,10 @@ mod tests {
         assert!(gate.pass(Duration::from_secs(1)).await, "nobody to wait for");
         let (mut first, mut second) = (gate.join(), gate.join());
         assert!(!gate.pass(Duration::from_secs(1)).await, "two did not answer");
-        first.passed();
-        second.passed();
+        for member in [&mut first, &mut second] {
+            member.asked().await;
+            member.passed();
+        }
 
         let round = tokio::spawn({
             let gate = Arc::clone(&gate);
@@ -121,9 +135,29 @@ mod tests {
         let late = gate.join();
         first.passed();
         first.passed();
+        assert_eq!(gate.count.lock().outstanding, 0, "passing twice counts once");
         tokio::task::yield_now().await;
         assert!(round.await.unwrap(), "whoever joins during a round is not waited for");
         drop(late);
         assert_eq!(gate.count.lock().members, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_to_the_last_round_is_none_to_the_next() {
+        let gate = ReadGate::new();
+        let mut member = gate.join();
+        assert!(!gate.pass(Duration::from_secs(1)).await);
+        member.asked().await;
+        // It looked into its socket for the first round; what comes in the second it has not seen.
+        let round = tokio::spawn({
+            let gate = Arc::clone(&gate);
+            async move { gate.pass(Duration::from_secs(60)).await }
+        });
+        tokio::task::yield_now().await;
+        member.passed();
+        assert_eq!(gate.count.lock().outstanding, 1);
+        member.asked().await;
+        member.passed();
+        assert!(round.await.unwrap());
     }
 }

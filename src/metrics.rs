@@ -1,4 +1,4 @@
-//! Every metric, once. docs/OPERATIONS.md says what a bad value means; the help texts say what each counts.
+//! Every metric, once. The help texts say what each counts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -20,8 +20,8 @@ use crate::core::tally::LatencyTally;
 use crate::gate::ReadGate;
 use crate::metrics::Metrics;
 
-/// How long a decision waits for the sockets at most, and never longer than half a tick: a move that is late
-/// by a whole one counts as a stall.
+/// How long a decision or a drain waits for the sockets at most, and never longer than half a tick: a move that
+/// is late by a whole one counts as a stall.
 const READ_PATIENCE: Duration = Duration::from_secs(1);
 
 /// After a refusal of the store the ticker tries again this much later.
@@ -150,7 +150,7 @@ impl Ticker {
 
     async fn drain(&mut self) -> Result<Handover, Refusal> {
         // Acknowledgements that have arrived come before the decision.
-        self.gate.pass(READ_PATIENCE).await;
+        self.pass_gate().await;
         let handover = self.ring.drain(self.clock.now()).await?;
         loop {
             let expired = self.ring.expire(self.clock.now()).await?;
@@ -158,6 +158,7 @@ impl Ticker {
             if !expired.more {
                 return Ok(handover);
             }
+            self.beat();
             tokio::task::yield_now().await;
         }
     }
@@ -213,10 +214,7 @@ impl Ticker {
 
     async fn advance(&mut self) -> Result<(), Refusal> {
         // Always, since a stall may end just as the move is due: nothing is late then, and yet Acks wait unread.
-        let patience = READ_PATIENCE.min(self.ring.wheel().tick_length() / 2);
-        if !self.gate.pass(patience).await {
-            warn!("some connections were not read within {patience:?} before a tick was decided; deciding it now");
-        }
+        self.pass_gate().await;
         match self.ring.advance(self.clock.now()).await? {
             Advance::Waiting(until) => self.next_advance = until,
             Advance::Moved { decided, lateness, next } => {
@@ -235,6 +233,25 @@ impl Ticker {
             }
         }
         Ok(())
+    }
+
+    /// Has every connection read what waits in its socket. To wait for them is not to stand still.
+    async fn pass_gate(&mut self) {
+        let patience = READ_PATIENCE.min(self.ring.wheel().tick_length() / 2);
+        let gate = Arc::clone(&self.gate);
+        let mut passing = std::pin::pin!(gate.pass(patience));
+        loop {
+            tokio::select! {
+                biased;
+                all_passed = &mut passing => {
+                    if !all_passed {
+                        warn!("some connections were not read within {patience:?} before a decision; it is made now");
+                    }
+                    return;
+                }
+                () = tokio::time::sleep(BEAT) => self.beat(),
+            }
+        }
     }
 
     fn count(&self, expired: &Expired) {

@@ -272,7 +272,8 @@ async fn receive(mut subscription: Subscription, working: impl Future<Output = V
     loop {
         if let Some(worked) = &worked {
             let counts = worked.iter().flat_map(|worked| worked.counts.values());
-            let open = counts.map(|count| count.added - count.acked).sum::<u64>();
+            let total = counts.fold(Count::default(), |sum, count| sum.plus(*count));
+            let open = total.added - total.acked;
             if timed_out.len() as u64 >= open {
                 break;
             }

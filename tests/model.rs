@@ -3,11 +3,12 @@
 //! The model keeps one map and recomputes everything from it at each step. It knows nothing of slots, lists
 //! or places, and reads time in whole milliseconds.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ackwheel::core::batch::{StormRule, TimedOut, TimeoutBatch};
+use ackwheel::core::batch::{StormRule, TickCounts, TimedOut, TimeoutBatch};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::Outbox;
@@ -146,6 +147,8 @@ impl Model {
 
 /// The ring under test, with the same clock as the model.
 struct Subject {
+    /// What expiry said of each tick.
+    counted: RefCell<Vec<(Tick, TickCounts)>>,
     start: Instant,
     ring: MemoryRing,
     outbox: Arc<MemoryOutbox>,
@@ -164,11 +167,23 @@ impl Subject {
             pointer: Tick(FIRST_TICK),
             keeps_on_drain: false,
         };
-        Subject { start, ring: MemoryRing::new(options, Arc::clone(&outbox), start), outbox }
+        Subject {
+            counted: RefCell::default(),
+            start,
+            ring: MemoryRing::new(options, Arc::clone(&outbox), start),
+            outbox,
+        }
     }
 
     fn at(&self, ms: u64) -> Instant {
         self.start + Duration::from_millis(ms)
+    }
+
+    /// Does one step of expiry; whether there is more to do.
+    fn expire(&self, now: Instant) -> bool {
+        let expired = self.ring.expire(now).now_or_never().unwrap().unwrap();
+        self.counted.borrow_mut().extend(expired.counted);
+        expired.more
     }
 
     fn taken(&self, now: Instant) -> Vec<Arc<TimeoutBatch>> {
@@ -206,7 +221,7 @@ fn run(slots: u16, steps: &[Step]) {
                 assert_eq!(found, model.advance());
             }
             Step::Expire => {
-                subject.ring.expire(now).now_or_never().unwrap().unwrap();
+                subject.expire(now);
             }
         }
     }
@@ -224,7 +239,11 @@ fn finish(model: &mut Model, subject: &Subject) {
         model.advance();
     }
     let now = subject.at(model.now_ms);
-    while subject.ring.expire(now).now_or_never().unwrap().unwrap().more {}
+    while subject.expire(now) {}
+    let counted = subject.counted.borrow();
+    let told = counted.iter().map(|(tick, counts)| (tick.0, (counts.acked, counts.timed_out())));
+    let decided = model.decided.iter().map(|(tick, (timed_out, acked))| (*tick, (*acked, timed_out.len() as u64)));
+    assert!(told.eq(decided), "every decided tick is counted once, in order: {counted:?}");
 
     let mut found: BTreeMap<u64, Vec<Arc<TimeoutBatch>>> = BTreeMap::new();
     for batch in subject.taken(now) {

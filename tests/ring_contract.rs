@@ -13,7 +13,7 @@ use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::{Outbox, Retention, Start};
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::{AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, Ring};
-use ackwheel::core::store::Store;
+use ackwheel::core::store::{Moment, Store};
 use ackwheel::core::tick::Wheel;
 
 use AddOutcome::{Added, Rearmed};
@@ -349,9 +349,9 @@ impl Mount for Memory {
             retention: Retention::default(),
             max_in_flight: MAX_IN_FLIGHT,
             state_file: None,
-            unix_time: Duration::from_secs(1_000_000),
         };
-        let (store, _) = ackwheel::memory::MemoryStore::open(options, now).unwrap();
+        let moment = Moment { now, unix_time: Duration::from_secs(1_000_000) };
+        let (store, _) = ackwheel::memory::MemoryStore::open(options, moment).unwrap();
         Memory { store, now }
     }
 

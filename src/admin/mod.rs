@@ -15,6 +15,7 @@ use tracing::error;
 
 use self::status::StatusReport;
 use crate::clock::Clock;
+use crate::core::alive::BEAT;
 use crate::core::refusal::Refusal;
 use crate::core::store::Store;
 use crate::delivery::Delivery;
@@ -35,6 +36,8 @@ pub struct Health {
     pub pulse: Arc<Pulse>,
     /// Whether the sidecar is going.
     pub draining: AtomicBool,
+    /// Held while the gauges are made anew and read.
+    pub scrapes: tokio::sync::Mutex<()>,
 }
 
 /// Serves the endpoints until the task is aborted.
@@ -52,6 +55,8 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
 }
 
 async fn metrics(State(health): State<Arc<Health>>) -> Response {
+    // One scrape at a time: a second one must not see the groups while the first puts them anew.
+    let _scrape = health.scrapes.lock().await;
     if let Err(refusal) = health.refresh_metrics().await {
         health.metrics.store_up.set(0);
         tracing::warn!(%refusal, "the store does not answer; its gauges are as they were");
@@ -61,7 +66,12 @@ async fn metrics(State(health): State<Arc<Health>>) -> Response {
 
 /// Whether the ticker's loop ran lately; whether it leads, or could turn the wheel, is not asked here.
 async fn livez(State(health): State<Arc<Health>>) -> Response {
-    let silence = health.pulse.silence(health.clock.alive());
+    let mut silence = health.pulse.silence(health.clock.now());
+    if silence > LIVENESS {
+        // Perhaps the whole process stood still, and the ticker is about to run as this did.
+        tokio::time::sleep(BEAT * 2).await;
+        silence = health.pulse.silence(health.clock.now());
+    }
     if silence <= LIVENESS {
         return (StatusCode::OK, "alive\n").into_response();
     }

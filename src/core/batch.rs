@@ -83,7 +83,8 @@ impl StormRule {
     #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
     pub fn count(self, acked: u64, timed_out: u64, drained: bool) -> TickCounts {
         let added = acked + timed_out;
-        let storm = !drained && timed_out >= self.min && timed_out as f64 >= self.share * added as f64;
+        let storm =
+            !drained && timed_out > 0 && timed_out >= self.min && timed_out as f64 >= self.share * added as f64;
         TickCounts { added, acked, storm, drained }
     }
 }
@@ -123,6 +124,7 @@ mod tests {
         assert!(!rule.count(1_001, 1_000, false).storm, "below the share");
         assert!(!rule.count(0, 999, false).storm, "below the number");
         assert!(!rule.count(0, 5_000, true).storm, "a drain is no storm");
+        assert!(!StormRule { min: 0, share: 0.5 }.count(0, 0, false).storm, "an empty tick is none either");
         assert_eq!(rule.count(30, 12, false).added, 42);
     }
 

@@ -28,6 +28,9 @@ use super::batch::BatchId;
 /// without pause.
 const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 
+/// How many batches that were passed by are asked about before giving up for now.
+const MAX_PASSED_ASKED: usize = 64;
+
 /// A subscriber, as the member of its group; never reused within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
@@ -62,7 +65,10 @@ pub struct Dispatch {
     members: Vec<Member>,
     turn: usize,
     known: BTreeMap<BatchId, Known>,
+    /// Batches that nobody holds and anyone may have.
     waiting: BTreeSet<BatchId>,
+    /// Batches that nobody holds and somebody passed by, as far as another member may want them.
+    passed: BTreeSet<BatchId>,
     alarms: BTreeSet<(Instant, BatchId)>,
 }
 
@@ -76,6 +82,7 @@ impl Dispatch {
             turn: 0,
             known: BTreeMap::new(),
             waiting: BTreeSet::new(),
+            passed: BTreeSet::new(),
             alarms: BTreeSet::new(),
         }
     }
@@ -89,6 +96,9 @@ impl Dispatch {
     /// A subscriber joins with a window of `credit` messages.
     pub fn join(&mut self, id: MemberId, credit: u64) {
         self.members.push(Member { id, credit, out: 0 });
+        // What all others passed by, it may want.
+        let unheld = self.known.iter().filter(|(_, known)| known.holder.is_none() && !known.passed_by.is_empty());
+        self.passed.extend(unheld.map(|(batch, _)| *batch));
     }
 
     /// A subscriber goes. What it held waits for the others at once; if it was the last, every batch known
@@ -97,6 +107,7 @@ impl Dispatch {
         self.members.retain(|member| member.id != id);
         if self.members.is_empty() {
             self.waiting.clear();
+            self.passed.clear();
             self.alarms.clear();
             return std::mem::take(&mut self.known).into_keys().collect();
         }
@@ -123,14 +134,14 @@ impl Dispatch {
 
     /// The next batch to be handed out again and to whom, if there is one at `now`.
     pub fn next_again(&mut self) -> Option<(BatchId, MemberId)> {
-        if self.waiting.is_empty() || self.window() == 0 {
-            return None;
-        }
-        let candidate = self.waiting.iter().find_map(|batch| {
-            let member = self.position_of_next(&self.known[batch].passed_by)?;
-            Some((*batch, member))
+        let free = self.waiting.first().and_then(|batch| Some((*batch, self.position_of_next(&[])?)));
+        // Bounded, since each batch must be asked about: what lies further back is free for all after its delay.
+        let passed = self.passed.iter().take(MAX_PASSED_ASKED).find_map(|batch| {
+            let position = self.position_of_next(&self.known[batch].passed_by)?;
+            Some((*batch, position))
         });
-        candidate.map(|(batch, position)| (batch, self.take_turn(position)))
+        let (batch, position) = free.into_iter().chain(passed).min()?;
+        Some((batch, self.take_turn(position)))
     }
 
     /// A batch of `ids` messages goes to a member.
@@ -197,8 +208,11 @@ impl Dispatch {
 
     fn insert(&mut self, batch: BatchId, known: Known) {
         self.alarms.insert((known.alarm, batch));
-        if known.holder.is_none() {
+        if known.holder.is_none() && known.passed_by.is_empty() {
             self.waiting.insert(batch);
+        } else if known.holder.is_none() && self.members.iter().any(|member| !known.passed_by.contains(&member.id))
+        {
+            self.passed.insert(batch);
         }
         self.known.insert(batch, known);
     }
@@ -207,6 +221,7 @@ impl Dispatch {
         let known = self.known.remove(&batch)?;
         self.alarms.remove(&(known.alarm, batch));
         self.waiting.remove(&batch);
+        self.passed.remove(&batch);
         if let Some(member) = known.holder.and_then(|holder| self.member(holder)) {
             member.out -= known.ids;
         }

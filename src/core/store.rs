@@ -1,11 +1,28 @@
 //! The contract of a store: a ring, its outbox and its lease, and what they need as a whole.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::lease::Lease;
 use super::outbox::Outbox;
 use super::ring::{Reply, Ring};
+
+/// A moment by both clocks: the one that measures, and the one that survives a restart.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// By the monotonic clock.
+    pub now: Instant,
+    /// Since the Unix epoch, by a clock that can be set.
+    pub unix_time: Duration,
+}
+
+impl Moment {
+    /// ms since the Unix epoch.
+    #[must_use]
+    pub fn unix_ms(&self) -> u64 {
+        u64::try_from(self.unix_time.as_millis()).unwrap_or(u64::MAX)
+    }
+}
 
 /// Where a wheel lives.
 pub trait Store: Send + Sync {
@@ -25,5 +42,5 @@ pub trait Store: Send + Sync {
     fn is_up(&self) -> bool;
 
     /// Puts away what is to be kept, after the last request; says in words what it did.
-    fn close(&self, now: Instant) -> Reply<String>;
+    fn close(&self, moment: Moment) -> Reply<String>;
 }

@@ -7,11 +7,10 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tracing::{debug, warn};
 
-use super::{Command, Shared};
+use super::{Command, Shared, Sink};
 use crate::core::batch::Delivery as Delivered;
 use crate::core::dispatch::{Dispatch, MemberId};
 use crate::core::group::GroupName;
-use crate::core::outbox::Start;
 use crate::core::refusal::Refusal;
 
 /// After a refusal of the store the group tries again this much later.
@@ -24,7 +23,7 @@ pub(super) struct GroupTask {
     commands: mpsc::UnboundedReceiver<Command>,
     news: Arc<Notify>,
     dispatch: Dispatch,
-    sinks: HashMap<MemberId, mpsc::UnboundedSender<Delivered>>,
+    sinks: HashMap<MemberId, (Sink, u64)>,
     /// Whether the outbox may hold something that was not taken.
     may_take: bool,
 }
@@ -96,9 +95,11 @@ impl GroupTask {
             self.shared.metrics.batches_redelivered.inc();
         }
         debug!(group = %self.name, batch = %batch.id, delivery = delivery.delivery_count, "handed out");
-        if let Some(sink) = self.sinks.get(&member) {
-            // A subscriber that has just gone says so with the next command, and the batch goes on.
-            let _ = sink.send(delivery);
+        if let Some((sink, credit)) = self.sinks.get(&member)
+            && !sink.send(delivery, *credit)
+        {
+            // Its end sees that this one is gone, and leaves.
+            self.sinks.remove(&member);
         }
     }
 
@@ -107,7 +108,7 @@ impl GroupTask {
         match command {
             Command::Join { member, credit, sink } => {
                 self.dispatch.join(member, credit);
-                self.sinks.insert(member, sink);
+                self.sinks.insert(member, (sink, credit));
                 self.may_take = true;
             }
             Command::Leave { member } => {
@@ -139,22 +140,17 @@ impl GroupTask {
 
     /// Ends the task after its last member, unless another has joined meanwhile.
     async fn ended(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let _membership = shared.membership.lock().await;
+        if !self.commands.is_empty() {
+            return false;
+        }
         if self.ephemeral
-            && let Err(refusal) = self.shared.outbox.delete_group(&self.name).await
+            && let Err(refusal) = shared.outbox.delete_group(&self.name).await
         {
             warn!(group = %self.name, %refusal, "an ephemeral group could not be deleted; retention will drop it");
         }
-        {
-            let mut groups = self.shared.groups.lock();
-            if self.commands.is_empty() {
-                groups.remove(&self.name);
-                return true;
-            }
-        }
-        let reopened = self.shared.outbox.open_group(&self.name, Start::End, self.shared.clock.now()).await;
-        if let Err(refusal) = reopened {
-            warn!(group = %self.name, %refusal, "a group could not be opened again for a new subscriber");
-        }
-        false
+        shared.groups.lock().remove(&self.name);
+        true
     }
 }

@@ -50,6 +50,8 @@ struct Shared {
     metrics: Arc<Metrics>,
     redeliver_after: Duration,
     groups: Mutex<HashMap<GroupName, Handle>>,
+    /// Held while a group is opened and joined, or found empty and deleted: the two must not interleave.
+    membership: tokio::sync::Mutex<()>,
     next_member: AtomicU64,
 }
 
@@ -62,10 +64,30 @@ struct Handle {
 
 /// What a group's task is told.
 enum Command {
-    Join { member: MemberId, credit: u64, sink: mpsc::UnboundedSender<Delivered> },
+    Join { member: MemberId, credit: u64, sink: Sink },
     Leave { member: MemberId },
     Ack { batches: Vec<BatchId>, answer: oneshot::Sender<Result<u64, Refusal>> },
     Nack { member: MemberId, batch: BatchId, delay: Duration, answer: oneshot::Sender<bool> },
+}
+
+/// The group's end of the way to a subscriber.
+struct Sink {
+    batches: mpsc::UnboundedSender<Delivered>,
+    /// Messages on the way.
+    queued: Arc<AtomicU64>,
+}
+
+impl Sink {
+    /// Sends a batch, unless the subscriber takes nothing out: then what is handed to it for the second time
+    /// would pile up. Returns whether it was sent; a subscriber that has just gone says so by itself.
+    fn send(&self, delivery: Delivered, credit: u64) -> bool {
+        let ids = delivery.batch.messages.len() as u64;
+        if self.queued.fetch_add(ids, Ordering::Relaxed) > credit {
+            return false;
+        }
+        let _ = self.batches.send(delivery);
+        true
+    }
 }
 
 /// A subscriber's end: batches come out of it, acknowledgements go in. Dropping it leaves the group.
@@ -74,8 +96,8 @@ pub struct Subscription {
     pub group: GroupName,
     /// Whether the group is new.
     pub created: bool,
-    /// Batches handed out; bounded by the credit.
-    pub batches: mpsc::UnboundedReceiver<Delivered>,
+    batches: mpsc::UnboundedReceiver<Delivered>,
+    queued: Arc<AtomicU64>,
     member: MemberId,
     commands: mpsc::UnboundedSender<Command>,
     shared: Arc<Shared>,
@@ -96,6 +118,7 @@ impl Delivery {
             metrics,
             redeliver_after,
             groups: Mutex::default(),
+            membership: tokio::sync::Mutex::default(),
             next_member: AtomicU64::new(1),
         });
         let told = Arc::downgrade(&shared);
@@ -116,11 +139,14 @@ impl Delivery {
         let member = MemberId(self.shared.next_member.fetch_add(1, Ordering::Relaxed));
         let group = request.group.unwrap_or_else(|| ephemeral_name(member));
         let start = if request.ephemeral { Start::End } else { request.start };
+        let _membership = self.shared.membership.lock().await;
         let created = self.shared.outbox.open_group(&group, start, self.shared.clock.now()).await?;
-        let (sink, batches) = mpsc::unbounded_channel();
+        let (sender, batches) = mpsc::unbounded_channel();
+        let queued = Arc::new(AtomicU64::new(0));
+        let sink = Sink { batches: sender, queued: Arc::clone(&queued) };
         let join = Command::Join { member, credit: request.credit, sink };
         let commands = self.shared.tell_or_spawn(&group, join, request.ephemeral && created);
-        Ok(Subscription { group, created, batches, member, commands, shared: Arc::clone(&self.shared) })
+        Ok(Subscription { group, created, batches, queued, member, commands, shared: Arc::clone(&self.shared) })
     }
 
     /// Deletes a group that has no subscriber.
@@ -135,7 +161,8 @@ impl Delivery {
                 "the default group is always there and cannot be deleted",
             ));
         }
-        if self.subscribers(group) > 0 {
+        let _membership = self.shared.membership.lock().await;
+        if self.shared.groups.lock().contains_key(group) {
             return Err(Refusal::new(
                 Reason::GroupInUse,
                 format!("group {group} has subscribers: end them first, then delete it"),
@@ -220,6 +247,14 @@ fn ephemeral_name(member: MemberId) -> GroupName {
 }
 
 impl Subscription {
+    /// The next batch handed out. `None` if the subscriber has let so many overdue batches pile up that it gets
+    /// no more. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Delivered> {
+        let delivery = self.batches.recv().await?;
+        self.queued.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);
+        Some(delivery)
+    }
+
     /// Settles batches for the group; returns how many were not settled before.
     ///
     /// The request takes its place when this is called, not when the answer is awaited.

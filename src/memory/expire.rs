@@ -48,6 +48,8 @@ struct Frozen {
     position: usize,
     timed_out: Vec<TimedOut>,
     counts: Option<TickCounts>,
+    /// Whether the counts were returned to the caller.
+    told: bool,
     published: Vec<Arc<TimeoutBatch>>,
 }
 
@@ -62,6 +64,7 @@ impl Expiry {
             position: 0,
             timed_out: Vec::new(),
             counts: None,
+            told: false,
             published: Vec::new(),
         });
     }
@@ -82,8 +85,10 @@ impl Expiry {
         };
         if front.counts.is_none() {
             front.walk(ring);
-            let counted = front.counts.map(|counts| (front.tick, counts));
-            return Expired { counted, more: true, ..Expired::default() };
+        }
+        let Some(counts) = front.counts else { return Expired { more: true, ..Expired::default() } };
+        if !std::mem::replace(&mut front.told, true) {
+            return Expired { counted: Some((front.tick, counts)), more: true, ..Expired::default() };
         }
         let published = front.publish(ring, now);
         if front.timed_out.is_empty() {
@@ -176,5 +181,48 @@ impl Frozen {
         self.published.push(Arc::clone(&batch));
         ring.outbox.publish(batch, self.due_at);
         Some(published)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::core::batch::StormRule;
+    use crate::core::message::Message;
+    use crate::core::outbox::Retention;
+    use crate::core::ring::{AddNewMsg, Ring};
+    use crate::core::tick::Wheel;
+    use crate::memory::{MemoryOutbox, RingOptions};
+
+    #[test]
+    fn memory_returns_when_load_falls() {
+        let mut now = Instant::now();
+        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
+        let options = RingOptions {
+            wheel: Wheel::new(3, Duration::from_secs(1)).unwrap(),
+            storm: StormRule::default(),
+            max_in_flight: 1_000_000,
+            epoch: 1,
+            pointer: Tick(1),
+            keeps_on_drain: false,
+        };
+        let ring = MemoryRing::new(options, outbox, now);
+        let messages: Vec<Message> = (0..200_000).map(Message::from).collect();
+        let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 3, attempt: 1 };
+        ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
+        let peak = ring.messages.capacity();
+        // They time out, are remembered for a revolution and forgotten; then each tick shrinks a shard.
+        for _ in 0..8 + ring.messages.shards().len() {
+            now += Duration::from_secs(1);
+            ring.advance(now).now_or_never().unwrap().unwrap();
+            while ring.expire_step(now).more {}
+        }
+        assert!(ring.messages.is_empty());
+        let capacity = ring.messages.capacity();
+        assert!(capacity < peak / 20, "room for {capacity} of {peak} is kept");
     }
 }

@@ -51,6 +51,8 @@ pub(super) struct Group {
     pub(super) taken: BTreeMap<u64, u32>,
     /// Positions taken before and given back, with their delivery counts.
     pub(super) released: BTreeMap<u64, u32>,
+    /// Batches that it has not settled.
+    pub(super) unsettled: u64,
     /// When it last had a subscriber.
     pub(super) attended_at: Instant,
 }
@@ -152,6 +154,7 @@ impl Queue {
 
     pub(super) fn append(&mut self, batch: Arc<TimeoutBatch>, decided_at: Instant) {
         self.ids += batch.messages.len() as u64;
+        self.groups.values_mut().for_each(|group| group.unsettled += 1);
         self.positions.insert(batch.id, self.end());
         self.places.push_back(Some(Stored { batch, decided_at, unsettled: self.groups.len() }));
     }
@@ -165,10 +168,14 @@ impl Queue {
             Start::Beginning => self.first,
             Start::End => self.end(),
         };
+        let mut unsettled = 0;
         if start == Start::Beginning {
-            self.places.iter_mut().flatten().for_each(|stored| stored.unsettled += 1);
+            for stored in self.places.iter_mut().flatten() {
+                stored.unsettled += 1;
+                unsettled += 1;
+            }
         }
-        let group = Group { next, taken: BTreeMap::new(), released: BTreeMap::new(), attended_at: now };
+        let group = Group { next, taken: BTreeMap::new(), released: BTreeMap::new(), unsettled, attended_at: now };
         self.groups.insert(name.clone(), group);
         true
     }
@@ -225,6 +232,7 @@ impl Queue {
         let Some(group) = self.groups.get_mut(name) else { return false };
         let held = group.taken.remove(&position).or_else(|| group.released.remove(&position)).is_some();
         if held {
+            group.unsettled -= 1;
             self.settled_by_one(position);
         }
         held
@@ -260,8 +268,9 @@ impl Queue {
             let ids = oldest.batch.messages.len() as u64;
             self.positions.remove(&oldest.batch.id);
             for group in self.groups.values_mut() {
-                group.taken.remove(&self.first);
-                group.released.remove(&self.first);
+                let untaken = group.next <= self.first;
+                let held = group.taken.remove(&self.first).or_else(|| group.released.remove(&self.first));
+                group.unsettled -= u64::from(untaken || held.is_some());
             }
             self.places.pop_front();
             self.first += 1;
@@ -279,13 +288,14 @@ impl Queue {
     }
 
     fn backlog(&self, name: &GroupName, group: &Group, now: Instant) -> GroupBacklog {
-        let next = group.next.max(self.first);
-        let held = || group.taken.keys().chain(group.released.keys()).copied();
-        let untaken = (next..self.end()).filter(|position| self.stored(*position).is_some());
-        let oldest = held().chain(untaken.clone().take(1)).min().and_then(|position| self.stored(position));
+        let oldest_untaken =
+            (group.next.max(self.first)..self.end()).find(|position| self.stored(*position).is_some());
+        let (taken, released) = (group.taken.keys().next(), group.released.keys().next());
+        let oldest = taken.into_iter().chain(released).copied().chain(oldest_untaken).min();
+        let oldest = oldest.and_then(|position| self.stored(position));
         GroupBacklog {
             group: name.clone(),
-            batches: (held().count() + untaken.count()) as u64,
+            batches: group.unsettled,
             unacked: group.taken.len() as u64,
             oldest: oldest
                 .map_or_else(Default::default, |stored| now.saturating_duration_since(stored.decided_at)),

@@ -23,7 +23,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dashmap::mapref::entry::Entry as MapEntry;
 use parking_lot::{Mutex, RwLock};
@@ -67,6 +67,8 @@ pub struct MemoryRing {
     pub(super) messages: Messages,
     pub(super) lists: Lists,
     pub(super) pace: RwLock<Pace>,
+    /// The latest time that any request brought, in ns since the origin: see [`MemoryRing::turn`].
+    latest_ns: AtomicU64,
     /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
     pub(super) decided_below: AtomicU64,
     pub(super) in_flight: AtomicU64,
@@ -86,6 +88,7 @@ impl MemoryRing {
             messages: Messages::with_hasher(foldhash::quality::RandomState::default()),
             lists: Lists::new(options.wheel, options.pointer),
             pace: RwLock::new(Pace::new(options.wheel.tick_length(), options.pointer, now)),
+            latest_ns: AtomicU64::new(0),
             decided_below: AtomicU64::new(options.pointer.0),
             in_flight: AtomicU64::new(0),
             draining: RwLock::new(false),
@@ -117,6 +120,7 @@ impl MemoryRing {
         let count = request.messages.len() as u64;
         self.reserve(count)?;
         let stamp = self.stamp(now);
+        self.see(now);
         let due = self.pace.read().tick_due(now);
         let mut answer = AddNewMsgAnswer { deadline: due, outcomes: Vec::with_capacity(request.messages.len()) };
         for message in request.messages {
@@ -220,7 +224,8 @@ impl MemoryRing {
             if entry.deadline < self.decided_below() {
                 if self.options.wheel.remembers(entry.deadline, pointer) {
                     outcome = DelOutcome::Late;
-                    if !std::mem::replace(&mut entry.late_counted, true) {
+                    // A withdrawal is no Ack; that can still come.
+                    if !withdraw && !std::mem::replace(&mut entry.late_counted, true) {
                         ack_latency.record(stamp.since(entry.added_at), 1);
                     }
                 }
@@ -239,8 +244,18 @@ impl MemoryRing {
         outcome
     }
 
+    /// Notes the time of a request, before the pace is asked about it.
+    fn see(&self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.origin).as_nanos();
+        self.latest_ns.fetch_max(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::SeqCst);
+    }
+
+    /// Does what the time asks for: the latest time that anyone has brought. If the ticker was held up after
+    /// it had read its own, an add may have seen a stall that the ticker has not, and relies on the shift.
     fn turn(&self, now: Instant) -> Advance {
         let mut pace = self.pace.write();
+        let latest = self.origin + Duration::from_nanos(self.latest_ns.load(Ordering::SeqCst));
+        let now = now.max(latest);
         match pace.turn(now) {
             Turn::Wait(until) => Advance::Waiting(until),
             Turn::Shift { missed } => {
@@ -322,5 +337,39 @@ impl Ring for MemoryRing {
             slots,
             closing: self.lists.of(pointer).len(pointer),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::core::outbox::Retention;
+
+    const TICK: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_ticker_that_was_held_up_after_it_read_the_time_shifts_all_the_same() {
+        let start = Instant::now();
+        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), start));
+        let options = RingOptions {
+            wheel: Wheel::new(3, TICK).unwrap(),
+            storm: StormRule::default(),
+            max_in_flight: 10,
+            epoch: 1,
+            pointer: Tick(7),
+            keeps_on_drain: false,
+        };
+        let ring = MemoryRing::new(options, outbox, start);
+        // The move is due at start + 1. The ticker reads that time and is held up; an add comes at 2.5.
+        let woken = start + TICK * 5 / 2;
+        let request = AddNewMsg { messages: &[Message::new(1, 0)], ack_timeout_ticks: 1, attempt: 1 };
+        let answer = ring.add_new_msg(request, woken).now_or_never().unwrap().unwrap();
+        assert_eq!(answer.deadline, Tick(8));
+        let advance = |now| ring.advance(now).now_or_never().unwrap().unwrap();
+        assert_eq!(advance(start + TICK), Advance::Shifted { missed: 1, next: woken + TICK });
+        // So tick 8 is decided two ticks after waking, and not at once.
+        assert_eq!(advance(woken), Advance::Waiting(woken + TICK));
     }
 }

@@ -73,6 +73,7 @@ impl MemoryOutbox {
                 next: group.next,
                 taken: BTreeMap::new(),
                 released: group.held.into_iter().collect(),
+                unsettled: 0,
                 attended_at: before(group.unattended),
             };
             queue.groups.insert(name, group);
@@ -84,8 +85,15 @@ impl MemoryOutbox {
             };
             let decided_at = before(batch.age);
             queue.append(Arc::new(batch.restore()), decided_at);
-            let wants = |group: &&Group| position >= group.next || group.released.contains_key(&position);
-            let unsettled = queue.groups.values().filter(wants).count();
+            let mut unsettled = 0;
+            for group in queue.groups.values_mut() {
+                // Appended for all; some had settled it.
+                if position >= group.next || group.released.contains_key(&position) {
+                    unsettled += 1;
+                } else {
+                    group.unsettled -= 1;
+                }
+            }
             if let Some(Some(stored)) = queue.places.back_mut() {
                 stored.unsettled = unsettled;
             }

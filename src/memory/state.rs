@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,8 +18,9 @@ use super::entry::Entry;
 use super::outbox::MemoryOutbox;
 use super::ring::MemoryRing;
 use super::saved_outbox::SavedOutbox;
-use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
+use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::message::Message;
+use crate::core::store::Moment;
 use crate::core::tally::{STAMP_UNIT, Stamp};
 use crate::core::tick::{Tick, Wheel};
 
@@ -115,7 +116,7 @@ pub(super) fn load(path: &Path, wheel: Wheel) -> Result<Option<Saved>, StateErro
 
 /// Removes a state file that was taken over.
 pub(super) fn consume(path: &Path) -> Result<(), StateError> {
-    match fs::remove_file(path) {
+    match fs::remove_file(path).and_then(|()| sync_folder(path)) {
         Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
             Err(StateError::Io { what: "remove", path: path.to_owned(), cause })
         }
@@ -128,9 +129,9 @@ pub(super) fn save(
     path: &Path,
     ring: &MemoryRing,
     outbox: &MemoryOutbox,
-    now: Instant,
+    moment: Moment,
 ) -> Result<u64, StateError> {
-    let saved = Saved::of(ring, outbox, now);
+    let saved = Saved::of(ring, outbox, moment);
     let body = postcard::to_stdvec(&saved).expect("a state has no type that postcard cannot write");
     let write = || -> io::Result<()> {
         let beside = beside(path);
@@ -140,10 +141,17 @@ pub(super) fn save(
         file.write_all(&(body.len() as u64).to_le_bytes())?;
         file.write_all(&body)?;
         file.sync_all()?;
-        fs::rename(&beside, path)
+        fs::rename(&beside, path)?;
+        sync_folder(path)
     };
     write().map_err(|cause| StateError::Io { what: "write", path: path.to_owned(), cause })?;
     Ok(saved.messages.iter().filter(|message| message.deadline >= saved.pointer).count() as u64)
+}
+
+/// Makes a rename or a removal last, a power cut included.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
 }
 
 fn beside(path: &Path) -> PathBuf {
@@ -170,13 +178,9 @@ fn decode(bytes: &[u8]) -> Result<Saved, String> {
     postcard::from_bytes(body).map_err(|error| error.to_string())
 }
 
-fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 impl Saved {
-    fn of(ring: &MemoryRing, outbox: &MemoryOutbox, now: Instant) -> Saved {
+    fn of(ring: &MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> Saved {
+        let now = moment.now;
         while ring.expire_step(now).more {}
         let pointer = ring.pace.read().pointer();
         let stamp = ring.stamp(now);
@@ -196,7 +200,7 @@ impl Saved {
         Saved {
             slots: ring.options.wheel.slots(),
             tick_ms: ring.options.wheel.tick_ms(),
-            unix_ms: unix_ms(),
+            unix_ms: moment.unix_ms(),
             epoch: ring.options.epoch,
             pointer: pointer.0,
             messages: messages.collect(),
@@ -206,8 +210,9 @@ impl Saved {
     }
 
     /// Puts everything back; returns the number of messages in flight.
-    pub(super) fn restore(self, ring: &MemoryRing, outbox: &MemoryOutbox, now: Instant) -> u64 {
-        let away = Duration::from_millis(unix_ms().saturating_sub(self.unix_ms));
+    pub(super) fn restore(self, ring: &MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> u64 {
+        let now = moment.now;
+        let away = Duration::from_millis(moment.unix_ms().saturating_sub(self.unix_ms));
         let pointer = Tick(self.pointer);
         let mut remembered: BTreeMap<Tick, Vec<TimedOut>> = BTreeMap::new();
         let mut in_flight = 0;
@@ -230,10 +235,14 @@ impl Saved {
         }
         ring.in_flight.store(in_flight, Ordering::Relaxed);
         for (tick, messages) in remembered {
-            // Not a batch that anyone will see: it only says what to forget when its revolution is over.
+            // Not batches that anyone will see: they only say what to forget when its revolution is over.
             let id = BatchId { tick, epoch: self.epoch, ring: 0, seq: 0 };
-            let batch = TimeoutBatch { id, counts: TickCounts::default(), last: true, messages };
-            ring.expiry.lock().remembered.push_back((tick, vec![Arc::new(batch)]));
+            let batch = |messages: &[TimedOut]| {
+                let messages = messages.to_vec();
+                Arc::new(TimeoutBatch { id, counts: TickCounts::default(), last: true, messages })
+            };
+            let batches = messages.chunks(MAX_BATCH_MESSAGES).map(batch).collect();
+            ring.expiry.lock().remembered.push_back((tick, batches));
         }
         outbox.restore(self.outbox, away, now);
         in_flight

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::lease::AlwaysLeads;
 use super::outbox::MemoryOutbox;
@@ -13,7 +12,7 @@ use crate::core::lease::Lease;
 use crate::core::outbox::{Outbox, Retention};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{Reply, Ring};
-use crate::core::store::Store;
+use crate::core::store::{Moment, Store};
 use crate::core::tick::{Tick, Wheel};
 
 /// How a memory store is to be.
@@ -29,8 +28,6 @@ pub struct MemoryOptions {
     pub max_in_flight: u64,
     /// Where it is kept across a planned restart.
     pub state_file: Option<PathBuf>,
-    /// The time since the Unix epoch: where pointer and epoch begin.
-    pub unix_time: Duration,
 }
 
 /// Why a memory store could not be opened.
@@ -57,10 +54,10 @@ impl MemoryStore {
     ///
     /// When there is a state file that cannot be read, is damaged, or was written by a ring of other
     /// dimensions. The file is left as it is.
-    pub fn open(options: MemoryOptions, now: Instant) -> Result<(MemoryStore, u64), OpenError> {
+    pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, u64), OpenError> {
         let saved =
             options.state_file.as_deref().map(|path| state::load(path, options.wheel)).transpose()?.flatten();
-        let start_ms = u64::try_from(options.unix_time.as_millis()).unwrap_or(u64::MAX);
+        let (now, start_ms) = (moment.now, moment.unix_ms());
         let (last_epoch, pointer) = saved.as_ref().map_or_else(
             || (0, Tick(start_ms / u64::from(options.wheel.tick_ms()))),
             |saved| (saved.epoch, Tick(saved.pointer)),
@@ -76,7 +73,7 @@ impl MemoryStore {
             keeps_on_drain: options.state_file.is_some(),
         };
         let ring = Arc::new(MemoryRing::new(ring_options, Arc::clone(&outbox), now));
-        let taken_over = saved.map_or(0, |saved| saved.restore(&ring, &outbox, now));
+        let taken_over = saved.map_or(0, |saved| saved.restore(&ring, &outbox, moment));
         if let Some(path) = options.state_file.as_deref() {
             state::consume(path)?;
         }
@@ -106,11 +103,11 @@ impl Store for MemoryStore {
         true
     }
 
-    fn close(&self, now: Instant) -> Reply<String> {
+    fn close(&self, moment: Moment) -> Reply<String> {
         let Some(path) = &self.state_file else {
             return Reply::ok(String::from("the wheel of a memory store without --state ends with the process"));
         };
-        match state::save(path, &self.ring, &self.outbox, now) {
+        match state::save(path, &self.ring, &self.outbox, moment) {
             Ok(messages) => Reply::ok(format!("{messages} messages in flight are kept in {}", path.display())),
             Err(error) => Reply::refused(Refusal::new(Reason::StoreSilent, error.to_string())),
         }

@@ -8,7 +8,7 @@ mod token;
 mod wire;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -78,8 +78,28 @@ pub struct Shared {
 pub enum Listener {
     /// A TCP address.
     Tcp(TcpListener),
-    /// A socket in the file system, and its path, which is removed at the end.
-    Unix(UnixListener, PathBuf),
+    /// A socket in the file system, which is removed at the end.
+    Unix(UnixListener, SocketFile),
+}
+
+/// The file of a Unix socket; dropping it removes the file.
+#[derive(Debug)]
+pub struct SocketFile(PathBuf);
+
+impl SocketFile {
+    /// The file that a listener has just made.
+    #[must_use]
+    pub fn new(path: &Path) -> SocketFile {
+        SocketFile(path.to_owned())
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            warn!(%error, path = %self.0.display(), "the socket could not be removed");
+        }
+    }
 }
 
 /// The phases of a server's life, as its connections see them.
@@ -121,12 +141,18 @@ impl Server {
     }
 
     /// Closes all connections, after they have got what is queued for them, and waits for their end.
-    pub async fn close(self, patience: Duration) {
+    pub async fn close(&self, patience: Duration) {
         self.phase.send_replace(Phase::Closed);
         self.tasks.close();
         if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
             warn!(connections = self.tasks.len(), "some connections did not take their last answers");
         }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.phase.send_replace(Phase::Closed);
     }
 }
 
@@ -151,11 +177,6 @@ impl Acceptor {
                     tokio::time::sleep(ACCEPT_REST).await;
                 }
             }
-        }
-        if let Listener::Unix(_, path) = &listener
-            && let Err(error) = std::fs::remove_file(path)
-        {
-            warn!(%error, path = %path.display(), "the socket could not be removed");
         }
     }
 

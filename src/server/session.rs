@@ -123,17 +123,25 @@ impl Session {
 
     /// Waits for the next thing to happen, and deals with it.
     async fn step(&mut self) {
-        let reading = self.is_listening() && self.pending.len() < MAX_PENDING;
+        let reading = self.is_listening() && self.pending.len() < MAX_PENDING && self.wire.has_room();
+        if self.is_listening() && !reading {
+            // Whoever is not listened to cannot be judged silent.
+            self.heard();
+        }
         let wait = self.next_check().saturating_duration_since(self.shared.clock.alive());
         let room_for_batches = self.wire.has_room();
         tokio::select! {
             event = self.wire.progress(reading) => self.wire_moved(event),
             Some(done) = self.pending.next(), if !self.pending.is_empty() => self.finish(done),
-            Some((correlation, delivery)) = next_batch(&mut self.subscription), if room_for_batches => {
-                self.send_batch(correlation, &delivery);
-            }
+            batch = next_batch(&mut self.subscription), if room_for_batches => match batch {
+                Some((correlation, delivery)) => self.send_batch(correlation, &delivery),
+                None => self.refuse(0, &not_read(self.shared.options.ping_interval * 2)),
+            },
             () = self.gate.asked() => self.read_waiting().await,
-            _ = self.phase.changed() => self.phase_changed(),
+            changed = self.phase.changed() => match changed {
+                Ok(()) => self.phase_changed(),
+                Err(_) => self.state = State::Closing,
+            },
             () = tokio::time::sleep(wait) => self.check(),
         }
     }
@@ -264,18 +272,16 @@ impl Session {
     /// Asks a silent peer for a sign of life, or gives it up.
     fn check(&mut self) {
         let now = self.shared.clock.alive();
-        let overdue = now.checked_duration_since(self.next_check());
-        // Bytes that wait are a sign of life, and read next. A Hello that trickles in byte by byte is none.
-        let hears = self.wire.has_unread();
-        if overdue.is_none_or(|overdue| hears && (self.state != State::Greeting || overdue < HELLO_LENIENCE)) {
-            return;
-        }
+        let Some(overdue) = now.checked_duration_since(self.next_check()) else { return };
         let interval = self.shared.options.ping_interval;
         if !self.wire.is_flushed() && now >= self.written_at + interval * 2 {
-            let text =
-                format!("nothing sent was read for {:?}: read answers while sending requests", interval * 2);
-            self.refuse(0, &Refusal::new(Reason::SlowReader, text));
-        } else if self.state == State::Greeting {
+            return self.refuse(0, &not_read(interval * 2));
+        }
+        // Bytes that wait are a sign of life, and read next. A Hello that trickles in byte by byte is none.
+        if self.wire.has_unread() && (self.state != State::Greeting || overdue < HELLO_LENIENCE) {
+            return;
+        }
+        if self.state == State::Greeting {
             let text = format!("no Hello came within {:?}", self.shared.options.hello_timeout);
             self.refuse(0, &Refusal::new(Reason::HelloTimeout, text));
         } else if now >= self.heard_at + interval * 2 {
@@ -288,9 +294,15 @@ impl Session {
     }
 }
 
-/// The next batch for a subscriber; never where there is no subscription.
+/// The next batch for a subscriber, `None` where it gets no more; never where there is no subscription.
 async fn next_batch(subscription: &mut Option<(u32, Subscription)>) -> Option<(u32, Delivered)> {
     let Some((correlation, subscription)) = subscription else { return std::future::pending().await };
-    let delivery = subscription.batches.recv().await?;
+    let delivery = subscription.next().await?;
     Some((*correlation, delivery))
+}
+
+fn not_read(interval: Duration) -> Refusal {
+    let text =
+        format!("what was sent was not read for {interval:?} or longer: read answers while sending requests");
+    Refusal::new(Reason::SlowReader, text)
 }
