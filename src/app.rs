@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,14 +21,11 @@ use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::memory::{MemoryOptions, MemoryStore, OpenError};
 use crate::metrics::Metrics;
-use crate::server::{self, Listener, Server, SocketFile};
+use crate::server::{self, DRAIN_GRACE, Listener, Server, SocketFile};
 use crate::ticker::{Pulse, Ticker, TickerHandle};
 
 /// How often a drain looks whether all batches are acknowledged.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
-
-/// How long a drain that keeps what is in flight lets clients finish.
-const KEPT_GRACE: Duration = Duration::from_millis(500);
 
 /// How long connections may take for their last answers.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
@@ -151,17 +149,20 @@ impl Sidecar {
     ///
     /// When the store could not put away what it keeps. All the rest was done.
     pub async fn drain(mut self) -> Result<(), Refusal> {
-        let deadline = self.clock.now() + self.drain_timeout;
+        let begun = self.clock.now();
+        let (deadline, grace_over) = (begun + self.drain_timeout, begun + DRAIN_GRACE);
         self.health.draining.store(true, std::sync::atomic::Ordering::Relaxed);
         let server = self.server.take().expect("only a drain takes the server, and it consumes the sidecar");
         server.drain();
         info!("draining: new messages are refused");
         match tokio::time::timeout_at(deadline.into(), self.ticker.drain()).await {
             Ok(Ok(Handover::HandedOut)) => self.wait_for_subscribers(deadline).await,
-            Ok(Ok(Handover::Kept)) => tokio::time::sleep(KEPT_GRACE).await,
+            Ok(Ok(Handover::Kept)) => {}
             Ok(Err(refusal)) => warn!(%refusal, "the store refused to drain"),
             Err(_) => error!("what is in flight could not be handed out in time and ends with the process"),
         }
+        // Clients that have not seen GoAway yet still get their answers.
+        tokio::time::sleep_until(grace_over.into()).await;
         server.close(CLOSE_PATIENCE).await;
         for task in self.tasks.drain(..) {
             task.abort();
@@ -242,10 +243,15 @@ fn local_address(flag: &'static str, asked: SocketAddr, listener: &TcpListener) 
 /// Listens on a Unix socket; one that a killed sidecar left behind is replaced.
 async fn listen_unix(path: &Path) -> Result<Listener, StartError> {
     let failed = |cause| StartError::Listen { flag: "--socket", address: path.display().to_string(), cause };
-    if let Err(error) = UnixStream::connect(path).await
-        && error.kind() == io::ErrorKind::ConnectionRefused
-    {
-        std::fs::remove_file(path).map_err(failed)?;
+    if let Ok(found) = std::fs::symlink_metadata(path) {
+        if !found.file_type().is_socket() {
+            let text = "there is a file of that name, and it is no socket: it is left as it is";
+            return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, text)));
+        }
+        let nobody_listens = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if UnixStream::connect(path).await.is_err_and(nobody_listens) {
+            std::fs::remove_file(path).map_err(failed)?;
+        }
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
     Ok(Listener::Unix(listener, SocketFile::new(path)))

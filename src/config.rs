@@ -55,7 +55,8 @@ pub struct Settings {
     #[arg(long, env = "ACKWHEEL_TLS_KEY", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
     /// Allow --listen beyond loopback without a token or TLS
-    #[arg(long, env = "ACKWHEEL_INSECURE", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(long, env = "ACKWHEEL_INSECURE", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL",
+        value_parser = clap::builder::BoolishValueParser::new())]
     pub insecure: Option<bool>,
     /// Most messages in flight [default: 4000000]
     #[arg(long, env = "ACKWHEEL_MAX_IN_FLIGHT", value_name = "N")]
@@ -233,7 +234,7 @@ impl Settings {
             max_in_flight: at_least_one("--max-in-flight", self.max_in_flight, 4_000_000)?,
             token,
             tls,
-            server: self.server(wheel, drain_timeout)?,
+            server: self.server(wheel)?,
             drain_timeout,
             warnings,
             socket: self.socket,
@@ -280,7 +281,7 @@ impl Settings {
         })
     }
 
-    fn server(&self, wheel: Wheel, drain_grace: Duration) -> Result<ServerOptions, ConfigError> {
+    fn server(&self, wheel: Wheel) -> Result<ServerOptions, ConfigError> {
         let max_frame_length = self.max_frame_length.unwrap_or(DEFAULT_MAX_FRAME_LENGTH);
         if max_frame_length < DEFAULT_MAX_FRAME_LENGTH {
             return Err(ConfigError(format!(
@@ -296,7 +297,6 @@ impl Settings {
             ping_interval: third.clamp(Duration::from_secs(1), Duration::from_secs(10)),
             max_queued_bytes: at_least_one("--max-queued-bytes", self.max_queued_bytes, 4 * 1024 * 1024)?,
             max_credit: 1_048_576,
-            drain_grace,
         })
     }
 }

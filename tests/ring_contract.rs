@@ -318,7 +318,7 @@ async fn groups_begin_where_they_are_asked_to_and_retention_counts_its_losses<M:
     assert_eq!(subject.outbox.take(&old, 9, now).await.unwrap().len(), 1);
     assert_eq!(subject.outbox.take(&new, 9, now).await.unwrap().len(), 0);
     subject.mount.pass(Retention::default().time + TICK);
-    let dropped = subject.outbox.tend(&[new.clone()], subject.mount.now()).await.unwrap();
+    let dropped = subject.outbox.tend(std::slice::from_ref(&new), subject.mount.now()).await.unwrap();
     assert_eq!((dropped.ids, dropped.batches, dropped.groups), (2, 1, vec![old]));
     assert!(subject.take().await.is_empty());
 }

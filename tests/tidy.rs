@@ -103,6 +103,23 @@ fn only_the_app_knows_which_store_it_is() {
     }
 }
 
+/// Time is a parameter: only these read a clock, and the client, which has no one above it.
+const READ_CLOCKS: &[&str] = &["clock", "client"];
+
+#[test]
+fn clocks_are_read_in_one_place() {
+    for file in rust_files(&root().join("src")) {
+        if READ_CLOCKS.contains(&room(&file).as_str()) {
+            continue;
+        }
+        let text = fs::read_to_string(&file).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for clock in ["Instant::now", "SystemTime::now"] {
+            assert!(!code.contains(clock), "{} reads {clock}: take it as a parameter", file.display());
+        }
+    }
+}
+
 #[test]
 fn files_and_functions_stay_short() {
     for folder in ["src", "examples", "tests", "benches"] {

@@ -4,14 +4,19 @@ pub mod status;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tracing::error;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tracing::{debug, warn};
 
 use self::status::StatusReport;
 use crate::clock::Clock;
@@ -40,6 +45,15 @@ pub struct Health {
     pub scrapes: tokio::sync::Mutex<()>,
 }
 
+/// The most connections at once: Prometheus, probes and people need few, and strangers get no more.
+const MAX_CONNECTIONS: usize = 64;
+
+/// How long a connection may take for the head of a request, the next one on a kept connection included.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// After a failed accept the listener rests.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
 /// Serves the endpoints until the task is aborted.
 pub async fn serve(listener: TcpListener, health: Arc<Health>) {
     let routes = Router::new()
@@ -49,8 +63,29 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
         .route("/status", get(status))
         .fallback(elsewhere)
         .with_state(health);
-    if let Err(error) = axum::serve(listener, routes).await {
-        error!(%error, "the admin listener has ended");
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    // Dropped with this task, so that no connection outlives it.
+    let mut connections = JoinSet::new();
+    loop {
+        let permit = Arc::clone(&permits).acquire_owned().await.expect("nobody closes the semaphore");
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                warn!(%error, "a connection to the admin port could not be accepted");
+                tokio::time::sleep(ACCEPT_REST).await;
+                continue;
+            }
+        };
+        let service = TowerToHyperService::new(routes.clone());
+        connections.spawn(async move {
+            let mut http = hyper::server::conn::http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+            if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
+                debug!(%error, "a connection to the admin port ended");
+            }
+            drop(permit);
+        });
+        while connections.try_join_next().is_some() {}
     }
 }
 
@@ -59,7 +94,7 @@ async fn metrics(State(health): State<Arc<Health>>) -> Response {
     let _scrape = health.scrapes.lock().await;
     if let Err(refusal) = health.refresh_metrics().await {
         health.metrics.store_up.set(0);
-        tracing::warn!(%refusal, "the store does not answer; its gauges are as they were");
+        warn!(%refusal, "the store does not answer; its gauges are as they were");
     }
     ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], health.metrics.render()).into_response()
 }
@@ -91,7 +126,7 @@ async fn readyz(State(health): State<Arc<Health>>) -> Response {
 
 async fn status(State(health): State<Arc<Health>>) -> Response {
     match health.report().await {
-        Ok(report) => axum_json(&report),
+        Ok(report) => json(&report),
         Err(refusal) => (StatusCode::SERVICE_UNAVAILABLE, format!("{refusal}\n")).into_response(),
     }
 }
@@ -100,7 +135,7 @@ async fn elsewhere() -> Response {
     (StatusCode::NOT_FOUND, "here are /metrics /livez /readyz /status\n").into_response()
 }
 
-fn axum_json(report: &StatusReport) -> Response {
+fn json(report: &StatusReport) -> Response {
     match serde_json::to_string(report) {
         Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json + "\n").into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),

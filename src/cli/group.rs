@@ -1,5 +1,7 @@
 //! `group`: what is done with groups.
 
+use std::io::{Write, stdout};
+
 use clap::{Args, Subcommand};
 
 use super::Failure;
@@ -28,7 +30,6 @@ impl Group {
     pub(super) async fn run(self) -> Result<(), Failure> {
         let GroupVerb::Delete { name, connect } = self.verb;
         connect.client().await?.group_delete(name.as_str()).await?;
-        println!("{name} deleted");
-        Ok(())
+        Ok(writeln!(stdout(), "{name} deleted")?)
     }
 }

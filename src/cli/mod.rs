@@ -7,6 +7,7 @@ mod serve;
 mod status;
 mod watch;
 
+use std::io::{Write, stderr};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -109,7 +110,8 @@ pub fn run(cli: Cli) -> ExitCode {
     match outcome {
         Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("ackwheel: {failure}");
+            // Where nobody can be told, the exit code still tells.
+            let _ = writeln!(stderr(), "ackwheel: {failure}");
             ExitCode::from(if matches!(failure, Failure::Usage(_)) { EXIT_USAGE } else { EXIT_FAILURE })
         }
     }

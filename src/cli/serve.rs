@@ -1,6 +1,6 @@
 //! `serve`: check, build, announce, serve, drain.
 
-use std::io::{IsTerminal, stderr};
+use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -37,8 +37,7 @@ impl Serve {
         let config = settings.check().map_err(usage)?;
         let filter = filter(log.as_deref().unwrap_or("info"))?;
         if self.check_config {
-            println!("the configuration is right");
-            return Ok(());
+            return Ok(writeln!(stdout(), "the configuration is right")?);
         }
         start_logging(filter, log_format);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Failure::run)?;

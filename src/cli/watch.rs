@@ -1,7 +1,7 @@
 //! `watch`: timeout batches as they come, a line each.
 
 use std::fmt::Write as _;
-use std::io::{Write, stdout};
+use std::io::{Write, stderr, stdout};
 
 use clap::Args;
 use serde::Serialize;
@@ -30,11 +30,12 @@ pub(super) struct Watch {
     /// End after this many batches
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Do not acknowledge what was printed: another member will get it
+    /// Do not acknowledge what was printed: it comes again, here or at another member of the group, and
+    /// nothing new comes once --credit is out
     #[arg(long)]
     no_ack: bool,
     /// Messages to hold unacknowledged at most
-    #[arg(long, default_value_t = 16_384, value_name = "MESSAGES")]
+    #[arg(long, default_value_t = 16_384, value_name = "MESSAGES", value_parser = clap::value_parser!(u32).range(1..))]
     credit: u32,
     #[command(flatten)]
     connect: Connect,
@@ -82,7 +83,8 @@ impl Watch {
                 && let Err(error) = delivered.ack().await
             {
                 // The batch will come again with a higher delivery count: nothing is lost.
-                eprintln!("ackwheel: batch {} was printed but not acknowledged: {error}", delivered.id);
+                let _ =
+                    writeln!(stderr(), "ackwheel: batch {} was printed, not acknowledged: {error}", delivered.id);
             }
         }
         Ok(())

@@ -18,7 +18,7 @@ mod with_tls {
     use tokio_rustls::rustls::crypto::ring;
     use tokio_rustls::rustls::pki_types::pem::PemObject;
     use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-    use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+    use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore};
 
     /// Whom to trust when a server speaks TLS.
     #[derive(Clone)]
@@ -60,7 +60,14 @@ mod with_tls {
         ) -> io::Result<TlsStream<TcpStream>> {
             let name = ServerName::try_from(host.to_owned())
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{host:?}: {error}")))?;
-            TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await
+            TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await.map_err(|error| {
+                let rustls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+                if matches!(rustls, Some(Error::InvalidMessage(_))) {
+                    io::Error::new(error.kind(), "the server speaks no TLS there: connect without it")
+                } else {
+                    error
+                }
+            })
         }
     }
 

@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(alive.beat(start + BEAT), Duration::ZERO);
         let woken = start + BEAT + Duration::from_secs(60);
         assert_eq!(alive.at(woken), start + BEAT * 2);
-        assert_eq!(alive.beat(woken), Duration::from_secs(60) - BEAT);
+        assert_eq!(alive.beat(woken), Duration::from_secs(60).saturating_sub(BEAT));
         assert_eq!(alive.at(woken + BEAT), start + BEAT * 3);
     }
 }

@@ -302,7 +302,7 @@ mod tests {
         let (mut dispatch, now) = group_of(&[(A, 5)]);
         dispatch.hand(batch(0), 5, A, now);
         assert_eq!(dispatch.next_alarm(), Some(now + REDELIVER));
-        dispatch.ring_alarms(now + REDELIVER - Duration::from_nanos(1));
+        dispatch.ring_alarms(now + REDELIVER.saturating_sub(Duration::from_nanos(1)));
         assert_eq!(dispatch.next_again(), None);
         dispatch.ring_alarms(now + REDELIVER);
         assert_eq!(dispatch.next_again(), Some((batch(0), A)));

@@ -1,6 +1,6 @@
 //! From the outbox to subscribers: groups, credit, redelivery.
 //!
-//! Each group with a subscriber here has a task of its own ([`group`]) that drives its
+//! Each group with a subscriber here has a task of its own (`group.rs`) that drives its
 //! [`Dispatch`](crate::core::dispatch::Dispatch): it takes batches from the outbox while there is credit,
 //! hands them to members, and settles or releases them.
 
@@ -161,13 +161,22 @@ impl Delivery {
                 "the default group is always there and cannot be deleted",
             ));
         }
-        let _membership = self.shared.membership.lock().await;
-        if self.shared.groups.lock().contains_key(group) {
-            return Err(Refusal::new(
-                Reason::GroupInUse,
-                format!("group {group} has subscribers: end them first, then delete it"),
-            ));
-        }
+        let _membership = loop {
+            let membership = self.shared.membership.lock().await;
+            match self.shared.groups.lock().get(group).map(|handle| handle.members) {
+                None => break membership,
+                Some(0) => {}
+                Some(_) => {
+                    return Err(Refusal::new(
+                        Reason::GroupInUse,
+                        format!("group {group} has subscribers: end them first, then delete it"),
+                    ));
+                }
+            }
+            // Its last member has left and its task is about to end, for which it needs the lock.
+            drop(membership);
+            tokio::task::yield_now().await;
+        };
         if self.shared.outbox.delete_group(group).await? {
             info!(%group, "group deleted");
             return Ok(());

@@ -4,13 +4,15 @@ mod entry;
 mod expire;
 mod lease;
 mod lists;
+mod options;
 mod outbox;
 mod ring;
 mod saved_outbox;
 mod state;
 mod store;
 
+pub use options::{MemoryOptions, RingOptions};
 pub use outbox::MemoryOutbox;
-pub use ring::{MemoryRing, RingOptions};
+pub use ring::MemoryRing;
 pub use state::StateError;
-pub use store::{MemoryOptions, MemoryStore, OpenError};
+pub use store::{MemoryStore, OpenError};

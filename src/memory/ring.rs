@@ -21,6 +21,7 @@
 //!
 //! No guard of the map is held while another message is touched, nor across an await.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -31,8 +32,9 @@ use parking_lot::{Mutex, RwLock};
 use super::entry::{Entry, Messages};
 use super::expire::Expiry;
 use super::lists::Lists;
+use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
-use crate::core::batch::{StormRule, TimedOut};
+use crate::core::batch::TimedOut;
 use crate::core::message::{AddOutcome, DelOutcome, Message};
 use crate::core::pace::{Pace, Turn};
 use crate::core::refusal::{Reason, Refusal};
@@ -41,23 +43,6 @@ use crate::core::ring::{
 };
 use crate::core::tally::{LatencyTally, Stamp};
 use crate::core::tick::{Tick, Wheel};
-
-/// How a ring in memory is to be.
-#[derive(Clone, Copy, Debug)]
-pub struct RingOptions {
-    /// Its dimensions.
-    pub wheel: Wheel,
-    /// When a tick is a storm.
-    pub storm: StormRule,
-    /// The most messages in flight.
-    pub max_in_flight: u64,
-    /// The epoch that its batches bear.
-    pub epoch: u64,
-    /// Where it stands at the start.
-    pub pointer: Tick,
-    /// Whether a drain keeps what is in flight, for a state file.
-    pub keeps_on_drain: bool,
-}
 
 /// A ring that lives in the process.
 pub struct MemoryRing {
@@ -117,8 +102,7 @@ impl MemoryRing {
                 "this sidecar is draining and takes no new messages: add them through another one",
             ));
         }
-        let count = request.messages.len() as u64;
-        self.reserve(count)?;
+        let reserved = self.reserve(request.messages)?;
         let stamp = self.stamp(now);
         self.see(now);
         let due = self.pace.read().tick_due(now);
@@ -128,26 +112,40 @@ impl MemoryRing {
             (outcome, answer.deadline) = self.add_one(*message, request, due, stamp);
             answer.outcomes.push(outcome);
         }
-        self.in_flight.fetch_sub(answer.rearmed() as u64, Ordering::Relaxed);
+        let added = (answer.outcomes.len() - answer.rearmed()) as u64;
+        // More than was reserved is added only if a message left in the very moment that it was counted.
+        self.in_flight.fetch_sub(reserved.saturating_sub(added), Ordering::Relaxed);
+        self.in_flight.fetch_add(added.saturating_sub(reserved), Ordering::Relaxed);
         Ok(answer)
     }
 
-    /// Counts messages as in flight ahead of adding them; those re-armed are taken off again.
-    fn reserve(&self, count: u64) -> Result<(), Refusal> {
-        let in_flight = self.in_flight.fetch_add(count, Ordering::Relaxed) + count;
-        if in_flight <= self.options.max_in_flight {
-            return Ok(());
-        }
-        self.in_flight.fetch_sub(count, Ordering::Relaxed);
+    /// Counts messages as in flight ahead of adding them; returns how many, to be taken off when the outcome is
+    /// known. Near the limit it counts only those that are not in flight already: a re-arm needs no room.
+    fn reserve(&self, messages: &[Message]) -> Result<u64, Refusal> {
         let max = self.options.max_in_flight;
+        let mut count = messages.len() as u64;
+        for is_exact in [false, true] {
+            if is_exact {
+                let fresh: HashSet<_> = messages.iter().filter(|message| !self.is_in_flight(**message)).collect();
+                count = fresh.len() as u64;
+            }
+            if self.in_flight.fetch_add(count, Ordering::Relaxed) + count <= max {
+                return Ok(count);
+            }
+            self.in_flight.fetch_sub(count, Ordering::Relaxed);
+        }
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
         Err(Refusal::new(
             Reason::MaxInFlight,
             format!(
-                "{} messages are in flight and {count} more would exceed the limit of {max}: try again when \
-                 some are acknowledged or have timed out, or raise --max-in-flight",
-                in_flight - count
+                "{in_flight} messages are in flight and {count} more would exceed the limit of {max}: try again when \
+                 some are acknowledged or have timed out, or raise --max-in-flight"
             ),
         ))
+    }
+
+    fn is_in_flight(&self, message: Message) -> bool {
+        self.messages.get(&message).is_some_and(|entry| entry.deadline >= self.decided_below())
     }
 
     fn add_one(&self, message: Message, request: AddNewMsg<'_>, due: Tick, stamp: Stamp) -> (AddOutcome, Tick) {
@@ -345,6 +343,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+    use crate::core::batch::StormRule;
     use crate::core::outbox::Retention;
 
     const TICK: Duration = Duration::from_secs(1);

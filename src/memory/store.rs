@@ -4,31 +4,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::lease::AlwaysLeads;
+use super::options::{MemoryOptions, RingOptions};
 use super::outbox::MemoryOutbox;
-use super::ring::{MemoryRing, RingOptions};
+use super::ring::MemoryRing;
 use super::state::{self, StateError};
-use crate::core::batch::StormRule;
 use crate::core::lease::Lease;
-use crate::core::outbox::{Outbox, Retention};
+use crate::core::outbox::Outbox;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{Reply, Ring};
 use crate::core::store::{Moment, Store};
-use crate::core::tick::{Tick, Wheel};
-
-/// How a memory store is to be.
-#[derive(Clone, Debug)]
-pub struct MemoryOptions {
-    /// Dimensions of its ring.
-    pub wheel: Wheel,
-    /// When a tick is a storm.
-    pub storm: StormRule,
-    /// The bounds of its outbox.
-    pub retention: Retention,
-    /// The most messages in flight.
-    pub max_in_flight: u64,
-    /// Where it is kept across a planned restart.
-    pub state_file: Option<PathBuf>,
-}
+use crate::core::tick::Tick;
 
 /// Why a memory store could not be opened.
 #[derive(Debug, thiserror::Error)]

@@ -25,6 +25,9 @@ pub const COUNTED_HEAD_LENGTH: usize = HEAD_LENGTH - 4;
 /// The longest frame accepted by default: what its length may say, in bytes.
 pub const DEFAULT_MAX_FRAME_LENGTH: u32 = 1024 * 1024;
 
+/// The longest frame that a server accepts before Hello: nobody unknown can make it hold more.
+pub const MAX_GREETING_LENGTH: u32 = 4_096;
+
 /// The most messages in one AddNewMsg or DelMsg.
 pub const MAX_MESSAGES: usize = 32_768;
 
@@ -38,6 +41,7 @@ pub const MAX_PING_LENGTH: usize = 64;
 pub const MAX_TOKEN_LENGTH: usize = 1_024;
 
 // An AddNewMsg of full size, with clients, fits the default limit.
+const _: () = assert!(MAX_TOKEN_LENGTH + 255 + 64 < MAX_GREETING_LENGTH as usize);
 const _: () = assert!(MAX_MESSAGES * 16 + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
 const _: () = assert!(crate::core::batch::MAX_BATCH_MESSAGES * 17 + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
 

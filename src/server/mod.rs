@@ -1,4 +1,4 @@
-//! The data listeners: accept, limits, drain. One [`session`] a connection.
+//! The data listeners: accept, limits, drain. One `session` a connection.
 
 mod requests;
 mod session;
@@ -16,7 +16,8 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
-use tracing::{debug, warn};
+use tracing::field::Empty;
+use tracing::{Instrument, debug, info_span, warn};
 
 pub use tls::TlsSource;
 pub use token::TokenSource;
@@ -33,6 +34,9 @@ use crate::protocol::frame::{Body, Error, Frame};
 /// After a failed accept the listener rests, so that a full table of files does not become a busy loop.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
+/// How long after GoAway connections are served at least.
+pub const DRAIN_GRACE: Duration = Duration::from_millis(500);
+
 /// The limits of connections.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
@@ -48,8 +52,6 @@ pub struct ServerOptions {
     pub max_queued_bytes: usize,
     /// The most credit of a subscription.
     pub max_credit: u32,
-    /// How long after GoAway connections are still served.
-    pub drain_grace: Duration,
 }
 
 /// What all connections share.
@@ -191,11 +193,13 @@ impl Acceptor {
         self.shared.metrics.connections.inc();
         self.shared.metrics.connections_opened.inc();
         let phase = self.phase.clone();
-        self.tasks.spawn(async move {
+        let span = info_span!("connection", peer = %accepted.peer(), client = Empty);
+        let connection = async move {
             if let Some(stream) = guard.shared.greet(accepted).await {
                 session::Session::new(stream, Arc::clone(&guard.shared), phase).run().await;
             }
-        });
+        };
+        self.tasks.spawn(connection.instrument(span));
     }
 
     /// Says why, as far as the socket takes it at once.
@@ -254,6 +258,16 @@ impl Shared {
 enum Accepted {
     Tcp(TcpStream),
     Unix(UnixStream),
+}
+
+impl Accepted {
+    /// Who it is from, for logs.
+    fn peer(&self) -> String {
+        match self {
+            Accepted::Tcp(stream) => stream.peer_addr().map_or_else(|_| String::new(), |peer| peer.to_string()),
+            Accepted::Unix(_) => String::from("unix"),
+        }
+    }
 }
 
 async fn accept(listener: &Listener) -> io::Result<Accepted> {

@@ -29,8 +29,7 @@ impl Session {
             Body::Ping(payload) => self.send(&Frame::new(correlation, Body::Pong(payload))),
             // A sign of life: that it came is all it says.
             Body::Pong(_) => {}
-            // What is outstanding is answered, and nothing more is read.
-            Body::GoAway(_) => self.state = State::Ended,
+            Body::GoAway(_) => self.end(),
             Body::Subscribe(request) => self.subscribe(correlation, &request),
             Body::BatchAck(batches) => self.batch_ack(correlation, batches),
             Body::BatchNack(request) => self.batch_nack(correlation, &request),
@@ -78,7 +77,7 @@ impl Session {
             store: String::from(shared.store_kind),
             server_name: String::from(concat!("ackwheel/", env!("CARGO_PKG_VERSION"))),
         };
-        self.state = State::Serving;
+        self.greeted(&hello.client_name);
         self.send(&Frame::new(correlation, Body::Welcome(welcome)));
     }
 

@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
-use tracing::debug;
+use tracing::{Span, debug, info};
 
 use super::stream::Stream;
 use super::wire::{Event, Wire};
-use super::{Phase, Shared};
+use super::{DRAIN_GRACE, Phase, Shared};
 use crate::core::batch::Delivery as Delivered;
 use crate::core::refusal::{Reason, Refusal};
 use crate::delivery::Subscription;
 use crate::gate::Member;
-use crate::protocol::frame::{Body, Error, Frame, GoAway, GoAwayReason, TimeoutBatch};
+use crate::protocol::frame::{Body, Error, Frame, GoAway, GoAwayReason, MAX_GREETING_LENGTH, TimeoutBatch};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
 /// Requests that wait for the store, beyond which a connection is not read from.
@@ -77,7 +77,7 @@ pub(super) enum State {
 
 impl Session {
     pub(super) fn new(stream: Stream, shared: Arc<Shared>, phase: watch::Receiver<Phase>) -> Session {
-        let codec = Codec::new(shared.options.max_frame_length);
+        let codec = Codec::new(MAX_GREETING_LENGTH);
         let now = shared.clock.alive();
         Session {
             wire: Wire::new(stream, codec, shared.options.max_queued_bytes),
@@ -139,8 +139,8 @@ impl Session {
             },
             () = self.gate.asked() => self.read_waiting().await,
             changed = self.phase.changed() => match changed {
-                Ok(()) => self.phase_changed(),
-                Err(_) => self.state = State::Closing,
+                Ok(()) if *self.phase.borrow() != Phase::Closed => self.phase_changed(),
+                _ => self.closed().await,
             },
             () = tokio::time::sleep(wait) => self.check(),
         }
@@ -153,10 +153,7 @@ impl Session {
                 self.read_frames();
             }
             Ok(Event::Wrote) => self.written_at = self.shared.clock.alive(),
-            Ok(Event::Ended) => {
-                self.state = State::Ended;
-                self.subscription = None;
-            }
+            Ok(Event::Ended) => self.end(),
             Err(error) => {
                 debug!(%error, "connection lost");
                 self.state = State::Closing;
@@ -205,9 +202,20 @@ impl Session {
         self.wire.send(frame);
     }
 
+    /// The peer is known: frames may be as long as the server accepts, batches may go out.
+    pub(super) fn greeted(&mut self, client_name: &str) {
+        Span::current().record("client", client_name);
+        self.wire.accept_frames_of(self.shared.options.max_frame_length);
+        self.state = State::Serving;
+    }
+
     /// Refuses a request, and ends the connection if the refusal says so.
     pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
-        debug!(%refusal, "refused");
+        if refusal.reason.closes() && self.state != State::Greeting {
+            info!(%refusal, "connection refused further service");
+        } else {
+            debug!(%refusal, "refused");
+        }
         self.shared.metrics.count_refusal(refusal.reason);
         self.send(&Frame::new(correlation, Body::Error(Error::from(refusal))));
         if refusal.reason.closes() || self.state == State::Greeting {
@@ -245,12 +253,27 @@ impl Session {
         match phase {
             Phase::Serving => {}
             Phase::Draining => {
-                let grace_ms = u32::try_from(self.shared.options.drain_grace.as_millis()).unwrap_or(u32::MAX);
+                let grace_ms = u32::try_from(DRAIN_GRACE.as_millis()).unwrap_or(u32::MAX);
                 let go_away = GoAway { reason: GoAwayReason::Draining, grace_ms };
                 self.send(&Frame::new(0, Body::GoAway(go_away)));
             }
-            Phase::Closed => self.state = State::Closing,
+            // It came in the very moment; nothing was said yet.
+            Phase::Closed => self.state = State::Ended,
         }
+    }
+
+    /// The server closes: what has arrived is still answered.
+    async fn closed(&mut self) {
+        self.read_waiting().await;
+        if self.is_listening() {
+            self.end();
+        }
+    }
+
+    /// Nothing more is read and no batch handed out; what is outstanding is answered.
+    pub(super) fn end(&mut self) {
+        self.state = State::Ended;
+        self.subscription = None;
     }
 
     fn heard(&mut self) {
@@ -278,7 +301,10 @@ impl Session {
             return self.refuse(0, &not_read(interval * 2));
         }
         // Bytes that wait are a sign of life, and read next. A Hello that trickles in byte by byte is none.
-        if self.wire.has_unread() && (self.state != State::Greeting || overdue < HELLO_LENIENCE) {
+        if self.is_listening()
+            && self.wire.has_unread()
+            && (self.state != State::Greeting || overdue < HELLO_LENIENCE)
+        {
             return;
         }
         if self.state == State::Greeting {

@@ -64,6 +64,11 @@ impl Wire {
         Wire { stream, codec, input, output, max_queued, unflushed: false, ended: false, deaf: false }
     }
 
+    /// Accepts frames whose length says at most this, from the next one on.
+    pub(super) fn accept_frames_of(&mut self, max_length: u32) {
+        self.codec = Codec::new(max_length);
+    }
+
     /// Queues a frame.
     pub(super) fn send(&mut self, frame: &Frame) {
         if !self.deaf {

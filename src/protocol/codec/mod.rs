@@ -176,8 +176,12 @@ fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
              are served over HTTP on the admin port (127.0.0.1:7416 by default)",
         ),
         [0x16, 0x03, ..] => Some(
-            "this is a TLS handshake, but this port speaks no TLS: connect without TLS, or through a proxy \
-             that ends it",
+            "this is a TLS handshake, but this port speaks no TLS: connect without it, or give the server a \
+             certificate (--tls-cert, --tls-key)",
+        ),
+        [0x15, 0x03, ..] => Some(
+            "the other side answers in TLS: connect with TLS and trust its certificate (--tls-ca, or \
+             ClientOptions::tls)",
         ),
         _ => None,
     }

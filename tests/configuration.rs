@@ -1,0 +1,145 @@
+//! Settings: from where they come, and what is said of wrong ones.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::support::process::{Run, assert_names, program};
+use crate::support::sidecar::Sidecar;
+
+/// Asserts that `serve` with these flags is refused as usage, with words that name value and remedy; checked and
+/// served alike.
+fn assert_refused(flags: &[&str], words: &[&str]) {
+    for mode in [&["serve", "--check-config"][..], &["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]]
+    {
+        let own_listen = flags.contains(&"--listen") || flags.contains(&"--admin");
+        let mode = if own_listen { &mode[..1] } else { mode };
+        let run = Run::of(program(mode).args(flags));
+        assert_names(run.error(64), words);
+    }
+}
+
+#[test]
+fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
+    assert_refused(&["--slots", "0"], &["0 slots", "15 is usual"]);
+    assert_refused(&["--slots", "3601"], &["3601", "3600"]);
+    assert_refused(&["--slots", "many"], &["many", "--slots"]);
+    assert_refused(&["--tick", "0s"], &["--tick"]);
+    assert_refused(&["--tick", "soon"], &["soon", "--tick"]);
+    assert_refused(&["--max-in-flight", "0"], &["--max-in-flight 0", "at least 1"]);
+    assert_refused(&["--max-connections", "0"], &["--max-connections 0", "at least 1"]);
+    assert_refused(&["--max-frame-length", "1000"], &["1000", "1048576"]);
+    assert_refused(&["--hello-timeout", "0s"], &["--hello-timeout 0s", "above 0"]);
+    assert_refused(&["--storm-share", "1.5"], &["1.5", "0 to 1"]);
+    assert_refused(&["--drain-timeout", "10s"], &["10s", "at most 8s"]);
+    assert_refused(&["--store", "postgres://here"], &["postgres://here", "memory"]);
+    assert_refused(&["--log", "a=b=c"], &["a=b=c", "--log"]);
+    assert_refused(&["--token-file", "/nonexistent/token"], &["/nonexistent/token", "--token-file"]);
+    assert_refused(&["--config", "/nonexistent/file"], &["/nonexistent/file"]);
+}
+
+#[test]
+fn beyond_loopback_a_token_is_needed_or_a_word_that_none_is() {
+    for address in ["0.0.0.0:0", "[::]:0"] {
+        assert_refused(&["--listen", address], &[address, "--token-file", "127.0.0.1", "--insecure"]);
+        let insecure = ["--listen", address, "--insecure"];
+        assert_eq!(check(&insecure).output(), "the configuration is right\n");
+    }
+    assert_refused(&["--listen", "here"], &["here", "HOST:PORT"]);
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    fs::write(&token, "secret").unwrap();
+    let with_token = ["--listen", "0.0.0.0:0", "--token-file", token.to_str().unwrap()];
+    assert_eq!(check(&with_token).output(), "the configuration is right\n");
+    fs::write(&token, " \n").unwrap();
+    assert_refused(&["--token-file", token.to_str().unwrap()], &[token.to_str().unwrap(), "1 to 1024 bytes"]);
+
+    let mut command = program(&["serve", "--insecure", "--listen", "0.0.0.0:0", "--admin", "0.0.0.0:0"]);
+    let sidecar = Sidecar::spawn(&mut command);
+    let log = sidecar.log().text();
+    assert_names(&log, &["WARN", "--insecure", "anyone", "--admin 0.0.0.0:0"]);
+}
+
+fn check(flags: &[&str]) -> Run {
+    Run::of(program(&["serve", "--check-config"]).args(flags))
+}
+
+fn file_with(folder: &tempfile::TempDir, text: &str) -> PathBuf {
+    let path = folder.path().join("ackwheel.toml");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn a_flag_comes_before_the_environment_before_the_file_before_the_default() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = file_with(&folder, "slots = 5\ntick = \"2s\"\nmax-in-flight = 55\nredeliver-after = \"1m\"\n");
+    let serve = || program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    let seen = |sidecar: Sidecar| {
+        let status = sidecar.status();
+        (status.slots, status.tick_ms, sidecar.metrics().count("max_in_flight"))
+    };
+    assert_eq!(seen(Sidecar::spawn(&mut serve())), (15, 1_000, 4_000_000));
+    assert_eq!(seen(Sidecar::spawn(serve().arg("--config").arg(&file))), (5, 2_000, 55));
+    let environment = |command: &mut std::process::Command| {
+        command.env("ACKWHEEL_CONFIG", &file).env("ACKWHEEL_SLOTS", "7").env("ACKWHEEL_TICK", "500ms");
+    };
+    let mut command = serve();
+    environment(&mut command);
+    assert_eq!(seen(Sidecar::spawn(&mut command)), (7, 500, 55));
+    let mut command = serve();
+    environment(&mut command);
+    assert_eq!(seen(Sidecar::spawn(command.args(["--slots", "9"]))), (9, 500, 55));
+}
+
+#[test]
+fn a_file_with_an_unknown_key_or_a_wrong_value_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    for (text, words) in [
+        ("slots = 5\ntik = \"1s\"\n", &["tik", "line 2", "--help"][..]),
+        ("slots = \"five\"\n", &["slots", "line 1"]),
+        ("tick = \"soon\"\n", &["tick", "soon"]),
+        ("slots = \n", &["line 1"]),
+        ("slots = 0\n", &["0 slots", "15 is usual"]),
+        ("listen = \"0.0.0.0:0\"\n", &["0.0.0.0:0", "--token-file"]),
+    ] {
+        let file = file_with(&folder, text);
+        let path = file.to_str().unwrap();
+        let run = check(&["--config", path]);
+        assert_names(run.error(64), words);
+        let run = Run::of(&mut program(&["serve", "--admin", "127.0.0.1:0", "--config", path]));
+        assert_names(run.error(64), words);
+        if text.contains("tik") || text.contains("five") {
+            assert_names(&run.stderr, &[path]);
+        }
+    }
+    let run = Run::of(program(&["serve"]).env("ACKWHEEL_SLOTS", "some"));
+    assert_names(run.error(64), &["some", "--slots"]);
+}
+
+#[test]
+fn checking_the_settings_serves_nothing_and_touches_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (state, socket) = (folder.path().join("state"), folder.path().join("socket"));
+    let flags = ["--state", state.to_str().unwrap(), "--socket", socket.to_str().unwrap()];
+    let file = file_with(&folder, "slots = 60\ntick = \"1s\"\nlisten = \"127.0.0.1:0\"\n");
+    let run = Run::of(program(&["serve", "--check-config", "--config"]).arg(&file).args(flags));
+    assert_eq!(run.output(), "the configuration is right\n");
+    assert!(!state.exists() && !socket.exists());
+}
+
+#[test]
+fn the_log_can_be_json_and_says_where_it_listens() {
+    let sidecar = Sidecar::start(&[]);
+    let log = sidecar.log().text();
+    assert_names(&log, &[&format!("listen={}", sidecar.listen), &format!("admin={}", sidecar.admin)]);
+    assert!(sidecar.listen.port() > 0 && sidecar.admin.port() > 0, "port 0 takes a free one");
+
+    let mut command =
+        program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"]);
+    let mut process = crate::support::process::Process::spawn(&mut command);
+    let log = crate::support::process::Log::of(process.stderr());
+    let line = log.line("listening").expect("it starts");
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["fields"]["message"], "listening");
+    assert!(line["fields"]["listen"].as_str().is_some_and(|listen| listen.starts_with("127.0.0.1:")), "{line}");
+}

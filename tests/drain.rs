@@ -1,0 +1,128 @@
+//! SIGTERM: what was answered is kept, what is new is refused, and the end comes within 10 s.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::support::checker::{Ledger, Loader, Taker, assert_every_answer_was_kept};
+use crate::support::frames::{self, ACKED, LATE};
+use crate::support::process::assert_names;
+use crate::support::sidecar::Sidecar;
+use crate::support::wait_until;
+
+const WITHIN: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_drain_under_load_keeps_every_answer() {
+    let mut sidecar = Sidecar::start(&["--tick", "200ms", "--slots", "5"]);
+    let taker = Taker::start(sidecar.listen);
+    let answered = Arc::new(AtomicU64::new(0));
+    let loaders: Vec<_> = (0..4).map(|loader| Loader::start(sidecar.listen, loader << 32, &answered)).collect();
+    wait_until("there is load, and something has timed out", || {
+        answered.load(Ordering::Relaxed) >= 400 && taker.taken.load(Ordering::Relaxed) >= 1
+    });
+    assert_eq!(sidecar.get("/readyz").0, 200);
+    taker.hold.store(true, Ordering::Relaxed);
+    let begun = Instant::now();
+    sidecar.signal(Signal::TERM);
+    wait_until("it is not ready", || sidecar.get("/readyz") == (503, String::from("draining\n")));
+    wait_until("each loader is refused", || sidecar.metrics().refusals("draining") >= 100);
+    assert_eq!(sidecar.get("/livez").0, 200, "it drains, and is not dead");
+    wait_until("all is handed out", || sidecar.metrics().count("messages_in_flight") == 0);
+    assert!(sidecar.metrics().count("messages_drained_total") > 0);
+    taker.hold.store(false, Ordering::Relaxed);
+    let status = sidecar.exit();
+    assert_eq!(status.code(), Some(0), "{}", sidecar.log().text());
+    assert!(begun.elapsed() < WITHIN, "took {:?}", begun.elapsed());
+
+    let ledgers: Vec<Ledger> =
+        loaders.into_iter().map(|loader| loader.join().expect("nothing was wrong")).collect();
+    let batches = taker.batches();
+    assert_every_answer_was_kept(&ledgers, &batches);
+    for ledger in &ledgers {
+        assert!(ledger.went_away && !ledger.refused.is_empty() && !ledger.acked.is_empty(), "{ledger:?}");
+    }
+    assert!(batches.iter().any(|batch| batch.drained) && batches.iter().any(|batch| !batch.drained));
+    assert!(batches.iter().filter(|batch| batch.drained).all(|batch| !batch.storm), "a drain is no storm");
+}
+
+#[test]
+fn while_it_drains_acks_of_clients_are_answered_and_new_messages_refused() {
+    let mut sidecar = Sidecar::start(&["--tick", "1s"]);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1, 2, 3], 0, 1)).added();
+    assert_eq!(connection.ask(&frames::del(&[1])).outcomes(), [ACKED]);
+    sidecar.signal(Signal::TERM);
+    let batch = subscriber.batch();
+    assert_eq!((batch.ids(), batch.drained, batch.delivery), (vec![2, 3], true, 1));
+    let error = connection.ask(&frames::add(&[4], 0, 1));
+    error.assert_error(65, frames::RETRYABLE);
+    assert_names(error.text(), &["draining"]);
+    assert_eq!(connection.ask(&frames::del(&[1, 2, 4])).outcomes(), [0, LATE, 0], "4 was not applied");
+    assert_eq!(connection.ask(&frames::ping(b"on")).body, b"on");
+    assert_eq!(connection.went_away.len(), 1);
+    subscriber.request(&frames::batch_ack(&[batch.id]));
+    assert_eq!(sidecar.exit().code(), Some(0));
+}
+
+#[test]
+fn what_was_pipelined_before_the_signal_is_answered() {
+    let mut sidecar = Sidecar::start(&[]);
+    let mut connection = sidecar.connect();
+    sidecar.stop();
+    let requests: Vec<u32> = (0..200).map(|id| connection.request(&frames::add(&[id], 0, 1))).collect();
+    sidecar.signal(Signal::TERM);
+    sidecar.go_on();
+    // Read before or after the drain began: each is answered, one way or the other.
+    for request in requests {
+        let answer = connection.answer(request);
+        if answer.kind != frames::ADD_ANSWER {
+            answer.assert_error(65, frames::RETRYABLE);
+        }
+    }
+    assert_eq!(sidecar.exit().code(), Some(0));
+}
+
+#[test]
+fn what_nobody_took_is_named_in_the_log() {
+    let mut sidecar = Sidecar::start(&[]);
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1, 2, 3], 0, 1)).added();
+    drop(connection);
+    let took = sidecar.terminate();
+    assert!(took < Duration::from_secs(4), "nobody to wait for, and yet it took {took:?}");
+    let line = sidecar.log().line("did not acknowledge its last batches").expect("a person is told");
+    assert_names(&line, &["ERROR", "default", "--state"]);
+}
+
+#[test]
+fn a_subscriber_that_does_not_acknowledge_holds_the_end_up_only_so_long() {
+    let mut sidecar = Sidecar::start(&["--drain-timeout", "1s"]);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    sidecar.connect().ask(&frames::add(&[1], 0, 1)).added();
+    let took = sidecar.terminate();
+    assert!(took >= Duration::from_secs(1), "it waited for {took:?} only");
+    assert!(took < Duration::from_secs(4), "it took {took:?}");
+    assert!(subscriber.batch().drained);
+}
+
+#[test]
+fn sigint_drains_too_and_a_second_signal_ends_at_once() {
+    let mut sidecar = Sidecar::start(&[]);
+    sidecar.signal(Signal::INT);
+    assert_eq!(sidecar.exit().code(), Some(0));
+    assert_names(&sidecar.log().text(), &["SIGINT", "drained"]);
+
+    let mut sidecar = Sidecar::start(&[]);
+    let _subscriber = sidecar.connect().subscribed("default");
+    sidecar.connect().ask(&frames::add(&[1], 0, 1)).added();
+    sidecar.signal(Signal::TERM);
+    wait_until("it drains", || sidecar.get("/readyz").0 == 503);
+    let again = Instant::now();
+    sidecar.signal(Signal::TERM);
+    assert_eq!(sidecar.exit().code(), Some(1));
+    assert!(again.elapsed() < Duration::from_secs(3), "took {:?}", again.elapsed());
+}

@@ -1,0 +1,181 @@
+//! Whoever misbehaves is cut off, counted, and costs the others nothing.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::refusals::random_numbers;
+use crate::support::frames::{self, ACKED, Request};
+use crate::support::raw::Raw;
+use crate::support::sidecar::Sidecar;
+use crate::support::{SLACK, wait_until};
+
+const MEGABYTE: f64 = 1_048_576.0;
+
+/// Somebody who adds and acknowledges all the time, and notes how long that takes.
+struct Busy {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Duration>>,
+}
+
+impl Busy {
+    fn start(address: SocketAddr) -> Busy {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut connection = Raw::greeted(address);
+            let mut round_trips = Vec::new();
+            while !stopped.load(Ordering::Relaxed) {
+                let id = round_trips.len() as u64;
+                let asked = Instant::now();
+                assert_eq!(connection.ask(&frames::add(&[id], 0, 1)).added().1, [false]);
+                assert_eq!(connection.ask(&frames::del(&[id])).outcomes(), [ACKED]);
+                round_trips.push(asked.elapsed());
+                thread::sleep(Duration::from_millis(2));
+            }
+            round_trips
+        });
+        Busy { stop, thread }
+    }
+
+    /// Ends; asserts that it was served all the time.
+    fn assert_was_served(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let round_trips = self.thread.join().expect("every request was answered");
+        let worst = round_trips.iter().max().copied().unwrap_or_default();
+        assert!(round_trips.len() >= 20, "only {} round trips", round_trips.len());
+        assert!(worst <= Duration::from_secs(2), "a round trip took {worst:?}");
+    }
+}
+
+fn resident_bytes(sidecar: &Sidecar) -> f64 {
+    sidecar.metrics().find("process_resident_memory_bytes").expect("a process metric")
+}
+
+/// What a hostile connection sends, and the code with which it is refused.
+fn hostile_bytes() -> Vec<(Vec<u8>, u16)> {
+    let mut numbers = random_numbers(42);
+    let mut random = move || {
+        // Read as a length, these are above every limit.
+        let mut bytes: Vec<u8> = (0..512).map(|_| u8::try_from(numbers.next().unwrap() % 256).unwrap()).collect();
+        bytes[0] |= 0x40;
+        bytes
+    };
+    let half = frames::hello((1, 1), b"").bytes(1)[..13].to_vec();
+    let mut long = vec![0xff; 4];
+    long.extend([0; 1_000]);
+    let mut hostile = Vec::new();
+    for _ in 0..50 {
+        hostile.push((random(), 2));
+        hostile.push((long.clone(), 2));
+        hostile.push((b"GET / HTTP/1.1\r\nHost: ackwheel\r\n\r\n".to_vec(), 2));
+        hostile.push((half.clone(), 4));
+        hostile.push((Vec::new(), 4));
+    }
+    for _ in 0..25 {
+        hostile.push((vec![0, 0, 0, 5, 1, 2, 3, 4, 5], 1));
+        hostile.push((frames::add(&[1], 0, 1).bytes(1), 3));
+    }
+    hostile
+}
+
+#[test]
+fn three_hundred_hostile_connections_are_cut_off_counted_and_cost_nobody_anything() {
+    let sidecar = Sidecar::start(&["--hello-timeout", "1s"]);
+    let busy = Busy::start(sidecar.listen);
+    let resident_before = resident_bytes(&sidecar);
+    let begun = Instant::now();
+    let mut connections: Vec<(Raw, u16)> = Vec::new();
+    for (bytes, code) in hostile_bytes() {
+        let mut connection = Raw::tcp(sidecar.listen);
+        connection.send(&bytes);
+        connections.push((connection, code));
+    }
+    assert_eq!(connections.len(), 300);
+    let mut grown = resident_bytes(&sidecar) - resident_before;
+    for (connection, code) in &mut connections {
+        let error = connection.receive().expect("it is told why");
+        assert_eq!((error.kind, error.status), (frames::ERROR, *code), "{error:?}");
+        connection.assert_closed();
+    }
+    let all_closed = begun.elapsed();
+    assert!(all_closed <= Duration::from_secs(3) + SLACK * 2, "the silent ones are closed after {all_closed:?}");
+    grown = grown.max(resident_bytes(&sidecar) - resident_before);
+    assert!(grown < 64.0 * MEGABYTE, "grew by {} MB", grown / MEGABYTE);
+    busy.assert_was_served();
+
+    let metrics = sidecar.metrics();
+    let counted = ["malformed_frame", "frame_too_large", "hello_expected", "hello_timeout"];
+    assert_eq!(counted.map(|reason| metrics.refusals(reason)), [25, 150, 25, 100]);
+    let log = sidecar.log().text();
+    assert!(!log.contains("were not read"), "no decision waited for those that linger: {log}");
+    drop(connections);
+    wait_until("their connections are gone", || sidecar.metrics().count("connections") == 0);
+}
+
+#[test]
+fn by_default_a_silent_connection_is_closed_after_five_seconds() {
+    let sidecar = Sidecar::start(&[]);
+    let before = Instant::now();
+    let mut trickling = Raw::tcp(sidecar.listen);
+    let mut silent = Raw::tcp(sidecar.listen);
+    // A Hello that comes byte by byte is no sign of life.
+    for byte in &frames::hello((1, 1), b"").bytes(1)[..15] {
+        trickling.send(&[*byte]);
+        thread::sleep(Duration::from_millis(300));
+    }
+    for connection in [&mut silent, &mut trickling] {
+        connection.receive().expect("an Error").assert_error(4, 0);
+        assert!(before.elapsed() >= Duration::from_secs(5), "closed after {:?}", before.elapsed());
+        connection.assert_closed();
+    }
+    assert!(before.elapsed() <= Duration::from_secs(6) + SLACK, "closed only after {:?}", before.elapsed());
+}
+
+/// Sends the same frame without end and reads nothing, in the background, until the connection is cut.
+fn flood(address: SocketAddr, frame: &Request) -> JoinHandle<()> {
+    let mut connection = Raw::greeted(address);
+    let bytes = frame.bytes(7).repeat(1_000);
+    thread::spawn(move || while connection.try_send(&bytes).is_ok() {})
+}
+
+#[test]
+fn whoever_asks_without_end_and_never_reads_fills_no_memory_and_is_cut_off() {
+    let sidecar = Sidecar::start(&["--tick", "200ms", "--max-queued-bytes", "1000000"]);
+    let busy = Busy::start(sidecar.listen);
+    let resident_before = resident_bytes(&sidecar);
+    let floods: Vec<_> = (0..3).map(|_| flood(sidecar.listen, &frames::ping(&[1; 64]))).collect();
+    let mut grown = 0.0_f64;
+    wait_until("they are cut off", || {
+        grown = grown.max(resident_bytes(&sidecar) - resident_before);
+        sidecar.metrics().refusals("slow_reader") == 3
+    });
+    for flood in floods {
+        flood.join().expect("it ends when it is cut off");
+    }
+    assert!(grown < 12.0 * MEGABYTE, "grew by {} MB", grown / MEGABYTE);
+    busy.assert_was_served();
+}
+
+#[test]
+fn a_flood_that_asks_for_nothing_makes_nobodys_timeout_late() {
+    let tick = Duration::from_secs(1);
+    let sidecar = Sidecar::start(&[]);
+    let mut connection = sidecar.connect();
+    let mut subscriber = sidecar.connect().subscribed("default");
+    let _flood = flood(sidecar.listen, &Request::new(frames::PONG, 0, vec![1; 64]));
+    for round in 1..=3_u64 {
+        let added = Instant::now();
+        connection.ask(&frames::add(&[round], 1, 1)).added();
+        let batch = subscriber.settled_batch();
+        assert_eq!(batch.ids(), [round]);
+        let after = batch.arrived - added;
+        assert!(after >= tick, "round {round}: early, after {after:?}");
+        assert!(after <= tick * 2 + Duration::from_millis(200) + SLACK, "round {round}: late, after {after:?}");
+    }
+    assert_eq!(sidecar.metrics().count("shifted_ticks_total"), 0, "a flood is no stall");
+    let log = sidecar.log().text();
+    assert!(!log.contains("were not read"), "no decision waits for the end of a flood: {log}");
+}

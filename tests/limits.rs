@@ -1,0 +1,90 @@
+//! A subscriber that does not read is cut off, and its batches go to others.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
+
+use crate::support::frames::{self, Request};
+use crate::support::raw::Raw;
+use crate::support::sidecar::Sidecar;
+use crate::support::wait_until;
+
+/// A connection whose kernel takes little for it.
+fn with_a_small_buffer(address: SocketAddr) -> Raw {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    socket.connect(&address.into()).unwrap();
+    Raw::over_tcp(TcpStream::from(socket)).greet()
+}
+
+const MESSAGES: u64 = 400_000;
+
+/// Adds more messages to one tick than all buffers on the way to a subscriber hold as batches.
+fn add_many(address: SocketAddr) {
+    let mut adder = Raw::greeted(address);
+    let ids: Vec<u64> = (0..MESSAGES).collect();
+    for chunk in ids.chunks(32_000) {
+        adder.request(&frames::add(chunk, 20, 1));
+    }
+    for chunk in ids.chunks(32_000) {
+        assert_eq!(adder.next_answer().added().1.len(), chunk.len());
+    }
+}
+
+#[test]
+fn a_subscriber_that_does_not_read_is_cut_off_and_its_batches_go_to_others() {
+    let flags = ["--tick", "100ms", "--slots", "20", "--max-queued-bytes", "300000"];
+    let sidecar = Sidecar::start(&flags);
+    let mut slow = with_a_small_buffer(sidecar.listen).subscribed("default");
+    let adding = {
+        let address = sidecar.listen;
+        std::thread::spawn(move || add_many(address))
+    };
+    let sign_of_life = Request::new(frames::PONG, 0, Vec::new()).bytes(0);
+    wait_until("it is cut off", || {
+        slow.send(&sign_of_life);
+        sidecar.metrics().refusals("slow_reader") == 1
+    });
+    adding.join().expect("all were added");
+    wait_until("it has left the group", || sidecar.subscribers() == 0);
+    let handed = sidecar.metrics().count("batches_delivered_total");
+    assert!(handed >= 1 && handed <= MESSAGES.div_ceil(4_096) + 20, "{handed} batches were handed out");
+
+    let mut reader = sidecar.connect().subscribed("default");
+    let mut deliveries = BTreeMap::new();
+    let mut messages = 0;
+    while messages < MESSAGES {
+        let batch = reader.settled_batch();
+        messages += batch.messages.len() as u64;
+        assert!(deliveries.insert(batch.id, batch.delivery).is_none(), "settled, and yet again: {:?}", batch.id);
+    }
+    assert_eq!(messages, MESSAGES);
+    let again = deliveries.values().filter(|delivery| **delivery == 2).count() as u64;
+    assert_eq!(again, handed, "what the slow one held came as the second delivery");
+    assert!(deliveries.values().all(|delivery| (1..=2).contains(delivery)));
+
+    // What had reached it before it was cut off is whole.
+    let mut seen = 0;
+    while let Some(frame) = slow.receive() {
+        seen += u64::from(frame.kind == frames::TIMEOUT_BATCH);
+    }
+    assert!(seen <= handed, "{seen} of {handed}");
+}
+
+#[test]
+fn a_subscriber_that_reads_slowly_but_steadily_is_not_cut_off() {
+    let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "20", "--max-queued-bytes", "100000"]);
+    let mut steady = with_a_small_buffer(sidecar.listen).subscribed("default");
+    let ids: Vec<u64> = (0..30_000).collect();
+    sidecar.connect().ask(&frames::add(&ids, 1, 1)).added();
+    let mut messages = 0;
+    while messages < ids.len() {
+        messages += steady.batch().messages.len();
+        std::thread::sleep(Duration::from_millis(350));
+    }
+    let metrics = sidecar.metrics();
+    assert_eq!((metrics.refusals("slow_reader"), metrics.count("batches_redelivered_total")), (0, 0));
+    assert_eq!(messages, ids.len());
+}

@@ -1,0 +1,36 @@
+//! The tests from outside: one binary, a harness in `support`, and a file a behaviour.
+//!
+//! They see what users see: the program's output, its exit codes, its log, its admin endpoints, and bytes on
+//! its sockets, which `support::raw` writes and reads by docs/PROTOCOL.md alone. Every sidecar listens on free
+//! ports, so all of them can run at the same time.
+#![expect(
+    clippy::unwrap_used,
+    clippy::unchecked_time_subtraction,
+    clippy::similar_names,
+    reason = "a panic is how a test fails, and giver and given are who and what"
+)]
+
+mod support;
+
+mod protocol_document;
+
+mod admin;
+mod command_line;
+mod concurrent;
+mod configuration;
+mod connections;
+mod drain;
+mod groups;
+mod hostile;
+mod limits;
+mod metrics;
+mod model;
+mod redelivery;
+mod refusals;
+mod requests;
+mod ring_contract;
+mod stall;
+mod state_file;
+mod tidy;
+mod tls;
+mod usage;

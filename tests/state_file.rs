@@ -1,0 +1,187 @@
+//! With `--state` a planned restart loses nothing; a file that does not fit is refused and left alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::support::frames::{self, ACKED, LATE, UNKNOWN};
+use crate::support::process::{Run, assert_names, program};
+use crate::support::sidecar::Sidecar;
+use crate::support::wait_until;
+
+fn start(state: &Path, more: &[&str]) -> Sidecar {
+    let flags = ["--tick", "200ms", "--state", state.to_str().unwrap()];
+    Sidecar::start(&[&flags[..], more].concat())
+}
+
+fn folder() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    (folder, state)
+}
+
+#[test]
+fn messages_in_flight_and_their_deadlines_survive_a_restart() {
+    let (_folder, state) = folder();
+    let mut sidecar = start(&state, &[]);
+    let mut connection = sidecar.connect();
+    let added = Instant::now();
+    let (first, _) = connection.ask(&frames::add(&[1, 2], 12, 1)).added();
+    let (second, _) = connection.ask(&frames::add_pairs(&[(3, 30), (u64::MAX, u64::MAX)], 15)).added();
+    connection.ask(&frames::add(&[5], 12, 200)).added();
+    assert_eq!(connection.ask(&frames::del(&[2])).outcomes(), [ACKED]);
+    let pointer = sidecar.pointer();
+    sidecar.terminate();
+    let ended = Instant::now();
+    assert!(state.exists());
+    assert_names(&sidecar.log().text(), &["4 messages in flight are kept"]);
+
+    let begun = Instant::now();
+    let sidecar = start(&state, &[]);
+    assert!(!state.exists(), "a file that was taken over is gone, so that a crash cannot bring it back");
+    assert_names(&sidecar.log().text(), &["taken over", "messages=4"]);
+    let status = sidecar.status();
+    assert_eq!(status.rings[0].in_flight, 4);
+    assert!((pointer..=first).contains(&status.rings[0].pointer), "the wheel goes on where it stood");
+    let mut connection = sidecar.connect();
+    assert_eq!(connection.ask(&frames::del(&[2, 3])).outcomes(), [UNKNOWN; 2]);
+    assert_eq!(connection.ask(&frames::add(&[5], 15, 3)).added().1, [true], "5 is re-armed");
+    let mut subscriber = sidecar.connect().subscribed("default");
+    let batch = subscriber.settled_batch();
+    assert_eq!((batch.ids(), batch.tick, batch.drained), (vec![1], first, false));
+    assert_eq!((batch.added, batch.acked), (2, 1), "the acknowledgement before the restart counts");
+    let alive = (ended - added) + (batch.arrived - begun);
+    assert!(alive >= Duration::from_millis(200) * 12, "timed out after {alive:?} alive");
+    let batch = subscriber.settled_batch();
+    assert_eq!((batch.messages.contains(&(3, 30)), batch.tick), (true, second));
+    assert!(batch.messages.contains(&(u64::MAX, u64::MAX)), "{batch:?}");
+    let batch = subscriber.settled_batch();
+    assert_eq!((batch.ids(), &batch.attempts[..]), (vec![5], &[3][..]));
+}
+
+#[test]
+fn the_outbox_its_groups_and_the_memory_of_late_survive_a_restart() {
+    let (_folder, state) = folder();
+    let mut sidecar = start(&state, &[]);
+    let mut audit = sidecar.connect().subscribed("audit");
+    let mut settled = sidecar.connect().subscribed("settled");
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1], 1, 1)).added();
+    let before = audit.batch();
+    assert_eq!(settled.settled_batch().id, before.id);
+    assert_eq!(connection.ask(&frames::del(&[1])).outcomes(), [LATE]);
+    sidecar.terminate();
+
+    let sidecar = start(&state, &[]);
+    assert_eq!(sidecar.connect().ask(&frames::del(&[1])).outcomes(), [LATE]);
+    let backlog = |name: &str| sidecar.group(name).map(|group| group.outbox_batches);
+    assert_eq!([backlog("default"), backlog("audit"), backlog("settled")], [Some(1), Some(1), Some(0)]);
+    for (group, delivery) in [("audit", 2), ("default", 1)] {
+        let batch = sidecar.connect().subscribed(group).settled_batch();
+        assert_eq!((batch.id, batch.delivery, batch.ids()), (before.id, delivery, vec![1]), "{group}");
+        assert!(batch.age_ms >= before.age_ms, "{batch:?}");
+    }
+
+    let mut settled = sidecar.connect().subscribed("settled");
+    sidecar.connect().ask(&frames::add(&[1], 1, 1)).added();
+    let after = settled.batch();
+    assert_eq!(after.ids(), [1]);
+    assert!(after.epoch > before.epoch, "a new run has a new epoch, so no batch id comes twice");
+}
+
+#[test]
+fn the_memory_of_late_fades_after_a_restart_too() {
+    let (_folder, state) = folder();
+    let slots = ["--slots", "10"];
+    let mut sidecar = start(&state, &slots);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    sidecar.connect().ask(&frames::add(&[1], 1, 1)).added();
+    let decided = subscriber.settled_batch().tick;
+    sidecar.terminate();
+
+    let sidecar = start(&state, &slots);
+    let mut connection = sidecar.connect();
+    assert_eq!(connection.ask(&frames::del(&[1])).outcomes(), [LATE]);
+    wait_until("it is forgotten", || {
+        let before = sidecar.pointer();
+        let outcome = connection.ask(&frames::del(&[1])).outcomes()[0];
+        let after = sidecar.pointer();
+        assert!(outcome == LATE || after >= decided + 10, "forgotten at {after}, decided at {decided}");
+        assert!(outcome == UNKNOWN || before <= decided + 12, "late at {before}, decided at {decided}");
+        outcome == UNKNOWN
+    });
+}
+
+#[test]
+fn a_drain_with_a_state_file_hands_nothing_out_before_its_time() {
+    let (_folder, state) = folder();
+    let mut sidecar = start(&state, &[]);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1], 15, 1)).added();
+    sidecar.terminate();
+    let go_away = subscriber.receive().expect("a GoAway");
+    assert_eq!(go_away.kind, frames::GO_AWAY);
+    subscriber.assert_closed();
+    let sidecar = start(&state, &[]);
+    let batch = sidecar.connect().subscribed("default").settled_batch();
+    assert_eq!((batch.ids(), batch.drained, batch.delivery), (vec![1], false, 1));
+}
+
+/// A state file with one message in flight.
+fn write_state(state: &Path) -> Vec<u8> {
+    let mut sidecar = start(state, &[]);
+    sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();
+    sidecar.terminate();
+    fs::read(state).unwrap()
+}
+
+fn assert_refused_and_untouched(state: &Path, flags: &[&str], words: &[&str]) {
+    let before = fs::read(state).unwrap();
+    let mut command = program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    let run = Run::of(command.arg("--state").arg(state).args(flags));
+    assert!([1, 64].contains(&run.code), "{run:?}");
+    let path = state.to_str().unwrap();
+    assert_names(&run.stderr, &[&[path], words].concat());
+    assert_eq!(fs::read(state).unwrap(), before, "it is left as it was");
+}
+
+#[test]
+fn a_state_file_of_another_ring_is_refused_and_left_alone() {
+    let (_folder, state) = folder();
+    write_state(&state);
+    let remedy = "--slots 15 --tick 200ms";
+    assert_refused_and_untouched(&state, &["--tick", "200ms", "--slots", "10"], &["15 slots", "10 slots", remedy]);
+    assert_refused_and_untouched(&state, &["--tick", "100ms"], &["200ms ticks", "100ms ticks", remedy]);
+    assert_eq!(start(&state, &[]).status().rings[0].in_flight, 1, "the right ring takes it over");
+}
+
+#[test]
+fn a_damaged_state_file_is_refused_and_left_alone() {
+    let (_folder, state) = folder();
+    let whole = write_state(&state);
+    let flipped = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x10;
+        bytes
+    };
+    let longer = [&whole[..], &[0]].concat();
+    let mut damaged = vec![Vec::new(), b"no state at all".to_vec(), whole[..whole.len() - 1].to_vec(), longer];
+    damaged.extend([0, 17, 24, 30, whole.len() / 2, whole.len() - 1].map(flipped));
+    for bytes in damaged {
+        fs::write(&state, &bytes).unwrap();
+        assert_refused_and_untouched(&state, &["--tick", "200ms"], &["not a whole state file", "--state"]);
+    }
+    fs::write(&state, &whole).unwrap();
+    assert_eq!(start(&state, &[]).status().rings[0].in_flight, 1);
+}
+
+#[test]
+fn a_place_where_no_state_can_be_kept_is_refused_at_the_start() {
+    let (folder, _) = folder();
+    let nowhere = folder.path().join("no/such/folder/state");
+    let mut command = program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--state"]);
+    let run = Run::of(command.arg(&nowhere));
+    assert!([1, 64].contains(&run.code), "{run:?}");
+    assert_names(&run.stderr, &[nowhere.to_str().unwrap(), "write", "--state"]);
+}

@@ -1,0 +1,168 @@
+//! A sidecar: the real program, on free ports.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use ackwheel::admin::status::{GroupReport, StatusReport};
+use rustix::process::Signal;
+
+use super::http::{self, Metrics};
+use super::process::{Log, Process, Run, program};
+use super::raw::Raw;
+use super::wait_until;
+
+/// A sidecar that ends with its test. Its log is printed if the test fails.
+#[derive(Debug)]
+pub struct Sidecar {
+    process: Process,
+    log: Log,
+    pub listen: SocketAddr,
+    pub admin: SocketAddr,
+}
+
+impl Sidecar {
+    /// Serves with these flags.
+    pub fn start(flags: &[&str]) -> Sidecar {
+        Sidecar::spawn(program(&["serve"]).args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]).args(flags))
+    }
+
+    /// Serves with a command of its own, which must ask for free ports.
+    #[track_caller]
+    pub fn spawn(command: &mut Command) -> Sidecar {
+        let mut process = Process::spawn(command);
+        let log = Log::of(process.stderr());
+        let Some(line) = log.line(": listening ") else { panic!("it did not start: {}", log.text()) };
+        let address = |key: &str| {
+            let value = line.split(' ').find_map(|word| word.strip_prefix(key));
+            value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {key} in {line}"))
+        };
+        let (listen, admin) = (address("listen="), address("admin="));
+        Sidecar { process, log, listen, admin }
+    }
+
+    /// Runs a verb against it to its end.
+    pub fn run(&self, arguments: &[&str]) -> Run {
+        Run::of(&mut self.command(arguments))
+    }
+
+    /// The command of a verb against it.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = program(arguments);
+        match arguments {
+            ["status", ..] => command.args(["--admin", &self.admin.to_string()]),
+            _ => command.args(["--addr", &self.listen.to_string()]),
+        };
+        command
+    }
+
+    /// A connection that has said Hello.
+    pub fn connect(&self) -> Raw {
+        Raw::greeted(self.listen)
+    }
+
+    /// GETs a path of its admin endpoints.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        http::get(self.admin, path)
+    }
+
+    pub fn metrics(&self) -> Metrics {
+        let (status, text) = self.get("/metrics");
+        assert_eq!(status, 200, "{text}");
+        Metrics::parse(&text)
+    }
+
+    pub fn status(&self) -> StatusReport {
+        let (status, text) = self.get("/status");
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    pub fn pointer(&self) -> u64 {
+        self.status().rings[0].pointer
+    }
+
+    /// What the status says of a group, if it is there.
+    pub fn group(&self, name: &str) -> Option<GroupReport> {
+        self.status().groups.into_iter().find(|group| group.group == name)
+    }
+
+    /// Subscribers of all groups.
+    pub fn subscribers(&self) -> u64 {
+        self.status().groups.iter().map(|group| group.subscribers).sum()
+    }
+
+    pub fn wait_for_subscribers(&self, count: u64) {
+        wait_until("the subscribers are there", || self.subscribers() == count);
+    }
+
+    /// Waits until a group has settled all its batches.
+    pub fn wait_for_settled(&self, group: &str) {
+        wait_until("everything is settled", || self.group(group).is_some_and(|group| group.outbox_batches == 0));
+    }
+
+    /// Waits until the pointer has just come to `tick`; returns a moment at most some milliseconds after that.
+    pub fn wait_for_pointer(&self, tick: u64) -> Instant {
+        wait_until("the pointer comes", || self.pointer() >= tick);
+        Instant::now()
+    }
+
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Has it stand still; returns when it does.
+    pub fn stop(&self) -> Instant {
+        self.signal(Signal::STOP);
+        wait_until("every thread stands still", || self.threads_are(&['T']));
+        Instant::now()
+    }
+
+    /// Has it go on; returns a moment before that.
+    pub fn go_on(&self) -> Instant {
+        let before = Instant::now();
+        self.signal(Signal::CONT);
+        before
+    }
+
+    fn threads_are(&self, states: &[char]) -> bool {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id())).expect("the process is there");
+        tasks.filter_map(Result::ok).all(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+            state.is_some_and(|state| states.contains(&state))
+        })
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Waits for its end after a signal.
+    pub fn exit(&mut self) -> ExitStatus {
+        self.process.exit()
+    }
+
+    /// Drains it; returns how long that took.
+    pub fn terminate(&mut self) -> Duration {
+        let begun = Instant::now();
+        self.signal(Signal::TERM);
+        let status = self.exit();
+        assert_eq!(status.code(), Some(0), "{}", self.log.text());
+        begun.elapsed()
+    }
+}
+
+impl Drop for Sidecar {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- log of the sidecar at {}\n{}\n---", self.listen, self.log.text());
+        }
+    }
+}
