@@ -27,6 +27,7 @@ mod metrics;
 mod model;
 mod redelivery;
 mod refusals;
+mod replay;
 mod requests;
 mod ring_contract;
 mod stall;
