@@ -1,7 +1,7 @@
 //! A trace of real messages through the real protocol: `examples/im_replay` on the CollegeMsg trace.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::support::process::Run;
 
@@ -12,6 +12,7 @@ fn im_replay() -> Command {
     assert!(program.exists(), "{} is missing: run all tests with `cargo test`", program.display());
     let mut command = Command::new(program);
     command.args(["--seconds", "4", "--json"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 

@@ -4,11 +4,11 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use crate::core::batch::{BatchId, TickCounts, TimedOut};
-use crate::core::message::{AddOutcome, DelOutcome, Message};
+use crate::core::message::{DelOutcome, Message};
 use crate::core::refusal::{Promise, Reason, Refusal};
-use crate::core::tick::Tick;
 
 pub use super::kind::FrameType;
+pub use crate::core::ring::AddNewMsgAnswer;
 
 /// The first four bytes of every Hello's body: `ACKW`.
 pub const MAGIC: [u8; 4] = *b"ACKW";
@@ -186,15 +186,6 @@ pub struct AddNewMsg {
     pub ack_timeout_ticks: u16,
     /// Comes back with the timeout.
     pub attempt: u8,
-}
-
-/// The answer to AddNewMsg.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AddNewMsgAnswer {
-    /// The tick after which they time out.
-    pub deadline: Tick,
-    /// For each message, in order.
-    pub outcomes: Vec<AddOutcome>,
 }
 
 /// Messages whose Ack arrived, or whose push failed.

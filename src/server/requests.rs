@@ -9,8 +9,7 @@ use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{self, Reply};
 use crate::delivery::{SubscribeRequest, Subscription};
 use crate::protocol::frame::{
-    self, AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS,
-    Welcome,
+    self, AddNewMsg, Body, DelMsg, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome,
 };
 
 impl Session {
@@ -96,7 +95,7 @@ impl Session {
         let metrics = self.shared.metrics.clone();
         self.answer(correlation, reply, move |answer| {
             metrics.count_add(&answer);
-            Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline: answer.deadline, outcomes: answer.outcomes })
+            Body::AddNewMsgAnswer(answer)
         });
     }
 
