@@ -61,7 +61,7 @@ pub struct Settings {
     /// Most messages in flight [default: 4000000]
     #[arg(long, env = "ACKWHEEL_MAX_IN_FLIGHT", value_name = "N")]
     pub max_in_flight: Option<u64>,
-    /// Most connections at once [default: 20000]
+    /// Most connections at once [default: 16384]
     #[arg(long, env = "ACKWHEEL_MAX_CONNECTIONS", value_name = "N")]
     pub max_connections: Option<usize>,
     /// Longest frame accepted, in bytes, at least 1048576 [default: 1048576]
@@ -292,7 +292,7 @@ impl Settings {
         let third = wheel.ticks(u64::from(wheel.slots())) / 3;
         Ok(ServerOptions {
             max_frame_length,
-            max_connections: at_least_one("--max-connections", self.max_connections, 20_000)?,
+            max_connections: at_least_one("--max-connections", self.max_connections, 16_384)?,
             hello_timeout: positive("--hello-timeout", self.hello_timeout, 5)?,
             ping_interval: third.clamp(Duration::from_secs(1), Duration::from_secs(10)),
             max_queued_bytes: at_least_one("--max-queued-bytes", self.max_queued_bytes, 4 * 1024 * 1024)?,
