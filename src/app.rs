@@ -19,7 +19,7 @@ use crate::core::ring::Handover;
 use crate::core::store::{Moment, Store};
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
-use crate::memory::{MemoryOptions, MemoryStore, OpenError};
+use crate::memory::{MemoryOptions, MemoryStore, StateError};
 use crate::metrics::Metrics;
 use crate::server::{self, DRAIN_GRACE, Listener, Server, SocketFile};
 use crate::ticker::{Pulse, Ticker, TickerHandle};
@@ -45,7 +45,7 @@ pub enum StartError {
     },
     /// The store could not be opened.
     #[error(transparent)]
-    Store(#[from] OpenError),
+    Store(#[from] StateError),
 }
 
 /// A running sidecar. Dropping it ends its tasks at once; [`Sidecar::drain`] ends it properly.
@@ -182,9 +182,9 @@ impl Sidecar {
                 Ok(backlogs) => backlogs,
                 Err(refusal) => return warn!(%refusal, "the outbox cannot be asked what is left"),
             };
-            let waited_for = |group: &&_| backlog_is_attended(&self.delivery, group);
             let left: Vec<_> = backlogs.iter().filter(|backlog| backlog.batches > 0).collect();
-            if left.iter().filter(|group| waited_for(group)).count() == 0 || self.clock.now() >= deadline {
+            let waits = left.iter().any(|backlog| self.delivery.subscribers(&backlog.group) > 0);
+            if !waits || self.clock.now() >= deadline {
                 for backlog in left {
                     error!(
                         group = %backlog.group,
@@ -198,25 +198,15 @@ impl Sidecar {
             tokio::time::sleep(DRAIN_POLL).await;
         }
     }
-
-    fn end_tasks(&mut self) {
-        for task in self.tasks.drain(..) {
-            task.abort();
-        }
-    }
 }
 
 impl Drop for Sidecar {
     fn drop(&mut self) {
-        self.end_tasks();
+        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
-fn backlog_is_attended(delivery: &Delivery, backlog: &crate::core::outbox::GroupBacklog) -> bool {
-    delivery.subscribers(&backlog.group) > 0
-}
-
-fn open_store(config: &Config, moment: Moment) -> Result<Arc<dyn Store>, OpenError> {
+fn open_store(config: &Config, moment: Moment) -> Result<Arc<dyn Store>, StateError> {
     let options = MemoryOptions {
         wheel: config.wheel,
         storm: config.storm,

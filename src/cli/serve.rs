@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::field::display;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
@@ -59,7 +60,8 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     let socket = config.socket.clone();
     let sidecar = Sidecar::start(config).await.map_err(Failure::run)?;
-    info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), socket = ?socket, "listening");
+    let socket = socket.as_ref().map(|path| display(path.display()));
+    info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), socket, "listening");
     tokio::select! {
         _ = terminate.recv() => info!("SIGTERM"),
         _ = interrupt.recv() => info!("SIGINT"),

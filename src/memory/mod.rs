@@ -15,4 +15,4 @@ pub use options::{MemoryOptions, RingOptions};
 pub use outbox::MemoryOutbox;
 pub use ring::MemoryRing;
 pub use state::StateError;
-pub use store::{MemoryStore, OpenError};
+pub use store::MemoryStore;

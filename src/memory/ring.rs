@@ -129,7 +129,7 @@ impl MemoryRing {
                 let fresh: HashSet<_> = messages.iter().filter(|message| !self.is_in_flight(**message)).collect();
                 count = fresh.len() as u64;
             }
-            if self.in_flight.fetch_add(count, Ordering::Relaxed) + count <= max {
+            if self.in_flight.fetch_add(count, Ordering::Relaxed).saturating_add(count) <= max {
                 return Ok(count);
             }
             self.in_flight.fetch_sub(count, Ordering::Relaxed);

@@ -15,14 +15,6 @@ use crate::core::ring::{Reply, Ring};
 use crate::core::store::{Moment, Store};
 use crate::core::tick::Tick;
 
-/// Why a memory store could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The state file could not be read or does not fit.
-    #[error(transparent)]
-    State(#[from] StateError),
-}
-
 /// A wheel that lives in the process.
 pub struct MemoryStore {
     ring: Arc<MemoryRing>,
@@ -39,7 +31,7 @@ impl MemoryStore {
     ///
     /// When there is a state file that cannot be read, is damaged, or was written by a ring of other
     /// dimensions. The file is left as it is.
-    pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, u64), OpenError> {
+    pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, u64), StateError> {
         let saved =
             options.state_file.as_deref().map(|path| state::load(path, options.wheel)).transpose()?.flatten();
         let (now, start_ms) = (moment.now, moment.unix_ms());
