@@ -7,15 +7,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
-use tracing::{error, info, warn};
+use tracing::{Instrument, Span, error, info, info_span, warn};
 
 use crate::admin::{self, Health};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::core::outboxes::Outboxes;
 use crate::core::refusal::Refusal;
 use crate::core::ring::Handover;
+use crate::core::rings::Rings;
 use crate::core::store::{Moment, Store};
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
@@ -29,6 +32,9 @@ const DRAIN_POLL: Duration = Duration::from_millis(10);
 
 /// How long connections may take for their last answers.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long it may take to give back what departed subscribers held.
+const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why a sidecar could not start.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +63,7 @@ pub struct Sidecar {
     delivery: Arc<Delivery>,
     health: Arc<Health>,
     server: Option<Server>,
-    ticker: TickerHandle,
+    tickers: Vec<TickerHandle>,
     tasks: Vec<JoinHandle<()>>,
     drain_timeout: Duration,
 }
@@ -83,20 +89,26 @@ impl Sidecar {
         metrics.max_in_flight.set(i64::try_from(config.max_in_flight).unwrap_or(i64::MAX));
         metrics.max_connections.set(i64::try_from(config.server.max_connections).unwrap_or(i64::MAX));
         let delivery = Arc::new(Delivery::new(
-            store.outbox(),
+            Outboxes::of(store.seats()),
             Arc::clone(&clock),
             Arc::clone(&metrics),
             config.redeliver_after,
         ));
-        let pulse = Arc::new(Pulse::new(clock.now()));
-        let (ticker, ticker_handle) =
-            Ticker::new(&*store, Arc::clone(&clock), Arc::clone(&gate), Arc::clone(&metrics), Arc::clone(&pulse));
+        let (mut tickers, mut pulses, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
+        for (ring, seat) in store.seats().iter().enumerate() {
+            let pulse = Arc::new(Pulse::new(clock.now()));
+            let (clock, gate, metrics) = (Arc::clone(&clock), Arc::clone(&gate), Arc::clone(&metrics));
+            let (ticker, handle) = Ticker::new(seat, clock, gate, metrics, Arc::clone(&pulse));
+            tasks.push(tokio::spawn(ticker.run().instrument(span_of(ring, &*store))));
+            tickers.push(handle);
+            pulses.push(pulse);
+        }
         let health = Arc::new(Health {
             store: Arc::clone(&store),
             delivery: Arc::clone(&delivery),
             metrics: Arc::clone(&metrics),
             clock: Arc::clone(&clock),
-            pulse,
+            pulses,
             draining: false.into(),
             scrapes: tokio::sync::Mutex::default(),
         });
@@ -105,18 +117,15 @@ impl Sidecar {
             token: config.token,
             tls: config.tls,
             store_kind: store.kind(),
-            ring: store.ring(),
+            rings: Arc::new(Rings::new(store.seats())),
             delivery: Arc::clone(&delivery),
             clock: Arc::clone(&clock),
             gate,
             metrics,
         });
         let tending = Arc::clone(&delivery);
-        let tasks = vec![
-            tokio::spawn(ticker.run()),
-            tokio::spawn(async move { tending.tend().await }),
-            tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))),
-        ];
+        tasks.push(tokio::spawn(async move { tending.tend().await }));
+        tasks.push(tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))));
         Ok(Sidecar {
             address,
             admin_address,
@@ -124,7 +133,7 @@ impl Sidecar {
             delivery,
             health,
             server: Some(Server::start(listeners, &shared)),
-            ticker: ticker_handle,
+            tickers,
             tasks,
             store,
             drain_timeout: config.drain_timeout,
@@ -155,24 +164,41 @@ impl Sidecar {
         let server = self.server.take().expect("only a drain takes the server, and it consumes the sidecar");
         server.drain();
         info!("draining: new messages are refused");
-        match tokio::time::timeout_at(deadline.into(), self.ticker.drain()).await {
-            Ok(Ok(Handover::HandedOut)) => self.wait_for_subscribers(deadline).await,
-            Ok(Ok(Handover::Kept)) => {}
-            Ok(Err(refusal)) => warn!(%refusal, "the store refused to drain"),
-            Err(_) => error!("what is in flight could not be handed out in time and ends with the process"),
+        // Before anything is waited for: where others could lead, one of them does from here on.
+        if self.drain_rings(deadline).await == Handover::HandedOut {
+            self.wait_for_subscribers(deadline).await;
         }
         // Clients that have not seen GoAway yet still get their answers.
         tokio::time::sleep_until(grace_over.into()).await;
         server.close(CLOSE_PATIENCE).await;
+        self.delivery.deserted(LEAVE_PATIENCE).await;
         for task in self.tasks.drain(..) {
             task.abort();
             // It may be in the middle of a move; what is put away must be after that.
             let _ = task.await;
         }
-        self.store.lease().release(self.clock.now()).await?;
         let kept = self.store.close(self.clock.moment()).await?;
         info!("drained; {kept}");
         Ok(())
+    }
+
+    /// Drains all rings at the same time; says whether any of them hands out what was in flight.
+    async fn drain_rings(&self, deadline: Instant) -> Handover {
+        let draining = self.tickers.iter().map(|ticker| tokio::time::timeout_at(deadline.into(), ticker.drain()));
+        let mut handover = Handover::Kept;
+        for (seat, drained) in self.store.seats().iter().zip(join_all(draining).await) {
+            match drained {
+                Ok(Ok(Handover::HandedOut)) => handover = Handover::HandedOut,
+                Ok(Ok(Handover::Kept)) => continue,
+                Ok(Err(refusal)) => warn!(%refusal, "the store refused to drain"),
+                Err(_) => error!("what is in flight could not be handed out in time and ends with the process"),
+            }
+            // Its ticker has not given the lease up.
+            if let Err(refusal) = seat.lease.release(self.clock.now()).await {
+                warn!(%refusal, "the lease could not be given up: another sidecar leads when it has run out");
+            }
+        }
+        handover
     }
 
     /// Waits until every group with a subscriber has acknowledged everything.
@@ -219,6 +245,11 @@ fn open_store(config: &Config, moment: Moment) -> Result<Arc<dyn Store>, StateEr
         info!(messages = taken_over, path = %path.display(), "messages in flight taken over from the state file");
     }
     Ok(Arc::new(store))
+}
+
+/// What is logged of a ring says which, where there are several.
+fn span_of(ring: usize, store: &dyn Store) -> Span {
+    if store.seats().len() > 1 { info_span!("ring", ring) } else { Span::none() }
 }
 
 async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {

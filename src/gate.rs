@@ -3,6 +3,9 @@
 //! When the process stood still, acknowledgements wait unread. [`ReadGate::pass`] asks every connection to
 //! read until its socket is empty, and returns when all have. A connection is a [`Member`] from its
 //! first frame to its end; one that comes in the middle of a round is not waited for.
+//!
+//! Several tickers may come at the same time. One round goes on at a time, and whoever came before it began
+//! shares its end: with many rings the connections are asked hardly more often than with one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +19,15 @@ pub struct ReadGate {
     round: watch::Sender<u64>,
     count: Mutex<Count>,
     all_passed: Notify,
+    /// Held while a round goes on.
+    last: tokio::sync::Mutex<Last>,
+}
+
+/// The last round that has ended.
+#[derive(Debug, Default)]
+struct Last {
+    round: u64,
+    all_passed: bool,
 }
 
 #[derive(Debug, Default)]
@@ -31,7 +43,12 @@ impl ReadGate {
     #[must_use]
     pub fn new() -> Arc<ReadGate> {
         let (round, _) = watch::channel(0);
-        Arc::new(ReadGate { round, count: Mutex::default(), all_passed: Notify::new() })
+        Arc::new(ReadGate {
+            round,
+            count: Mutex::default(),
+            all_passed: Notify::new(),
+            last: tokio::sync::Mutex::default(),
+        })
     }
 
     /// A connection joins.
@@ -50,14 +67,30 @@ impl ReadGate {
         }
     }
 
-    /// Waits until every connection has read what was waiting; at most `patience`, and says whether all did.
+    /// Waits until every connection has read what was waiting; at most `patience` from the begin of its round,
+    /// and says whether all did.
     pub async fn pass(&self, patience: Duration) -> bool {
-        {
-            let mut count = self.count.lock();
-            count.round += 1;
-            count.outstanding = count.members;
-            self.round.send_replace(count.round);
+        // A round that goes on already may have asked some connections too early.
+        let wanted = self.count.lock().round + 1;
+        let mut last = self.last.lock().await;
+        if last.round >= wanted {
+            return last.all_passed;
         }
+        let round = self.begin();
+        let all_passed = self.ended(patience).await;
+        *last = Last { round, all_passed };
+        all_passed
+    }
+
+    fn begin(&self) -> u64 {
+        let mut count = self.count.lock();
+        count.round += 1;
+        count.outstanding = count.members;
+        self.round.send_replace(count.round);
+        count.round
+    }
+
+    async fn ended(&self, patience: Duration) -> bool {
         let all_passed = async {
             loop {
                 let notified = self.all_passed.notified();
@@ -140,6 +173,37 @@ mod tests {
         assert!(round.await.unwrap(), "whoever joins during a round is not waited for");
         drop(late);
         assert_eq!(gate.count.lock().members, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_came_before_a_round_shares_it_and_whoever_came_during_it_gets_the_next() {
+        let gate = ReadGate::new();
+        let mut member = gate.join();
+        let pass = || {
+            let gate = Arc::clone(&gate);
+            tokio::spawn(async move { gate.pass(Duration::from_secs(60)).await })
+        };
+        let first = pass();
+        member.asked().await;
+        let (second, third) = (pass(), pass());
+        tokio::task::yield_now().await;
+        member.passed();
+        assert!(first.await.unwrap());
+        member.asked().await;
+        assert!(!second.is_finished() && !third.is_finished(), "what came meanwhile is read for them");
+        member.passed();
+        assert!(second.await.unwrap() && third.await.unwrap());
+        assert_eq!(gate.count.lock().round, 2, "the two shared a round");
+
+        // A ticker that is aborted in its round does not leave the others waiting.
+        let aborted = pass();
+        member.asked().await;
+        let waiting = pass();
+        tokio::task::yield_now().await;
+        aborted.abort();
+        member.asked().await;
+        member.passed();
+        assert!(waiting.await.unwrap());
     }
 
     #[tokio::test(start_paused = true)]

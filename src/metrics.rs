@@ -6,6 +6,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::{self, MetricFamily, MetricType};
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
+use crate::core::group::GroupName;
 use crate::core::message::DelOutcome;
 use crate::core::outbox::GroupBacklog;
 use crate::core::refusal::Reason;
@@ -145,19 +146,20 @@ impl Metrics {
         self.ack_latency.add(&answer.ack_latency);
     }
 
-    /// Shows a ring as it is now.
-    pub fn show_ring(&self, ring: &RingStatus) {
-        self.leader.set(i64::from(ring.leads));
-        self.leader_epoch.set(if ring.leads { gauge_value(ring.epoch) } else { 0 });
-        // A shared ring is shown by its leader alone, so that sum() over the sidecars is right.
-        let shown = |value: u64| if ring.leads { gauge_value(value) } else { 0 };
-        self.messages_in_flight.set(shown(ring.in_flight));
-        self.pointer_tick.set(shown(ring.pointer.0));
-        self.pointer_lag.set(if ring.leads { ring.pointer_lag.as_secs_f64() } else { 0.0 });
+    /// Shows the rings that are led here as they are now. Those led elsewhere are shown there, so that sum()
+    /// over the sidecars is right.
+    pub fn show_rings(&self, led: &[RingStatus]) {
+        let most = |value: fn(&RingStatus) -> u64| gauge_value(led.iter().map(value).max().unwrap_or_default());
+        self.leader.set(i64::from(!led.is_empty()));
+        self.leader_epoch.set(most(|ring| ring.epoch));
+        self.messages_in_flight.set(gauge_value(led.iter().map(|ring| ring.in_flight).sum()));
+        self.pointer_tick.set(most(|ring| ring.pointer.0));
+        let lag = led.iter().map(|ring| ring.pointer_lag).max().unwrap_or_default();
+        self.pointer_lag.set(lag.as_secs_f64());
     }
 
-    /// Shows the groups as they are now.
-    pub fn show_groups(&self, backlogs: &[GroupBacklog], subscribers: impl Fn(&GroupBacklog) -> u64) {
+    /// Shows the groups as they are now: what the rings led here hold for them, and who subscribes here.
+    pub fn show_groups(&self, backlogs: &[GroupBacklog], subscribers: &[(GroupName, u64)]) {
         self.outbox_batches.reset();
         self.outbox_oldest.reset();
         self.subscribers.reset();
@@ -165,7 +167,11 @@ impl Metrics {
             let label = &[backlog.group.as_str()];
             self.outbox_batches.with_label_values(label).set(gauge_value(backlog.batches));
             self.outbox_oldest.with_label_values(label).set(backlog.oldest.as_secs_f64());
-            self.subscribers.with_label_values(label).set(gauge_value(subscribers(backlog)));
+            // There is a 0 for a group without subscribers, too.
+            self.subscribers.with_label_values(label);
+        }
+        for (group, count) in subscribers {
+            self.subscribers.with_label_values(&[group.as_str()]).set(gauge_value(*count));
         }
     }
 

@@ -30,6 +30,7 @@ mod refusals;
 mod replay;
 mod requests;
 mod ring_contract;
+mod rings;
 mod stall;
 mod state_file;
 mod tidy;

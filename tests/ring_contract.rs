@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use ackwheel::core::batch::{BatchId, Delivery, StormRule, TimedOut};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::{Outbox, Retention, Start};
+use ackwheel::core::outbox::{Opening, Outbox, Retention, Start};
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::{AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, Ring};
-use ackwheel::core::store::{Moment, Store};
+use ackwheel::core::store::{Moment, Seat, Store};
 use ackwheel::core::tick::Wheel;
 
 use AddOutcome::{Added, Rearmed};
@@ -25,7 +25,7 @@ const MAX_IN_FLIGHT: u64 = 20_000;
 
 /// A store with its time.
 trait Mount {
-    fn open() -> Self;
+    async fn open() -> Self;
     fn store(&self) -> &dyn Store;
     fn now(&self) -> Instant;
     /// Lets time pass without turning the ring.
@@ -49,9 +49,9 @@ fn ids(deliveries: &[Delivery]) -> BTreeSet<u64> {
 }
 
 impl<M: Mount> Subject<M> {
-    fn open() -> Subject<M> {
-        let mount = M::open();
-        let (ring, outbox) = (mount.store().ring(), mount.store().outbox());
+    async fn open() -> Subject<M> {
+        let mount = M::open().await;
+        let Seat { ring, outbox, .. } = mount.store().seats()[0].clone();
         Subject { mount, ring, outbox, group: GroupName::default_group() }
     }
 
@@ -101,7 +101,7 @@ impl<M: Mount> Subject<M> {
 
 async fn a_message_times_out_after_its_whole_time_and_less_than_a_tick_more<M: Mount>() {
     for phase in [1, 499, 999] {
-        let mut subject = Subject::<M>::open();
+        let mut subject = Subject::<M>::open().await;
         subject.advance().await;
         subject.mount.pass(Duration::from_millis(phase));
         subject.add_with(&messages(&[1]), 2, 1).await;
@@ -114,7 +114,7 @@ async fn a_message_times_out_after_its_whole_time_and_less_than_a_tick_more<M: M
 }
 
 async fn a_deadline_counts_from_the_tick_due_and_not_from_a_lagging_pointer<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     subject.mount.pass(TICK + TICK / 2);
     // By the clock one tick is over, but nobody has turned the ring yet.
     subject.add_with(&messages(&[1]), 1, 1).await;
@@ -126,7 +126,7 @@ async fn a_deadline_counts_from_the_tick_due_and_not_from_a_lagging_pointer<M: M
 }
 
 async fn a_closing_tick_can_still_be_acknowledged_and_rearmed<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     subject.add_with(&messages(&[1, 2, 3]), 2, 1).await;
     subject.turn(2).await;
     assert_eq!(subject.del(&[1]).await, [Acked]);
@@ -141,7 +141,7 @@ async fn a_closing_tick_can_still_be_acknowledged_and_rearmed<M: Mount>() {
 }
 
 async fn what_timed_out_is_late_for_one_revolution<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     subject.add_with(&messages(&[1, 2]), 1, 1).await;
     subject.turn(2).await;
     assert_eq!(subject.del(&[1, 1]).await, [Late, Late], "asking does not use it up");
@@ -154,7 +154,7 @@ async fn what_timed_out_is_late_for_one_revolution<M: Mount>() {
 }
 
 async fn a_decided_message_is_late_before_it_is_published<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     subject.add_with(&messages(&[1, 2]), 1, 1).await;
     subject.turn(1).await;
     subject.mount.pass(TICK);
@@ -168,7 +168,7 @@ async fn a_decided_message_is_late_before_it_is_published<M: Mount>() {
 }
 
 async fn a_withdrawn_message_counts_in_nothing<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     subject.add(&[1, 2]).await;
     assert_eq!(subject.del_with(&messages(&[1, 1, 9]), true).await, [Withdrawn, Unknown, Unknown]);
     subject.turn(u32::from(SLOTS) + 1).await;
@@ -178,7 +178,7 @@ async fn a_withdrawn_message_counts_in_nothing<M: Mount>() {
 }
 
 async fn a_rearmed_message_has_its_last_deadline_and_attempt<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     assert_eq!(subject.add(&[7, 7, 8]).await, [Added, Rearmed, Added], "repeats apply in order");
     subject.turn(2).await;
     let first = subject.add_with(&messages(&[7]), SLOTS, 3).await;
@@ -192,7 +192,7 @@ async fn a_rearmed_message_has_its_last_deadline_and_attempt<M: Mount>() {
 }
 
 async fn a_message_is_the_pair_and_any_id_is_legal<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     let pairs = [(9, 1), (9, 2), (u64::MAX, u64::MAX), (0, 0), (1 << 53, (1 << 53) + 1)].map(Message::from);
     assert_eq!(subject.add_with(&pairs, 1, 255).await.outcomes, [Added; 5]);
     assert_eq!(subject.del_with(&pairs[..1], false).await, [Acked]);
@@ -204,7 +204,7 @@ async fn a_message_is_the_pair_and_any_id_is_legal<M: Mount>() {
 }
 
 async fn large_ticks_are_cut_and_earlier_ticks_go_first<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     let many: Vec<u64> = (0..10_000).collect();
     subject.add_with(&messages(&[20_000]), 1, 1).await;
     subject.add_with(&messages(&many), 2, 1).await;
@@ -227,7 +227,7 @@ async fn large_ticks_are_cut_and_earlier_ticks_go_first<M: Mount>() {
 }
 
 async fn a_frame_beyond_the_limit_is_refused_as_a_whole<M: Mount>() {
-    let subject = Subject::<M>::open();
+    let subject = Subject::<M>::open().await;
     let most: Vec<Message> = (1..MAX_IN_FLIGHT).map(Message::from).collect();
     subject.add_with(&most, SLOTS, 1).await;
     let two = messages(&[0, MAX_IN_FLIGHT]);
@@ -241,7 +241,7 @@ async fn a_frame_beyond_the_limit_is_refused_as_a_whole<M: Mount>() {
 }
 
 async fn status_counts_every_slot<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     subject.add_with(&messages(&[1, 2, 3]), 1, 1).await;
     let deadline = subject.add_with(&messages(&[4]), SLOTS, 1).await.deadline;
     let wheel = subject.ring.wheel();
@@ -254,11 +254,11 @@ async fn status_counts_every_slot<M: Mount>() {
 }
 
 async fn every_group_has_its_own_copy_until_all_have_settled_it<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     let other: GroupName = "other".parse().unwrap();
-    let open = |start| subject.outbox.open_group(&other, start, subject.mount.now());
-    assert!(open(Start::Beginning).await.unwrap());
-    assert!(!open(Start::Beginning).await.unwrap(), "it is there already");
+    let open = || subject.outbox.open_group(&other, Opening::default(), subject.mount.now());
+    assert!(open().await.unwrap());
+    assert!(!open().await.unwrap(), "it is there already");
     subject.add_with(&messages(&[1]), 1, 1).await;
     subject.turn(2).await;
     let mine = subject.take().await;
@@ -275,7 +275,7 @@ async fn every_group_has_its_own_copy_until_all_have_settled_it<M: Mount>() {
 }
 
 async fn what_is_released_is_taken_first_with_its_count<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     subject.add_with(&messages(&[1]), 1, 1).await;
     subject.turn(1).await;
     subject.add_with(&messages(&[2]), 1, 1).await;
@@ -296,7 +296,7 @@ async fn what_is_released_is_taken_first_with_its_count<M: Mount>() {
 }
 
 async fn a_window_is_overshot_by_at_most_one_batch<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     for id in [10, 20, 30] {
         subject.add_with(&messages(&[id, id + 1]), 1, 1).await;
         subject.turn(1).await;
@@ -308,19 +308,39 @@ async fn a_window_is_overshot_by_at_most_one_batch<M: Mount>() {
 }
 
 async fn groups_begin_where_they_are_asked_to_and_retention_counts_its_losses<M: Mount>() {
-    let mut subject = Subject::<M>::open();
+    let mut subject = Subject::<M>::open().await;
     subject.add_with(&messages(&[1, 2]), 1, 1).await;
     subject.turn(2).await;
     let [old, new]: [GroupName; 2] = ["old", "new"].map(|name| name.parse().unwrap());
     let now = subject.mount.now();
-    subject.outbox.open_group(&old, Start::Beginning, now).await.unwrap();
-    subject.outbox.open_group(&new, Start::End, now).await.unwrap();
+    let at_the_end = Opening { start: Start::End, ephemeral: false };
+    subject.outbox.open_group(&old, Opening::default(), now).await.unwrap();
+    subject.outbox.open_group(&new, at_the_end, now).await.unwrap();
     assert_eq!(subject.outbox.take(&old, 9, now).await.unwrap().len(), 1);
     assert_eq!(subject.outbox.take(&new, 9, now).await.unwrap().len(), 0);
     subject.mount.pass(Retention::default().time + TICK);
     let dropped = subject.outbox.tend(std::slice::from_ref(&new), subject.mount.now()).await.unwrap();
     assert_eq!((dropped.ids, dropped.batches, dropped.groups), (2, 1, vec![old]));
     assert!(subject.take().await.is_empty());
+}
+
+async fn an_ephemeral_group_goes_with_its_last_subscriber_and_others_stay<M: Mount>() {
+    let mut subject = Subject::<M>::open().await;
+    let [brief, lasting]: [GroupName; 2] = ["brief", "lasting"].map(|name| name.parse().unwrap());
+    let ephemeral = Opening { start: Start::End, ephemeral: true };
+    assert!(subject.outbox.open_group(&brief, ephemeral, subject.mount.now()).await.unwrap());
+    assert!(subject.outbox.open_group(&lasting, Opening::default(), subject.mount.now()).await.unwrap());
+    assert!(!subject.outbox.open_group(&lasting, ephemeral, subject.mount.now()).await.unwrap());
+    subject.add_with(&messages(&[1]), 1, 1).await;
+    subject.turn(2).await;
+    let taken = subject.outbox.take(&brief, 9, subject.mount.now()).await.unwrap();
+    subject.outbox.release(&brief, &[taken[0].batch.id]).await.unwrap();
+    for group in [&brief, &lasting] {
+        subject.outbox.leave_group(group).await.unwrap();
+    }
+    let backlogs = subject.outbox.backlogs(subject.mount.now()).await.unwrap();
+    let found: Vec<_> = backlogs.iter().map(|backlog| backlog.group.as_str()).collect();
+    assert_eq!(found, ["default", "lasting"], "a group stays what it was made as");
 }
 
 macro_rules! mount {
@@ -341,7 +361,7 @@ struct Memory {
 }
 
 impl Mount for Memory {
-    fn open() -> Memory {
+    async fn open() -> Memory {
         let now = Instant::now();
         let options = ackwheel::memory::MemoryOptions {
             wheel: Wheel::new(SLOTS, TICK).unwrap(),
@@ -384,4 +404,5 @@ mount! { Memory as memory:
     what_is_released_is_taken_first_with_its_count
     a_window_is_overshot_by_at_most_one_batch
     groups_begin_where_they_are_asked_to_and_retention_counts_its_losses
+    an_ephemeral_group_goes_with_its_last_subscriber_and_others_stay
 }

@@ -11,6 +11,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use futures_util::future::{join_all, try_join_all};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
@@ -21,7 +22,9 @@ use tracing::{debug, warn};
 use self::status::StatusReport;
 use crate::clock::Clock;
 use crate::core::alive::BEAT;
+use crate::core::outboxes::merge_backlogs;
 use crate::core::refusal::Refusal;
+use crate::core::ring::RingStatus;
 use crate::core::store::Store;
 use crate::delivery::Delivery;
 use crate::metrics::Metrics;
@@ -37,8 +40,8 @@ pub struct Health {
     pub metrics: Arc<Metrics>,
     /// The time.
     pub clock: Arc<Clock>,
-    /// Whether the ticker's loop runs.
-    pub pulse: Arc<Pulse>,
+    /// Whether the tickers' loops run, one a ring.
+    pub pulses: Vec<Arc<Pulse>>,
     /// Whether the sidecar is going.
     pub draining: AtomicBool,
     /// Held while the gauges are made anew and read.
@@ -92,20 +95,17 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
 async fn metrics(State(health): State<Arc<Health>>) -> Response {
     // One scrape at a time: a second one must not see the groups while the first puts them anew.
     let _scrape = health.scrapes.lock().await;
-    if let Err(refusal) = health.refresh_metrics().await {
-        health.metrics.store_up.set(0);
-        warn!(%refusal, "the store does not answer; its gauges are as they were");
-    }
+    health.refresh_metrics().await;
     ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], health.metrics.render()).into_response()
 }
 
-/// Whether the ticker's loop ran lately; whether it leads, or could turn the wheel, is not asked here.
+/// Whether every ticker's loop ran lately; whether it leads, or could turn the wheel, is not asked here.
 async fn livez(State(health): State<Arc<Health>>) -> Response {
-    let mut silence = health.pulse.silence(health.clock.now());
+    let mut silence = health.silence();
     if silence > LIVENESS {
         // Perhaps the whole process stood still, and the ticker is about to run as this did.
         tokio::time::sleep(BEAT * 2).await;
-        silence = health.pulse.silence(health.clock.now());
+        silence = health.silence();
     }
     if silence <= LIVENESS {
         return (StatusCode::OK, "alive\n").into_response();
@@ -143,20 +143,37 @@ fn json(report: &StatusReport) -> Response {
 }
 
 impl Health {
-    async fn refresh_metrics(&self) -> Result<(), Refusal> {
-        self.metrics.store_up.set(i64::from(self.store.is_up()));
-        let ring = self.store.ring().status(self.clock.now()).await?;
-        self.metrics.show_ring(&ring);
-        let backlogs = self.delivery.backlogs().await?;
-        self.metrics.show_groups(&backlogs, |backlog| self.delivery.subscribers(&backlog.group));
-        Ok(())
+    /// For how long the ticker that is worst off has not run.
+    fn silence(&self) -> Duration {
+        let now = self.clock.now();
+        self.pulses.iter().map(|pulse| pulse.silence(now)).max().unwrap_or_default()
+    }
+
+    /// Makes the gauges anew. What the store does not tell is not shown: a ring that does not answer counts as
+    /// led by another.
+    async fn refresh_metrics(&self) {
+        let (seats, now) = (self.store.seats(), self.clock.now());
+        let statuses = join_all(seats.iter().map(|seat| seat.ring.status(now))).await;
+        let leads = |status: &Result<RingStatus, Refusal>| status.as_ref().is_ok_and(|status| status.leads);
+        let led = seats.iter().zip(&statuses).filter(|(_, status)| leads(status));
+        let backlogs = join_all(led.map(|(seat, _)| seat.outbox.backlogs(now))).await;
+        let refusals = statuses.iter().filter_map(|status| status.as_ref().err());
+        let refusal = refusals.chain(backlogs.iter().filter_map(|backlogs| backlogs.as_ref().err())).next();
+        if let Some(refusal) = refusal {
+            debug!(%refusal, "the store does not answer; gauges of its rings are 0");
+        }
+        self.metrics.store_up.set(i64::from(self.store.is_up() && refusal.is_none()));
+        let led: Vec<RingStatus> = statuses.into_iter().flatten().filter(|status| status.leads).collect();
+        self.metrics.show_rings(&led);
+        let backlogs = merge_backlogs(backlogs.into_iter().flatten().collect());
+        self.metrics.show_groups(&backlogs, &self.delivery.attended());
     }
 
     async fn report(&self) -> Result<StatusReport, Refusal> {
-        let ring = self.store.ring();
-        let status = ring.status(self.clock.now()).await?;
+        let (seats, now) = (self.store.seats(), self.clock.now());
+        let statuses = try_join_all(seats.iter().map(|seat| seat.ring.status(now))).await?;
         let backlogs = self.delivery.backlogs().await?;
         let subscribers = |group: &_| self.delivery.subscribers(group);
-        Ok(StatusReport::new(self.store.kind(), ring.wheel(), vec![status], backlogs, subscribers))
+        Ok(StatusReport::new(self.store.kind(), seats[0].ring.wheel(), statuses, backlogs, subscribers))
     }
 }

@@ -33,6 +33,8 @@ pub struct RingReport {
     pub epoch: u64,
     /// The name of its leader; null where nobody leads.
     pub leader: Option<String>,
+    /// How long that has been its leader; null where nobody else could lead.
+    pub lease_age_seconds: Option<f64>,
     /// Messages in flight, those closing included.
     pub in_flight: u64,
     /// Messages in each slot, those closing not included.
@@ -91,6 +93,7 @@ impl From<RingStatus> for RingReport {
             pointer: status.pointer.0,
             epoch: status.epoch,
             leader: status.leader,
+            lease_age_seconds: status.lease_age.map(|age| age.as_secs_f64()),
             in_flight: status.in_flight,
             slots: status.slots,
             closing: status.closing,

@@ -66,7 +66,8 @@ fn draw(report: &StatusReport) -> String {
 
 fn draw_ring(text: &mut String, ring: &RingReport) {
     let leader = ring.leader.as_deref().unwrap_or("nobody");
-    let _ = writeln!(text, "ring {}, led by {leader}, epoch {}", ring.ring, ring.epoch);
+    let since = ring.lease_age_seconds.map(|seconds| format!(" for {seconds:.0} s")).unwrap_or_default();
+    let _ = writeln!(text, "ring {}, led by {leader}{since}, epoch {}", ring.ring, ring.epoch);
     let _ = writeln!(text, "pointer {}, {} in flight, {} closing\n", ring.pointer, ring.in_flight, ring.closing);
     let slots = ring.slots.len() as u64;
     let pointer = ring.pointer.checked_rem(slots).unwrap_or_default();
@@ -102,7 +103,8 @@ mod tests {
                 ring: 0,
                 pointer: 1_792_000_001,
                 epoch: 1_792_000_000_000,
-                leader: Some("this process".into()),
+                leader: Some("logic-node-17:7415".into()),
+                lease_age_seconds: Some(86_399.6),
                 in_flight: 4_000_012,
                 slots: vec![4_000_000, 0, 5],
                 closing: 7,
@@ -117,6 +119,7 @@ mod tests {
         };
         let text = draw(&report);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("\nring 0, led by logic-node-17:7415 for 86400 s, epoch 1792000000000\n"), "{text}");
         let pointer = format!("> slot {:>4}", 1_792_000_001_u64 % 3);
         assert!(text.contains(&pointer), "{text}");
         assert!(text.contains(&"#".repeat(BAR)), "{text}");

@@ -26,6 +26,9 @@ pub trait Lease: Send + Sync {
     /// Acquires or renews, whichever is in order at `now`.
     fn tend(&self, now: Instant) -> Reply<Leadership>;
 
-    /// Gives the lease up, so that another can lead at once.
+    /// Gives the lease up, so that another can lead at once. Giving up what one does not have is no error.
     fn release(&self, now: Instant) -> Reply<()>;
+
+    /// Registers who is to be told that the lease may be free, so that it is asked for before its time.
+    fn on_vacancy(&self, tell: Box<dyn Fn() + Send + Sync>);
 }

@@ -23,6 +23,15 @@ pub enum Start {
     End,
 }
 
+/// How a new group is to be; one that is there stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// Where it begins to read.
+    pub start: Start,
+    /// Whether it goes with its last subscriber.
+    pub ephemeral: bool,
+}
+
 /// The bounds of an outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
@@ -65,9 +74,14 @@ pub struct Dropped {
 /// Where timeout batches wait for their subscribers.
 pub trait Outbox: Send + Sync {
     /// Makes sure that a group exists; whether it is new.
-    fn open_group(&self, group: &GroupName, start: Start, now: Instant) -> Reply<bool>;
+    fn open_group(&self, group: &GroupName, opening: Opening, now: Instant) -> Reply<bool>;
 
-    /// Deletes a group and what it has not acknowledged; whether there was one.
+    /// Notes that the last subscriber here has left: an ephemeral group is deleted, unless it has subscribers
+    /// elsewhere.
+    fn leave_group(&self, group: &GroupName) -> Reply<()>;
+
+    /// Deletes a group and what it has not acknowledged; whether there was one. A group with subscribers
+    /// elsewhere is refused, as in use.
     fn delete_group(&self, group: &GroupName) -> Reply<bool>;
 
     /// Takes the next batches of a group: until they hold `window` messages, the last overshooting.

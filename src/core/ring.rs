@@ -134,6 +134,8 @@ pub enum Advance {
         /// When the pointer is to move next.
         next: Instant,
     },
+    /// Nothing was moved: another leads, or the lease has run out. Ask the lease again.
+    Deposed,
 }
 
 /// What one step of expiry did. Each step does a bounded amount of work.
@@ -145,6 +147,8 @@ pub struct Expired {
     pub published: Option<Published>,
     /// Whether there is more to do at once.
     pub more: bool,
+    /// Whether nothing was done, because another leads or the lease has run out: ask the lease again.
+    pub deposed: bool,
 }
 
 /// A batch that went to the outbox.
@@ -178,6 +182,8 @@ pub struct RingStatus {
     pub epoch: u64,
     /// The name of its leader; none where nobody leads.
     pub leader: Option<String>,
+    /// How long that has been its leader; none where nobody else could lead.
+    pub lease_age: Option<Duration>,
     /// Whether this sidecar is its leader.
     pub leads: bool,
     /// Messages in flight, those in the closing tick included.

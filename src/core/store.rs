@@ -1,4 +1,4 @@
-//! The contract of a store: a ring, its outbox and its lease, and what they need as a whole.
+//! The contract of a store: its rings, each with an outbox and a lease, and what they need as a whole.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,19 +24,24 @@ impl Moment {
     }
 }
 
-/// Where a wheel lives.
+/// One ring of a store, with its outbox and its lease.
+#[derive(Clone)]
+pub struct Seat {
+    /// The wheel.
+    pub ring: Arc<dyn Ring>,
+    /// Its batches.
+    pub outbox: Arc<dyn Outbox>,
+    /// Who turns it.
+    pub lease: Arc<dyn Lease>,
+}
+
+/// Where the wheel lives, in one ring or in several.
 pub trait Store: Send + Sync {
     /// Its kind, as Hello and the status say it.
     fn kind(&self) -> &'static str;
 
-    /// The wheel.
-    fn ring(&self) -> Arc<dyn Ring>;
-
-    /// Its batches.
-    fn outbox(&self) -> Arc<dyn Outbox>;
-
-    /// Who turns it.
-    fn lease(&self) -> Arc<dyn Lease>;
+    /// Its rings, at least one: ring i stands at index i.
+    fn seats(&self) -> &[Seat];
 
     /// Whether it answers.
     fn is_up(&self) -> bool;

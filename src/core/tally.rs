@@ -59,6 +59,14 @@ impl LatencyTally {
         self.sum += latency.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX));
     }
 
+    /// Counts what another tally has counted too.
+    pub fn add(&mut self, other: &LatencyTally) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count += more;
+        }
+        self.sum += other.sum;
+    }
+
     /// Whether nothing was counted.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::{Command, Shared, Sink};
 use crate::core::batch::Delivery as Delivered;
@@ -18,7 +18,6 @@ const RETRY: Duration = Duration::from_millis(200);
 
 pub(super) struct GroupTask {
     name: GroupName,
-    ephemeral: bool,
     shared: Arc<Shared>,
     commands: mpsc::UnboundedReceiver<Command>,
     news: Arc<Notify>,
@@ -26,30 +25,27 @@ pub(super) struct GroupTask {
     sinks: HashMap<MemberId, (Sink, u64)>,
     /// Whether the outbox may hold something that was not taken.
     may_take: bool,
+    /// Whether the store refused the last time: that is told when it begins and when it is over.
+    refused: bool,
 }
 
 impl GroupTask {
     pub(super) fn new(
         name: GroupName,
-        ephemeral: bool,
         shared: Arc<Shared>,
         commands: mpsc::UnboundedReceiver<Command>,
         news: Arc<Notify>,
     ) -> GroupTask {
         let dispatch = Dispatch::new(shared.redeliver_after);
-        GroupTask { name, ephemeral, shared, commands, news, dispatch, sinks: HashMap::new(), may_take: true }
+        let sinks = HashMap::new();
+        GroupTask { name, shared, commands, news, dispatch, sinks, may_take: true, refused: false }
     }
 
     /// Runs until the last member has left.
     pub(super) async fn run(mut self) {
         loop {
-            let retry = match self.hand_out().await {
-                Ok(()) => None,
-                Err(refusal) => {
-                    warn!(group = %self.name, %refusal, "batches could not be taken from the store; trying again");
-                    Some(RETRY)
-                }
-            };
+            let handed_out = self.hand_out().await;
+            let retry = self.judged(handed_out);
             let alarm = self.dispatch.next_alarm().map(|alarm| alarm - self.shared.clock.alive());
             let wait = [retry, alarm].into_iter().flatten().min();
             tokio::select! {
@@ -62,6 +58,25 @@ impl GroupTask {
                 }
                 () = self.news.notified() => self.may_take = true,
                 () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => {}
+            }
+        }
+    }
+
+    /// When to try again after a refusal.
+    fn judged(&mut self, handed_out: Result<(), Refusal>) -> Option<Duration> {
+        match handed_out {
+            Ok(()) => {
+                if std::mem::take(&mut self.refused) {
+                    info!(group = %self.name, "batches are taken from the store again");
+                }
+                None
+            }
+            Err(refusal) => {
+                if !std::mem::replace(&mut self.refused, true) {
+                    let group = &self.name;
+                    warn!(%group, %refusal, "batches could not be taken from the store; trying again every {RETRY:?}");
+                }
+                Some(RETRY)
             }
         }
     }
@@ -145,10 +160,8 @@ impl GroupTask {
         if !self.commands.is_empty() {
             return false;
         }
-        if self.ephemeral
-            && let Err(refusal) = shared.outbox.delete_group(&self.name).await
-        {
-            warn!(group = %self.name, %refusal, "an ephemeral group could not be deleted; retention will drop it");
+        if let Err(refusal) = shared.outbox.leave_group(&self.name).await {
+            warn!(group = %self.name, %refusal, "a group could not be left; if it is ephemeral, retention drops it");
         }
         shared.groups.lock().remove(&self.name);
         true

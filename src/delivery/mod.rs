@@ -7,6 +7,7 @@
 mod group;
 
 use std::collections::HashMap;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,12 +20,15 @@ use crate::clock::Clock;
 use crate::core::batch::{BatchId, Delivery as Delivered};
 use crate::core::dispatch::MemberId;
 use crate::core::group::GroupName;
-use crate::core::outbox::{GroupBacklog, Outbox, Start};
+use crate::core::outbox::{Dropped, GroupBacklog, Opening, Outbox, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::metrics::Metrics;
 
 /// How often the bounds of the outbox are looked after.
 const TEND_EVERY: Duration = Duration::from_secs(1);
+
+/// How often a drain looks whether all groups are left.
+const DESERTED_POLL: Duration = Duration::from_millis(5);
 
 /// What a subscriber asks for.
 #[derive(Clone, Debug)]
@@ -53,6 +57,8 @@ struct Shared {
     /// Held while a group is opened and joined, or found empty and deleted: the two must not interleave.
     membership: tokio::sync::Mutex<()>,
     next_member: AtomicU64,
+    /// Part of the names of ephemeral groups.
+    process: u32,
 }
 
 /// A group with a task.
@@ -120,6 +126,7 @@ impl Delivery {
             groups: Mutex::default(),
             membership: tokio::sync::Mutex::default(),
             next_member: AtomicU64::new(1),
+            process: random_number(),
         });
         let told = Arc::downgrade(&shared);
         shared.outbox.on_news(Box::new(move || {
@@ -137,15 +144,16 @@ impl Delivery {
     /// When there are too many groups, or the store is away.
     pub async fn subscribe(&self, request: SubscribeRequest) -> Result<Subscription, Refusal> {
         let member = MemberId(self.shared.next_member.fetch_add(1, Ordering::Relaxed));
-        let group = request.group.unwrap_or_else(|| ephemeral_name(member));
+        let group = request.group.unwrap_or_else(|| self.shared.ephemeral_name(member));
         let start = if request.ephemeral { Start::End } else { request.start };
+        let opening = Opening { start, ephemeral: request.ephemeral };
         let _membership = self.shared.membership.lock().await;
-        let created = self.shared.outbox.open_group(&group, start, self.shared.clock.now()).await?;
+        let created = self.shared.outbox.open_group(&group, opening, self.shared.clock.now()).await?;
         let (sender, batches) = mpsc::unbounded_channel();
         let queued = Arc::new(AtomicU64::new(0));
         let sink = Sink { batches: sender, queued: Arc::clone(&queued) };
         let join = Command::Join { member, credit: request.credit, sink };
-        let commands = self.shared.tell_or_spawn(&group, join, request.ephemeral && created);
+        let commands = self.shared.tell_or_spawn(&group, join);
         Ok(Subscription { group, created, batches, queued, member, commands, shared: Arc::clone(&self.shared) })
     }
 
@@ -199,47 +207,71 @@ impl Delivery {
         self.shared.outbox.backlogs(self.shared.clock.now()).await
     }
 
+    /// The groups with subscribers here, and how many each has.
+    #[must_use]
+    pub fn attended(&self) -> Vec<(GroupName, u64)> {
+        let groups = self.shared.groups.lock();
+        groups.iter().map(|(group, handle)| (group.clone(), handle.members)).collect()
+    }
+
+    /// Waits until what departed subscribers held is given back and their groups are left; at most `patience`.
+    pub async fn deserted(&self, patience: Duration) {
+        let deserted = async {
+            while !self.shared.groups.lock().is_empty() {
+                tokio::time::sleep(DESERTED_POLL).await;
+            }
+        };
+        if tokio::time::timeout(patience, deserted).await.is_err() {
+            warn!("some batches could not be given back in time; others get them when they are overdue");
+        }
+    }
+
     /// Keeps the outbox within its bounds, until the task is aborted.
     pub async fn tend(&self) {
+        let mut refused = false;
         loop {
             tokio::time::sleep(TEND_EVERY).await;
             let attended: Vec<GroupName> = self.shared.groups.lock().keys().cloned().collect();
             match self.shared.outbox.tend(&attended, self.shared.clock.now()).await {
                 Ok(dropped) => {
-                    if dropped.ids > 0 {
-                        self.shared.metrics.outbox_dropped_ids.inc_by(dropped.ids);
-                        error!(
-                            messages = dropped.ids,
-                            batches = dropped.batches,
-                            "the outbox is full or too old and dropped batches that some group never acknowledged: \
-                             look for a group without a subscriber in `ackwheel status`"
-                        );
-                    }
-                    self.shared.metrics.groups_dropped.inc_by(dropped.groups.len() as u64);
-                    for group in dropped.groups {
-                        warn!(%group, "group dropped: it had no subscriber for the outbox's retention");
+                    self.count_dropped(dropped);
+                    if std::mem::take(&mut refused) {
+                        info!("the outbox is looked after again");
                     }
                 }
-                Err(refusal) => warn!(%refusal, "the outbox could not be looked after; trying again"),
+                Err(refusal) if !std::mem::replace(&mut refused, true) => {
+                    warn!(%refusal, "the outbox could not be looked after; trying again every {TEND_EVERY:?}");
+                }
+                Err(_) => {}
             }
+        }
+    }
+
+    fn count_dropped(&self, dropped: Dropped) {
+        if dropped.ids > 0 {
+            self.shared.metrics.outbox_dropped_ids.inc_by(dropped.ids);
+            error!(
+                messages = dropped.ids,
+                batches = dropped.batches,
+                "the outbox is full or too old and dropped batches that some group never acknowledged: look for a \
+                 group without a subscriber in `ackwheel status`"
+            );
+        }
+        self.shared.metrics.groups_dropped.inc_by(dropped.groups.len() as u64);
+        for group in dropped.groups {
+            warn!(%group, "group dropped: it had no subscriber for the outbox's retention");
         }
     }
 }
 
 impl Shared {
     /// Sends a command to the group's task, which is started if there is none.
-    fn tell_or_spawn(
-        self: &Arc<Self>,
-        group: &GroupName,
-        join: Command,
-        ephemeral: bool,
-    ) -> mpsc::UnboundedSender<Command> {
+    fn tell_or_spawn(self: &Arc<Self>, group: &GroupName, join: Command) -> mpsc::UnboundedSender<Command> {
         let mut groups = self.groups.lock();
         let handle = groups.entry(group.clone()).or_insert_with(|| {
             let (commands, receiver) = mpsc::unbounded_channel();
             let news = Arc::new(Notify::new());
-            let task =
-                group::GroupTask::new(group.clone(), ephemeral, Arc::clone(self), receiver, Arc::clone(&news));
+            let task = group::GroupTask::new(group.clone(), Arc::clone(self), receiver, Arc::clone(&news));
             tokio::spawn(task.run());
             Handle { commands, news, members: 0 }
         });
@@ -248,11 +280,18 @@ impl Shared {
         let _ = handle.commands.send(join);
         handle.commands.clone()
     }
+
+    /// A name that no other sidecar makes up either.
+    fn ephemeral_name(&self, member: MemberId) -> GroupName {
+        let name = format!("ephemeral-{:08x}-{}", self.process, member.0);
+        name.parse().expect("letters, digits and hyphens name a group")
+    }
 }
 
-fn ephemeral_name(member: MemberId) -> GroupName {
-    let name = format!("ephemeral-{}-{}", std::process::id(), member.0);
-    name.parse().expect("letters, digits and hyphens name a group")
+/// A number that tells this process from others, of the same host or not: pids repeat among hosts.
+fn random_number() -> u32 {
+    let random = std::hash::RandomState::new().hash_one(std::process::id());
+    u32::try_from(random >> 32).expect("32 bits are left")
 }
 
 impl Subscription {

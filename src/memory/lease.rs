@@ -18,4 +18,7 @@ impl Lease for AlwaysLeads {
     fn release(&self, _now: Instant) -> Reply<()> {
         Reply::ok(())
     }
+
+    /// There is never a vacancy.
+    fn on_vacancy(&self, _tell: Box<dyn Fn() + Send + Sync>) {}
 }

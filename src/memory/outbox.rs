@@ -8,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::core::batch::{BatchId, Delivery, TimeoutBatch};
 use crate::core::group::{GroupName, MAX_GROUPS};
-use crate::core::outbox::{Dropped, GroupBacklog, Outbox, Retention, Start};
+use crate::core::outbox::{Dropped, GroupBacklog, Opening, Outbox, Retention, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Reply;
 
@@ -55,6 +55,8 @@ pub(super) struct Group {
     pub(super) unsettled: u64,
     /// When it last had a subscriber.
     pub(super) attended_at: Instant,
+    /// Whether it goes with its last subscriber.
+    pub(super) ephemeral: bool,
 }
 
 impl MemoryOutbox {
@@ -63,7 +65,7 @@ impl MemoryOutbox {
     pub fn new(retention: Retention, now: Instant) -> MemoryOutbox {
         let mut queue =
             Queue { first: 0, places: VecDeque::new(), positions: HashMap::new(), ids: 0, groups: HashMap::new() };
-        queue.open_group(&GroupName::default_group(), Start::Beginning, now);
+        queue.open_group(&GroupName::default_group(), Opening::default(), now);
         MemoryOutbox { retention, queue: Mutex::new(queue), told: RwLock::new(Vec::new()) }
     }
 
@@ -79,7 +81,7 @@ impl MemoryOutbox {
 }
 
 impl Outbox for MemoryOutbox {
-    fn open_group(&self, group: &GroupName, start: Start, now: Instant) -> Reply<bool> {
+    fn open_group(&self, group: &GroupName, opening: Opening, now: Instant) -> Reply<bool> {
         let mut queue = self.queue.lock();
         if !queue.groups.contains_key(group) && queue.groups.len() >= MAX_GROUPS {
             return Reply::refused(Refusal::new(
@@ -87,7 +89,15 @@ impl Outbox for MemoryOutbox {
                 format!("there are {MAX_GROUPS} groups already: delete one with `ackwheel group delete NAME`"),
             ));
         }
-        Reply::ok(queue.open_group(group, start, now))
+        Reply::ok(queue.open_group(group, opening, now))
+    }
+
+    fn leave_group(&self, group: &GroupName) -> Reply<()> {
+        let mut queue = self.queue.lock();
+        if queue.groups.get(group).is_some_and(|group| group.ephemeral) {
+            queue.delete_group(group);
+        }
+        Reply::ok(())
     }
 
     fn delete_group(&self, group: &GroupName) -> Reply<bool> {
@@ -159,23 +169,30 @@ impl Queue {
         self.places.push_back(Some(Stored { batch, decided_at, unsettled: self.groups.len() }));
     }
 
-    pub(super) fn open_group(&mut self, name: &GroupName, start: Start, now: Instant) -> bool {
+    pub(super) fn open_group(&mut self, name: &GroupName, opening: Opening, now: Instant) -> bool {
         if let Some(group) = self.groups.get_mut(name) {
             group.attended_at = now;
             return false;
         }
-        let next = match start {
+        let next = match opening.start {
             Start::Beginning => self.first,
             Start::End => self.end(),
         };
         let mut unsettled = 0;
-        if start == Start::Beginning {
+        if opening.start == Start::Beginning {
             for stored in self.places.iter_mut().flatten() {
                 stored.unsettled += 1;
                 unsettled += 1;
             }
         }
-        let group = Group { next, taken: BTreeMap::new(), released: BTreeMap::new(), unsettled, attended_at: now };
+        let group = Group {
+            next,
+            taken: BTreeMap::new(),
+            released: BTreeMap::new(),
+            unsettled,
+            attended_at: now,
+            ephemeral: opening.ephemeral,
+        };
         self.groups.insert(name.clone(), group);
         true
     }
@@ -251,7 +268,7 @@ impl Queue {
         }
     }
 
-    fn drop_empty_places(&mut self) {
+    pub(super) fn drop_empty_places(&mut self) {
         while let Some(None) = self.places.front() {
             self.places.pop_front();
             self.first += 1;

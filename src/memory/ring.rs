@@ -330,6 +330,7 @@ impl Ring for MemoryRing {
             pointer_lag: now.saturating_duration_since(pace.next_advance()),
             epoch: self.options.epoch,
             leader: Some(String::from("this process")),
+            lease_age: None,
             leads: true,
             in_flight: self.in_flight.load(Ordering::Relaxed),
             slots,

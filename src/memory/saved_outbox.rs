@@ -1,4 +1,6 @@
 //! The outbox as it lies in a state file.
+//!
+//! Ephemeral groups are left out: they go with their last subscriber, and none survives the process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use super::outbox::{Group, MemoryOutbox, Stored};
 use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::group::GroupName;
 use crate::core::message::Message;
-use crate::core::outbox::Start;
+use crate::core::outbox::Opening;
 use crate::core::tick::Tick;
 
 /// An outbox in a state file. Positions count from the oldest batch saved.
@@ -58,7 +60,7 @@ impl MemoryOutbox {
         };
         SavedOutbox {
             batches: queue.places.iter().map(|place| place.as_ref().map(|stored| stored.save(now))).collect(),
-            groups: queue.groups.iter().map(save_group).collect(),
+            groups: queue.groups.iter().filter(|(_, group)| !group.ephemeral).map(save_group).collect(),
         }
     }
 
@@ -75,30 +77,28 @@ impl MemoryOutbox {
                 released: group.held.into_iter().collect(),
                 unsettled: 0,
                 attended_at: before(group.unattended),
+                ephemeral: false,
             };
             queue.groups.insert(name, group);
         }
         for (position, batch) in (0..).zip(saved.batches) {
-            let Some(batch) = batch else {
+            let wants = |group: &Group| position >= group.next || group.released.contains_key(&position);
+            let unsettled = queue.groups.values().filter(|group| wants(group)).count();
+            // Nobody wants what only an ephemeral group had not settled.
+            let Some(batch) = batch.filter(|_| unsettled > 0) else {
                 queue.places.push_back(None);
                 continue;
             };
             let decided_at = before(batch.age);
             queue.append(Arc::new(batch.restore()), decided_at);
-            let mut unsettled = 0;
-            for group in queue.groups.values_mut() {
-                // Appended for all; some had settled it.
-                if position >= group.next || group.released.contains_key(&position) {
-                    unsettled += 1;
-                } else {
-                    group.unsettled -= 1;
-                }
-            }
+            // Appended for all; some had settled it.
+            queue.groups.values_mut().filter(|group| !wants(group)).for_each(|group| group.unsettled -= 1);
             if let Some(Some(stored)) = queue.places.back_mut() {
                 stored.unsettled = unsettled;
             }
         }
-        queue.open_group(&GroupName::default_group(), Start::Beginning, now);
+        queue.drop_empty_places();
+        queue.open_group(&GroupName::default_group(), Opening::default(), now);
     }
 }
 

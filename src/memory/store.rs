@@ -8,18 +8,16 @@ use super::options::{MemoryOptions, RingOptions};
 use super::outbox::MemoryOutbox;
 use super::ring::MemoryRing;
 use super::state::{self, StateError};
-use crate::core::lease::Lease;
-use crate::core::outbox::Outbox;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{Reply, Ring};
-use crate::core::store::{Moment, Store};
+use crate::core::ring::Reply;
+use crate::core::store::{Moment, Seat, Store};
 use crate::core::tick::Tick;
 
 /// A wheel that lives in the process.
 pub struct MemoryStore {
     ring: Arc<MemoryRing>,
     outbox: Arc<MemoryOutbox>,
-    lease: Arc<AlwaysLeads>,
+    seat: Seat,
     state_file: Option<PathBuf>,
 }
 
@@ -55,7 +53,8 @@ impl MemoryStore {
             state::consume(path)?;
         }
         let lease = Arc::new(AlwaysLeads { epoch });
-        Ok((MemoryStore { ring, outbox, lease, state_file: options.state_file }, taken_over))
+        let seat = Seat { ring: Arc::clone(&ring) as _, outbox: Arc::clone(&outbox) as _, lease };
+        Ok((MemoryStore { ring, outbox, seat, state_file: options.state_file }, taken_over))
     }
 }
 
@@ -64,16 +63,8 @@ impl Store for MemoryStore {
         "memory"
     }
 
-    fn ring(&self) -> Arc<dyn Ring> {
-        Arc::clone(&self.ring) as Arc<dyn Ring>
-    }
-
-    fn outbox(&self) -> Arc<dyn Outbox> {
-        Arc::clone(&self.outbox) as Arc<dyn Outbox>
-    }
-
-    fn lease(&self) -> Arc<dyn Lease> {
-        Arc::clone(&self.lease) as Arc<dyn Lease>
+    fn seats(&self) -> &[Seat] {
+        std::slice::from_ref(&self.seat)
     }
 
     fn is_up(&self) -> bool {

@@ -25,7 +25,7 @@ pub use token::TokenSource;
 use self::stream::Stream;
 use crate::clock::Clock;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::Ring;
+use crate::core::rings::Rings;
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::metrics::Metrics;
@@ -65,7 +65,7 @@ pub struct Shared {
     /// The kind of store, for Hello.
     pub store_kind: &'static str,
     /// The wheel.
-    pub ring: Arc<dyn Ring>,
+    pub rings: Arc<Rings>,
     /// The way to subscribers.
     pub delivery: Arc<Delivery>,
     /// The time.

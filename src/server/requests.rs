@@ -63,7 +63,7 @@ impl Session {
             };
             return self.refuse(correlation, &Refusal::new(Reason::Unauthorized, text));
         }
-        let wheel = shared.ring.wheel();
+        let wheel = shared.rings.wheel();
         let (options, milliseconds) = (&shared.options, |time: Duration| u32::try_from(time.as_millis()));
         let welcome = Welcome {
             version: (*ours.end()).min(*theirs.end()),
@@ -81,7 +81,7 @@ impl Session {
     }
 
     fn add_new_msg(&mut self, correlation: u32, request: &AddNewMsg, now: Instant) {
-        let slots = self.shared.ring.wheel().slots();
+        let slots = self.shared.rings.wheel().slots();
         let ack_timeout_ticks = if request.ack_timeout_ticks == 0 { slots } else { request.ack_timeout_ticks };
         if ack_timeout_ticks > slots {
             let text = format!(
@@ -91,7 +91,7 @@ impl Session {
             return self.refuse(correlation, &Refusal::new(Reason::BadAckTimeout, text));
         }
         let request = ring::AddNewMsg { messages: &request.messages, ack_timeout_ticks, attempt: request.attempt };
-        let reply = self.shared.ring.add_new_msg(request, now);
+        let reply = self.shared.rings.add_new_msg(request, now);
         let metrics = self.shared.metrics.clone();
         self.answer(correlation, reply, move |answer| {
             metrics.count_add(&answer);
@@ -101,7 +101,7 @@ impl Session {
 
     fn del_msg(&mut self, correlation: u32, request: &DelMsg, now: Instant) {
         let request = ring::DelMsg { messages: &request.messages, withdraw: request.withdraw };
-        let reply = self.shared.ring.del_msg(request, now);
+        let reply = self.shared.rings.del_msg(request, now);
         let metrics = self.shared.metrics.clone();
         self.answer(correlation, reply, move |answer| {
             metrics.count_del(&answer);

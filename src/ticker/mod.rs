@@ -1,0 +1,348 @@
+//! Where time moves: the only caller of advance.
+//!
+//! One task turns a ring: it tends the lease, lets the connections read what waits in their sockets when
+//! it is late, moves the pointer, and carries decided ticks to the outbox in small steps between the moves.
+
+mod pulse;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, mpsc, oneshot};
+use tracing::{debug, error, info, warn};
+
+pub use pulse::{LIVENESS, Pulse};
+
+use crate::clock::Clock;
+use crate::core::alive::BEAT;
+use crate::core::lease::Leadership;
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::{Advance, Expired, Handover};
+use crate::core::store::Seat;
+use crate::core::tally::LatencyTally;
+use crate::gate::ReadGate;
+use crate::metrics::Metrics;
+
+/// How long a decision or a drain waits for the sockets at most, and never longer than half a tick: a move that
+/// is late by a whole one counts as a stall.
+const READ_PATIENCE: Duration = Duration::from_secs(1);
+
+/// After a refusal of the store the ticker tries again this much later.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Turns one ring.
+pub struct Ticker {
+    drains: mpsc::UnboundedReceiver<oneshot::Sender<Result<Handover, Refusal>>>,
+    seat: Seat,
+    clock: Arc<Clock>,
+    gate: Arc<ReadGate>,
+    metrics: Arc<Metrics>,
+    pulse: Arc<Pulse>,
+    /// Rings when the lease may be free.
+    vacancy: Arc<Notify>,
+    /// When the pointer is to move next, as far as is known.
+    next_advance: Instant,
+    /// Whether decided messages are on their way to the outbox.
+    expiring: bool,
+    standing: Standing,
+    /// When the lease is to be tended next; never where nobody else could lead.
+    next_tend: Option<Instant>,
+    /// The epoch under which this sidecar led last.
+    last_epoch: Option<u64>,
+    /// Whether the store refused the last time: that is told when it begins and when it is over.
+    refused: bool,
+}
+
+/// What this sidecar is to the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// The lease has not answered yet.
+    Unknown,
+    /// It leads, and nobody else could.
+    Alone,
+    /// It leads for as long as it renews its lease.
+    Leads,
+    /// Another leads, or nobody.
+    Follows,
+    /// It leaves the ring to others for good.
+    Resigned,
+}
+
+impl Standing {
+    fn is_leading(self) -> bool {
+        matches!(self, Standing::Alone | Standing::Leads)
+    }
+}
+
+/// Asks a ticker to drain its ring.
+#[derive(Clone, Debug)]
+pub struct TickerHandle {
+    drains: mpsc::UnboundedSender<oneshot::Sender<Result<Handover, Refusal>>>,
+}
+
+impl TickerHandle {
+    /// Has the ring refuse new messages. Where it does not keep those in flight, they are all in the outbox
+    /// when this returns; where it keeps them for other sidecars too, the lease is given up, so that another
+    /// leads at once.
+    ///
+    /// # Errors
+    ///
+    /// When the store refuses.
+    pub async fn drain(&self) -> Result<Handover, Refusal> {
+        let (answer, drained) = oneshot::channel();
+        let gone = || Refusal::new(Reason::StoreSilent, "the ticker has ended");
+        self.drains.send(answer).map_err(|_| gone())?;
+        drained.await.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+impl Ticker {
+    /// A ticker for the ring of a seat.
+    #[must_use]
+    pub fn new(
+        seat: &Seat,
+        clock: Arc<Clock>,
+        gate: Arc<ReadGate>,
+        metrics: Arc<Metrics>,
+        pulse: Arc<Pulse>,
+    ) -> (Ticker, TickerHandle) {
+        let next_advance = clock.now();
+        let (sender, drains) = mpsc::unbounded_channel();
+        let vacancy = Arc::new(Notify::new());
+        let told = Arc::clone(&vacancy);
+        seat.lease.on_vacancy(Box::new(move || told.notify_one()));
+        let ticker = Ticker {
+            drains,
+            seat: seat.clone(),
+            clock,
+            gate,
+            metrics,
+            pulse,
+            vacancy,
+            next_advance,
+            expiring: true,
+            standing: Standing::Unknown,
+            next_tend: Some(next_advance),
+            last_epoch: None,
+            refused: false,
+        };
+        (ticker, TickerHandle { drains: sender })
+    }
+
+    /// Turns the ring until the task is aborted; aborting it between two moves loses nothing.
+    pub async fn run(mut self) {
+        loop {
+            self.beat();
+            let step = self.step().await;
+            let wait = self.judged(step);
+            if wait.is_zero() {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(wait.min(BEAT)) => {}
+                () = self.vacancy.notified(), if self.standing == Standing::Follows => {
+                    self.next_tend = Some(self.clock.now());
+                }
+                Some(answer) = self.drains.recv() => {
+                    // Whoever asked may have given up; the ring is drained all the same.
+                    let _ = answer.send(self.drain().await);
+                }
+            }
+        }
+    }
+
+    /// How long to wait after a step. Trouble is told when it begins and when it is over.
+    fn judged(&mut self, step: Result<Duration, Refusal>) -> Duration {
+        match step {
+            Ok(wait) => {
+                if std::mem::take(&mut self.refused) {
+                    info!("the ring turns again");
+                }
+                wait
+            }
+            Err(refusal) => {
+                if !std::mem::replace(&mut self.refused, true) {
+                    warn!(%refusal, "the store refused to turn the ring; trying again every {RETRY:?}");
+                }
+                RETRY
+            }
+        }
+    }
+
+    async fn drain(&mut self) -> Result<Handover, Refusal> {
+        // Acknowledgements that have arrived come before the decision, if this is one.
+        if matches!(self.standing, Standing::Alone | Standing::Unknown) {
+            self.pass_gate().await;
+        }
+        let handover = self.beating(self.seat.ring.drain(self.clock.now())).await?;
+        match handover {
+            Handover::Kept => self.resign().await,
+            Handover::HandedOut => {
+                while self.expire().await?.more {
+                    self.beat();
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+        Ok(handover)
+    }
+
+    /// Leaves the ring to others, if there can be others: the next leader is to miss no tick.
+    async fn resign(&mut self) {
+        if self.standing == Standing::Alone {
+            return;
+        }
+        self.standing = Standing::Resigned;
+        if let Err(refusal) = self.beating(self.seat.lease.release(self.clock.now())).await {
+            warn!(%refusal, "the lease could not be given up: another sidecar leads when it has run out");
+        }
+    }
+
+    fn beat(&self) {
+        self.pulse.beat(self.clock.now());
+        let stalled = self.clock.beat();
+        if !stalled.is_zero() {
+            self.metrics.stalls.inc();
+            warn!(?stalled, "this process stood still; nobody is judged by their silence meanwhile");
+        }
+    }
+
+    /// Awaits something with a beating pulse: to wait is not to stand still.
+    async fn beating<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = tokio::time::sleep(BEAT) => self.beat(),
+            }
+        }
+    }
+
+    /// Does what the time asks for; returns how long there is nothing to do.
+    async fn step(&mut self) -> Result<Duration, Refusal> {
+        let now = self.clock.now();
+        if self.standing == Standing::Resigned {
+            return Ok(BEAT);
+        }
+        if let Some(wait) = self.tend_lease(now).await? {
+            return Ok(wait);
+        }
+        // The lease may have taken a while to answer.
+        let now = self.clock.now();
+        if now >= self.next_advance {
+            self.advance().await?;
+            return Ok(Duration::ZERO);
+        }
+        if self.expiring {
+            let expired = self.expire().await?;
+            self.expiring = expired.more || expired.deposed;
+            return Ok(Duration::ZERO);
+        }
+        Ok(self.next_advance - now)
+    }
+
+    /// Makes sure that this sidecar leads, or says when to ask again.
+    async fn tend_lease(&mut self, now: Instant) -> Result<Option<Duration>, Refusal> {
+        let wait = self.next_tend.map(|next_tend| next_tend.saturating_duration_since(now));
+        if wait != Some(Duration::ZERO) {
+            return Ok(wait.filter(|_| !self.standing.is_leading()));
+        }
+        match self.beating(self.seat.lease.tend(now)).await? {
+            Leadership::Leads { epoch, renew_at } => {
+                if self.last_epoch.replace(epoch) != Some(epoch) {
+                    self.metrics.leader_changes.inc();
+                    self.expiring = true;
+                    self.next_advance = now;
+                } else if self.standing == Standing::Follows {
+                    // The lease says one thing and the ring another: ask again, but not without pause.
+                    self.standing = Standing::Unknown;
+                    self.next_tend = Some(now + RETRY);
+                    return Ok(Some(RETRY));
+                }
+                self.standing = if renew_at.is_none() { Standing::Alone } else { Standing::Leads };
+                self.next_tend = renew_at;
+                Ok(None)
+            }
+            Leadership::Follows { retry_after } => {
+                self.standing = Standing::Follows;
+                self.next_tend = Some(now + retry_after);
+                Ok(Some(retry_after))
+            }
+        }
+    }
+
+    /// The ring says that this sidecar does not lead: the lease is asked at once.
+    fn deposed(&mut self) {
+        self.standing = Standing::Follows;
+        self.next_tend = Some(self.clock.now());
+    }
+
+    async fn advance(&mut self) -> Result<(), Refusal> {
+        // Always, since a stall may end just as the move is due: nothing is late then, and yet Acks wait unread.
+        self.pass_gate().await;
+        match self.beating(self.seat.ring.advance(self.clock.now())).await? {
+            Advance::Waiting(until) => self.next_advance = until,
+            Advance::Moved { decided, lateness, next } => {
+                debug!(tick = %decided, ?lateness, "decided");
+                self.next_advance = next;
+                self.expiring = true;
+            }
+            Advance::Shifted { missed, next } => {
+                self.next_advance = next;
+                self.metrics.shifted_ticks.inc_by(missed);
+                warn!(
+                    ticks = missed,
+                    "the pointer could not move for that long: every deadline is shifted by it, so that nobody is \
+                     declared offline for a stall on our side; look for a paused or starved process"
+                );
+            }
+            Advance::Deposed => self.deposed(),
+        }
+        Ok(())
+    }
+
+    /// Does a step of expiry.
+    async fn expire(&mut self) -> Result<Expired, Refusal> {
+        let expired = self.beating(self.seat.ring.expire(self.clock.now())).await?;
+        self.count(&expired);
+        if expired.deposed {
+            self.deposed();
+        }
+        Ok(expired)
+    }
+
+    /// Has every connection read what waits in its socket.
+    async fn pass_gate(&self) {
+        let patience = READ_PATIENCE.min(self.seat.ring.wheel().tick_length() / 2);
+        if !self.beating(self.gate.pass(patience)).await {
+            warn!("some connections were not read within {patience:?} before a decision; it is made now");
+        }
+    }
+
+    fn count(&self, expired: &Expired) {
+        if let Some((tick, counts)) = expired.counted {
+            let timed_out =
+                if counts.drained { &self.metrics.messages_drained } else { &self.metrics.messages_timed_out };
+            timed_out.inc_by(counts.timed_out());
+            if counts.storm {
+                self.metrics.storm_ticks.inc();
+                error!(
+                    %tick,
+                    added = counts.added,
+                    acked = counts.acked,
+                    timed_out = counts.timed_out(),
+                    "storm: more messages of one tick timed out than dead clients explain; its batches are \
+                     flagged, look for a fault between the clients and the logic nodes before marking them offline"
+                );
+            }
+        }
+        if let Some(published) = expired.published {
+            self.metrics.batches_published.inc();
+            let mut tally = LatencyTally::default();
+            tally.record(published.lateness, published.messages);
+            self.metrics.timeout_lateness.add(&tally);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! A sign of life, for the probe.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The sidecar is alive if the ticker's loop ran within this time.
+pub const LIVENESS: Duration = Duration::from_secs(5);
+
+/// When the ticker's loop ran last.
+#[derive(Debug)]
+pub struct Pulse {
+    start: Instant,
+    last_ms: AtomicU64,
+}
+
+impl Pulse {
+    /// A pulse that beats now.
+    #[must_use]
+    pub fn new(now: Instant) -> Pulse {
+        Pulse { start: now, last_ms: AtomicU64::new(0) }
+    }
+
+    pub(super) fn beat(&self, now: Instant) {
+        let ms = now.saturating_duration_since(self.start).as_millis();
+        self.last_ms.store(u64::try_from(ms).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// How long ago it beat.
+    #[must_use]
+    pub fn silence(&self, now: Instant) -> Duration {
+        let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
+        now.saturating_duration_since(self.start).saturating_sub(last)
+    }
+}

@@ -1,0 +1,317 @@
+//! Several rings as one: frames are split and answered in their order, and a part that was refused is told.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ackwheel::core::batch::{BatchId, StormRule};
+use ackwheel::core::group::GroupName;
+use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
+use ackwheel::core::outbox::{Opening, Outbox, Retention};
+use ackwheel::core::outboxes::{Outboxes, merge_backlogs};
+use ackwheel::core::refusal::{Promise, Reason, Refusal};
+use ackwheel::core::ring::{
+    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
+};
+use ackwheel::core::rings::{Rings, ring_of};
+use ackwheel::core::store::{Moment, Seat, Store};
+use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::memory::{MemoryOptions, MemoryStore};
+
+const COUNT: u16 = 3;
+const TICK: Duration = Duration::from_secs(1);
+
+/// Memory rings under the numbers 0, 1, 2, whose batches all say ring 0: only their order tells them apart.
+fn seats(now: Instant, max_in_flight: u64) -> Vec<Seat> {
+    let open = |_| {
+        let options = MemoryOptions {
+            wheel: Wheel::new(5, TICK).unwrap(),
+            storm: StormRule::default(),
+            retention: Retention::default(),
+            max_in_flight,
+            state_file: None,
+        };
+        let moment = Moment { now, unix_time: Duration::from_secs(1_000_000) };
+        MemoryStore::open(options, moment).unwrap().0.seats()[0].clone()
+    };
+    (0..COUNT).map(open).collect()
+}
+
+fn of_ring(ring: u16, count: usize) -> Vec<Message> {
+    (0..).map(Message::from).filter(|message| ring_of(*message, COUNT) == ring).take(count).collect()
+}
+
+fn add(messages: &[Message]) -> AddNewMsg<'_> {
+    AddNewMsg { messages, ack_timeout_ticks: 2, attempt: 1 }
+}
+
+async fn in_flight(seat: &Seat, now: Instant) -> u64 {
+    seat.ring.status(now).await.unwrap().in_flight
+}
+
+/// Turns all rings until what was added has timed out.
+async fn turn(seats: &[Seat], now: &mut Instant) {
+    for _ in 0..3 {
+        *now += TICK;
+        for seat in seats {
+            while !matches!(seat.ring.advance(*now).await.unwrap(), Advance::Waiting(_)) {}
+            while seat.ring.expire(*now).await.unwrap().more {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_frame_is_split_by_ring_and_answered_in_its_order() {
+    let now = Instant::now();
+    let seats = seats(now, 1_000);
+    let rings = Rings::new(&seats);
+    let messages: Vec<Message> = (0..100).map(|id| Message::new(id, id % 7)).collect();
+    let answer = rings.add_new_msg(add(&messages), now).await.unwrap();
+    assert_eq!(answer.outcomes, [AddOutcome::Added; 100]);
+    let mut total = 0;
+    for (ring, seat) in (0..).zip(&seats) {
+        let expected = messages.iter().filter(|message| ring_of(**message, COUNT) == ring).count() as u64;
+        assert!(expected > 10);
+        assert_eq!(in_flight(seat, now).await, expected, "ring {ring}");
+        total += expected;
+    }
+    assert_eq!(total, 100);
+
+    let mut mixed = Vec::new();
+    let mut expected = Vec::new();
+    for (index, message) in messages.iter().enumerate() {
+        if index % 3 == 0 {
+            mixed.extend([*message, *message]);
+            expected.extend([DelOutcome::Acked, DelOutcome::Unknown]);
+        } else {
+            mixed.push(Message::new(1_000 + index as u64, 0));
+            expected.push(DelOutcome::Unknown);
+        }
+    }
+    let later = now + Duration::from_millis(20);
+    let answer = rings.del_msg(DelMsg { messages: &mixed, withdraw: false }, later).await.unwrap();
+    assert_eq!(answer.outcomes, expected, "repeats apply in order, and each outcome is at its place");
+    assert_eq!(answer.ack_latency.counts.iter().sum::<u64>(), 34, "the tallies of all rings");
+    assert_eq!(answer.ack_latency.sum, Duration::from_millis(20) * 34);
+
+    let one = of_ring(2, 5);
+    rings.add_new_msg(add(&one), now).await.unwrap();
+    let empty = rings.del_msg(DelMsg { messages: &[], withdraw: false }, now).await.unwrap();
+    assert!(empty.outcomes.is_empty());
+}
+
+#[tokio::test]
+async fn the_deadline_is_the_latest_of_the_rings() {
+    let now = Instant::now();
+    let seats = seats(now, 1_000);
+    seats[1].ring.advance(now + TICK).await.unwrap();
+    let ahead = seats[1].ring.add_new_msg(add(&of_ring(1, 1)), now + TICK).await.unwrap().deadline;
+    let both = [of_ring(0, 1), of_ring(1, 2)].concat();
+    let answer = Rings::new(&seats).add_new_msg(add(&both), now + TICK).await.unwrap();
+    assert_eq!(answer.deadline, ahead);
+    assert_eq!(answer.outcomes, [AddOutcome::Added, AddOutcome::Rearmed, AddOutcome::Added]);
+}
+
+#[tokio::test]
+async fn a_part_refused_makes_the_outcome_unknown_and_a_refusal_of_all_is_passed_on() {
+    let now = Instant::now();
+    let seats = seats(now, 3);
+    let rings = Rings::new(&seats);
+    let part = [of_ring(0, 2), of_ring(1, 4)].concat();
+    let refusal = rings.add_new_msg(add(&part), now).await.unwrap_err();
+    assert_eq!(refusal.reason, Reason::StoreSilent);
+    assert_eq!(refusal.reason.promise(), Promise::OutcomeUnknown);
+    for words in ["1 of 2 rings", "limit of 3", "repeat it, which is safe"] {
+        assert!(refusal.text.contains(words), "{refusal}");
+    }
+    assert_eq!((in_flight(&seats[0], now).await, in_flight(&seats[1], now).await), (2, 0));
+    let all = [of_ring(1, 4), of_ring(2, 4)].concat();
+    let refusal = rings.add_new_msg(add(&all), now).await.unwrap_err();
+    assert_eq!(refusal.reason, Reason::MaxInFlight, "nothing was applied, and that is said");
+}
+
+/// A ring that answers later, and only when it is asked by all.
+struct Slow {
+    ring: Arc<dyn Ring>,
+    asked: Arc<AtomicU64>,
+}
+
+impl Slow {
+    fn later<T: Send + 'static>(
+        &self,
+        answer: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+    ) -> Reply<T> {
+        let asked = Arc::clone(&self.asked);
+        asked.fetch_add(1, Ordering::Relaxed);
+        Reply::Later(Box::pin(async move {
+            while !asked.load(Ordering::Relaxed).is_multiple_of(u64::from(COUNT)) {
+                tokio::task::yield_now().await;
+            }
+            answer.await
+        }))
+    }
+}
+
+impl Ring for Slow {
+    fn wheel(&self) -> Wheel {
+        self.ring.wheel()
+    }
+
+    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
+        self.later(self.ring.add_new_msg(request, now))
+    }
+
+    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
+        self.later(self.ring.del_msg(request, now))
+    }
+
+    fn advance(&self, now: Instant) -> Reply<Advance> {
+        self.ring.advance(now)
+    }
+
+    fn expire(&self, now: Instant) -> Reply<Expired> {
+        self.ring.expire(now)
+    }
+
+    fn drain(&self, now: Instant) -> Reply<Handover> {
+        self.ring.drain(now)
+    }
+
+    fn status(&self, now: Instant) -> Reply<RingStatus> {
+        self.ring.status(now)
+    }
+}
+
+#[tokio::test]
+async fn all_rings_are_asked_in_the_call_and_awaited_together() {
+    let now = Instant::now();
+    let asked = Arc::new(AtomicU64::new(0));
+    let mut seats = seats(now, 1_000);
+    for seat in &mut seats {
+        seat.ring = Arc::new(Slow { ring: Arc::clone(&seat.ring), asked: Arc::clone(&asked) });
+    }
+    let rings = Rings::new(&seats);
+    let messages: Vec<Message> = (0..50).map(Message::from).collect();
+    let added = rings.add_new_msg(add(&messages), now);
+    assert_eq!(asked.load(Ordering::Relaxed), 3, "before anyone awaits");
+    let deleted = rings.del_msg(DelMsg { messages: &messages, withdraw: false }, now);
+    assert_eq!(deleted.await.unwrap().outcomes, [DelOutcome::Acked; 50], "in the order of the calls");
+    assert_eq!(added.await.unwrap().outcomes, [AddOutcome::Added; 50]);
+}
+
+#[tokio::test]
+async fn batches_of_all_rings_are_taken_in_turns_within_the_window() {
+    let mut now = Instant::now();
+    let seats = seats(now, 1_000);
+    let (rings, outbox) = (Rings::new(&seats), Outboxes::of(&seats));
+    let told = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&told);
+    outbox.on_news(Box::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    }));
+    let audit: GroupName = "audit".parse().unwrap();
+    assert!(outbox.open_group(&audit, Opening::default(), now).await.unwrap());
+    assert!(!outbox.open_group(&audit, Opening::default(), now).await.unwrap());
+    let messages: Vec<Message> = (0..30).map(Message::from).collect();
+    rings.add_new_msg(add(&messages), now).await.unwrap();
+    turn(&seats, &mut now).await;
+    assert_eq!(told.load(Ordering::Relaxed), 3, "a batch a ring");
+
+    let first = outbox.take(&audit, 1, now).await.unwrap();
+    assert_eq!(first.len(), 1, "the window is overshot by one batch, and not by one of each ring");
+    let rest = outbox.take(&audit, u64::MAX, now).await.unwrap();
+    assert_eq!(rest.len(), 2);
+    let found: BTreeSet<u64> = first
+        .iter()
+        .chain(&rest)
+        .flat_map(|delivery| delivery.batch.messages.iter().map(|lost| lost.message.msg_id.0))
+        .collect();
+    assert!(found.into_iter().eq(0..30));
+    let backlogs = outbox.backlogs(now).await.unwrap();
+    let found: Vec<_> = backlogs.iter().map(|of| (of.group.as_str(), of.batches, of.unacked)).collect();
+    assert_eq!(found, [("audit", 3, 3), ("default", 3, 0)]);
+    assert_eq!(merge_backlogs(vec![backlogs.clone(), Vec::new()]), backlogs);
+    assert!(outbox.delete_group(&audit).await.unwrap());
+    assert!(!outbox.delete_group(&audit).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_batch_of_a_ring_that_there_is_not_is_no_batch() {
+    let now = Instant::now();
+    let outbox = Outboxes::of(&seats(now, 10));
+    let group = GroupName::default_group();
+    let batch = BatchId { tick: Tick(1), epoch: 1, ring: COUNT, seq: 0 };
+    assert_eq!(outbox.settle(&group, &[batch]).await.unwrap(), 0);
+    assert!(outbox.take_again(&group, batch, now).await.unwrap().is_none());
+    outbox.release(&group, &[batch]).await.unwrap();
+    assert_eq!(outbox.settle(&group, &[]).await.unwrap(), 0);
+}
+
+/// An outbox of a ring whose store is away.
+struct Away;
+
+fn away<T>() -> Reply<T> {
+    Reply::refused(Refusal::new(Reason::StoreAway, "the store is away"))
+}
+
+impl Outbox for Away {
+    fn open_group(&self, _: &GroupName, _: Opening, _: Instant) -> Reply<bool> {
+        away()
+    }
+
+    fn leave_group(&self, _: &GroupName) -> Reply<()> {
+        away()
+    }
+
+    fn delete_group(&self, _: &GroupName) -> Reply<bool> {
+        away()
+    }
+
+    fn take(&self, _: &GroupName, _: u64, _: Instant) -> Reply<Vec<ackwheel::core::batch::Delivery>> {
+        away()
+    }
+
+    fn take_again(&self, _: &GroupName, _: BatchId, _: Instant) -> Reply<Option<ackwheel::core::batch::Delivery>> {
+        away()
+    }
+
+    fn settle(&self, _: &GroupName, _: &[BatchId]) -> Reply<u64> {
+        away()
+    }
+
+    fn release(&self, _: &GroupName, _: &[BatchId]) -> Reply<()> {
+        away()
+    }
+
+    fn tend(&self, _: &[GroupName], _: Instant) -> Reply<ackwheel::core::outbox::Dropped> {
+        away()
+    }
+
+    fn backlogs(&self, _: Instant) -> Reply<Vec<ackwheel::core::outbox::GroupBacklog>> {
+        away()
+    }
+
+    fn on_news(&self, _: Box<dyn Fn() + Send + Sync>) {}
+}
+
+#[tokio::test]
+async fn a_ring_that_is_away_does_not_hide_what_the_others_hold() {
+    let mut now = Instant::now();
+    let mut seats = seats(now, 1_000);
+    let (rings, group) = (Rings::new(&seats), GroupName::default_group());
+    let messages: Vec<Message> = (0..30).map(Message::from).collect();
+    rings.add_new_msg(add(&messages), now).await.unwrap();
+    turn(&seats, &mut now).await;
+    seats[1].outbox = Arc::new(Away);
+    let outbox = Outboxes::of(&seats);
+    assert_eq!(outbox.take(&group, u64::MAX, now).await.unwrap().len(), 2);
+    assert_eq!(outbox.take(&group, 1, now).await.unwrap_err().reason, Reason::StoreAway);
+    let late = now + Retention::default().time + TICK;
+    let dropped = outbox.tend(&[], late).await.unwrap();
+    assert_eq!(dropped.batches, 2, "what was dropped is told once");
+    assert_eq!(outbox.tend(&[], late).await.unwrap_err().reason, Reason::StoreAway);
+    assert_eq!(outbox.backlogs(now).await.unwrap_err().reason, Reason::StoreSilent);
+    let unknown = outbox.open_group(&"audit".parse().unwrap(), Opening::default(), now).await.unwrap_err();
+    assert_eq!(unknown.reason, Reason::StoreSilent, "some rings have it now");
+}
