@@ -14,7 +14,7 @@ use tracing::{Instrument, Span, error, info, info_span, warn};
 
 use crate::admin::{self, Health};
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, StoreKind, without_password};
 use crate::core::outboxes::Outboxes;
 use crate::core::refusal::Refusal;
 use crate::core::ring::Handover;
@@ -26,6 +26,9 @@ use crate::memory::{MemoryOptions, MemoryStore, StateError};
 use crate::metrics::Metrics;
 use crate::server::{self, DRAIN_GRACE, Listener, Server, SocketFile};
 use crate::ticker::{Pulse, Ticker, TickerHandle};
+
+/// Where a host says its name.
+const HOST_NAME_FILES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
 
 /// How often a drain looks whether all batches are acknowledged.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
@@ -49,13 +52,22 @@ pub enum StartError {
         /// The cause.
         cause: io::Error,
     },
-    /// The store could not be opened.
+    /// The memory store could not be opened.
     #[error(transparent)]
-    Store(#[from] StateError),
+    Memory(#[from] StateError),
+    /// The Redis store could not be opened.
+    #[error("--store {url}: {why}")]
+    Redis {
+        /// Its URL, without a password.
+        url: String,
+        /// Why.
+        why: String,
+    },
 }
 
 /// A running sidecar. Dropping it ends its tasks at once; [`Sidecar::drain`] ends it properly.
 pub struct Sidecar {
+    name: String,
     address: SocketAddr,
     admin_address: SocketAddr,
     store: Arc<dyn Store>,
@@ -84,8 +96,9 @@ impl Sidecar {
             listeners.push(listen_unix(path).await?);
         }
         let clock = Arc::new(Clock::start());
-        let store = open_store(&config, clock.moment())?;
         let (metrics, gate) = (Arc::new(Metrics::new()), ReadGate::new());
+        let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host_name(), address.port()));
+        let store = open_store(&config, &clock).await?;
         metrics.max_in_flight.set(i64::try_from(config.max_in_flight).unwrap_or(i64::MAX));
         metrics.max_connections.set(i64::try_from(config.server.max_connections).unwrap_or(i64::MAX));
         let delivery = Arc::new(Delivery::new(
@@ -127,6 +140,7 @@ impl Sidecar {
         tasks.push(tokio::spawn(async move { tending.tend().await }));
         tasks.push(tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))));
         Ok(Sidecar {
+            name,
             address,
             admin_address,
             clock,
@@ -138,6 +152,12 @@ impl Sidecar {
             store,
             drain_timeout: config.drain_timeout,
         })
+    }
+
+    /// What it is called among sidecars that share a store.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Where logic nodes connect.
@@ -232,7 +252,17 @@ impl Drop for Sidecar {
     }
 }
 
-fn open_store(config: &Config, moment: Moment) -> Result<Arc<dyn Store>, StateError> {
+async fn open_store(config: &Config, clock: &Clock) -> Result<Arc<dyn Store>, StartError> {
+    match &config.store {
+        StoreKind::Memory => Ok(Arc::new(open_memory(config, clock.moment())?)),
+        StoreKind::Redis(shared) => {
+            let (url, why) = (without_password(&shared.url), String::from("not yet"));
+            std::future::ready(Err(StartError::Redis { url, why })).await
+        }
+    }
+}
+
+fn open_memory(config: &Config, moment: Moment) -> Result<MemoryStore, StateError> {
     let options = MemoryOptions {
         wheel: config.wheel,
         storm: config.storm,
@@ -244,7 +274,16 @@ fn open_store(config: &Config, moment: Moment) -> Result<Arc<dyn Store>, StateEr
     if let Some(path) = &config.state_file {
         info!(messages = taken_over, path = %path.display(), "messages in flight taken over from the state file");
     }
-    Ok(Arc::new(store))
+    Ok(store)
+}
+
+/// The name of this host, as far as it says one.
+fn host_name() -> String {
+    let names = HOST_NAME_FILES.iter().filter_map(|file| std::fs::read_to_string(file).ok());
+    names
+        .map(|name| name.trim().to_owned())
+        .find(|name| !name.is_empty())
+        .unwrap_or_else(|| String::from("sidecar"))
 }
 
 /// What is logged of a ring says which, where there are several.

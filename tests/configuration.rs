@@ -31,7 +31,22 @@ fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
     assert_refused(&["--hello-timeout", "0s"], &["--hello-timeout 0s", "above 0"]);
     assert_refused(&["--storm-share", "1.5"], &["1.5", "0 to 1"]);
     assert_refused(&["--drain-timeout", "10s"], &["10s", "at most 8s"]);
-    assert_refused(&["--store", "postgres://here"], &["postgres://here", "memory"]);
+    assert_refused(&["--store", "postgres://here"], &["postgres://here", "memory", "redis://HOST:PORT/DB"]);
+    assert_refused(&["--rings", "2"], &["--rings", "Redis", "memory"]);
+    assert_refused(&["--never-lead"], &["--never-lead", "Redis", "memory"]);
+    assert_refused(&["--namespace", "im"], &["--namespace", "Redis", "memory"]);
+    assert_refused(&["--name", ""], &["--name", "1 to 128"]);
+    let redis = ["--store", "redis://127.0.0.1:1/0"];
+    for (flags, words) in [
+        (["--rings", "65"], ["65", "1 to 64"]),
+        (["--namespace", "a b"], ["a b", "1 to 64"]),
+        (["--lease", "100ms"], ["100ms", "500ms to 60s"]),
+        (["--catch-up-max-ticks", "17"], ["17", "0 to 16"]),
+        (["--slots", "241"], ["241", "240"]),
+        (["--state", "file"], ["--state file", "Redis keeps"]),
+    ] {
+        assert_refused(&[redis, flags].concat(), &words);
+    }
     assert_refused(&["--log", "a=b=c"], &["a=b=c", "--log"]);
     assert_refused(&["--token-file", "/nonexistent/token"], &["/nonexistent/token", "--token-file"]);
     assert_refused(&["--config", "/nonexistent/file"], &["/nonexistent/file"]);
@@ -57,6 +72,15 @@ fn beyond_loopback_a_token_is_needed_or_a_word_that_none_is() {
     let sidecar = Sidecar::spawn(&mut command);
     let log = sidecar.log().text();
     assert_names(&log, &["WARN", "--insecure", "anyone", "--admin 0.0.0.0:0"]);
+}
+
+#[test]
+fn a_password_in_the_store_is_never_shown() {
+    let run = Run::of(&mut program(&["serve", "--check-config", "--store", "nats://me:secret@here"]));
+    assert_names(run.error(64), &["nats://me:***@here"]);
+    assert!(!run.stderr.contains("secret"), "{}", run.stderr);
+    let help = Run::of(program(&["serve", "--help"]).env("ACKWHEEL_STORE", "redis://:secret@here"));
+    assert!(!help.output().contains("secret"));
 }
 
 fn check(flags: &[&str]) -> Run {

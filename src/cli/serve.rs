@@ -61,7 +61,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let socket = config.socket.clone();
     let sidecar = Sidecar::start(config).await.map_err(Failure::run)?;
     let socket = socket.as_ref().map(|path| display(path.display()));
-    info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), socket, "listening");
+    info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), socket, name = sidecar.name(), "listening");
     tokio::select! {
         _ = terminate.recv() => info!("SIGTERM"),
         _ = interrupt.recv() => info!("SIGINT"),
