@@ -44,6 +44,10 @@ fn every_promised_metric_is_there_from_the_start() {
         "held_acks",
         "ack_latency_seconds_bucket{le=\"30\"}",
         "timeout_lateness_seconds_bucket{le=\"+Inf\"}",
+        "redis_round_trip_seconds_count{script=\"apply\"}",
+        "redis_errors_total{kind=\"timeout\"}",
+        "redis_reconnects_total",
+        "redis_lost_total",
     ];
     for series in zero {
         assert_eq!(metrics.count(series), 0, "{series}");

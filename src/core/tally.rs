@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// The upper bounds of the buckets, in units of [`Stamp`] (100 µs): 1 ms to 30 s. What is longer falls
+/// The upper bounds of the buckets, in units of [`Stamp`] (100 µs): 100 µs to 30 s. What is longer falls
 /// into one bucket more.
-pub const BOUNDS: [u32; 17] = [
-    10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 50_000, 75_000, 100_000, 125_000, 150_000,
-    300_000,
+pub const BOUNDS: [u32; 20] = [
+    1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 50_000, 75_000, 100_000, 125_000,
+    150_000, 300_000,
 ];
 
 /// A moment, as a count of 100 µs since some origin that wraps around after 119 hours.
@@ -84,7 +84,8 @@ mod tests {
         tally.record(Duration::from_millis(1), 2);
         tally.record(Duration::from_micros(1_001), 1);
         tally.record(Duration::from_secs(31), 1);
-        assert_eq!((tally.counts[0], tally.counts[1], tally.counts[BOUNDS.len()]), (2, 1, 1));
+        assert_eq!((tally.counts[3], tally.counts[4], tally.counts[BOUNDS.len()]), (2, 1, 1));
+        assert_eq!(BOUNDS[3], 10, "a millisecond");
         assert_eq!(tally.sum, Duration::from_micros(31_003_001));
     }
 

@@ -1,21 +1,50 @@
 //! Every metric, once. The help texts say what each counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod latencies;
+mod make;
 
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::{self, MetricFamily, MetricType};
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
+
+pub use latencies::Latencies;
+
+use self::make::Maker;
 
 use crate::core::group::GroupName;
 use crate::core::message::DelOutcome;
 use crate::core::outbox::GroupBacklog;
 use crate::core::refusal::Reason;
 use crate::core::ring::{AddNewMsgAnswer, DelMsgAnswer, RingStatus};
-use crate::core::tally::{BOUNDS, LatencyTally, STAMP_UNIT};
 use crate::protocol::frame::FrameType;
 
 /// The names of all metrics begin with this.
 const PREFIX: &str = "ackwheel_";
+
+/// The scripts of a Redis store: the values of `script` in `redis_round_trip_seconds`.
+pub const SCRIPTS: &[&str] = &[
+    "apply",
+    "advance",
+    "expire",
+    "forget",
+    "acquire",
+    "renew",
+    "release",
+    "open",
+    "take",
+    "take_again",
+    "settle",
+    "release_batches",
+    "tend",
+    "backlogs",
+    "open_group",
+    "delete_group",
+    "leave_group",
+    "status",
+    "beat",
+];
+
+/// What goes wrong with Redis: the values of `kind` in `redis_errors_total`.
+pub const REDIS_ERRORS: &[&str] =
+    &["timeout", "disconnected", "readonly", "loading", "oom", "noscript", "stale", "other"];
 
 /// The metrics of a sidecar.
 #[derive(Debug)]
@@ -56,6 +85,10 @@ pub struct Metrics {
     pub held_acks: IntGauge,
     pub max_in_flight: IntGauge,
     pub store_up: IntGauge,
+    redis_round_trips: Vec<Latencies>,
+    redis_errors: Vec<IntCounter>,
+    pub redis_reconnects: IntCounter,
+    pub redis_lost: IntCounter,
 }
 
 impl Metrics {
@@ -66,11 +99,12 @@ impl Metrics {
     /// If a name is given twice: a mistake in this file.
     #[must_use]
     pub fn new() -> Metrics {
-        let make = Maker { registry: Registry::new_custom(None, None).expect("no prefix is a valid prefix") };
+        let make = Maker::new();
         let acked = make.counters("messages_acked_total", "DelMsg answers by outcome.", "outcome");
         let frames = make.counters("frames_total", "Frames received and sent, by type.", "type");
         let refusals =
             make.counters("refusals_total", "Requests refused and connections closed, by reason.", "reason");
+        let redis_errors = make.counters("redis_errors_total", "Requests that Redis did not carry out.", "kind");
         make.process_and_build();
         Metrics {
             messages_in_flight: make.gauge("messages_in_flight", "Messages neither acknowledged nor timed out."),
@@ -115,6 +149,15 @@ impl Metrics {
             held_acks: make.gauge("held_acks", "DelMsg messages held while the store is away."),
             max_in_flight: make.gauge("max_in_flight", "The most messages in flight accepted."),
             store_up: make.gauge("store_up", "1 if the store answers, else 0."),
+            redis_round_trips: make.latencies_each(
+                "redis_round_trip_seconds",
+                "Time from sending a script to Redis to its answer.",
+                "script",
+                SCRIPTS,
+            ),
+            redis_errors: REDIS_ERRORS.iter().map(|kind| redis_errors.with_label_values(&[kind])).collect(),
+            redis_reconnects: make.counter("redis_reconnects_total", "Connections to Redis made anew."),
+            redis_lost: make.counter("redis_lost_total", "Times that Redis came back without the ring."),
             registry: make.registry,
         }
     }
@@ -129,6 +172,27 @@ impl Metrics {
     pub fn count_refusal(&self, reason: Reason) {
         let index = Reason::ALL.iter().position(|known| *known == reason);
         self.refusals[index.expect("ALL holds every reason")].inc();
+    }
+
+    /// The round trips of a script.
+    ///
+    /// # Panics
+    ///
+    /// If it is not one of [`SCRIPTS`]: a mistake in the store.
+    #[must_use]
+    pub fn round_trip(&self, script: &str) -> &Latencies {
+        let index = SCRIPTS.iter().position(|known| *known == script);
+        &self.redis_round_trips[index.expect("SCRIPTS holds every script")]
+    }
+
+    /// Counts an error of Redis.
+    ///
+    /// # Panics
+    ///
+    /// If it is not one of [`REDIS_ERRORS`]: a mistake in the store.
+    pub fn count_redis_error(&self, kind: &str) {
+        let index = REDIS_ERRORS.iter().position(|known| *known == kind);
+        self.redis_errors[index.expect("REDIS_ERRORS holds every kind")].inc();
     }
 
     /// Counts what became of an AddNewMsg.
@@ -196,127 +260,12 @@ fn gauge_value(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-struct Maker {
-    registry: Registry,
-}
-
-impl Maker {
-    fn register<C: Collector + Clone + 'static>(&self, collector: prometheus::Result<C>) -> C {
-        let collector = collector.expect("names and labels in this file are valid");
-        self.registry.register(Box::new(collector.clone())).expect("no metric is named twice");
-        collector
-    }
-
-    fn opts(name: &str, help: &str) -> Opts {
-        Opts::new(format!("{PREFIX}{name}"), help)
-    }
-
-    fn counter(&self, name: &str, help: &str) -> IntCounter {
-        self.register(IntCounter::with_opts(Maker::opts(name, help)))
-    }
-
-    fn counters(&self, name: &str, help: &str, label: &str) -> IntCounterVec {
-        self.register(IntCounterVec::new(Maker::opts(name, help), &[label]))
-    }
-
-    fn gauge(&self, name: &str, help: &str) -> IntGauge {
-        self.register(IntGauge::with_opts(Maker::opts(name, help)))
-    }
-
-    fn gauge_f64(&self, name: &str, help: &str) -> prometheus::Gauge {
-        self.register(prometheus::Gauge::with_opts(Maker::opts(name, help)))
-    }
-
-    fn gauges(&self, name: &str, help: &str, label: &str) -> IntGaugeVec {
-        self.register(IntGaugeVec::new(Maker::opts(name, help), &[label]))
-    }
-
-    fn gauges_f64(&self, name: &str, help: &str, label: &str) -> prometheus::GaugeVec {
-        self.register(prometheus::GaugeVec::new(Maker::opts(name, help), &[label]))
-    }
-
-    fn latencies(&self, name: &str, help: &str) -> Latencies {
-        self.register(Latencies::new(&Maker::opts(name, help)))
-    }
-
-    fn process_and_build(&self) {
-        let process = prometheus::process_collector::ProcessCollector::for_self();
-        self.registry.register(Box::new(process)).expect("process metrics have names of their own");
-        let opts = Maker::opts("build_info", "1, with the version as its label.");
-        let version = opts.const_label("version", env!("CARGO_PKG_VERSION"));
-        self.register(IntGauge::with_opts(version)).set(1);
-    }
-}
-
-/// A histogram that takes whole tallies: a frame of 32,768 acknowledgements costs eighteen additions.
-#[derive(Clone, Debug)]
-pub struct Latencies {
-    desc: Desc,
-    counters: std::sync::Arc<LatencyCounters>,
-}
-
-#[derive(Debug, Default)]
-struct LatencyCounters {
-    counts: [AtomicU64; BOUNDS.len() + 1],
-    sum_micros: AtomicU64,
-}
-
-impl Latencies {
-    fn new(opts: &Opts) -> prometheus::Result<Latencies> {
-        let desc = Desc::new(opts.fq_name(), opts.help.clone(), Vec::new(), std::collections::HashMap::new())?;
-        Ok(Latencies { desc, counters: std::sync::Arc::default() })
-    }
-
-    /// Adds a tally.
-    pub fn add(&self, tally: &LatencyTally) {
-        if tally.is_empty() {
-            return;
-        }
-        for (counter, count) in self.counters.counts.iter().zip(tally.counts) {
-            counter.fetch_add(count, Ordering::Relaxed);
-        }
-        let micros = u64::try_from(tally.sum.as_micros()).unwrap_or(u64::MAX);
-        self.counters.sum_micros.fetch_add(micros, Ordering::Relaxed);
-    }
-}
-
-impl Collector for Latencies {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.desc]
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
-    fn collect(&self) -> Vec<MetricFamily> {
-        let mut cumulative = 0;
-        let mut buckets = Vec::with_capacity(BOUNDS.len());
-        for (count, bound) in self.counters.counts.iter().zip(BOUNDS) {
-            cumulative += count.load(Ordering::Relaxed);
-            let mut bucket = proto::Bucket::default();
-            bucket.set_cumulative_count(cumulative);
-            bucket.set_upper_bound((STAMP_UNIT * bound).as_secs_f64());
-            buckets.push(bucket);
-        }
-        cumulative += self.counters.counts[BOUNDS.len()].load(Ordering::Relaxed);
-        let mut histogram = proto::Histogram::default();
-        histogram.set_bucket(buckets);
-        histogram.set_sample_count(cumulative);
-        histogram.set_sample_sum(self.counters.sum_micros.load(Ordering::Relaxed) as f64 / 1e6);
-        let mut metric = proto::Metric::from_label(Vec::new());
-        metric.set_histogram(histogram);
-        let mut family = MetricFamily::default();
-        family.set_name(self.desc.fq_name.clone());
-        family.set_help(self.desc.help.clone());
-        family.set_field_type(MetricType::HISTOGRAM);
-        family.set_metric(vec![metric]);
-        vec![family]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::core::tally::LatencyTally;
 
     #[test]
     fn fixed_labels_are_there_from_the_start() {
@@ -326,6 +275,27 @@ mod tests {
             "ackwheel_refusals_total{reason=\"silent\"} 0",
             "ackwheel_frames_total{type=\"timeout_batch\"} 0",
             "ackwheel_ack_latency_seconds_count 0",
+            "ackwheel_redis_round_trip_seconds_count{script=\"apply\"} 0",
+            "ackwheel_redis_round_trip_seconds_bucket{script=\"beat\",le=\"0.0001\"} 0",
+            "ackwheel_redis_errors_total{kind=\"stale\"} 0",
+            "ackwheel_redis_reconnects_total 0",
+            "ackwheel_redis_lost_total 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn each_script_has_a_histogram_of_its_own() {
+        let metrics = Metrics::new();
+        metrics.round_trip("take").record(Duration::from_micros(180));
+        metrics.count_redis_error("readonly");
+        let text = metrics.render();
+        for line in [
+            "ackwheel_redis_round_trip_seconds_bucket{script=\"take\",le=\"0.0001\"} 0",
+            "ackwheel_redis_round_trip_seconds_bucket{script=\"take\",le=\"0.0002\"} 1",
+            "ackwheel_redis_round_trip_seconds_sum{script=\"take\"} 0.00018",
+            "ackwheel_redis_errors_total{kind=\"readonly\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }
