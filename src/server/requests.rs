@@ -90,20 +90,22 @@ impl Session {
             );
             return self.refuse(correlation, &Refusal::new(Reason::BadAckTimeout, text));
         }
+        let messages = request.messages.len();
         let request = ring::AddNewMsg { messages: &request.messages, ack_timeout_ticks, attempt: request.attempt };
         let reply = self.shared.rings.add_new_msg(request, now);
         let metrics = self.shared.metrics.clone();
-        self.answer(correlation, reply, move |answer| {
+        self.answer(correlation, messages, reply, move |answer| {
             metrics.count_add(&answer);
             Body::AddNewMsgAnswer(answer)
         });
     }
 
     fn del_msg(&mut self, correlation: u32, request: &DelMsg, now: Instant) {
+        let messages = request.messages.len();
         let request = ring::DelMsg { messages: &request.messages, withdraw: request.withdraw };
         let reply = self.shared.rings.del_msg(request, now);
         let metrics = self.shared.metrics.clone();
-        self.answer(correlation, reply, move |answer| {
+        self.answer(correlation, messages, reply, move |answer| {
             metrics.count_del(&answer);
             Body::DelMsgAnswer(answer.outcomes)
         });
@@ -113,6 +115,7 @@ impl Session {
     fn answer<T: Unpin + Send + 'static>(
         &mut self,
         correlation: u32,
+        messages: usize,
         reply: Reply<T>,
         body: impl FnOnce(T) -> Body + Send + 'static,
     ) {
@@ -123,7 +126,7 @@ impl Session {
             },
             later @ Reply::Later(_) => self
                 .pending
-                .push(Box::pin(async move { Done::Answer(Frame::new(correlation, outcome(later.await, body))) })),
+                .push(messages, async move { Done::Answer(Frame::new(correlation, outcome(later.await, body))) }),
         }
     }
 
@@ -152,9 +155,8 @@ impl Session {
             SubscribeRequest { group, credit: u64::from(request.credit), ephemeral: request.ephemeral, start };
         let delivery = self.shared.delivery.clone();
         self.subscribing = true;
-        self.pending.push(Box::pin(async move {
-            Done::Subscribed { correlation, outcome: delivery.subscribe(request).await }
-        }));
+        self.pending
+            .push(0, async move { Done::Subscribed { correlation, outcome: delivery.subscribe(request).await } });
     }
 
     pub(super) fn subscribed(&mut self, correlation: u32, outcome: Result<Subscription, Refusal>) {
@@ -176,12 +178,12 @@ impl Session {
             return self.refuse(correlation, &not_subscribed());
         };
         let settled = subscription.ack(batches);
-        self.pending.push(Box::pin(async move {
+        self.pending.push(0, async move {
             let body = outcome(settled.await, |settled| Body::BatchAckAnswer {
                 settled: u32::try_from(settled).unwrap_or(u32::MAX),
             });
             Done::Answer(Frame::new(correlation, body))
-        }));
+        });
     }
 
     fn batch_nack(&mut self, correlation: u32, request: &frame::BatchNack) {
@@ -189,9 +191,9 @@ impl Session {
             return self.refuse(correlation, &not_subscribed());
         };
         let held = subscription.nack(request.batch, Duration::from_millis(u64::from(request.delay_ms)));
-        self.pending.push(Box::pin(async move {
+        self.pending.push(0, async move {
             Done::Answer(Frame::new(correlation, Body::BatchNackAnswer { held: held.await }))
-        }));
+        });
     }
 
     fn group_delete(&mut self, correlation: u32, name: &str) {
@@ -203,10 +205,10 @@ impl Session {
             }
         };
         let delivery = self.shared.delivery.clone();
-        self.pending.push(Box::pin(async move {
+        self.pending.push(0, async move {
             let body = outcome(delivery.delete_group(&group).await, |()| Body::GroupDeleteAnswer);
             Done::Answer(Frame::new(correlation, body))
-        }));
+        });
     }
 }
 

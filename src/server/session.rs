@@ -9,16 +9,13 @@
 //! Silence and slowness are judged by the time that this process was alive, and only after the socket was
 //! looked into: a stall on our side is not the peer's silence.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tracing::{Span, debug, info};
 
+use super::pending::Pending;
 use super::stream::Stream;
 use super::wire::{Event, Wire};
 use super::{DRAIN_GRACE, Phase, Shared};
@@ -28,9 +25,6 @@ use crate::delivery::Subscription;
 use crate::gate::Member;
 use crate::protocol::frame::{Body, Error, Frame, GoAway, GoAwayReason, MAX_GREETING_LENGTH, TimeoutBatch};
 use crate::protocol::{Codec, DecodeError, Decoded};
-
-/// Requests that wait for the store, beyond which a connection is not read from.
-const MAX_PENDING: usize = 1_024;
 
 /// How long a Hello that waits in the socket when its time is over may still take to be read.
 const HELLO_LENIENCE: Duration = Duration::from_secs(1);
@@ -50,7 +44,7 @@ pub(super) struct Session {
     phase: watch::Receiver<Phase>,
     gate: Member,
     pub(super) state: State,
-    pub(super) pending: FuturesUnordered<Pin<Box<dyn Future<Output = Done> + Send>>>,
+    pub(super) pending: Pending<Done>,
     pub(super) subscription: Option<(u32, Subscription)>,
     /// Whether a Subscribe waits for the store.
     pub(super) subscribing: bool,
@@ -84,7 +78,7 @@ impl Session {
             gate: shared.gate.join(),
             phase,
             state: State::Greeting,
-            pending: FuturesUnordered::new(),
+            pending: Pending::new(),
             subscription: None,
             subscribing: false,
             opened_at: now,
@@ -123,7 +117,7 @@ impl Session {
 
     /// Waits for the next thing to happen, and deals with it.
     async fn step(&mut self) {
-        let reading = self.is_listening() && self.pending.len() < MAX_PENDING && self.wire.has_room();
+        let reading = self.is_listening() && self.pending.has_room() && self.wire.has_room();
         if self.is_listening() && !reading {
             // Whoever is not listened to cannot be judged silent.
             self.heard();
@@ -164,7 +158,7 @@ impl Session {
     /// Reads all that waits in the socket, for the ticker; what a tireless sender adds meanwhile can wait.
     async fn read_waiting(&mut self) {
         let mut most = self.wire.most_waiting();
-        while self.is_listening() && most > 0 {
+        while self.is_listening() && most > 0 && self.pending.has_room_for_messages() {
             match self.wire.read_waiting().await {
                 Ok(None) => break,
                 Ok(Some(event)) => {
