@@ -3,20 +3,23 @@
 //! One task turns a ring: it tends the lease, lets the connections read what waits in their sockets when
 //! it is late, moves the pointer, and carries decided ticks to the outbox in small steps between the moves.
 
+mod handle;
 mod pulse;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc};
 use tracing::{debug, error, info, warn};
 
+pub use handle::TickerHandle;
 pub use pulse::{LIVENESS, Pulse};
 
+use self::handle::Answer;
 use crate::clock::Clock;
 use crate::core::alive::BEAT;
 use crate::core::lease::Leadership;
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::refusal::Refusal;
 use crate::core::ring::{Advance, Expired, Handover};
 use crate::core::store::Seat;
 use crate::core::tally::LatencyTally;
@@ -32,7 +35,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// Turns one ring.
 pub struct Ticker {
-    drains: mpsc::UnboundedReceiver<oneshot::Sender<Result<Handover, Refusal>>>,
+    drains: mpsc::UnboundedReceiver<Answer>,
     seat: Seat,
     clock: Arc<Clock>,
     gate: Arc<ReadGate>,
@@ -51,6 +54,8 @@ pub struct Ticker {
     last_epoch: Option<u64>,
     /// Whether the store refused the last time: that is told when it begins and when it is over.
     refused: bool,
+    /// After a refusal nothing is tried before this.
+    resume_at: Instant,
 }
 
 /// What this sidecar is to the ring.
@@ -71,28 +76,6 @@ enum Standing {
 impl Standing {
     fn is_leading(self) -> bool {
         matches!(self, Standing::Alone | Standing::Leads)
-    }
-}
-
-/// Asks a ticker to drain its ring.
-#[derive(Clone, Debug)]
-pub struct TickerHandle {
-    drains: mpsc::UnboundedSender<oneshot::Sender<Result<Handover, Refusal>>>,
-}
-
-impl TickerHandle {
-    /// Has the ring refuse new messages. Where it does not keep those in flight, they are all in the outbox
-    /// when this returns; where it keeps them for other sidecars too, the lease is given up, so that another
-    /// leads at once.
-    ///
-    /// # Errors
-    ///
-    /// When the store refuses.
-    pub async fn drain(&self) -> Result<Handover, Refusal> {
-        let (answer, drained) = oneshot::channel();
-        let gone = || Refusal::new(Reason::StoreSilent, "the ticker has ended");
-        self.drains.send(answer).map_err(|_| gone())?;
-        drained.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
@@ -125,6 +108,7 @@ impl Ticker {
             next_tend: Some(next_advance),
             last_epoch: None,
             refused: false,
+            resume_at: next_advance,
         };
         (ticker, TickerHandle { drains: sender })
     }
@@ -133,8 +117,7 @@ impl Ticker {
     pub async fn run(mut self) {
         loop {
             self.beat();
-            let step = self.step().await;
-            let wait = self.judged(step);
+            let wait = self.turn().await;
             if wait.is_zero() {
                 tokio::task::yield_now().await;
                 continue;
@@ -152,9 +135,13 @@ impl Ticker {
         }
     }
 
-    /// How long to wait after a step. Trouble is told when it begins and when it is over.
-    fn judged(&mut self, step: Result<Duration, Refusal>) -> Duration {
-        match step {
+    /// Does a step and says how long to wait after it. Trouble is told when it begins and when it is over.
+    async fn turn(&mut self) -> Duration {
+        let now = self.clock.now();
+        if now < self.resume_at {
+            return self.resume_at - now;
+        }
+        match self.step().await {
             Ok(wait) => {
                 if std::mem::take(&mut self.refused) {
                     info!("the ring turns again");
@@ -165,6 +152,7 @@ impl Ticker {
                 if !std::mem::replace(&mut self.refused, true) {
                     warn!(%refusal, "the store refused to turn the ring; trying again every {RETRY:?}");
                 }
+                self.resume_at = self.clock.now() + RETRY;
                 RETRY
             }
         }
@@ -346,3 +334,6 @@ impl Ticker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,268 @@
+//! The ticker against a lease and a ring that do as they are told, in paused time.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+
+use super::*;
+use crate::core::group::GroupName;
+use crate::core::lease::Lease;
+use crate::core::outbox::{Dropped, GroupBacklog, Opening, Outbox};
+use crate::core::refusal::Reason;
+use crate::core::ring::{AddNewMsg, AddNewMsgAnswer, DelMsg, DelMsgAnswer, Reply, Ring, RingStatus};
+use crate::core::tick::{Tick, Wheel};
+use crate::core::{BatchId, Delivery};
+
+const TICK: Duration = Duration::from_secs(1);
+
+/// What happened, with its time since the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Tend,
+    Advance,
+    Drain,
+    Release,
+}
+
+struct Script {
+    start: Instant,
+    calls: Mutex<Vec<(Call, Duration)>>,
+    /// The lease's next answers; the last one is repeated.
+    leadership: Mutex<VecDeque<Leadership>>,
+    /// How often it refuses before that.
+    refusals: Mutex<u32>,
+    /// What the next advances say; then they move on time.
+    advances: Mutex<VecDeque<Advance>>,
+    handover: Handover,
+    tell: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+}
+
+impl Script {
+    fn new(leadership: impl IntoIterator<Item = Leadership>, handover: Handover) -> Arc<Script> {
+        Arc::new(Script {
+            start: now(),
+            calls: Mutex::default(),
+            leadership: Mutex::new(leadership.into_iter().collect()),
+            refusals: Mutex::default(),
+            advances: Mutex::default(),
+            handover,
+            tell: Mutex::default(),
+        })
+    }
+
+    fn note(&self, call: Call) {
+        self.calls.lock().push((call, now() - self.start));
+    }
+
+    /// When something was called, in ms.
+    fn times(&self, call: Call) -> Vec<u128> {
+        let calls = self.calls.lock();
+        calls.iter().filter(|(found, _)| *found == call).map(|(_, at)| at.as_millis()).collect()
+    }
+
+    fn start(self: &Arc<Self>) -> (TickerHandle, Arc<Metrics>) {
+        let seat =
+            Seat { ring: Arc::clone(self) as _, outbox: Arc::clone(self) as _, lease: Arc::clone(self) as _ };
+        let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
+        let pulse = Arc::new(Pulse::new(clock.now()));
+        let (ticker, handle) = Ticker::new(&seat, clock, ReadGate::new(), Arc::clone(&metrics), pulse);
+        tokio::spawn(ticker.run());
+        (handle, metrics)
+    }
+}
+
+fn now() -> Instant {
+    Clock::start().now()
+}
+
+fn leads(epoch: u64, renew_in: Option<Duration>) -> Leadership {
+    Leadership::Leads { epoch, renew_at: renew_in.map(|renew_in| now() + renew_in) }
+}
+
+fn follows(retry_ms: u64) -> Leadership {
+    Leadership::Follows { retry_after: Duration::from_millis(retry_ms) }
+}
+
+impl Lease for Script {
+    fn tend(&self, _: Instant) -> Reply<Leadership> {
+        self.note(Call::Tend);
+        let mut refusals = self.refusals.lock();
+        if let Some(left) = refusals.checked_sub(1) {
+            *refusals = left;
+            return Reply::refused(Refusal::new(Reason::StoreAway, "the store is away"));
+        }
+        let mut answers = self.leadership.lock();
+        let answer = if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
+        Reply::ok(answer.expect("a test says what the lease answers"))
+    }
+
+    fn release(&self, _: Instant) -> Reply<()> {
+        self.note(Call::Release);
+        Reply::ok(())
+    }
+
+    fn on_vacancy(&self, tell: Box<dyn Fn() + Send + Sync>) {
+        *self.tell.lock() = Some(tell);
+    }
+}
+
+impl Ring for Script {
+    fn wheel(&self) -> Wheel {
+        Wheel::default()
+    }
+
+    fn add_new_msg(&self, _: AddNewMsg<'_>, _: Instant) -> Reply<AddNewMsgAnswer> {
+        unreachable!("a ticker adds nothing")
+    }
+
+    fn del_msg(&self, _: DelMsg<'_>, _: Instant) -> Reply<DelMsgAnswer> {
+        unreachable!("a ticker deletes nothing")
+    }
+
+    fn advance(&self, now: Instant) -> Reply<Advance> {
+        self.note(Call::Advance);
+        let moved = Advance::Moved { decided: Tick(1), lateness: Duration::ZERO, next: now + TICK };
+        Reply::ok(self.advances.lock().pop_front().unwrap_or(moved))
+    }
+
+    fn expire(&self, _: Instant) -> Reply<Expired> {
+        Reply::ok(Expired::default())
+    }
+
+    fn drain(&self, _: Instant) -> Reply<Handover> {
+        self.note(Call::Drain);
+        Reply::ok(self.handover)
+    }
+
+    fn status(&self, _: Instant) -> Reply<RingStatus> {
+        unreachable!("a ticker does not ask for the status")
+    }
+}
+
+impl Outbox for Script {
+    fn open_group(&self, _: &GroupName, _: Opening, _: Instant) -> Reply<bool> {
+        unreachable!("a ticker leaves the outbox to the ring")
+    }
+
+    fn leave_group(&self, _: &GroupName) -> Reply<()> {
+        unreachable!("a ticker leaves the outbox to the ring")
+    }
+
+    fn delete_group(&self, _: &GroupName) -> Reply<bool> {
+        unreachable!("a ticker leaves the outbox to the ring")
+    }
+
+    fn take(&self, _: &GroupName, _: u64, _: Instant) -> Reply<Vec<Delivery>> {
+        unreachable!("a ticker leaves the outbox to the ring")
+    }
+
+    fn take_again(&self, _: &GroupName, _: BatchId, _: Instant) -> Reply<Option<Delivery>> {
+        unreachable!("a ticker leaves the outbox to the ring")
+    }
+
+    fn settle(&self, _: &GroupName, _: &[BatchId]) -> Reply<u64> {
+        unreachable!("a ticker leaves the outbox to the ring")
+    }
+
+    fn release(&self, _: &GroupName, _: &[BatchId]) -> Reply<()> {
+        unreachable!("a ticker leaves the outbox to the ring")
+    }
+
+    fn tend(&self, _: &[GroupName], _: Instant) -> Reply<Dropped> {
+        unreachable!("a ticker leaves the outbox to the ring")
+    }
+
+    fn backlogs(&self, _: Instant) -> Reply<Vec<GroupBacklog>> {
+        unreachable!("a ticker leaves the outbox to the ring")
+    }
+
+    fn on_news(&self, _: Box<dyn Fn() + Send + Sync>) {}
+}
+
+async fn pass(ms: u64) {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_asks_when_it_was_told_to_and_at_once_when_the_lease_is_free() {
+    let script = Script::new([follows(1_000), follows(1_000), follows(1_000), leads(7, None)], Handover::Kept);
+    let (_handle, metrics) = script.start();
+    pass(1_500).await;
+    assert_eq!(script.times(Call::Tend), [0, 1_000]);
+    assert_eq!(metrics.leader_changes.get(), 0);
+    script.tell.lock().as_ref().unwrap()();
+    pass(10).await;
+    assert_eq!(script.times(Call::Tend), [0, 1_000, 1_500]);
+    assert!(script.times(Call::Advance).is_empty(), "a follower turns nothing");
+    pass(1_000).await;
+    assert_eq!(script.times(Call::Advance), [2_500]);
+    assert_eq!(metrics.leader_changes.get(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_renews_in_time_and_turns_the_ring_meanwhile() {
+    let renewed = (1..=9).map(|second| leads(7, Some(TICK * second)));
+    let script = Script::new(renewed, Handover::Kept);
+    let (_handle, metrics) = script.start();
+    pass(3_500).await;
+    assert_eq!(script.times(Call::Tend), [0, 1_000, 2_000, 3_000]);
+    assert_eq!(script.times(Call::Advance), [0, 1_000, 2_000, 3_000]);
+    assert_eq!(metrics.leader_changes.get(), 1, "to renew is not to become the leader");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_is_deposed_asks_the_lease_at_once_but_not_without_pause() {
+    let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
+    script.advances.lock().extend([Advance::Deposed, Advance::Deposed]);
+    let (_handle, metrics) = script.start();
+    pass(500).await;
+    // The lease insists and the ring contradicts: a pause each time, then the ring agrees.
+    assert_eq!(script.times(Call::Tend), [0, 0, 100, 100, 200]);
+    assert_eq!(script.times(Call::Advance), [0, 100, 200]);
+    assert_eq!(metrics.leader_changes.get(), 1);
+
+    let script =
+        Script::new([leads(7, Some(TICK * 60)), follows(1_000), leads(9, Some(TICK * 60))], Handover::Kept);
+    script.advances.lock().push_back(Advance::Deposed);
+    let (_handle, metrics) = script.start();
+    pass(1_500).await;
+    assert_eq!(script.times(Call::Tend), [0, 0, 1_000]);
+    assert_eq!(script.times(Call::Advance), [0, 1_000], "a new leader looks at the ring at once");
+    assert_eq!(metrics.leader_changes.get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_of_a_shared_ring_gives_the_lease_up_first_and_for_good() {
+    for standing in [leads(7, Some(TICK * 60)), follows(200)] {
+        let script = Script::new([standing], Handover::Kept);
+        let (handle, _) = script.start();
+        pass(1_500).await;
+        assert_eq!(handle.drain().await.unwrap(), Handover::Kept);
+        assert_eq!((script.times(Call::Drain), script.times(Call::Release)), (vec![1_500], vec![1_500]));
+        let before = script.calls.lock().len();
+        pass(5_000).await;
+        assert_eq!(script.calls.lock().len(), before, "it neither turns the ring nor stands for election");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_nobody_else_could_lead_a_drain_keeps_the_ring_turning() {
+    let script = Script::new([leads(7, None)], Handover::Kept);
+    let (handle, _) = script.start();
+    pass(1_500).await;
+    handle.drain().await.unwrap();
+    pass(1_000).await;
+    assert_eq!(script.times(Call::Advance), [0, 1_000, 2_000]);
+    assert!(script.times(Call::Release).is_empty());
+    assert_eq!(script.times(Call::Tend), [0], "a lease for ever is taken once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_is_asked_again_after_a_pause() {
+    let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
+    *script.refusals.lock() = 2;
+    let _running = script.start();
+    pass(500).await;
+    assert_eq!(script.times(Call::Tend), [0, 100, 200]);
+    assert_eq!(script.times(Call::Advance), [200]);
+}
