@@ -33,7 +33,8 @@ pub struct RingReport {
     pub epoch: u64,
     /// The name of its leader; null where nobody leads.
     pub leader: Option<String>,
-    /// How long that has been its leader; null where nobody else could lead.
+    /// How long that has been its leader; absent where nobody else could lead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_age_seconds: Option<f64>,
     /// Messages in flight, those closing included.
     pub in_flight: u64,
