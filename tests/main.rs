@@ -21,6 +21,7 @@ mod configuration;
 mod connections;
 mod drain;
 mod groups;
+mod harness_redis;
 mod hostile;
 mod limits;
 mod metrics;

@@ -1,10 +1,13 @@
 //! The harness: sidecars, watches and connections, each ended with its test.
 
 pub mod checker;
+pub mod clock;
 pub mod frames;
 pub mod http;
+pub mod packages;
 pub mod process;
 pub mod raw;
+pub mod redis;
 pub mod sidecar;
 pub mod watch;
 

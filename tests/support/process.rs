@@ -1,5 +1,6 @@
 //! The program as a process: started, read, ended.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -7,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{PATIENCE, wait_for};
+use super::{PATIENCE, clock, wait_for};
 
 /// The program, without what the environment of the tests says about it.
 pub fn program(arguments: &[&str]) -> Command {
@@ -40,6 +41,15 @@ impl Process {
         rustix::process::kill_process(self.pid(), signal).expect("a process that is not waited for has its id");
     }
 
+    /// Whether every thread of it was stopped.
+    pub fn stands_still(&self) -> bool {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.id())).expect("the process is there");
+        tasks.filter_map(Result::ok).all(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+        })
+    }
+
     /// Ends it as a crash would.
     pub fn kill(&mut self) {
         self.child.kill().expect("a process can be killed");
@@ -65,6 +75,7 @@ impl Drop for Process {
         // It may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        clock::clean_up_after(self.child.id());
     }
 }
 

@@ -1,6 +1,5 @@
 //! A sidecar: the real program, on free ports.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -8,10 +7,18 @@ use std::time::{Duration, Instant};
 use ackwheel::admin::status::{GroupReport, StatusReport};
 use rustix::process::Signal;
 
+use super::clock::FakeClock;
 use super::http::{self, Metrics};
 use super::process::{Log, Process, Run, program};
 use super::raw::Raw;
 use super::wait_until;
+
+/// The command of a sidecar on free ports.
+pub fn serve(flags: &[&str]) -> Command {
+    let mut command = program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    command.args(flags);
+    command
+}
 
 /// A sidecar that ends with its test. Its log is printed if the test fails.
 #[derive(Debug)]
@@ -25,7 +32,14 @@ pub struct Sidecar {
 impl Sidecar {
     /// Serves with these flags.
     pub fn start(flags: &[&str]) -> Sidecar {
-        Sidecar::spawn(program(&["serve"]).args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]).args(flags))
+        Sidecar::spawn(&mut serve(flags))
+    }
+
+    /// Serves with these flags, and believes a clock.
+    pub fn start_with_clock(clock: &FakeClock, flags: &[&str]) -> Sidecar {
+        let mut command = serve(flags);
+        clock.rule(&mut command);
+        Sidecar::spawn(&mut command)
     }
 
     /// Serves with a command of its own, which must ask for free ports.
@@ -119,7 +133,7 @@ impl Sidecar {
     /// Has it stand still; returns when it does.
     pub fn stop(&self) -> Instant {
         self.signal(Signal::STOP);
-        wait_until("every thread stands still", || self.threads_are(&['T']));
+        wait_until("every thread stands still", || self.process.stands_still());
         Instant::now()
     }
 
@@ -128,15 +142,6 @@ impl Sidecar {
         let before = Instant::now();
         self.signal(Signal::CONT);
         before
-    }
-
-    fn threads_are(&self, states: &[char]) -> bool {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id())).expect("the process is there");
-        tasks.filter_map(Result::ok).all(|task| {
-            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
-            state.is_some_and(|state| states.contains(&state))
-        })
     }
 
     /// Ends it as a crash would.

@@ -1,0 +1,53 @@
+//! The programs of others that some tests need: where they are, and how they come onto a machine without them.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Once;
+
+/// The packages of Debian and Ubuntu that hold them.
+const PACKAGES: [&str; 2] = ["redis-server", "libfaketime"];
+
+/// The Redis server: what `REDIS_SERVER` names, or the first on the path.
+pub fn redis_server() -> PathBuf {
+    find(|| {
+        let named = env::var_os("REDIS_SERVER").map(PathBuf::from);
+        named.or_else(|| {
+            let path = env::var_os("PATH")?;
+            env::split_paths(&path).map(|folder| folder.join("redis-server")).find(|program| program.is_file())
+        })
+    })
+}
+
+/// libfaketime for programs with threads, beside the C library of the same machine.
+pub fn libfaketime() -> PathBuf {
+    find(|| {
+        let folders = fs::read_dir("/usr/lib").ok()?.filter_map(Result::ok);
+        let mut libraries = folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1"));
+        libraries.find(|library| library.is_file())
+    })
+}
+
+/// Looks; installs the packages if nothing is there, which only root may; and looks again.
+fn find(look: impl Fn() -> Option<PathBuf>) -> PathBuf {
+    static INSTALLED: Once = Once::new();
+    if let Some(found) = look() {
+        return found;
+    }
+    if rustix::process::geteuid().is_root() {
+        INSTALLED.call_once(|| {
+            let _ = apt_get(&[&["install", "-y", "--no-install-recommends"], &PACKAGES[..]].concat())
+                || apt_get(&["update"])
+                    && apt_get(&[&["install", "-y", "--no-install-recommends"], &PACKAGES[..]].concat());
+        });
+    }
+    look().unwrap_or_else(|| panic!("this test needs: sudo apt-get install {}", PACKAGES.join(" ")))
+}
+
+/// Whether it succeeded. Runlevel 1 keeps the package from starting a service of its own.
+fn apt_get(arguments: &[&str]) -> bool {
+    let mut command = Command::new("apt-get");
+    command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1").stdin(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}

@@ -1,0 +1,247 @@
+//! Real Redis servers, each of its test alone: started, stopped, killed, restarted, and asked.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use redis::{Connection, FromRedisValue, RedisResult};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::clock::{Clock, FakeClock};
+use super::process::{Log, Process};
+use super::{PATIENCE, packages, wait_until};
+
+/// What a server says when it serves.
+const READY: &str = "Ready to accept connections";
+
+/// Ports below those that the system gives to outgoing connections: while a server is away, nothing else can
+/// take its port, not even a connection to that port itself.
+const PORTS: std::ops::Range<u16> = 10_000..32_000;
+
+/// What a server keeps when it ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Keeps {
+    /// Nothing.
+    Nothing,
+    /// Everything: an append-only file that is synchronised before every answer.
+    Everything,
+}
+
+/// A server that ends with its test. Its log is printed if the test fails.
+#[derive(Debug)]
+pub struct Redis {
+    pub port: u16,
+    folder: TempDir,
+    keeps: Keeps,
+    clock: Option<FakeClock>,
+    /// None while it is away.
+    process: Option<Process>,
+    logs: Vec<Log>,
+}
+
+impl Redis {
+    /// A server that keeps nothing when it ends.
+    pub fn start() -> Redis {
+        Redis::with(Keeps::Nothing, None)
+    }
+
+    /// A server that keeps everything.
+    pub fn with_append_only_file() -> Redis {
+        Redis::with(Keeps::Everything, None)
+    }
+
+    /// A server that believes another clock.
+    pub fn with_clock(clock: Clock) -> Redis {
+        Redis::with(Keeps::Nothing, Some(clock))
+    }
+
+    pub fn with(keeps: Keeps, clock: Option<Clock>) -> Redis {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let clock = clock.map(FakeClock::new);
+        let mut redis = Redis { port: 0, folder, keeps, clock, process: None, logs: Vec::new() };
+        wait_until("a port is free", || {
+            redis.port = free_port();
+            redis.spawn()
+        });
+        redis
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// Has it stand still; returns when it does.
+    pub fn stop(&self) {
+        self.process().signal(Signal::STOP);
+        wait_until("the server stands still", || self.process().stands_still());
+    }
+
+    /// Has it go on.
+    pub fn go_on(&self) {
+        self.process().signal(Signal::CONT);
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&mut self) {
+        self.process.take().expect("it runs").kill();
+    }
+
+    /// Starts it again on the same port with what it kept, after killing it if it runs.
+    pub fn restart(&mut self) {
+        if self.process.is_some() {
+            self.kill();
+        }
+        assert!(self.spawn(), "port {} was taken meanwhile", self.port);
+    }
+
+    /// Starts it again on the same port without any data, after killing it if it runs.
+    pub fn restart_empty(&mut self) {
+        if self.process.is_some() {
+            self.kill();
+        }
+        empty(self.folder.path());
+        self.restart();
+    }
+
+    /// The answer to a command.
+    #[track_caller]
+    pub fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_command(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// The answer to a command, or why there is none.
+    pub fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        ask(&mut self.connect()?, words)
+    }
+
+    /// A connection that gives up after [`PATIENCE`].
+    pub fn connect(&self) -> RedisResult<Connection> {
+        let connection = redis::Client::open(self.url())?.get_connection_with_timeout(PATIENCE)?;
+        connection.set_read_timeout(Some(PATIENCE))?;
+        connection.set_write_timeout(Some(PATIENCE))?;
+        Ok(connection)
+    }
+
+    /// A section of INFO: `name:value`, a line each.
+    pub fn info(&self, section: &str) -> String {
+        self.command(&["INFO", section])
+    }
+
+    /// A number in a section of INFO.
+    #[track_caller]
+    pub fn info_number(&self, section: &str, name: &str) -> u64 {
+        let info = self.info(section);
+        let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {info}"))
+    }
+
+    /// How many keys it holds.
+    pub fn dbsize(&self) -> u64 {
+        self.command(&["DBSIZE"])
+    }
+
+    /// How many bytes it has allocated.
+    pub fn used_memory(&self) -> u64 {
+        self.info_number("memory", "used_memory")
+    }
+
+    /// The commands that took at least 5 ms, the latest first: how long each took in µs, and its name.
+    pub fn slowlog(&self) -> Vec<(u64, String)> {
+        type Entry = (u64, u64, u64, Vec<String>, String, String);
+        let entries: Vec<Entry> = self.command(&["SLOWLOG", "GET", "1024"]);
+        entries.into_iter().map(|(_, _, micros, mut words, _, _)| (micros, words.swap_remove(0))).collect()
+    }
+
+    /// Its clock, as Unix time in ms.
+    pub fn unix_ms(&self) -> u64 {
+        let (seconds, micros): (u64, u64) = self.command(&["TIME"]);
+        seconds * 1_000 + micros / 1_000
+    }
+
+    /// Has its clock stand still at this Unix time in ms.
+    pub fn set_frozen(&self, unix_ms: u64) {
+        self.fake_clock().set(Clock::Frozen(unix_ms));
+        assert_eq!(self.unix_ms(), unix_ms, "the clock stands where it was set");
+    }
+
+    /// Has its clock run, so many seconds fast, or slow where they are negative.
+    pub fn set_offset(&self, seconds: i64) {
+        self.fake_clock().set(Clock::Offset(seconds));
+        let true_ms = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_millis();
+        let ahead_ms =
+            i128::from(self.unix_ms()) - i128::try_from(true_ms).expect("it is before the year 292 million");
+        let off_by_ms = (ahead_ms - i128::from(seconds) * 1_000).abs();
+        assert!(off_by_ms < 30_000, "the clock is ahead by {ahead_ms} ms, and not by {seconds} s");
+    }
+
+    fn fake_clock(&self) -> &FakeClock {
+        self.clock.as_ref().expect("the server was started with a clock")
+    }
+
+    fn process(&self) -> &Process {
+        self.process.as_ref().expect("it runs")
+    }
+
+    /// Starts it, and returns once it answers; false if its port is taken.
+    fn spawn(&mut self) -> bool {
+        let mut process = Process::spawn(&mut self.server());
+        let log = Log::of(process.stdout());
+        self.logs.push(log.clone());
+        if log.line(READY).is_none() {
+            assert!(log.text().contains("ddress already in use"), "it did not start: {}", log.text());
+            return false;
+        }
+        self.process = Some(process);
+        wait_until("it answers", || self.try_command::<String>(&["PING"]).is_ok_and(|answer| answer == "PONG"));
+        true
+    }
+
+    fn server(&self) -> Command {
+        let mut command = Command::new(packages::redis_server());
+        command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(self.folder.path());
+        command.args(["--save", "", "--maxmemory-policy", "noeviction"]);
+        command.args(["--slowlog-log-slower-than", "5000", "--slowlog-max-len", "1024"]);
+        match self.keeps {
+            Keeps::Nothing => command.args(["--appendonly", "no"]),
+            Keeps::Everything => command.args(["--appendonly", "yes", "--appendfsync", "always"]),
+        };
+        if let Some(clock) = &self.clock {
+            clock.rule_with_the_allocator_of_the_c_library(&mut command);
+        }
+        command
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let logs: Vec<String> = self.logs.iter().map(Log::text).collect();
+            eprintln!("--- log of Redis at port {}\n{}\n---", self.port, logs.join("\n--- restarted\n"));
+        }
+    }
+}
+
+/// The answer to a command over a connection.
+pub fn ask<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> RedisResult<T> {
+    let (name, arguments) = words.split_first().expect("a command has a name");
+    redis::cmd(name).arg(arguments).query(connection)
+}
+
+/// A port that nobody listens on now.
+fn free_port() -> u16 {
+    let tries = std::iter::repeat_with(|| rand::random_range(PORTS));
+    let mut free = tries.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    free.next().expect("the tries do not end")
+}
+
+fn empty(folder: &Path) {
+    for entry in fs::read_dir(folder).expect("the folder is there") {
+        let path = entry.expect("the folder can be read").path();
+        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.unwrap_or_else(|error| panic!("cannot remove {}: {error}", path.display()));
+    }
+}
