@@ -1,0 +1,105 @@
+//! The schema, on one page. docs/REDIS.md tells it to an operator.
+//!
+//! All keys of ring 0 in namespace `ackwheel` begin with `{ackwheel:0}:`. The braces are a hash tag: on a
+//! Cluster the keys of a ring lie on one node, and every script declares each key that it may touch.
+//!
+//! | key | type | content |
+//! |---|---|---|
+//! | `meta` | hash | schema, dimensions, incarnation; pointer and when it was due; epoch and leader; counters |
+//! | `lease` | string | the leader's token, with the time it has left |
+//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; also the memory of what is late |
+//! | `tick:<i>` | set | the messages of each deadline D with D mod lists = i; `/attempt` follows where it is not 1 |
+//! | `ticks` | hash | `acked:D`: acknowledged so far; `frozen:D`: a decided tick on its way to the outbox |
+//! | `outbox` | stream | timeout batches under the id `tick-seq`; a consumer group for each group |
+//! | `late` | list | what was published, in chunks, until it is forgotten a revolution later |
+//! | `groups` | hash | group → ms when it last had a subscriber, and whether it is ephemeral |
+//! | `members` | hash | `group sidecar` → 1 where the sidecar has a subscriber of the group |
+//! | `sidecars` | hash | sidecar → how often it has beaten |
+//! | `link:<sidecar>` | hash | generation of its connection, its last chunks and their answers |
+//! | `news` | stream | a short tail of hints: published, returned, vacant |
+//!
+//! # Lists
+//!
+//! A deadline can be as far ahead as `slots` plus the ticks that a pointer may lag, and a frozen tick keeps its
+//! list until it is published. With [`SPARE_LISTS`] more lists than slots no two deadlines that are alive
+//! share one: the pointer waits when [`MAX_FROZEN`] ticks are not yet published.
+
+/// The version of this schema.
+pub const SCHEMA: u32 = 1;
+/// The oldest schema that this version serves too, so that sidecars can be updated one by one.
+pub const OLDEST_SCHEMA: u32 = 1;
+
+/// Lists beyond one a slot.
+pub const SPARE_LISTS: u16 = 34;
+/// The most ticks that an idle pointer can be behind the clock in the eyes of an add.
+pub const MAX_CATCH_UP: u16 = 16;
+/// The most ticks that are decided and not yet published.
+pub const MAX_FROZEN: u16 = 16;
+/// The most slots of a ring in Redis: each script names every list.
+pub const MAX_SLOTS: u16 = 240;
+
+const _: () =
+    assert!(SPARE_LISTS > MAX_CATCH_UP + MAX_FROZEN, "two deadlines that are alive must not share a list");
+
+/// The names of a ring's keys, for one sidecar.
+#[derive(Debug)]
+pub(super) struct Keys {
+    pub(super) meta: String,
+    pub(super) lease: String,
+    pub(super) messages: String,
+    pub(super) ticks: String,
+    pub(super) outbox: String,
+    pub(super) late: String,
+    pub(super) groups: String,
+    pub(super) members: String,
+    pub(super) sidecars: String,
+    pub(super) link: String,
+    pub(super) news: String,
+    lists: Vec<String>,
+}
+
+impl Keys {
+    /// The keys of a ring, as `sidecar` uses them.
+    pub(super) fn new(namespace: &str, ring: u16, slots: u16, sidecar: &str) -> Keys {
+        let key = |name: &str| format!("{{{namespace}:{ring}}}:{name}");
+        Keys {
+            meta: key("meta"),
+            lease: key("lease"),
+            messages: key("messages"),
+            ticks: key("ticks"),
+            outbox: key("outbox"),
+            late: key("late"),
+            groups: key("groups"),
+            members: key("members"),
+            sidecars: key("sidecars"),
+            link: key(&format!("link:{sidecar}")),
+            news: key("news"),
+            lists: (0..slots + SPARE_LISTS).map(|list| key(&format!("tick:{list}"))).collect(),
+        }
+    }
+
+    /// The list of a deadline.
+    pub(super) fn list(&self, deadline: u64) -> &str {
+        let index = deadline % self.lists.len() as u64;
+        &self.lists[usize::try_from(index).expect("there are few lists")]
+    }
+
+    /// Every list, by its number.
+    pub(super) fn lists(&self) -> &[String] {
+        &self.lists
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_keys_of_a_ring_share_its_hash_tag() {
+        let keys = Keys::new("im", 3, 15, "a");
+        let singles = [&keys.meta, &keys.lease, &keys.messages, &keys.link, &keys.news];
+        assert!(singles.into_iter().chain(keys.lists()).all(|key| key.starts_with("{im:3}:")));
+        assert_eq!(keys.lists().len(), 49);
+        assert_eq!(keys.list(49 * 7 + 3), "{im:3}:tick:3");
+    }
+}

@@ -1,0 +1,46 @@
+-- Stands for election: SET NX PX with the candidate's token, then a new epoch.
+--
+-- KEYS[3] lease
+-- ARGV[2] token   ARGV[3] name of the sidecar   ARGV[4] lease in ms
+-- ARGV[5] the pointer that the candidate has seen, ARGV[6] for how many ms by its monotonic clock
+-- ARGV[7] ms that an unused link is kept   ARGV[8] highest epoch that the candidate knows
+-- ARGV[9], ARGV[10] token and renewals of a lease that stands still and is to be deleted; empty without one
+-- ARGV[11] ms that the pointer has to wait after an outage   ARGV[12] ms that clocks may differ
+-- Reply {'won', epoch, pointer, ms until the next move is due}
+--   {'held', token, renewals, pointer, name of the leader}
+local pointer, due_ms, tick_ms, epoch, catch_up =
+  numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'epoch', 'catch_up')
+local renewals = redis.call('HGET', KEYS[1], 'renewals') or '0'
+local holder = redis.call('GET', KEYS[3])
+if holder and holder == ARGV[9] and renewals == ARGV[10] then
+  redis.call('DEL', KEYS[3])
+  holder = false
+end
+if holder and holder ~= ARGV[2] then
+  return {'held', holder, renewals, pointer, redis.call('HGET', KEYS[1], 'leader') or ''}
+end
+
+local now = now_ms()
+if holder then
+  -- The answer to our own election was lost: we had won already.
+  redis.call('PEXPIRE', KEYS[3], ARGV[4])
+  return {'won', epoch, pointer, due_ms + tick_ms - now}
+end
+-- A Redis without memory lets a script finish whose first write needs none; a leader is what frees some.
+redis.call('PEXPIRE', KEYS[2], ARGV[7])
+redis.call('SET', KEYS[3], ARGV[2], 'NX', 'PX', ARGV[4])
+epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
+
+-- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The rest of the gap shifts every
+-- deadline. A gap below a tick is none.
+local gap, slack, wait = now - due_ms, tonumber(ARGV[12]), tonumber(ARGV[11])
+if gap >= tick_ms then
+  local own = 0
+  if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) end
+  due_ms = math.max(due_ms, now - math.min(own, catch_up * tick_ms))
+elseif gap < -slack then
+  due_ms = now
+end
+if wait > 0 then due_ms = math.max(due_ms, now + wait - tick_ms) end
+redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'acquired_ms', now, 'due_ms', due_ms)
+return {'won', epoch, pointer, due_ms + tick_ms - now}

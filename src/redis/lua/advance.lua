@@ -1,0 +1,48 @@
+-- Moves the pointer from D to D + 1, if the caller leads: that decides tick D and freezes its counts.
+--
+-- KEYS[3] lease   KEYS[4] ticks   KEYS[5] the list of D
+-- ARGV[2] token   ARGV[3] epoch   ARGV[4] D   ARGV[5] ms that the leader is late by its monotonic clock
+-- ARGV[6] ms that clocks may differ before a clock counts as set
+-- ARGV[7], ARGV[8] least number and share of a storm   ARGV[9] most frozen ticks
+-- ARGV[10] ms that a request may be under way before Redis counts as having stood still; empty if the leader knows
+-- Reply {'moved', ms until the next move is due, ms late}   {'wait', ms}   {'busy'} too much is to be published first
+--   {'delayed'} Redis stood still, or its clock was set: Acks may wait, nothing is decided
+--   {'deposed', what}   {'elsewhere', pointer}
+local held = redis.call('GET', KEYS[3])
+if held ~= ARGV[2] then return {'deposed', 'holder'} end
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
+if epoch ~= ARGV[3] then return {'deposed', 'epoch'} end
+
+local pointer, due_ms, tick_ms, in_flight, frozen_from =
+  numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'in_flight', 'frozen_from')
+local tick, late, slack, now = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), now_ms()
+-- It has moved already, and the answer was lost.
+if pointer == tick + 1 then return {'moved', due_ms + tick_ms - now, 0} end
+if pointer ~= tick then return {'elsewhere', pointer} end
+-- Never before its time: deadlines were given by this clock.
+local early = due_ms + tick_ms - now
+if early > 0 and early <= slack then return {'wait', early} end
+if pointer + 1 - frozen_from >= tonumber(ARGV[9]) then return {'busy'} end
+
+-- The leader took it for less late than it is: what it did not know of, others did not either.
+if ARGV[10] ~= '' and -early - late > tonumber(ARGV[10]) then return {'delayed'} end
+
+local next_due = due_ms + tick_ms
+if early > slack then
+  -- Redis' clock was set back: the leader's monotonic time decides.
+  next_due, late = now, 0
+elseif now - late > next_due + slack then
+  -- It was set forwards, or the rest of a gap shifts every deadline.
+  next_due = now - late
+end
+
+local timed_out = redis.call('SCARD', KEYS[5])
+local acked = tonumber(redis.call('HGET', KEYS[4], 'acked:' .. tick) or '0')
+local storm = timed_out > 0 and timed_out >= tonumber(ARGV[7])
+  and timed_out >= tonumber(ARGV[8]) * (timed_out + acked)
+-- The deletion comes first: a Redis without memory lets a script finish whose first write needs none.
+redis.call('HDEL', KEYS[4], 'acked:' .. tick)
+redis.call('HSET', KEYS[4], 'frozen:' .. tick, table.concat(
+  {epoch, now, next_due, timed_out, acked, storm and 1 or 0, 0, 0}, ' '))
+redis.call('HSET', KEYS[1], 'pointer', tick + 1, 'due_ms', next_due, 'in_flight', in_flight - timed_out)
+return {'moved', next_due + tick_ms - now, now - next_due}

@@ -1,0 +1,48 @@
+-- What each group has not acknowledged. Writes nothing.
+--
+-- KEYS[1] meta   KEYS[2] outbox   KEYS[3] groups
+-- Reply {{group, batches, batches in somebody's hands, ms since the oldest was decided}...}
+local meta, outbox, groups = KEYS[1], KEYS[2], KEYS[3]
+if redis.call('EXISTS', outbox) == 0 then return {} end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local published = tonumber(redis.call('HGET', meta, 'published_batches') or '0')
+
+local function by_field(list)
+  local named = {}
+  for i = 1, #list, 2 do named[list[i]] = list[i + 1] end
+  return named
+end
+
+-- The first entry from an id on.
+local function first(from)
+  local entry = redis.call('XRANGE', outbox, from, '+', 'COUNT', 1)[1]
+  return entry and by_field(entry[2])
+end
+
+-- How many batches were given back and not taken since, of the consumers that a summary lists.
+local function returned(consumers)
+  for _, consumer in ipairs(consumers or {}) do
+    if consumer[1] == '-' then return tonumber(consumer[2]) end
+  end
+  return 0
+end
+
+local reply = {}
+for _, reader in ipairs(redis.call('XINFO', 'GROUPS', outbox)) do
+  reader = by_field(reader)
+  if redis.call('HEXISTS', groups, reader.name) == 1 then
+    -- Each entry knows its number, so the entries behind it need not be counted.
+    local unread = first('(' .. reader['last-delivered-id'])
+    local number = unread and (tonumber(unread.batches) or published)
+    local batches = reader.pending + (unread and published - number + 1 or 0)
+    local oldest, unacked = unread, 0
+    if reader.pending > 0 then
+      local pending = redis.call('XPENDING', outbox, reader.name)
+      oldest, unacked = first(pending[2]), reader.pending - returned(pending[4])
+    end
+    local decided_ms = oldest and tonumber(oldest.decided_ms) or now
+    reply[#reply + 1] = {reader.name, batches, unacked, math.max(0, now - decided_ms)}
+  end
+end
+return reply

@@ -1,0 +1,39 @@
+-- Tells that the sidecar lives and which groups have subscribers there, and returns who else lives. What is told is
+-- the whole truth: another membership of the sidecar ends, and what it holds of another group is free for others.
+--
+-- KEYS as in groups.lua
+-- ARGV[2] sidecar   ARGV[3] ms that an unused link is kept   ARGV[4] most batches let go of in one group
+-- ARGV[5..] for each group that was joined here: name | `e` ephemeral, `-` not | 1 if it has a subscriber now
+-- Reply {'beaten', groups that had to be made anew, sidecar, its beats, ...}
+local sidecar, joined, made = ARGV[2], {}, 0
+-- A Redis without memory lets a script finish whose first write needs none.
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+redis.call('HINCRBY', sidecars, sidecar, 1)
+
+for i = 5, #ARGV, 3 do
+  local group, kind, attended = ARGV[i], kind_of(ARGV[i]), ARGV[i + 2] == '1'
+  joined[group] = true
+  if not kind then
+    -- Redis came back empty, or the sidecar was taken for dead.
+    kind, made = ARGV[i + 1], made + 1
+    make(group, kind == 'e' and '$' or '0', kind)
+  elseif attended then
+    attend(group, kind)
+  end
+  local membership = group .. ' ' .. sidecar
+  if redis.call('HEXISTS', members, membership) == 0 then redis.call('HSET', members, membership, 1) end
+end
+
+for _, membership in ipairs(memberships()) do
+  local group = membership[2]
+  if membership[3] == sidecar and not joined[group] then leave(group, sidecar) end
+end
+local freed = 0
+for _, group in ipairs(redis.call('HKEYS', groups)) do
+  if not joined[group] then freed = freed + let_go_all(group, sidecar, ARGV[4]) end
+end
+if freed > 0 then tell_returned() end
+
+local reply = {'beaten', made}
+for _, value in ipairs(redis.call('HGETALL', sidecars)) do reply[#reply + 1] = value end
+return reply

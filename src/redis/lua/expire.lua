@@ -1,0 +1,40 @@
+-- The next messages of the oldest frozen tick go from the ring to the outbox, if the caller leads.
+--
+-- KEYS[3] lease   KEYS[4] ticks   KEYS[5] the list of the tick   KEYS[6] outbox   KEYS[7] late   KEYS[8] news
+-- ARGV[2] token   ARGV[3] epoch   ARGV[4] the tick   ARGV[5] the seq expected   ARGV[6] most messages
+-- Reply {'published', messages, 1 if that was the last of its tick, ms late, timed out, acked, storm}
+--   {'expected', tick, seq, 1 if it is frozen}: where to go on   {'deposed', what}
+if redis.call('GET', KEYS[3]) ~= ARGV[2] then return {'deposed', 'holder'} end
+if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[3] then return {'deposed', 'epoch'} end
+
+local pointer, frozen_from = numbers(KEYS[1], 'pointer', 'frozen_from')
+if frozen_from >= pointer then return {'expected', frozen_from, 0, 0} end
+local field = 'frozen:' .. frozen_from
+local epoch, decided_ms, due_ms, timed_out, acked, storm, published, seq =
+  string.match(redis.call('HGET', KEYS[4], field), '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d) (%d+) (%d+)$')
+if tonumber(ARGV[4]) ~= frozen_from or ARGV[5] ~= seq then return {'expected', frozen_from, tonumber(seq), 1} end
+
+timed_out, published = tonumber(timed_out), tonumber(published)
+local members = redis.call('SPOP', KEYS[5], ARGV[6])
+published = published + #members
+local last = #members == 0 or published >= timed_out
+if #members > 0 then
+  local packed = table.concat(members, ' ')
+  redis.call('XADD', KEYS[6], frozen_from .. '-' .. seq,
+    'epoch', epoch, 'count', #members, 'added', timed_out + acked, 'acked', acked, 'storm', storm,
+    'last', last and 1 or 0, 'decided_ms', decided_ms,
+    'batches', redis.call('HINCRBY', KEYS[1], 'published_batches', 1),
+    'ids', redis.call('HINCRBY', KEYS[1], 'published_ids', #members),
+    'messages', packed)
+  redis.call('RPUSH', KEYS[7], frozen_from .. ' ' .. packed)
+  redis.call('XADD', KEYS[8], 'MAXLEN', 16, '*', 'published', frozen_from)
+end
+if last then
+  redis.call('HDEL', KEYS[4], field)
+  redis.call('HSET', KEYS[1], 'frozen_from', frozen_from + 1)
+else
+  redis.call('HSET', KEYS[4], field,
+    table.concat({epoch, decided_ms, due_ms, timed_out, acked, storm, published, seq + 1}, ' '))
+end
+return {'published', #members, last and 1 or 0, math.max(0, now_ms() - tonumber(due_ms)), timed_out, tonumber(acked),
+  tonumber(storm)}

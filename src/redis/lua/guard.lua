@@ -1,0 +1,28 @@
+-- In front of every script that writes: a late write of a dead connection is refused.
+--
+-- KEYS[1] meta   KEYS[2] link of the sidecar
+-- ARGV[1] generation of the link, as `open` returned it
+-- Reply, where the link was opened anew since, or the ring is gone: {'stale'}
+if redis.call('HGET', KEYS[2], 'generation') ~= ARGV[1] or redis.call('EXISTS', KEYS[1]) == 0 then
+  return {'stale'}
+end
+
+-- Redis' time in whole ms, rounded down.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Numbers of a hash, in the order asked for.
+local function numbers(key, ...)
+  local found = redis.call('HMGET', key, ...)
+  for i = 1, #found do found[i] = tonumber(found[i]) end
+  return unpack(found)
+end
+
+-- A variadic command in chunks, since `unpack` ends below 8,000.
+local function in_chunks(command, key, list)
+  for first = 1, #list, 4000 do
+    redis.call(command, key, unpack(list, first, math.min(first + 3999, #list)))
+  end
+end

@@ -1,0 +1,20 @@
+-- Makes sure that a group exists, and notes that it has a subscriber at the sidecar.
+--
+-- KEYS as in groups.lua
+-- ARGV[2] sidecar   ARGV[3] group   ARGV[4] most groups
+-- ARGV[5] where a new group begins: behind the id `0` or `$`   ARGV[6] what it is: `e` ephemeral, `-` not
+-- Reply {'open', 1 if it is new, what it is}   {'full'} there are as many groups as there may be
+local sidecar, group = ARGV[2], ARGV[3]
+local kind = kind_of(group)
+local is_new = not kind
+if is_new then
+  if redis.call('HLEN', groups) >= tonumber(ARGV[4]) then return {'full'} end
+  kind = ARGV[6]
+  -- It does not see what all others have settled.
+  trim()
+  make(group, ARGV[5], kind)
+else
+  attend(group, kind)
+end
+redis.call('HSET', members, group .. ' ' .. sidecar, 1)
+return {'open', is_new and 1 or 0, kind}

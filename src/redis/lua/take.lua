@@ -1,0 +1,39 @@
+-- Takes the next batches of a group: those given back first, oldest first, then new ones.
+--
+-- KEYS as in groups.lua
+-- ARGV[2] sidecar   ARGV[3] group   ARGV[4] messages wanted   ARGV[5] most batches
+-- ARGV[6..] ids of batches that were given back and are left to others
+-- Reply {'taken', ms now, batch...}, without a batch only if there is none; a batch is {id, delivery count, epoch, added, acked, storm, last, decided ms,
+--   messages}
+--   {'unknown'} there is no such group
+local sidecar, group, wanted, most = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+if not kind_of(group) then return {'unknown'} end
+-- Whoever holds something must be seen to die. A sidecar that was taken for dead may take before it beats again.
+if redis.call('HEXISTS', sidecars, sidecar) == 0 then redis.call('HSET', sidecars, sidecar, 0) end
+
+local reply, messages = {'taken', now_ms()}, 0
+local function has_room()
+  return messages < wanted and #reply - 2 < most
+end
+local function add(entry, delivery_count)
+  local batch, count = delivery(entry, delivery_count)
+  reply[#reply + 1] = batch
+  messages = messages + count
+end
+
+local except = {}
+for i = 6, #ARGV do except[ARGV[i]] = true end
+for _, returned in ipairs(redis.call('XPENDING', outbox, group, '-', '+', most + #ARGV - 5, nobody)) do
+  if not has_room() then break end
+  if not except[returned[1]] then
+    -- Nothing, where the entry has left the stream.
+    local claimed = redis.call('XCLAIM', outbox, group, sidecar, 0, returned[1])[1]
+    if claimed then add(claimed, returned[4] + 1) end
+  end
+end
+while has_room() do
+  local read = redis.call('XREADGROUP', 'GROUP', group, sidecar, 'COUNT', 1, 'STREAMS', outbox, '>')
+  if not read then break end
+  add(read[1][2][1], 1)
+end
+return reply

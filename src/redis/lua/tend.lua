@@ -1,0 +1,77 @@
+-- Keeps the bounds: what all groups have settled leaves the outbox; what is too old or too much is dropped, oldest
+-- first; so are groups that nobody subscribed to for too long.
+--
+-- KEYS as in groups.lua
+-- ARGV[2] sidecar   ARGV[3] retention in ms   ARGV[4] most messages in the outbox   ARGV[5..] groups attended here
+-- Reply {'tended', 1 if there is more to do, messages dropped, batches dropped, group dropped...}
+--   messages and batches are those that some group had not settled
+local sidecar, retention, most_ids = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local now = now_ms()
+local trimmed_all = not trim()
+
+local found = readers()
+-- Each batch is looked for in each group, and read with all its messages.
+local most_batches, most_messages = math.max(1, math.floor(400 / #found)), 10000
+local published_ids = tonumber(redis.call('HGET', KEYS[1], 'published_ids') or '0')
+local ids, batches, last, looked_at, read = 0, 0, nil, 0, 0
+
+local function may_look()
+  return looked_at < most_batches and read < most_messages
+end
+
+-- Whether a batch says how old it is and what is behind it. One that does not goes with the next that does.
+local function is_readable(batch)
+  return tonumber(batch.ids) and tonumber(batch.count) and tonumber(batch.decided_ms)
+end
+
+local function is_beyond_bounds(batch)
+  local stored = published_ids - (batch.ids - batch.count)
+  return now - batch.decided_ms > retention or stored > most_ids
+end
+
+-- Whether some group had not settled an entry; now all have.
+local function settle_for_all(id)
+  local unsettled = false
+  for _, reader in ipairs(found) do
+    local was_pending = redis.call('XACK', outbox, reader.name, id) == 1
+    unsettled = unsettled or was_pending or before(reader['last-delivered-id'], id)
+  end
+  return unsettled
+end
+
+local from, passed = '-', {}
+while may_look() do
+  local entry = redis.call('XRANGE', outbox, from, '+', 'COUNT', 1)[1]
+  if not entry then break end
+  local batch = by_field(entry[2])
+  local readable = is_readable(batch)
+  if readable and not is_beyond_bounds(batch) then break end
+  from, looked_at, read = '(' .. entry[1], looked_at + 1, read + (tonumber(batch.count) or 0)
+  passed[#passed + 1] = {entry[1], readable and batch.count or 0}
+  if readable then
+    last = entry[1]
+    for _, one in ipairs(passed) do
+      if settle_for_all(one[1]) then
+        ids, batches = ids + one[2], batches + 1
+      end
+    end
+    passed = {}
+  end
+end
+if last then redis.call('XTRIM', outbox, 'MINID', '=', behind(last)) end
+if last and not may_look() or not trimmed_all then return {'tended', 1, ids, batches} end
+
+-- The groups come last, so that what only an abandoned group had not settled is counted.
+local reply, attended = {'tended', 0, ids, batches}, {}
+for i = 5, #ARGV do attended[ARGV[i]] = true end
+local kept = redis.call('HGETALL', groups)
+for i = 1, #kept, 2 do
+  local group, attended_ms = kept[i], string.match(kept[i + 1], '^%-?%d+')
+  -- A clock that was set forwards does not take away a group with subscribers elsewhere.
+  if now - attended_ms > retention and group ~= 'default' and not attended[group]
+    and sidecars_of(group, sidecar) == 0 then
+    delete(group)
+    reply[#reply + 1] = group
+  end
+end
+return reply
