@@ -1,0 +1,309 @@
+//! Requests of all connections travel together: what arrives while scripts are in flight goes out in the next.
+//!
+//! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one
+//! while the next is written. Idle, a request is on its way at once.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::future::{MaybeDone, maybe_done};
+use futures_util::poll;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tracing::error;
+
+use super::fault::{Fault, FaultKind};
+use super::link::{Link, Session, State};
+use super::queue::{Applied, Chunk, Queue};
+use super::request::{Counted, Request, away};
+use super::script::{Answer, SCRIPTS};
+use crate::core::message::Message;
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::{AddNewMsg, AddNewMsgAnswer, DelMsg, DelMsgAnswer, Reply};
+use crate::core::tick::Tick;
+use crate::metrics::Metrics;
+
+/// Scripts in flight at once. The link keeps the answers of as many.
+const DEPTH: usize = 2;
+
+/// The bounds that requests are held against.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) max_in_flight: u64,
+    pub(super) max_held_acks: u64,
+}
+
+/// Carries adds and dels to a ring.
+pub(super) struct Coalescer {
+    requests: mpsc::UnboundedSender<Request>,
+    link: Arc<Link>,
+    bounds: Bounds,
+    /// Messages of dels that are not answered.
+    unanswered_acks: Arc<AtomicU64>,
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Coalescer {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Coalescer {
+    pub(super) fn new(link: Arc<Link>, bounds: Bounds, metrics: Arc<Metrics>) -> Coalescer {
+        let (requests, receiver) = mpsc::unbounded_channel();
+        let unanswered_acks = Arc::new(AtomicU64::new(0));
+        let driver = Driver {
+            states: link.states(),
+            link: Arc::clone(&link),
+            requests: receiver,
+            queue: Queue::default(),
+            bounds,
+            held: Held { metrics, shown: 0 },
+            unanswered_acks: Arc::clone(&unanswered_acks),
+        };
+        let driver = tokio::spawn(driver.run());
+        Coalescer { requests, link, bounds, unanswered_acks, driver }
+    }
+
+    pub(super) fn add_new_msg(&self, request: AddNewMsg<'_>) -> Reply<AddNewMsgAnswer> {
+        if !self.link.is_up() {
+            return Reply::refused(away());
+        }
+        let (reply, answer) = oneshot::channel();
+        let AddNewMsg { messages, ack_timeout_ticks, attempt } = request;
+        let messages = messages.to_vec();
+        self.send(Request::Add { messages, ack_timeout_ticks, attempt, reply }, answer)
+    }
+
+    pub(super) fn del_msg(&self, request: DelMsg<'_>) -> Reply<DelMsgAnswer> {
+        let count = request.messages.len() as u64;
+        let (counted, before) = Counted::new(count, &self.unanswered_acks);
+        if !self.link.is_up() && before + count > self.bounds.max_held_acks {
+            return Reply::refused(Refusal::new(
+                Reason::MaxHeldAcks,
+                format!(
+                    "Redis is away, and {before} acknowledgements are held already, with a limit of {}: send these \
+                     again when it is back, or raise --max-held-acks",
+                    self.bounds.max_held_acks
+                ),
+            ));
+        }
+        let (reply, answer) = oneshot::channel();
+        let messages: Vec<Message> = request.messages.to_vec();
+        self.send(Request::Del { messages, withdraw: request.withdraw, counted, reply }, answer)
+    }
+
+    /// Messages of DelMsg that are not answered.
+    pub(super) fn unanswered_acks(&self) -> u64 {
+        self.unanswered_acks.load(Ordering::Relaxed)
+    }
+
+    /// Waits until everything asked for before is answered or refused.
+    pub(super) async fn flush(&self) {
+        let (told, passed) = oneshot::channel();
+        if self.requests.send(Request::Barrier(told)).is_ok() {
+            // It is dropped where Redis goes away: then there is nothing to wait for.
+            let _ = passed.await;
+        }
+    }
+
+    fn send<T: Send + Unpin + 'static>(
+        &self,
+        request: Request,
+        answer: oneshot::Receiver<Result<T, Refusal>>,
+    ) -> Reply<T> {
+        if self.requests.send(request).is_err() {
+            return Reply::refused(away());
+        }
+        Reply::Later(Box::pin(async move { answer.await.unwrap_or_else(|_| Err(away())) }))
+    }
+}
+
+/// The gauge of held acknowledgements, of which this ring shows a part.
+struct Held {
+    metrics: Arc<Metrics>,
+    shown: i64,
+}
+
+impl Held {
+    fn show(&mut self, held: u64) {
+        let held = i64::try_from(held).unwrap_or(i64::MAX);
+        self.metrics.held_acks.add(held - self.shown);
+        self.shown = held;
+    }
+}
+
+type Flying = Pin<Box<MaybeDone<Pin<Box<dyn Future<Output = Result<Answer, Fault>> + Send>>>>>;
+
+struct Driver {
+    link: Arc<Link>,
+    states: watch::Receiver<State>,
+    requests: mpsc::UnboundedReceiver<Request>,
+    queue: Queue,
+    bounds: Bounds,
+    held: Held,
+    unanswered_acks: Arc<AtomicU64>,
+}
+
+impl Driver {
+    async fn run(mut self) {
+        loop {
+            let Some(session) = self.wait_for_session().await else { return };
+            self.held.show(0);
+            self.queue.recall(session.chunk, &session.answers, self.bounds.max_in_flight);
+            let ended = self.serve(&session).await;
+            self.queue.refuse_adds();
+            if ended {
+                return;
+            }
+        }
+    }
+
+    /// Waits until Redis is there. What comes meanwhile is refused or held; `None` when nobody asks any more.
+    async fn wait_for_session(&mut self) -> Option<Session> {
+        loop {
+            if let State::Up(session) = &*self.states.borrow_and_update() {
+                return Some(session.clone());
+            }
+            self.held.show(self.unanswered_acks.load(Ordering::Relaxed));
+            tokio::select! {
+                changed = self.states.changed() => changed.ok()?,
+                request = self.requests.recv() => {
+                    self.queue.push_while_away(request?);
+                    while let Ok(request) = self.requests.try_recv() {
+                        self.queue.push_while_away(request);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends and receives until the session ends; whether nobody asks any more.
+    async fn serve(&mut self, session: &Session) -> bool {
+        let mut next = session.chunk + 1;
+        let mut flying: VecDeque<(Chunk, Flying)> = VecDeque::with_capacity(DEPTH);
+        let ended = loop {
+            while flying.len() < DEPTH
+                && let Some(chunk) = self.queue.next_chunk(next)
+            {
+                match flying.back_mut() {
+                    Some((last, _)) if chunk.is_barrier() => last.wait_for_it(chunk),
+                    None if chunk.is_barrier() => chunk.pass(),
+                    _ => {
+                        next += 1;
+                        let sent = self.send(session, &chunk).await;
+                        flying.push_back((chunk, sent));
+                    }
+                }
+            }
+            tokio::select! {
+                biased;
+                answered = first(&mut flying), if !flying.is_empty() => {
+                    if let Err(fault) = self.receive(session, answered, &mut flying, &mut next).await {
+                        self.link.give_up(session, &fault);
+                        break false;
+                    }
+                }
+                request = self.requests.recv() => match request {
+                    Some(request) => self.take_in(request),
+                    None => break true,
+                },
+                _ = self.states.changed() => break false,
+            }
+        };
+        for (chunk, _) in flying {
+            self.queue.unanswered(chunk);
+        }
+        ended
+    }
+
+    /// Takes in a request and all that wait behind it, so that they travel together.
+    fn take_in(&mut self, request: Request) {
+        self.queue.push(request);
+        while let Ok(request) = self.requests.try_recv() {
+            self.queue.push(request);
+        }
+    }
+
+    /// Puts a chunk on its way: when this returns it has its place on the connection.
+    async fn send(&self, session: &Session, chunk: &Chunk) -> Flying {
+        let keys = self.link.keys();
+        let names: Vec<&str> =
+            [&keys.messages, &keys.ticks].into_iter().chain(keys.lists()).map(String::as_str).collect();
+        let mut call = self.link.guarded(session, &SCRIPTS.apply, &names);
+        call.arg(chunk.number).arg(self.bounds.max_in_flight).arg(u8::from(self.queue.has_adds(chunk)));
+        self.queue.encode(chunk, &mut call);
+        let (link, session) = (Arc::clone(&self.link), session.clone());
+        let answer = async move { link.send(&session, &SCRIPTS.apply, &call).await };
+        let boxed: Pin<Box<dyn Future<Output = Result<Answer, Fault>> + Send>> = Box::pin(answer);
+        let mut flying = Box::pin(maybe_done(boxed));
+        let _ = poll!(&mut flying);
+        flying
+    }
+
+    fn front_has_adds(&self, flying: &VecDeque<(Chunk, Flying)>) -> bool {
+        flying.front().is_some_and(|(chunk, _)| self.queue.has_adds(chunk))
+    }
+
+    /// Deals with the answer to the first chunk in flight.
+    async fn receive(
+        &mut self,
+        session: &Session,
+        answered: Result<Answer, Fault>,
+        flying: &mut VecDeque<(Chunk, Flying)>,
+        next: &mut u64,
+    ) -> Result<(), Fault> {
+        let number = flying.front().map_or(*next, |(chunk, _)| chunk.number);
+        let refusal = match answered {
+            Ok(mut answer) => match answer.text()?.as_str() {
+                "ok" => {
+                    let (tick_due, letters, latencies) = (answer.count()?, answer.text()?, answer.text()?);
+                    let in_flight = Some(answer.count()?);
+                    let applied =
+                        Applied { tick_due: Tick(tick_due), letters: &letters, latencies: &latencies, in_flight };
+                    let (chunk, _) = flying.pop_front().expect("its answer has just come");
+                    self.queue.applied(chunk, &applied, self.bounds.max_in_flight);
+                    return Ok(());
+                }
+                word => return Err(answer.strange(word)),
+            },
+            Err(Fault { kind: FaultKind::NoScript, .. }) => {
+                self.link.load(session, &SCRIPTS.apply).await?;
+                None
+            }
+            Err(fault) if fault.kind == FaultKind::OutOfMemory && self.front_has_adds(flying) => {
+                let refusal = Refusal::from(fault);
+                Some(refusal)
+            }
+            Err(fault) if matches!(fault.kind, FaultKind::OutOfMemory | FaultKind::Other) => {
+                error!(
+                    cause = fault.text,
+                    "Redis will not carry out some adds or acknowledgements; they are refused"
+                );
+                let (chunk, _) = flying.pop_front().expect("its answer has just come");
+                self.queue.refuse(chunk, &Refusal::from(Fault { kind: FaultKind::Other, ..fault }));
+                None
+            }
+            Err(fault) => return Err(fault),
+        };
+        // Nothing behind it was applied either, since its number is missing: all goes out again, in order.
+        let chunks = flying.drain(..).map(|(chunk, _)| chunk).collect();
+        self.queue.send_again(chunks, refusal.as_ref());
+        if let Some(refusal) = refusal {
+            self.queue.refuse_adds_with(&refusal);
+        }
+        *next = number;
+        Ok(())
+    }
+}
+
+/// The answer to the chunk that was sent first.
+async fn first(flying: &mut VecDeque<(Chunk, Flying)>) -> Result<Answer, Fault> {
+    let Some((_, answer)) = flying.front_mut() else { return std::future::pending().await };
+    answer.as_mut().await;
+    answer.as_mut().take_output().expect("it is done, and asked once")
+}

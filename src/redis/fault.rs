@@ -1,0 +1,137 @@
+//! What can go wrong with a command to Redis, and what that promises.
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use crate::core::refusal::{Reason, Refusal};
+
+/// Why a command has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) kind: FaultKind,
+    pub(super) text: String,
+}
+
+/// What kind of fault it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FaultKind {
+    /// No answer came in time.
+    Timeout,
+    /// The connection ended.
+    Disconnected,
+    /// This Redis takes no writes: it is a replica now.
+    ReadOnly,
+    /// It is not ready yet.
+    Loading,
+    /// It has no memory left.
+    OutOfMemory,
+    /// The script is not in its cache.
+    NoScript,
+    /// The link was opened anew since, or the ring is gone.
+    Stale,
+    /// It was known to be away, and not asked.
+    Away,
+    /// User or password are wrong, or the user may not do this.
+    Forbidden,
+    /// Something else.
+    Other,
+}
+
+impl FaultKind {
+    /// The label of the metric.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            FaultKind::Timeout => "timeout",
+            FaultKind::Disconnected => "disconnected",
+            FaultKind::ReadOnly => "readonly",
+            FaultKind::Loading => "loading",
+            FaultKind::OutOfMemory => "oom",
+            FaultKind::NoScript => "noscript",
+            FaultKind::Stale => "stale",
+            FaultKind::Forbidden => "forbidden",
+            FaultKind::Away | FaultKind::Other => "other",
+        }
+    }
+
+    /// Whether the connection is of no use any more, after one such fault.
+    pub(super) fn ends_the_connection(self) -> bool {
+        matches!(
+            self,
+            FaultKind::Disconnected
+                | FaultKind::ReadOnly
+                | FaultKind::Loading
+                | FaultKind::Stale
+                | FaultKind::Forbidden
+        )
+    }
+
+    /// Whether the command was certainly not carried out.
+    pub(super) fn is_not_applied(self) -> bool {
+        !matches!(self, FaultKind::Timeout | FaultKind::Disconnected | FaultKind::Forbidden | FaultKind::Other)
+    }
+}
+
+impl Fault {
+    /// The fault of a command that was not sent, because Redis is known to be away.
+    pub(super) fn away() -> Fault {
+        Fault { kind: FaultKind::Away, text: String::from("no connection to it could be made yet") }
+    }
+
+    /// A reply that no script of this version gives.
+    pub(super) fn strange(script: &str, what: &str) -> Fault {
+        let text = format!("the reply of the script {script} is not understood: {what}");
+        Fault { kind: FaultKind::Other, text }
+    }
+
+    /// The refusal of a link that was opened anew since.
+    pub(super) fn stale() -> Fault {
+        Fault { kind: FaultKind::Stale, text: String::from("the link was opened anew since, or the ring is gone") }
+    }
+}
+
+impl From<RedisError> for Fault {
+    fn from(error: RedisError) -> Fault {
+        let kind = match (error.kind(), error.code()) {
+            _ if error.is_timeout() => FaultKind::Timeout,
+            _ if error.is_io_error() || error.is_connection_dropped() => FaultKind::Disconnected,
+            (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => FaultKind::ReadOnly,
+            (ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown), _) => {
+                FaultKind::Loading
+            }
+            (ErrorKind::Server(ServerErrorKind::NoScript), _) => FaultKind::NoScript,
+            (ErrorKind::Server(ServerErrorKind::NoPerm) | ErrorKind::AuthenticationFailed, _)
+            | (_, Some("NOAUTH" | "WRONGPASS")) => FaultKind::Forbidden,
+            (_, Some("OOM")) => FaultKind::OutOfMemory,
+            (_, Some("READONLY")) => FaultKind::ReadOnly,
+            _ if error.is_unrecoverable_error() => FaultKind::Disconnected,
+            _ => FaultKind::Other,
+        };
+        Fault { kind, text: error.to_string() }
+    }
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Refusal {
+        let Fault { kind, text } = fault;
+        let (reason, sentence) = match kind {
+            FaultKind::OutOfMemory => (
+                Reason::StoreAway,
+                String::from(
+                    "Redis has no memory left (maxmemory) and takes no new messages: try again when some have timed \
+                     out, or give it more",
+                ),
+            ),
+            kind if kind.is_not_applied() => {
+                (Reason::StoreAway, format!("Redis cannot be used now ({text}): try again"))
+            }
+            FaultKind::Other | FaultKind::Forbidden => (
+                Reason::StoreSilent,
+                format!("Redis could not carry this out ({text}); any part of it may be applied: repeat it"),
+            ),
+            _ => (
+                Reason::StoreSilent,
+                format!("Redis did not answer ({text}); any part of the request may be applied: repeat it"),
+            ),
+        };
+        Refusal::new(reason, sentence)
+    }
+}

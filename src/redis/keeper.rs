@@ -1,0 +1,157 @@
+//! Opens the sessions of a link, and opens the next one when one is of no use any more.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use redis::{AsyncConnectionConfig, Cmd, Value};
+use tracing::{error, info, warn};
+
+use super::fault::Fault;
+use super::keys::{OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
+use super::link::{LINK_LIFETIME, LinkOptions, Session, Shared, State};
+use super::office::whole_ms;
+use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT};
+use super::script::{Answer, SCRIPTS};
+
+/// After a failed attempt to connect the next one comes this much later.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// A session that ends sooner was of no use: the next one is not opened at once.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
+
+/// So many of them in a row may be bad luck.
+const FEW_SHORT_LIVES: u32 = 5;
+
+/// The longest pause before a session is opened.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// A ring in Redis that was made with other settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Differs {
+    pub(super) schema: u64,
+    pub(super) slots: u64,
+    pub(super) tick_ms: u64,
+    pub(super) rings: u64,
+}
+
+/// Why a session could not be opened.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum OpenError {
+    #[error("{}", .0.text)]
+    Fault(Fault),
+    #[error("the ring was made anew with other settings: {0:?}; start this sidecar with those")]
+    Differs(Differs),
+}
+
+impl From<Fault> for OpenError {
+    fn from(fault: Fault) -> OpenError {
+        OpenError::Fault(fault)
+    }
+}
+
+/// What the keeper remembers from session to session.
+#[derive(Default)]
+pub(super) struct Known {
+    sessions: u64,
+    incarnation: Option<String>,
+}
+
+impl Shared {
+    pub(super) async fn keep(self: Arc<Self>, mut known: Known) {
+        let (mut opened_at, mut short_lives) = (self.options.clock.now(), 0);
+        loop {
+            self.broken.notified().await;
+            let is_short = self.options.clock.now().saturating_duration_since(opened_at) < SHORT_LIFE;
+            short_lives = if is_short { short_lives + 1 } else { 0 };
+            if short_lives > FEW_SHORT_LIVES {
+                // Something is wrong that a new connection does not mend.
+                tokio::time::sleep(LONGEST_PAUSE.min(RETRY * (short_lives - FEW_SHORT_LIVES))).await;
+            }
+            let session = self.reconnect(&mut known).await;
+            opened_at = self.options.clock.now();
+            self.timeouts.store(0, Ordering::Relaxed);
+            self.options.metrics.redis_reconnects.inc();
+            info!(ring = self.options.ring, "Redis is back");
+            self.state.send_replace(State::Up(session));
+        }
+    }
+
+    /// Connects, as often as it takes.
+    async fn reconnect(&self, known: &mut Known) -> Session {
+        let mut told = None;
+        loop {
+            match self.connect(known).await {
+                Ok(session) => return session,
+                Err(cause) => {
+                    let cause = cause.to_string();
+                    if told.as_ref() != Some(&cause) {
+                        warn!(ring = self.options.ring, cause, "Redis cannot be used; trying again");
+                        told = Some(cause);
+                    }
+                }
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    pub(super) async fn connect(&self, known: &mut Known) -> Result<Session, OpenError> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(RESPONSE_TIMEOUT));
+        let connected = self.options.client.get_multiplexed_async_connection_with_config(&config).await;
+        let mut connection = connected.map_err(Fault::from)?;
+        let mut loads = redis::pipe();
+        for script in SCRIPTS.all() {
+            loads.add_command(script.load()).ignore();
+        }
+        loads.query_async::<()>(&mut connection).await.map_err(Fault::from)?;
+        let registered = connection.send_packed_command(&self.registration(known.sessions)).await;
+        let value = registered.and_then(Value::extract_error).map_err(Fault::from)?;
+        let mut answer = Answer::new(&SCRIPTS.open, value)?;
+        match answer.text()?.as_str() {
+            "open" => {}
+            "differs" => {
+                return Err(OpenError::Differs(Differs {
+                    schema: answer.count()?,
+                    slots: answer.count()?,
+                    tick_ms: answer.count()?,
+                    rings: answer.count()?,
+                }));
+            }
+            word => return Err(answer.strange(word).into()),
+        }
+        let generation = answer.number()?;
+        let incarnation = answer.text()?;
+        known.sessions += 1;
+        let lost = known.incarnation.replace(incarnation.clone()).is_some_and(|before| before != incarnation);
+        if lost {
+            self.options.metrics.redis_lost.inc();
+            error!(
+                ring = self.options.ring,
+                "Redis came back without this ring: what was in flight and what was not yet acknowledged in its \
+                 outbox is lost, and a new ring begins now; turn on persistence (appendonly yes) to keep it"
+            );
+        }
+        Ok(Session {
+            connection,
+            number: known.sessions,
+            generation,
+            catch_up_max_ticks: u32::try_from(answer.count()?).unwrap_or_default(),
+            chunk: answer.count()?,
+            answers: Arc::new([answer.text()?, answer.text()?]),
+            recovered_at: (known.sessions > 1).then(|| self.options.clock.now()),
+        })
+    }
+
+    fn registration(&self, sessions: u64) -> Cmd {
+        let LinkOptions { keys, wheel, rings, incarnation, catch_up_max_ticks, .. } = &self.options;
+        let names = [&keys.meta, &keys.link, &keys.outbox, &keys.groups];
+        let mut call = SCRIPTS.open.call(names.into_iter().map(String::as_str));
+        call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
+        // A ring made in a later session is another one.
+        call.arg(wheel.slots() + SPARE_LISTS).arg(format!("{incarnation}-{sessions}"));
+        call.arg(whole_ms(LINK_LIFETIME)).arg(catch_up_max_ticks);
+        call
+    }
+}

@@ -1,0 +1,248 @@
+//! A connection that heals: one a ring.
+//!
+//! ```text
+//!            connect, load scripts, `open`
+//!   Away ────────────────────────────────────▶ Up (session n, generation g)
+//!     ▲                                           │
+//!     └── an error that ends it, two timeouts ────┘
+//! ```
+//!
+//! A multiplexed connection does not come back by itself after a timeout or a READONLY answer, so every fault is
+//! judged here, and the connection is made anew. Each session registers first: from then on a late write of
+//! the one before is refused by the scripts, and its `open` tells which chunks of adds and dels were applied.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use redis::{Client, Cmd, Value};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tracing::warn;
+
+use super::fault::{Fault, FaultKind};
+use super::keeper::{Known, OpenError};
+use super::keys::Keys;
+use super::script::{Answer, Script};
+use crate::clock::Clock;
+use crate::core::refusal::Refusal;
+use crate::core::tick::Wheel;
+use crate::metrics::Metrics;
+
+/// How many answers in a row may fail to come before the connection is made anew.
+const MOST_TIMEOUTS: u32 = 2;
+
+/// How long the traces of a sidecar that is gone are kept.
+pub(super) const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
+
+/// What a link needs to know.
+pub(super) struct LinkOptions {
+    pub(super) client: Client,
+    pub(super) ring: u16,
+    pub(super) rings: u16,
+    pub(super) wheel: Wheel,
+    /// The most ticks that are caught up, if the ring is new.
+    pub(super) catch_up_max_ticks: u16,
+    pub(super) keys: Arc<Keys>,
+    /// What a ring that is made by this link is called, to be told from one made later.
+    pub(super) incarnation: String,
+    pub(super) clock: Arc<Clock>,
+    pub(super) metrics: Arc<Metrics>,
+}
+
+/// A connection that is registered.
+#[derive(Clone)]
+pub(super) struct Session {
+    pub(super) connection: MultiplexedConnection,
+    /// Counts the sessions of this process.
+    pub(super) number: u64,
+    pub(super) generation: i64,
+    /// The most ticks that are caught up, as the ring was made.
+    pub(super) catch_up_max_ticks: u32,
+    /// The last chunk applied for this sidecar, with its answer, and the answer to the one before.
+    pub(super) chunk: u64,
+    pub(super) answers: Arc<[String; 2]>,
+    /// When an outage ended with it; none for the first.
+    pub(super) recovered_at: Option<Instant>,
+}
+
+/// The state of a link.
+#[derive(Clone, Default)]
+pub(super) enum State {
+    #[default]
+    Away,
+    Up(Session),
+}
+
+/// The way to one ring in Redis.
+pub(super) struct Link {
+    shared: Arc<Shared>,
+    keeper: JoinHandle<()>,
+}
+
+pub(super) struct Shared {
+    pub(super) options: LinkOptions,
+    pub(super) state: watch::Sender<State>,
+    pub(super) timeouts: AtomicU32,
+    /// Told when the session is of no use any more.
+    pub(super) broken: Notify,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+impl Link {
+    /// Connects, and from then on keeps the connection.
+    pub(super) async fn open(options: LinkOptions) -> Result<Link, OpenError> {
+        let (state, _) = watch::channel(State::Away);
+        let shared = Arc::new(Shared { options, state, timeouts: AtomicU32::new(0), broken: Notify::new() });
+        let mut known = Known::default();
+        let session = shared.connect(&mut known).await?;
+        shared.state.send_replace(State::Up(session));
+        let keeper = tokio::spawn(Arc::clone(&shared).keep(known));
+        Ok(Link { shared, keeper })
+    }
+
+    pub(super) fn keys(&self) -> &Keys {
+        &self.shared.options.keys
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.shared.options.clock
+    }
+
+    /// Whether Redis is believed to answer.
+    pub(super) fn is_up(&self) -> bool {
+        matches!(&*self.shared.state.borrow(), State::Up(_))
+    }
+
+    /// The state, as it changes.
+    pub(super) fn states(&self) -> watch::Receiver<State> {
+        self.shared.state.subscribe()
+    }
+
+    /// The session, if Redis is believed to answer.
+    pub(super) fn session(&self) -> Result<Session, Fault> {
+        match &*self.shared.state.borrow() {
+            State::Up(session) => Ok(session.clone()),
+            State::Away => Err(Fault::away()),
+        }
+    }
+
+    /// Runs a script that writes: `keys` follow those of meta and link, `arguments` the generation.
+    pub(super) async fn write(
+        &self,
+        script: &'static Script,
+        keys: &[&str],
+        arguments: impl FnOnce(&mut Cmd),
+    ) -> Result<Answer, Refusal> {
+        self.write_in(&self.session()?, script, keys, arguments).await
+    }
+
+    /// The same, in this session and no other.
+    pub(super) async fn write_in(
+        &self,
+        session: &Session,
+        script: &'static Script,
+        keys: &[&str],
+        arguments: impl FnOnce(&mut Cmd),
+    ) -> Result<Answer, Refusal> {
+        let mut call = self.guarded(session, script, keys);
+        arguments(&mut call);
+        Ok(self.ask(session, script, &call).await?)
+    }
+
+    /// Runs a script that only reads.
+    pub(super) async fn read(
+        &self,
+        script: &'static Script,
+        keys: &[&str],
+        arguments: impl FnOnce(&mut Cmd),
+    ) -> Result<Answer, Refusal> {
+        let session = self.session()?;
+        let mut call = script.call(keys.iter().copied());
+        arguments(&mut call);
+        Ok(self.ask(&session, script, &call).await?)
+    }
+
+    /// The beginning of a call that the guard lets through in this session.
+    pub(super) fn guarded(&self, session: &Session, script: &Script, keys: &[&str]) -> Cmd {
+        let Keys { meta, link, .. } = self.keys();
+        let keys: Vec<&str> = [meta.as_str(), link.as_str()].into_iter().chain(keys.iter().copied()).collect();
+        let mut call = script.call(keys.into_iter());
+        call.arg(session.generation);
+        call
+    }
+
+    async fn ask(&self, session: &Session, script: &'static Script, call: &Cmd) -> Result<Answer, Fault> {
+        match self.send(session, script, call).await {
+            Err(Fault { kind: FaultKind::NoScript, .. }) => {
+                self.send(session, script, &script.in_full(call)).await
+            }
+            answered => answered,
+        }
+    }
+
+    /// Puts a script into Redis' cache.
+    pub(super) async fn load(&self, session: &Session, script: &'static Script) -> Result<(), Fault> {
+        let loaded = session.connection.clone().send_packed_command(&script.load()).await;
+        loaded.and_then(Value::extract_error).map(drop).map_err(|error| self.judge(session, error.into()))
+    }
+
+    /// Sends a call and waits for its answer. What goes wrong is counted, and ends the session where it must.
+    pub(super) async fn send(
+        &self,
+        session: &Session,
+        script: &'static Script,
+        call: &Cmd,
+    ) -> Result<Answer, Fault> {
+        let Shared { options, timeouts, .. } = &*self.shared;
+        let begun = options.clock.now();
+        let value = session.connection.clone().send_packed_command(call).await.and_then(Value::extract_error);
+        let value = value.map_err(|error| self.judge(session, error.into()))?;
+        options.metrics.round_trip(script.name).record(options.clock.now().saturating_duration_since(begun));
+        timeouts.store(0, Ordering::Relaxed);
+        if is_stale(&value) {
+            return Err(self.judge(session, Fault::stale()));
+        }
+        Answer::new(script, value)
+    }
+
+    /// Counts a fault, and ends the session if it is of no use any more.
+    fn judge(&self, session: &Session, fault: Fault) -> Fault {
+        let shared = &self.shared;
+        shared.options.metrics.count_redis_error(fault.kind.as_str());
+        let many_timeouts = fault.kind == FaultKind::Timeout
+            && shared.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_TIMEOUTS;
+        if many_timeouts || fault.kind.ends_the_connection() {
+            self.give_up(session, &fault);
+        }
+        fault
+    }
+
+    /// Ends a session: its connection is made anew.
+    pub(super) fn give_up(&self, session: &Session, fault: &Fault) {
+        let gone = |state: &mut State| match state {
+            State::Up(present) if present.number == session.number => {
+                *state = State::Away;
+                true
+            }
+            _ => false,
+        };
+        if self.shared.state.send_if_modified(gone) {
+            let ring = self.shared.options.ring;
+            warn!(ring, cause = %fault.text, "Redis is away: adds are refused and acknowledgements held until it is back");
+            self.shared.broken.notify_one();
+        }
+    }
+}
+
+/// Whether a script's reply says that the guard did not let it through.
+fn is_stale(value: &Value) -> bool {
+    matches!(value, Value::Array(values)
+        if matches!(values.first(), Some(Value::BulkString(word)) if word == b"stale"))
+}

@@ -1,0 +1,68 @@
+//! How a store in Redis is to be.
+
+use std::time::Duration;
+
+use redis::io::tcp::TcpSettings;
+use redis::{ConnectionInfo, IntoConnectionInfo};
+use socket2::TcpKeepalive;
+
+use crate::core::batch::StormRule;
+use crate::core::outbox::Retention;
+use crate::core::tick::Wheel;
+
+/// How long Redis may take for an answer. Longer than any script takes by far, short enough that an AddNewMsg is
+/// refused within a second.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How long a connection may take to be made.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How a store in Redis is to be.
+#[derive(Clone, Debug)]
+pub struct RedisOptions {
+    /// Where Redis is: `redis://`, `rediss://` or `redis+unix://`, with user and password if it wants them.
+    pub url: String,
+    /// What the names of all keys begin with.
+    pub namespace: String,
+    /// Number of rings.
+    pub rings: u16,
+    /// Dimensions of each.
+    pub wheel: Wheel,
+    /// When a tick is a storm.
+    pub storm: StormRule,
+    /// The bounds of the outboxes together.
+    pub retention: Retention,
+    /// The most messages in flight, over all rings.
+    pub max_in_flight: u64,
+    /// The most messages of DelMsg that are held while Redis is away, over all rings.
+    pub max_held_acks: u64,
+    /// What the status calls this sidecar.
+    pub name: String,
+    /// Whether it never stands for election.
+    pub never_lead: bool,
+    /// How long a lease lasts without being renewed.
+    pub lease: Duration,
+    /// How long the pointer waits after an outage, for the Acks that all sidecars hold.
+    pub outage_grace: Duration,
+    /// The most missed ticks that are caught up.
+    pub catch_up_max_ticks: u16,
+}
+
+impl RedisOptions {
+    /// The share of a bound that falls to one ring.
+    pub(super) fn per_ring(&self, bound: u64) -> u64 {
+        bound.div_ceil(u64::from(self.rings))
+    }
+}
+
+/// The way to Redis. What the library leaves off by default is on: answers are not delayed, and a peer that is gone
+/// is noticed.
+pub(super) fn connection_info(url: &str) -> Result<ConnectionInfo, redis::RedisError> {
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(1))
+        .with_retries(3);
+    let tcp =
+        TcpSettings::default().set_nodelay(true).set_keepalive(keepalive).set_user_timeout(Duration::from_secs(5));
+    Ok(url.into_connection_info()?.set_tcp_settings(tcp))
+}
