@@ -1,8 +1,9 @@
-//! Who leads: the contract of a lease on a ring.
+//! Who leads: the contract of a lease on a ring, and what a candidate may conclude from what it saw.
 
 use std::time::{Duration, Instant};
 
 use super::ring::Reply;
+use super::tick::Tick;
 
 /// Whether this sidecar may turn the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,4 +32,152 @@ pub trait Lease: Send + Sync {
 
     /// Registers who is to be told that the lease may be free, so that it is asked for before its time.
     fn on_vacancy(&self, tell: Box<dyn Fn() + Send + Sync>);
+}
+
+/// How often a candidate looks, as a share of the lease.
+const LOOKS_PER_LEASE: u32 = 6;
+
+/// What a candidate has seen, by its own monotonic clock: of the lease that another holds, and of the pointer.
+///
+/// A clock that can be set says neither how long a lease still lasts nor how many ticks were missed. What a
+/// candidate has watched itself, while the store kept answering, it knows. A gap between two looks counts as half a
+/// lease at most: a process that stood still has watched nothing.
+#[derive(Debug)]
+pub struct Candidate {
+    lease: Duration,
+    session: u64,
+    holder: Option<Seen<(String, String)>>,
+    pointer: Option<Seen<Tick>>,
+}
+
+#[derive(Debug)]
+struct Seen<T> {
+    what: T,
+    /// For how long it was watched, up to the last look.
+    watched: Duration,
+    looked_at: Instant,
+}
+
+impl<T: PartialEq> Seen<T> {
+    /// Notes what is there now; whether it is something new.
+    fn note(seen: &mut Option<Seen<T>>, what: T, now: Instant, longest_gap: Duration) -> bool {
+        if let Some(seen) = seen.as_mut().filter(|seen| seen.what == what) {
+            seen.watched = seen.until(now, longest_gap);
+            seen.looked_at = now;
+            return false;
+        }
+        *seen = Some(Seen { what, watched: Duration::ZERO, looked_at: now });
+        true
+    }
+
+    fn until(&self, now: Instant, longest_gap: Duration) -> Duration {
+        self.watched + now.saturating_duration_since(self.looked_at).min(longest_gap)
+    }
+}
+
+impl Candidate {
+    /// A candidate that has seen nothing, for a lease of this length.
+    #[must_use]
+    pub fn new(lease: Duration) -> Candidate {
+        Candidate { lease, session: 0, holder: None, pointer: None }
+    }
+
+    /// Forgets what was seen in another session: nobody watched in between.
+    pub fn enter_session(&mut self, session: u64) {
+        if self.session != session {
+            *self = Candidate { session, ..Candidate::new(self.lease) };
+        }
+    }
+
+    /// Notes the token and renewal count of the lease that another holds, and the pointer. Whether the token is
+    /// new.
+    pub fn saw(&mut self, holder: (String, String), pointer: Tick, now: Instant) -> bool {
+        let is_other = self.holder.as_ref().is_none_or(|seen| seen.what.0 != holder.0);
+        Seen::note(&mut self.holder, holder, now, self.lease / 2);
+        Seen::note(&mut self.pointer, pointer, now, self.lease / 2);
+        is_other
+    }
+
+    /// The lease, if token and renewal count have stood still for two durations: its holder is dead, and a clock
+    /// that was set back keeps it.
+    #[must_use]
+    pub fn standing_still(&self, now: Instant) -> Option<(String, String)> {
+        let seen = self.holder.as_ref()?;
+        (seen.until(now, self.lease / 2) >= self.lease * 2).then(|| seen.what.clone())
+    }
+
+    /// The pointer as it was seen last, and for how long it has been watched there.
+    #[must_use]
+    pub fn pointer_seen(&self, now: Instant) -> Option<(Tick, Duration)> {
+        let seen = self.pointer.as_ref()?;
+        Some((seen.what, seen.until(now, self.lease / 2)))
+    }
+
+    /// When to look again; `random` spreads the candidates.
+    #[must_use]
+    pub fn retry_after(&self, random: u64) -> Duration {
+        let look = self.lease / LOOKS_PER_LEASE;
+        let spread = u32::try_from(random % 512).unwrap_or_default();
+        look * 3 / 4 + look * spread / 1_024
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(3);
+
+    fn holder(renewals: u32) -> (String, String) {
+        (String::from("other"), renewals.to_string())
+    }
+
+    /// Looks every half second, and sees the same.
+    fn watch(candidate: &mut Candidate, from: Instant, time: Duration) {
+        let looks = time.as_millis() / 500;
+        for look in 0..=u32::try_from(looks).unwrap() {
+            candidate.saw(holder(2), Tick(8), from + Duration::from_millis(500) * look);
+        }
+    }
+
+    #[test]
+    fn a_lease_stands_still_only_after_two_durations_without_a_renewal() {
+        let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
+        assert!(candidate.saw(holder(1), Tick(7), start));
+        let renewed = start + LEASE;
+        assert!(!candidate.saw(holder(2), Tick(8), renewed), "the holder is the same");
+        watch(&mut candidate, renewed, LEASE * 11 / 6);
+        assert_eq!(candidate.standing_still(renewed + LEASE * 11 / 6), None);
+        watch(&mut candidate, renewed, LEASE * 2);
+        assert_eq!(candidate.standing_still(renewed + LEASE * 2), Some(holder(2)));
+    }
+
+    #[test]
+    fn what_was_seen_before_an_outage_counts_for_nothing() {
+        let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
+        candidate.enter_session(1);
+        watch(&mut candidate, start, LEASE);
+        assert_eq!(candidate.pointer_seen(start + LEASE), Some((Tick(8), LEASE)));
+        candidate.enter_session(2);
+        assert_eq!(candidate.pointer_seen(start + LEASE * 9), None);
+        assert_eq!(candidate.standing_still(start + LEASE * 9), None);
+    }
+
+    #[test]
+    fn a_candidate_that_stood_still_has_watched_nothing() {
+        let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
+        watch(&mut candidate, start, LEASE / 3);
+        let woken = start + Duration::from_secs(600);
+        assert_eq!(candidate.pointer_seen(woken), Some((Tick(8), LEASE * 5 / 6)), "a third, and half at most");
+        candidate.saw(holder(2), Tick(8), woken);
+        assert_eq!(candidate.standing_still(woken), None);
+    }
+
+    #[test]
+    fn candidates_look_several_times_a_lease_and_not_all_at_once() {
+        let candidate = Candidate::new(LEASE);
+        let looks: Vec<Duration> = (0..2_000).step_by(97).map(|random| candidate.retry_after(random)).collect();
+        assert!(looks.iter().all(|look| (LEASE / 8..=LEASE / 4).contains(look)), "{looks:?}");
+        assert!(looks.iter().max() > looks.iter().min());
+    }
 }

@@ -283,7 +283,8 @@ impl Ticker {
                 warn!(
                     ticks = missed,
                     "the pointer could not move for that long: every deadline is shifted by it, so that nobody is \
-                     declared offline for a stall on our side; look for a paused or starved process"
+                     declared offline for a stall on our side; look for a paused or starved process, or for an \
+                     outage of Redis"
                 );
             }
             Advance::Deposed => self.deposed(),

@@ -1,0 +1,190 @@
+//! The lease in Redis: SET NX with a token, an epoch, and the rules of [`Candidate`].
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use tracing::{info, warn};
+
+use super::link::{LINK_LIFETIME, Link};
+use super::office::{Identity, Office, Term, from_now, whole_ms};
+use super::ring::CLOCK_SLACK;
+use super::script::{Answer, SCRIPTS};
+use crate::core::lease::{Candidate, Leadership, Lease};
+use crate::core::refusal::Refusal;
+use crate::core::ring::Reply;
+use crate::core::tick::Tick;
+
+/// How a lease is to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeaseOptions {
+    pub(super) ring: u16,
+    pub(super) duration: Duration,
+    pub(super) never_lead: bool,
+    pub(super) outage_grace: Duration,
+}
+
+/// A lease that lies in Redis.
+pub(super) struct RedisLease(Arc<Inner>);
+
+struct Inner {
+    options: LeaseOptions,
+    link: Arc<Link>,
+    identity: Identity,
+    office: Arc<Office>,
+    candidate: Mutex<Candidate>,
+    /// The highest epoch that was seen: a ring that was lost must not begin below it.
+    highest_epoch: Mutex<u64>,
+    told: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
+}
+
+impl RedisLease {
+    pub(super) fn new(
+        options: LeaseOptions,
+        link: Arc<Link>,
+        identity: Identity,
+        office: Arc<Office>,
+    ) -> RedisLease {
+        RedisLease(Arc::new(Inner {
+            candidate: Mutex::new(Candidate::new(options.duration)),
+            options,
+            link,
+            identity,
+            office,
+            highest_epoch: Mutex::new(0),
+            told: RwLock::default(),
+        }))
+    }
+
+    /// Tells who asked that the lease may be free.
+    pub(super) fn tell(&self) {
+        self.0.told.read().iter().for_each(|tell| tell());
+    }
+}
+
+impl Lease for RedisLease {
+    fn tend(&self, now: Instant) -> Reply<Leadership> {
+        if self.0.options.never_lead {
+            return Reply::ok(Leadership::Follows { retry_after: self.0.options.duration });
+        }
+        let inner = Arc::clone(&self.0);
+        Reply::Later(Box::pin(async move { inner.tend(now).await }))
+    }
+
+    fn release(&self, _now: Instant) -> Reply<()> {
+        let inner = Arc::clone(&self.0);
+        Reply::Later(Box::pin(async move { inner.release().await }))
+    }
+
+    fn on_vacancy(&self, tell: Box<dyn Fn() + Send + Sync>) {
+        self.0.told.write().push(tell);
+    }
+}
+
+impl Inner {
+    async fn tend(&self, now: Instant) -> Result<Leadership, Refusal> {
+        if let Some(term) = self.office.term()
+            && self.renew(term).await?
+        {
+            let now = now.max(self.link.clock().now());
+            self.office.note(term.epoch, |term| term.lease_until = now + self.options.duration);
+            return Ok(self.leads(term.epoch, now));
+        }
+        self.stand(now).await
+    }
+
+    fn leads(&self, epoch: u64, now: Instant) -> Leadership {
+        Leadership::Leads { epoch, renew_at: Some(now + self.options.duration / 3) }
+    }
+
+    async fn renew(&self, term: Term) -> Result<bool, Refusal> {
+        let names = [self.link.keys().lease.as_str()];
+        let asked = self.link.write(&SCRIPTS.renew, &names, |call| {
+            call.arg(&self.identity.token).arg(term.epoch).arg(whole_ms(self.options.duration));
+        });
+        let mut answer = asked.await?;
+        match answer.text()?.as_str() {
+            "renewed" => Ok(true),
+            "deposed" => {
+                self.office.leave();
+                warn!(ring = self.options.ring, epoch = term.epoch, "this sidecar's lease has run out");
+                Ok(false)
+            }
+            word => Err(answer.strange(word).into()),
+        }
+    }
+
+    /// Stands for election.
+    async fn stand(&self, now: Instant) -> Result<Leadership, Refusal> {
+        let session = self.link.session()?;
+        let begun = now.max(self.link.clock().now());
+        let (pointer, seen_ms, still) = {
+            let mut candidate = self.candidate.lock();
+            candidate.enter_session(session.number);
+            let (pointer, seen) = candidate.pointer_seen(begun).unwrap_or_default();
+            (pointer, whole_ms(seen), candidate.standing_still(begun).unwrap_or_default())
+        };
+        let graced = session.recovered_at.map(|recovered| recovered + self.options.outage_grace);
+        let wait = graced.map_or(Duration::ZERO, |graced| graced.saturating_duration_since(begun));
+        let highest = *self.highest_epoch.lock();
+        let names = [self.link.keys().lease.as_str()];
+        let asked = self.link.write(&SCRIPTS.acquire, &names, |call| {
+            call.arg(&self.identity.token).arg(&self.identity.name).arg(whole_ms(self.options.duration));
+            call.arg(pointer.0).arg(seen_ms).arg(whole_ms(LINK_LIFETIME)).arg(highest);
+            call.arg(still.0).arg(still.1).arg(whole_ms(wait)).arg(whole_ms(CLOCK_SLACK));
+        });
+        let mut answer = asked.await?;
+        let now = now.max(self.link.clock().now());
+        match answer.text()?.as_str() {
+            "won" => self.won(&mut answer, session.number, now),
+            "held" => self.held(&mut answer, now),
+            word => Err(answer.strange(word).into()),
+        }
+    }
+
+    fn won(&self, answer: &mut Answer, session: u64, now: Instant) -> Result<Leadership, Refusal> {
+        let (epoch, pointer) = (answer.count()?, Tick(answer.count()?));
+        let next = from_now(now, answer.number()?);
+        *self.highest_epoch.lock() = epoch;
+        let lease_until = now + self.options.duration;
+        self.office.enter(Term {
+            epoch,
+            lease_until,
+            session,
+            pointer,
+            next,
+            is_aware: true,
+            graced: None,
+            frozen: Tick(0),
+            seq: 0,
+        });
+        info!(ring = self.options.ring, epoch, %pointer, "this sidecar leads");
+        Ok(self.leads(epoch, now))
+    }
+
+    fn held(&self, answer: &mut Answer, now: Instant) -> Result<Leadership, Refusal> {
+        let holder = (answer.text()?, answer.text()?);
+        let pointer = Tick(answer.count()?);
+        let mut candidate = self.candidate.lock();
+        if candidate.saw(holder, pointer, now) {
+            let leader = answer.text()?;
+            info!(ring = self.options.ring, leader, "this sidecar follows");
+        }
+        Ok(Leadership::Follows { retry_after: candidate.retry_after(super::random()) })
+    }
+
+    async fn release(&self) -> Result<(), Refusal> {
+        if self.office.term().is_none() {
+            return Ok(());
+        }
+        self.office.leave();
+        let keys = self.link.keys();
+        let token = &self.identity.token;
+        self.link
+            .write(&SCRIPTS.release, &[&keys.lease, &keys.news], |call| {
+                call.arg(token);
+            })
+            .await?;
+        Ok(())
+    }
+}

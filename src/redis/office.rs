@@ -1,0 +1,74 @@
+//! What the lease and the ring of one sidecar share: whether it leads, under which epoch, and at which pace.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::core::tick::Tick;
+
+/// Who this sidecar is, to the others.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    /// What the status calls it.
+    pub(super) name: String,
+    /// What its entries in Redis are called: never reused.
+    pub(super) sidecar: String,
+    /// What it puts into a lease: never reused.
+    pub(super) token: String,
+}
+
+/// A time of leadership.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Term {
+    pub(super) epoch: u64,
+    /// Until when the lease lasts if it is not renewed, by the monotonic clock.
+    pub(super) lease_until: Instant,
+    /// The session in which the pace was set.
+    pub(super) session: u64,
+    pub(super) pointer: Tick,
+    /// When the pointer is to move next, by the monotonic clock.
+    pub(super) next: Instant,
+    /// Whether the leader knows why the pointer is late: it waited on purpose, or gave up what it had missed.
+    pub(super) is_aware: bool,
+    /// Until when the pointer waits for the Acks that were held in an outage, since it last moved.
+    pub(super) graced: Option<Instant>,
+    /// Where expiry goes on, as far as it is known.
+    pub(super) frozen: Tick,
+    pub(super) seq: u64,
+}
+
+/// The office of the leader, held or not.
+#[derive(Debug, Default)]
+pub(super) struct Office(Mutex<Option<Term>>);
+
+impl Office {
+    pub(super) fn term(&self) -> Option<Term> {
+        *self.0.lock()
+    }
+
+    pub(super) fn enter(&self, term: Term) {
+        *self.0.lock() = Some(term);
+    }
+
+    pub(super) fn leave(&self) {
+        *self.0.lock() = None;
+    }
+
+    /// Changes the term, if it is still that of this epoch.
+    pub(super) fn note(&self, epoch: u64, change: impl FnOnce(&mut Term)) {
+        if let Some(term) = self.0.lock().as_mut().filter(|term| term.epoch == epoch) {
+            change(term);
+        }
+    }
+}
+
+/// A moment that lies a signed number of ms from another.
+pub(super) fn from_now(now: Instant, ms: i64) -> Instant {
+    let distance = Duration::from_millis(ms.unsigned_abs());
+    if ms >= 0 { now + distance } else { now.checked_sub(distance).unwrap_or(now) }
+}
+
+/// A duration in whole ms, rounded down.
+pub(super) fn whole_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

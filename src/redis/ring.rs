@@ -1,0 +1,319 @@
+//! The ring in Redis.
+//!
+//! Every outcome is decided in a script, by comparing a message's deadline with the pointer in `meta`; so the
+//! winner rule of the memory ring is kept by Redis running one script at a time.
+//!
+//! # Time
+//!
+//! `due_ms` in `meta` is the time, by Redis' clock, at which the pointer was due to be where it is. An add takes
+//! the tick due from it; the script that advances never moves before `due_ms` plus a tick, and sets the next
+//! `due_ms` no earlier. Both compare with the same clock, so whatever a network costs, no message is early:
+//!
+//! ```text
+//!   tick due at x = pointer + (time(x) - due) / tick      the pointer moves only at time >= due + tick
+//!   next due     >= due + tick                            hence: decided at time > time(x) + k ticks
+//! ```
+//!
+//! The leader waits by its own monotonic clock for as long as the last script told it. A clock that was set shows
+//! as a difference beyond [`CLOCK_SLACK`], and then the monotonic clock decides.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::Cmd;
+
+use super::coalesce::Coalescer;
+use super::keys::{MAX_CATCH_UP, MAX_FROZEN};
+use super::link::{Link, Session};
+use super::office::{Identity, Office, Term, from_now, whole_ms};
+use super::script::{Answer, SCRIPTS};
+use crate::core::batch::{StormRule, TickCounts};
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::{
+    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Published, Reply, Ring,
+    RingStatus,
+};
+use crate::core::tick::{Tick, Wheel};
+
+/// How far the leader's and Redis' clock may differ within a tick before one counts as set.
+pub(super) const CLOCK_SLACK: Duration = Duration::from_millis(50);
+
+/// The most messages that one script publishes.
+const MAX_PUBLISHED: usize = 1_000;
+
+/// The longest that a request to move the pointer is under way in a Redis that serves.
+const UNDER_WAY: Duration = Duration::from_millis(250);
+
+/// Where too many ticks are to be published first, the pointer looks again this much later.
+const BUSY: Duration = Duration::from_millis(2);
+
+/// How a ring in Redis is to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RingOptions {
+    pub(super) ring: u16,
+    pub(super) wheel: Wheel,
+    pub(super) storm: StormRule,
+    pub(super) outage_grace: Duration,
+}
+
+/// A ring that lives in Redis.
+pub(super) struct RedisRing(Arc<Inner>);
+
+struct Inner {
+    options: RingOptions,
+    link: Arc<Link>,
+    coalescer: Arc<Coalescer>,
+    identity: Identity,
+    office: Arc<Office>,
+    draining: AtomicBool,
+}
+
+impl RedisRing {
+    pub(super) fn new(
+        options: RingOptions,
+        link: Arc<Link>,
+        coalescer: Arc<Coalescer>,
+        identity: Identity,
+        office: Arc<Office>,
+    ) -> RedisRing {
+        RedisRing(Arc::new(Inner { options, link, coalescer, identity, office, draining: AtomicBool::new(false) }))
+    }
+
+    fn later<T, F>(&self, work: impl FnOnce(Arc<Inner>) -> F) -> Reply<T>
+    where
+        F: Future<Output = Result<T, Refusal>> + Send + 'static,
+    {
+        Reply::Later(Box::pin(work(Arc::clone(&self.0))))
+    }
+}
+
+impl Ring for RedisRing {
+    fn wheel(&self) -> Wheel {
+        self.0.options.wheel
+    }
+
+    fn add_new_msg(&self, request: AddNewMsg<'_>, _now: Instant) -> Reply<AddNewMsgAnswer> {
+        if self.0.draining.load(Ordering::Relaxed) {
+            return Reply::refused(Refusal::new(
+                Reason::Draining,
+                "this sidecar is draining and takes no new messages: add them through another one",
+            ));
+        }
+        self.0.coalescer.add_new_msg(request)
+    }
+
+    fn del_msg(&self, request: DelMsg<'_>, _now: Instant) -> Reply<DelMsgAnswer> {
+        self.0.coalescer.del_msg(request)
+    }
+
+    fn advance(&self, now: Instant) -> Reply<Advance> {
+        self.later(|inner| async move { inner.advance(now).await })
+    }
+
+    fn expire(&self, _now: Instant) -> Reply<Expired> {
+        self.later(|inner| async move { inner.expire().await })
+    }
+
+    fn drain(&self, _now: Instant) -> Reply<Handover> {
+        self.0.draining.store(true, Ordering::Relaxed);
+        Reply::ok(Handover::Kept)
+    }
+
+    fn status(&self, now: Instant) -> Reply<RingStatus> {
+        self.later(|inner| async move { inner.status(now).await })
+    }
+}
+
+impl Inner {
+    async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
+        let session = self.link.session()?;
+        let Some(term) = self.term_in(&session) else { return Ok(Advance::Deposed) };
+        if now < term.next {
+            return Ok(Advance::Waiting(term.next));
+        }
+        let (late, tick_length) = (now - term.next, self.options.wheel.tick_length());
+        // The move that is due is one of those that are caught up. What adds count from knows the same bound.
+        let most = tick_length * session.catch_up_max_ticks.max(1);
+        if late >= most {
+            let missed = late.saturating_sub(most).as_nanos() / tick_length.as_nanos() + 1;
+            let missed = u64::try_from(missed).unwrap_or(u64::MAX);
+            let next = term.next + self.options.wheel.ticks(missed);
+            self.office.note(term.epoch, |term| (term.next, term.is_aware) = (next, true));
+            return Ok(Advance::Shifted { missed, next });
+        }
+        // What this sidecar has read comes before the decision. If Redis went away meanwhile, the wait begins anew.
+        self.coalescer.flush().await;
+        if self.link.session()?.number != session.number {
+            return Ok(Advance::Waiting(now));
+        }
+        let at = now.max(self.link.clock().now());
+        let keys = self.link.keys();
+        let names = [keys.lease.as_str(), &keys.ticks, keys.list(term.pointer.0)];
+        let StormRule { min, share } = self.options.storm;
+        let call = self.link.write_in(&session, &SCRIPTS.advance, &names, |call| {
+            self.term_arguments(call, term);
+            call.arg(term.pointer.0).arg(whole_ms(at - term.next)).arg(self.slack_ms()).arg(min).arg(share);
+            call.arg(MAX_FROZEN);
+            if term.is_aware {
+                call.arg("")
+            } else {
+                call.arg(whole_ms(UNDER_WAY))
+            };
+        });
+        let mut answer = call.await?;
+        let at = now.max(self.link.clock().now());
+        self.advanced(term, &mut answer, at)
+    }
+
+    fn advanced(&self, term: Term, answer: &mut Answer, at: Instant) -> Result<Advance, Refusal> {
+        match answer.text()?.as_str() {
+            "moved" => {
+                let next = from_now(at, answer.number()?);
+                let lateness = Duration::from_millis(answer.count()?);
+                let pointer = term.pointer.plus(1);
+                self.office.note(term.epoch, |term| {
+                    (term.pointer, term.next, term.is_aware, term.graced) = (pointer, next, false, None);
+                });
+                Ok(Advance::Moved { decided: term.pointer, lateness, next })
+            }
+            "wait" => {
+                let next = from_now(at, answer.number()?);
+                self.office.note(term.epoch, |term| term.next = next);
+                Ok(Advance::Waiting(next))
+            }
+            "delayed" => {
+                let next = at + self.options.outage_grace;
+                self.office.note(term.epoch, |term| (term.next, term.is_aware) = (next, true));
+                Ok(Advance::Waiting(next))
+            }
+            "busy" => Ok(Advance::Waiting(at + BUSY)),
+            "deposed" => {
+                self.office.leave();
+                Ok(Advance::Deposed)
+            }
+            "elsewhere" => {
+                let pointer = Tick(answer.count()?);
+                self.office.note(term.epoch, |term| term.pointer = pointer);
+                Ok(Advance::Waiting(at))
+            }
+            word => Err(answer.strange(word).into()),
+        }
+    }
+
+    /// The term, if this sidecar leads. After an outage the pointer waits for the Acks that all sidecars hold; once,
+    /// until it has moved, so that a Redis that comes and goes does not stop the wheel.
+    fn term_in(&self, session: &Session) -> Option<Term> {
+        let term = self.office.term()?;
+        if session.number == term.session {
+            return Some(term);
+        }
+        self.office.note(term.epoch, |term| {
+            let graced = session.recovered_at.map(|recovered| recovered + self.options.outage_grace);
+            term.graced = term.graced.or(graced);
+            term.next = term.graced.map_or(term.next, |graced| graced.max(term.next));
+            (term.session, term.is_aware) = (session.number, true);
+        });
+        self.office.term()
+    }
+
+    fn term_arguments(&self, call: &mut Cmd, term: Term) {
+        call.arg(&self.identity.token).arg(term.epoch);
+    }
+
+    /// A quarter of a short tick: a clock that was set by less is as good as one that was not.
+    fn slack_ms(&self) -> u64 {
+        whole_ms(CLOCK_SLACK.min(self.options.wheel.tick_length() / 4))
+    }
+
+    async fn expire(&self) -> Result<Expired, Refusal> {
+        let Some(term) = self.office.term() else { return Ok(Expired { deposed: true, ..Expired::default() }) };
+        if term.frozen == term.pointer {
+            return self.forget().await;
+        }
+        let keys = self.link.keys();
+        let names =
+            [keys.lease.as_str(), &keys.ticks, keys.list(term.frozen.0), &keys.outbox, &keys.late, &keys.news];
+        let asked = self.link.write(&SCRIPTS.expire, &names, |call| {
+            self.term_arguments(call, term);
+            call.arg(term.frozen.0).arg(term.seq).arg(MAX_PUBLISHED);
+        });
+        let mut answer = asked.await?;
+        match answer.text()?.as_str() {
+            "published" => self.published(term, &mut answer),
+            "expected" => {
+                let (tick, seq, is_frozen) = (Tick(answer.count()?), answer.count()?, answer.count()? > 0);
+                self.office.note(term.epoch, |term| {
+                    (term.frozen, term.seq) = (tick, seq);
+                });
+                if is_frozen { Ok(Expired { more: true, ..Expired::default() }) } else { self.forget().await }
+            }
+            "deposed" => {
+                self.office.leave();
+                Ok(Expired { deposed: true, ..Expired::default() })
+            }
+            word => Err(answer.strange(word).into()),
+        }
+    }
+
+    fn published(&self, term: Term, answer: &mut Answer) -> Result<Expired, Refusal> {
+        let (messages, is_last) = (answer.count()?, answer.count()? > 0);
+        let lateness = Duration::from_millis(answer.count()?);
+        let (timed_out, acked, storm) = (answer.count()?, answer.count()?, answer.count()? > 0);
+        self.office.note(term.epoch, |now| {
+            (now.frozen, now.seq) = if is_last { (term.frozen.plus(1), 0) } else { (term.frozen, term.seq + 1) };
+        });
+        let counts = TickCounts { added: timed_out + acked, acked, storm, drained: false };
+        Ok(Expired {
+            counted: is_last.then_some((term.frozen, counts)),
+            published: (messages > 0).then_some(Published { messages, lateness }),
+            more: true,
+            deposed: false,
+        })
+    }
+
+    async fn forget(&self) -> Result<Expired, Refusal> {
+        let keys = self.link.keys();
+        let mut answer = self.link.write(&SCRIPTS.forget, &[&keys.messages, &keys.late], |_| {}).await?;
+        match answer.text()?.as_str() {
+            "forgot" => Ok(Expired { more: true, ..Expired::default() }),
+            "idle" => Ok(Expired::default()),
+            word => Err(answer.strange(word).into()),
+        }
+    }
+
+    async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
+        let keys = self.link.keys();
+        let names: Vec<&str> =
+            [&keys.meta, &keys.lease].into_iter().chain(keys.lists()).map(String::as_str).collect();
+        let mut answer = self.link.read(&SCRIPTS.status, &names, |_| {}).await?;
+        let wheel = self.options.wheel;
+        let mut status =
+            RingStatus { ring: self.options.ring, slots: vec![0; wheel.slots().into()], ..RingStatus::default() };
+        if answer.is_empty() {
+            return Ok(status);
+        }
+        status.pointer = Tick(answer.count()?);
+        status.pointer_lag = Duration::from_millis(answer.count()?).saturating_sub(wheel.tick_length());
+        status.epoch = answer.count()?;
+        let (holder, leader) = (answer.text()?, answer.text()?);
+        let age = Duration::from_millis(answer.count()?);
+        if !holder.is_empty() {
+            (status.leader, status.lease_age) = (Some(leader), Some(age));
+        }
+        status.leads = holder == self.identity.token
+            && self.office.term().is_some_and(|term| term.epoch == status.epoch && now < term.lease_until);
+        status.in_flight = answer.count()?;
+        let mut lists = Vec::with_capacity(keys.lists().len());
+        while !answer.is_empty() {
+            lists.push(answer.count()?);
+        }
+        let list = |tick: u64| lists.get(usize::try_from(tick % lists.len() as u64).unwrap_or_default());
+        status.closing = list(status.pointer.0).copied().unwrap_or_default();
+        let farthest = status.pointer.0 + u64::from(wheel.slots() + MAX_CATCH_UP);
+        for tick in status.pointer.0 + 1..=farthest {
+            status.slots[usize::from(wheel.slot(Tick(tick)).0)] += list(tick).copied().unwrap_or_default();
+        }
+        Ok(status)
+    }
+}
