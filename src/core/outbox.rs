@@ -73,7 +73,8 @@ pub struct Dropped {
 
 /// Where timeout batches wait for their subscribers.
 pub trait Outbox: Send + Sync {
-    /// Makes sure that a group exists; whether it is new.
+    /// Makes sure that a group exists; whether it is new. Where that is refused, the group may exist in a part of the
+    /// rings: it is to be left, unless it has another subscriber here.
     fn open_group(&self, group: &GroupName, opening: Opening, now: Instant) -> Reply<bool>;
 
     /// Notes that the last subscriber here has left: an ephemeral group is deleted, unless it has subscribers
@@ -84,10 +85,17 @@ pub trait Outbox: Send + Sync {
     /// elsewhere is refused, as in use.
     fn delete_group(&self, group: &GroupName) -> Reply<bool>;
 
-    /// Takes the next batches of a group: until they hold `window` messages, the last overshooting.
+    /// Whether other sidecars take from it too.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    /// Takes the next batches of a group: until they hold `window` messages, the last overshooting. They can be
+    /// fewer; none is left only where none is returned.
     fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>>;
 
-    /// Takes a taken batch once more; none if it is settled or dropped.
+    /// Takes a taken batch once more; none if it is settled or dropped. Where the outbox is shared also one that was
+    /// given back; none if somebody else has taken it.
     fn take_again(&self, group: &GroupName, batch: BatchId, now: Instant) -> Reply<Option<Delivery>>;
 
     /// Settles taken batches; returns how many of them were not settled before.
@@ -95,6 +103,12 @@ pub trait Outbox: Send + Sync {
 
     /// Gives taken batches back, for the next who takes.
     fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()>;
+
+    /// Gives taken batches back, for others: here they are left alone until they are taken again, settled or
+    /// released.
+    fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
+        self.release(group, batches)
+    }
 
     /// Keeps the bounds; `attended` are the groups with a subscriber here.
     fn tend(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped>;

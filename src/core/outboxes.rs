@@ -96,6 +96,10 @@ impl Outbox for Outboxes {
         }))
     }
 
+    fn is_shared(&self) -> bool {
+        self.outboxes.iter().any(|outbox| outbox.is_shared())
+    }
+
     /// One ring after the other, since each takes as much of the window as it can fill. What was taken is handed
     /// out even if another ring refuses: nobody would learn of it again.
     fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>> {
@@ -137,6 +141,10 @@ impl Outbox for Outboxes {
 
     fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
         merged(self.by_ring(batches, |outbox, part| outbox.release(group, part)), |_| ())
+    }
+
+    fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
+        merged(self.by_ring(batches, |outbox, part| outbox.lend(group, part)), |_| ())
     }
 
     /// A ring that refuses does not hide what the others dropped: that is told once.

@@ -180,7 +180,8 @@ pub(super) async fn all<T: Unpin>(mut replies: Vec<Reply<T>>) -> Vec<Result<T, R
     answers.into_iter().flatten().collect()
 }
 
-/// All answers, or one refusal for them: it promises that nothing was applied only if that is so everywhere.
+/// All answers, or one refusal for them. Where some rings took their part, it promises that nothing was applied only
+/// if it says that the request itself cannot be, and repeating it would not help; a caller undoes what was applied.
 pub(super) fn together<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>, Refusal> {
     let asked = answers.len();
     let (mut taken, mut refusals) = (Vec::with_capacity(asked), Vec::new());
@@ -195,6 +196,9 @@ pub(super) fn together<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>, Re
     if taken.is_empty() {
         return Err(refusals.swap_remove(unknown.unwrap_or_default()));
     }
+    if let Some(refusal) = refusals.iter().find(|refusal| is_of_the_group(refusal.reason)) {
+        return Err(refusal.clone());
+    }
     let text = format!(
         "{} of {asked} rings took their part of it and the others did not, for one of them says: {first}; repeat \
          it, which is safe",
@@ -203,9 +207,27 @@ pub(super) fn together<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>, Re
     Err(Refusal::new(Reason::StoreSilent, text))
 }
 
+/// Whether a refusal is about the group that was asked for, and no fault of the store.
+fn is_of_the_group(reason: Reason) -> bool {
+    matches!(reason, Reason::TooManyGroups | Reason::UnknownGroup | Reason::GroupInUse)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_of_the_group_is_passed_on_and_any_other_of_a_part_makes_the_outcome_unknown() {
+        let refusal = |reason| Err(Refusal::new(reason, "no"));
+        for (answers, expected) in [
+            (vec![Ok(()), refusal(Reason::StoreAway)], Reason::StoreSilent),
+            (vec![Ok(()), refusal(Reason::MaxInFlight)], Reason::StoreSilent),
+            (vec![Ok(()), refusal(Reason::StoreAway), refusal(Reason::TooManyGroups)], Reason::TooManyGroups),
+            (vec![refusal(Reason::StoreAway), refusal(Reason::StoreAway)], Reason::StoreAway),
+        ] {
+            assert_eq!(together(answers).unwrap_err().reason, expected);
+        }
+    }
 
     #[test]
     fn the_hash_never_changes() {

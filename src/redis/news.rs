@@ -1,0 +1,108 @@
+//! Hints from other sidecars: something was published, given back, or the lease became free.
+//!
+//! A short stream is read with a blocking XREAD, which needs a connection of its own. Hints only save waiting:
+//! whoever misses one looks again by himself within a second.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::streams::{StreamReadOptions, StreamReadReply};
+use redis::{AsyncCommands, AsyncConnectionConfig, Client, RedisError, RedisResult};
+use tokio::task::JoinHandle;
+use tracing::debug;
+
+use super::lease::RedisLease;
+use super::options::CONNECT_TIMEOUT;
+use super::outbox::RedisOutbox;
+
+/// How long Redis blocks when there are no hints.
+const BLOCK: Duration = Duration::from_secs(2);
+
+/// How much longer than that an answer may take before the connection is made anew.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// After a fault the connection is made anew this much later.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// The task that listens for one ring.
+pub(super) struct News(JoinHandle<()>);
+
+impl Drop for News {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl News {
+    pub(super) fn listen(
+        client: Client,
+        stream: String,
+        outbox: Arc<RedisOutbox>,
+        lease: Arc<RedisLease>,
+    ) -> News {
+        let reader = Reader { client, stream, outbox, lease };
+        News(tokio::spawn(async move { reader.run().await }))
+    }
+}
+
+struct Reader {
+    client: Client,
+    stream: String,
+    outbox: Arc<RedisOutbox>,
+    lease: Arc<RedisLease>,
+}
+
+impl Reader {
+    async fn run(&self) {
+        loop {
+            let Err(error) = self.read_on().await;
+            debug!(%error, "no hints for now");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// Reads until something goes wrong.
+    async fn read_on(&self) -> Result<std::convert::Infallible, RedisError> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(BLOCK + PATIENCE));
+        let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut last = self.newest(&mut connection).await?;
+        // What was missed between two connections is not known.
+        self.outbox.tell();
+        self.lease.tell();
+        loop {
+            if let Some(newest) = self.read(&mut connection, &last).await? {
+                last = newest;
+            }
+        }
+    }
+
+    /// The id of the newest hint.
+    async fn newest(&self, connection: &mut MultiplexedConnection) -> RedisResult<String> {
+        let found: redis::streams::StreamRangeReply =
+            connection.xrevrange_count(&self.stream, "+", "-", 1).await?;
+        Ok(found.ids.into_iter().next().map_or_else(|| String::from("0"), |entry| entry.id))
+    }
+
+    async fn read(&self, connection: &mut MultiplexedConnection, last: &str) -> RedisResult<Option<String>> {
+        let block = usize::try_from(BLOCK.as_millis()).unwrap_or(usize::MAX);
+        let options = StreamReadOptions::default().block(block);
+        let found: Option<StreamReadReply> = connection.xread_options(&[&self.stream], &[last], &options).await?;
+        let entries = found.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids);
+        let (mut newest, mut vacant, mut batches) = (None, false, false);
+        for entry in entries {
+            let is_vacancy = entry.map.contains_key("vacant");
+            (vacant, batches) = (vacant || is_vacancy, batches || !is_vacancy);
+            newest = Some(entry.id);
+        }
+        if vacant {
+            self.lease.tell();
+        }
+        if batches {
+            self.outbox.tell();
+        }
+        Ok(newest)
+    }
+}

@@ -1,0 +1,108 @@
+//! From the text of a batch in Redis to its value.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::batch::{BatchId, Delivery, TickCounts, TimedOut, TimeoutBatch};
+use crate::core::tick::Tick;
+use crate::redis::fault::Fault;
+use crate::redis::script::Answer;
+
+/// The id of a batch's entry in the stream.
+pub(super) fn entry_id(batch: BatchId) -> String {
+    format!("{}-{}", batch.tick, batch.seq)
+}
+
+/// An entry that is no batch of this version: a newer one wrote it, or a hand.
+#[derive(Debug)]
+pub(super) struct Unreadable {
+    /// Its id in the stream.
+    pub(super) entry: String,
+    /// What is wrong with it.
+    pub(super) why: String,
+}
+
+/// A batch as `take` and `take_again` reply it, at `now_ms` by Redis' clock.
+pub(super) fn delivery(mut reply: Answer, ring: u16, now_ms: u64) -> Result<Result<Delivery, Unreadable>, Fault> {
+    let entry = reply.text()?;
+    Ok(read(&entry, reply, ring, now_ms).map_err(|fault| Unreadable { entry, why: fault.text }))
+}
+
+fn read(entry: &str, mut reply: Answer, ring: u16, now_ms: u64) -> Result<Delivery, Fault> {
+    let (tick, seq) = parse_entry_id(entry).ok_or_else(|| reply.strange(entry))?;
+    let delivery_count = u32::try_from(reply.count()?).unwrap_or(u32::MAX);
+    let id = BatchId { tick, epoch: reply.count()?, ring, seq };
+    let counts = TickCounts {
+        added: reply.count()?,
+        acked: reply.count()?,
+        storm: reply.count()? == 1,
+        // What is in flight when a sidecar goes stays in Redis.
+        drained: false,
+    };
+    let last = reply.count()? == 1;
+    let decided_ms = reply.count()?;
+    let text = reply.text()?;
+    let messages = parse_messages(&text).ok_or_else(|| reply.strange(&format!("the messages of {id}")))?;
+    Ok(Delivery {
+        batch: Arc::new(TimeoutBatch { id, counts, last, messages }),
+        delivery_count,
+        age: Duration::from_millis(now_ms.saturating_sub(decided_ms)),
+    })
+}
+
+fn parse_entry_id(text: &str) -> Option<(Tick, u32)> {
+    let (tick, seq) = text.split_once('-')?;
+    Some((Tick(tick.parse().ok()?), seq.parse().ok()?))
+}
+
+/// Messages of a batch: `id[:client][/attempt]`, separated by a space.
+fn parse_messages(text: &str) -> Option<Vec<TimedOut>> {
+    text.split(' ').map(parse_message).collect()
+}
+
+fn parse_message(text: &str) -> Option<TimedOut> {
+    let (message, attempt) = text.split_once('/').unwrap_or((text, "1"));
+    Some(TimedOut { message: message.parse().ok()?, attempt: attempt.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+    use crate::core::message::Message;
+    use crate::redis::script::SCRIPTS;
+
+    fn reply(values: [&str; 9]) -> Answer {
+        let values = values.map(|value| Value::BulkString(value.into()));
+        Answer::new(&SCRIPTS.take, Value::Array(values.into())).unwrap()
+    }
+
+    #[test]
+    fn a_batch_is_what_its_entry_says() {
+        let text = "1 2:7 18446744073709551615:18446744073709551615/255";
+        let read = reply(["170-3", "2", "1700000000000", "10", "7", "1", "0", "1700000001000", text]);
+        let Delivery { batch, delivery_count, age } = delivery(read, 4, 1_700_000_001_250).unwrap().unwrap();
+        assert_eq!(batch.id, BatchId { tick: Tick(170), epoch: 1_700_000_000_000, ring: 4, seq: 3 });
+        assert_eq!(entry_id(batch.id), "170-3");
+        assert_eq!(batch.counts, TickCounts { added: 10, acked: 7, storm: true, drained: false });
+        assert_eq!((batch.last, delivery_count, age), (false, 2, Duration::from_millis(250)));
+        let expected = [(1, 0, 1), (2, 7, 1), (u64::MAX, u64::MAX, 255)]
+            .map(|(id, client, attempt)| TimedOut { message: Message::new(id, client), attempt });
+        assert_eq!(batch.messages, expected);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_makes_no_batch_older() {
+        let read = reply(["1-0", "1", "5", "1", "0", "0", "1", "1000", "9"]);
+        assert_eq!(delivery(read, 0, 10).unwrap().unwrap().age, Duration::ZERO);
+    }
+
+    #[test]
+    fn what_no_script_wrote_is_not_understood() {
+        for (id, messages) in [("1", "9"), ("1-x", "9"), ("1-0", ""), ("1-0", "9/256"), ("1-0", "a:1")] {
+            let read = delivery(reply([id, "1", "5", "1", "0", "0", "1", "1000", messages]), 0, 1_000).unwrap();
+            assert_eq!(read.unwrap_err().entry, id);
+        }
+    }
+}

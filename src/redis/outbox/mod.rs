@@ -1,0 +1,297 @@
+//! The outbox in Redis: a stream with a consumer group for each group, shared by all sidecars.
+//!
+//! ```text
+//!                take                     settle
+//!   unread ───────────────▶ held by a ───────────────▶ gone, once every group has settled it
+//!                           sidecar
+//!   held by `-` ──────────▶    │  ▲ take_again (delivery count + 1)
+//!        ▲   take, take_again  │  └──┘
+//!        └─────────────────────┘
+//!     release, lend, leave_group, a sidecar has died
+//! ```
+//!
+//! A sidecar is one consumer in all groups. What is given back belongs to the consumer `-`, with its delivery count,
+//! until somebody takes it. What is lent is given back too, and left out where this sidecar takes: it comes back here
+//! by `take_again` alone.
+//!
+//! # What a sidecar believes, and what Redis does
+//!
+//! The answer to a take can be lost: Redis then holds batches for this sidecar of which nobody here knows. So each
+//! group has a [`Hand`]: the batches that are known to be held. After a lost answer, and in a new session of the link,
+//! what Redis has beyond it is given back. A group without subscribers here has no hand; the beat frees what is left
+//! of it.
+
+mod calls;
+mod entry;
+mod hand;
+mod sidecars;
+mod taking;
+mod tending;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use self::calls::{Calls, MOST_BATCHES, MOST_READ};
+use self::hand::{Hand, Hands};
+use self::sidecars::{Beats, Sidecars};
+use super::link::Link;
+use crate::core::batch::{BatchId, Delivery};
+use crate::core::group::GroupName;
+use crate::core::outbox::{Dropped, GroupBacklog, Opening, Outbox, Retention};
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::Reply;
+
+type Tell = Box<dyn Fn() + Send + Sync>;
+
+/// The outbox of one ring in Redis.
+pub(super) struct RedisOutbox {
+    shared: Arc<Shared>,
+    beating: AbortHandle,
+}
+
+struct Shared {
+    calls: Calls,
+    retention: Retention,
+    lease: Duration,
+    told: RwLock<Vec<Tell>>,
+    /// The groups with a subscriber here, as of when the outbox was last looked after; none before the first time.
+    attended: watch::Sender<Option<Vec<GroupName>>>,
+    /// The groups that were opened here and not left, and whether they are ephemeral. The lock is held until Redis
+    /// has answered, so that the beat does not tell of a group that is just being left; and no longer, since the
+    /// beat waits for it.
+    joined: tokio::sync::Mutex<BTreeMap<GroupName, bool>>,
+    hands: Hands,
+    sidecars: Mutex<Sidecars>,
+    /// What became of the last beat, and who was found dead by it.
+    beaten: Mutex<Result<Vec<Beats>, Refusal>>,
+}
+
+impl RedisOutbox {
+    /// The outbox of `ring`, as the sidecar of this id sees it.
+    pub(super) fn new(
+        link: Arc<Link>,
+        ring: u16,
+        retention: Retention,
+        sidecar: String,
+        lease: Duration,
+    ) -> RedisOutbox {
+        let shared = Arc::new(Shared {
+            calls: Calls { link, ring, sidecar },
+            retention,
+            lease,
+            told: RwLock::default(),
+            attended: watch::Sender::default(),
+            joined: tokio::sync::Mutex::default(),
+            hands: Hands::default(),
+            sidecars: Mutex::default(),
+            beaten: Mutex::new(Ok(Vec::new())),
+        });
+        let beating = tokio::spawn(Arc::clone(&shared).beat_on()).abort_handle();
+        RedisOutbox { shared, beating }
+    }
+
+    /// Tells that there may be something to take.
+    pub(super) fn tell(&self) {
+        self.shared.tell();
+    }
+
+    /// Frees what this sidecar held, and has Redis forget it.
+    pub(super) fn depart(&self) -> Reply<()> {
+        let beating = self.beating.clone();
+        self.later(|shared| async move { shared.depart(&beating).await })
+    }
+
+    fn later<T, F>(&self, answer: impl FnOnce(Arc<Shared>) -> F) -> Reply<T>
+    where
+        F: Future<Output = Result<T, Refusal>> + Send + 'static,
+    {
+        Reply::Later(Box::pin(answer(Arc::clone(&self.shared))))
+    }
+}
+
+impl Drop for RedisOutbox {
+    fn drop(&mut self) {
+        self.beating.abort();
+    }
+}
+
+impl Outbox for RedisOutbox {
+    fn open_group(&self, group: &GroupName, opening: Opening, _now: Instant) -> Reply<bool> {
+        let group = group.clone();
+        self.later(|shared| async move { shared.open_group(group, opening).await })
+    }
+
+    fn leave_group(&self, group: &GroupName) -> Reply<()> {
+        let group = group.clone();
+        self.later(|shared| async move { shared.leave_group(&group).await })
+    }
+
+    fn delete_group(&self, group: &GroupName) -> Reply<bool> {
+        let group = group.clone();
+        self.later(|shared| async move { shared.delete_group(&group).await })
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn take(&self, group: &GroupName, window: u64, _now: Instant) -> Reply<Vec<Delivery>> {
+        let group = group.clone();
+        self.later(|shared| async move { shared.take(&group, window).await })
+    }
+
+    fn take_again(&self, group: &GroupName, batch: BatchId, _now: Instant) -> Reply<Option<Delivery>> {
+        let group = group.clone();
+        self.later(|shared| async move { shared.take_again(&group, batch).await })
+    }
+
+    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<u64> {
+        let (group, batches) = (group.clone(), self.shared.of_this_ring(batches));
+        self.later(|shared| async move { shared.settle(&group, &batches).await })
+    }
+
+    fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
+        let (group, batches) = (group.clone(), self.shared.of_this_ring(batches));
+        self.later(|shared| async move { shared.give_back(&group, &batches, false).await })
+    }
+
+    fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
+        let (group, batches) = (group.clone(), self.shared.of_this_ring(batches));
+        self.later(|shared| async move { shared.give_back(&group, &batches, true).await })
+    }
+
+    fn tend(&self, attended: &[GroupName], _now: Instant) -> Reply<Dropped> {
+        let attended = attended.to_vec();
+        self.later(|shared| async move { shared.tend(attended).await })
+    }
+
+    fn backlogs(&self, _now: Instant) -> Reply<Vec<GroupBacklog>> {
+        self.later(|shared| async move {
+            let mut backlogs = shared.calls.backlogs().await?;
+            backlogs.sort_by(|a, b| a.group.cmp(&b.group));
+            Ok(backlogs)
+        })
+    }
+
+    fn on_news(&self, tell: Tell) {
+        self.shared.told.write().push(tell);
+    }
+}
+
+impl Shared {
+    fn tell(&self) {
+        self.told.read().iter().for_each(|tell| tell());
+    }
+
+    /// A client can name batches of rings that there are not.
+    fn of_this_ring(&self, batches: &[BatchId]) -> Vec<BatchId> {
+        batches.iter().copied().filter(|batch| batch.ring == self.calls.ring).collect()
+    }
+
+    async fn open_group(&self, group: GroupName, opening: Opening) -> Result<bool, Refusal> {
+        let mut joined = self.joined.lock().await;
+        let (is_new, ephemeral) = self.calls.open_group(&group, opening).await?;
+        joined.insert(group, ephemeral);
+        Ok(is_new)
+    }
+
+    /// Where Redis does not answer, the next beat does the same.
+    async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
+        let mut joined = self.joined.lock().await;
+        joined.remove(group);
+        self.hands.drop(group);
+        let mut more = self.calls.leave_group(group).await?;
+        drop(joined);
+        while more {
+            more = self.calls.leave_group(group).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
+        let mut joined = self.joined.lock().await;
+        let deleted = self.calls.delete_group(group).await?;
+        joined.remove(group);
+        self.hands.drop(group);
+        Ok(deleted)
+    }
+
+    async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<u64, Refusal> {
+        let mut settled = 0;
+        for (part, chunk) in batches.chunks(MOST_READ).enumerate() {
+            match self.calls.settle(group, chunk).await {
+                Ok(count) => settled += count,
+                Err(refusal) if part == 0 => return Err(refusal),
+                Err(Refusal { text, .. }) => {
+                    return Err(Refusal::new(
+                        Reason::StoreSilent,
+                        format!("a part is settled; of the rest: {text}"),
+                    ));
+                }
+            }
+            if let Some(hand) = self.hands.find(group) {
+                let mut hand = hand.lock().await;
+                for batch in chunk {
+                    hand.held.remove(batch);
+                    hand.lent.remove(batch);
+                }
+            }
+        }
+        Ok(settled)
+    }
+
+    /// Where Redis does not answer, what it has beyond the hand is given back later.
+    async fn give_back(&self, group: &GroupName, batches: &[BatchId], lent: bool) -> Result<(), Refusal> {
+        if batches.is_empty() {
+            return Ok(());
+        }
+        let hand = self.hands.of(group);
+        let mut hand = hand.lock().await;
+        let sure_in = hand.doubt();
+        for batch in batches {
+            hand.held.remove(batch);
+            if lent {
+                hand.lent.insert(*batch);
+            } else {
+                hand.lent.remove(batch);
+            }
+        }
+        for chunk in batches.chunks(MOST_READ) {
+            let entries = chunk.iter().map(|batch| (entry::entry_id(*batch), Some(batch.epoch)));
+            self.calls.give_back(group, entries).await?;
+        }
+        hand.sure_in = sure_in;
+        Ok(())
+    }
+
+    /// Gives back what Redis holds for this sidecar and nobody here knows of, if that can be.
+    async fn recover(&self, group: &GroupName, hand: &mut Hand) -> Result<(), Refusal> {
+        let session = self.calls.link.session()?.number;
+        if hand.sure_in == Some(session) {
+            return Ok(());
+        }
+        let known = hand.entries();
+        let mut last = String::new();
+        loop {
+            let page = self.calls.held(group, &last).await?;
+            let is_last = page.len() < MOST_BATCHES;
+            if let Some(entry) = page.last() {
+                last.clone_from(entry);
+            }
+            let unknown: Vec<String> = page.into_iter().filter(|entry| !known.contains(entry)).collect();
+            if !unknown.is_empty() {
+                self.calls.give_back(group, unknown.into_iter().map(|entry| (entry, None))).await?;
+            }
+            if is_last {
+                break;
+            }
+        }
+        hand.sure_in = Some(session);
+        Ok(())
+    }
+}

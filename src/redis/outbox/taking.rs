@@ -1,0 +1,78 @@
+//! Taking batches, for the first time or again.
+
+use tracing::error;
+
+use super::Shared;
+use super::entry::Unreadable;
+use super::hand::Hand;
+use crate::core::batch::{BatchId, Delivery};
+use crate::core::group::GroupName;
+use crate::core::refusal::{Promise, Refusal};
+
+impl Shared {
+    /// One script alone, unless it finds nothing that can be read: what it took is handed out before there is more,
+    /// and the hand is soon free again.
+    pub(super) async fn take(&self, group: &GroupName, window: u64) -> Result<Vec<Delivery>, Refusal> {
+        let hand = self.hands.of(group);
+        let mut hand = hand.lock().await;
+        self.recover(group, &mut hand).await?;
+        loop {
+            let sure_in = hand.doubt();
+            let found = match self.calls.take(group, window, &hand.lent).await {
+                Ok(found) => found,
+                Err(refusal) => {
+                    if refusal.reason.promise() == Promise::NotApplied {
+                        hand.sure_in = sure_in;
+                    }
+                    return Err(refusal);
+                }
+            };
+            hand.sure_in = sure_in;
+            let is_all = found.is_empty();
+            let taken: Vec<Delivery> =
+                found.into_iter().filter_map(|read| self.readable(group, &mut hand, read)).collect();
+            hand.held.extend(taken.iter().map(|delivery| delivery.batch.id));
+            if is_all || !taken.is_empty() {
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// A delivery, or none where it cannot be read: that is told, and nobody is offered the entry again.
+    fn readable(
+        &self,
+        group: &GroupName,
+        hand: &mut Hand,
+        read: Result<Delivery, Unreadable>,
+    ) -> Option<Delivery> {
+        let Unreadable { entry, why } = match read {
+            Ok(delivery) => return Some(delivery),
+            Err(unreadable) => unreadable,
+        };
+        let (ring, outbox) = (self.calls.ring, &self.calls.link.keys().outbox);
+        error!(
+            ring,
+            %group,
+            entry,
+            why,
+            "a batch in the outbox cannot be read and is not handed out: update this sidecar if a newer one wrote it; \
+             `redis-cli XACK {outbox} {group} {entry}` removes it from the group"
+        );
+        hand.unreadable.insert(entry);
+        None
+    }
+
+    pub(super) async fn take_again(&self, group: &GroupName, batch: BatchId) -> Result<Option<Delivery>, Refusal> {
+        if batch.ring != self.calls.ring {
+            return Ok(None);
+        }
+        let hand = self.hands.of(group);
+        let mut hand = hand.lock().await;
+        let again = self.calls.take_again(group, batch).await?;
+        hand.lent.remove(&batch);
+        hand.held.remove(&batch);
+        let again = again.and_then(|read| self.readable(group, &mut hand, read));
+        hand.held.extend(again.iter().map(|delivery| delivery.batch.id));
+        Ok(again)
+    }
+}
