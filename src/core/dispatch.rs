@@ -12,12 +12,17 @@
 //!                    Waiting ── last member left ──▶ released to the outbox
 //! ```
 //!
+//! Where the outbox is shared with other sidecars, what waits and no member here can have now is lent: given back,
+//! so that members elsewhere get it at once, and still known here. It is handed out again once its delay is over,
+//! if nobody else took it.
+//!
 //! # Invariants
 //!
 //! 1. A batch known here is handed to exactly one member, or waits to be handed out again.
 //! 2. `out` of a member is the number of messages in the batches handed to it. A member gets a batch only
 //!    while `out < credit`, so it overshoots by at most one batch.
 //! 3. Every batch has one alarm: when it is overdue, or when its delay is over. No batch can be forgotten.
+//! 4. What is lent is in nobody's hands here, and is at most [`MAX_LENT`] batches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -30,6 +35,10 @@ const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 
 /// How many batches that were passed by are asked about before giving up for now.
 const MAX_PASSED_ASKED: usize = 64;
+
+/// The most batches that are lent at a time: each `take` from the outbox must leave them out. What is beyond stays
+/// here and is handed out again after its delay.
+pub const MAX_LENT: usize = 64;
 
 /// A subscriber, as the member of its group; never reused within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,12 +65,16 @@ struct Known {
     alarm: Instant,
     /// When the delay of the last nack is over.
     delay_over: Instant,
+    /// Whether it was given back for members elsewhere, and is known here all the same.
+    lent: bool,
 }
 
 /// The batches of one group that are in the hands of members here.
 #[derive(Debug)]
 pub struct Dispatch {
     redeliver_after: Duration,
+    /// For how long an overdue batch is left to other members; zero where there is nobody to lend it to.
+    yields: Duration,
     members: Vec<Member>,
     turn: usize,
     known: BTreeMap<BatchId, Known>,
@@ -69,20 +82,29 @@ pub struct Dispatch {
     waiting: BTreeSet<BatchId>,
     /// Batches that nobody holds and somebody passed by, as far as another member may want them.
     passed: BTreeSet<BatchId>,
+    /// Batches that nobody holds and that are not lent.
+    unlent: BTreeSet<BatchId>,
+    /// Number of batches lent.
+    lent: usize,
     alarms: BTreeSet<(Instant, BatchId)>,
 }
 
 impl Dispatch {
-    /// A group without members. A batch that is not acknowledged for `redeliver_after` is handed out again.
+    /// A group without members. A batch that is not acknowledged for `redeliver_after` is handed out again: for
+    /// `yields` only to a member that let none of its times pass, here or elsewhere. Nothing is lent where that is
+    /// zero.
     #[must_use]
-    pub fn new(redeliver_after: Duration) -> Dispatch {
+    pub fn new(redeliver_after: Duration, yields: Duration) -> Dispatch {
         Dispatch {
             redeliver_after,
+            yields,
             members: Vec::new(),
             turn: 0,
             known: BTreeMap::new(),
             waiting: BTreeSet::new(),
             passed: BTreeSet::new(),
+            unlent: BTreeSet::new(),
+            lent: 0,
             alarms: BTreeSet::new(),
         }
     }
@@ -108,6 +130,8 @@ impl Dispatch {
         if self.members.is_empty() {
             self.waiting.clear();
             self.passed.clear();
+            self.unlent.clear();
+            self.lent = 0;
             self.alarms.clear();
             return std::mem::take(&mut self.known).into_keys().collect();
         }
@@ -132,16 +156,35 @@ impl Dispatch {
         Some(self.take_turn(position))
     }
 
-    /// The next batch to be handed out again and to whom, if there is one at `now`.
-    pub fn next_again(&mut self) -> Option<(BatchId, MemberId)> {
-        let free = self.waiting.first().and_then(|batch| Some((*batch, self.position_of_next(&[])?)));
+    /// The next batch to be handed out again and to whom, if there is one; none of the rings that are `away`.
+    pub fn next_again(&mut self, away: &[u16]) -> Option<(BatchId, MemberId)> {
+        let is_there = |batch: &&BatchId| !away.contains(&batch.ring);
+        let free = self.waiting.iter().find(is_there);
+        let free = free.and_then(|batch| Some((*batch, self.position_of_next(&[])?)));
         // Bounded, since each batch must be asked about: what lies further back is free for all after its delay.
-        let passed = self.passed.iter().take(MAX_PASSED_ASKED).find_map(|batch| {
+        let passed = self.passed.iter().filter(is_there).take(MAX_PASSED_ASKED).find_map(|batch| {
             let position = self.position_of_next(&self.known[batch].passed_by)?;
             Some((*batch, position))
         });
         let (batch, position) = free.into_iter().chain(passed).min()?;
         Some((batch, self.take_turn(position)))
+    }
+
+    /// The batches that wait and that no member here can have now, oldest first: to be given back, so that members
+    /// elsewhere get them. From now on they are lent.
+    pub fn lend(&mut self) -> Vec<BatchId> {
+        if self.yields.is_zero() {
+            return Vec::new();
+        }
+        let room = MAX_LENT.saturating_sub(self.lent);
+        let nobody_can = |batch: &&BatchId| self.position_of_next(&self.known[batch].passed_by).is_none();
+        let batches: Vec<BatchId> = self.unlent.iter().filter(nobody_can).take(room).copied().collect();
+        for batch in &batches {
+            if let Some(known) = self.remove(*batch) {
+                self.insert(*batch, Known { lent: true, ..known });
+            }
+        }
+        batches
     }
 
     /// A batch of `ids` messages goes to a member.
@@ -153,7 +196,7 @@ impl Dispatch {
         let (nacks, passed_by, delay_over) =
             earlier.map_or((0, Vec::new(), now), |known| (known.nacks, known.passed_by, known.delay_over));
         let alarm = now + self.redeliver_after;
-        self.insert(batch, Known { ids, holder: Some(to), nacks, passed_by, alarm, delay_over });
+        self.insert(batch, Known { ids, holder: Some(to), nacks, passed_by, alarm, delay_over, lent: false });
     }
 
     /// A batch is settled or gone.
@@ -185,6 +228,7 @@ impl Dispatch {
             if alarm > now {
                 break;
             }
+            self.yield_overdue(batch, now);
             self.wait(batch, now);
         }
     }
@@ -193,6 +237,17 @@ impl Dispatch {
     #[must_use]
     pub fn next_alarm(&self) -> Option<Instant> {
         self.alarms.first().map(|(alarm, _)| *alarm)
+    }
+
+    /// Has a batch that its holder let become overdue go to somebody else first.
+    fn yield_overdue(&mut self, batch: BatchId, now: Instant) {
+        let Some(known) = self.known.get_mut(&batch).filter(|_| !self.yields.is_zero()) else { return };
+        let Some(holder) = known.holder else { return };
+        if known.delay_over <= now {
+            known.passed_by.clear();
+        }
+        known.passed_by.push(holder);
+        known.delay_over = known.delay_over.max(now + self.yields);
     }
 
     /// Lets a batch wait for a member that did not pass it by; for any member once its delay is over.
@@ -208,6 +263,10 @@ impl Dispatch {
 
     fn insert(&mut self, batch: BatchId, known: Known) {
         self.alarms.insert((known.alarm, batch));
+        self.lent += usize::from(known.lent);
+        if known.holder.is_none() && !known.lent {
+            self.unlent.insert(batch);
+        }
         if known.holder.is_none() && known.passed_by.is_empty() {
             self.waiting.insert(batch);
         } else if known.holder.is_none() && self.members.iter().any(|member| !known.passed_by.contains(&member.id))
@@ -222,6 +281,8 @@ impl Dispatch {
         self.alarms.remove(&(known.alarm, batch));
         self.waiting.remove(&batch);
         self.passed.remove(&batch);
+        self.unlent.remove(&batch);
+        self.lent -= usize::from(known.lent);
         if let Some(member) = known.holder.and_then(|holder| self.member(holder)) {
             member.out -= known.ids;
         }
@@ -260,7 +321,7 @@ mod tests {
     }
 
     fn group_of(members: &[(MemberId, u64)]) -> (Dispatch, Instant) {
-        let mut dispatch = Dispatch::new(REDELIVER);
+        let mut dispatch = Dispatch::new(REDELIVER, Duration::ZERO);
         for (id, credit) in members {
             dispatch.join(*id, *credit);
         }
@@ -290,9 +351,9 @@ mod tests {
         dispatch.hand(batch(0), 5, A, now);
         dispatch.join(B, 100);
         assert_eq!(dispatch.leave(A, now), []);
-        assert_eq!(dispatch.next_again(), Some((batch(0), B)));
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)));
         dispatch.hand(batch(0), 5, B, now);
-        assert_eq!(dispatch.next_again(), Some((batch(1), B)));
+        assert_eq!(dispatch.next_again(&[]), Some((batch(1), B)));
         assert_eq!(dispatch.leave(B, now), [batch(0), batch(1)], "the last member releases all");
         assert_eq!(dispatch.next_alarm(), None);
     }
@@ -303,9 +364,9 @@ mod tests {
         dispatch.hand(batch(0), 5, A, now);
         assert_eq!(dispatch.next_alarm(), Some(now + REDELIVER));
         dispatch.ring_alarms(now + REDELIVER.saturating_sub(Duration::from_nanos(1)));
-        assert_eq!(dispatch.next_again(), None);
+        assert_eq!(dispatch.next_again(&[]), None);
         dispatch.ring_alarms(now + REDELIVER);
-        assert_eq!(dispatch.next_again(), Some((batch(0), A)));
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)));
     }
 
     #[test]
@@ -315,13 +376,13 @@ mod tests {
         dispatch.hand(batch(0), 5, A, now);
         assert!(!dispatch.nack(B, batch(0), delay, now), "B does not hold it");
         assert!(dispatch.nack(A, batch(0), delay, now));
-        assert_eq!(dispatch.next_again(), Some((batch(0), B)));
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)));
         dispatch.hand(batch(0), 5, B, now);
         assert!(dispatch.nack(B, batch(0), delay, now));
-        assert_eq!(dispatch.next_again(), None, "both passed it by");
+        assert_eq!(dispatch.next_again(&[]), None, "both passed it by");
         assert_eq!(dispatch.next_alarm(), Some(now + delay * 2), "the second delay is twice the first");
         dispatch.ring_alarms(now + delay * 2);
-        assert!(dispatch.next_again().is_some());
+        assert!(dispatch.next_again(&[]).is_some());
     }
 
     #[test]
@@ -342,9 +403,103 @@ mod tests {
         let (mut dispatch, now) = group_of(&[(A, 5), (B, 5)]);
         dispatch.hand(batch(0), 5, A, now);
         dispatch.ring_alarms(now + REDELIVER);
-        let (again, member) = dispatch.next_again().unwrap();
+        let (again, member) = dispatch.next_again(&[]).unwrap();
         dispatch.hand(again, 5, member, now + REDELIVER);
         dispatch.forget(batch(0));
         assert_eq!((dispatch.window(), dispatch.next_alarm()), (10, None));
+    }
+
+    const YIELDS: Duration = Duration::from_secs(1);
+
+    /// A group whose outbox is shared with other sidecars.
+    fn shared_group_of(members: &[(MemberId, u64)]) -> (Dispatch, Instant) {
+        let (dispatch, now) = group_of(members);
+        (Dispatch { yields: YIELDS, ..dispatch }, now)
+    }
+
+    #[test]
+    fn an_overdue_batch_is_lent_for_a_moment_and_then_handed_out_again() {
+        let (mut dispatch, now) = shared_group_of(&[(A, 5)]);
+        dispatch.hand(batch(0), 5, A, now);
+        assert_eq!(dispatch.lend(), [], "it is held");
+        let overdue = now + REDELIVER;
+        dispatch.ring_alarms(overdue);
+        assert_eq!(dispatch.next_again(&[]), None, "A let it become overdue");
+        assert_eq!(dispatch.window(), 5, "A does not hold it any more");
+        assert_eq!(dispatch.lend(), [batch(0)]);
+        assert_eq!(dispatch.lend(), [], "once");
+        assert_eq!(dispatch.next_alarm(), Some(overdue + YIELDS));
+        dispatch.ring_alarms(overdue + YIELDS);
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)), "nobody else took it");
+        dispatch.hand(batch(0), 5, A, overdue + YIELDS);
+        dispatch.ring_alarms(overdue + YIELDS + REDELIVER);
+        assert_eq!(dispatch.lend(), [batch(0)], "and again");
+        dispatch.forget(batch(0));
+        assert_eq!((dispatch.lent, dispatch.next_alarm()), (0, None));
+    }
+
+    #[test]
+    fn an_overdue_batch_goes_to_another_member_here_rather_than_elsewhere() {
+        let (mut dispatch, now) = shared_group_of(&[(A, 5), (B, 5)]);
+        dispatch.hand(batch(0), 5, A, now);
+        dispatch.ring_alarms(now + REDELIVER);
+        assert_eq!(dispatch.lend(), [], "B can have it");
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)));
+        // B takes something else before: it has no room, and cannot have it now.
+        dispatch.hand(batch(1), 5, B, now + REDELIVER);
+        assert_eq!(dispatch.next_again(&[]), None);
+        assert_eq!(dispatch.lend(), [batch(0)]);
+        dispatch.forget(batch(1));
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)), "what is lent is taken back for B");
+    }
+
+    #[test]
+    fn a_nacked_batch_is_lent_until_its_delay_is_over_or_a_member_joins() {
+        let (mut dispatch, now) = shared_group_of(&[(A, 100)]);
+        let delay = Duration::from_secs(3);
+        dispatch.hand(batch(0), 5, A, now);
+        assert!(dispatch.nack(A, batch(0), delay, now));
+        assert_eq!(dispatch.lend(), [batch(0)]);
+        assert_eq!((dispatch.next_again(&[]), dispatch.next_alarm()), (None, Some(now + delay)));
+        dispatch.join(B, 100);
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)));
+        assert_eq!(dispatch.leave(B, now), []);
+        assert_eq!(dispatch.leave(A, now), [batch(0)]);
+        assert_eq!(dispatch.lent, 0);
+    }
+
+    #[test]
+    fn no_more_is_lent_than_may_be_and_the_rest_waits_for_its_delay() {
+        let (mut dispatch, now) = shared_group_of(&[(A, 1_000)]);
+        let count = u32::try_from(MAX_LENT).unwrap() + 2;
+        (0..count).for_each(|seq| dispatch.hand(batch(seq), 1, A, now));
+        dispatch.ring_alarms(now + REDELIVER);
+        assert_eq!(dispatch.lend().len(), MAX_LENT);
+        assert_eq!(dispatch.lend(), []);
+        dispatch.forget(batch(0));
+        assert_eq!(dispatch.lend(), [batch(count - 2)]);
+        dispatch.ring_alarms(now + REDELIVER + YIELDS);
+        assert_eq!(dispatch.next_again(&[]), Some((batch(1), A)));
+    }
+
+    #[test]
+    fn nothing_is_lent_where_the_outbox_is_not_shared() {
+        let (mut dispatch, now) = group_of(&[(A, 100)]);
+        dispatch.hand(batch(0), 5, A, now);
+        dispatch.nack(A, batch(0), YIELDS, now);
+        assert_eq!(dispatch.lend(), []);
+    }
+
+    #[test]
+    fn a_ring_that_is_away_does_not_hold_up_the_others() {
+        let (mut dispatch, now) = group_of(&[(A, 100)]);
+        let elsewhere = BatchId { ring: 1, ..batch(9) };
+        for batch in [batch(0), elsewhere] {
+            dispatch.hand(batch, 5, A, now);
+        }
+        dispatch.ring_alarms(now + REDELIVER);
+        assert_eq!(dispatch.next_again(&[0]), Some((elsewhere, A)));
+        assert_eq!(dispatch.next_again(&[0, 1]), None);
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)));
     }
 }

@@ -16,6 +16,9 @@ use crate::core::refusal::Refusal;
 /// After a refusal of the store the group tries again this much later.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// For how long a batch that is overdue is left to members at other sidecars, where there can be some.
+const YIELDS: Duration = Duration::from_secs(1);
+
 pub(super) struct GroupTask {
     name: GroupName,
     shared: Arc<Shared>,
@@ -36,7 +39,8 @@ impl GroupTask {
         commands: mpsc::UnboundedReceiver<Command>,
         news: Arc<Notify>,
     ) -> GroupTask {
-        let dispatch = Dispatch::new(shared.redeliver_after);
+        let yields = if shared.outbox.is_shared() { YIELDS } else { Duration::ZERO };
+        let dispatch = Dispatch::new(shared.redeliver_after, yields);
         let sinks = HashMap::new();
         GroupTask { name, shared, commands, news, dispatch, sinks, may_take: true, refused: false }
     }
@@ -81,16 +85,45 @@ impl GroupTask {
         }
     }
 
-    /// Hands out all that members have room for: what waits to be handed out again before what is new.
+    /// Hands out all that members have room for: what waits to be handed out again before what is new. What is
+    /// refused does not hold up the rest.
     async fn hand_out(&mut self) -> Result<(), Refusal> {
-        let outbox = Arc::clone(&self.shared.outbox);
         self.dispatch.ring_alarms(self.shared.clock.alive());
-        while let Some((batch, member)) = self.dispatch.next_again() {
-            match outbox.take_again(&self.name, batch, self.shared.clock.now()).await? {
-                Some(delivery) => self.hand(delivery, member),
-                None => self.dispatch.forget(batch),
+        let again = self.hand_out_again().await;
+        let lent = self.lend().await;
+        let new = self.hand_out_new().await;
+        again.and(lent).and(new)
+    }
+
+    /// A ring that refuses is not asked again before the next try.
+    async fn hand_out_again(&mut self) -> Result<(), Refusal> {
+        let outbox = Arc::clone(&self.shared.outbox);
+        let (mut away, mut refused) = (Vec::new(), Ok(()));
+        while let Some((batch, member)) = self.dispatch.next_again(&away) {
+            match outbox.take_again(&self.name, batch, self.shared.clock.now()).await {
+                Ok(Some(delivery)) => self.hand(delivery, member),
+                Ok(None) => self.dispatch.forget(batch),
+                Err(refusal) => {
+                    away.push(batch.ring);
+                    refused = refused.and(Err(refusal));
+                }
             }
         }
+        refused
+    }
+
+    /// Gives back what only members elsewhere can have now. What could not be given back is so later.
+    async fn lend(&mut self) -> Result<(), Refusal> {
+        let batches = self.dispatch.lend();
+        if batches.is_empty() {
+            return Ok(());
+        }
+        debug!(group = %self.name, batches = batches.len(), "lent to members elsewhere");
+        self.shared.outbox.lend(&self.name, &batches).await
+    }
+
+    async fn hand_out_new(&mut self) -> Result<(), Refusal> {
+        let outbox = Arc::clone(&self.shared.outbox);
         while self.may_take && self.dispatch.window() > 0 {
             let deliveries = outbox.take(&self.name, self.dispatch.window(), self.shared.clock.now()).await?;
             self.may_take = !deliveries.is_empty();

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
 use crate::core::batch::{BatchId, Delivery as Delivered};
@@ -148,7 +148,7 @@ impl Delivery {
         let start = if request.ephemeral { Start::End } else { request.start };
         let opening = Opening { start, ephemeral: request.ephemeral };
         let _membership = self.shared.membership.lock().await;
-        let created = self.shared.outbox.open_group(&group, opening, self.shared.clock.now()).await?;
+        let created = self.shared.open_group(&group, opening).await?;
         let (sender, batches) = mpsc::unbounded_channel();
         let queued = Arc::new(AtomicU64::new(0));
         let sink = Sink { batches: sender, queued: Arc::clone(&queued) };
@@ -265,6 +265,18 @@ impl Delivery {
 }
 
 impl Shared {
+    /// Opens a group in all rings, or, as far as that can be, in none. The membership is locked.
+    async fn open_group(&self, group: &GroupName, opening: Opening) -> Result<bool, Refusal> {
+        let opened = self.outbox.open_group(group, opening, self.clock.now()).await;
+        if opened.is_err()
+            && !self.groups.lock().contains_key(group)
+            && let Err(refusal) = self.outbox.leave_group(group).await
+        {
+            debug!(%group, %refusal, "a group that could not be opened could not be left either; that follows later");
+        }
+        opened
+    }
+
     /// Sends a command to the group's task, which is started if there is none.
     fn tell_or_spawn(self: &Arc<Self>, group: &GroupName, join: Command) -> mpsc::UnboundedSender<Command> {
         let mut groups = self.groups.lock();
@@ -330,5 +342,45 @@ impl Drop for Subscription {
             handle.members -= 1;
         }
         let _ = self.commands.send(Command::Leave { member: self.member });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::batch::StormRule;
+    use crate::core::group::MAX_GROUPS;
+    use crate::core::outbox::Retention;
+    use crate::core::outboxes::Outboxes;
+    use crate::core::store::{Seat, Store};
+    use crate::core::tick::Wheel;
+    use crate::memory::{MemoryOptions, MemoryStore};
+
+    fn seat(clock: &Clock) -> Seat {
+        let options = MemoryOptions {
+            wheel: Wheel::new(5, Duration::from_secs(1)).unwrap(),
+            storm: StormRule::default(),
+            retention: Retention::default(),
+            max_in_flight: 10,
+            state_file: None,
+        };
+        MemoryStore::open(options, clock.moment()).unwrap().0.seats()[0].clone()
+    }
+
+    #[tokio::test]
+    async fn a_group_that_only_some_rings_could_open_is_left_on_the_others() {
+        let clock = Arc::new(Clock::start());
+        let seats = [seat(&clock), seat(&clock)];
+        for number in 1..MAX_GROUPS {
+            let group = format!("group-{number}").parse().unwrap();
+            assert!(seats[1].outbox.open_group(&group, Opening::default(), clock.now()).await.unwrap());
+        }
+        let outbox = Outboxes::of(&seats);
+        let delivery = Delivery::new(outbox, Arc::clone(&clock), Arc::new(Metrics::new()), Duration::from_secs(1));
+        let request = SubscribeRequest { group: None, credit: 1, ephemeral: true, start: Start::End };
+        let refusal = delivery.subscribe(request).await.err().unwrap();
+        assert_eq!(refusal.reason, Reason::TooManyGroups);
+        let left = seats[0].outbox.backlogs(clock.now()).await.unwrap();
+        assert_eq!(left.len(), 1, "the default group alone: {left:?}");
     }
 }
