@@ -24,6 +24,7 @@ use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::memory::{MemoryOptions, MemoryStore, StateError};
 use crate::metrics::Metrics;
+use crate::redis::{RedisOptions, RedisStore, RedisStoreError};
 use crate::server::{self, DRAIN_GRACE, Listener, Server, SocketFile};
 use crate::ticker::{Pulse, Ticker, TickerHandle};
 
@@ -38,6 +39,9 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long it may take to give back what departed subscribers held.
 const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long the store may take to close, and how long after the begin of a drain: it is to end within 10 s.
+const STORE_PATIENCE: (Duration, Duration) = (Duration::from_secs(6), Duration::from_millis(9_700));
 
 /// Why a sidecar could not start.
 #[derive(Debug, thiserror::Error)]
@@ -56,12 +60,12 @@ pub enum StartError {
     #[error(transparent)]
     Memory(#[from] StateError),
     /// The Redis store could not be opened.
-    #[error("--store {url}: {why}")]
+    #[error("--store {url}: {cause}")]
     Redis {
         /// Its URL, without a password.
         url: String,
-        /// Why.
-        why: String,
+        /// The cause.
+        cause: RedisStoreError,
     },
 }
 
@@ -98,7 +102,9 @@ impl Sidecar {
         let clock = Arc::new(Clock::start());
         let (metrics, gate) = (Arc::new(Metrics::new()), ReadGate::new());
         let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host_name(), address.port()));
-        let store = open_store(&config, &clock).await?;
+        let store = open_store(&config, &name, &clock, &metrics).await?;
+        // To wait for Redis was not to stand still.
+        clock.beat();
         metrics.max_in_flight.set(i64::try_from(config.max_in_flight).unwrap_or(i64::MAX));
         metrics.max_connections.set(i64::try_from(config.server.max_connections).unwrap_or(i64::MAX));
         let delivery = Arc::new(Delivery::new(
@@ -129,7 +135,7 @@ impl Sidecar {
             options: config.server,
             token: config.token,
             tls: config.tls,
-            store_kind: store.kind(),
+            store: Arc::clone(&store),
             rings: Arc::new(Rings::new(store.seats())),
             delivery: Arc::clone(&delivery),
             clock: Arc::clone(&clock),
@@ -197,8 +203,13 @@ impl Sidecar {
             // It may be in the middle of a move; what is put away must be after that.
             let _ = task.await;
         }
-        let kept = self.store.close(self.clock.moment()).await?;
-        info!("drained; {kept}");
+        let last = (begun + STORE_PATIENCE.1).min(self.clock.now() + STORE_PATIENCE.0);
+        let closing = self.store.close(self.clock.moment());
+        let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
+            warn!("drained, but the store did not end in time: the other sidecars see to what is left");
+            return Ok(());
+        };
+        info!("drained; {}", kept?);
         Ok(())
     }
 
@@ -252,13 +263,34 @@ impl Drop for Sidecar {
     }
 }
 
-async fn open_store(config: &Config, clock: &Clock) -> Result<Arc<dyn Store>, StartError> {
-    match &config.store {
-        StoreKind::Memory => Ok(Arc::new(open_memory(config, clock.moment())?)),
-        StoreKind::Redis(shared) => {
-            let (url, why) = (without_password(&shared.url), String::from("not yet"));
-            std::future::ready(Err(StartError::Redis { url, why })).await
-        }
+async fn open_store(
+    config: &Config,
+    name: &str,
+    clock: &Arc<Clock>,
+    metrics: &Arc<Metrics>,
+) -> Result<Arc<dyn Store>, StartError> {
+    let shared = match &config.store {
+        StoreKind::Memory => return Ok(Arc::new(open_memory(config, clock.moment())?)),
+        StoreKind::Redis(shared) => shared.clone(),
+    };
+    let options = RedisOptions {
+        url: shared.url,
+        namespace: shared.namespace,
+        rings: shared.rings,
+        wheel: config.wheel,
+        storm: config.storm,
+        retention: config.retention,
+        max_in_flight: config.max_in_flight,
+        max_held_acks: shared.max_held_acks,
+        name: name.to_owned(),
+        never_lead: shared.never_lead,
+        lease: shared.lease,
+        outage_grace: shared.outage_grace,
+        catch_up_max_ticks: shared.catch_up_max_ticks,
+    };
+    match RedisStore::open(&options, clock, metrics).await {
+        Ok(store) => Ok(Arc::new(store)),
+        Err(cause) => Err(StartError::Redis { url: without_password(&options.url), cause }),
     }
 }
 

@@ -62,6 +62,8 @@ pub mod metrics;
 #[cfg(feature = "client")]
 pub mod protocol;
 #[cfg(feature = "sidecar")]
+pub mod redis;
+#[cfg(feature = "sidecar")]
 pub mod server;
 #[cfg(feature = "sidecar")]
 pub mod ticker;

@@ -10,8 +10,9 @@ use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 use super::Failure;
-use crate::app::Sidecar;
+use crate::app::{Sidecar, StartError};
 use crate::config::{Config, LogFormat, Settings};
+use crate::redis::RedisStoreError;
 
 /// Keep the account of messages in flight
 ///
@@ -59,7 +60,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
     // Before anything is announced, so that whoever saw the announcement can signal.
     let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     let socket = config.socket.clone();
-    let sidecar = Sidecar::start(config).await.map_err(Failure::run)?;
+    let sidecar = Sidecar::start(config).await.map_err(not_started)?;
     let socket = socket.as_ref().map(|path| display(path.display()));
     info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), socket, name = sidecar.name(), "listening");
     tokio::select! {
@@ -70,6 +71,14 @@ async fn serve(config: Config) -> Result<(), Failure> {
         drained = sidecar.drain() => drained.map_err(Failure::run),
         _ = terminate.recv() => Err(Failure::Run(String::from("a second SIGTERM ended the drain"))),
         _ = interrupt.recv() => Err(Failure::Run(String::from("a second SIGINT ended the drain"))),
+    }
+}
+
+/// Settings that do not fit what is in Redis are wrong settings; all else is a failure at run time.
+fn not_started(error: StartError) -> Failure {
+    match &error {
+        StartError::Redis { cause: RedisStoreError::Address(_) | RedisStoreError::Differs(_), .. } => usage(error),
+        _ => Failure::run(error),
     }
 }
 

@@ -52,7 +52,7 @@ pub struct Settings {
     /// Redis: most ticks that a new leader catches up, 0 to 16; what is missed beyond them shifts every deadline
     /// [default: 5]
     #[arg(long, env = "ACKWHEEL_CATCH_UP_MAX_TICKS", value_name = "N")]
-    pub catch_up_max_ticks: Option<u64>,
+    pub catch_up_max_ticks: Option<u16>,
     /// Redis: most acknowledged messages held while it is away [default: 1000000]
     #[arg(long, env = "ACKWHEEL_MAX_HELD_ACKS", value_name = "N")]
     pub max_held_acks: Option<u64>,

@@ -4,8 +4,11 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use redis::IntoConnectionInfo;
+
 use super::{ConfigError, Settings, at_least_one};
 use crate::core::tick::Wheel;
+use crate::redis::{MAX_CATCH_UP, MAX_SLOTS};
 
 /// What the URL of a Redis store can begin with.
 const SCHEMES: &[&str] = &["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
@@ -16,10 +19,7 @@ const MAX_NAMESPACE_LENGTH: usize = 64;
 const RINGS: RangeInclusive<u16> = 1..=64;
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(60);
 const MAX_OUTAGE_GRACE: Duration = Duration::from_secs(60);
-const CATCH_UP: RangeInclusive<u64> = 0..=16;
-
-/// The most slots of a ring in Redis, where each live deadline has a key and every script names them all.
-const MAX_SHARED_SLOTS: u16 = 240;
+const CATCH_UP: RangeInclusive<u16> = 0..=MAX_CATCH_UP;
 
 /// Where the wheel lives.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub struct SharedStore {
     /// How long the pointer waits after an outage for the Acks that all sidecars hold.
     pub outage_grace: Duration,
     /// The most ticks that a new leader catches up.
-    pub catch_up_max_ticks: u64,
+    pub catch_up_max_ticks: u16,
     /// The most acknowledged messages held while the store is away.
     pub max_held_acks: u64,
 }
@@ -100,6 +100,14 @@ impl Settings {
                          redis+unix:// over a socket)"
                     )));
                 }
+                // A URL that cannot be read is to be known before a connection is tried.
+                if let Err(error) = url.into_connection_info() {
+                    return Err(ConfigError(format!(
+                        "--store {:?} cannot be read ({error}): write redis://USER:PASSWORD@HOST:PORT/DB (rediss:// with \
+                         TLS), with %-escapes in user and password, or redis+unix:///PATH/OF/SOCKET?db=DB",
+                        without_password(url)
+                    )));
+                }
                 self.shared(url, wheel).map(StoreKind::Redis)
             }
         }
@@ -110,6 +118,10 @@ impl Settings {
             ("--rings", self.rings.is_some_and(|rings| rings != 1)),
             ("--never-lead", self.never_lead == Some(true)),
             ("--namespace", self.namespace.is_some()),
+            ("--lease", self.lease.is_some()),
+            ("--outage-grace", self.outage_grace.is_some()),
+            ("--catch-up-max-ticks", self.catch_up_max_ticks.is_some()),
+            ("--max-held-acks", self.max_held_acks.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
             None => Ok(()),
@@ -128,9 +140,9 @@ impl Settings {
             )));
         }
         let slots = wheel.slots();
-        if slots > MAX_SHARED_SLOTS {
+        if slots > MAX_SLOTS {
             return Err(ConfigError(format!(
-                "--slots {slots} is too many for a ring in Redis: choose at most {MAX_SHARED_SLOTS}, with a longer \
+                "--slots {slots} is too many for a ring in Redis: choose at most {MAX_SLOTS}, with a longer \
                  --tick if messages must wait longer"
             )));
         }
@@ -205,7 +217,8 @@ mod tests {
         assert_eq!((shared.lease, shared.outage_grace), (Duration::from_secs(3), Duration::from_secs(2)));
         assert_eq!((shared.catch_up_max_ticks, shared.max_held_acks), (5, 1_000_000));
         for scheme in SCHEMES {
-            let url = format!("{scheme}://x");
+            let place = if scheme.ends_with("unix") { "/run/redis.sock" } else { "x:1/2" };
+            let url = format!("{scheme}://{place}");
             assert_eq!(checked(Settings { store: Some(url.clone()), ..redis() }).unwrap().url, url);
         }
     }
@@ -226,6 +239,14 @@ mod tests {
             (Settings { slots: Some(241), ..redis() }, "at most 240"),
             (Settings { state: Some("file".into()), ..redis() }, "--state file"),
             (Settings { store: Some("redis://".into()), ..redis() }, "redis://HOST:PORT/DB"),
+            (Settings { store: Some("redis://h:notaport".into()), ..redis() }, "redis://h:notaport"),
+            (Settings { store: Some("redis://h:notaport".into()), ..redis() }, "HOST:PORT/DB"),
+            (Settings { store: Some("redis://h/five".into()), ..redis() }, "database number"),
+            (Settings { store: Some("redis+unix://socket".into()), ..redis() }, "redis+unix:///PATH"),
+            (Settings { lease: Some(Duration::from_secs(3)), ..Settings::default() }, "--lease belongs"),
+            (Settings { outage_grace: Some(Duration::ZERO), ..Settings::default() }, "--outage-grace belongs"),
+            (Settings { catch_up_max_ticks: Some(5), ..Settings::default() }, "--catch-up-max-ticks belongs"),
+            (Settings { max_held_acks: Some(9), ..Settings::default() }, "--max-held-acks belongs"),
             (Settings { rings: Some(2), ..Settings::default() }, "--rings belongs to a Redis store"),
             (Settings { never_lead: Some(true), ..Settings::default() }, "--never-lead belongs"),
             (Settings { namespace: Some("x".into()), ..Settings::default() }, "--namespace belongs"),
@@ -251,8 +272,12 @@ mod tests {
         let settings = Settings { store: Some("redis://:secret@here".into()), ..Settings::default() };
         let config = format!("{:?}", settings.check().unwrap());
         assert!(config.contains("***@here") && !config.contains("secret"), "{config}");
-        let wrong = Settings { store: Some("postgres://me:secret@here".into()), ..Settings::default() };
-        let error = wrong.check().unwrap_err().to_string();
-        assert!(error.contains("postgres://me:***@here") && !error.contains("secret"), "{error}");
+        for (wrong, shown) in [
+            ("postgres://me:secret@here", "postgres://me:***@here"),
+            ("redis://me:secret@here:notaport", "redis://me:***@here:notaport"),
+        ] {
+            let error = checked(Settings { store: Some(wrong.into()), ..Settings::default() }).unwrap_err();
+            assert!(error.contains(shown) && !error.contains("secret"), "{error}");
+        }
     }
 }

@@ -24,27 +24,29 @@ pub const SCRIPTS: &[&str] = &[
     "apply",
     "advance",
     "expire",
+    "held",
     "forget",
     "acquire",
     "renew",
     "release",
     "open",
-    "take",
-    "take_again",
-    "settle",
-    "release_batches",
-    "tend",
-    "backlogs",
+    "status",
     "open_group",
     "delete_group",
     "leave_group",
-    "status",
+    "take",
+    "take_again",
+    "settle",
+    "give_back",
+    "tend",
     "beat",
+    "bury",
+    "backlogs",
 ];
 
 /// What goes wrong with Redis: the values of `kind` in `redis_errors_total`.
 pub const REDIS_ERRORS: &[&str] =
-    &["timeout", "disconnected", "readonly", "loading", "oom", "noscript", "stale", "other"];
+    &["timeout", "disconnected", "readonly", "loading", "oom", "noscript", "stale", "forbidden", "other"];
 
 /// The metrics of a sidecar.
 #[derive(Debug)]
@@ -262,6 +264,7 @@ fn gauge_value(value: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::time::Duration;
 
     use super::*;
@@ -283,6 +286,17 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }
+    }
+
+    #[test]
+    fn no_series_is_there_twice() {
+        let text = Metrics::new().render();
+        let mut seen = BTreeSet::new();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let series = line.rsplit_once(' ').map_or(line, |(series, _)| series);
+            assert!(seen.insert(series), "{series} is there twice: Prometheus refuses the whole page");
+        }
+        assert!(seen.len() > 100, "{text}");
     }
 
     #[test]

@@ -1,0 +1,47 @@
+//! A wheel that lives in Redis and is shared: any sidecar adds, any other acknowledges, an elected one turns it.
+//!
+//! | file | what it is for |
+//! |---|---|
+//! | `keys` | the schema |
+//! | `script`, `lua/` | the scripts: each one atomic step |
+//! | `link`, `keeper`, `fault` | a connection that heals, and what can go wrong with it |
+//! | `request`, `queue`, `coalesce` | adds and dels of all connections travel together |
+//! | `ring` | the ring: the pointer's time, expiry |
+//! | `lease`, `office` | who leads, and what lease and ring share |
+//! | `outbox` | batches on a stream, a consumer group for each group |
+//! | `news` | hints from other sidecars |
+//! | `checks`, `store`, `options` | opening it all |
+
+mod checks;
+mod coalesce;
+mod fault;
+mod keeper;
+mod keys;
+mod lease;
+mod link;
+mod news;
+mod office;
+mod options;
+mod outbox;
+mod queue;
+mod request;
+mod ring;
+mod script;
+mod store;
+
+pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
+pub use options::RedisOptions;
+pub use store::{RedisStore, RedisStoreError};
+
+use std::hash::{BuildHasher, RandomState};
+
+/// A number that nobody can foresee.
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+/// 32 hex digits that nobody has had before: the keys of `RandomState` come from the operating system.
+fn random_name() -> String {
+    let state = RandomState::new();
+    format!("{:016x}{:016x}", state.hash_one(1), state.hash_one(2))
+}

@@ -1,0 +1,275 @@
+//! The Redis store as a whole.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{AsyncConnectionConfig, Client};
+use tracing::{error, info, warn};
+
+use super::checks;
+use super::coalesce::{Bounds, Coalescer};
+use super::fault::{Fault, FaultKind};
+use super::keeper::{Differs, OpenError};
+use super::keys::{Keys, MAX_SLOTS};
+use super::lease::{LeaseOptions, RedisLease};
+use super::link::{Link, LinkOptions};
+use super::news::News;
+use super::office::{Identity, Office};
+use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT, RedisOptions, connection_info};
+use super::outbox::RedisOutbox;
+use super::ring::{RedisRing, RingOptions};
+use crate::clock::Clock;
+use crate::core::outbox::Retention;
+use crate::core::ring::Reply;
+use crate::core::store::{Moment, Seat, Store};
+use crate::metrics::Metrics;
+
+/// How long a sidecar that starts waits for a Redis that is not there yet.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a sidecar that goes waits for a Redis that is away, if it holds acknowledgements for it.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(4);
+
+/// How often it looks.
+const CLOSE_POLL: Duration = Duration::from_millis(10);
+
+/// How often it tries.
+const START_RETRY: Duration = Duration::from_millis(200);
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum RedisStoreError {
+    /// The address is none.
+    #[error("--store: {0}; write redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for TLS")]
+    Address(String),
+    /// There is no Redis, or it does not let us in.
+    #[error(
+        "Redis cannot be reached within {START_PATIENCE:?}: {0}; is it running, and are user and password right?"
+    )]
+    Unreachable(String),
+    /// This Redis cannot be used.
+    #[error("this Redis cannot be used: {0}")]
+    Unusable(String),
+    /// The ring in Redis has other dimensions.
+    #[error("{0}")]
+    Differs(String),
+}
+
+/// A wheel that lives in Redis and is shared by all sidecars of its namespace.
+pub struct RedisStore {
+    seats: Vec<Seat>,
+    links: Vec<Arc<Link>>,
+    coalescers: Vec<Arc<Coalescer>>,
+    outboxes: Vec<Arc<RedisOutbox>>,
+    news: Vec<News>,
+}
+
+impl RedisStore {
+    /// Connects to Redis and opens every ring, which is made if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// When Redis cannot be reached or used, or its rings were made with other settings.
+    ///
+    /// # Panics
+    ///
+    /// Not with a number of slots that `--slots` allows for a Redis store.
+    pub async fn open(
+        options: &RedisOptions,
+        clock: &Arc<Clock>,
+        metrics: &Arc<Metrics>,
+    ) -> Result<RedisStore, RedisStoreError> {
+        assert!(options.wheel.slots() <= MAX_SLOTS, "the configuration is checked");
+        let address = |error: redis::RedisError| RedisStoreError::Address(error.to_string());
+        let client = Client::open(connection_info(&options.url).map_err(address)?).map_err(address)?;
+        check(&client).await?;
+        let identity = identity(&options.name);
+        let mut store = RedisStore {
+            seats: Vec::new(),
+            links: Vec::new(),
+            coalescers: Vec::new(),
+            outboxes: Vec::new(),
+            news: Vec::new(),
+        };
+        for ring in 0..options.rings {
+            store.open_ring(ring, options, &client, &identity, clock, metrics).await?;
+        }
+        info!(
+            namespace = options.namespace,
+            rings = options.rings,
+            sidecar = identity.sidecar,
+            "the wheel is in Redis"
+        );
+        Ok(store)
+    }
+
+    async fn open_ring(
+        &mut self,
+        ring: u16,
+        options: &RedisOptions,
+        client: &Client,
+        identity: &Identity,
+        clock: &Arc<Clock>,
+        metrics: &Arc<Metrics>,
+    ) -> Result<(), RedisStoreError> {
+        let wheel = options.wheel;
+        let keys = Arc::new(Keys::new(&options.namespace, ring, wheel.slots(), &identity.sidecar));
+        let link = Link::open(LinkOptions {
+            client: client.clone(),
+            ring,
+            rings: options.rings,
+            wheel,
+            catch_up_max_ticks: options.catch_up_max_ticks,
+            keys: Arc::clone(&keys),
+            incarnation: super::random_name(),
+            clock: Arc::clone(clock),
+            metrics: Arc::clone(metrics),
+        });
+        let link = Arc::new(link.await.map_err(|error| explain(error, options))?);
+        let caught_up = link.session().map_or(0, |session| session.catch_up_max_ticks);
+        if caught_up != u32::from(options.catch_up_max_ticks) {
+            warn!(
+                ring,
+                "--catch-up-max-ticks {} is not what the ring was made with: {caught_up} holds for all sidecars",
+                options.catch_up_max_ticks
+            );
+        }
+        let bounds = Bounds {
+            max_in_flight: options.per_ring(options.max_in_flight),
+            max_held_acks: options.per_ring(options.max_held_acks),
+        };
+        let coalescer = Arc::new(Coalescer::new(Arc::clone(&link), bounds, Arc::clone(metrics)));
+        self.coalescers.push(Arc::clone(&coalescer));
+        let office = Arc::new(Office::default());
+        let ring_options = RingOptions { ring, wheel, storm: options.storm, outage_grace: options.outage_grace };
+        let lease_options = LeaseOptions {
+            ring,
+            duration: options.lease,
+            never_lead: options.never_lead,
+            outage_grace: options.outage_grace,
+        };
+        let retention =
+            Retention { time: options.retention.time, max_ids: options.per_ring(options.retention.max_ids) };
+        let (link_of_lease, link_of_ring) = (Arc::clone(&link), Arc::clone(&link));
+        let lease = RedisLease::new(lease_options, link_of_lease, identity.clone(), Arc::clone(&office));
+        let lease = Arc::new(lease);
+        let sidecar = identity.sidecar.clone();
+        let outbox = RedisOutbox::new(Arc::clone(&link), ring, retention, sidecar, options.lease);
+        let outbox = Arc::new(outbox);
+        let ring = RedisRing::new(ring_options, link_of_ring, coalescer, identity.clone(), office);
+        self.news.push(News::listen(client.clone(), keys.news.clone(), Arc::clone(&outbox), Arc::clone(&lease)));
+        self.outboxes.push(Arc::clone(&outbox));
+        self.seats.push(Seat { ring: Arc::new(ring), outbox, lease });
+        self.links.push(link);
+        Ok(())
+    }
+}
+
+impl Store for RedisStore {
+    fn kind(&self) -> &'static str {
+        "redis"
+    }
+
+    fn seats(&self) -> &[Seat] {
+        &self.seats
+    }
+
+    fn is_up(&self) -> bool {
+        self.links.iter().all(|link| link.is_up())
+    }
+
+    fn close(&self, _moment: Moment) -> Reply<String> {
+        let (outboxes, coalescers) = (self.outboxes.clone(), self.coalescers.clone());
+        Reply::Later(Box::pin(async move {
+            let waited = tokio::time::timeout(CLOSE_PATIENCE, async {
+                while held(&coalescers) > 0 {
+                    tokio::time::sleep(CLOSE_POLL).await;
+                }
+            });
+            if waited.await.is_err() {
+                error!(
+                    messages = held(&coalescers),
+                    "Redis did not come back in time for the acknowledgements that were held for it: they end with this \
+                     process, and their messages will time out; look at the clients of the next storm with care"
+                );
+            }
+            for outbox in outboxes {
+                if let Err(refusal) = outbox.depart().await {
+                    warn!(%refusal, "Redis was not told that this sidecar goes; the others see it by themselves");
+                }
+            }
+            Ok(String::from("the wheel stays in Redis"))
+        }))
+    }
+}
+
+/// Acknowledgements that wait for Redis.
+fn held(coalescers: &[Arc<Coalescer>]) -> u64 {
+    coalescers.iter().map(|coalescer| coalescer.unanswered_acks()).sum()
+}
+
+/// Waits for Redis, and checks it. A wrong password does not become right by waiting.
+async fn check(client: &Client) -> Result<(), RedisStoreError> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(RESPONSE_TIMEOUT));
+    let mut cause = None;
+    let reached = async {
+        loop {
+            let asked = async {
+                let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+                checks::check(&mut connection).await
+            };
+            match asked.await.map_err(Fault::from) {
+                Ok(checked) => return checked.map_err(RedisStoreError::Unusable),
+                Err(fault) if fault.kind == FaultKind::Forbidden => {
+                    return Err(RedisStoreError::Unusable(format!("it does not let us in ({})", fault.text)));
+                }
+                Err(fault) => {
+                    if cause.replace(fault.text.clone()).is_none() {
+                        warn!(cause = fault.text, "Redis cannot be reached; trying for {START_PATIENCE:?}");
+                    }
+                }
+            }
+            tokio::time::sleep(START_RETRY).await;
+        }
+    };
+    let in_time = tokio::time::timeout(START_PATIENCE, reached).await;
+    in_time
+        .unwrap_or_else(|_| Err(RedisStoreError::Unreachable(cause.unwrap_or_else(|| String::from("no answer")))))
+}
+
+fn explain(error: OpenError, options: &RedisOptions) -> RedisStoreError {
+    let Differs { schema, slots, tick_ms, rings } = match error {
+        OpenError::Fault(fault) if fault.kind == FaultKind::ReadOnly => {
+            let text = String::from("it is a read-only replica: name its primary");
+            return RedisStoreError::Unusable(text);
+        }
+        OpenError::Fault(fault) => return RedisStoreError::Unusable(fault.text),
+        OpenError::Differs(differs) => differs,
+    };
+    let (wheel, namespace) = (options.wheel, &options.namespace);
+    if (slots, tick_ms, rings) == (u64::from(wheel.slots()), u64::from(wheel.tick_ms()), u64::from(options.rings))
+    {
+        return RedisStoreError::Differs(format!(
+            "the rings of namespace {namespace} in Redis have schema {schema}, which this version does not serve: \
+             update this sidecar, or drain the others; docs/REDIS.md has the procedure"
+        ));
+    }
+    RedisStoreError::Differs(format!(
+        "the rings of namespace {namespace} in Redis were made with --slots {slots} --tick {tick_ms}ms --rings {rings}, \
+         and this sidecar was started with --slots {} --tick {}ms --rings {}: start it with theirs, or change theirs \
+         as docs/REDIS.md says, or choose another --namespace",
+        wheel.slots(),
+        wheel.tick_ms(),
+        options.rings
+    ))
+}
+
+/// Names that nobody has had before.
+fn identity(name: &str) -> Identity {
+    let legal = |character: &char| character.is_ascii_alphanumeric() || matches!(character, '.' | '_' | ':' | '-');
+    let plain: String = name.chars().filter(legal).take(64).collect();
+    let random = super::random_name();
+    Identity { name: name.to_owned(), sidecar: format!("{plain}-{random}"), token: super::random_name() }
+}
