@@ -27,6 +27,7 @@ use self::stream::Stream;
 use crate::clock::Clock;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::rings::Rings;
+use crate::core::store::Store;
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::metrics::Metrics;
@@ -63,8 +64,8 @@ pub struct Shared {
     pub token: TokenSource,
     /// The certificate of the TCP listener; it speaks plainly without one.
     pub tls: Option<TlsSource>,
-    /// The kind of store, for Hello.
-    pub store_kind: &'static str,
+    /// Where the wheel lives: its kind, for Hello, and whether it answers.
+    pub store: Arc<dyn Store>,
     /// The wheel.
     pub rings: Arc<Rings>,
     /// The way to subscribers.

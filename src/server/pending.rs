@@ -1,4 +1,8 @@
 //! Requests of one connection that wait for the store.
+//!
+//! A connection with too many is not read from, so that nobody asks faster than the store answers. While the store
+//! is away that would make it deaf for as long: then acknowledgements do not count here. The store itself bounds how
+//! many it holds, over all connections, and refuses the rest, as it refuses adds, at once.
 
 use std::pin::Pin;
 
@@ -11,44 +15,80 @@ const MAX_REQUESTS: usize = 1_024;
 /// Messages in them beyond which it is not read from either: few frames can carry many.
 const MAX_MESSAGES: usize = 262_144;
 
-type Request<T> = Pin<Box<dyn Future<Output = (usize, T)> + Send>>;
+type Request<T> = Pin<Box<dyn Future<Output = (Load, T)> + Send>>;
+
+/// What a request that waits counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Load {
+    /// Acknowledgements of so many messages.
+    Acks(usize),
+    /// Anything else, with so many messages.
+    Other(usize),
+}
+
+/// Requests, and the messages in them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    requests: usize,
+    messages: usize,
+}
 
 /// Requests that wait, and how many messages they carry.
 pub(super) struct Pending<T> {
     requests: FuturesUnordered<Request<T>>,
-    messages: usize,
+    acks: Sum,
+    others: Sum,
 }
 
 impl<T> Pending<T> {
     pub(super) fn new() -> Pending<T> {
-        Pending { requests: FuturesUnordered::new(), messages: 0 }
+        Pending { requests: FuturesUnordered::new(), acks: Sum::default(), others: Sum::default() }
     }
 
-    /// A request of so many messages has to wait.
-    pub(super) fn push(&mut self, messages: usize, done: impl Future<Output = T> + Send + 'static) {
-        self.messages += messages;
-        self.requests.push(Box::pin(async move { (messages, done.await) }));
+    /// A request has to wait.
+    pub(super) fn push(&mut self, load: Load, done: impl Future<Output = T> + Send + 'static) {
+        let (sum, messages) = self.sum_of(load);
+        sum.requests += 1;
+        sum.messages += messages;
+        self.requests.push(Box::pin(async move { (load, done.await) }));
     }
 
     /// The next that need not wait any more; `None` at once if there is none. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<T> {
-        let (messages, done) = self.requests.next().await?;
-        self.messages -= messages;
+        let (load, done) = self.requests.next().await?;
+        let (sum, messages) = self.sum_of(load);
+        sum.requests -= 1;
+        sum.messages -= messages;
         Some(done)
+    }
+
+    fn sum_of(&mut self, load: Load) -> (&mut Sum, usize) {
+        match load {
+            Load::Acks(messages) => (&mut self.acks, messages),
+            Load::Other(messages) => (&mut self.others, messages),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Whether there is room for more requests.
-    pub(super) fn has_room(&self) -> bool {
-        self.requests.len() < MAX_REQUESTS && self.has_room_for_messages()
+    /// Whether there is room for more requests, with a store that answers or with one that is away.
+    pub(super) fn has_room(&self, store_is_up: bool) -> bool {
+        self.counted(store_is_up).requests < MAX_REQUESTS && self.has_room_for_messages(store_is_up)
     }
 
     /// Whether there is room for more messages, however many requests there are.
-    pub(super) fn has_room_for_messages(&self) -> bool {
-        self.messages <= MAX_MESSAGES
+    pub(super) fn has_room_for_messages(&self, store_is_up: bool) -> bool {
+        self.counted(store_is_up).messages <= MAX_MESSAGES
+    }
+
+    fn counted(&self, store_is_up: bool) -> Sum {
+        let Sum { requests, messages } = self.others;
+        if !store_is_up {
+            return self.others;
+        }
+        Sum { requests: requests + self.acks.requests, messages: messages + self.acks.messages }
     }
 }
 
@@ -60,18 +100,31 @@ mod tests {
     async fn there_is_room_until_the_requests_or_their_messages_are_many() {
         let mut pending = Pending::new();
         for _ in 0..8 {
-            assert!(pending.has_room());
-            pending.push(MAX_MESSAGES / 8, async {});
+            assert!(pending.has_room(true));
+            pending.push(Load::Other(MAX_MESSAGES / 8), async {});
         }
-        assert!(pending.has_room_for_messages(), "as many as may wait");
-        pending.push(1, async {});
-        assert!(!pending.has_room() && !pending.has_room_for_messages());
+        assert!(pending.has_room_for_messages(true), "as many as may wait");
+        pending.push(Load::Acks(1), async {});
+        assert!(!pending.has_room(true) && !pending.has_room_for_messages(true));
         while pending.next().await.is_some() {}
-        assert!(pending.is_empty() && pending.has_room());
+        assert!(pending.is_empty() && pending.has_room(true));
         for _ in 0..MAX_REQUESTS {
-            assert!(pending.has_room());
-            pending.push(0, async {});
+            assert!(pending.has_room(true));
+            pending.push(Load::Other(0), async {});
         }
-        assert!(!pending.has_room() && pending.has_room_for_messages());
+        assert!(!pending.has_room(true) && pending.has_room_for_messages(true));
+        assert!(!pending.has_room(false), "what is no acknowledgement counts whether the store is there or not");
+    }
+
+    #[tokio::test]
+    async fn acknowledgements_make_no_connection_deaf_while_the_store_is_away() {
+        let mut pending = Pending::new();
+        for _ in 0..MAX_REQUESTS {
+            pending.push(Load::Acks(MAX_MESSAGES), async {});
+        }
+        assert!(!pending.has_room(true) && !pending.has_room_for_messages(true));
+        assert!(pending.has_room(false) && pending.has_room_for_messages(false));
+        while pending.next().await.is_some() {}
+        assert!(pending.is_empty() && pending.has_room(true));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::pending::Load;
 use super::session::{Done, Session, State};
 use crate::core::batch::BatchId;
 use crate::core::outbox::Start;
@@ -73,7 +74,7 @@ impl Session {
             max_messages: u32::try_from(frame::MAX_MESSAGES).unwrap_or(u32::MAX),
             max_credit: options.max_credit,
             ping_interval_ms: milliseconds(options.ping_interval).unwrap_or(u32::MAX),
-            store: String::from(shared.store_kind),
+            store: String::from(shared.store.kind()),
             server_name: String::from(concat!("ackwheel/", env!("CARGO_PKG_VERSION"))),
         };
         self.greeted(&hello.client_name);
@@ -90,22 +91,22 @@ impl Session {
             );
             return self.refuse(correlation, &Refusal::new(Reason::BadAckTimeout, text));
         }
-        let messages = request.messages.len();
+        let load = Load::Other(request.messages.len());
         let request = ring::AddNewMsg { messages: &request.messages, ack_timeout_ticks, attempt: request.attempt };
         let reply = self.shared.rings.add_new_msg(request, now);
         let metrics = self.shared.metrics.clone();
-        self.answer(correlation, messages, reply, move |answer| {
+        self.answer(correlation, load, reply, move |answer| {
             metrics.count_add(&answer);
             Body::AddNewMsgAnswer(answer)
         });
     }
 
     fn del_msg(&mut self, correlation: u32, request: &DelMsg, now: Instant) {
-        let messages = request.messages.len();
+        let load = Load::Acks(request.messages.len());
         let request = ring::DelMsg { messages: &request.messages, withdraw: request.withdraw };
         let reply = self.shared.rings.del_msg(request, now);
         let metrics = self.shared.metrics.clone();
-        self.answer(correlation, messages, reply, move |answer| {
+        self.answer(correlation, load, reply, move |answer| {
             metrics.count_del(&answer);
             Body::DelMsgAnswer(answer.outcomes)
         });
@@ -115,7 +116,7 @@ impl Session {
     fn answer<T: Unpin + Send + 'static>(
         &mut self,
         correlation: u32,
-        messages: usize,
+        load: Load,
         reply: Reply<T>,
         body: impl FnOnce(T) -> Body + Send + 'static,
     ) {
@@ -126,7 +127,7 @@ impl Session {
             },
             later @ Reply::Later(_) => self
                 .pending
-                .push(messages, async move { Done::Answer(Frame::new(correlation, outcome(later.await, body))) }),
+                .push(load, async move { Done::Answer(Frame::new(correlation, outcome(later.await, body))) }),
         }
     }
 
@@ -155,8 +156,9 @@ impl Session {
             SubscribeRequest { group, credit: u64::from(request.credit), ephemeral: request.ephemeral, start };
         let delivery = self.shared.delivery.clone();
         self.subscribing = true;
-        self.pending
-            .push(0, async move { Done::Subscribed { correlation, outcome: delivery.subscribe(request).await } });
+        self.pending.push(Load::Other(0), async move {
+            Done::Subscribed { correlation, outcome: delivery.subscribe(request).await }
+        });
     }
 
     pub(super) fn subscribed(&mut self, correlation: u32, outcome: Result<Subscription, Refusal>) {
@@ -178,7 +180,7 @@ impl Session {
             return self.refuse(correlation, &not_subscribed());
         };
         let settled = subscription.ack(batches);
-        self.pending.push(0, async move {
+        self.pending.push(Load::Other(0), async move {
             let body = outcome(settled.await, |settled| Body::BatchAckAnswer {
                 settled: u32::try_from(settled).unwrap_or(u32::MAX),
             });
@@ -191,7 +193,7 @@ impl Session {
             return self.refuse(correlation, &not_subscribed());
         };
         let held = subscription.nack(request.batch, Duration::from_millis(u64::from(request.delay_ms)));
-        self.pending.push(0, async move {
+        self.pending.push(Load::Other(0), async move {
             Done::Answer(Frame::new(correlation, Body::BatchNackAnswer { held: held.await }))
         });
     }
@@ -205,7 +207,7 @@ impl Session {
             }
         };
         let delivery = self.shared.delivery.clone();
-        self.pending.push(0, async move {
+        self.pending.push(Load::Other(0), async move {
             let body = outcome(delivery.delete_group(&group).await, |()| Body::GroupDeleteAnswer);
             Done::Answer(Frame::new(correlation, body))
         });

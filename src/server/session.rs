@@ -29,6 +29,10 @@ use crate::protocol::{Codec, DecodeError, Decoded};
 /// How long a Hello that waits in the socket when its time is over may still take to be read.
 const HELLO_LENIENCE: Duration = Duration::from_secs(1);
 
+/// A connection that is not read because too much waits for the store looks this often whether the store has gone:
+/// nothing else may happen to it for as long as that is away.
+const DEAF_CHECK: Duration = Duration::from_millis(100);
+
 /// How long the last words to a peer may take.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -117,12 +121,16 @@ impl Session {
 
     /// Waits for the next thing to happen, and deals with it.
     async fn step(&mut self) {
-        let reading = self.is_listening() && self.pending.has_room() && self.wire.has_room();
+        let has_room = self.pending.has_room(self.shared.store.is_up());
+        let reading = self.is_listening() && has_room && self.wire.has_room();
         if self.is_listening() && !reading {
             // Whoever is not listened to cannot be judged silent.
             self.heard();
         }
-        let wait = self.next_check().saturating_duration_since(self.shared.clock.alive());
+        let mut wait = self.next_check().saturating_duration_since(self.shared.clock.alive());
+        if !has_room {
+            wait = wait.min(DEAF_CHECK);
+        }
         let room_for_batches = self.wire.has_room();
         tokio::select! {
             event = self.wire.progress(reading) => self.wire_moved(event),
@@ -158,7 +166,7 @@ impl Session {
     /// Reads all that waits in the socket, for the ticker; what a tireless sender adds meanwhile can wait.
     async fn read_waiting(&mut self) {
         let mut most = self.wire.most_waiting();
-        while self.is_listening() && most > 0 && self.pending.has_room_for_messages() {
+        while self.is_listening() && most > 0 && self.pending.has_room_for_messages(self.shared.store.is_up()) {
             match self.wire.read_waiting().await {
                 Ok(None) => break,
                 Ok(Some(event)) => {
