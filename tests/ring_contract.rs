@@ -9,12 +9,16 @@ use std::time::{Duration, Instant};
 
 use ackwheel::core::batch::{BatchId, Delivery, StormRule, TimedOut};
 use ackwheel::core::group::GroupName;
+use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::{Opening, Outbox, Retention, Start};
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::{AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, Ring};
 use ackwheel::core::store::{Moment, Seat, Store};
 use ackwheel::core::tick::Wheel;
+use ackwheel::redis::RedisOptions;
+
+use crate::support::frozen::{self, FrozenRedis};
 
 use AddOutcome::{Added, Rearmed};
 use DelOutcome::{Acked, Late, Unknown, Withdrawn};
@@ -388,21 +392,59 @@ impl Mount for Memory {
     }
 }
 
-mount! { Memory as memory:
-    a_message_times_out_after_its_whole_time_and_less_than_a_tick_more
-    a_deadline_counts_from_the_tick_due_and_not_from_a_lagging_pointer
-    a_closing_tick_can_still_be_acknowledged_and_rearmed
-    what_timed_out_is_late_for_one_revolution
-    a_decided_message_is_late_before_it_is_published
-    a_withdrawn_message_counts_in_nothing
-    a_rearmed_message_has_its_last_deadline_and_attempt
-    a_message_is_the_pair_and_any_id_is_legal
-    large_ticks_are_cut_and_earlier_ticks_go_first
-    a_frame_beyond_the_limit_is_refused_as_a_whole
-    status_counts_every_slot
-    every_group_has_its_own_copy_until_all_have_settled_it
-    what_is_released_is_taken_first_with_its_count
-    a_window_is_overshot_by_at_most_one_batch
-    groups_begin_where_they_are_asked_to_and_retention_counts_its_losses
-    an_ephemeral_group_goes_with_its_last_subscriber_and_others_stay
+/// A store in Redis, whose clock the test moves.
+struct Redis {
+    store: ackwheel::redis::RedisStore,
+    time: FrozenRedis,
 }
+
+impl Mount for Redis {
+    async fn open() -> Redis {
+        let time = FrozenRedis::start();
+        let options =
+            RedisOptions { max_in_flight: MAX_IN_FLIGHT, ..time.options(Wheel::new(SLOTS, TICK).unwrap()) };
+        let store = frozen::open(&options).await;
+        let leads = store.seats()[0].lease.tend(time.now()).await.unwrap();
+        assert!(matches!(leads, Leadership::Leads { .. }), "{leads:?}");
+        Redis { store, time }
+    }
+
+    fn store(&self) -> &dyn Store {
+        &self.store
+    }
+
+    fn now(&self) -> Instant {
+        self.time.now()
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.time.pass(time);
+    }
+}
+
+/// The whole suite, for one store.
+macro_rules! suite {
+    ($store:ident as $module:ident) => {
+        mount! { $store as $module:
+            a_message_times_out_after_its_whole_time_and_less_than_a_tick_more
+            a_deadline_counts_from_the_tick_due_and_not_from_a_lagging_pointer
+            a_closing_tick_can_still_be_acknowledged_and_rearmed
+            what_timed_out_is_late_for_one_revolution
+            a_decided_message_is_late_before_it_is_published
+            a_withdrawn_message_counts_in_nothing
+            a_rearmed_message_has_its_last_deadline_and_attempt
+            a_message_is_the_pair_and_any_id_is_legal
+            large_ticks_are_cut_and_earlier_ticks_go_first
+            a_frame_beyond_the_limit_is_refused_as_a_whole
+            status_counts_every_slot
+            every_group_has_its_own_copy_until_all_have_settled_it
+            what_is_released_is_taken_first_with_its_count
+            a_window_is_overshot_by_at_most_one_batch
+            groups_begin_where_they_are_asked_to_and_retention_counts_its_losses
+            an_ephemeral_group_goes_with_its_last_subscriber_and_others_stay
+        }
+    };
+}
+
+suite! { Memory as memory }
+suite! { Redis as redis }

@@ -58,6 +58,17 @@ impl Metrics {
         self.count(&format!("messages_acked_total{{outcome=\"{outcome}\"}}"))
     }
 
+    /// The sum of a metric over its labels, if it has any.
+    #[track_caller]
+    pub fn sum(&self, metric: &str) -> f64 {
+        let (name, labelled) = (format!("ackwheel_{metric}"), format!("ackwheel_{metric}{{"));
+        let belongs = |series: &&String| **series == name || series.starts_with(&labelled);
+        let values: Vec<f64> =
+            self.values.iter().filter(|(series, _)| belongs(series)).map(|(_, value)| *value).collect();
+        assert!(!values.is_empty(), "there is no {name}");
+        values.into_iter().sum()
+    }
+
     pub fn find(&self, name: &str) -> Option<f64> {
         self.values.get(name).copied()
     }

@@ -2,10 +2,14 @@
 
 pub mod checker;
 pub mod clock;
+pub mod fleet;
+pub mod flow;
 pub mod frames;
+pub mod frozen;
 pub mod http;
 pub mod packages;
 pub mod process;
+pub mod proxy;
 pub mod raw;
 pub mod redis;
 pub mod sidecar;

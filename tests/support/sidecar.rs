@@ -11,11 +11,19 @@ use super::clock::FakeClock;
 use super::http::{self, Metrics};
 use super::process::{Log, Process, Run, program};
 use super::raw::Raw;
+use super::redis::Redis;
 use super::wait_until;
 
 /// The command of a sidecar on free ports.
 pub fn serve(flags: &[&str]) -> Command {
     let mut command = program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    command.args(flags);
+    command
+}
+
+/// The command of a sidecar with a wheel in Redis.
+pub fn serve_on(redis: &Redis, name: &str, flags: &[&str]) -> Command {
+    let mut command = serve(&["--store", &redis.url(), "--name", name]);
     command.args(flags);
     command
 }
@@ -40,6 +48,23 @@ impl Sidecar {
         let mut command = serve(flags);
         clock.rule(&mut command);
         Sidecar::spawn(&mut command)
+    }
+
+    /// Serves a wheel in Redis under this name, with these flags; returns once it is ready.
+    pub fn on(redis: &Redis, name: &str, flags: &[&str]) -> Sidecar {
+        Sidecar::spawn(&mut serve_on(redis, name, flags)).once_ready()
+    }
+
+    /// Serves a wheel in Redis, and believes a clock.
+    pub fn on_with_clock(redis: &Redis, name: &str, clock: &FakeClock, flags: &[&str]) -> Sidecar {
+        let mut command = serve_on(redis, name, flags);
+        clock.rule(&mut command);
+        Sidecar::spawn(&mut command).once_ready()
+    }
+
+    fn once_ready(self) -> Sidecar {
+        self.wait_until_ready();
+        self
     }
 
     /// Serves with a command of its own, which must ask for free ports.
@@ -91,6 +116,24 @@ impl Sidecar {
         let (status, text) = self.get("/status");
         assert_eq!(status, 200, "{text}");
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    /// Whether it says that it is ready.
+    pub fn is_ready(&self) -> bool {
+        match self.get("/readyz") {
+            (200, _) => true,
+            (503, _) => false,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn wait_until_ready(&self) {
+        wait_until("it is ready", || self.is_ready());
+    }
+
+    /// The name of the leader of the first ring, if the sidecar knows one.
+    pub fn leader(&self) -> Option<String> {
+        self.status().rings.into_iter().next()?.leader
     }
 
     pub fn pointer(&self) -> u64 {

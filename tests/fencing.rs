@@ -1,0 +1,174 @@
+//! Whoever is not the leader any more changes nothing, and neither does a connection that was given up.
+
+use std::time::Duration;
+
+use ackwheel::core::lease::Leadership;
+use ackwheel::core::message::Message;
+use ackwheel::core::refusal::Promise;
+use ackwheel::core::ring::{AddNewMsg, Ring};
+use ackwheel::core::store::{Seat, Store};
+use ackwheel::core::tick::Wheel;
+use ackwheel::redis::{RedisOptions, RedisStore};
+
+use crate::support::frozen::{self, FrozenRedis};
+use crate::support::proxy::Proxy;
+use crate::support::{redis::Redis, wait_until};
+
+const TICK: Duration = Duration::from_secs(1);
+
+fn wheel() -> Wheel {
+    Wheel::new(5, TICK).unwrap()
+}
+
+/// How many scripts a server has run.
+fn scripts_run(redis: &Redis) -> u64 {
+    let stats = redis.info("commandstats");
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    calls.and_then(|calls| calls.split(',').next()?.parse().ok()).unwrap_or_default()
+}
+
+async fn add(ring: &dyn Ring, id: u64, time: &FrozenRedis) -> Result<(), Promise> {
+    let request = AddNewMsg { messages: &[Message::from(id)], ack_timeout_ticks: 1, attempt: 1 };
+    ring.add_new_msg(request, time.now()).await.map(drop).map_err(|refusal| refusal.reason.promise())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_write_of_a_connection_that_was_given_up_is_refused() {
+    let time = FrozenRedis::start();
+    let proxy = Proxy::to(time.redis.port);
+    let store = frozen::open(&RedisOptions { url: proxy.url(), ..time.options(wheel()) }).await;
+    let ring = &store.seats()[0].ring;
+    add(&**ring, 1, &time).await.unwrap();
+
+    proxy.hold_a_request();
+    assert_eq!(add(&**ring, 2, &time).await, Err(Promise::OutcomeUnknown), "it is on its way, and stays there");
+    assert_eq!(proxy.holding(), 1);
+    while !store.is_up() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let before = scripts_run(&time.redis);
+    proxy.let_go();
+    wait_until("the late write has reached Redis", || scripts_run(&time.redis) > before);
+
+    let status = ring.status(time.now()).await.unwrap();
+    assert_eq!(
+        status.in_flight, 1,
+        "message 2 was told to be of unknown outcome, and must not come into flight now"
+    );
+    add(&**ring, 3, &time).await.unwrap();
+}
+
+/// A leader in a Redis whose clock stands still, and a way to run its scripts with arguments that are wrong.
+struct Leader {
+    time: FrozenRedis,
+    store: RedisStore,
+    epoch: u64,
+}
+
+impl Leader {
+    /// A leader with one message whose tick is decided, and not yet published.
+    async fn with_a_decided_tick() -> Leader {
+        let mut time = FrozenRedis::start();
+        let store = frozen::open(&time.options(wheel())).await;
+        let Seat { ring, lease, .. } = store.seats()[0].clone();
+        let Leadership::Leads { epoch, .. } = lease.tend(time.now()).await.unwrap() else {
+            panic!("nobody else stands for election");
+        };
+        add(&*ring, 1, &time).await.unwrap();
+        for _ in 0..2 {
+            time.pass(TICK);
+            ring.advance(time.now()).await.unwrap();
+        }
+        time.pass(TICK);
+        Leader { time, store, epoch }
+    }
+
+    fn field(&self, key: &str, field: &str) -> u64 {
+        self.time.redis.command(&["HGET", &format!("{{test:0}}:{key}"), field])
+    }
+
+    fn token(&self) -> String {
+        self.time.redis.command(&["GET", "{test:0}:lease"])
+    }
+
+    /// The first word of the reply of a script to the leader's own link.
+    fn run(&self, script: &str, keys: &[String], arguments: &[&str]) -> String {
+        let [link] = &self.time.redis.command::<Vec<String>>(&["KEYS", "{test:0}:link:*"])[..] else {
+            panic!("there is one sidecar");
+        };
+        let generation: String = self.time.redis.command(&["HGET", link, "generation"]);
+        let source = format!("{}{script}", include_str!("../src/redis/lua/guard.lua"));
+        let mut words = vec![String::from("EVAL"), source, (keys.len() + 2).to_string()];
+        words.extend([String::from("{test:0}:meta"), link.clone()]);
+        words.extend_from_slice(keys);
+        words.push(generation);
+        words.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let reply: Vec<redis::Value> = self.time.redis.command(&words);
+        redis::from_redis_value(reply[0].clone()).unwrap()
+    }
+
+    fn keys(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| format!("{{test:0}}:{name}")).collect()
+    }
+
+    /// Moves the pointer as the leader of this token and epoch would.
+    fn advance(&self, token: &str, epoch: u64) -> String {
+        let pointer = self.field("meta", "pointer");
+        let list = format!("tick:{}", pointer % self.field("meta", "lists"));
+        let arguments = [token, &epoch.to_string(), &pointer.to_string(), "0", "50", "1000", "0.5", "16", ""];
+        let keys = Leader::keys(&["lease", "ticks", &list]);
+        self.run(include_str!("../src/redis/lua/advance.lua"), &keys, &arguments)
+    }
+
+    /// Publishes as the leader of this token and epoch would, who expects this seq.
+    fn expire(&self, token: &str, epoch: u64, seq: u64) -> String {
+        let tick = self.field("meta", "frozen_from");
+        let list = format!("tick:{}", tick % self.field("meta", "lists"));
+        let arguments = [token, &epoch.to_string(), &tick.to_string(), &seq.to_string(), "1000"];
+        let keys = Leader::keys(&["lease", "ticks", &list, "outbox", "late", "news"]);
+        self.run(include_str!("../src/redis/lua/expire.lua"), &keys, &arguments)
+    }
+
+    fn published(&self) -> u64 {
+        self.time.redis.command(&["XLEN", "{test:0}:outbox"])
+    }
+
+    /// Publishes what is decided before the tick of the message.
+    fn publish_the_empty_tick(&self) {
+        assert_eq!(self.expire(&self.token(), self.epoch, 0), "published");
+        assert_eq!(self.published(), 0);
+    }
+}
+
+#[tokio::test]
+async fn the_pointer_moves_for_the_holder_in_his_epoch_alone() {
+    let leader = Leader::with_a_decided_tick().await;
+    let (token, pointer) = (leader.token(), leader.field("meta", "pointer"));
+    assert_eq!(leader.advance("somebody else", leader.epoch), "deposed");
+    assert_eq!(leader.advance(&token, leader.epoch - 1), "deposed", "an earlier term of the same sidecar");
+    assert_eq!(leader.field("meta", "pointer"), pointer, "nobody has moved it");
+    assert_eq!(leader.advance(&token, leader.epoch), "moved");
+    let _: u64 = leader.time.redis.command(&["DEL", "{test:0}:lease"]);
+    assert_eq!(leader.advance(&token, leader.epoch), "deposed", "the lease has run out");
+    assert_eq!(leader.field("meta", "pointer"), pointer + 1);
+    drop(leader.store);
+}
+
+#[tokio::test]
+async fn batches_are_published_by_the_holder_in_his_epoch_alone_and_each_seq_once() {
+    let leader = Leader::with_a_decided_tick().await;
+    leader.publish_the_empty_tick();
+    let token = leader.token();
+    assert_eq!(leader.expire("somebody else", leader.epoch, 0), "deposed");
+    assert_eq!(leader.expire(&token, leader.epoch - 1, 0), "deposed", "an earlier term of the same sidecar");
+    assert_eq!(leader.expire(&token, leader.epoch, 1), "expected", "seq 0 comes first");
+    assert_eq!(leader.published(), 0, "nobody has published");
+    let _: u64 = leader.time.redis.command(&["DEL", "{test:0}:lease"]);
+    assert_eq!(leader.expire(&token, leader.epoch, 0), "deposed", "the lease has run out");
+    assert_eq!(leader.published(), 0, "nobody has published");
+    let _: () = leader.time.redis.command(&["SET", "{test:0}:lease", &token]);
+    assert_eq!(leader.expire(&token, leader.epoch, 0), "published");
+    assert_eq!(leader.expire(&token, leader.epoch, 0), "expected", "it is published already");
+    assert_eq!(leader.published(), 1);
+}

@@ -1,0 +1,438 @@
+//! The ring in Redis against a naive model: several stores on one ring, their operations interleaved, with lost
+//! answers and changes of the leader between any two of them.
+//!
+//! Redis is a real server whose clock the test moves, and each store reaches it through a proxy that loses an
+//! answer when it is told to. The model keeps one map, and the rules of time as docs/REDIS.md tells them.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ackwheel::core::batch::{Delivery, TimedOut};
+use ackwheel::core::group::GroupName;
+use ackwheel::core::lease::Leadership;
+use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
+use ackwheel::core::refusal::{Promise, Reason};
+use ackwheel::core::ring::{AddNewMsg, Advance, DelMsg};
+use ackwheel::core::store::{Seat, Store};
+use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::redis::{RedisOptions, RedisStore};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+use crate::support::frozen::{self, FrozenRedis};
+use crate::support::proxy::Proxy;
+
+const TICK_MS: u64 = 1_000;
+const TICK: Duration = Duration::from_millis(TICK_MS);
+const CATCH_UP: u64 = 5;
+const SLACK_MS: u64 = 50;
+const STORES: usize = 2;
+/// So many ticks may be decided and not published before the pointer has to wait; the model publishes sooner.
+const FEW_FROZEN: u64 = 8;
+
+/// One step of a sequence.
+#[derive(Clone, Debug)]
+enum Step {
+    Add {
+        store: usize,
+        messages: Vec<Message>,
+        ack_timeout_ticks: u16,
+        attempt: u8,
+    },
+    Del {
+        store: usize,
+        messages: Vec<Message>,
+        withdraw: bool,
+    },
+    Pass {
+        ms: u64,
+    },
+    Advance {
+        store: usize,
+    },
+    Expire {
+        store: usize,
+    },
+    /// A store becomes the leader, by the release of the one before.
+    Lead {
+        store: usize,
+    },
+    /// The lease is gone, as if it had run out; whoever led believes that he still does.
+    LoseLease,
+    /// The next answer to a store is lost.
+    LoseAnswer {
+        store: usize,
+    },
+}
+
+/// The wheel as it is told, without a thought for cost.
+#[derive(Default)]
+struct Model {
+    slots: u64,
+    now: u64,
+    pointer: u64,
+    due: u64,
+    leader: Option<usize>,
+    /// When each store that believes it leads means to move the pointer.
+    next: [Option<u64>; STORES],
+    /// What each store has seen of the pointer while another led, and since when.
+    seen: [Option<(u64, u64)>; STORES],
+    /// Message → deadline, attempt, and the time before which it must not time out.
+    in_flight: BTreeMap<Message, (u64, u8, u64)>,
+    late: BTreeMap<Message, u64>,
+    acked: BTreeMap<u64, u64>,
+    decided: BTreeMap<u64, (BTreeSet<TimedOut>, u64)>,
+    unpublished: u64,
+}
+
+impl Model {
+    fn tick_due(&self) -> u64 {
+        self.pointer + (self.now.saturating_sub(self.due) / TICK_MS).min(CATCH_UP)
+    }
+
+    fn add(&mut self, message: Message, ack_timeout_ticks: u16, attempt: u8) -> AddOutcome {
+        let deadline = self.tick_due() + u64::from(ack_timeout_ticks);
+        self.late.remove(&message);
+        let not_before = self.now + u64::from(ack_timeout_ticks) * TICK_MS;
+        match self.in_flight.insert(message, (deadline, attempt, not_before)) {
+            Some(_) => AddOutcome::Rearmed,
+            None => AddOutcome::Added,
+        }
+    }
+
+    fn del(&mut self, message: Message, withdraw: bool) -> DelOutcome {
+        if let Some((deadline, ..)) = self.in_flight.remove(&message) {
+            if withdraw {
+                return DelOutcome::Withdrawn;
+            }
+            *self.acked.entry(deadline).or_default() += 1;
+            return DelOutcome::Acked;
+        }
+        match self.late.get(&message) {
+            Some(deadline) if self.pointer - (deadline + 1) < self.slots => DelOutcome::Late,
+            _ => DelOutcome::Unknown,
+        }
+    }
+
+    /// A look at the clock of a store, which leads or believes it does.
+    fn advance(&mut self, store: usize, time: &FrozenRedis) -> Advance {
+        let Some(next) = self.next[store] else { return Advance::Deposed };
+        let Some(late) = self.now.checked_sub(next) else { return Advance::Waiting(time.at(next)) };
+        if late >= CATCH_UP * TICK_MS {
+            let missed = late / TICK_MS - CATCH_UP + 1;
+            let next = next + missed * TICK_MS;
+            self.next[store] = Some(next);
+            return Advance::Shifted { missed, next: time.at(next) };
+        }
+        if self.leader != Some(store) {
+            self.next[store] = None;
+            return Advance::Deposed;
+        }
+        let by_clock = self.now - late;
+        let kept = self.due + TICK_MS;
+        self.due = if by_clock > kept + SLACK_MS { by_clock } else { kept };
+        let next = self.due + TICK_MS;
+        self.next[store] = Some(next);
+        let decided = self.pointer;
+        self.pointer += 1;
+        self.unpublished += 1;
+        let expired: Vec<Message> =
+            self.in_flight.iter().filter(|(_, life)| life.0 == decided).map(|(message, _)| *message).collect();
+        let mut timed_out = BTreeSet::new();
+        for message in expired {
+            let (_, attempt, not_before) = self.in_flight.remove(&message).expect("it was found there");
+            assert!(self.now >= not_before, "{message} times out {} ms early", not_before - self.now);
+            self.late.insert(message, decided);
+            timed_out.insert(TimedOut { message, attempt });
+        }
+        let acked = self.acked.remove(&decided).unwrap_or_default();
+        self.decided.insert(decided, (timed_out, acked));
+        let lateness = Duration::from_millis(self.now - self.due);
+        Advance::Moved { decided: Tick(decided), lateness, next: time.at(next) }
+    }
+
+    fn acquire(&mut self, store: usize) {
+        let gap = self.now - self.due;
+        if gap >= TICK_MS {
+            let own = self.seen[store].filter(|seen| seen.0 == self.pointer).map_or(0, |seen| self.now - seen.1);
+            self.due = self.due.max(self.now - own.min(CATCH_UP * TICK_MS));
+        }
+        self.next[store] = Some(self.due + TICK_MS);
+        self.leader = Some(store);
+    }
+
+    fn sees(&mut self, store: usize) {
+        if self.seen[store].is_none_or(|seen| seen.0 != self.pointer) {
+            self.seen[store] = Some((self.pointer, self.now));
+        }
+    }
+}
+
+/// Stores on one ring, and the model of it.
+struct Subject<'a> {
+    model: Model,
+    time: &'a mut FrozenRedis,
+    proxies: Vec<Proxy>,
+    stores: Vec<RedisStore>,
+}
+
+impl Subject<'_> {
+    async fn open(slots: u16, time: &mut FrozenRedis) -> Subject<'_> {
+        let _: () = time.redis.command(&["FLUSHALL"]);
+        let options = time.options(Wheel::new(slots, TICK).unwrap());
+        let (mut proxies, mut stores) = (Vec::new(), Vec::new());
+        for _ in 0..STORES {
+            let proxy = Proxy::to(time.redis.port);
+            stores.push(frozen::open(&RedisOptions { url: proxy.url(), ..options.clone() }).await);
+            proxies.push(proxy);
+        }
+        let now = time.unix_ms();
+        let pointer = now / TICK_MS;
+        let model = Model { slots: slots.into(), now, pointer, due: now, ..Model::default() };
+        Subject { model, time, proxies, stores }
+    }
+
+    fn seat(&self, store: usize) -> &Seat {
+        &self.stores[store].seats()[0]
+    }
+
+    /// Waits until a store's link has healed; what its candidate saw before counts for nothing then.
+    async fn heal(&mut self, store: usize, lost_before: u64) {
+        if self.proxies[store].lost() > lost_before {
+            self.model.seen[store] = None;
+        }
+        while !self.stores[store].is_up() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    async fn step(&mut self, step: &Step) {
+        match step {
+            Step::Add { store, messages, ack_timeout_ticks, attempt } => {
+                let k = (*ack_timeout_ticks - 1) % u16::try_from(self.model.slots).unwrap() + 1;
+                self.add(*store, messages, k, *attempt).await;
+            }
+            Step::Del { store, messages, withdraw } => self.del(*store, messages, *withdraw).await,
+            Step::Pass { ms } => {
+                self.time.pass(Duration::from_millis(*ms));
+                self.model.now += ms;
+            }
+            Step::Advance { store } => self.advance(*store).await,
+            Step::Expire { store } => drop(self.expire(*store).await),
+            Step::Lead { store } => self.lead(*store).await,
+            Step::LoseLease => {
+                let _: u64 = self.time.redis.command(&["DEL", "{test:0}:lease"]);
+                self.model.leader = None;
+            }
+            Step::LoseAnswer { store } => self.proxies[*store].lose_an_answer(),
+        }
+    }
+
+    async fn add(&mut self, store: usize, messages: &[Message], ack_timeout_ticks: u16, attempt: u8) {
+        let lost = self.proxies[store].lost();
+        let request = AddNewMsg { messages, ack_timeout_ticks, attempt };
+        let answer = self.seat(store).ring.add_new_msg(request, self.time.now()).await;
+        let expected: Vec<_> =
+            messages.iter().map(|message| self.model.add(*message, ack_timeout_ticks, attempt)).collect();
+        match answer {
+            Ok(answer) => {
+                assert_eq!(answer.outcomes, expected);
+                assert_eq!(answer.deadline.0, self.model.tick_due() + u64::from(ack_timeout_ticks));
+            }
+            Err(refusal) => {
+                assert_eq!(refusal.reason.promise(), Promise::OutcomeUnknown, "{refusal}");
+                assert_eq!(self.proxies[store].lost(), lost + 1, "refused without cause: {refusal}");
+            }
+        }
+        self.heal(store, lost).await;
+    }
+
+    /// A DelMsg is answered with its true outcome, however many answers are lost.
+    async fn del(&mut self, store: usize, messages: &[Message], withdraw: bool) {
+        let lost = self.proxies[store].lost();
+        let request = DelMsg { messages, withdraw };
+        let answer = self.seat(store).ring.del_msg(request, self.time.now()).await.unwrap();
+        let expected: Vec<_> = messages.iter().map(|message| self.model.del(*message, withdraw)).collect();
+        assert_eq!(answer.outcomes, expected);
+        self.heal(store, lost).await;
+    }
+
+    async fn advance(&mut self, store: usize) {
+        let lost = self.proxies[store].lost();
+        let found = self.seat(store).ring.advance(self.time.now()).await;
+        let leads = self.model.leader == Some(store);
+        let expected = self.model.advance(store, self.time);
+        match found {
+            Ok(found) => assert_eq!(found, expected),
+            Err(refusal) => {
+                assert_eq!(self.proxies[store].lost(), lost + 1, "refused without cause: {refusal}");
+                self.heal(store, lost).await;
+                // Asked again it says what it did, if it did something.
+                let again = self.seat(store).ring.advance(self.time.now()).await.unwrap();
+                match (expected, again) {
+                    (Advance::Moved { decided, next, .. }, Advance::Moved { decided: again, next: then, .. }) => {
+                        assert_eq!((decided, next), (again, then));
+                    }
+                    (expected, again) => assert_eq!(expected, again),
+                }
+            }
+        }
+        self.heal(store, lost).await;
+        while leads && self.model.unpublished > FEW_FROZEN && self.expire(store).await {}
+    }
+
+    /// Does one step of expiry; whether there is more to do.
+    async fn expire(&mut self, store: usize) -> bool {
+        let lost = self.proxies[store].lost();
+        let expired = self.seat(store).ring.expire(self.time.now()).await;
+        let leads = self.model.leader == Some(store);
+        let more = match expired {
+            Ok(expired) => {
+                let did = expired.counted.is_some() || expired.published.is_some();
+                assert!(leads || !did, "{expired:?}");
+                assert!(!(leads && expired.deposed), "{expired:?}");
+                if expired.deposed {
+                    self.model.next[store] = None;
+                }
+                expired.more
+            }
+            Err(refusal) => {
+                assert_eq!(self.proxies[store].lost(), lost + 1, "refused without cause: {refusal}");
+                true
+            }
+        };
+        if leads && !more {
+            self.model.unpublished = 0;
+        }
+        self.heal(store, lost).await;
+        more
+    }
+
+    /// Tends the lease of a store, as often as it takes for an answer to come through.
+    async fn tend(&mut self, store: usize) -> Leadership {
+        loop {
+            let lost = self.proxies[store].lost();
+            let found = self.seat(store).lease.tend(self.time.now()).await;
+            let is_held: bool = self.time.redis.command(&["EXISTS", "{test:0}:lease"]);
+            if is_held && self.model.leader.is_none() {
+                self.model.acquire(store);
+            }
+            match found {
+                Ok(leadership) => {
+                    if matches!(leadership, Leadership::Follows { .. }) {
+                        self.model.sees(store);
+                    }
+                    return leadership;
+                }
+                Err(refusal) => assert_eq!(refusal.reason, Reason::StoreSilent, "{refusal}"),
+            }
+            self.heal(store, lost).await;
+        }
+    }
+
+    async fn lead(&mut self, store: usize) {
+        if let Some(leader) = self.model.leader.filter(|leader| *leader != store) {
+            let found = self.tend(store).await;
+            assert!(matches!(found, Leadership::Follows { .. }), "{found:?}");
+            let lost = self.proxies[leader].lost();
+            // If the answer is lost, the lease is released all the same.
+            let _ = self.seat(leader).lease.release(self.time.now()).await;
+            self.heal(leader, lost).await;
+            (self.model.leader, self.model.next[leader]) = (None, None);
+        }
+        let found = self.tend(store).await;
+        assert!(matches!(found, Leadership::Leads { .. }), "{found:?}");
+    }
+
+    /// Lets everything come to its end, then compares every batch of every tick.
+    async fn finish(mut self) {
+        let store = self.model.leader.unwrap_or(0);
+        self.lead(store).await;
+        // What was published last is remembered for a revolution more.
+        let end = self.model.pointer + CATCH_UP + 2 * self.model.slots + 2;
+        while !self.model.in_flight.is_empty() || self.model.pointer < end {
+            let wait = self.model.next[store].map_or(0, |next| next.saturating_sub(self.model.now));
+            self.step(&Step::Pass { ms: wait }).await;
+            self.advance(store).await;
+        }
+        while self.expire(store).await {}
+        let mut found: BTreeMap<u64, Vec<Delivery>> = BTreeMap::new();
+        let outbox = &self.seat(store).outbox;
+        loop {
+            let taken = outbox.take(&GroupName::default_group(), u64::MAX, self.time.now()).await.unwrap();
+            if taken.is_empty() {
+                break;
+            }
+            for delivery in taken {
+                found.entry(delivery.batch.id.tick.0).or_default().push(delivery);
+            }
+        }
+        for (tick, (timed_out, acked)) in &self.model.decided {
+            let batches = found.remove(tick).unwrap_or_default();
+            let listed: Vec<_> = batches.iter().flat_map(|delivery| delivery.batch.messages.clone()).collect();
+            assert_eq!(listed.len(), timed_out.len(), "tick {tick}: {listed:?} and {timed_out:?}");
+            assert_eq!(&listed.into_iter().collect::<BTreeSet<_>>(), timed_out, "tick {tick}");
+            for delivery in batches {
+                let counts = delivery.batch.counts;
+                assert_eq!((counts.acked, counts.timed_out()), (*acked, timed_out.len() as u64), "tick {tick}");
+                assert_eq!(delivery.delivery_count, 1);
+            }
+        }
+        assert!(found.is_empty(), "batches of ticks that were never decided: {found:?}");
+        let status = self.seat(store).ring.status(self.time.now()).await.unwrap();
+        assert_eq!((status.in_flight, status.slots.iter().sum::<u64>(), status.closing), (0, 0, 0));
+        for (key, count) in [("messages", "HLEN"), ("late", "LLEN")] {
+            let left: u64 = self.time.redis.command(&[count, &format!("{{test:0}}:{key}")]);
+            assert_eq!(left, 0, "what was late is forgotten: {key}");
+        }
+    }
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    (0..8_u64, 0..2_u64).prop_map(Message::from)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let messages = || prop::collection::vec(message(), 1..6);
+    let store = || 0..STORES;
+    prop_oneof![
+        5 => (store(), messages(), 1..=6_u16, 1..3_u8).prop_map(|(store, messages, ack_timeout_ticks, attempt)| {
+            Step::Add { store, messages, ack_timeout_ticks, attempt }
+        }),
+        4 => (store(), messages(), prop::bool::weighted(0.2))
+            .prop_map(|(store, messages, withdraw)| Step::Del { store, messages, withdraw }),
+        5 => prop_oneof![9 => 1..1_100_u64, 1 => 1_900..9_000_u64].prop_map(|ms| Step::Pass { ms }),
+        6 => store().prop_map(|store| Step::Advance { store }),
+        4 => store().prop_map(|store| Step::Expire { store }),
+        3 => store().prop_map(|store| Step::Lead { store }),
+        1 => Just(Step::LoseLease),
+        2 => store().prop_map(|store| Step::LoseAnswer { store }),
+    ]
+}
+
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(200)
+}
+
+#[test]
+fn several_stores_on_one_ring_answer_as_the_model() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let time = RefCell::new(FrozenRedis::start());
+    let config = ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() };
+    let sequences = (1..=5_u16, prop::collection::vec(step(), 1..60));
+    let ran = TestRunner::new(config).run(&sequences, |(slots, steps)| {
+        let mut time = time.borrow_mut();
+        runtime.block_on(async {
+            let mut subject = Subject::open(slots, &mut time).await;
+            for step in &steps {
+                subject.step(step).await;
+            }
+            subject.finish().await;
+        });
+        Ok(())
+    });
+    if let Err(error) = ran {
+        panic!("{error}");
+    }
+}
