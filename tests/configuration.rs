@@ -36,6 +36,15 @@ fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
     assert_refused(&["--never-lead"], &["--never-lead", "Redis", "memory"]);
     assert_refused(&["--namespace", "im"], &["--namespace", "Redis", "memory"]);
     assert_refused(&["--name", ""], &["--name", "1 to 128"]);
+    for (flag, value) in
+        [("--lease", "5s"), ("--outage-grace", "1s"), ("--catch-up-max-ticks", "3"), ("--max-held-acks", "9")]
+    {
+        assert_refused(&[flag, value], &[flag, "Redis", "memory"]);
+    }
+    assert_refused(
+        &["--store", "redis://h:notaport"],
+        &["redis://h:notaport", "redis://USER:PASSWORD@HOST:PORT/DB"],
+    );
     let redis = ["--store", "redis://127.0.0.1:1/0"];
     for (flags, words) in [
         (["--rings", "65"], ["65", "1 to 64"]),
@@ -79,6 +88,9 @@ fn a_password_in_the_store_is_never_shown() {
     let run = Run::of(&mut program(&["serve", "--check-config", "--store", "nats://me:secret@here"]));
     assert_names(run.error(64), &["nats://me:***@here"]);
     assert!(!run.stderr.contains("secret"), "{}", run.stderr);
+    let unread = Run::of(&mut program(&["serve", "--check-config", "--store", "redis://me:secret@here:port"]));
+    assert_names(unread.error(64), &["redis://me:***@here:port"]);
+    assert!(!unread.stderr.contains("secret"), "{}", unread.stderr);
     let help = Run::of(program(&["serve", "--help"]).env("ACKWHEEL_STORE", "redis://:secret@here"));
     assert!(!help.output().contains("secret"));
 }

@@ -1,11 +1,14 @@
-//! The harness for Redis does what the tests that use it believe.
+//! The harness for Redis does what the tests that use it believe, and its checkers see what is wrong.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::clock::{Clock, FakeClock};
+use crate::support::fleet::{Pointers, Seen, assert_pace};
+use crate::support::flow::{Asked, Evidence, Flow, Plan};
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
-use crate::support::sleep_until;
+use crate::support::{PATIENCE, SLACK, sleep_until};
 
 #[test]
 fn a_server_is_there_for_its_test_alone() {
@@ -102,4 +105,78 @@ fn a_sidecar_believes_a_clock_and_its_monotonic_clock_stays_true() {
     clock.set(Clock::Offset(-3_600));
     sidecar.wait_for_pointer(pointer + 5);
     assert!(begun.elapsed() >= Duration::from_millis(390), "five ticks passed in {:?}", begun.elapsed());
+}
+
+/// What a load through a sidecar with a wheel of its own leaves behind: some acknowledged, late and timed out.
+fn evidence() -> Evidence {
+    let sidecar = Sidecar::start(&["--tick", "50ms", "--slots", "4"]);
+    let plan = Plan::ten_times_a_second(Duration::from_millis(50), 4);
+    let (begun, pointers) = (Instant::now(), Pointers::watch(sidecar.admin));
+    let flow = Flow::start(plan, sidecar.listen, sidecar.listen);
+    sleep_until(begun + Duration::from_millis(1_200));
+    let evidence = flow.finish();
+    assert!(assert_pace(&pointers.finish(), plan.tick, 0) >= 20);
+    evidence
+}
+
+/// Asserts that the checker says this of the evidence.
+#[track_caller]
+fn assert_seen(evidence: &Evidence, words: &str) {
+    let checked = catch_unwind(AssertUnwindSafe(|| evidence.assert_kept(PATIENCE)));
+    let panic = checked.expect_err("the checker is blind");
+    let said = panic.downcast_ref::<String>().expect("it says what is wrong");
+    assert!(said.contains(words), "{words:?} is missing in: {said}");
+}
+
+#[test]
+fn the_checker_of_a_load_sees_what_is_wrong() {
+    let mut evidence = evidence();
+    evidence.assert_kept(SLACK);
+    let (acked, late) = evidence.acked_and_late();
+    assert!(acked > 50 && late > 10 && evidence.errors.is_empty(), "{acked} acked, {late} late");
+    assert_eq!(evidence.messages.len() as u64 % 50, 1, "the sentinel came last");
+    let whole = evidence.batches.clone();
+
+    let lost = evidence.batches[1].messages.pop().unwrap().0;
+    assert_seen(&evidence, &format!("{lost} is in 0 batches"));
+    evidence.batches.clone_from(&whole);
+    evidence.batches[2].messages.push((lost, 0));
+    assert_seen(&evidence, &format!("{lost} is in 2 batches"));
+    evidence.batches.clone_from(&whole);
+    evidence.batches.push(whole[0].clone());
+    assert_seen(&evidence, "no redelivery of");
+    evidence.batches.last_mut().unwrap().delivery = 2;
+    evidence.assert_kept(SLACK);
+    evidence.batches.clone_from(&whole);
+    evidence.batches[0].arrived -= Duration::from_millis(200);
+    assert_seen(&evidence, " early");
+    evidence.batches[0].arrived += PATIENCE * 2;
+    assert_seen(&evidence, " after its tick");
+    evidence.batches.clone_from(&whole);
+    let (acked, _) = evidence.messages.iter().find(|(_, message)| message.deleted == Asked::Acked).unwrap();
+    evidence.batches[0].messages.push((*acked, 0));
+    assert_seen(&evidence, &format!("{acked} is in 1 batches"));
+    evidence.batches.clone_from(&whole);
+    evidence.batches[0].messages.push((1 << 40, 0));
+    assert_seen(&evidence, "was never added");
+    evidence.batches.clone_from(&whole);
+    evidence.messages.get_mut(&lost).unwrap().deleted = Asked::Unknown;
+    assert_seen(&evidence, "is unknown");
+}
+
+#[test]
+fn the_checker_of_the_pointer_sees_what_is_wrong() {
+    let begun = Instant::now();
+    let seen = |ms, pointer| {
+        let asked = begun + Duration::from_millis(ms);
+        Seen { asked, answered: asked, pointer }
+    };
+    let check = |all: &[Seen]| catch_unwind(|| assert_pace(all, Duration::from_secs(1), 5));
+    assert_eq!(
+        check(&[seen(0, 10), seen(500, 10), seen(7_000, 10), seen(7_100, 17), seen(8_000, 18)]).unwrap(),
+        8
+    );
+    assert!(check(&[seen(0, 10), seen(1_000, 11), seen(1_010, 10)]).is_err(), "it went back");
+    assert!(check(&[seen(0, 10), seen(500, 18)]).is_err(), "it ran");
+    assert!(check(&[seen(0, 10), seen(2_000, 14), seen(4_000, 18), seen(6_000, 24)]).is_err(), "it ran on and on");
 }

@@ -69,6 +69,17 @@ fn every_promised_metric_is_there_from_the_start() {
 }
 
 #[test]
+fn no_series_is_there_twice() {
+    let (code, text) = Sidecar::start(&[]).get("/metrics");
+    assert_eq!(code, 200);
+    let mut seen = BTreeSet::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (series, _) = line.rsplit_once(' ').expect("a series and its value");
+        assert!(seen.insert(series), "{series} is there twice: Prometheus refuses the whole page");
+    }
+}
+
+#[test]
 fn every_fixed_label_value_is_there_from_the_start() {
     let sidecar = Sidecar::start(&[]);
     let metrics = sidecar.metrics();

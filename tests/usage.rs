@@ -1,5 +1,6 @@
 //! Exit codes and errors: 0, 1 at run time, 64 for usage; each error says what was wrong and what to do.
 
+use std::io::{Read, Write};
 use std::net::TcpListener;
 
 use crate::support::process::{Run, assert_names, program};
@@ -66,6 +67,22 @@ fn what_answers_but_is_no_sidecar_is_no_success() {
     let listen = sidecar.listen.to_string();
     let run = Run::of(program(&["status", "--timeout", "2s"]).args(["--admin", &listen]));
     assert_names(run.error(1), &[&listen, "--admin"]);
+}
+
+#[test]
+fn a_status_that_is_refused_is_an_error_that_says_why() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let answering = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 4_096]).unwrap();
+        let words = "Redis is away (store_away)\n";
+        let head = "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n";
+        write!(stream, "{head}content-length: {}\r\n\r\n{words}", words.len()).unwrap();
+    });
+    let run = Run::of(program(&["status"]).args(["--admin", &address]));
+    assert_names(run.error(1), &[&address, "503", ": Redis is away (store_away)\n"]);
+    answering.join().unwrap();
 }
 
 #[test]

@@ -1,0 +1,299 @@
+//! Redis stands still, dies, comes back with everything or with nothing, or is read-only for a while.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::flow::{Flow, Plan};
+use crate::support::frames::{self, ACKED, Frame, OUTCOME_UNKNOWN, RETRYABLE, UNKNOWN};
+use crate::support::process::assert_names;
+use crate::support::raw::Raw;
+use crate::support::redis::{Redis, ask};
+use crate::support::sidecar::Sidecar;
+use crate::support::{PATIENCE, SLACK, sleep_until, wait_until};
+
+const STORE_AWAY: u16 = 66;
+const STORE_SILENT: u16 = 67;
+const MAX_HELD_ACKS: u16 = 68;
+
+/// Settings under which nobody is judged silent within 20 s: Pings are answered only while something is read.
+const PATIENT: [&str; 4] = ["--tick", "200ms", "--slots", "150"];
+
+/// Two sidecars on one Redis.
+fn two(redis: &Redis, flags: &[&str]) -> [Sidecar; 2] {
+    ["a", "b"].map(|name| Sidecar::on(redis, name, flags))
+}
+
+/// Asserts that it is an Error of a store that is away, with whichever of the two promises.
+#[track_caller]
+fn assert_store_error(answer: &Frame) {
+    match answer.status {
+        STORE_SILENT => answer.assert_error(STORE_SILENT, OUTCOME_UNKNOWN | RETRYABLE),
+        _ => answer.assert_error(STORE_AWAY, RETRYABLE),
+    }
+}
+
+/// Takes batches until all of these were in one; returns all ids that were, in order.
+fn take_until(subscriber: &mut Raw, expected: &[u64]) -> Vec<u64> {
+    let mut ids: Vec<u64> = Vec::new();
+    while !expected.iter().all(|id| ids.contains(id)) {
+        ids.extend(subscriber.settled_batch().ids());
+    }
+    ids.sort_unstable();
+    ids
+}
+
+/// Sends DelMsgs of a hundred ids each; returns their correlation ids.
+fn send_acks(connection: &mut Raw, ids: std::ops::RangeInclusive<u64>) -> Vec<u32> {
+    let ids: Vec<u64> = ids.collect();
+    ids.chunks(100).map(|ids| connection.request(&frames::del(ids))).collect()
+}
+
+#[test]
+fn acks_sent_while_redis_stands_still_count() {
+    let redis = Redis::start();
+    // Twice the usual slots, so that nobody is judged silent who does not read for 20 s.
+    let [a, b] = two(&redis, &["--slots", "30"]);
+    let mut subscriber = b.connect().subscribed("default");
+    let [mut first, mut second, mut third, mut adder] = [&a, &b, &a, &a].map(Sidecar::connect);
+    // The last hundred stay silent.
+    let asked = Instant::now();
+    first.ask(&frames::add(&(1..=1_100).collect::<Vec<_>>(), 15, 1)).added();
+    redis.stop();
+    let stopped = Instant::now();
+    let waiting = [send_acks(&mut first, 1..=500), send_acks(&mut second, 501..=900)];
+    send_acks(&mut third, 901..=1_000);
+
+    let refused = Instant::now();
+    assert_store_error(&adder.ask(&frames::add(&[2_000], 15, 1)));
+    assert!(refused.elapsed() < Duration::from_secs(2), "refused after {:?}", refused.elapsed());
+    for sidecar in [&a, &b] {
+        wait_until("it is not ready", || !sidecar.is_ready());
+        assert_eq!(sidecar.get("/livez").0, 200);
+        assert_eq!(sidecar.metrics().count("store_up"), 0);
+    }
+    // Known to be away: refused at once, and not applied.
+    let refused = Instant::now();
+    adder.ask(&frames::add(&[2_001], 15, 1)).assert_error(STORE_AWAY, RETRYABLE);
+    assert!(refused.elapsed() < Duration::from_millis(100) + SLACK, "refused after {:?}", refused.elapsed());
+    wait_until("all are held", || a.metrics().count("held_acks") == 600 && b.metrics().count("held_acks") == 400);
+    drop(third);
+
+    sleep_until(stopped + Duration::from_secs(6));
+    let went_on = Instant::now();
+    redis.go_on();
+    for sidecar in [&a, &b] {
+        sidecar.wait_until_ready();
+        assert!(went_on.elapsed() < Duration::from_secs(8), "ready after {:?}", went_on.elapsed());
+    }
+    for (connection, waiting) in [&mut first, &mut second].into_iter().zip(waiting) {
+        for correlation in waiting {
+            assert_eq!(connection.answer(correlation).outcomes(), [ACKED; 100]);
+        }
+    }
+    let silent: Vec<u64> = (1_001..=1_100).collect();
+    let mut ids = take_until(&mut subscriber, &silent);
+    // The first of the adds may have reached Redis: its outcome was unknown.
+    ids.retain(|id| *id != 2_000);
+    assert_eq!(ids, silent);
+    assert!(asked.elapsed() >= Duration::from_secs(15), "early: {:?}", asked.elapsed());
+    assert_eq!([&a, &b].map(|sidecar| sidecar.metrics().count("held_acks")), [0, 0]);
+}
+
+#[test]
+fn a_redis_that_comes_back_with_its_file_has_lost_nothing() {
+    let mut redis = Redis::with_append_only_file();
+    let [a, b] = two(&redis, &["--tick", "500ms", "--slots", "8"]);
+    let (begun, plan) = (Instant::now(), Plan::ten_times_a_second(Duration::from_millis(500), 8));
+    let flow = Flow::start(plan, a.listen, b.listen);
+    sleep_until(begun + Duration::from_secs(6));
+    redis.kill();
+    wait_until("it is noticed", || !a.is_ready() && !b.is_ready());
+    sleep_until(begun + Duration::from_secs(8));
+    redis.restart();
+    let back = Instant::now();
+    for sidecar in [&a, &b] {
+        sidecar.wait_until_ready();
+    }
+    println!("ready {:?} after Redis was back", back.elapsed());
+    sleep_until(back + Duration::from_secs(6));
+    let evidence = flow.finish();
+    let latest = evidence.assert_kept(PATIENCE);
+    println!("the latest came {latest:?} after its tick; errors: {:?}", evidence.errors);
+    let known = [STORE_AWAY, STORE_SILENT];
+    assert!(evidence.errors.keys().all(|code| known.contains(code)), "{:?}", evidence.errors);
+    let lost: f64 = [&a, &b].iter().map(|sidecar| sidecar.metrics().sum("redis_lost_total")).sum();
+    assert!(lost.abs() < 0.5, "nothing was lost, and {lost} times it was said");
+}
+
+#[test]
+fn a_redis_that_comes_back_empty_is_noticed_said_and_served() {
+    let mut redis = Redis::start();
+    let [a, b] = two(&redis, &PATIENT);
+    let mut subscriber = b.connect().subscribed("default");
+    let mut adder = a.connect();
+    adder.ask(&frames::add(&[1], 1, 1)).added();
+    let before = subscriber.settled_batch();
+    assert_eq!(before.ids(), [1]);
+    adder.ask(&frames::add(&[2], 150, 1)).added();
+
+    redis.restart_empty();
+    for sidecar in [&a, &b] {
+        wait_until("it is counted", || sidecar.metrics().sum("redis_lost_total") > 0.5);
+        wait_until("a person is told", || sidecar.log().text().to_lowercase().contains("lost"));
+        sidecar.wait_until_ready();
+    }
+    wait_until("there is a leader again", || {
+        let status = a.status();
+        status.rings[0].leader.is_some() && status.rings[0].epoch > before.epoch
+    });
+    wait_until("what is added is accepted", || {
+        let answer = adder.ask(&frames::add(&[3], 2, 1));
+        if answer.kind == frames::ERROR {
+            assert_store_error(&answer);
+        }
+        answer.kind == frames::ADD_ANSWER
+    });
+    let after = subscriber.settled_batch();
+    assert_eq!((after.ids(), after.delivery), (vec![3], 1), "message 2 went with Redis");
+    assert!(after.epoch > before.epoch, "{} came after {}", after.epoch, before.epoch);
+    assert!(after.tick > before.tick, "the new ring begins at the time, and the old one did too");
+}
+
+#[test]
+fn a_flushed_script_cache_reaches_no_client() {
+    let redis = Redis::start();
+    let [a, b] = two(&redis, &["--tick", "200ms", "--slots", "10"]);
+    let ended = AtomicBool::new(false);
+    let flushes = thread::scope(|scope| {
+        let flusher = scope.spawn(|| {
+            let (mut connection, mut flushes) = (redis.connect().unwrap(), 0);
+            while !ended.load(Ordering::Relaxed) {
+                ask::<()>(&mut connection, &["SCRIPT", "FLUSH"]).unwrap();
+                flushes += 1;
+                thread::sleep(Duration::from_millis(3));
+            }
+            flushes
+        });
+        let (begun, plan) = (Instant::now(), Plan::ten_times_a_second(Duration::from_millis(200), 10));
+        let flow = Flow::start(plan, a.listen, b.listen);
+        sleep_until(begun + Duration::from_secs(6));
+        let evidence = flow.finish();
+        ended.store(true, Ordering::Relaxed);
+        assert_eq!(evidence.errors.len(), 0, "{:?}", evidence.errors);
+        let latest = evidence.assert_kept(Duration::from_secs(1) + SLACK);
+        println!("the latest came {latest:?} after its tick");
+        flusher.join().unwrap()
+    });
+    assert!(flushes > 500, "only {flushes} flushes");
+    for sidecar in [&a, &b] {
+        let metrics = sidecar.metrics();
+        for reason in ["store_away", "store_silent"] {
+            assert_eq!(metrics.refusals(reason), 0, "{reason}");
+        }
+    }
+}
+
+#[test]
+fn a_redis_that_was_read_only_is_written_to_again() {
+    let redis = Redis::start();
+    let [a, b] = two(&redis, &PATIENT);
+    let mut subscriber = b.connect().subscribed("default");
+    let [mut acker, mut adder] = [&a, &a].map(Sidecar::connect);
+    adder.ask(&frames::add(&[1, 2], 40, 1)).added();
+    redis.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+    let acked = acker.request(&frames::del(&[1]));
+    let refused = Instant::now();
+    assert_store_error(&adder.ask(&frames::add(&[3], 15, 1)));
+    assert!(refused.elapsed() < Duration::from_secs(2), "refused after {:?}", refused.elapsed());
+    wait_until("it is not ready", || !a.is_ready());
+    adder.ask(&frames::add(&[3], 15, 1)).assert_error(STORE_AWAY, RETRYABLE);
+
+    redis.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+    for sidecar in [&a, &b] {
+        sidecar.wait_until_ready();
+    }
+    assert_eq!(acker.answer(acked).outcomes(), [ACKED]);
+    wait_until("what is added is accepted", || adder.ask(&frames::add(&[4], 15, 1)).kind == frames::ADD_ANSWER);
+    let mut ids = take_until(&mut subscriber, &[2, 4]);
+    ids.retain(|id| *id != 3);
+    assert_eq!(ids, [2, 4]);
+}
+
+#[test]
+fn no_more_acks_are_held_than_may_be() {
+    let redis = Redis::start();
+    let a = Sidecar::on(&redis, "a", &[&PATIENT[..], &["--max-held-acks", "10"]].concat());
+    let [mut acker, mut other] = [&a, &a].map(Sidecar::connect);
+    acker.ask(&frames::add(&(1..=11).collect::<Vec<_>>(), 150, 1)).added();
+    redis.stop();
+    assert_store_error(&other.ask(&frames::add(&[12], 15, 1)));
+    wait_until("it is not ready", || !a.is_ready());
+    let held: Vec<u32> = (1..=10).map(|id| acker.request(&frames::del(&[id]))).collect();
+    wait_until("all are held", || a.metrics().count("held_acks") == 10);
+    let refused = Instant::now();
+    other.ask(&frames::del(&[11])).assert_error(MAX_HELD_ACKS, RETRYABLE);
+    assert!(refused.elapsed() < Duration::from_millis(100) + SLACK, "refused after {:?}", refused.elapsed());
+    assert_eq!(a.metrics().refusals("max_held_acks"), 1);
+    redis.go_on();
+    for correlation in held {
+        assert_eq!(acker.answer(correlation).outcomes(), [ACKED]);
+    }
+    a.wait_until_ready();
+    assert_eq!(other.ask(&frames::del(&[11])).outcomes(), [ACKED]);
+}
+
+#[test]
+fn a_connection_is_heard_however_many_of_its_acks_are_held() {
+    const ACKS: u64 = 3_000;
+    let redis = Redis::start();
+    let leader = Sidecar::on(&redis, "leader", &PATIENT);
+    wait_until("it leads", || leader.leader().is_some());
+    // One that follows: nothing but its connections can move it while Redis stands still.
+    let sidecar = Sidecar::on(&redis, "follower", &[&PATIENT[..], &["--never-lead"]].concat());
+    let ids: Vec<u64> = (1..=ACKS).collect();
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&ids, 150, 1)).added();
+    redis.stop();
+    let mut held: BTreeSet<u32> = ids.iter().map(|id| connection.request(&frames::del(&[*id]))).collect();
+    let asked = Instant::now();
+    let mut answers = Vec::new();
+    let waiting =
+        [connection.request(&frames::add(&[ACKS + 1], 150, 1)), connection.request(&frames::ping(b"you"))];
+    for _ in waiting {
+        answers.push(connection.next_answer());
+    }
+    assert!(asked.elapsed() < Duration::from_secs(2) + SLACK, "answered after {:?}", asked.elapsed());
+    answers.sort_by_key(|answer| answer.correlation);
+    assert_eq!([answers[0].correlation, answers[1].correlation], waiting);
+    assert_store_error(&answers[0]);
+    assert_eq!((answers[1].kind, &answers[1].body[..]), (frames::PONG, &b"you"[..]));
+    wait_until("all are held", || sidecar.metrics().count("held_acks") == ACKS);
+    assert_names(sidecar.run(&["status"]).error(1), &["503", "store_away"]);
+
+    redis.go_on();
+    while !held.is_empty() {
+        let answer = connection.next_answer();
+        assert!(held.remove(&answer.correlation), "{answer:?}");
+        assert_eq!(answer.outcomes(), [ACKED]);
+    }
+}
+
+#[test]
+fn a_redis_without_memory_takes_no_adds_and_everything_else_goes_on() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::on(&redis, "only", &["--tick", "200ms"]);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    let mut connection = sidecar.connect();
+    let ids: Vec<u64> = (1..=100).collect();
+    connection.ask(&frames::add(&ids, 10, 1)).added();
+    redis.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    connection.ask(&frames::add(&[200], 10, 1)).assert_error(STORE_AWAY, RETRYABLE);
+    assert_eq!(connection.ask(&frames::del(&[7, 300])).outcomes(), [ACKED, UNKNOWN]);
+    assert_eq!(connection.ask(&frames::del(&[300])).outcomes(), [UNKNOWN], "what is unknown blocks nobody");
+    let expected: Vec<u64> = ids.into_iter().filter(|id| *id != 7).collect();
+    assert_eq!(take_until(&mut subscriber, &expected), expected, "the wheel turns, which is what frees memory");
+    redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    sidecar.connect().ask(&frames::add(&[200], 10, 1)).added();
+}
