@@ -23,7 +23,9 @@
 //!     for timed_out in &batch.messages {
 //!         println!("{} was not acknowledged", timed_out.message);
 //!     }
-//!     batch.ack().await?;
+//!     if let Err(error) = batch.ack().await {
+//!         println!("not acknowledged, and handed out again later: {error}");
+//!     }
 //! }
 //! # Ok(())
 //! # }

@@ -143,7 +143,7 @@ impl Ticker {
         }
         match self.step().await {
             Ok(wait) => {
-                if std::mem::take(&mut self.refused) {
+                if std::mem::take(&mut self.refused) && self.standing != Standing::Resigned {
                     info!("the ring turns again");
                 }
                 wait
