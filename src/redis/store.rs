@@ -42,10 +42,8 @@ pub enum RedisStoreError {
     /// The address is none.
     #[error("--store: {0}; write redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for TLS")]
     Address(String),
-    /// There is no Redis, or it does not let us in.
-    #[error(
-        "Redis cannot be reached within {START_PATIENCE:?}: {0}; is it running, and are user and password right?"
-    )]
+    /// There is no Redis.
+    #[error("Redis cannot be reached within {START_PATIENCE:?}: {0}; is it running, and is the address right?")]
     Unreachable(String),
     /// This Redis cannot be used.
     #[error("this Redis cannot be used: {0}")]

@@ -13,6 +13,7 @@ use crate::core::group::{GroupName, MAX_GROUPS};
 use crate::core::outbox::{Dropped, GroupBacklog, Opening, Retention, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::redis::link::{LINK_LIFETIME, Link};
+use crate::redis::office::whole_ms;
 use crate::redis::script::{Answer, SCRIPTS, Script};
 
 /// The most batches that one script looks at or hands over, so that none holds Redis up.
@@ -292,10 +293,6 @@ impl Calls {
 
 fn kind(ephemeral: bool) -> &'static str {
     if ephemeral { "e" } else { "-" }
-}
-
-fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn group_name(answer: &mut Answer) -> Result<GroupName, Refusal> {
