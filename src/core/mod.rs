@@ -6,6 +6,7 @@
 
 pub mod alive;
 pub mod batch;
+pub mod burst;
 pub mod dispatch;
 pub mod group;
 pub mod lease;

@@ -18,6 +18,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::batch::TickCounts;
+use super::burst::Burst;
 use super::message::{AddOutcome, DelOutcome, Message};
 use super::refusal::Refusal;
 use super::tally::LatencyTally;
@@ -198,6 +199,11 @@ pub struct RingStatus {
 pub trait Ring: Send + Sync {
     /// Its dimensions.
     fn wheel(&self) -> Wheel;
+
+    /// Does what a burst asks for in this call, if this ring never waits; otherwise does nothing and returns false.
+    fn do_at_once(&self, _burst: &mut Burst, _now: Instant) -> bool {
+        false
+    }
 
     /// Takes messages into flight, all of them or, where it refuses, none.
     fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer>;

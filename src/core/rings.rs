@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
+use super::burst::Burst;
 use super::message::Message;
 use super::refusal::{Promise, Reason, Refusal};
 use super::ring::{AddNewMsg, AddNewMsgAnswer, DelMsg, DelMsgAnswer, Reply, Ring};
@@ -58,6 +59,15 @@ impl Rings {
     #[must_use]
     pub fn wheel(&self) -> Wheel {
         self.rings[0].wheel()
+    }
+
+    /// Does what a burst asks for; see [`Ring::do_at_once`]. Several rings answer one by one.
+    #[must_use]
+    pub fn do_at_once(&self, burst: &mut Burst, now: Instant) -> bool {
+        match &*self.rings {
+            [ring] => ring.do_at_once(burst, now),
+            _ => false,
+        }
     }
 
     /// Takes messages into flight; see [`Ring::add_new_msg`]. The deadline is the latest of its rings.

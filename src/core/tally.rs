@@ -34,12 +34,6 @@ impl Stamp {
     pub const fn after(elapsed: Duration) -> Stamp {
         Stamp((elapsed.as_micros() / STAMP_UNIT.as_micros()) as u32)
     }
-
-    /// How long after `earlier` this moment is.
-    #[must_use]
-    pub fn since(self, earlier: Stamp) -> Duration {
-        STAMP_UNIT * self.0.wrapping_sub(earlier.0)
-    }
 }
 
 /// How many latencies fell into each bucket.
@@ -47,8 +41,8 @@ impl Stamp {
 pub struct LatencyTally {
     /// One count a bound of [`BOUNDS`], not cumulative, and one for all above.
     pub counts: [u64; BOUNDS.len() + 1],
-    /// Their sum.
-    pub sum: Duration,
+    /// Their sum in µs.
+    pub sum_micros: u64,
 }
 
 impl LatencyTally {
@@ -56,7 +50,15 @@ impl LatencyTally {
     pub fn record(&mut self, latency: Duration, times: u64) {
         let units = u32::try_from(latency.as_micros().div_ceil(STAMP_UNIT.as_micros())).unwrap_or(u32::MAX);
         self.counts[BOUNDS.partition_point(|bound| *bound < units)] += times;
-        self.sum += latency.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX));
+        let micros = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
+        self.sum_micros = self.sum_micros.saturating_add(micros.saturating_mul(times));
+    }
+
+    /// Counts the time from one stamp to another.
+    pub fn record_between(&mut self, earlier: Stamp, later: Stamp) {
+        let units = later.0.wrapping_sub(earlier.0);
+        self.counts[BOUNDS.partition_point(|bound| *bound < units)] += 1;
+        self.sum_micros += u64::from(units) * (STAMP_UNIT.as_micros() as u64);
     }
 
     /// Counts what another tally has counted too.
@@ -64,7 +66,7 @@ impl LatencyTally {
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
             *count += more;
         }
-        self.sum += other.sum;
+        self.sum_micros = self.sum_micros.saturating_add(other.sum_micros);
     }
 
     /// Whether nothing was counted.
@@ -86,12 +88,14 @@ mod tests {
         tally.record(Duration::from_secs(31), 1);
         assert_eq!((tally.counts[3], tally.counts[4], tally.counts[BOUNDS.len()]), (2, 1, 1));
         assert_eq!(BOUNDS[3], 10, "a millisecond");
-        assert_eq!(tally.sum, Duration::from_micros(31_003_001));
+        assert_eq!(tally.sum_micros, 31_003_001);
     }
 
     #[test]
     fn stamps_tell_differences_across_their_wrap() {
         let before = Stamp(u32::MAX - 4);
-        assert_eq!(Stamp(5).since(before), Duration::from_millis(1));
+        let mut tally = LatencyTally::default();
+        tally.record_between(before, Stamp(5));
+        assert_eq!((tally.sum_micros, tally.counts[3]), (1_000, 1), "a millisecond");
     }
 }

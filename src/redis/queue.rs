@@ -364,7 +364,7 @@ mod tests {
         assert_eq!((added.deadline, added.rearmed()), (Tick(10), 1));
         let deleted = deleted.try_recv().unwrap().unwrap();
         assert_eq!(deleted.outcomes, [DelOutcome::Acked, DelOutcome::Late, DelOutcome::Unknown]);
-        assert_eq!(deleted.ack_latency.sum, Duration::from_millis(52));
+        assert_eq!(deleted.ack_latency.sum_micros, 52_000);
         assert!(queue.next_chunk(2).is_none());
     }
 

@@ -1,0 +1,212 @@
+//! A part of the ring under one lock: a table of messages, and for each tick the counts of its messages here.
+//!
+//! Everything about a message happens under the lock of its shard, so whoever takes it out of flight decides its
+//! outcome. The table is the one truth; the counts change with it, under the same lock.
+
+use super::entry::{Entry, Marks, ShortTick};
+use super::sorted::Item;
+use super::table::{Hash, HashMessage, Kept, Table};
+use crate::core::batch::TimedOut;
+use crate::core::burst::{Asks, Burst, Outcome};
+use crate::core::message::Message;
+use crate::core::tally::{LatencyTally, Stamp};
+use crate::core::tick::{Tick, Wheel};
+
+/// Messages whose memory is asked for together: as many as a processor has requests to memory on their way, twice.
+const WARMED: usize = 32;
+
+/// Where the wheel stands while a burst is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    pub(super) wheel: Wheel,
+    pub(super) pointer: Tick,
+    /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
+    pub(super) decided_below: Tick,
+    /// The tick due.
+    pub(super) due: Tick,
+    /// The time.
+    pub(super) now: Stamp,
+}
+
+impl Position {
+    /// The deadline of a message that is added now.
+    pub(super) fn deadline(&self, ack_timeout_ticks: u16) -> Tick {
+        self.wheel.deadline(self.due.max(self.decided_below), ack_timeout_ticks)
+    }
+
+    fn is_decided(&self, entry: &Entry) -> bool {
+        entry.deadline.is_before(ShortTick::of(self.decided_below))
+    }
+
+    fn is_remembered(&self, entry: &Entry) -> bool {
+        self.wheel.remembers(entry.deadline.seen_from(self.pointer), self.pointer)
+    }
+}
+
+/// How many ticks can have messages in flight at a time: a deadline is at most one revolution after the tick due,
+/// which is at most one tick ahead of the pointer, whose own tick is alive too.
+pub(super) fn horizon(wheel: Wheel) -> u64 {
+    u64::from(wheel.slots()) + 4
+}
+
+/// Counts of the messages of one tick.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OfTick {
+    /// In flight.
+    pub(super) left: u64,
+    /// Acknowledged in time.
+    pub(super) acked: u64,
+}
+
+impl OfTick {
+    pub(super) fn plus(self, other: OfTick) -> OfTick {
+        OfTick { left: self.left + other.left, acked: self.acked + other.acked }
+    }
+}
+
+/// A part of the ring.
+#[derive(Debug)]
+pub(super) struct Shard<S> {
+    pub(super) table: Table<S>,
+    /// For each tick that can be alive, by its remainder; 0 for all others.
+    ticks: Box<[OfTick]>,
+    /// Messages that were decided, and added again before they were listed.
+    overtaken: Vec<(ShortTick, TimedOut)>,
+}
+
+impl<S: HashMessage> Shard<S> {
+    pub(super) fn new(wheel: Wheel, hasher: S) -> Shard<S> {
+        let ticks = (0..horizon(wheel)).map(|_| OfTick::default()).collect();
+        Shard { table: Table::new(hasher), ticks, overtaken: Vec::new() }
+    }
+
+    /// The counts of a tick that is alive.
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a length fits a length")]
+    pub(super) fn of_tick(&mut self, tick: Tick) -> &mut OfTick {
+        let index = tick.0 % self.ticks.len() as u64;
+        &mut self.ticks[index as usize]
+    }
+
+    fn of_entry(&mut self, entry: &Entry, position: &Position) -> &mut OfTick {
+        self.of_tick(entry.deadline.seen_from(position.pointer))
+    }
+
+    /// Whether a message is in flight.
+    pub(super) fn is_in_flight(&mut self, hash: Hash, message: Message, position: &Position) -> bool {
+        let spot = self.table.find(hash, message);
+        spot.is_some_and(|spot| !position.is_decided(self.table.at(spot)))
+    }
+
+    /// Does what is asked of its messages.
+    pub(super) fn run(&mut self, group: &[Item], burst: &mut Burst, position: &Position) {
+        for items in group.chunks(WARMED) {
+            if items.len() > 1 {
+                self.table.warm(items.iter().map(|item| item.hash));
+            }
+            for item in items {
+                let message = burst.messages()[item.index()];
+                let outcome = match item.verb() {
+                    Asks::Add { ack_timeout_ticks, attempt } => {
+                        let deadline = position.deadline(ack_timeout_ticks);
+                        self.add(item.hash, message, (deadline, attempt), position)
+                    }
+                    Asks::Del { withdraw } => {
+                        self.del(item.hash, message, withdraw, position, &mut burst.ack_latency)
+                    }
+                };
+                burst.set(item.index(), outcome);
+            }
+        }
+    }
+
+    /// Takes a message into flight.
+    fn add(
+        &mut self,
+        hash: Hash,
+        message: Message,
+        (deadline, attempt): (Tick, u8),
+        position: &Position,
+    ) -> Outcome {
+        let entry = Entry::in_flight(message, ShortTick::of(deadline), position.now, attempt);
+        self.of_tick(deadline).left += 1;
+        let Some(spot) = self.table.find(hash, message) else {
+            self.table.insert(hash, entry);
+            return Outcome::Added;
+        };
+        let earlier = self.table.replace(spot, entry);
+        if !position.is_decided(&earlier) {
+            self.of_entry(&earlier, position).left -= 1;
+            return Outcome::Rearmed;
+        }
+        if !earlier.marks.has(Marks::LISTED) {
+            self.overtaken.push((earlier.deadline, TimedOut { message, attempt: earlier.attempt }));
+        }
+        Outcome::Added
+    }
+
+    /// Takes a message out of flight.
+    fn del(
+        &mut self,
+        hash: Hash,
+        message: Message,
+        withdraw: bool,
+        position: &Position,
+        ack_latency: &mut LatencyTally,
+    ) -> Outcome {
+        let Some(spot) = self.table.find(hash, message) else { return Outcome::Unknown };
+        let entry = self.table.at(spot);
+        if position.is_decided(entry) {
+            if !position.is_remembered(entry) {
+                return Outcome::Unknown;
+            }
+            // A withdrawal is no Ack; that can still come.
+            if !withdraw && !entry.marks.set(Marks::LATE_COUNTED) {
+                ack_latency.record_between(entry.added_at, position.now);
+            }
+            return Outcome::Late;
+        }
+        let entry = *entry;
+        self.table.remove(hash, spot);
+        let of_tick = self.of_entry(&entry, position);
+        of_tick.left -= 1;
+        if withdraw {
+            return Outcome::Withdrawn;
+        }
+        of_tick.acked += 1;
+        ack_latency.record_between(entry.added_at, position.now);
+        Outcome::Acked
+    }
+
+    /// Puts back an entry that a state file held; returns whether it is in flight.
+    pub(super) fn restore(&mut self, hash: Hash, entry: Entry, position: &Position) -> bool {
+        let in_flight = !position.is_decided(&entry);
+        self.of_entry(&entry, position).left += u64::from(in_flight);
+        self.table.insert(hash, entry);
+        in_flight
+    }
+
+    /// Lists messages of a decided tick, from segment `at` on, and marks them; looks at about `budget` places.
+    /// Returns whether all were listed.
+    pub(super) fn list(&mut self, tick: Tick, at: &mut usize, budget: usize, listed: &mut Vec<TimedOut>) -> bool {
+        let tick = ShortTick::of(tick);
+        self.table.scan(at, budget, tick, |entry| {
+            if entry.deadline == tick && !entry.marks.set(Marks::LISTED) {
+                listed.push(TimedOut { message: entry.message, attempt: entry.attempt });
+            }
+            Kept::Yes
+        });
+        let all = self.table.is_scanned(*at);
+        if all {
+            let of_tick = self.overtaken.extract_if(.., |(of, _)| *of == tick);
+            listed.extend(of_tick.map(|(_, timed_out)| timed_out));
+        }
+        all
+    }
+
+    /// Forgets messages of a tick whose revolution is over; returns whether all are forgotten.
+    pub(super) fn forget(&mut self, tick: Tick, at: &mut usize, budget: usize) -> bool {
+        let tick = ShortTick::of(tick);
+        self.table.scan(at, budget, tick, |entry| if entry.deadline == tick { Kept::No } else { Kept::Yes });
+        self.table.is_scanned(*at)
+    }
+}
