@@ -195,14 +195,21 @@ pub struct RingStatus {
     pub closing: u64,
 }
 
+/// A ring that never waits: it answers in the call.
+pub trait AtOnce: Send + Sync {
+    /// Does what a burst asks for, as [`Ring::add_new_msg`] and [`Ring::del_msg`] would one by one, except for
+    /// requests that have a refusal already.
+    fn do_all(&self, burst: &mut Burst, now: Instant);
+}
+
 /// One wheel.
 pub trait Ring: Send + Sync {
     /// Its dimensions.
     fn wheel(&self) -> Wheel;
 
-    /// Does what a burst asks for in this call, if this ring never waits; otherwise does nothing and returns false.
-    fn do_at_once(&self, _burst: &mut Burst, _now: Instant) -> bool {
-        false
+    /// The ring as one that never waits, if it is one.
+    fn at_once(&self) -> Option<&dyn AtOnce> {
+        None
     }
 
     /// Takes messages into flight, all of them or, where it refuses, none.

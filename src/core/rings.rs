@@ -10,10 +10,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use super::burst::Burst;
 use super::message::Message;
 use super::refusal::{Promise, Reason, Refusal};
-use super::ring::{AddNewMsg, AddNewMsgAnswer, DelMsg, DelMsgAnswer, Reply, Ring};
+use super::ring::{AddNewMsg, AddNewMsgAnswer, AtOnce, DelMsg, DelMsgAnswer, Reply, Ring};
 use super::store::Seat;
 use super::tick::Wheel;
 
@@ -61,12 +60,12 @@ impl Rings {
         self.rings[0].wheel()
     }
 
-    /// Does what a burst asks for; see [`Ring::do_at_once`]. Several rings answer one by one.
+    /// The ring as one that never waits, if there is only one and it is.
     #[must_use]
-    pub fn do_at_once(&self, burst: &mut Burst, now: Instant) -> bool {
+    pub fn at_once(&self) -> Option<&dyn AtOnce> {
         match &*self.rings {
-            [ring] => ring.do_at_once(burst, now),
-            _ => false,
+            [ring] => ring.at_once(),
+            _ => None,
         }
     }
 

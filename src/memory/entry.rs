@@ -25,6 +25,11 @@ impl ShortTick {
         self.distance_from(other) < 0
     }
 
+    /// How many ticks it comes after `earlier`.
+    pub(super) const fn since(self, earlier: ShortTick) -> u16 {
+        self.0.wrapping_sub(earlier.0)
+    }
+
     /// The tick itself, seen from one that is near.
     pub(super) const fn seen_from(self, near: Tick) -> Tick {
         Tick(near.0.wrapping_add_signed(self.distance_from(ShortTick::of(near)) as i64))

@@ -5,6 +5,7 @@ mod expire;
 mod lease;
 mod options;
 mod outbox;
+mod places;
 mod ring;
 mod saved_outbox;
 mod shard;

@@ -37,7 +37,7 @@ use super::entry::Entry;
 use super::expire::Expiry;
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
-use super::shard::{OfTick, Position, Shard, horizon};
+use super::shard::{self, OfTick, Position, Shard, horizon};
 use super::sorted::Sorted;
 use super::table::{Hash, HashMessage, Keyed, MAX_SHARD_BITS};
 use crate::core::burst::{Asks, Burst, Request};
@@ -45,13 +45,13 @@ use crate::core::message::Message;
 use crate::core::pace::{Pace, Turn};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
+    AddNewMsg, AddNewMsgAnswer, Advance, AtOnce, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
 };
 use crate::core::tally::Stamp;
 use crate::core::tick::{Tick, Wheel};
 
 /// Shards a processor: so many that two seldom want the same, and so few that a burst has several messages for each.
-const SHARDS_PER_PROCESSOR: usize = 8;
+const SHARDS_PER_PROCESSOR: usize = 4;
 
 /// A ring that lives in the process.
 pub struct MemoryRing {
@@ -142,7 +142,7 @@ impl MemoryRing {
         }
         for (tick, acked) in acked {
             // Counts of a tick are summed over the shards, so any of them may keep these.
-            self.shards[0].lock().of_tick(*tick).acked += acked;
+            self.shards[0].lock().of_tick(*tick, self.options.wheel).acked += acked;
         }
         self.in_flight.store(in_flight, Ordering::Relaxed);
         in_flight
@@ -150,7 +150,10 @@ impl MemoryRing {
 
     /// Counts of the tick, over all shards.
     pub(super) fn counts(&self, tick: Tick) -> OfTick {
-        self.shards.iter().map(|shard| *shard.lock().of_tick(tick)).fold(OfTick::default(), OfTick::plus)
+        self.shards
+            .iter()
+            .map(|shard| *shard.lock().of_tick(tick, self.options.wheel))
+            .fold(OfTick::default(), OfTick::plus)
     }
 
     /// The ticks that can have messages in flight.
@@ -163,38 +166,10 @@ impl MemoryRing {
         Position {
             wheel: self.options.wheel,
             pointer: standing.pace.pointer(),
+            pointer_index: shard::index(standing.pace.pointer(), self.options.wheel),
             decided_below: standing.decided_below,
             due: standing.pace.tick_due(now),
             now: self.stamp(now),
-        }
-    }
-
-    /// Does what a burst asks for.
-    fn do_all(&self, burst: &mut Burst, now: Instant) {
-        burst.open();
-        let adds = burst.messages_to_add();
-        if adds > 0 {
-            self.see(now);
-        }
-        let standing = self.standing.read();
-        let position = self.position(&standing, now);
-        let all = 0..burst.requests.len();
-        if standing.draining {
-            burst.refuse_adds(&Refusal::new(
-                Reason::Draining,
-                "this sidecar is draining and takes no new messages: add them through another one",
-            ));
-            self.run(burst, all, &position, 0);
-        } else if self.reserve(adds) {
-            self.run(burst, all, &position, adds);
-        } else {
-            // Near the limit it matters who comes first.
-            for number in all {
-                match self.admit(burst, &burst.requests[number], &position) {
-                    Ok(reserved) => self.run(burst, number..number + 1, &position, reserved),
-                    Err(refusal) => burst.requests[number].refusal = Some(Box::new(refusal)),
-                }
-            }
         }
     }
 
@@ -242,12 +217,9 @@ impl MemoryRing {
         }
         let before = burst.in_flight_change();
         SORTED.with_borrow_mut(|sorted| {
-            sorted.sort(burst, requests, |message| {
-                let hash = self.hasher.hash_of(message);
-                (hash, hash.shard(self.shard_bits))
-            });
-            for (number, group) in sorted.groups() {
-                self.shards[number].lock().run(group, burst, position);
+            sorted.sort(burst, requests, self.shard_bits, position, |message| self.hasher.hash_of(message));
+            for (number, items) in sorted.groups(self.shard_bits) {
+                self.shards[number].lock().run(items, burst, position);
             }
         });
         // More than was reserved is added only if a message left in the very moment that it was counted.
@@ -298,7 +270,8 @@ impl MemoryRing {
         standing.decided_below = standing.decided_below.max(below);
         let mut frozen = Vec::new();
         for tick in ticks.start().0..=ticks.end().0 {
-            let take = |shard: &Mutex<Shard<Keyed>>| std::mem::take(shard.lock().of_tick(Tick(tick)));
+            let take =
+                |shard: &Mutex<Shard<Keyed>>| std::mem::take(shard.lock().of_tick(Tick(tick), self.options.wheel));
             let of_tick = self.shards.iter().map(take).fold(OfTick::default(), OfTick::plus);
             self.in_flight.fetch_sub(of_tick.left, Ordering::Relaxed);
             frozen.push((Tick(tick), self.options.storm.count(of_tick.acked, of_tick.left, drained)));
@@ -309,14 +282,43 @@ impl MemoryRing {
     }
 }
 
+impl AtOnce for MemoryRing {
+    fn do_all(&self, burst: &mut Burst, now: Instant) {
+        burst.open();
+        let adds = burst.messages_to_add();
+        if adds > 0 {
+            self.see(now);
+        }
+        let standing = self.standing.read();
+        let position = self.position(&standing, now);
+        let all = 0..burst.requests.len();
+        if standing.draining {
+            burst.refuse_adds(&Refusal::new(
+                Reason::Draining,
+                "this sidecar is draining and takes no new messages: add them through another one",
+            ));
+            self.run(burst, all, &position, 0);
+        } else if self.reserve(adds) {
+            self.run(burst, all, &position, adds);
+        } else {
+            // Near the limit it matters who comes first.
+            for number in all {
+                match self.admit(burst, &burst.requests[number], &position) {
+                    Ok(reserved) => self.run(burst, number..number + 1, &position, reserved),
+                    Err(refusal) => burst.requests[number].refusal = Some(Box::new(refusal)),
+                }
+            }
+        }
+    }
+}
+
 impl Ring for MemoryRing {
     fn wheel(&self) -> Wheel {
         self.options.wheel
     }
 
-    fn do_at_once(&self, burst: &mut Burst, now: Instant) -> bool {
-        self.do_all(burst, now);
-        true
+    fn at_once(&self) -> Option<&dyn AtOnce> {
+        Some(self)
     }
 
     fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {

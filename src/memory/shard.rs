@@ -4,25 +4,27 @@
 //! outcome. The table is the one truth; the counts change with it, under the same lock.
 
 use super::entry::{Entry, Marks, ShortTick};
-use super::sorted::Item;
-use super::table::{Hash, HashMessage, Kept, Table};
+use super::sorted::{Item, Verb};
+use super::table::{Hash, HashMessage, Home, Kept, Spot, Table};
 use crate::core::batch::TimedOut;
-use crate::core::burst::{Asks, Burst, Outcome};
+use crate::core::burst::{Burst, Outcome};
 use crate::core::message::Message;
 use crate::core::tally::{LatencyTally, Stamp};
 use crate::core::tick::{Tick, Wheel};
 
 /// Messages whose memory is asked for together: as many as a processor has requests to memory on their way, twice.
-const WARMED: usize = 32;
+const FETCHED: usize = 64;
 
 /// Where the wheel stands while a burst is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position {
     pub(super) wheel: Wheel,
     pub(super) pointer: Tick,
+    /// The pointer's remainder among the counts of a shard.
+    pub(super) pointer_index: usize,
     /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
     pub(super) decided_below: Tick,
-    /// The tick due.
+    /// The tick due, or the first that is not decided.
     pub(super) due: Tick,
     /// The time.
     pub(super) now: Stamp,
@@ -47,6 +49,12 @@ impl Position {
 /// which is at most one tick ahead of the pointer, whose own tick is alive too.
 pub(super) fn horizon(wheel: Wheel) -> u64 {
     u64::from(wheel.slots()) + 4
+}
+
+/// Where the counts of a tick stand.
+#[expect(clippy::cast_possible_truncation, reason = "a remainder of a few thousand fits a length")]
+pub(super) fn index(tick: Tick, wheel: Wheel) -> usize {
+    (tick.0 % horizon(wheel)) as usize
 }
 
 /// Counts of the messages of one tick.
@@ -81,38 +89,48 @@ impl<S: HashMessage> Shard<S> {
     }
 
     /// The counts of a tick that is alive.
-    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a length fits a length")]
-    pub(super) fn of_tick(&mut self, tick: Tick) -> &mut OfTick {
-        let index = tick.0 % self.ticks.len() as u64;
-        &mut self.ticks[index as usize]
+    pub(super) fn of_tick(&mut self, tick: Tick, wheel: Wheel) -> &mut OfTick {
+        &mut self.ticks[index(tick, wheel)]
     }
 
+    /// The counts of the tick of an entry in flight: without the division of [`Shard::of_tick`].
+    #[inline]
     fn of_entry(&mut self, entry: &Entry, position: &Position) -> &mut OfTick {
-        self.of_tick(entry.deadline.seen_from(position.pointer))
+        let ahead = usize::from(entry.deadline.since(ShortTick::of(position.pointer)));
+        let index = position.pointer_index + ahead;
+        let wraps = index >= self.ticks.len();
+        &mut self.ticks[if wraps { index - self.ticks.len() } else { index }]
     }
 
     /// Whether a message is in flight.
     pub(super) fn is_in_flight(&mut self, hash: Hash, message: Message, position: &Position) -> bool {
-        let spot = self.table.find(hash, message);
+        let spot = self.table.find(hash, self.table.home(hash), message);
         spot.is_some_and(|spot| !position.is_decided(self.table.at(spot)))
     }
 
     /// Does what is asked of its messages.
-    pub(super) fn run(&mut self, group: &[Item], burst: &mut Burst, position: &Position) {
-        for items in group.chunks(WARMED) {
-            if items.len() > 1 {
-                self.table.warm(items.iter().map(|item| item.hash));
+    pub(super) fn run(&mut self, items: &[Item], burst: &mut Burst, position: &Position) {
+        let mut homes = [Home::default(); FETCHED];
+        for items in items.chunks(FETCHED) {
+            let shape = self.table.shape();
+            for (item, home) in items.iter().zip(&mut homes) {
+                *home = self.table.fetch_group(item.hash);
             }
-            for item in items {
+            for (item, home) in items.iter().zip(&homes) {
+                self.table.fetch_entry(item.hash, *home);
+            }
+            for (item, home) in items.iter().zip(&homes) {
+                let home = if shape == self.table.shape() { *home } else { self.table.home(item.hash) };
                 let message = burst.messages()[item.index()];
                 let outcome = match item.verb() {
-                    Asks::Add { ack_timeout_ticks, attempt } => {
-                        let deadline = position.deadline(ack_timeout_ticks);
-                        self.add(item.hash, message, (deadline, attempt), position)
+                    Verb::Add { deadline, attempt } => {
+                        let entry = Entry::in_flight(message, deadline, position.now, attempt);
+                        self.add((item.hash, home), entry, position)
                     }
-                    Asks::Del { withdraw } => {
-                        self.del(item.hash, message, withdraw, position, &mut burst.ack_latency)
-                    }
+                    Verb::Del { withdraw } => match self.table.find(item.hash, home, message) {
+                        Some(spot) => self.del(spot, withdraw, position, &mut burst.ack_latency),
+                        None => Outcome::Unknown,
+                    },
                 };
                 burst.set(item.index(), outcome);
             }
@@ -120,40 +138,24 @@ impl<S: HashMessage> Shard<S> {
     }
 
     /// Takes a message into flight.
-    fn add(
-        &mut self,
-        hash: Hash,
-        message: Message,
-        (deadline, attempt): (Tick, u8),
-        position: &Position,
-    ) -> Outcome {
-        let entry = Entry::in_flight(message, ShortTick::of(deadline), position.now, attempt);
-        self.of_tick(deadline).left += 1;
-        let Some(spot) = self.table.find(hash, message) else {
-            self.table.insert(hash, entry);
-            return Outcome::Added;
-        };
-        let earlier = self.table.replace(spot, entry);
+    #[inline]
+    fn add(&mut self, (hash, home): (Hash, Home), entry: Entry, position: &Position) -> Outcome {
+        self.of_entry(&entry, position).left += 1;
+        let Some(earlier) = self.table.put(hash, home, entry) else { return Outcome::Added };
         if !position.is_decided(&earlier) {
             self.of_entry(&earlier, position).left -= 1;
             return Outcome::Rearmed;
         }
         if !earlier.marks.has(Marks::LISTED) {
-            self.overtaken.push((earlier.deadline, TimedOut { message, attempt: earlier.attempt }));
+            let timed_out = TimedOut { message: earlier.message, attempt: earlier.attempt };
+            self.overtaken.push((earlier.deadline, timed_out));
         }
         Outcome::Added
     }
 
-    /// Takes a message out of flight.
-    fn del(
-        &mut self,
-        hash: Hash,
-        message: Message,
-        withdraw: bool,
-        position: &Position,
-        ack_latency: &mut LatencyTally,
-    ) -> Outcome {
-        let Some(spot) = self.table.find(hash, message) else { return Outcome::Unknown };
+    /// Takes a message out of flight that is in the table.
+    #[inline]
+    fn del(&mut self, spot: Spot, withdraw: bool, position: &Position, ack_latency: &mut LatencyTally) -> Outcome {
         let entry = self.table.at(spot);
         if position.is_decided(entry) {
             if !position.is_remembered(entry) {
@@ -166,7 +168,7 @@ impl<S: HashMessage> Shard<S> {
             return Outcome::Late;
         }
         let entry = *entry;
-        self.table.remove(hash, spot);
+        self.table.remove(spot);
         let of_tick = self.of_entry(&entry, position);
         of_tick.left -= 1;
         if withdraw {
@@ -180,8 +182,10 @@ impl<S: HashMessage> Shard<S> {
     /// Puts back an entry that a state file held; returns whether it is in flight.
     pub(super) fn restore(&mut self, hash: Hash, entry: Entry, position: &Position) -> bool {
         let in_flight = !position.is_decided(&entry);
-        self.of_entry(&entry, position).left += u64::from(in_flight);
-        self.table.insert(hash, entry);
+        if in_flight {
+            self.of_entry(&entry, position).left += 1;
+        }
+        self.table.put(hash, self.table.home(hash), entry);
         in_flight
     }
 

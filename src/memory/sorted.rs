@@ -2,90 +2,116 @@
 
 use std::ops::Range;
 
-use super::table::Hash;
+use super::entry::ShortTick;
+use super::shard::Position;
+use super::table::{Hash, MAX_SHARD_BITS};
 use crate::core::burst::{Asks, Burst};
 use crate::core::message::Message;
 
-/// A message of a burst and what is asked of it: two to a quarter of a cache line, in the order of their use.
+/// A message of a burst and what is to be done with it: a quarter of a cache line, in the order of their use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) hash: Hash,
+    /// Which of the burst's messages it is.
     index: u32,
-    verb: Verb,
+    verb: Packed,
 }
 
 impl Item {
-    /// Which of the burst's messages it is.
     pub(super) const fn index(&self) -> usize {
         self.index as usize
     }
 
-    pub(super) const fn verb(&self) -> Asks {
-        self.verb.asks()
+    pub(super) const fn verb(&self) -> Verb {
+        self.verb.verb()
     }
 }
 
-/// [`Asks`] in four bytes.
-#[derive(Clone, Copy, Debug)]
-struct Verb(u32);
+/// What is to be done with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Add { deadline: ShortTick, attempt: u8 },
+    Del { withdraw: bool },
+}
 
-impl Verb {
+/// A [`Verb`] in four bytes.
+#[derive(Clone, Copy, Debug)]
+struct Packed(u32);
+
+impl Packed {
     const DEL: u32 = 1 << 31;
     const WITHDRAW: u32 = 1;
 
-    const fn of(asks: Asks) -> Verb {
+    fn of(asks: Asks, position: &Position) -> Packed {
         match asks {
-            Asks::Add { ack_timeout_ticks, attempt } => Verb((attempt as u32) << 16 | ack_timeout_ticks as u32),
-            Asks::Del { withdraw } => Verb(Verb::DEL | if withdraw { Verb::WITHDRAW } else { 0 }),
+            Asks::Add { ack_timeout_ticks, attempt } => {
+                let deadline = ShortTick::of(position.deadline(ack_timeout_ticks));
+                Packed(u32::from(attempt) << 16 | u32::from(deadline.0))
+            }
+            Asks::Del { withdraw } => Packed(Packed::DEL | if withdraw { Packed::WITHDRAW } else { 0 }),
         }
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "what was put together is taken apart")]
-    const fn asks(self) -> Asks {
-        if self.0 & Verb::DEL != 0 {
-            return Asks::Del { withdraw: self.0 & Verb::WITHDRAW != 0 };
+    const fn verb(self) -> Verb {
+        if self.0 & Packed::DEL != 0 {
+            return Verb::Del { withdraw: self.0 & Packed::WITHDRAW != 0 };
         }
-        Asks::Add { ack_timeout_ticks: self.0 as u16, attempt: (self.0 >> 16) as u8 }
+        Verb::Add { deadline: ShortTick(self.0 as u16), attempt: (self.0 >> 16) as u8 }
     }
 }
 
 /// Messages by shard; within a shard they keep their order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Sorted {
-    unsorted: Vec<(u8, Item)>,
+    unsorted: Vec<Item>,
     items: Vec<Item>,
     /// Behind the last message of each shard.
-    ends: Vec<u32>,
+    ends: [u32; MOST_SHARDS],
 }
+
+const MOST_SHARDS: usize = 1 << MAX_SHARD_BITS;
 
 /// More room than this is not kept from one burst to the next.
 const KEPT: usize = 64 * 1_024;
 
+impl Default for Sorted {
+    fn default() -> Sorted {
+        Sorted { unsorted: Vec::new(), items: Vec::new(), ends: [0; MOST_SHARDS] }
+    }
+}
+
 impl Sorted {
-    /// Sorts the messages of some requests, those refused left out; `hash` tells hash and shard of each.
-    #[expect(clippy::cast_possible_truncation, reason = "shards have seven bits; a burst ends below 4 billion")]
-    pub(super) fn sort(&mut self, burst: &Burst, requests: Range<usize>, hash: impl Fn(Message) -> (Hash, usize)) {
+    /// Sorts the messages of some requests into `1 << shard_bits` shards, those refused left out.
+    #[expect(clippy::cast_possible_truncation, reason = "a burst ends far below 4 billion messages")]
+    pub(super) fn sort(
+        &mut self,
+        burst: &Burst,
+        requests: Range<usize>,
+        shard_bits: u32,
+        position: &Position,
+        hash: impl Fn(Message) -> Hash,
+    ) {
         self.clear();
         for request in burst.requests[requests].iter().filter(|request| request.refusal.is_none()) {
-            let verb = Verb::of(request.asks);
-            for index in request.range() {
-                let (hash, shard) = hash(burst.messages()[index]);
-                if self.ends.len() <= shard {
-                    self.ends.resize(shard + 1, 0);
-                }
-                self.ends[shard] += 1;
-                self.unsorted.push((shard as u8, Item { hash, index: index as u32, verb }));
-            }
+            let verb = Packed::of(request.asks, position);
+            let first = request.range().start as u32;
+            let messages = burst.messages()[request.range()].iter().zip(first..);
+            self.unsorted.extend(messages.map(|(message, index)| Item { hash: hash(*message), index, verb }));
         }
-        let Some((_, any)) = self.unsorted.first() else { return };
-        self.items.resize(self.unsorted.len(), *any);
+        self.ends = [0; MOST_SHARDS];
+        for item in &self.unsorted {
+            self.ends[item.hash.shard(shard_bits)] += 1;
+        }
         // First the begin of each shard, which moves to its end as its messages are put in.
         let mut begin = 0;
-        for end in &mut self.ends {
+        for end in &mut self.ends[..1 << shard_bits] {
             begin += std::mem::replace(end, begin);
         }
-        for (shard, item) in &self.unsorted {
-            let place = &mut self.ends[usize::from(*shard)];
+        let Some(any) = self.unsorted.first() else { return };
+        self.items.resize(self.unsorted.len(), *any);
+        for item in &self.unsorted {
+            let place = &mut self.ends[item.hash.shard(shard_bits)];
             self.items[*place as usize] = *item;
             *place += 1;
         }
@@ -96,14 +122,13 @@ impl Sorted {
             *self = Sorted::default();
         }
         self.unsorted.clear();
-        self.items.clear();
-        self.ends.clear();
     }
 
     /// Each shard that has messages, with them.
-    pub(super) fn groups(&self) -> impl Iterator<Item = (usize, &[Item])> {
-        let begins = std::iter::once(0).chain(self.ends.iter().copied());
-        let groups = begins.zip(&self.ends).map(|(begin, end)| &self.items[begin as usize..*end as usize]);
+    pub(super) fn groups(&self, shard_bits: u32) -> impl Iterator<Item = (usize, &[Item])> {
+        let ends = &self.ends[..if self.unsorted.is_empty() { 0 } else { 1 << shard_bits }];
+        let begins = std::iter::once(0).chain(ends.iter().copied());
+        let groups = begins.zip(ends).map(|(begin, end)| &self.items[begin as usize..*end as usize]);
         groups.enumerate().filter(|(_, items)| !items.is_empty())
     }
 }

@@ -17,18 +17,18 @@
 //!   Table Addressing", VLDB 1980), each when the mean is exceeded, and merged as it shrinks: no step moves
 //!   more than about twice [`MEAN_SEGMENT`] entries, however many there are.
 //!
-//! [`Table::warm`] asks for the cache lines of many messages before the first of them is used: the processor waits
-//! for memory once for all of them.
+//! [`Table::fetch_group`] and [`Table::fetch_entry`] ask for the cache lines of many messages before the first of
+//! them is used: the processor waits for memory once for all of them, where one after the other would wait for each.
 
 use std::hash::BuildHasher;
 
 use foldhash::quality::RandomState;
 
 use super::entry::{Entry, ShortTick};
+use super::places::{Lane, PLACES, Places};
 use crate::core::message::Message;
 
-/// Places in a group. A tick has a byte beside each tag; the sixteenth byte of the tags counts overflows.
-const PLACES: usize = 15;
+/// The byte of a group's tags that counts overflows.
 const OVERFLOWS: usize = PLACES;
 
 /// Messages a segment has on average when another is made.
@@ -97,9 +97,9 @@ pub(super) const MAX_SHARD_BITS: u32 = 7;
 #[repr(align(32))]
 struct Group {
     /// 0 where a place is empty; the last byte counts the entries that found no place here.
-    tags: [u8; PLACES + 1],
+    tags: Lane,
     /// The lowest bits of the deadlines; the last byte is not used.
-    ticks: [u8; PLACES + 1],
+    ticks: Lane,
 }
 
 impl Group {
@@ -107,20 +107,20 @@ impl Group {
 
     /// Places whose tag may be this one.
     fn tagged(&self, tag: u8) -> Places {
-        Places::equal(u128::from_le_bytes(self.tags), tag)
+        Places::equal(self.tags, tag)
     }
 
     /// Occupied places whose tick may have these lowest bits.
     fn ticking(&self, lowest: u8) -> Places {
-        Places(Places::equal(u128::from_le_bytes(self.ticks), lowest).0 & self.occupied().0)
+        Places::equal(self.ticks, lowest).and(self.occupied())
     }
 
     fn occupied(&self) -> Places {
-        Places(u128::from_le_bytes(self.tags) & Places::ALL)
+        Places::marked(self.tags)
     }
 
     fn empty(&self) -> Places {
-        Places(!u128::from_le_bytes(self.tags) & Places::ALL)
+        Places::unmarked(self.tags)
     }
 
     fn overflows(&self) -> u8 {
@@ -128,40 +128,17 @@ impl Group {
     }
 }
 
-/// Some places of a group: the highest bit of a byte for each.
-#[derive(Clone, Copy, Debug)]
-struct Places(u128);
-
-impl Places {
-    /// The highest bit of each byte but the last.
-    const ALL: u128 = 0x0080_8080_8080_8080_8080_8080_8080_8080;
-    const ONES: u128 = 0x0101_0101_0101_0101_0101_0101_0101_0101;
-
-    /// Bytes of `bytes` that equal `wanted`, and at times one more behind such a byte: who asks compares the entry.
-    fn equal(bytes: u128, wanted: u8) -> Places {
-        let differs = bytes ^ (Places::ONES * u128::from(wanted));
-        Places(differs.wrapping_sub(Places::ONES) & !differs & Places::ALL)
-    }
-
-    fn first(self) -> Option<usize> {
-        (self.0 != 0).then(|| self.0.trailing_zeros() as usize / 8)
-    }
-}
-
-impl Iterator for Places {
-    type Item = usize;
-
-    fn next(&mut self) -> Option<usize> {
-        let first = self.first()?;
-        self.0 &= self.0 - 1;
-        Some(first)
-    }
+/// Where the search for a message begins; good for as long as [`Table::shape`] is the same.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Home {
+    segment: u32,
+    group: u32,
 }
 
 /// Where an entry lies; good until the table is changed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spot {
-    segment: usize,
+    home: Home,
     group: usize,
     place: usize,
 }
@@ -172,6 +149,8 @@ struct Segment {
     groups: Box<[Group]>,
     entries: Box<[Entry]>,
     len: usize,
+    /// As many entries as it may have.
+    limit: usize,
 }
 
 impl Segment {
@@ -180,6 +159,7 @@ impl Segment {
             groups: vec![Group::EMPTY; groups].into_boxed_slice(),
             entries: vec![Entry::EMPTY; groups * PLACES].into_boxed_slice(),
             len: 0,
+            limit: groups * PLACES * MAX_LOAD_PERCENT / 100,
         }
     }
 
@@ -194,32 +174,38 @@ impl Segment {
     }
 
     fn is_full(&self) -> bool {
-        (self.len + 1) * 100 > self.entries.len() * MAX_LOAD_PERCENT
+        self.len >= self.limit
     }
 
     fn next(&self, group: usize) -> usize {
         if group + 1 == self.groups.len() { 0 } else { group + 1 }
     }
 
-    fn find(&self, hash: Hash, message: Message) -> Option<(usize, usize)> {
-        let mut at = hash.group(self.groups.len());
-        for _ in 0..self.groups.len() {
+    /// Group and place of a message.
+    #[inline]
+    fn find(&self, tag: u8, home: usize, message: Message) -> Option<(usize, usize)> {
+        let mut at = home;
+        loop {
             let group = &self.groups[at];
-            let is_there = |place: &usize| self.entries[at * PLACES + place].message == message;
-            if let Some(place) = group.tagged(hash.tag()).find(is_there) {
+            let entries = &self.entries[at * PLACES..][..PLACES];
+            if let Some(place) = group.tagged(tag).find(|place| entries[*place].message == message) {
                 return Some((at, place));
             }
             if group.overflows() == 0 {
                 return None;
             }
             at = self.next(at);
+            // A table that was always full would have none without overflows.
+            if at == home {
+                return None;
+            }
         }
-        None
     }
 
     /// Puts in an entry that is not there. There is room.
-    fn insert(&mut self, hash: Hash, entry: Entry) {
-        let mut at = hash.group(self.groups.len());
+    #[inline]
+    fn insert(&mut self, tag: u8, home: usize, entry: Entry) {
+        let mut at = home;
         let place = loop {
             let group = &mut self.groups[at];
             if let Some(place) = group.empty().first() {
@@ -229,15 +215,16 @@ impl Segment {
             at = self.next(at);
         };
         let group = &mut self.groups[at];
-        group.tags[place] = hash.tag();
+        group.tags[place] = tag;
         group.ticks[place] = entry.deadline.lowest();
         self.entries[at * PLACES + place] = entry;
         self.len += 1;
     }
 
-    fn remove(&mut self, hash: Hash, group: usize, place: usize) {
+    /// Takes an entry away whose search begins at `home`.
+    fn remove(&mut self, home: usize, group: usize, place: usize) {
         self.groups[group].tags[place] = 0;
-        let mut at = hash.group(self.groups.len());
+        let mut at = home;
         while at != group {
             let passed = &mut self.groups[at];
             if passed.overflows() != SATURATED {
@@ -249,10 +236,8 @@ impl Segment {
     }
 
     fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.groups
-            .iter()
-            .zip(self.entries.chunks_exact(PLACES))
-            .flat_map(|(group, entries)| group.occupied().map(|place| &entries[place]))
+        let groups = self.groups.iter().zip(self.entries.chunks_exact(PLACES));
+        groups.flat_map(|(group, entries)| group.occupied().map(|place| &entries[place]))
     }
 }
 
@@ -262,12 +247,15 @@ pub(super) struct Table<S> {
     hasher: S,
     /// Segment `n` is split into itself and segment `n + 2^k`, the lowest `n` first.
     segments: Vec<Segment>,
+    /// The bits of a hash that name a segment, if there is one of this number; else one bit less.
+    mask: usize,
     len: usize,
+    shape: u32,
 }
 
 impl<S: HashMessage> Table<S> {
     pub(super) fn new(hasher: S) -> Table<S> {
-        Table { hasher, segments: vec![Segment::with_groups(1)], len: 0 }
+        Table { hasher, segments: vec![Segment::with_groups(1)], mask: 0, len: 0, shape: 0 }
     }
 
     #[cfg(test)]
@@ -285,65 +273,91 @@ impl<S: HashMessage> Table<S> {
         self.segments.iter().flat_map(Segment::iter)
     }
 
-    /// Brings what these messages need into the cache: all requests to memory are on their way before the first has
-    /// come back, where one message after the other would wait for each.
-    pub(super) fn warm(&self, hashes: impl Iterator<Item = Hash> + Clone) {
-        let mut read = 0_usize;
-        for hash in hashes.clone() {
-            let segment = &self.segments[self.segment_of(hash)];
-            read += usize::from(segment.groups[hash.group(segment.groups.len())].overflows());
-        }
-        // Another loop, so that no entry is asked for before the groups are there.
-        let mut read = std::hint::black_box(read);
-        for hash in hashes {
-            let segment = &self.segments[self.segment_of(hash)];
-            let at = hash.group(segment.groups.len());
-            let group = &segment.groups[at];
-            let place = group.tagged(hash.tag()).first().or_else(|| group.empty().first()).unwrap_or(0);
-            read += usize::from(segment.entries[at * PLACES + place].attempt);
-        }
-        std::hint::black_box(read);
+    /// Changes whenever entries were moved.
+    pub(super) fn shape(&self) -> u32 {
+        self.shape
     }
 
-    pub(super) fn find(&self, hash: Hash, message: Message) -> Option<Spot> {
+    #[expect(clippy::cast_possible_truncation, reason = "26 bits name a segment, 24 a group")]
+    #[inline]
+    pub(super) fn home(&self, hash: Hash) -> Home {
         let segment = self.segment_of(hash);
-        let (group, place) = self.segments[segment].find(hash, message)?;
-        Some(Spot { segment, group, place })
+        Home { segment: segment as u32, group: hash.group(self.segments[segment].groups.len()) as u32 }
+    }
+
+    /// Asks for the group in which the search for a message begins; tells where that is.
+    #[inline]
+    pub(super) fn fetch_group(&self, hash: Hash) -> Home {
+        let home = self.home(hash);
+        fetch(&self.segments[home.segment as usize].groups[home.group as usize]);
+        home
+    }
+
+    /// Asks for the entry of a message, or for the place where it would go: its group should be there.
+    #[inline]
+    pub(super) fn fetch_entry(&self, hash: Hash, home: Home) {
+        let (segment, at) = (&self.segments[home.segment as usize], home.group as usize);
+        let group = &segment.groups[at];
+        let place = group.tagged(hash.tag()).first().or_else(|| group.empty().first()).unwrap_or(0);
+        let entry = &segment.entries[at * PLACES + place];
+        // It may lie in two cache lines.
+        fetch(&entry.message);
+        fetch(&entry.marks);
+    }
+
+    #[inline]
+    pub(super) fn find(&self, hash: Hash, home: Home, message: Message) -> Option<Spot> {
+        let segment = &self.segments[home.segment as usize];
+        let (group, place) = segment.find(hash.tag(), home.group as usize, message)?;
+        Some(Spot { home, group, place })
     }
 
     pub(super) fn at(&mut self, spot: Spot) -> &mut Entry {
-        &mut self.segments[spot.segment].entries[spot.group * PLACES + spot.place]
+        &mut self.segments[spot.home.segment as usize].entries[spot.group * PLACES + spot.place]
     }
 
-    /// Puts another entry of the same message into its place; returns the one that was there.
-    pub(super) fn replace(&mut self, spot: Spot, entry: Entry) -> Entry {
-        let segment = &mut self.segments[spot.segment];
-        segment.groups[spot.group].ticks[spot.place] = entry.deadline.lowest();
-        std::mem::replace(&mut segment.entries[spot.group * PLACES + spot.place], entry)
-    }
-
-    /// Puts in an entry of a message that is not there.
-    pub(super) fn insert(&mut self, hash: Hash, entry: Entry) {
-        let mut segment = self.segment_of(hash);
-        if self.segments[segment].is_full() {
-            self.make_room(segment);
-            segment = self.segment_of(hash);
+    /// Puts in an entry; returns the one that the message had before.
+    #[inline]
+    pub(super) fn put(&mut self, hash: Hash, home: Home, entry: Entry) -> Option<Entry> {
+        let segment = &mut self.segments[home.segment as usize];
+        if let Some((group, place)) = segment.find(hash.tag(), home.group as usize, entry.message) {
+            segment.groups[group].ticks[place] = entry.deadline.lowest();
+            return Some(std::mem::replace(&mut segment.entries[group * PLACES + place], entry));
         }
-        self.segments[segment].insert(hash, entry);
         self.len += 1;
+        if segment.is_full() {
+            self.make_room(home.segment as usize);
+            self.move_in(&entry);
+        } else {
+            segment.insert(hash.tag(), home.group as usize, entry);
+        }
+        None
     }
 
-    pub(super) fn remove(&mut self, hash: Hash, spot: Spot) {
-        self.segments[spot.segment].remove(hash, spot.group, spot.place);
+    /// Takes an entry away.
+    #[inline]
+    pub(super) fn remove(&mut self, spot: Spot) {
+        let segment = &mut self.segments[spot.home.segment as usize];
+        segment.remove(spot.home.group as usize, spot.group, spot.place);
         self.len -= 1;
     }
 
+    #[inline]
     fn segment_of(&self, hash: Hash) -> usize {
-        let count = self.segments.len();
-        let wide = hash.segment() & (count.next_power_of_two() - 1);
-        if wide < count { wide } else { wide & ((count.next_power_of_two() >> 1) - 1) }
+        let wide = hash.segment() & self.mask;
+        if wide < self.segments.len() { wide } else { wide & (self.mask >> 1) }
     }
 }
+
+/// Asks for the cache line of a value without waiting for it.
+#[cfg(target_arch = "x86_64")]
+fn fetch<T>(value: &T) {
+    safe_arch::prefetch_t0(value);
+}
+
+/// Where no such instruction is at hand, the processor finds out by itself how much it can do at the same time.
+#[cfg(not(target_arch = "x86_64"))]
+fn fetch<T>(_value: &T) {}
 
 /// Growing, shrinking and scanning: each step is bounded by the size of a segment or two.
 impl<S: HashMessage> Table<S> {
@@ -359,11 +373,23 @@ impl<S: HashMessage> Table<S> {
         }
     }
 
+    /// Puts in an entry that is not there, and for which there is room.
+    fn move_in(&mut self, entry: &Entry) {
+        let hash = self.hasher.hash_of(entry.message);
+        let home = self.home(hash);
+        self.segments[home.segment as usize].insert(hash.tag(), home.group as usize, *entry);
+    }
+
     fn rebuild(&mut self, segment: usize, groups: usize) {
         let old = std::mem::replace(&mut self.segments[segment], Segment::with_groups(groups));
-        for entry in old.iter() {
-            self.segments[segment].insert(self.hasher.hash_of(entry.message), *entry);
-        }
+        self.shape = self.shape.wrapping_add(1);
+        old.iter().for_each(|entry| self.move_in(entry));
+    }
+
+    /// To be called when the number of segments has changed.
+    fn reshape(&mut self) {
+        self.mask = self.segments.len().next_power_of_two() - 1;
+        self.shape = self.shape.wrapping_add(1);
     }
 
     /// Whose entries the segment behind the last one takes over in part; or gives back, when it is the last.
@@ -379,13 +405,13 @@ impl<S: HashMessage> Table<S> {
         let room = self.segments[partner].len * 9 / 16 + 8;
         let old = std::mem::replace(&mut self.segments[partner], Segment::with_room(room));
         self.segments.push(Segment::with_room(room));
+        self.reshape();
         for entry in old.iter() {
-            let hash = self.hasher.hash_of(entry.message);
-            let segment = self.segment_of(hash);
+            let segment = self.segment_of(self.hasher.hash_of(entry.message));
             if self.segments[segment].is_full() {
                 self.rebuild(segment, self.segments[segment].groups.len() + 1);
             }
-            self.segments[segment].insert(hash, *entry);
+            self.move_in(entry);
         }
         partner
     }
@@ -397,9 +423,8 @@ impl<S: HashMessage> Table<S> {
             let partner = Self::partner(self.segments.len());
             let room = Segment::with_room(last.len + self.segments[partner].len + 8);
             let first = std::mem::replace(&mut self.segments[partner], room);
-            for entry in first.iter().chain(last.iter()) {
-                self.segments[partner].insert(self.hasher.hash_of(entry.message), *entry);
-            }
+            self.reshape();
+            first.iter().chain(last.iter()).for_each(|entry| self.move_in(entry));
             return true;
         }
         let (len, groups) = (self.segments[segment].len, self.segments[segment].groups.len());
@@ -435,8 +460,8 @@ impl<S: HashMessage> Table<S> {
                 for place in segment.groups[group].ticking(tick.lowest()) {
                     let entry = &mut segment.entries[group * PLACES + place];
                     if visit(entry) == Kept::No {
-                        let hash = self.hasher.hash_of(entry.message);
-                        segment.remove(hash, group, place);
+                        let home = self.hasher.hash_of(entry.message).group(segment.groups.len());
+                        segment.remove(home, group, place);
                         self.len -= 1;
                     }
                 }

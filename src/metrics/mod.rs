@@ -9,6 +9,7 @@ pub use latencies::Latencies;
 
 use self::make::Maker;
 
+use crate::core::burst::{Burst, Outcome};
 use crate::core::group::GroupName;
 use crate::core::message::DelOutcome;
 use crate::core::outbox::GroupBacklog;
@@ -164,10 +165,17 @@ impl Metrics {
         }
     }
 
-    /// Counts frames of a type.
+    /// Counts a frame of a type.
     pub fn count_frame(&self, frame_type: FrameType) {
-        let index = FrameType::ALL.iter().position(|known| *known == frame_type);
-        self.frames[index.expect("ALL holds every type")].inc();
+        self.count_frames(frame_type, 1);
+    }
+
+    /// Counts so many frames of a type.
+    pub fn count_frames(&self, frame_type: FrameType, count: u64) {
+        if count > 0 {
+            let index = FrameType::ALL.iter().position(|known| *known == frame_type);
+            self.frames[index.expect("ALL holds every type")].inc_by(count);
+        }
     }
 
     /// Counts a refusal.
@@ -202,6 +210,17 @@ impl Metrics {
         let rearmed = answer.rearmed() as u64;
         self.messages_added.inc_by(answer.outcomes.len() as u64 - rearmed);
         self.messages_rearmed.inc_by(rearmed);
+    }
+
+    /// Counts what became of a burst.
+    pub fn count_burst(&self, burst: &Burst) {
+        self.messages_added.inc_by(burst.total(Outcome::Added));
+        self.messages_rearmed.inc_by(burst.total(Outcome::Rearmed));
+        let of_del = [Outcome::Unknown, Outcome::Acked, Outcome::Late, Outcome::Withdrawn];
+        for (outcome, counter) in of_del.into_iter().zip(&self.messages_acked) {
+            counter.inc_by(burst.total(outcome));
+        }
+        self.ack_latency.add(&burst.ack_latency);
     }
 
     /// Counts what became of a DelMsg.

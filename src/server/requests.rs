@@ -85,17 +85,13 @@ impl Session {
         let slots = self.shared.rings.wheel().slots();
         let ack_timeout_ticks = if request.ack_timeout_ticks == 0 { slots } else { request.ack_timeout_ticks };
         if ack_timeout_ticks > slots {
-            let text = format!(
-                "an ack timeout of {ack_timeout_ticks} ticks is longer than the ring: ask for 1 to {slots} ticks, or \
-                 0 for the default of {slots}"
-            );
-            return self.refuse(correlation, &Refusal::new(Reason::BadAckTimeout, text));
+            return self.refuse(correlation, &bad_ack_timeout(ack_timeout_ticks, slots));
         }
         let load = Load::Other(request.messages.len());
         let request = ring::AddNewMsg { messages: &request.messages, ack_timeout_ticks, attempt: request.attempt };
         let reply = self.shared.rings.add_new_msg(request, now);
         let metrics = self.shared.metrics.clone();
-        self.answer(correlation, load, reply, move |answer| {
+        self.answer_when_ready(correlation, load, reply, move |answer| {
             metrics.count_add(&answer);
             Body::AddNewMsgAnswer(answer)
         });
@@ -106,14 +102,14 @@ impl Session {
         let request = ring::DelMsg { messages: &request.messages, withdraw: request.withdraw };
         let reply = self.shared.rings.del_msg(request, now);
         let metrics = self.shared.metrics.clone();
-        self.answer(correlation, load, reply, move |answer| {
+        self.answer_when_ready(correlation, load, reply, move |answer| {
             metrics.count_del(&answer);
             Body::DelMsgAnswer(answer.outcomes)
         });
     }
 
     /// Answers at once what is ready, and the rest when it is.
-    fn answer<T: Unpin + Send + 'static>(
+    fn answer_when_ready<T: Unpin + Send + 'static>(
         &mut self,
         correlation: u32,
         load: Load,
@@ -219,6 +215,14 @@ fn outcome<T>(outcome: Result<T, Refusal>, body: impl FnOnce(T) -> Body) -> Body
         Ok(answer) => body(answer),
         Err(refusal) => Body::Error(frame::Error::from(&refusal)),
     }
+}
+
+pub(super) fn bad_ack_timeout(ack_timeout_ticks: u16, slots: u16) -> Refusal {
+    let text = format!(
+        "an ack timeout of {ack_timeout_ticks} ticks is longer than the ring: ask for 1 to {slots} ticks, or 0 for \
+         the default of {slots}"
+    );
+    Refusal::new(Reason::BadAckTimeout, text)
 }
 
 fn not_subscribed() -> Refusal {

@@ -44,7 +44,7 @@ pub(super) enum Done {
 
 pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
-    wire: Wire,
+    pub(super) wire: Wire,
     phase: watch::Receiver<Phase>,
     gate: Member,
     pub(super) state: State,
@@ -182,6 +182,7 @@ impl Session {
     fn read_frames(&mut self) {
         let now = self.shared.clock.now();
         while self.is_listening() {
+            self.read_bursts(now);
             match self.wire.decode() {
                 Ok(None) => break,
                 Ok(Some(Decoded::Frame(frame))) => {
@@ -197,11 +198,16 @@ impl Session {
 
     /// Sends a frame.
     pub(super) fn send(&mut self, frame: &Frame) {
+        self.will_write();
+        self.shared.metrics.count_frame(frame.body.frame_type());
+        self.wire.send(frame);
+    }
+
+    /// Something is about to be queued.
+    pub(super) fn will_write(&mut self) {
         if self.wire.is_flushed() {
             self.written_at = self.shared.clock.alive();
         }
-        self.shared.metrics.count_frame(frame.body.frame_type());
-        self.wire.send(frame);
     }
 
     /// The peer is known: frames may be as long as the server accepts, batches may go out.
