@@ -18,6 +18,11 @@ pub struct Stamp(pub u32);
 /// The length of one unit of a [`Stamp`].
 pub const STAMP_UNIT: Duration = Duration::from_micros(100);
 
+/// The same in µs.
+const STAMP_MICROS: u64 = 100;
+
+const _: () = assert!(STAMP_UNIT.as_micros() == STAMP_MICROS as u128);
+
 /// The longest difference that two stamps can tell.
 const STAMP_RANGE_SECS: u64 = (u32::MAX as u64) / 10_000;
 
@@ -83,7 +88,7 @@ impl LatencyTally {
     pub fn record_between(&mut self, earlier: Stamp, later: Stamp) {
         let units = later.0.wrapping_sub(earlier.0);
         self.counts[bucket(units)] += 1;
-        self.sum_micros += u64::from(units) * (STAMP_UNIT.as_micros() as u64);
+        self.sum_micros += u64::from(units) * STAMP_MICROS;
     }
 
     /// Counts what another tally has counted too.

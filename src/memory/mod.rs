@@ -1,5 +1,6 @@
 //! The memory wing: the wheel lives in the process, and one logic node owns it.
 
+mod burst;
 mod entry;
 mod expire;
 mod lease;

@@ -9,7 +9,7 @@ pub(super) const PLACES: usize = 15;
 pub(super) type Lane = [u8; PLACES + 1];
 
 /// Some places of a group: a bit for each, the first ones first.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Places(u32);
 
 impl Places {
@@ -31,12 +31,12 @@ impl Places {
     }
 
     /// Places that are in both.
-    pub(super) const fn and(self, other: Places) -> Places {
+    pub(super) const fn and(self, other: &Places) -> Places {
         Places(self.0 & other.0)
     }
 
-    pub(super) fn first(self) -> Option<usize> {
-        (self.0 != 0).then(|| self.0.trailing_zeros() as usize)
+    pub(super) const fn first(&self) -> Option<usize> {
+        if self.0 == 0 { None } else { Some(self.0.trailing_zeros() as usize) }
     }
 }
 
@@ -62,6 +62,6 @@ mod tests {
         assert_eq!(listed(Places::equal(tags, 0x85)), [0, 3]);
         assert_eq!(listed(Places::marked(tags)), [0, 3, 14]);
         assert_eq!(listed(Places::unmarked(tags)), [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
-        assert_eq!(listed(Places::equal(tags, 0x9f).and(Places::marked(tags))), [14]);
+        assert_eq!(listed(Places::equal(tags, 0x9f).and(&Places::marked(tags))), [14]);
     }
 }

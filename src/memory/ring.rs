@@ -24,9 +24,7 @@
 //! locked once for all of its messages; and what a few dozen of them need from memory is asked for before the first
 //! is looked at ([`Table::warm`](super::table::Table::warm)).
 
-use std::cell::RefCell;
-use std::collections::HashSet;
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -38,12 +36,10 @@ use super::expire::Expiry;
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
 use super::shard::{self, OfTick, Position, Shard, horizon};
-use super::sorted::Sorted;
 use super::table::{Hash, HashMessage, Keyed, MAX_SHARD_BITS};
-use crate::core::burst::{Asks, Burst, Request};
+use crate::core::burst::{Asks, Burst};
 use crate::core::message::Message;
 use crate::core::pace::{Pace, Turn};
-use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{
     AddNewMsg, AddNewMsgAnswer, Advance, AtOnce, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
 };
@@ -57,31 +53,26 @@ const SHARDS_PER_PROCESSOR: usize = 4;
 pub struct MemoryRing {
     pub(super) options: RingOptions,
     /// Where stamps count from.
-    origin: Instant,
-    hasher: Keyed,
-    shard_bits: u32,
+    pub(super) origin: Instant,
+    pub(super) hasher: Keyed,
+    pub(super) shard_bits: u32,
     pub(super) shards: Box<[Mutex<Shard<Keyed>>]>,
-    standing: RwLock<Standing>,
+    pub(super) standing: RwLock<Standing>,
     /// The latest time that any request brought, in ns since the origin: see [`MemoryRing::turn`].
-    latest_ns: AtomicU64,
-    in_flight: AtomicU64,
+    pub(super) latest_ns: AtomicU64,
+    pub(super) in_flight: AtomicU64,
     pub(super) expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
 }
 
 /// Where the wheel stands.
 #[derive(Debug)]
-struct Standing {
+pub(super) struct Standing {
     pace: Pace,
     /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
     decided_below: Tick,
     /// Whether new messages are refused.
-    draining: bool,
-}
-
-thread_local! {
-    /// Used again by every burst of a thread.
-    static SORTED: RefCell<Sorted> = RefCell::default();
+    pub(super) draining: bool,
 }
 
 impl MemoryRing {
@@ -162,7 +153,7 @@ impl MemoryRing {
         (pointer.0..pointer.0 + horizon(self.options.wheel)).map(Tick)
     }
 
-    fn position(&self, standing: &Standing, now: Instant) -> Position {
+    pub(super) fn position(&self, standing: &Standing, now: Instant) -> Position {
         Position {
             wheel: self.options.wheel,
             pointer: standing.pace.pointer(),
@@ -171,66 +162,6 @@ impl MemoryRing {
             due: standing.pace.tick_due(now),
             now: self.stamp(now),
         }
-    }
-
-    /// Counts messages as in flight ahead of adding them, if there is room for all.
-    fn reserve(&self, count: u64) -> bool {
-        let before = self.in_flight.fetch_add(count, Ordering::Relaxed);
-        let has_room = count == 0 || before.saturating_add(count) <= self.options.max_in_flight;
-        if !has_room {
-            self.in_flight.fetch_sub(count, Ordering::Relaxed);
-        }
-        has_room
-    }
-
-    /// Makes room for one request; returns how many messages were counted as in flight. One that is in flight
-    /// already, or stands there twice, needs no room.
-    fn admit(&self, burst: &Burst, request: &Request, position: &Position) -> Result<u64, Refusal> {
-        if !request.adds() {
-            return Ok(0);
-        }
-        let is_fresh = |message: &&Message| {
-            let (hash, shard) = self.shard_of(**message);
-            !shard.lock().is_in_flight(hash, **message, position)
-        };
-        let fresh: HashSet<&Message> = burst.messages()[request.range()].iter().filter(is_fresh).collect();
-        let wanted = fresh.len() as u64;
-        if self.reserve(wanted) {
-            return Ok(wanted);
-        }
-        let (in_flight, max) = (self.in_flight.load(Ordering::Relaxed), self.options.max_in_flight);
-        Err(Refusal::new(
-            Reason::MaxInFlight,
-            format!(
-                "{in_flight} messages are in flight and {wanted} more would exceed the limit of {max}: try again when \
-                 some are acknowledged or have timed out, or raise --max-in-flight"
-            ),
-        ))
-    }
-
-    /// Does these requests, for whose messages `reserved` were counted as in flight.
-    fn run(&self, burst: &mut Burst, requests: Range<usize>, position: &Position, reserved: u64) {
-        for request in burst.requests[requests.clone()].iter_mut().filter(|request| request.adds()) {
-            if let Asks::Add { ack_timeout_ticks, .. } = request.asks {
-                request.deadline = position.deadline(ack_timeout_ticks);
-            }
-        }
-        let before = burst.in_flight_change();
-        SORTED.with_borrow_mut(|sorted| {
-            sorted.sort(burst, requests, self.shard_bits, position, |message| self.hasher.hash_of(message));
-            for (number, items) in sorted.groups(self.shard_bits) {
-                self.shards[number].lock().run(items, burst, position);
-            }
-        });
-        // More than was reserved is added only if a message left in the very moment that it was counted.
-        let change = burst.in_flight_change().wrapping_sub(before).wrapping_sub(reserved);
-        self.in_flight.fetch_add(change, Ordering::Relaxed);
-    }
-
-    /// Notes the time of a request, before the pace is asked about it.
-    fn see(&self, now: Instant) {
-        let elapsed = now.saturating_duration_since(self.origin).as_nanos();
-        self.latest_ns.fetch_max(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
     /// Does what the time asks for: the latest time that anyone has brought. If the ticker was held up after
@@ -278,36 +209,8 @@ impl MemoryRing {
         }
         drop(standing);
         let mut expiry = self.expiry.lock();
-        frozen.into_iter().for_each(|(tick, counts)| expiry.freeze(tick, counts, due_at));
-    }
-}
-
-impl AtOnce for MemoryRing {
-    fn do_all(&self, burst: &mut Burst, now: Instant) {
-        burst.open();
-        let adds = burst.messages_to_add();
-        if adds > 0 {
-            self.see(now);
-        }
-        let standing = self.standing.read();
-        let position = self.position(&standing, now);
-        let all = 0..burst.requests.len();
-        if standing.draining {
-            burst.refuse_adds(&Refusal::new(
-                Reason::Draining,
-                "this sidecar is draining and takes no new messages: add them through another one",
-            ));
-            self.run(burst, all, &position, 0);
-        } else if self.reserve(adds) {
-            self.run(burst, all, &position, adds);
-        } else {
-            // Near the limit it matters who comes first.
-            for number in all {
-                match self.admit(burst, &burst.requests[number], &position) {
-                    Ok(reserved) => self.run(burst, number..number + 1, &position, reserved),
-                    Err(refusal) => burst.requests[number].refusal = Some(Box::new(refusal)),
-                }
-            }
+        for (tick, counts) in frozen {
+            expiry.freeze(tick, counts, due_at);
         }
     }
 }

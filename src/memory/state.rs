@@ -209,7 +209,9 @@ impl Saved {
         let decided = self.messages.iter().map(|saved| Tick(saved.deadline)).filter(|tick| tick.0 < self.pointer);
         let remembered: BTreeSet<Tick> = decided.collect();
         let mut expiry = ring.expiry.lock();
-        remembered.into_iter().for_each(|tick| expiry.remember(tick));
+        for tick in remembered {
+            expiry.remember(tick);
+        }
         drop(expiry);
         outbox.restore(self.outbox, away, now);
         in_flight

@@ -31,7 +31,7 @@ impl Codec {
             let Some((asks, messages)) = frame.request() else { break };
             match messages {
                 Messages::Ids(ids) => {
-                    burst.push(correlation, asks, ids.iter().map(|id| Message::from(number(*id))))
+                    burst.push(correlation, asks, ids.iter().map(|id| Message::from(number(*id))));
                 }
                 Messages::Pairs(ids, clients) => {
                     let pairs = ids.iter().zip(clients).map(|(id, client)| (number(*id), number(*client)));
@@ -155,4 +155,113 @@ fn put_add_answer(correlation: u32, deadline: Tick, outcomes: &[Outcome], out: &
     out.extend_from_slice(&fixed);
     let bits = |eight: &[Outcome]| eight.iter().rev().fold(0, |byte, outcome| byte << 1 | is_rearmed(outcome));
     out.extend(outcomes.chunks(8).map(bits));
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use tokio_util::codec::Decoder;
+
+    use super::super::super::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Frame};
+    use super::super::Decoded;
+    use super::*;
+
+    /// What the decoder of single frames makes of the front of these bytes, if it is a request.
+    fn single(bytes: &[u8]) -> Option<(u32, Asks, Vec<Message>)> {
+        let Ok(Some(Decoded::Frame(frame))) = Codec::default().decode(&mut BytesMut::from(bytes)) else {
+            return None;
+        };
+        let (asks, messages) = match frame.body {
+            Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt }) => {
+                (Asks::Add { ack_timeout_ticks, attempt }, messages)
+            }
+            Body::DelMsg(DelMsg { messages, withdraw }) => (Asks::Del { withdraw }, messages),
+            _ => return None,
+        };
+        Some((frame.correlation, asks, messages))
+    }
+
+    fn requests() -> impl Strategy<Value = Vec<Frame>> {
+        let messages = || {
+            prop_oneof![
+                vec(any::<u64>().prop_map(Message::from), 1..20),
+                vec(any::<(u64, u64)>().prop_map(Message::from), 1..20)
+            ]
+        };
+        let add = (messages(), any::<(u16, u8)>()).prop_map(|(messages, (ack_timeout_ticks, attempt))| {
+            Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt })
+        });
+        let del = (messages(), any::<bool>())
+            .prop_map(|(messages, withdraw)| Body::DelMsg(DelMsg { messages, withdraw }));
+        let ping = vec(any::<u8>(), 0..64).prop_map(Body::Ping);
+        let body = prop_oneof![5 => add, 5 => del, 1 => ping];
+        vec((any::<u32>(), body).prop_map(|(correlation, body)| Frame::new(correlation, body)), 1..12)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_taken_is_what_the_decoder_reads_and_the_rest_is_left(
+            frames in requests(),
+            damage in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let codec = Codec::default();
+            let mut bytes = BytesMut::new();
+            for frame in &frames {
+                codec.encode_frame(frame, &mut bytes);
+            }
+            if let Some((at, byte)) = damage {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            bytes.truncate(bytes.len() - cut.index(bytes.len()) / 4);
+            let mut burst = Burst::default();
+            let taken = codec.take_requests(&bytes, &mut burst, usize::MAX);
+            let mut rest = BytesMut::from(&bytes[..taken]);
+            for request in &burst.requests {
+                let messages = burst.messages()[request.range()].to_vec();
+                prop_assert_eq!(single(&rest), Some((request.correlation, request.asks, messages)));
+                codec.clone().decode(&mut rest).unwrap();
+            }
+            prop_assert!(rest.is_empty());
+            prop_assert_eq!(single(&bytes[taken..]), None, "nothing is left that could be taken");
+        }
+
+        #[test]
+        fn pings_are_answered_as_the_encoder_does(payloads in vec(vec(any::<u8>(), 0..=MAX_PING_LENGTH), 0..9)) {
+            let (codec, mut pings, mut pongs) = (Codec::default(), BytesMut::new(), BytesMut::new());
+            for (correlation, payload) in (3..).zip(&payloads) {
+                codec.encode_frame(&Frame::new(correlation, Body::Ping(payload.clone())), &mut pings);
+                codec.encode_frame(&Frame::new(correlation, Body::Pong(payload.clone())), &mut pongs);
+            }
+            codec.encode_frame(&Frame::new(1, Body::Pong(Vec::new())), &mut pings);
+            let mut out = BytesMut::new();
+            let (taken, count) = codec.echo_pings(&pings, &mut out);
+            prop_assert_eq!((taken, count), (pings.len() - HEAD_LENGTH, payloads.len() as u64));
+            prop_assert_eq!(out, pongs);
+        }
+
+        #[test]
+        fn answers_are_as_the_encoder_writes_them(numbers in vec(0..4_u8, 1..40), deadline in any::<u64>()) {
+            let (codec, mut burst) = (Codec::default(), Burst::default());
+            let messages = || (0..numbers.len() as u64).map(Message::from);
+            burst.push(8, Asks::Add { ack_timeout_ticks: 1, attempt: 1 }, messages());
+            burst.push(9, Asks::Del { withdraw: false }, messages());
+            burst.requests[0].deadline = Tick(deadline);
+            let added = |number: &u8| if *number == 0 { Outcome::Rearmed } else { Outcome::Added };
+            let deleted = [Outcome::Unknown, Outcome::Acked, Outcome::Late, Outcome::Withdrawn];
+            let adds: Vec<Outcome> = numbers.iter().map(added).collect();
+            let dels: Vec<Outcome> = numbers.iter().map(|number| deleted[usize::from(*number)]).collect();
+            let (mut found, mut expected) = (BytesMut::new(), BytesMut::new());
+            codec.encode_answer(&burst.requests[0], &adds, &mut found);
+            codec.encode_answer(&burst.requests[1], &dels, &mut found);
+            let outcomes = adds.iter().map(|outcome| outcome.of_add()).collect();
+            let answer = AddNewMsgAnswer { deadline: Tick(deadline), outcomes };
+            codec.encode_frame(&Frame::new(8, Body::AddNewMsgAnswer(answer)), &mut expected);
+            let outcomes = dels.iter().map(|outcome| outcome.of_del()).collect();
+            codec.encode_frame(&Frame::new(9, Body::DelMsgAnswer(outcomes)), &mut expected);
+            prop_assert_eq!(found, expected);
+        }
+    }
 }

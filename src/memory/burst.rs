@@ -1,0 +1,113 @@
+//! What is asked of the ring: bursts of adds and dels, each done under one look at where the wheel stands.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::ring::MemoryRing;
+use super::shard::Position;
+use super::sorted::Sorted;
+use super::table::HashMessage;
+use crate::core::burst::{Asks, Burst, Request};
+use crate::core::message::Message;
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::AtOnce;
+
+thread_local! {
+    /// Used again by every burst of a thread.
+    static SORTED: RefCell<Sorted> = RefCell::default();
+}
+
+impl AtOnce for MemoryRing {
+    fn do_all(&self, burst: &mut Burst, now: Instant) {
+        burst.open();
+        let adds = burst.messages_to_add();
+        if adds > 0 {
+            self.see(now);
+        }
+        let standing = self.standing.read();
+        let position = self.position(&standing, now);
+        let all = 0..burst.requests.len();
+        if standing.draining {
+            burst.refuse_adds(&Refusal::new(
+                Reason::Draining,
+                "this sidecar is draining and takes no new messages: add them through another one",
+            ));
+            self.run(burst, all, &position, 0);
+        } else if self.reserve(adds) {
+            self.run(burst, all, &position, adds);
+        } else {
+            // Near the limit it matters who comes first.
+            for number in all {
+                match self.admit(burst, &burst.requests[number], &position) {
+                    Ok(reserved) => self.run(burst, number..number + 1, &position, reserved),
+                    Err(refusal) => burst.requests[number].refusal = Some(Box::new(refusal)),
+                }
+            }
+        }
+    }
+}
+
+impl MemoryRing {
+    /// Notes the time of a request, before the pace is asked about it.
+    fn see(&self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.origin).as_nanos();
+        self.latest_ns.fetch_max(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::SeqCst);
+    }
+
+    /// Counts messages as in flight ahead of adding them, if there is room for all.
+    fn reserve(&self, count: u64) -> bool {
+        let before = self.in_flight.fetch_add(count, Ordering::Relaxed);
+        let has_room = count == 0 || before.saturating_add(count) <= self.options.max_in_flight;
+        if !has_room {
+            self.in_flight.fetch_sub(count, Ordering::Relaxed);
+        }
+        has_room
+    }
+
+    /// Makes room for one request; returns how many messages were counted as in flight. One that is in flight
+    /// already, or stands there twice, needs no room.
+    fn admit(&self, burst: &Burst, request: &Request, position: &Position) -> Result<u64, Refusal> {
+        if !request.adds() {
+            return Ok(0);
+        }
+        let is_fresh = |message: &&Message| {
+            let (hash, shard) = self.shard_of(**message);
+            !shard.lock().is_in_flight(hash, **message, position)
+        };
+        let fresh: HashSet<&Message> = burst.messages()[request.range()].iter().filter(is_fresh).collect();
+        let wanted = fresh.len() as u64;
+        if self.reserve(wanted) {
+            return Ok(wanted);
+        }
+        let (in_flight, max) = (self.in_flight.load(Ordering::Relaxed), self.options.max_in_flight);
+        Err(Refusal::new(
+            Reason::MaxInFlight,
+            format!(
+                "{in_flight} messages are in flight and {wanted} more would exceed the limit of {max}: try again when \
+                 some are acknowledged or have timed out, or raise --max-in-flight"
+            ),
+        ))
+    }
+
+    /// Does these requests, for whose messages `reserved` were counted as in flight.
+    fn run(&self, burst: &mut Burst, requests: Range<usize>, position: &Position, reserved: u64) {
+        for request in burst.requests[requests.clone()].iter_mut().filter(|request| request.adds()) {
+            if let Asks::Add { ack_timeout_ticks, .. } = request.asks {
+                request.deadline = position.deadline(ack_timeout_ticks);
+            }
+        }
+        let before = burst.in_flight_change();
+        SORTED.with_borrow_mut(|sorted| {
+            sorted.sort(burst, requests, self.shard_bits, position, |message| self.hasher.hash_of(message));
+            for (number, items) in sorted.groups(self.shard_bits) {
+                self.shards[number].lock().run(items, burst, position);
+            }
+        });
+        // More than was reserved is added only if a message left in the very moment that it was counted.
+        let change = burst.in_flight_change().wrapping_sub(before).wrapping_sub(reserved);
+        self.in_flight.fetch_add(change, Ordering::Relaxed);
+    }
+}

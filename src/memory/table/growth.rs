@@ -1,0 +1,135 @@
+//! Growing, shrinking and scanning: each step is bounded by the size of a segment or two.
+
+use super::super::entry::{Entry, ShortTick};
+use super::super::places::PLACES;
+use super::segment::Segment;
+use super::{HashMessage, Table};
+
+/// Messages a segment has on average when another is made.
+pub(super) const MEAN_SEGMENT: usize = 1_024;
+
+/// A segment emptier than this is made smaller when memory is given back.
+const MIN_LOAD_PERCENT: usize = 45;
+
+impl<S: HashMessage> Table<S> {
+    /// Makes room in a segment that is full: by splitting one, if it is the turn of another segment, else by growing
+    /// this one.
+    pub(super) fn make_room(&mut self, segment: usize) {
+        if self.len >= self.segments.len() * MEAN_SEGMENT && self.split() == segment {
+            return;
+        }
+        if self.segments[segment].is_full() {
+            let groups = self.segments[segment].groups.len();
+            self.rebuild(segment, if groups < 16 { groups * 2 } else { groups + groups / 4 });
+        }
+    }
+
+    /// Puts in an entry that is not there, and for which there is room.
+    pub(super) fn move_in(&mut self, entry: &Entry) {
+        let hash = self.hasher.hash_of(entry.message);
+        let home = self.home(hash);
+        self.segments[home.segment as usize].insert(hash.tag(), home.group as usize, *entry);
+    }
+
+    fn rebuild(&mut self, segment: usize, groups: usize) {
+        let old = std::mem::replace(&mut self.segments[segment], Segment::with_groups(groups));
+        self.shape = self.shape.wrapping_add(1);
+        old.iter().for_each(|entry| self.move_in(entry));
+    }
+
+    /// To be called when the number of segments has changed.
+    fn reshape(&mut self) {
+        self.mask = self.segments.len().next_power_of_two() - 1;
+        self.shape = self.shape.wrapping_add(1);
+    }
+
+    /// Whose entries the segment behind the last one takes over in part; or gives back, when it is the last.
+    fn partner(segment: usize) -> usize {
+        segment & (((segment + 1).next_power_of_two() >> 1) - 1)
+    }
+
+    /// Splits the segment whose turn it is, and returns which one that was.
+    fn split(&mut self) -> usize {
+        let fresh = self.segments.len();
+        let partner = Self::partner(fresh);
+        // A little more than half, for half of a random choice is seldom exactly that.
+        let room = self.segments[partner].len * 9 / 16 + 8;
+        let old = std::mem::replace(&mut self.segments[partner], Segment::with_room(room));
+        self.segments.push(Segment::with_room(room));
+        self.reshape();
+        for entry in old.iter() {
+            let segment = self.segment_of(self.hasher.hash_of(entry.message));
+            if self.segments[segment].is_full() {
+                self.rebuild(segment, self.segments[segment].groups.len() + 1);
+            }
+            self.move_in(entry);
+        }
+        partner
+    }
+
+    /// Gives memory back: of the last segment, if there are too many, else of this one; whether there was any to give.
+    pub(in crate::memory) fn shrink(&mut self, segment: usize) -> bool {
+        if self.len * 2 < (self.segments.len() - 1) * MEAN_SEGMENT {
+            let last = self.segments.pop().expect("there is more than one");
+            let partner = Self::partner(self.segments.len());
+            let room = Segment::with_room(last.len + self.segments[partner].len + 8);
+            let first = std::mem::replace(&mut self.segments[partner], room);
+            self.reshape();
+            first.iter().chain(last.iter()).for_each(|entry| self.move_in(entry));
+            return true;
+        }
+        let (len, groups) = (self.segments[segment].len, self.segments[segment].groups.len());
+        let wanted = Segment::groups_for(len * 9 / 8);
+        let is_sparse = len * 100 < groups * PLACES * MIN_LOAD_PERCENT && wanted < groups;
+        if is_sparse {
+            self.rebuild(segment, wanted);
+        }
+        is_sparse
+    }
+
+    /// How many segments there are.
+    pub(in crate::memory) fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Visits the entries whose deadline may be `tick` (its lowest bits are), in whole segments from number
+    /// `position` on, which moves, until about `budget` places were looked at; removes those for which `visit` says
+    /// so. Entries that are added meanwhile may be missed; others are not, unless [`Table::shrink`] is called
+    /// between two parts of a scan.
+    pub(in crate::memory) fn scan(
+        &mut self,
+        position: &mut usize,
+        budget: usize,
+        tick: ShortTick,
+        mut visit: impl FnMut(&mut Entry) -> Kept,
+    ) {
+        let mut looked_at = 0;
+        while *position < self.segments.len() && looked_at < budget {
+            let segment = &mut self.segments[*position];
+            looked_at += segment.entries.len();
+            for group in 0..segment.groups.len() {
+                for place in segment.groups[group].ticking(tick.lowest()) {
+                    let entry = &mut segment.entries[group * PLACES + place];
+                    if visit(entry) == Kept::No {
+                        let home = self.hasher.hash_of(entry.message).group(segment.groups.len());
+                        segment.remove(home, group, place);
+                        self.len -= 1;
+                    }
+                }
+            }
+            *position += 1;
+        }
+    }
+
+    /// Whether a scan that stands at `position` is over.
+    pub(in crate::memory) fn is_scanned(&self, position: usize) -> bool {
+        position >= self.segments.len()
+    }
+}
+
+/// Whether an entry stays where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::memory) enum Kept {
+    Yes,
+    No,
+}

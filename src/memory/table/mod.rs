@@ -1,0 +1,168 @@
+//! The map msg_id → tick of one shard: message → entry, in a table made for batches, for scans and for growth
+//! without a pause.
+//!
+//! ```text
+//!  hash ──▶ segment ──▶ group: 15 tags + overflow count, 15 ticks   (one half of a cache line)
+//!                          └──▶ 15 entries
+//! ```
+//!
+//! - A *group* is fifteen places. Seven bits of the hash, the tag, tell nearly always which of them to look at, and
+//!   the lowest bits of each deadline stand beside the tags: who looks for the messages of one tick reads two bytes
+//!   a place, in order, and the entries of that tick only. This is what replaces a list of message ids per tick.
+//! - An entry lies in the group that its hash names or, where that is full, in the next that has room. Each group
+//!   counts the entries that had to go on from it: a search ends at the first group that none had to leave. So
+//!   nothing is left behind by a removal, and a table at constant load never has to be cleaned.
+//! - A *segment* is a small table of its own, at most 85% full. It grows by a quarter. Segments
+//!   are split one at a time as the table grows (linear hashing: Litwin, "Linear Hashing: A New Tool for File and
+//!   Table Addressing", VLDB 1980), each when the mean is exceeded, and merged as it shrinks: no step moves
+//!   more than about twice [`growth::MEAN_SEGMENT`] entries, however many there are.
+//!
+//! [`Table::fetch_group`] and [`Table::fetch_entry`] ask for the cache lines of many messages before the first of
+//! them is used: the processor waits for memory once for all of them, where one after the other would wait for each.
+
+mod growth;
+mod hash;
+mod segment;
+#[cfg(test)]
+mod tests;
+
+use self::segment::Segment;
+use super::entry::Entry;
+use super::places::PLACES;
+use crate::core::message::Message;
+
+pub(super) use self::growth::Kept;
+pub(super) use self::hash::{Hash, HashMessage, Keyed, MAX_SHARD_BITS};
+
+/// Where the search for a message begins; good for as long as [`Table::shape`] is the same.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Home {
+    segment: u32,
+    group: u32,
+}
+
+/// Where an entry lies; good until the table is changed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spot {
+    home: Home,
+    group: usize,
+    place: usize,
+}
+
+/// Message → entry.
+#[derive(Debug)]
+pub(super) struct Table<S> {
+    hasher: S,
+    /// Segment `n` is split into itself and segment `n + 2^k`, the lowest `n` first.
+    segments: Vec<Segment>,
+    /// The bits of a hash that name a segment, if there is one of this number; else one bit less.
+    mask: usize,
+    len: usize,
+    shape: u32,
+}
+
+impl<S: HashMessage> Table<S> {
+    pub(super) fn new(hasher: S) -> Table<S> {
+        Table { hasher, segments: vec![Segment::with_groups(1)], mask: 0, len: 0, shape: 0 }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Places for entries, free ones included.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.segments.iter().map(|segment| segment.entries.len()).sum()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.segments.iter().flat_map(Segment::iter)
+    }
+
+    /// Changes whenever entries were moved.
+    pub(super) fn shape(&self) -> u32 {
+        self.shape
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "26 bits name a segment, 24 a group")]
+    #[inline]
+    pub(super) fn home(&self, hash: Hash) -> Home {
+        let segment = self.segment_of(hash);
+        Home { segment: segment as u32, group: hash.group(self.segments[segment].groups.len()) as u32 }
+    }
+
+    /// Asks for the group in which the search for a message begins; tells where that is.
+    #[inline]
+    pub(super) fn fetch_group(&self, hash: Hash) -> Home {
+        let home = self.home(hash);
+        fetch(&self.segments[home.segment as usize].groups[home.group as usize]);
+        home
+    }
+
+    /// Asks for the entry of a message, or for the place where it would go: its group should be there.
+    #[inline]
+    pub(super) fn fetch_entry(&self, hash: Hash, home: Home) {
+        let (segment, at) = (&self.segments[home.segment as usize], home.group as usize);
+        let group = &segment.groups[at];
+        let place = group.tagged(hash.tag()).first().or_else(|| group.empty().first()).unwrap_or(0);
+        let entry = &segment.entries[at * PLACES + place];
+        // It may lie in two cache lines.
+        fetch(&entry.message);
+        fetch(&entry.marks);
+    }
+
+    #[inline]
+    pub(super) fn find(&self, hash: Hash, home: Home, message: Message) -> Option<Spot> {
+        let segment = &self.segments[home.segment as usize];
+        let (group, place) = segment.find(hash.tag(), home.group as usize, message)?;
+        Some(Spot { home, group, place })
+    }
+
+    pub(super) fn at(&mut self, spot: Spot) -> &mut Entry {
+        &mut self.segments[spot.home.segment as usize].entries[spot.group * PLACES + spot.place]
+    }
+
+    /// Puts in an entry; returns the one that the message had before.
+    #[inline]
+    pub(super) fn put(&mut self, hash: Hash, home: Home, entry: Entry) -> Option<Entry> {
+        let segment = &mut self.segments[home.segment as usize];
+        if let Some((group, place)) = segment.find(hash.tag(), home.group as usize, entry.message) {
+            segment.groups[group].ticks[place] = entry.deadline.lowest();
+            return Some(std::mem::replace(&mut segment.entries[group * PLACES + place], entry));
+        }
+        self.len += 1;
+        if segment.is_full() {
+            self.make_room(home.segment as usize);
+            self.move_in(&entry);
+        } else {
+            segment.insert(hash.tag(), home.group as usize, entry);
+        }
+        None
+    }
+
+    /// Takes an entry away.
+    #[inline]
+    pub(super) fn remove(&mut self, spot: Spot) {
+        let segment = &mut self.segments[spot.home.segment as usize];
+        segment.remove(spot.home.group as usize, spot.group, spot.place);
+        self.len -= 1;
+    }
+
+    #[inline]
+    fn segment_of(&self, hash: Hash) -> usize {
+        let wide = hash.segment() & self.mask;
+        if wide < self.segments.len() { wide } else { wide & (self.mask >> 1) }
+    }
+}
+
+/// Asks for the cache line of a value without waiting for it.
+#[cfg(target_arch = "x86_64")]
+fn fetch<T>(value: &T) {
+    safe_arch::prefetch_t0(value);
+}
+
+/// Where no such instruction is at hand, the processor finds out by itself how much it can do at the same time.
+#[cfg(not(target_arch = "x86_64"))]
+fn fetch<T>(_value: &T) {}

@@ -1,0 +1,143 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::core::tally::Stamp;
+use crate::memory::entry::ShortTick;
+
+/// Hashes that differ in few bits, so that groups overflow and tags are the same.
+struct Poor;
+
+impl HashMessage for Poor {
+    fn hash_of(&self, message: Message) -> Hash {
+        let id = message.msg_id.0;
+        Hash(((id % 7) << 26) | ((id % 3) << 50) | (id % 5))
+    }
+}
+
+fn entry(id: u64, deadline: u16) -> Entry {
+    Entry::in_flight(Message::new(id, id ^ 1), ShortTick(deadline), Stamp(0), 1)
+}
+
+/// A table beside a map that does the same.
+struct Pair<S> {
+    table: Table<S>,
+    map: HashMap<Message, u16>,
+}
+
+impl<S: HashMessage> Pair<S> {
+    fn new(hasher: S) -> Pair<S> {
+        Pair { table: Table::new(hasher), map: HashMap::new() }
+    }
+
+    fn put(&mut self, id: u64, deadline: u16) {
+        let entry = entry(id, deadline);
+        let hash = self.table.hasher.hash_of(entry.message);
+        let earlier = self.table.put(hash, self.table.home(hash), entry);
+        assert_eq!(earlier.map(|entry| entry.deadline.0), self.map.insert(entry.message, deadline));
+    }
+
+    fn remove(&mut self, id: u64) {
+        let message = entry(id, 0).message;
+        let hash = self.table.hasher.hash_of(message);
+        let spot = self.table.find(hash, self.table.home(hash), message);
+        assert_eq!(spot.map(|spot| self.table.at(spot).deadline.0), self.map.remove(&message));
+        if let Some(spot) = spot {
+            self.table.remove(spot);
+        }
+    }
+
+    /// Removes all of a tick, in parts.
+    fn remove_tick(&mut self, deadline: u16) {
+        let mut at = 0;
+        while !self.table.is_scanned(at) {
+            self.table.scan(&mut at, 1, ShortTick(deadline), |entry| {
+                if entry.deadline.0 != deadline {
+                    return Kept::Yes;
+                }
+                assert_eq!(self.map.remove(&entry.message), Some(deadline));
+                Kept::No
+            });
+        }
+        assert!(self.map.values().all(|found| *found != deadline), "a scan misses none");
+    }
+
+    fn shrink(&mut self) {
+        let mut at = 0;
+        while at < self.table.segments() {
+            at += usize::from(!self.table.shrink(at));
+        }
+    }
+
+    fn check(&self) {
+        assert_eq!(self.table.len(), self.map.len());
+        let found: HashMap<Message, u16> =
+            self.table.iter().map(|entry| (entry.message, entry.deadline.0)).collect();
+        assert_eq!(found, self.map);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(u64, u16),
+    Remove(u64),
+    RemoveTick(u16),
+    Shrink,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        60 => (0..400_u64, 0..600_u16).prop_map(|(id, deadline)| Step::Put(id, deadline)),
+        30 => (0..400_u64).prop_map(Step::Remove),
+        2 => (0..600_u16).prop_map(Step::RemoveTick),
+        1 => Just(Step::Shrink),
+    ]
+}
+
+fn walk(pair: &mut Pair<impl HashMessage>, steps: Vec<Step>) {
+    for step in steps {
+        match step {
+            Step::Put(id, deadline) => pair.put(id, deadline),
+            Step::Remove(id) => pair.remove(id),
+            Step::RemoveTick(deadline) => pair.remove_tick(deadline),
+            Step::Shrink => pair.shrink(),
+        }
+    }
+    pair.check();
+}
+
+proptest! {
+    #[test]
+    fn the_table_does_what_a_map_does(steps in prop::collection::vec(step(), 0..1_500)) {
+        walk(&mut Pair::new(Keyed::default()), steps);
+    }
+
+    #[test]
+    fn hashes_that_fall_together_cost_time_and_nothing_else(steps in prop::collection::vec(step(), 0..1_500)) {
+        walk(&mut Pair::new(Poor), steps);
+    }
+}
+
+#[test]
+fn it_grows_and_shrinks_by_segments_and_is_never_much_larger_than_it_must() {
+    const MANY: u64 = 150_000;
+    let mut pair = Pair::new(Keyed::default());
+    for id in 0..MANY {
+        pair.put(id, u16::try_from(id % 15).unwrap());
+    }
+    pair.check();
+    assert!(pair.table.segments() > 100, "{} segments", pair.table.segments());
+    let largest = pair.table.segments.iter().map(|segment| segment.len).max().unwrap();
+    assert!(largest < 3 * growth::MEAN_SEGMENT, "the largest step would move {largest}");
+    let capacity = pair.table.capacity();
+    assert!(capacity as u64 * 100 < MANY * 170, "room for {capacity}");
+    (0..14).for_each(|tick| pair.remove_tick(tick));
+    pair.shrink();
+    pair.check();
+    assert!(pair.table.capacity() * 4 < capacity, "room for {} of {capacity} is kept", pair.table.capacity());
+    (0..MANY).for_each(|id| pair.remove(id));
+    pair.shrink();
+    assert_eq!((pair.table.segments(), pair.table.len()), (1, 0));
+    assert!(pair.table.capacity() < 100);
+}
