@@ -18,6 +18,7 @@
 //! A load fills the wheel to [`LoadOptions::in_flight`], is measured for [`LoadOptions::seconds`], deletes what is left,
 //! and waits for what must time out.
 
+mod bystanders;
 mod connection;
 mod coordinator;
 mod crew;
@@ -31,6 +32,7 @@ mod recorder;
 mod report;
 mod timeouts;
 mod traffic;
+mod unusual;
 mod wire;
 
 use std::sync::atomic::{AtomicU64, Ordering};
