@@ -9,10 +9,13 @@
 //! Silence and slowness are judged by the time that this process was alive, and only after the socket was
 //! looked into: a stall on our side is not the peer's silence.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio::sync::watch;
+use tokio::time::Sleep;
 use tracing::{Span, debug, info};
 
 use super::pending::Pending;
@@ -32,6 +35,9 @@ const HELLO_LENIENCE: Duration = Duration::from_secs(1);
 /// A connection that is not read because too much waits for the store looks this often whether the store has gone:
 /// nothing else may happen to it for as long as that is away.
 const DEAF_CHECK: Duration = Duration::from_millis(100);
+
+/// Reads and writes that follow each other without a look at anything else.
+const WIRE_ROUNDS: usize = 8;
 
 /// How long the last words to a peer may take.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
@@ -60,6 +66,8 @@ pub(super) struct Session {
     pinged: bool,
     /// When it last took something, in time alive.
     written_at: Instant,
+    /// Comes at the latest when the peer must be looked after.
+    timer: Pin<Box<Sleep>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +97,7 @@ impl Session {
             heard_at: now,
             pinged: false,
             written_at: now,
+            timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             shared,
         }
     }
@@ -121,16 +130,23 @@ impl Session {
 
     /// Waits for the next thing to happen, and deals with it.
     async fn step(&mut self) {
-        let has_room = self.pending.has_room(self.shared.store.is_up());
+        // Mostly the wire can go on at once: then it does, a few times, before anything else is asked.
+        for _ in 0..WIRE_ROUNDS {
+            let reading = self.is_listening() && self.has_room() && self.wire.has_room();
+            let Some(event) = self.wire.progress(reading).now_or_never() else { break };
+            self.wire_moved(event);
+            if self.is_over() {
+                return;
+            }
+        }
+        let has_room = self.has_room();
         let reading = self.is_listening() && has_room && self.wire.has_room();
         if self.is_listening() && !reading {
             // Whoever is not listened to cannot be judged silent.
             self.heard();
         }
-        let mut wait = self.next_check().saturating_duration_since(self.shared.clock.alive());
-        if !has_room {
-            wait = wait.min(DEAF_CHECK);
-        }
+        let wait = self.next_check().saturating_duration_since(self.shared.clock.alive());
+        self.wake_after(if has_room { wait } else { wait.min(DEAF_CHECK) });
         let room_for_batches = self.wire.has_room();
         tokio::select! {
             event = self.wire.progress(reading) => self.wire_moved(event),
@@ -144,7 +160,20 @@ impl Session {
                 Ok(()) if *self.phase.borrow() != Phase::Closed => self.phase_changed(),
                 _ => self.closed().await,
             },
-            () = tokio::time::sleep(wait) => self.check(),
+            () = self.timer.as_mut() => self.check(),
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.pending.has_room(self.shared.store.is_up())
+    }
+
+    /// Sets the timer, if it would come too late. One that comes too early finds nothing to do, which costs less than
+    /// setting it after every frame.
+    fn wake_after(&mut self, wait: Duration) {
+        let wanted = tokio::time::Instant::now() + wait;
+        if self.timer.is_elapsed() || self.timer.deadline() > wanted {
+            self.timer.as_mut().reset(wanted);
         }
     }
 
