@@ -1,5 +1,7 @@
 //! A configuration becomes a running sidecar, and a handle to it. `serve`, tests and examples use it.
 
+mod error;
+
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
@@ -12,7 +14,9 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span, error, info, info_span, warn};
 
+pub use self::error::StartError;
 use crate::admin::{self, Health};
+use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::config::{Config, StoreKind, without_password};
 use crate::core::outboxes::Outboxes;
@@ -24,9 +28,9 @@ use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::memory::{MemoryOptions, MemoryStore, StateError};
 use crate::metrics::Metrics;
-use crate::redis::{RedisOptions, RedisStore, RedisStoreError};
+use crate::redis::{RedisOptions, RedisStore};
 use crate::server::{self, DRAIN_GRACE, Listener, Server, SocketFile};
-use crate::ticker::{Pulse, Ticker, TickerHandle};
+use crate::ticker::{Pulse, Ticker, TickerHandle, TickerThread};
 
 /// Where a host says its name.
 const HOST_NAME_FILES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
@@ -43,32 +47,6 @@ const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
 /// How long the store may take to close, and how long after the begin of a drain: it is to end within 10 s.
 const STORE_PATIENCE: (Duration, Duration) = (Duration::from_secs(6), Duration::from_millis(9_700));
 
-/// Why a sidecar could not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// An address could not be listened on.
-    #[error("cannot listen on {address}: {cause}; is another sidecar running there? choose another {flag}")]
-    Listen {
-        /// The flag that names the address.
-        flag: &'static str,
-        /// The address.
-        address: String,
-        /// The cause.
-        cause: io::Error,
-    },
-    /// The memory store could not be opened.
-    #[error(transparent)]
-    Memory(#[from] StateError),
-    /// The Redis store could not be opened.
-    #[error("--store {url}: {cause}")]
-    Redis {
-        /// Its URL, without a password.
-        url: String,
-        /// The cause.
-        cause: RedisStoreError,
-    },
-}
-
 /// A running sidecar. Dropping it ends its tasks at once; [`Sidecar::drain`] ends it properly.
 pub struct Sidecar {
     name: String,
@@ -80,6 +58,7 @@ pub struct Sidecar {
     health: Arc<Health>,
     server: Option<Server>,
     tickers: Vec<TickerHandle>,
+    _thread: TickerThread,
     tasks: Vec<JoinHandle<()>>,
     drain_timeout: Duration,
 }
@@ -113,12 +92,14 @@ impl Sidecar {
             Arc::clone(&metrics),
             config.redeliver_after,
         ));
+        let thread = TickerThread::start().map_err(StartError::Thread)?;
         let (mut tickers, mut pulses, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
         for (ring, seat) in store.seats().iter().enumerate() {
             let pulse = Arc::new(Pulse::new(clock.now()));
             let (clock, gate, metrics) = (Arc::clone(&clock), Arc::clone(&gate), Arc::clone(&metrics));
             let (ticker, handle) = Ticker::new(seat, clock, gate, metrics, Arc::clone(&pulse));
-            tasks.push(tokio::spawn(ticker.run().instrument(span_of(ring, &*store))));
+            let span = span_of(ring, &*store);
+            tasks.push(thread.spawn(async move { ticker.run(Alarm::precise()).await }.instrument(span)));
             tickers.push(handle);
             pulses.push(pulse);
         }
@@ -154,6 +135,7 @@ impl Sidecar {
             health,
             server: Some(Server::start(listeners, &shared)),
             tickers,
+            _thread: thread,
             tasks,
             store,
             drain_timeout: config.drain_timeout,

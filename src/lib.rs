@@ -42,6 +42,8 @@
 #[cfg(feature = "sidecar")]
 pub mod admin;
 #[cfg(feature = "sidecar")]
+pub mod alarm;
+#[cfg(feature = "sidecar")]
 pub mod app;
 #[cfg(feature = "sidecar")]
 pub mod cli;

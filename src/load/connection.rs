@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Sleep, sleep_until};
 use tokio_util::codec::Decoder;
 
 use super::pace::Pace;
 use super::traffic::{Goal, Tally, Traffic, WRITE_AHEAD};
+use crate::alarm::Alarm;
 use crate::client::Greeted;
 use crate::clock::Clock;
 use crate::protocol::frame::{Body, Frame};
@@ -23,10 +23,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Bytes that are read at once. The longest answer, to a DelMsg of 32,768 messages, fits twice.
 const READ_LENGTH: usize = 128 * 1024;
-
-/// The runtime's timers are exact to a millisecond. Where a request is due sooner than this, the thread looks at the
-/// clock again and again: at a fixed rate the load must not add the delay of its own timers to what it measures.
-const SPIN: u64 = 2_000_000;
 
 /// The time of a load: ns since it began.
 #[derive(Clone, Debug)]
@@ -46,8 +42,8 @@ impl Stopwatch {
     }
 
     /// The moment so many ns after the beginning.
-    pub(super) fn moment(&self, at: u64) -> tokio::time::Instant {
-        (self.begun + Duration::from_nanos(at)).into()
+    pub(super) fn moment(&self, at: u64) -> Instant {
+        self.begun + Duration::from_nanos(at)
     }
 }
 
@@ -82,7 +78,9 @@ pub(super) struct Connection {
     traffic: Traffic,
     stopwatch: Stopwatch,
     /// Rings when the next request is due, or when the server has been silent for too long.
-    alarm: Pin<Box<Sleep>>,
+    alarm: Alarm,
+    /// For when it is set.
+    rings_at: u64,
     heard_at: u64,
 }
 
@@ -91,7 +89,7 @@ impl Connection {
         let now = stopwatch.now();
         let mut input = vec![0; READ_LENGTH.max(greeted.received.len())].into_boxed_slice();
         input[..greeted.received.len()].copy_from_slice(&greeted.received);
-        Connection {
+        let mut connection = Connection {
             reader: greeted.reader,
             writer: greeted.writer,
             filled: greeted.received.len(),
@@ -99,10 +97,13 @@ impl Connection {
             output: Vec::with_capacity(READ_LENGTH),
             written: 0,
             traffic,
-            alarm: Box::pin(sleep_until(stopwatch.moment(now) + PATIENCE)),
+            alarm: Alarm::precise(),
+            rings_at: 0,
             stopwatch,
             heard_at: now,
-        }
+        };
+        connection.ring_at(now + nanoseconds(PATIENCE));
+        connection
     }
 
     /// Does what each phase asks for, and says so, until the load is over. `schedule` makes the schedule of a fixed rate
@@ -173,26 +174,15 @@ impl Connection {
 
     /// Writes what waits, and reads something, or comes back when a request is due.
     async fn wait_until(&mut self, due: u64) -> Result<(), String> {
-        let now = self.stopwatch.now();
-        if due > now + SPIN {
-            self.alarm.as_mut().reset(self.stopwatch.moment(due - SPIN / 2));
-            return self.moved().await;
+        self.ring_at(due);
+        self.moved().await
+    }
+
+    fn ring_at(&mut self, at: u64) {
+        if self.rings_at != at {
+            self.rings_at = at;
+            self.alarm.set(self.stopwatch.moment(at));
         }
-        // Only looks whether there is something, so that the next request is not late.
-        let mut moved = false;
-        std::future::poll_fn(|context| match self.poll(context) {
-            Poll::Ready(outcome) => {
-                moved = true;
-                Poll::Ready(outcome)
-            }
-            Poll::Pending => Poll::Ready(Ok(())),
-        })
-        .await?;
-        if !moved {
-            // The runtime looks for events on the sockets only when nobody keeps it.
-            tokio::task::yield_now().await;
-        }
-        Ok(())
     }
 
     /// Writes what waits and reads something, or comes back when there is room for more requests.
@@ -206,13 +196,13 @@ impl Connection {
         if self.poll_read(context)?.is_ready() || (was_full && written.is_ready()) {
             return Poll::Ready(Ok(()));
         }
-        ready!(self.alarm.as_mut().poll(context));
+        ready!(self.alarm.poll(context));
         let now = self.stopwatch.now();
         let silent = Duration::from_nanos(now - self.heard_at);
         if silent >= PATIENCE && self.traffic.is_waiting() {
             return Poll::Ready(Err(format!("the server answered nothing for {silent:.0?}")));
         }
-        self.alarm.as_mut().reset(self.stopwatch.moment(now) + PATIENCE.saturating_sub(silent).max(PATIENCE / 2));
+        self.ring_at(now + nanoseconds(PATIENCE.saturating_sub(silent).max(PATIENCE / 2)));
         Poll::Ready(Ok(()))
     }
 
@@ -242,6 +232,10 @@ impl Connection {
             }
         }
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn lost(error: &std::io::Error) -> String {

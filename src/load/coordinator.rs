@@ -105,7 +105,7 @@ impl<'a> Coordinator<'a> {
                     None => return Err(lost("all connections have ended")),
                 },
                 _ = tell.tick() => self.tell(stage, self.share(stage, begun, until)),
-                () = sleep_until(end), if until.is_some() => break,
+                () = sleep_until(end.into()), if until.is_some() => break,
             }
         }
         Ok(())
@@ -167,7 +167,7 @@ impl<'a> Coordinator<'a> {
             self.tell(Stage::Waiting, ratio(count, expected));
             tokio::select! {
                 _ = tell.tick() => {}
-                () = sleep_until(end) => return,
+                () = sleep_until(end.into()) => return,
             }
         }
     }

@@ -5,6 +5,7 @@
 
 mod handle;
 mod pulse;
+mod thread;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,8 +15,10 @@ use tracing::{debug, error, info, warn};
 
 pub use handle::TickerHandle;
 pub use pulse::{LIVENESS, Pulse};
+pub use thread::TickerThread;
 
 use self::handle::Answer;
+use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::core::alive::BEAT;
 use crate::core::lease::Leadership;
@@ -113,8 +116,8 @@ impl Ticker {
         (ticker, TickerHandle { drains: sender })
     }
 
-    /// Turns the ring until the task is aborted; aborting it between two moves loses nothing.
-    pub async fn run(mut self) {
+    /// Turns the ring until the task is aborted; aborting it between two moves loses nothing. `alarm` wakes it.
+    pub async fn run(mut self, mut alarm: Alarm) {
         loop {
             self.beat();
             let wait = self.turn().await;
@@ -123,7 +126,7 @@ impl Ticker {
                 continue;
             }
             tokio::select! {
-                () = tokio::time::sleep(wait.min(BEAT)) => {}
+                () = alarm.until(self.clock.now() + wait.min(BEAT)) => {}
                 () = self.vacancy.notified(), if self.standing == Standing::Follows => {
                     self.next_tend = Some(self.clock.now());
                 }

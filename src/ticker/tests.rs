@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::alarm::Alarm;
 use crate::core::group::GroupName;
 use crate::core::lease::Lease;
 use crate::core::outbox::{Dropped, GroupBacklog, Opening, Outbox};
@@ -66,7 +67,7 @@ impl Script {
         let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
         let pulse = Arc::new(Pulse::new(clock.now()));
         let (ticker, handle) = Ticker::new(&seat, clock, ReadGate::new(), Arc::clone(&metrics), pulse);
-        tokio::spawn(ticker.run());
+        tokio::spawn(ticker.run(Alarm::of_the_runtime()));
         (handle, metrics)
     }
 }

@@ -1,0 +1,149 @@
+//! A sleep that ends on time: to a tenth of a millisecond, where the runtime's own timers count in whole ones.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use tokio::time::Sleep;
+
+/// Wakes one task at a time. Setting it again replaces the time that was set before.
+#[derive(Debug)]
+pub struct Alarm(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    #[cfg(target_os = "linux")]
+    Kernel(linux::Timer),
+    Runtime(Pin<Box<Sleep>>),
+}
+
+impl Alarm {
+    /// An alarm of the kernel's, where it has one.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime with I/O and time.
+    #[must_use]
+    pub fn precise() -> Alarm {
+        #[cfg(target_os = "linux")]
+        if let Ok(timer) = linux::Timer::new() {
+            return Alarm(Kind::Kernel(timer));
+        }
+        Alarm::of_the_runtime()
+    }
+
+    /// An alarm that follows the runtime's clock, a paused one too.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime with time.
+    #[must_use]
+    pub fn of_the_runtime() -> Alarm {
+        Alarm(Kind::Runtime(Box::pin(tokio::time::sleep_until(tokio::time::Instant::now()))))
+    }
+
+    /// Sets the time at which [`Alarm::poll`] is ready.
+    pub fn set(&mut self, at: Instant) {
+        match &mut self.0 {
+            #[cfg(target_os = "linux")]
+            Kind::Kernel(timer) => timer.set(at),
+            Kind::Runtime(sleep) => sleep.as_mut().reset(at.into()),
+        }
+    }
+
+    /// Waits until then. Cancel-safe.
+    pub async fn until(&mut self, at: Instant) {
+        self.set(at);
+        std::future::poll_fn(|context| self.poll(context)).await;
+    }
+
+    /// Ready once the time that was set has come.
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match &mut self.0 {
+            #[cfg(target_os = "linux")]
+            Kind::Kernel(timer) => timer.poll(context),
+            Kind::Runtime(sleep) => sleep.as_mut().poll(context),
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
+    use rustix::time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    };
+    use tokio::io::unix::AsyncFd;
+
+    use super::{Context, Instant, Poll, io, ready};
+
+    #[derive(Debug)]
+    pub(super) struct Timer(AsyncFd<OwnedFd>);
+
+    impl Timer {
+        #[expect(
+            deprecated,
+            reason = "what is wrong with it are descriptors that change or are closed while it watches them: this one \
+                      is owned here, and nobody else has it"
+        )]
+        pub(super) fn new() -> io::Result<Timer> {
+            let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+            Ok(Timer(AsyncFd::new(timerfd_create(TimerfdClockId::Monotonic, flags)?)?))
+        }
+
+        pub(super) fn set(&mut self, at: Instant) {
+            // A time of nothing would disarm it.
+            let wait = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+            let it_value = Timespec {
+                tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: wait.subsec_nanos().into(),
+            };
+            let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+            timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value })
+                .expect("a timer of ours takes every time to come");
+        }
+
+        pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+            loop {
+                // The runtime's I/O ends with it: then nothing is waited for any more.
+                let Ok(mut ready) = ready!(self.0.poll_read_ready(context)) else { return Poll::Ready(()) };
+                let mut expirations = [0; 8];
+                match ready.try_io(|timer| Ok(rustix::io::read(timer, &mut expirations)?)) {
+                    Ok(_) => return Poll::Ready(()),
+                    // It was set again since it rang.
+                    Err(_would_block) => {}
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn it_never_rings_early_and_can_be_set_again() {
+        let mut alarm = Alarm::precise();
+        for _ in 0..5 {
+            let wanted = Instant::now() + Duration::from_micros(2_300);
+            alarm.set(Instant::now());
+            alarm.until(wanted).await;
+            assert!(Instant::now() >= wanted);
+        }
+        let long_gone = Instant::now();
+        alarm.until(long_gone).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_of_the_runtime_follows_its_clock() {
+        let start = tokio::time::Instant::now();
+        Alarm::of_the_runtime().until((start + Duration::from_secs(3_600)).into_std()).await;
+        assert!(start.elapsed() >= Duration::from_secs(3_600));
+    }
+}

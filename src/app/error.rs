@@ -1,0 +1,37 @@
+//! Why a sidecar does not start.
+
+use std::io;
+
+use crate::memory::StateError;
+use crate::redis::RedisStoreError;
+
+/// Why a sidecar could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address could not be listened on.
+    #[error("cannot listen on {address}: {cause}; is another sidecar running there? choose another {flag}")]
+    Listen {
+        /// The flag that names the address.
+        flag: &'static str,
+        /// The address.
+        address: String,
+        /// The cause.
+        cause: io::Error,
+    },
+    /// There is no thread for the tickers.
+    #[error(
+        "a thread to turn the wheel could not be started: {0}; look at the limits of processes and open files"
+    )]
+    Thread(io::Error),
+    /// The memory store could not be opened.
+    #[error(transparent)]
+    Memory(#[from] StateError),
+    /// The Redis store could not be opened.
+    #[error("--store {url}: {cause}")]
+    Redis {
+        /// Its URL, without a password.
+        url: String,
+        /// The cause.
+        cause: RedisStoreError,
+    },
+}
