@@ -14,10 +14,13 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use super::answers::Answers;
 use super::batch::TickCounts;
+use super::burst::Burst;
 use super::message::{AddOutcome, DelOutcome, Message};
 use super::refusal::Refusal;
 use super::tally::LatencyTally;
@@ -198,6 +201,12 @@ pub struct RingStatus {
 pub trait Ring: Send + Sync {
     /// Its dimensions.
     fn wheel(&self) -> Wheel;
+
+    /// Takes a burst over and puts its answers into `answers` when they are there, if this ring answers later;
+    /// otherwise does nothing and returns false.
+    fn do_later(&self, _burst: &mut Burst, _answers: &Arc<Answers>) -> bool {
+        false
+    }
 
     /// Takes messages into flight, all of them or, where it refuses, none.
     fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer>;

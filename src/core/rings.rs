@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
+use super::answers::Answers;
+use super::burst::Burst;
 use super::message::Message;
 use super::refusal::{Promise, Reason, Refusal};
 use super::ring::{AddNewMsg, AddNewMsgAnswer, DelMsg, DelMsgAnswer, Reply, Ring};
@@ -58,6 +60,15 @@ impl Rings {
     #[must_use]
     pub fn wheel(&self) -> Wheel {
         self.rings[0].wheel()
+    }
+
+    /// Takes a burst over; see [`Ring::do_later`]. Several rings answer one by one.
+    #[must_use]
+    pub fn do_later(&self, burst: &mut Burst, answers: &Arc<Answers>) -> bool {
+        match &*self.rings {
+            [ring] => ring.do_later(burst, answers),
+            _ => false,
+        }
     }
 
     /// Takes messages into flight; see [`Ring::add_new_msg`]. The deadline is the latest of its rings.

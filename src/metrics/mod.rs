@@ -9,6 +9,7 @@ pub use latencies::Latencies;
 
 use self::make::Maker;
 
+use crate::core::burst::{Burst, Outcome};
 use crate::core::group::GroupName;
 use crate::core::message::DelOutcome;
 use crate::core::outbox::GroupBacklog;
@@ -210,6 +211,18 @@ impl Metrics {
             counter.inc_by(answer.outcomes.iter().filter(|found| *found == outcome).count() as u64);
         }
         self.ack_latency.add(&answer.ack_latency);
+    }
+
+    /// Counts what became of a burst.
+    pub fn count_burst(&self, burst: &Burst) {
+        self.messages_added.inc_by(burst.total(Outcome::Added));
+        self.messages_rearmed.inc_by(burst.total(Outcome::Rearmed));
+        for (outcome, counter) in
+            [Outcome::Unknown, Outcome::Acked, Outcome::Late, Outcome::Withdrawn].iter().zip(&self.messages_acked)
+        {
+            counter.inc_by(burst.total(*outcome));
+        }
+        self.ack_latency.add(&burst.ack_latency);
     }
 
     /// Shows the rings that are led here as they are now. Those led elsewhere are shown there, so that sum()

@@ -9,6 +9,7 @@
 //! Silence and slowness are judged by the time that this process was alive, and only after the socket was
 //! looked into: a stall on our side is not the peer's silence.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,10 +17,13 @@ use tokio::sync::watch;
 use tracing::{Span, debug, info};
 
 use super::pending::Pending;
+use super::requests::Outcomes;
 use super::stream::Stream;
 use super::wire::{Event, Wire};
 use super::{DRAIN_GRACE, Phase, Shared};
+use crate::core::answers::Answers;
 use crate::core::batch::Delivery as Delivered;
+use crate::core::burst::Burst;
 use crate::core::refusal::{Reason, Refusal};
 use crate::delivery::Subscription;
 use crate::gate::Member;
@@ -49,6 +53,13 @@ pub(super) struct Session {
     gate: Member,
     pub(super) state: State,
     pub(super) pending: Pending<Done>,
+    /// Adds and dels of the read that is being dealt with.
+    pub(super) asked: Burst,
+    /// Where answers come in that a store gives later.
+    pub(super) answers: Arc<Answers>,
+    /// Answers that were taken out; empty again once they are sent.
+    pub(super) answered: Burst,
+    pub(super) outcomes: Outcomes,
     pub(super) subscription: Option<(u32, Subscription)>,
     /// Whether a Subscribe waits for the store.
     pub(super) subscribing: bool,
@@ -83,6 +94,10 @@ impl Session {
             phase,
             state: State::Greeting,
             pending: Pending::new(),
+            asked: Burst::default(),
+            answers: Arc::default(),
+            answered: Burst::default(),
+            outcomes: Outcomes::default(),
             subscription: None,
             subscribing: false,
             opened_at: now,
@@ -110,7 +125,7 @@ impl Session {
     fn is_over(&self) -> bool {
         match self.state {
             State::Closing => true,
-            State::Ended => self.pending.is_empty() && self.wire.is_flushed(),
+            State::Ended => !self.pending.is_waiting() && self.wire.is_flushed(),
             State::Greeting | State::Serving => false,
         }
     }
@@ -134,6 +149,7 @@ impl Session {
         let room_for_batches = self.wire.has_room();
         tokio::select! {
             event = self.wire.progress(reading) => self.wire_moved(event),
+            () = poll_fn(|context| self.answers.poll(context, &mut self.answered)) => self.send_answers(),
             Some(done) = self.pending.next(), if !self.pending.is_empty() => self.finish(done),
             batch = next_batch(&mut self.subscription), if room_for_batches => match batch {
                 Some((correlation, delivery)) => self.send_batch(correlation, &delivery),
@@ -181,12 +197,17 @@ impl Session {
 
     fn read_frames(&mut self) {
         let now = self.shared.clock.now();
+        self.read_each_frame();
+        self.ask(now);
+    }
+
+    fn read_each_frame(&mut self) {
         while self.is_listening() {
             match self.wire.decode() {
                 Ok(None) => break,
                 Ok(Some(Decoded::Frame(frame))) => {
                     self.shared.metrics.count_frame(frame.body.frame_type());
-                    self.request(frame, now);
+                    self.request(frame);
                 }
                 Ok(Some(Decoded::Refused { correlation, refusal }))
                 | Err(DecodeError::Broken { correlation, refusal }) => self.refuse(correlation, &refusal),
