@@ -178,6 +178,7 @@ fn bounds(chunk: &Chunk, frames: &Frames) -> Bounds {
     }
     // Slices of a frame lie one behind the other, so only the last can be cut.
     let last = chunk.slices.last();
-    bounds.cut = bounds.cut.filter(|(name, count)| last.is_some_and(|last| last.frame == *name && last.to < *count));
+    bounds.cut =
+        bounds.cut.filter(|(name, count)| last.is_some_and(|last| last.frame == *name && last.to < *count));
     bounds
 }
