@@ -53,7 +53,7 @@ impl Subject {
         for (correlation, (asks, messages)) in (0..).zip(requests) {
             burst.push(correlation, *asks, messages.iter().copied());
         }
-        assert!(self.ring.do_later(&mut burst, &answers));
+        self.ring.later().unwrap().take_over(&mut burst, &answers);
         let mut ended: Vec<Option<Ended>> = vec![None; requests.len()];
         while ended.iter().any(Option::is_none) {
             let mut answered = Burst::default();

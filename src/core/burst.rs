@@ -3,6 +3,7 @@
 //! Order is kept per message, which is all that anyone can tell: a ring may group the messages of a burst as it
 //! likes, and the answers go out in the order of the requests.
 
+use std::iter::repeat_n;
 use std::ops::Range;
 
 use super::message::{AddOutcome, DelOutcome, Message};
@@ -156,14 +157,14 @@ impl Burst {
             self.totals[*outcome as usize] += 1;
         }
         let answered = self.outcomes.len() - first;
-        self.push(correlation, asks, std::iter::repeat_n(Message::default(), answered));
+        self.push(correlation, asks, repeat_n(Message::default(), answered));
         self.requests.last_mut().expect("it was pushed").deadline = deadline;
     }
 
     /// Appends a request of so many messages that was refused.
     pub fn push_refused(&mut self, correlation: u32, asks: Asks, messages: usize, refusal: Refusal) {
         self.outcomes.resize(self.outcomes.len() + messages, Outcome::Unknown);
-        self.push(correlation, asks, std::iter::repeat_n(Message::default(), messages));
+        self.push(correlation, asks, repeat_n(Message::default(), messages));
         self.requests.last_mut().expect("it was pushed").refusal = Some(Box::new(refusal));
     }
 

@@ -197,15 +197,34 @@ pub struct RingStatus {
     pub closing: u64,
 }
 
+/// A ring that never waits: it answers in the call.
+pub trait AtOnce: Send + Sync {
+    /// Does what a burst asks for, as [`Ring::add_new_msg`] and [`Ring::del_msg`] would one by one, except for
+    /// requests that have a refusal already.
+    fn do_all(&self, burst: &mut Burst, now: Instant);
+}
+
+/// A ring that answers many requests together, when it can.
+pub trait Later: Send + Sync {
+    /// Takes over what a burst asks for, as [`Ring::add_new_msg`] and [`Ring::del_msg`] would one by one. Each
+    /// request is answered in `answers`, once; one that has a refusal already, with that. The requests have their
+    /// place in the order of their connection when this returns.
+    fn take_over(&self, burst: &mut Burst, answers: &Arc<Answers>);
+}
+
 /// One wheel.
 pub trait Ring: Send + Sync {
     /// Its dimensions.
     fn wheel(&self) -> Wheel;
 
-    /// Takes a burst over and puts its answers into `answers` when they are there, if this ring answers later;
-    /// otherwise does nothing and returns false.
-    fn do_later(&self, _burst: &mut Burst, _answers: &Arc<Answers>) -> bool {
-        false
+    /// The ring as one that never waits, if it is one.
+    fn at_once(&self) -> Option<&dyn AtOnce> {
+        None
+    }
+
+    /// The ring as one that answers many requests together, if it is one.
+    fn later(&self) -> Option<&dyn Later> {
+        None
     }
 
     /// Takes messages into flight, all of them or, where it refuses, none.

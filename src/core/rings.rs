@@ -10,11 +10,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use super::answers::Answers;
-use super::burst::Burst;
 use super::message::Message;
 use super::refusal::{Promise, Reason, Refusal};
-use super::ring::{AddNewMsg, AddNewMsgAnswer, DelMsg, DelMsgAnswer, Reply, Ring};
+use super::ring::{AddNewMsg, AddNewMsgAnswer, AtOnce, DelMsg, DelMsgAnswer, Later, Reply, Ring};
 use super::store::Seat;
 use super::tick::Wheel;
 
@@ -62,12 +60,21 @@ impl Rings {
         self.rings[0].wheel()
     }
 
-    /// Takes a burst over; see [`Ring::do_later`]. Several rings answer one by one.
+    /// The ring as one that never waits, if there is only one and it is.
     #[must_use]
-    pub fn do_later(&self, burst: &mut Burst, answers: &Arc<Answers>) -> bool {
+    pub fn at_once(&self) -> Option<&dyn AtOnce> {
         match &*self.rings {
-            [ring] => ring.do_later(burst, answers),
-            _ => false,
+            [ring] => ring.at_once(),
+            _ => None,
+        }
+    }
+
+    /// The ring as one that answers many requests together, if there is only one and it is.
+    #[must_use]
+    pub fn later(&self) -> Option<&dyn Later> {
+        match &*self.rings {
+            [ring] => ring.later(),
+            _ => None,
         }
     }
 

@@ -34,12 +34,6 @@ impl Stamp {
     pub const fn after(elapsed: Duration) -> Stamp {
         Stamp((elapsed.as_micros() / STAMP_UNIT.as_micros()) as u32)
     }
-
-    /// How long after `earlier` this moment is.
-    #[must_use]
-    pub fn since(self, earlier: Stamp) -> Duration {
-        STAMP_UNIT * self.0.wrapping_sub(earlier.0)
-    }
 }
 
 /// How many latencies fell into each bucket.
@@ -47,16 +41,49 @@ impl Stamp {
 pub struct LatencyTally {
     /// One count a bound of [`BOUNDS`], not cumulative, and one for all above.
     pub counts: [u64; BOUNDS.len() + 1],
-    /// Their sum.
-    pub sum: Duration,
+    /// Their sum in µs.
+    pub sum_micros: u64,
+}
+
+/// The first bucket that a latency of as many bits can belong to.
+const FIRST_BUCKETS: [u8; u32::BITS as usize + 1] = {
+    let mut buckets = [0; u32::BITS as usize + 1];
+    let mut bits = 1;
+    while bits < buckets.len() {
+        let least = 1 << (bits - 1);
+        let mut bucket = buckets[bits - 1];
+        while (bucket as usize) < BOUNDS.len() && BOUNDS[bucket as usize] < least {
+            bucket += 1;
+        }
+        buckets[bits] = bucket;
+        bits += 1;
+    }
+    buckets
+};
+
+/// The bucket of a latency: two bounds at most lie between numbers of as many bits.
+fn bucket(units: u32) -> usize {
+    let mut bucket = usize::from(FIRST_BUCKETS[(u32::BITS - units.leading_zeros()) as usize]);
+    while BOUNDS.get(bucket).is_some_and(|bound| *bound < units) {
+        bucket += 1;
+    }
+    bucket
 }
 
 impl LatencyTally {
     /// Counts `times` latencies of the same length.
     pub fn record(&mut self, latency: Duration, times: u64) {
         let units = u32::try_from(latency.as_micros().div_ceil(STAMP_UNIT.as_micros())).unwrap_or(u32::MAX);
-        self.counts[BOUNDS.partition_point(|bound| *bound < units)] += times;
-        self.sum += latency.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX));
+        self.counts[bucket(units)] += times;
+        let micros = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
+        self.sum_micros = self.sum_micros.saturating_add(micros.saturating_mul(times));
+    }
+
+    /// Counts the time from one stamp to another.
+    pub fn record_between(&mut self, earlier: Stamp, later: Stamp) {
+        let units = later.0.wrapping_sub(earlier.0);
+        self.counts[bucket(units)] += 1;
+        self.sum_micros += u64::from(units) * (STAMP_UNIT.as_micros() as u64);
     }
 
     /// Counts what another tally has counted too.
@@ -64,7 +91,7 @@ impl LatencyTally {
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
             *count += more;
         }
-        self.sum += other.sum;
+        self.sum_micros = self.sum_micros.saturating_add(other.sum_micros);
     }
 
     /// Whether nothing was counted.
@@ -86,12 +113,22 @@ mod tests {
         tally.record(Duration::from_secs(31), 1);
         assert_eq!((tally.counts[3], tally.counts[4], tally.counts[BOUNDS.len()]), (2, 1, 1));
         assert_eq!(BOUNDS[3], 10, "a millisecond");
-        assert_eq!(tally.sum, Duration::from_micros(31_003_001));
+        assert_eq!(tally.sum_micros, 31_003_001);
+    }
+
+    #[test]
+    fn every_latency_has_the_first_bucket_whose_bound_it_does_not_exceed() {
+        let near = BOUNDS.iter().flat_map(|bound| [bound - 1, *bound, bound + 1]);
+        for units in near.chain([0, 33, 400_000, u32::MAX]) {
+            assert_eq!(bucket(units), BOUNDS.partition_point(|bound| *bound < units), "{units}");
+        }
     }
 
     #[test]
     fn stamps_tell_differences_across_their_wrap() {
         let before = Stamp(u32::MAX - 4);
-        assert_eq!(Stamp(5).since(before), Duration::from_millis(1));
+        let mut tally = LatencyTally::default();
+        tally.record_between(before, Stamp(5));
+        assert_eq!((tally.sum_micros, tally.counts[3]), (1_000, 1), "a millisecond");
     }
 }

@@ -1,41 +1,54 @@
 //! From a decided tick to its batches, and out of memory a revolution later.
 //!
-//! A tick is decided in an instant; what was left in it is listed, published and later forgotten in steps
-//! of bounded work, so that a tick of a million messages holds nobody up:
+//! A tick is decided in an instant, and its counts are known in that instant; what was left in it is listed,
+//! published and later forgotten in steps of bounded work, so that a tick of a million messages holds nobody up:
 //!
 //! ```text
-//!  decided ──▶ walked: each place is asked for in the map ──▶ counted ──▶ published, batch by batch
-//!                                                                            │ one revolution
-//!                                                              forgotten ◀───┘
+//!  decided, counted ──▶ listed: shard by shard ──▶ published, batch by batch
+//!                                                     │ one revolution
+//!                                       forgotten ◀───┘
 //! ```
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::lists::Part;
 use super::ring::MemoryRing;
 use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::ring::{Expired, Published};
 use crate::core::tick::Tick;
 
-/// Messages asked for in the map in one step: about a millisecond.
-const STEP: usize = 8_192;
+/// Places looked at in one step: a tenth of a millisecond, or some more where many of them are of the tick.
+const STEP: usize = 128 * 1_024;
 
-/// A shard of the map gives memory back when it has room for this many times its messages.
-const SHRINK_FACTOR: usize = 4;
+/// Places looked at under one lock: nobody waits for a shard longer than that takes.
+const LOCKED_STEP: usize = 32 * 1_024;
 
-/// Shards with less room than this are left as they are.
-const SHRINK_FLOOR: usize = 4_096;
+/// Segments that are made smaller, or merged, under one lock.
+const LOCKED_SHRINKS: usize = 4;
 
 /// Decided ticks on their way out.
 #[derive(Debug, Default)]
 pub(super) struct Expiry {
     frozen: VecDeque<Frozen>,
     /// Published ticks that are remembered for `late`.
-    pub(super) remembered: VecDeque<(Tick, Vec<Arc<TimeoutBatch>>)>,
-    next_shard_to_shrink: usize,
+    remembered: VecDeque<Tick>,
+    /// How far the first of them is forgotten.
+    forgotten: Walk,
+    shrunk: Walk,
+}
+
+/// How far a walk over all shards has come.
+#[derive(Clone, Copy, Debug, Default)]
+struct Walk {
+    shard: usize,
+    segment: usize,
+}
+
+impl Walk {
+    fn next_shard(&mut self) {
+        *self = Walk { shard: self.shard + 1, segment: 0 };
+    }
 }
 
 /// A decided tick.
@@ -43,144 +56,128 @@ pub(super) struct Expiry {
 struct Frozen {
     tick: Tick,
     due_at: Instant,
-    drained: bool,
-    parts: Vec<Part>,
-    position: usize,
-    timed_out: Vec<TimedOut>,
-    counts: Option<TickCounts>,
+    counts: TickCounts,
     /// Whether the counts were returned to the caller.
     told: bool,
-    published: Vec<Arc<TimeoutBatch>>,
+    listed: Walk,
+    timed_out: Vec<TimedOut>,
+    published: u64,
+    batches: u32,
 }
 
 impl Expiry {
-    /// Takes over what was left of a tick when it was decided.
-    pub(super) fn freeze(&mut self, tick: Tick, parts: Vec<Part>, due_at: Instant, drained: bool) {
+    /// Takes over a tick when it is decided.
+    pub(super) fn freeze(&mut self, tick: Tick, counts: TickCounts, due_at: Instant) {
+        let (listed, timed_out) = (Walk::default(), Vec::new());
         self.frozen.push_back(Frozen {
             tick,
             due_at,
-            drained,
-            parts,
-            position: 0,
-            timed_out: Vec::new(),
-            counts: None,
+            counts,
             told: false,
-            published: Vec::new(),
+            listed,
+            timed_out,
+            published: 0,
+            batches: 0,
         });
     }
 
-    /// Walks over all ticks decided so far.
-    pub(super) fn finish_walks(&mut self, ring: &MemoryRing) {
-        for frozen in &mut self.frozen {
-            while frozen.counts.is_none() {
-                frozen.walk(ring);
-            }
-        }
+    /// Has a tick remembered that timed out before a restart.
+    pub(super) fn remember(&mut self, tick: Tick) {
+        self.remembered.push_back(tick);
     }
 
     /// Does one step; says whether there is more to do.
     pub(super) fn step(&mut self, ring: &MemoryRing, now: Instant) -> Expired {
         let Some(front) = self.frozen.front_mut() else {
-            return Expired { more: self.forget_one_step(ring), ..Expired::default() };
+            let more = self.forget(ring) || self.shrink(ring);
+            return Expired { more, ..Expired::default() };
         };
-        if front.counts.is_none() {
-            front.walk(ring);
-        }
-        let Some(counts) = front.counts else { return Expired { more: true, ..Expired::default() } };
         if !std::mem::replace(&mut front.told, true) {
-            return Expired { counted: Some((front.tick, counts)), more: true, ..Expired::default() };
+            return Expired { counted: Some((front.tick, front.counts)), more: true, ..Expired::default() };
         }
+        front.list(ring);
         let published = front.publish(ring, now);
-        if front.timed_out.is_empty() {
-            let done = self.frozen.pop_front().expect("the front is there");
-            if !done.published.is_empty() {
-                self.remembered.push_back((done.tick, done.published));
+        if front.published == front.counts.timed_out() {
+            if front.published > 0 {
+                self.remembered.push_back(front.tick);
             }
+            self.frozen.pop_front();
         }
         Expired { published, more: true, ..Expired::default() }
     }
 
-    /// Forgets a part of what timed out a revolution ago, or gives memory back.
-    fn forget_one_step(&mut self, ring: &MemoryRing) -> bool {
-        let pointer = ring.pace.read().pointer();
-        let Some((tick, batches)) = self.remembered.front_mut() else { return self.shrink(ring) };
-        if ring.options.wheel.remembers(*tick, pointer) {
-            return self.shrink(ring);
+    /// Forgets a part of what timed out a revolution ago; returns whether it had something to do.
+    fn forget(&mut self, ring: &MemoryRing) -> bool {
+        let Some(tick) = self.remembered.front().copied() else { return false };
+        if ring.options.wheel.remembers(tick, ring.pointer()) {
+            return false;
         }
-        if let Some(batch) = batches.pop() {
-            for timed_out in &batch.messages {
-                ring.messages.remove_if(&timed_out.message, |_, entry| entry.deadline == *tick);
+        for _ in 0..STEP / LOCKED_STEP {
+            let Some(shard) = ring.shards.get(self.forgotten.shard) else {
+                self.forgotten = Walk::default();
+                self.remembered.pop_front();
+                break;
+            };
+            if shard.lock().forget(tick, &mut self.forgotten.segment, LOCKED_STEP) {
+                self.forgotten.next_shard();
             }
-        }
-        if batches.is_empty() {
-            self.remembered.pop_front();
         }
         true
     }
 
-    /// Gives back memory of one shard in turn, where it has much more room than messages.
+    /// Gives memory back where there is much more room than messages; returns whether there may be more to give.
+    /// It is done between ticks: see [`Table::scan`](super::table::Table::scan).
     fn shrink(&mut self, ring: &MemoryRing) -> bool {
-        let shards = ring.messages.shards();
-        self.next_shard_to_shrink = (self.next_shard_to_shrink + 1) % shards.len();
-        let mut shard = shards[self.next_shard_to_shrink].write();
-        let (len, capacity) = (shard.len(), shard.capacity());
-        if capacity > SHRINK_FLOOR && capacity > len * SHRINK_FACTOR {
-            shard.shrink_to(len * 2, |(message, _)| ring.messages.hash_usize(message) as u64);
+        let Some(shard) = ring.shards.get(self.shrunk.shard) else {
+            self.shrunk = Walk::default();
+            return false;
+        };
+        let mut shard = shard.lock();
+        let mut budget = LOCKED_SHRINKS;
+        while budget > 0 && self.shrunk.segment < shard.table.segments() {
+            if shard.table.shrink(self.shrunk.segment) {
+                budget -= 1;
+            } else {
+                self.shrunk.segment += 1;
+            }
         }
-        false
+        if self.shrunk.segment >= shard.table.segments() {
+            self.shrunk.next_shard();
+        }
+        true
     }
 }
 
 impl Frozen {
-    /// Asks the map about the next places. When all were asked for, the counts are final.
-    fn walk(&mut self, ring: &MemoryRing) {
-        let (tick, timed_out) = (self.tick, &mut self.timed_out);
-        let mut budget = STEP;
-        while let Some(part) = self.parts.last() {
-            budget -= budget.min(part.walk(&mut self.position, budget, |place, message| {
-                // A place is stale where the message was acknowledged, withdrawn or re-armed meanwhile.
-                let entry = ring.messages.get_mut(&message);
-                if let Some(mut entry) = entry.filter(|entry| entry.deadline == tick && entry.place == place) {
-                    entry.listed = true;
-                    timed_out.push(TimedOut { message, attempt: entry.attempt });
-                }
-            }));
-            if !part.is_walked(self.position) {
+    /// Lists the next messages, until a batch is full or all are listed or enough was done.
+    fn list(&mut self, ring: &MemoryRing) {
+        for _ in 0..STEP / LOCKED_STEP {
+            let known = self.timed_out.len() as u64;
+            if known >= MAX_BATCH_MESSAGES as u64 || self.published + known == self.counts.timed_out() {
                 return;
             }
-            self.parts.pop();
-            self.position = 0;
+            let shard = &ring.shards[self.listed.shard];
+            if shard.lock().list(self.tick, &mut self.listed.segment, LOCKED_STEP, &mut self.timed_out) {
+                self.listed.next_shard();
+            }
         }
-        let (acked, overtaken) = ring.lists.of(tick).settle();
-        self.timed_out.extend(overtaken);
-        let left = self.timed_out.len() as u64;
-        ring.in_flight.fetch_sub(left, Ordering::Relaxed);
-        self.counts = Some(ring.options.storm.count(acked, left, self.drained));
     }
 
-    /// Hands the next batch to the outbox; `None` if nothing timed out.
+    /// Hands the next batch to the outbox, if one is full or it is the last; `None` if none is.
     fn publish(&mut self, ring: &MemoryRing, now: Instant) -> Option<Published> {
-        let counts = self.counts?;
-        if self.timed_out.is_empty() {
+        let left = self.counts.timed_out() - self.published;
+        let known = self.timed_out.len();
+        if known == 0 || (known < MAX_BATCH_MESSAGES && (known as u64) < left) {
             return None;
         }
-        let messages = self.timed_out.split_off(self.timed_out.len().saturating_sub(MAX_BATCH_MESSAGES));
-        let published =
-            Published { messages: messages.len() as u64, lateness: now.saturating_duration_since(self.due_at) };
-        let batch = Arc::new(TimeoutBatch {
-            id: BatchId {
-                tick: self.tick,
-                epoch: ring.options.epoch,
-                ring: 0,
-                seq: u32::try_from(self.published.len()).expect("fewer batches than messages"),
-            },
-            counts,
-            last: self.timed_out.is_empty(),
-            messages,
-        });
-        self.published.push(Arc::clone(&batch));
-        ring.outbox.publish(batch, self.due_at);
-        Some(published)
+        let messages = self.timed_out.split_off(known.saturating_sub(MAX_BATCH_MESSAGES));
+        let count = messages.len() as u64;
+        let id = BatchId { tick: self.tick, epoch: ring.options.epoch, ring: 0, seq: self.batches };
+        let last = count == left;
+        ring.outbox.publish(Arc::new(TimeoutBatch { id, counts: self.counts, last, messages }), self.due_at);
+        self.batches += 1;
+        self.published += count;
+        Some(Published { messages: count, lateness: now.saturating_duration_since(self.due_at) })
     }
 }
 
@@ -214,15 +211,16 @@ mod tests {
         let messages: Vec<Message> = (0..200_000).map(Message::from).collect();
         let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 3, attempt: 1 };
         ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
-        let peak = ring.messages.capacity();
-        // They time out, are remembered for a revolution and forgotten; then each tick shrinks a shard.
-        for _ in 0..8 + ring.messages.shards().len() {
+        let room = || ring.shards.iter().map(|shard| shard.lock().table.capacity()).sum::<usize>();
+        let peak = room();
+        assert!(peak < 400_000, "room for {peak} is made for 200,000");
+        // They time out, are remembered for a revolution and forgotten.
+        for _ in 0..8 {
             now += Duration::from_secs(1);
             ring.advance(now).now_or_never().unwrap().unwrap();
             while ring.expire_step(now).more {}
         }
-        assert!(ring.messages.is_empty());
-        let capacity = ring.messages.capacity();
-        assert!(capacity < peak / 20, "room for {capacity} of {peak} is kept");
+        assert!(ring.shards.iter().all(|shard| shard.lock().table.len() == 0));
+        assert!(room() < peak / 20, "room for {} of {peak} is kept", room());
     }
 }

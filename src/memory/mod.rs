@@ -3,13 +3,16 @@
 mod entry;
 mod expire;
 mod lease;
-mod lists;
 mod options;
 mod outbox;
+mod places;
 mod ring;
 mod saved_outbox;
+mod shard;
+mod sorted;
 mod state;
 mod store;
+mod table;
 
 pub use options::{MemoryOptions, RingOptions};
 pub use outbox::MemoryOutbox;

@@ -1,82 +1,110 @@
 //! The ring in memory.
 //!
-//! # Two structures, one truth
+//! # One truth, in parts
 //!
-//! `messages` (message → entry) is the truth; `lists` (tick → messages) only say where to look. Every
-//! outcome is decided under the map's guard of that one message, by comparing the entry's deadline with
-//! `decided_below`:
+//! Messages are spread over [`Shard`]s by a hash that is keyed per process, since ids come from clients. A shard is
+//! a table under a lock, and everything that happens to a message happens there. Around the shards stands
+//! `standing`: where the wheel stands. Whoever asks for something holds it for reading from begin to end, and a
+//! decision holds it for writing, so each request lies wholly before a decision or wholly behind it:
 //!
-//! | what | under the guard of the message | afterwards, without it |
+//! | what | holds `standing` | then, under the lock of the shard |
 //! |---|---|---|
-//! | add | `deadline >= decided_below`, else try again with the tick due now; put the entry | vacate the place of the entry replaced |
-//! | del | entry is there and not decided: take it out, count it | vacate its place |
-//! | decide tick D | (first `decided_below = D + 1`, then take the list:) entry has this deadline and this place: mark it listed | — |
-//! | forget D | entry still has this deadline: take it out | — |
+//! | add | reading | put the entry in; count it in its tick |
+//! | del | reading | entry is there and not decided: take it out, count it |
+//! | decide tick D | writing | take the counts of D from every shard: they are final |
+//! | list D, step by step | – | each entry of this deadline goes on the list, and is marked |
+//! | forget D, step by step | – | each entry of this deadline goes |
 //!
-//! The order makes each race come out one way. An add takes its place in the list *before* it puts the
-//! entry, so whoever decides a tick meets every entry of it. An add that was overtaken by the decision sees
-//! that under the guard and goes to a later tick. A message that is decided but not yet listed can be added
-//! again only by handing it to `overtaken`, from where it joins its batch. After the decision the entry
-//! stays, as the memory of what is `late`, until a revolution has passed.
+//! A message that is decided but not yet listed can be added again: then what it was joins the list by way of the
+//! shard's `overtaken`. After the decision an entry stays, as the memory of what is `late`, for a revolution.
 //!
-//! No guard of the map is held while another message is touched, nor across an await.
+//! # Together
+//!
+//! Requests come in bursts. Their messages are sorted by shard, with the order of each message kept; a shard is
+//! locked once for all of its messages; and what a few dozen of them need from memory is asked for before the first
+//! is looked at ([`Table::warm`](super::table::Table::warm)).
 
+use std::cell::RefCell;
 use std::collections::HashSet;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dashmap::mapref::entry::Entry as MapEntry;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
-use super::entry::{Entry, Messages};
+use super::entry::Entry;
 use super::expire::Expiry;
-use super::lists::Lists;
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
-use crate::core::batch::TimedOut;
-use crate::core::message::{AddOutcome, DelOutcome, Message};
+use super::shard::{self, OfTick, Position, Shard, horizon};
+use super::sorted::Sorted;
+use super::table::{Hash, HashMessage, Keyed, MAX_SHARD_BITS};
+use crate::core::burst::{Asks, Burst, Request};
+use crate::core::message::Message;
 use crate::core::pace::{Pace, Turn};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
+    AddNewMsg, AddNewMsgAnswer, Advance, AtOnce, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
 };
-use crate::core::tally::{LatencyTally, Stamp};
+use crate::core::tally::Stamp;
 use crate::core::tick::{Tick, Wheel};
+
+/// Shards a processor: so many that two seldom want the same, and so few that a burst has several messages for each.
+const SHARDS_PER_PROCESSOR: usize = 4;
 
 /// A ring that lives in the process.
 pub struct MemoryRing {
     pub(super) options: RingOptions,
     /// Where stamps count from.
-    pub(super) origin: Instant,
-    pub(super) messages: Messages,
-    pub(super) lists: Lists,
-    pub(super) pace: RwLock<Pace>,
+    origin: Instant,
+    hasher: Keyed,
+    shard_bits: u32,
+    pub(super) shards: Box<[Mutex<Shard<Keyed>>]>,
+    standing: RwLock<Standing>,
     /// The latest time that any request brought, in ns since the origin: see [`MemoryRing::turn`].
     latest_ns: AtomicU64,
-    /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
-    pub(super) decided_below: AtomicU64,
-    pub(super) in_flight: AtomicU64,
-    /// Whether new messages are refused; an add holds it for reading from its check to its end.
-    pub(super) draining: RwLock<bool>,
+    in_flight: AtomicU64,
     pub(super) expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
+}
+
+/// Where the wheel stands.
+#[derive(Debug)]
+struct Standing {
+    pace: Pace,
+    /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
+    decided_below: Tick,
+    /// Whether new messages are refused.
+    draining: bool,
+}
+
+thread_local! {
+    /// Used again by every burst of a thread.
+    static SORTED: RefCell<Sorted> = RefCell::default();
 }
 
 impl MemoryRing {
     /// An empty ring whose batches go to `outbox`.
     #[must_use]
     pub fn new(options: RingOptions, outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryRing {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let shard_bits = (processors * SHARDS_PER_PROCESSOR).next_power_of_two().ilog2().min(MAX_SHARD_BITS);
+        let hasher = Keyed::default();
+        let shard = |_| Mutex::new(Shard::new(options.wheel, hasher.clone()));
         MemoryRing {
             options,
             origin: now,
-            messages: Messages::with_hasher(foldhash::quality::RandomState::default()),
-            lists: Lists::new(options.wheel, options.pointer),
-            pace: RwLock::new(Pace::new(options.wheel.tick_length(), options.pointer, now)),
+            shards: (0..1 << shard_bits).map(shard).collect(),
+            shard_bits,
+            hasher,
+            standing: RwLock::new(Standing {
+                pace: Pace::new(options.wheel.tick_length(), options.pointer, now),
+                decided_below: options.pointer,
+                draining: false,
+            }),
             latest_ns: AtomicU64::new(0),
-            decided_below: AtomicU64::new(options.pointer.0),
             in_flight: AtomicU64::new(0),
-            draining: RwLock::new(false),
             expiry: Mutex::new(Expiry::default()),
             outbox,
         }
@@ -86,160 +114,117 @@ impl MemoryRing {
         Stamp::after(now.saturating_duration_since(self.origin))
     }
 
-    pub(super) fn decided_below(&self) -> Tick {
-        Tick(self.decided_below.load(Ordering::SeqCst))
-    }
-
     pub(super) fn expire_step(&self, now: Instant) -> Expired {
         self.expiry.lock().step(self, now)
     }
 
-    fn add(&self, request: AddNewMsg<'_>, now: Instant) -> Result<AddNewMsgAnswer, Refusal> {
-        let draining = self.draining.read();
-        if *draining {
-            return Err(Refusal::new(
-                Reason::Draining,
-                "this sidecar is draining and takes no new messages: add them through another one",
-            ));
-        }
-        let reserved = self.reserve(request.messages)?;
-        let stamp = self.stamp(now);
-        self.see(now);
-        let due = self.pace.read().tick_due(now);
-        let mut answer = AddNewMsgAnswer { deadline: due, outcomes: Vec::with_capacity(request.messages.len()) };
-        for message in request.messages {
-            let outcome;
-            (outcome, answer.deadline) = self.add_one(*message, request, due, stamp);
-            answer.outcomes.push(outcome);
-        }
-        let added = (answer.outcomes.len() - answer.rearmed()) as u64;
-        // More than was reserved is added only if a message left in the very moment that it was counted.
-        self.in_flight.fetch_sub(reserved.saturating_sub(added), Ordering::Relaxed);
-        self.in_flight.fetch_add(added.saturating_sub(reserved), Ordering::Relaxed);
-        Ok(answer)
+    pub(super) fn pointer(&self) -> Tick {
+        self.standing.read().pace.pointer()
     }
 
-    /// Counts messages as in flight ahead of adding them; returns how many, to be taken off when the outcome is
-    /// known. Near the limit it counts only those that are not in flight already: a re-arm needs no room.
-    fn reserve(&self, messages: &[Message]) -> Result<u64, Refusal> {
-        let max = self.options.max_in_flight;
-        let mut count = messages.len() as u64;
-        for is_exact in [false, true] {
-            if is_exact {
-                let fresh: HashSet<_> = messages.iter().filter(|message| !self.is_in_flight(**message)).collect();
-                count = fresh.len() as u64;
-            }
-            if self.in_flight.fetch_add(count, Ordering::Relaxed).saturating_add(count) <= max {
-                return Ok(count);
-            }
+    pub(super) fn shard_of(&self, message: Message) -> (Hash, &Mutex<Shard<Keyed>>) {
+        let hash = self.hasher.hash_of(message);
+        (hash, &self.shards[hash.shard(self.shard_bits)])
+    }
+
+    /// Puts back what a state file held: the messages, and those acknowledged so far of ticks not decided.
+    pub(super) fn restore(
+        &self,
+        entries: impl Iterator<Item = Entry>,
+        acked: &[(Tick, u64)],
+        now: Instant,
+    ) -> u64 {
+        let position = self.position(&self.standing.read(), now);
+        let mut in_flight = 0;
+        for entry in entries {
+            let (hash, shard) = self.shard_of(entry.message);
+            in_flight += u64::from(shard.lock().restore(hash, entry, &position));
+        }
+        for (tick, acked) in acked {
+            // Counts of a tick are summed over the shards, so any of them may keep these.
+            self.shards[0].lock().of_tick(*tick, self.options.wheel).acked += acked;
+        }
+        self.in_flight.store(in_flight, Ordering::Relaxed);
+        in_flight
+    }
+
+    /// Counts of the tick, over all shards.
+    pub(super) fn counts(&self, tick: Tick) -> OfTick {
+        self.shards
+            .iter()
+            .map(|shard| *shard.lock().of_tick(tick, self.options.wheel))
+            .fold(OfTick::default(), OfTick::plus)
+    }
+
+    /// The ticks that can have messages in flight.
+    pub(super) fn alive(&self) -> impl Iterator<Item = Tick> + use<> {
+        let pointer = self.pointer();
+        (pointer.0..pointer.0 + horizon(self.options.wheel)).map(Tick)
+    }
+
+    fn position(&self, standing: &Standing, now: Instant) -> Position {
+        Position {
+            wheel: self.options.wheel,
+            pointer: standing.pace.pointer(),
+            pointer_index: shard::index(standing.pace.pointer(), self.options.wheel),
+            decided_below: standing.decided_below,
+            due: standing.pace.tick_due(now),
+            now: self.stamp(now),
+        }
+    }
+
+    /// Counts messages as in flight ahead of adding them, if there is room for all.
+    fn reserve(&self, count: u64) -> bool {
+        let before = self.in_flight.fetch_add(count, Ordering::Relaxed);
+        let has_room = count == 0 || before.saturating_add(count) <= self.options.max_in_flight;
+        if !has_room {
             self.in_flight.fetch_sub(count, Ordering::Relaxed);
         }
-        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        has_room
+    }
+
+    /// Makes room for one request; returns how many messages were counted as in flight. One that is in flight
+    /// already, or stands there twice, needs no room.
+    fn admit(&self, burst: &Burst, request: &Request, position: &Position) -> Result<u64, Refusal> {
+        if !request.adds() {
+            return Ok(0);
+        }
+        let is_fresh = |message: &&Message| {
+            let (hash, shard) = self.shard_of(**message);
+            !shard.lock().is_in_flight(hash, **message, position)
+        };
+        let fresh: HashSet<&Message> = burst.messages()[request.range()].iter().filter(is_fresh).collect();
+        let wanted = fresh.len() as u64;
+        if self.reserve(wanted) {
+            return Ok(wanted);
+        }
+        let (in_flight, max) = (self.in_flight.load(Ordering::Relaxed), self.options.max_in_flight);
         Err(Refusal::new(
             Reason::MaxInFlight,
             format!(
-                "{in_flight} messages are in flight and {count} more would exceed the limit of {max}: try again when \
+                "{in_flight} messages are in flight and {wanted} more would exceed the limit of {max}: try again when \
                  some are acknowledged or have timed out, or raise --max-in-flight"
             ),
         ))
     }
 
-    fn is_in_flight(&self, message: Message) -> bool {
-        self.messages.get(&message).is_some_and(|entry| entry.deadline >= self.decided_below())
-    }
-
-    fn add_one(&self, message: Message, request: AddNewMsg<'_>, due: Tick, stamp: Stamp) -> (AddOutcome, Tick) {
-        let mut due = due;
-        loop {
-            let deadline = self.options.wheel.deadline(due, request.ack_timeout_ticks);
-            if let Some(place) = self.lists.of(deadline).push(deadline, message) {
-                let entry = Entry::in_flight(deadline, stamp, place, request.attempt);
-                if let Some(outcome) = self.put(message, entry) {
-                    return (outcome, deadline);
-                }
-                self.lists.of(deadline).vacate(deadline, place);
+    /// Does these requests, for whose messages `reserved` were counted as in flight.
+    fn run(&self, burst: &mut Burst, requests: Range<usize>, position: &Position, reserved: u64) {
+        for request in burst.requests[requests.clone()].iter_mut().filter(|request| request.adds()) {
+            if let Asks::Add { ack_timeout_ticks, .. } = request.asks {
+                request.deadline = position.deadline(ack_timeout_ticks);
             }
-            // The tick was decided since it was chosen: the wheel has moved on, and so do we.
-            due = due.max(self.decided_below());
         }
-    }
-
-    /// Puts an entry into the map, unless its tick is decided by now.
-    fn put(&self, message: Message, entry: Entry) -> Option<AddOutcome> {
-        let place = self.messages.entry(message);
-        // Under the guard: whoever decides the tick from here on meets this entry.
-        let decided_below = self.decided_below();
-        if entry.deadline < decided_below {
-            return None;
-        }
-        let mut place = match place {
-            MapEntry::Vacant(place) => {
-                place.insert(entry);
-                return Some(AddOutcome::Added);
+        let before = burst.in_flight_change();
+        SORTED.with_borrow_mut(|sorted| {
+            sorted.sort(burst, requests, self.shard_bits, position, |message| self.hasher.hash_of(message));
+            for (number, items) in sorted.groups(self.shard_bits) {
+                self.shards[number].lock().run(items, burst, position);
             }
-            MapEntry::Occupied(place) => place,
-        };
-        let earlier = place.insert(entry);
-        if earlier.deadline < decided_below {
-            if !earlier.listed {
-                let timed_out = TimedOut { message, attempt: earlier.attempt };
-                self.lists.of(earlier.deadline).overtaken.lock().push(timed_out);
-            }
-            return Some(AddOutcome::Added);
-        }
-        drop(place);
-        self.lists.of(earlier.deadline).vacate(earlier.deadline, earlier.place);
-        Some(AddOutcome::Rearmed)
-    }
-
-    fn del(&self, request: DelMsg<'_>, now: Instant) -> DelMsgAnswer {
-        let pointer = self.pace.read().pointer();
-        let stamp = self.stamp(now);
-        let mut answer = DelMsgAnswer {
-            outcomes: Vec::with_capacity(request.messages.len()),
-            ack_latency: LatencyTally::default(),
-        };
-        let mut removed = 0;
-        for message in request.messages {
-            let outcome = self.del_one(*message, request.withdraw, pointer, stamp, &mut answer.ack_latency);
-            removed += u64::from(matches!(outcome, DelOutcome::Acked | DelOutcome::Withdrawn));
-            answer.outcomes.push(outcome);
-        }
-        self.in_flight.fetch_sub(removed, Ordering::Relaxed);
-        answer
-    }
-
-    fn del_one(
-        &self,
-        message: Message,
-        withdraw: bool,
-        pointer: Tick,
-        stamp: Stamp,
-        ack_latency: &mut LatencyTally,
-    ) -> DelOutcome {
-        let mut outcome = DelOutcome::Unknown;
-        let removed = self.messages.remove_if_mut(&message, |_, entry| {
-            if entry.deadline < self.decided_below() {
-                if self.options.wheel.remembers(entry.deadline, pointer) {
-                    outcome = DelOutcome::Late;
-                    // A withdrawal is no Ack; that can still come.
-                    if !withdraw && !std::mem::replace(&mut entry.late_counted, true) {
-                        ack_latency.record(stamp.since(entry.added_at), 1);
-                    }
-                }
-                return false;
-            }
-            outcome = if withdraw { DelOutcome::Withdrawn } else { DelOutcome::Acked };
-            if !withdraw {
-                self.lists.of(entry.deadline).acked.fetch_add(1, Ordering::Relaxed);
-                ack_latency.record(stamp.since(entry.added_at), 1);
-            }
-            true
         });
-        if let Some((_, entry)) = removed {
-            self.lists.of(entry.deadline).vacate(entry.deadline, entry.place);
-        }
-        outcome
+        // More than was reserved is added only if a message left in the very moment that it was counted.
+        let change = burst.in_flight_change().wrapping_sub(before).wrapping_sub(reserved);
+        self.in_flight.fetch_add(change, Ordering::Relaxed);
     }
 
     /// Notes the time of a request, before the pace is asked about it.
@@ -251,36 +236,78 @@ impl MemoryRing {
     /// Does what the time asks for: the latest time that anyone has brought. If the ticker was held up after
     /// it had read its own, an add may have seen a stall that the ticker has not, and relies on the shift.
     fn turn(&self, now: Instant) -> Advance {
-        let mut pace = self.pace.write();
+        let mut standing = self.standing.write();
         let latest = self.origin + Duration::from_nanos(self.latest_ns.load(Ordering::SeqCst));
         let now = now.max(latest);
-        match pace.turn(now) {
+        match standing.pace.turn(now) {
             Turn::Wait(until) => Advance::Waiting(until),
             Turn::Shift { missed } => {
-                pace.shifted(now);
-                Advance::Shifted { missed, next: pace.next_advance() }
+                standing.pace.shifted(now);
+                Advance::Shifted { missed, next: standing.pace.next_advance() }
             }
             Turn::Advance { lateness } => {
-                let (decided, due_at) = (pace.pointer(), pace.next_advance());
-                pace.advanced();
-                let (pointer, next) = (pace.pointer(), pace.next_advance());
-                drop(pace);
-                if !*self.draining.read() || self.options.keeps_on_drain {
-                    self.decide_below(pointer, decided, due_at, false);
+                let (decided, due_at) = (standing.pace.pointer(), standing.pace.next_advance());
+                standing.pace.advanced();
+                let (pointer, next) = (standing.pace.pointer(), standing.pace.next_advance());
+                if !standing.draining || self.options.keeps_on_drain {
+                    self.decide(standing, decided..=decided, pointer, due_at, false);
                 }
                 Advance::Moved { decided, lateness, next }
             }
         }
     }
 
-    /// Decides every tick below `below`, from `first` on: from this store on, DelMsg answers `late`.
-    fn decide_below(&self, below: Tick, first: Tick, due_at: Instant, drained: bool) {
-        // The lists of these ticks will be used again: no earlier tick may still want its counts from them.
+    /// Decides ticks: nothing else is done meanwhile, so their counts are final. From here on DelMsg answers `late`
+    /// for what was left in them.
+    fn decide(
+        &self,
+        mut standing: RwLockWriteGuard<'_, Standing>,
+        ticks: RangeInclusive<Tick>,
+        below: Tick,
+        due_at: Instant,
+        drained: bool,
+    ) {
+        standing.decided_below = standing.decided_below.max(below);
+        let mut frozen = Vec::new();
+        for tick in ticks.start().0..=ticks.end().0 {
+            let take =
+                |shard: &Mutex<Shard<Keyed>>| std::mem::take(shard.lock().of_tick(Tick(tick), self.options.wheel));
+            let of_tick = self.shards.iter().map(take).fold(OfTick::default(), OfTick::plus);
+            self.in_flight.fetch_sub(of_tick.left, Ordering::Relaxed);
+            frozen.push((Tick(tick), self.options.storm.count(of_tick.acked, of_tick.left, drained)));
+        }
+        drop(standing);
         let mut expiry = self.expiry.lock();
-        expiry.finish_walks(self);
-        self.decided_below.fetch_max(below.0, Ordering::SeqCst);
-        for tick in first.0..below.0 {
-            expiry.freeze(Tick(tick), self.lists.take(Tick(tick)), due_at, drained);
+        frozen.into_iter().for_each(|(tick, counts)| expiry.freeze(tick, counts, due_at));
+    }
+}
+
+impl AtOnce for MemoryRing {
+    fn do_all(&self, burst: &mut Burst, now: Instant) {
+        burst.open();
+        let adds = burst.messages_to_add();
+        if adds > 0 {
+            self.see(now);
+        }
+        let standing = self.standing.read();
+        let position = self.position(&standing, now);
+        let all = 0..burst.requests.len();
+        if standing.draining {
+            burst.refuse_adds(&Refusal::new(
+                Reason::Draining,
+                "this sidecar is draining and takes no new messages: add them through another one",
+            ));
+            self.run(burst, all, &position, 0);
+        } else if self.reserve(adds) {
+            self.run(burst, all, &position, adds);
+        } else {
+            // Near the limit it matters who comes first.
+            for number in all {
+                match self.admit(burst, &burst.requests[number], &position) {
+                    Ok(reserved) => self.run(burst, number..number + 1, &position, reserved),
+                    Err(refusal) => burst.requests[number].refusal = Some(Box::new(refusal)),
+                }
+            }
         }
     }
 }
@@ -290,12 +317,31 @@ impl Ring for MemoryRing {
         self.options.wheel
     }
 
+    fn at_once(&self) -> Option<&dyn AtOnce> {
+        Some(self)
+    }
+
     fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
-        Reply::Ready(Some(self.add(request, now)))
+        let mut burst = Burst::default();
+        let asks = Asks::Add { ack_timeout_ticks: request.ack_timeout_ticks, attempt: request.attempt };
+        burst.push(0, asks, request.messages.iter().copied());
+        self.do_all(&mut burst, now);
+        let done = burst.requests.pop().expect("one was pushed");
+        match done.refusal {
+            Some(refusal) => Reply::refused(*refusal),
+            None => Reply::ok(AddNewMsgAnswer {
+                deadline: done.deadline,
+                outcomes: burst.outcomes().iter().map(|outcome| outcome.of_add()).collect(),
+            }),
+        }
     }
 
     fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
-        Reply::ok(self.del(request, now))
+        let mut burst = Burst::default();
+        burst.push(0, Asks::Del { withdraw: request.withdraw }, request.messages.iter().copied());
+        self.do_all(&mut burst, now);
+        let outcomes = burst.outcomes().iter().map(|outcome| outcome.of_del()).collect();
+        Reply::ok(DelMsgAnswer { outcomes, ack_latency: burst.ack_latency })
     }
 
     fn advance(&self, now: Instant) -> Reply<Advance> {
@@ -307,26 +353,25 @@ impl Ring for MemoryRing {
     }
 
     fn drain(&self, now: Instant) -> Reply<Handover> {
-        let mut draining = self.draining.write();
-        if std::mem::replace(&mut *draining, true) || self.options.keeps_on_drain {
+        let mut standing = self.standing.write();
+        if std::mem::replace(&mut standing.draining, true) || self.options.keeps_on_drain {
             return Reply::ok(Handover::Kept);
         }
-        drop(draining);
-        let pointer = self.pace.read().pointer();
-        self.decide_below(pointer.plus(self.lists.horizon()), pointer, now, true);
+        let first = standing.pace.pointer();
+        let below = first.plus(horizon(self.options.wheel));
+        self.decide(standing, first..=Tick(below.0 - 1), below, now, true);
         Reply::ok(Handover::HandedOut)
     }
 
     fn status(&self, now: Instant) -> Reply<RingStatus> {
-        let pace = *self.pace.read();
-        let pointer = pace.pointer();
+        let pace = self.standing.read().pace;
         let mut slots = vec![0; usize::from(self.options.wheel.slots())];
-        for tick in pointer.0 + 1..pointer.0 + self.lists.horizon() {
-            slots[usize::from(self.options.wheel.slot(Tick(tick)).0)] += self.lists.of(Tick(tick)).len(Tick(tick));
+        for tick in self.alive().skip(1) {
+            slots[usize::from(self.options.wheel.slot(tick).0)] += self.counts(tick).left;
         }
         Reply::ok(RingStatus {
             ring: 0,
-            pointer,
+            pointer: pace.pointer(),
             pointer_lag: now.saturating_duration_since(pace.next_advance()),
             epoch: self.options.epoch,
             leader: Some(String::from("this process")),
@@ -334,7 +379,7 @@ impl Ring for MemoryRing {
             leads: true,
             in_flight: self.in_flight.load(Ordering::Relaxed),
             slots,
-            closing: self.lists.of(pointer).len(pointer),
+            closing: self.counts(pace.pointer()).left,
         })
     }
 }

@@ -4,21 +4,18 @@
 //! postcard. It is written beside its place, synced and renamed, so that there is a whole file or none; and
 //! it is removed once it was taken over, so that a later crash cannot bring an old wheel back.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::Entry;
+use super::entry::{Entry, Marks, ShortTick};
 use super::outbox::MemoryOutbox;
 use super::ring::MemoryRing;
 use super::saved_outbox::SavedOutbox;
-use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::message::Message;
 use crate::core::store::Moment;
 use crate::core::tally::{STAMP_UNIT, Stamp};
@@ -182,28 +179,20 @@ impl Saved {
     fn of(ring: &MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> Saved {
         let now = moment.now;
         while ring.expire_step(now).more {}
-        let pointer = ring.pace.read().pointer();
+        let pointer = ring.pointer();
         let stamp = ring.stamp(now);
-        let messages = ring.messages.iter().map(|pair| {
-            let (message, entry) = pair.pair();
-            SavedMessage {
-                msg_id: message.msg_id.0,
-                client: message.client.0,
-                deadline: entry.deadline.0,
-                age_units: stamp.0.wrapping_sub(entry.added_at.0),
-                attempt: entry.attempt,
-                late_counted: entry.late_counted,
-            }
-        });
-        let alive = pointer.0..pointer.0 + ring.lists.horizon();
-        let acked = alive.map(|tick| (tick, ring.lists.of(Tick(tick)).acked.load(Ordering::Relaxed)));
+        let mut messages = Vec::new();
+        for shard in &ring.shards {
+            messages.extend(shard.lock().table.iter().map(|entry| SavedMessage::of(entry, pointer, stamp)));
+        }
+        let acked = ring.alive().map(|tick| (tick.0, ring.counts(tick).acked));
         Saved {
             slots: ring.options.wheel.slots(),
             tick_ms: ring.options.wheel.tick_ms(),
             unix_ms: moment.unix_ms(),
             epoch: ring.options.epoch,
             pointer: pointer.0,
-            messages: messages.collect(),
+            messages,
             acked: acked.filter(|(_, acked)| *acked > 0).collect(),
             outbox: outbox.save(now),
         }
@@ -213,38 +202,40 @@ impl Saved {
     pub(super) fn restore(self, ring: &MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> u64 {
         let now = moment.now;
         let away = Duration::from_millis(moment.unix_ms().saturating_sub(self.unix_ms));
-        let pointer = Tick(self.pointer);
-        let mut remembered: BTreeMap<Tick, Vec<TimedOut>> = BTreeMap::new();
-        let mut in_flight = 0;
-        for saved in &self.messages {
-            let message = Message::new(saved.msg_id, saved.client);
-            let deadline = Tick(saved.deadline);
-            let age = Stamp::after(STAMP_UNIT.saturating_mul(saved.age_units) + away);
-            let added_at = Stamp(ring.stamp(now).0.wrapping_sub(age.0));
-            let Some(place) = ring.lists.of(deadline).push(deadline, message) else {
-                remembered.entry(deadline).or_default().push(TimedOut { message, attempt: saved.attempt });
-                let entry = Entry::remembered(deadline, added_at, saved.attempt, saved.late_counted);
-                ring.messages.insert(message, entry);
-                continue;
-            };
-            in_flight += u64::from(deadline >= pointer);
-            ring.messages.insert(message, Entry::in_flight(deadline, added_at, place, saved.attempt));
-        }
-        for (tick, acked) in &self.acked {
-            ring.lists.of(Tick(*tick)).acked.store(*acked, Ordering::Relaxed);
-        }
-        ring.in_flight.store(in_flight, Ordering::Relaxed);
-        for (tick, messages) in remembered {
-            // Not batches that anyone will see: they only say what to forget when its revolution is over.
-            let id = BatchId { tick, epoch: self.epoch, ring: 0, seq: 0 };
-            let batch = |messages: &[TimedOut]| {
-                let messages = messages.to_vec();
-                Arc::new(TimeoutBatch { id, counts: TickCounts::default(), last: true, messages })
-            };
-            let batches = messages.chunks(MAX_BATCH_MESSAGES).map(batch).collect();
-            ring.expiry.lock().remembered.push_back((tick, batches));
-        }
+        let stamp = ring.stamp(now);
+        let acked: Vec<(Tick, u64)> = self.acked.iter().map(|(tick, acked)| (Tick(*tick), *acked)).collect();
+        let entries = self.messages.iter().map(|saved| saved.entry(away, stamp));
+        let in_flight = ring.restore(entries, &acked, now);
+        let decided = self.messages.iter().map(|saved| Tick(saved.deadline)).filter(|tick| tick.0 < self.pointer);
+        let remembered: BTreeSet<Tick> = decided.collect();
+        let mut expiry = ring.expiry.lock();
+        remembered.into_iter().for_each(|tick| expiry.remember(tick));
+        drop(expiry);
         outbox.restore(self.outbox, away, now);
         in_flight
+    }
+}
+
+impl SavedMessage {
+    fn of(entry: &Entry, pointer: Tick, now: Stamp) -> SavedMessage {
+        SavedMessage {
+            msg_id: entry.message.msg_id.0,
+            client: entry.message.client.0,
+            deadline: entry.deadline.seen_from(pointer).0,
+            age_units: now.0.wrapping_sub(entry.added_at.0),
+            attempt: entry.attempt,
+            late_counted: entry.marks.has(Marks::LATE_COUNTED),
+        }
+    }
+
+    fn entry(&self, away: Duration, now: Stamp) -> Entry {
+        let age = Stamp::after(STAMP_UNIT.saturating_mul(self.age_units) + away);
+        let added_at = Stamp(now.0.wrapping_sub(age.0));
+        let message = Message::new(self.msg_id, self.client);
+        let mut entry = Entry::in_flight(message, ShortTick::of(Tick(self.deadline)), added_at, self.attempt);
+        if self.late_counted {
+            entry.marks.set(Marks::LATE_COUNTED);
+        }
+        entry
     }
 }

@@ -30,8 +30,7 @@ impl Latencies {
         for (counter, count) in self.0.counts.iter().zip(tally.counts) {
             counter.fetch_add(count, Ordering::Relaxed);
         }
-        let micros = u64::try_from(tally.sum.as_micros()).unwrap_or(u64::MAX);
-        self.0.sum_micros.fetch_add(micros, Ordering::Relaxed);
+        self.0.sum_micros.fetch_add(tally.sum_micros, Ordering::Relaxed);
     }
 
     /// Adds one latency.

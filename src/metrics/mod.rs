@@ -165,10 +165,17 @@ impl Metrics {
         }
     }
 
-    /// Counts frames of a type.
+    /// Counts a frame of a type.
     pub fn count_frame(&self, frame_type: FrameType) {
-        let index = FrameType::ALL.iter().position(|known| *known == frame_type);
-        self.frames[index.expect("ALL holds every type")].inc();
+        self.count_frames(frame_type, 1);
+    }
+
+    /// Counts so many frames of a type.
+    pub fn count_frames(&self, frame_type: FrameType, count: u64) {
+        if count > 0 {
+            let index = FrameType::ALL.iter().position(|known| *known == frame_type);
+            self.frames[index.expect("ALL holds every type")].inc_by(count);
+        }
     }
 
     /// Counts a refusal.
@@ -205,24 +212,23 @@ impl Metrics {
         self.messages_rearmed.inc_by(rearmed);
     }
 
+    /// Counts what became of a burst.
+    pub fn count_burst(&self, burst: &Burst) {
+        self.messages_added.inc_by(burst.total(Outcome::Added));
+        self.messages_rearmed.inc_by(burst.total(Outcome::Rearmed));
+        let of_del = [Outcome::Unknown, Outcome::Acked, Outcome::Late, Outcome::Withdrawn];
+        for (outcome, counter) in of_del.into_iter().zip(&self.messages_acked) {
+            counter.inc_by(burst.total(outcome));
+        }
+        self.ack_latency.add(&burst.ack_latency);
+    }
+
     /// Counts what became of a DelMsg.
     pub fn count_del(&self, answer: &DelMsgAnswer) {
         for (outcome, counter) in DelOutcome::ALL.iter().zip(&self.messages_acked) {
             counter.inc_by(answer.outcomes.iter().filter(|found| *found == outcome).count() as u64);
         }
         self.ack_latency.add(&answer.ack_latency);
-    }
-
-    /// Counts what became of a burst.
-    pub fn count_burst(&self, burst: &Burst) {
-        self.messages_added.inc_by(burst.total(Outcome::Added));
-        self.messages_rearmed.inc_by(burst.total(Outcome::Rearmed));
-        for (outcome, counter) in
-            [Outcome::Unknown, Outcome::Acked, Outcome::Late, Outcome::Withdrawn].iter().zip(&self.messages_acked)
-        {
-            counter.inc_by(burst.total(*outcome));
-        }
-        self.ack_latency.add(&burst.ack_latency);
     }
 
     /// Shows the rings that are led here as they are now. Those led elsewhere are shown there, so that sum()

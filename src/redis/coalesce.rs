@@ -24,8 +24,9 @@ use super::queue::{Applied, Queue};
 use super::request::away;
 use super::script::{Answer, SCRIPTS};
 use crate::core::answers::Answers;
-use crate::core::burst::{Asks, Burst, Request};
+use crate::core::burst::{Burst, Request};
 use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::Later;
 use crate::core::tick::Tick;
 use crate::metrics::Metrics;
 
@@ -82,26 +83,6 @@ impl Coalescer {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Takes a burst over. The answers come later, but for those to what is refused at once.
-    pub(super) fn take_over(&self, burst: &mut Burst, answers: &Arc<Answers>) {
-        let is_up = self.link.is_up();
-        if self.draining.load(Ordering::Relaxed) {
-            burst.refuse_adds(&Refusal::new(
-                Reason::Draining,
-                "this sidecar is draining and takes no new messages: add them through another one",
-            ));
-        } else if !is_up {
-            burst.refuse_adds(&away());
-        }
-        for request in &mut burst.requests {
-            if matches!(request.asks, Asks::Del { .. }) {
-                self.count_ack(request, is_up);
-            }
-        }
-        Coalescer::refuse(burst, answers);
-        self.inbox.leave(burst, answers);
-    }
-
     /// Counts the messages of a del until they are answered, or refuses to hold them.
     fn count_ack(&self, request: &mut Request, is_up: bool) {
         let count = request.range().len() as u64;
@@ -149,6 +130,27 @@ impl Coalescer {
         self.inbox.bar(told);
         // It is dropped where Redis goes away: then there is nothing to wait for.
         let _ = passed.await;
+    }
+}
+
+impl Later for Coalescer {
+    fn take_over(&self, burst: &mut Burst, answers: &Arc<Answers>) {
+        let is_up = self.link.is_up();
+        if self.draining.load(Ordering::Relaxed) {
+            burst.refuse_adds(&Refusal::new(
+                Reason::Draining,
+                "this sidecar is draining and takes no new messages: add them through another one",
+            ));
+        } else if !is_up {
+            burst.refuse_adds(&away());
+        }
+        for request in &mut burst.requests {
+            if !request.adds() && request.refusal.is_none() {
+                self.count_ack(request, is_up);
+            }
+        }
+        Coalescer::refuse(burst, answers);
+        self.inbox.leave(burst, answers);
     }
 }
 

@@ -34,7 +34,7 @@ use crate::core::burst::{Asks, Burst, Request};
 use crate::core::message::Message;
 use crate::core::refusal::Refusal;
 use crate::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Published, Reply, Ring,
+    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Later, Published, Reply, Ring,
     RingStatus,
 };
 use crate::core::tick::{Tick, Wheel};
@@ -116,9 +116,8 @@ impl Ring for RedisRing {
         self.0.options.wheel
     }
 
-    fn do_later(&self, burst: &mut Burst, answers: &Arc<Answers>) -> bool {
-        self.0.coalescer.take_over(burst, answers);
-        true
+    fn later(&self) -> Option<&dyn Later> {
+        Some(&*self.0.coalescer)
     }
 
     fn add_new_msg(&self, request: AddNewMsg<'_>, _now: Instant) -> Reply<AddNewMsgAnswer> {

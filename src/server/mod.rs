@@ -1,5 +1,6 @@
 //! The data listeners: accept, limits, drain. One `session` a connection.
 
+mod bursts;
 mod pending;
 mod requests;
 mod session;

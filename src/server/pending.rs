@@ -133,6 +133,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_answered_elsewhere_counts_as_well() {
+        let mut pending = Pending::<()>::new();
+        pending.begin(Load::Acks(3));
+        pending.begin(Load::Other(MAX_MESSAGES + 1));
+        assert!(pending.is_empty() && pending.is_waiting() && !pending.has_room(true));
+        pending.end(Load::Other(MAX_MESSAGES + 1));
+        assert!(pending.is_waiting() && pending.has_room(true));
+        pending.end(Load::Acks(3));
+        assert!(!pending.is_waiting());
+    }
+
+    #[tokio::test]
     async fn acknowledgements_make_no_connection_deaf_while_the_store_is_away() {
         let mut pending = Pending::new();
         for _ in 0..MAX_REQUESTS {

@@ -5,8 +5,6 @@ use std::time::{Duration, Instant};
 use super::pending::Load;
 use super::session::{Done, Session, State};
 use crate::core::batch::BatchId;
-use crate::core::burst::{Asks, Request};
-use crate::core::message::{AddOutcome, DelOutcome, Message};
 use crate::core::outbox::Start;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{self, Reply};
@@ -15,19 +13,9 @@ use crate::protocol::frame::{
     self, AddNewMsg, Body, DelMsg, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome,
 };
 
-/// A burst that has held more messages gives its room back.
-const KEEP_MESSAGES: usize = 65_536;
-
-/// Room for the outcomes of one answer, used again for the next.
-#[derive(Default)]
-pub(super) struct Outcomes {
-    added: Vec<AddOutcome>,
-    deleted: Vec<DelOutcome>,
-}
-
 impl Session {
     /// Deals with one frame of the peer.
-    pub(super) fn request(&mut self, frame: Frame) {
+    pub(super) fn request(&mut self, frame: Frame, now: Instant) {
         let Frame { correlation, body } = frame;
         if self.state == State::Greeting {
             return match body {
@@ -36,8 +24,8 @@ impl Session {
             };
         }
         match body {
-            Body::AddNewMsg(request) => self.add_new_msg(correlation, &request),
-            Body::DelMsg(request) => self.del_msg(correlation, &request),
+            Body::AddNewMsg(request) => self.add_new_msg(correlation, &request, now),
+            Body::DelMsg(request) => self.del_msg(correlation, &request, now),
             Body::Ping(payload) => self.send(&Frame::new(correlation, Body::Pong(payload))),
             // A sign of life: that it came is all it says.
             Body::Pong(_) => {}
@@ -93,105 +81,35 @@ impl Session {
         self.send(&Frame::new(correlation, Body::Welcome(welcome)));
     }
 
-    fn add_new_msg(&mut self, correlation: u32, request: &AddNewMsg) {
+    fn add_new_msg(&mut self, correlation: u32, request: &AddNewMsg, now: Instant) {
         let slots = self.shared.rings.wheel().slots();
         let ack_timeout_ticks = if request.ack_timeout_ticks == 0 { slots } else { request.ack_timeout_ticks };
         if ack_timeout_ticks > slots {
-            let text = format!(
-                "an ack timeout of {ack_timeout_ticks} ticks is longer than the ring: ask for 1 to {slots} ticks, or \
-                 0 for the default of {slots}"
-            );
-            return self.refuse(correlation, &Refusal::new(Reason::BadAckTimeout, text));
+            return self.refuse(correlation, &bad_ack_timeout(ack_timeout_ticks, slots));
         }
-        let asks = Asks::Add { ack_timeout_ticks, attempt: request.attempt };
-        self.asked.push(correlation, asks, request.messages.iter().copied());
-    }
-
-    fn del_msg(&mut self, correlation: u32, request: &DelMsg) {
-        let asks = Asks::Del { withdraw: request.withdraw };
-        self.asked.push(correlation, asks, request.messages.iter().copied());
-    }
-
-    /// Asks for the adds and dels of a read together, where the store takes them so, and else one by one.
-    pub(super) fn ask(&mut self, now: Instant) {
-        if self.asked.is_empty() {
-            return;
-        }
-        let mut asked = std::mem::take(&mut self.asked);
-        for request in &asked.requests {
-            self.pending.begin(load(request));
-        }
-        if !self.shared.rings.do_later(&mut asked, &self.answers) {
-            for request in &asked.requests {
-                self.pending.end(load(request));
-                self.ask_one(request, &asked.messages()[request.range()], now);
-            }
-        }
-        asked.clear(KEEP_MESSAGES);
-        self.asked = asked;
-    }
-
-    fn ask_one(&mut self, request: &Request, messages: &[Message], now: Instant) {
+        let load = Load::Other(request.messages.len());
+        let request = ring::AddNewMsg { messages: &request.messages, ack_timeout_ticks, attempt: request.attempt };
+        let reply = self.shared.rings.add_new_msg(request, now);
         let metrics = self.shared.metrics.clone();
-        match request.asks {
-            Asks::Add { ack_timeout_ticks, attempt } => {
-                let asked = ring::AddNewMsg { messages, ack_timeout_ticks, attempt };
-                let reply = self.shared.rings.add_new_msg(asked, now);
-                self.answer(request.correlation, load(request), reply, move |answer| {
-                    metrics.count_add(&answer);
-                    Body::AddNewMsgAnswer(answer)
-                });
-            }
-            Asks::Del { withdraw } => {
-                let reply = self.shared.rings.del_msg(ring::DelMsg { messages, withdraw }, now);
-                self.answer(request.correlation, load(request), reply, move |answer| {
-                    metrics.count_del(&answer);
-                    Body::DelMsgAnswer(answer.outcomes)
-                });
-            }
-        }
+        self.answer_when_ready(correlation, load, reply, move |answer| {
+            metrics.count_add(&answer);
+            Body::AddNewMsgAnswer(answer)
+        });
     }
 
-    /// Sends the answers that were taken out.
-    pub(super) fn send_answers(&mut self) {
-        let mut answered = std::mem::take(&mut self.answered);
-        self.shared.metrics.count_burst(&answered);
-        for request in &mut answered.requests {
-            self.pending.end(load(request));
-        }
-        for request in &answered.requests {
-            let outcomes = &answered.outcomes()[request.range()];
-            match (&request.refusal, request.asks) {
-                (Some(refusal), _) => self.refuse(request.correlation, refusal),
-                (None, Asks::Add { .. }) => {
-                    let mut added = std::mem::take(&mut self.outcomes.added);
-                    added.clear();
-                    added.extend(outcomes.iter().map(|outcome| outcome.of_add()));
-                    let answer = ring::AddNewMsgAnswer { deadline: request.deadline, outcomes: added };
-                    let frame = Frame::new(request.correlation, Body::AddNewMsgAnswer(answer));
-                    self.send(&frame);
-                    if let Body::AddNewMsgAnswer(answer) = frame.body {
-                        self.outcomes.added = answer.outcomes;
-                    }
-                }
-                (None, Asks::Del { .. }) => {
-                    let mut deleted = std::mem::take(&mut self.outcomes.deleted);
-                    deleted.clear();
-                    deleted.extend(outcomes.iter().map(|outcome| outcome.of_del()));
-                    let frame = Frame::new(request.correlation, Body::DelMsgAnswer(deleted));
-                    self.send(&frame);
-                    if let Body::DelMsgAnswer(deleted) = frame.body {
-                        self.outcomes.deleted = deleted;
-                    }
-                }
-            }
-        }
-        answered.clear(KEEP_MESSAGES);
-        self.answered = answered;
+    fn del_msg(&mut self, correlation: u32, request: &DelMsg, now: Instant) {
+        let load = Load::Acks(request.messages.len());
+        let request = ring::DelMsg { messages: &request.messages, withdraw: request.withdraw };
+        let reply = self.shared.rings.del_msg(request, now);
+        let metrics = self.shared.metrics.clone();
+        self.answer_when_ready(correlation, load, reply, move |answer| {
+            metrics.count_del(&answer);
+            Body::DelMsgAnswer(answer.outcomes)
+        });
     }
 
     /// Answers at once what is ready, and the rest when it is.
-    fn answer<T: Unpin + Send + 'static>(
+    fn answer_when_ready<T: Unpin + Send + 'static>(
         &mut self,
         correlation: u32,
         load: Load,
@@ -292,20 +210,19 @@ impl Session {
     }
 }
 
-/// What a request counts for while it waits.
-fn load(request: &Request) -> Load {
-    let messages = request.range().len();
-    match request.asks {
-        Asks::Add { .. } => Load::Other(messages),
-        Asks::Del { .. } => Load::Acks(messages),
-    }
-}
-
 fn outcome<T>(outcome: Result<T, Refusal>, body: impl FnOnce(T) -> Body) -> Body {
     match outcome {
         Ok(answer) => body(answer),
         Err(refusal) => Body::Error(frame::Error::from(&refusal)),
     }
+}
+
+pub(super) fn bad_ack_timeout(ack_timeout_ticks: u16, slots: u16) -> Refusal {
+    let text = format!(
+        "an ack timeout of {ack_timeout_ticks} ticks is longer than the ring: ask for 1 to {slots} ticks, or 0 for \
+         the default of {slots}"
+    );
+    Refusal::new(Reason::BadAckTimeout, text)
 }
 
 fn not_subscribed() -> Refusal {

@@ -17,7 +17,6 @@ use tokio::sync::watch;
 use tracing::{Span, debug, info};
 
 use super::pending::Pending;
-use super::requests::Outcomes;
 use super::stream::Stream;
 use super::wire::{Event, Wire};
 use super::{DRAIN_GRACE, Phase, Shared};
@@ -48,18 +47,15 @@ pub(super) enum Done {
 
 pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
-    wire: Wire,
+    pub(super) wire: Wire,
     phase: watch::Receiver<Phase>,
     gate: Member,
     pub(super) state: State,
     pub(super) pending: Pending<Done>,
-    /// Adds and dels of the read that is being dealt with.
-    pub(super) asked: Burst,
-    /// Where answers come in that a store gives later.
+    /// Where the answers to bursts come in, from a store that gives them later.
     pub(super) answers: Arc<Answers>,
     /// Answers that were taken out; empty again once they are sent.
     pub(super) answered: Burst,
-    pub(super) outcomes: Outcomes,
     pub(super) subscription: Option<(u32, Subscription)>,
     /// Whether a Subscribe waits for the store.
     pub(super) subscribing: bool,
@@ -94,10 +90,8 @@ impl Session {
             phase,
             state: State::Greeting,
             pending: Pending::new(),
-            asked: Burst::default(),
             answers: Arc::default(),
             answered: Burst::default(),
-            outcomes: Outcomes::default(),
             subscription: None,
             subscribing: false,
             opened_at: now,
@@ -149,7 +143,7 @@ impl Session {
         let room_for_batches = self.wire.has_room();
         tokio::select! {
             event = self.wire.progress(reading) => self.wire_moved(event),
-            () = poll_fn(|context| self.answers.poll(context, &mut self.answered)) => self.send_answers(),
+            () = poll_fn(|context| self.answers.poll(context, &mut self.answered)) => self.send_answered(),
             Some(done) = self.pending.next(), if !self.pending.is_empty() => self.finish(done),
             batch = next_batch(&mut self.subscription), if room_for_batches => match batch {
                 Some((correlation, delivery)) => self.send_batch(correlation, &delivery),
@@ -197,17 +191,13 @@ impl Session {
 
     fn read_frames(&mut self) {
         let now = self.shared.clock.now();
-        self.read_each_frame();
-        self.ask(now);
-    }
-
-    fn read_each_frame(&mut self) {
         while self.is_listening() {
+            self.read_bursts(now);
             match self.wire.decode() {
                 Ok(None) => break,
                 Ok(Some(Decoded::Frame(frame))) => {
                     self.shared.metrics.count_frame(frame.body.frame_type());
-                    self.request(frame);
+                    self.request(frame, now);
                 }
                 Ok(Some(Decoded::Refused { correlation, refusal }))
                 | Err(DecodeError::Broken { correlation, refusal }) => self.refuse(correlation, &refusal),
@@ -218,11 +208,16 @@ impl Session {
 
     /// Sends a frame.
     pub(super) fn send(&mut self, frame: &Frame) {
+        self.will_write();
+        self.shared.metrics.count_frame(frame.body.frame_type());
+        self.wire.send(frame);
+    }
+
+    /// Something is about to be queued.
+    pub(super) fn will_write(&mut self) {
         if self.wire.is_flushed() {
             self.written_at = self.shared.clock.alive();
         }
-        self.shared.metrics.count_frame(frame.body.frame_type());
-        self.wire.send(frame);
     }
 
     /// The peer is known: frames may be as long as the server accepts, batches may go out.

@@ -3,17 +3,18 @@
 //! Every read takes what is there, up to a bound; everything answered to it goes out in one write. Both
 //! buffers are bounded: a peer that does not read what it asked for is not read from either.
 
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::BytesMut;
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_util::codec::Decoder;
-use tokio_util::io::poll_read_buf;
 
 use super::stream::Stream;
+use crate::core::burst::{Burst, Outcome, Request};
 use crate::protocol::{Codec, DecodeError, Decoded, Frame};
 
 /// Bytes asked for in one read.
@@ -45,6 +46,11 @@ impl Event {
     }
 }
 
+thread_local! {
+    /// Where all connections of a thread read into, so that one that is idle needs no room.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 pub(super) struct Wire {
     stream: Stream,
     codec: Codec,
@@ -73,6 +79,30 @@ impl Wire {
     pub(super) fn send(&mut self, frame: &Frame) {
         if !self.deaf {
             self.codec.encode_frame(frame, &mut self.output);
+        }
+    }
+
+    /// Answers the Pings at the front of what was read; returns how many.
+    pub(super) fn echo_pings(&mut self) -> u64 {
+        let before = self.output.len();
+        let (taken, count) = self.codec.echo_pings(&self.input, &mut self.output);
+        self.input.advance(taken);
+        if self.deaf {
+            self.output.truncate(before);
+        }
+        count
+    }
+
+    /// Moves requests from the front of what was read into a burst, until it has `most` messages.
+    pub(super) fn take_requests(&mut self, burst: &mut Burst, most: usize) {
+        let taken = self.codec.take_requests(&self.input, burst, most);
+        self.input.advance(taken);
+    }
+
+    /// Queues the answer to a request of a burst.
+    pub(super) fn answer(&mut self, request: &Request, outcomes: &[Outcome]) {
+        if !self.deaf {
+            self.codec.encode_answer(request, outcomes, &mut self.output);
         }
     }
 
@@ -156,16 +186,18 @@ impl Wire {
     }
 
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Event>> {
-        self.input.reserve(READ_SIZE);
-        match poll_read_buf(Pin::new(&mut self.stream), context, &mut self.input) {
-            Poll::Ready(Ok(0)) => {
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.resize(READ_SIZE, 0);
+            let mut buffer = ReadBuf::new(scratch);
+            ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer))?;
+            let read = buffer.filled();
+            if read.is_empty() {
                 self.ended = true;
-                Poll::Ready(Ok(Event::Ended))
+                return Poll::Ready(Ok(Event::Ended));
             }
-            Poll::Ready(Ok(count)) => Poll::Ready(Ok(Event::Read(count))),
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => Poll::Pending,
-        }
+            self.input.extend_from_slice(read);
+            Poll::Ready(Ok(Event::Read(read.len())))
+        })
     }
 
     fn wrote(&mut self, written: usize) {

@@ -123,13 +123,18 @@ fn del_msg(request: &DelMsg, out: &mut BytesMut) -> u8 {
 fn del_msg_answer(outcomes: &[DelOutcome], out: &mut BytesMut) -> u8 {
     debug_assert!((1..=MAX_MESSAGES).contains(&outcomes.len()), "as many as in the request");
     out.put_u32(u32_of(outcomes.len()));
-    out.extend(outcomes.iter().map(|outcome| match outcome {
+    out.extend(outcomes.iter().map(|outcome| del_outcome(*outcome)));
+    0
+}
+
+/// The number of an outcome.
+pub(super) const fn del_outcome(outcome: DelOutcome) -> u8 {
+    match outcome {
         DelOutcome::Unknown => 0,
         DelOutcome::Acked => 1,
         DelOutcome::Late => 2,
         DelOutcome::Withdrawn => 3,
-    }));
-    0
+    }
 }
 
 fn subscribe(request: &Subscribe, out: &mut BytesMut) -> u8 {

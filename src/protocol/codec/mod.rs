@@ -15,6 +15,7 @@
 //! 3. A frame whose length is right never breaks the connection: whatever is wrong within it, the decoder
 //!    goes on with the next.
 
+mod burst;
 mod decode;
 mod encode;
 mod fields;

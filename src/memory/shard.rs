@@ -1,0 +1,216 @@
+//! A part of the ring under one lock: a table of messages, and for each tick the counts of its messages here.
+//!
+//! Everything about a message happens under the lock of its shard, so whoever takes it out of flight decides its
+//! outcome. The table is the one truth; the counts change with it, under the same lock.
+
+use super::entry::{Entry, Marks, ShortTick};
+use super::sorted::{Item, Verb};
+use super::table::{Hash, HashMessage, Home, Kept, Spot, Table};
+use crate::core::batch::TimedOut;
+use crate::core::burst::{Burst, Outcome};
+use crate::core::message::Message;
+use crate::core::tally::{LatencyTally, Stamp};
+use crate::core::tick::{Tick, Wheel};
+
+/// Messages whose memory is asked for together: as many as a processor has requests to memory on their way, twice.
+const FETCHED: usize = 64;
+
+/// Where the wheel stands while a burst is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    pub(super) wheel: Wheel,
+    pub(super) pointer: Tick,
+    /// The pointer's remainder among the counts of a shard.
+    pub(super) pointer_index: usize,
+    /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
+    pub(super) decided_below: Tick,
+    /// The tick due, or the first that is not decided.
+    pub(super) due: Tick,
+    /// The time.
+    pub(super) now: Stamp,
+}
+
+impl Position {
+    /// The deadline of a message that is added now.
+    pub(super) fn deadline(&self, ack_timeout_ticks: u16) -> Tick {
+        self.wheel.deadline(self.due.max(self.decided_below), ack_timeout_ticks)
+    }
+
+    fn is_decided(&self, entry: &Entry) -> bool {
+        entry.deadline.is_before(ShortTick::of(self.decided_below))
+    }
+
+    fn is_remembered(&self, entry: &Entry) -> bool {
+        self.wheel.remembers(entry.deadline.seen_from(self.pointer), self.pointer)
+    }
+}
+
+/// How many ticks can have messages in flight at a time: a deadline is at most one revolution after the tick due,
+/// which is at most one tick ahead of the pointer, whose own tick is alive too.
+pub(super) fn horizon(wheel: Wheel) -> u64 {
+    u64::from(wheel.slots()) + 4
+}
+
+/// Where the counts of a tick stand.
+#[expect(clippy::cast_possible_truncation, reason = "a remainder of a few thousand fits a length")]
+pub(super) fn index(tick: Tick, wheel: Wheel) -> usize {
+    (tick.0 % horizon(wheel)) as usize
+}
+
+/// Counts of the messages of one tick.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OfTick {
+    /// In flight.
+    pub(super) left: u64,
+    /// Acknowledged in time.
+    pub(super) acked: u64,
+}
+
+impl OfTick {
+    pub(super) fn plus(self, other: OfTick) -> OfTick {
+        OfTick { left: self.left + other.left, acked: self.acked + other.acked }
+    }
+}
+
+/// A part of the ring.
+#[derive(Debug)]
+pub(super) struct Shard<S> {
+    pub(super) table: Table<S>,
+    /// For each tick that can be alive, by its remainder; 0 for all others.
+    ticks: Box<[OfTick]>,
+    /// Messages that were decided, and added again before they were listed.
+    overtaken: Vec<(ShortTick, TimedOut)>,
+}
+
+impl<S: HashMessage> Shard<S> {
+    pub(super) fn new(wheel: Wheel, hasher: S) -> Shard<S> {
+        let ticks = (0..horizon(wheel)).map(|_| OfTick::default()).collect();
+        Shard { table: Table::new(hasher), ticks, overtaken: Vec::new() }
+    }
+
+    /// The counts of a tick that is alive.
+    pub(super) fn of_tick(&mut self, tick: Tick, wheel: Wheel) -> &mut OfTick {
+        &mut self.ticks[index(tick, wheel)]
+    }
+
+    /// The counts of the tick of an entry in flight: without the division of [`Shard::of_tick`].
+    #[inline]
+    fn of_entry(&mut self, entry: &Entry, position: &Position) -> &mut OfTick {
+        let ahead = usize::from(entry.deadline.since(ShortTick::of(position.pointer)));
+        let index = position.pointer_index + ahead;
+        let wraps = index >= self.ticks.len();
+        &mut self.ticks[if wraps { index - self.ticks.len() } else { index }]
+    }
+
+    /// Whether a message is in flight.
+    pub(super) fn is_in_flight(&mut self, hash: Hash, message: Message, position: &Position) -> bool {
+        let spot = self.table.find(hash, self.table.home(hash), message);
+        spot.is_some_and(|spot| !position.is_decided(self.table.at(spot)))
+    }
+
+    /// Does what is asked of its messages.
+    pub(super) fn run(&mut self, items: &[Item], burst: &mut Burst, position: &Position) {
+        let mut homes = [Home::default(); FETCHED];
+        for items in items.chunks(FETCHED) {
+            let shape = self.table.shape();
+            for (item, home) in items.iter().zip(&mut homes) {
+                *home = self.table.fetch_group(item.hash);
+            }
+            for (item, home) in items.iter().zip(&homes) {
+                self.table.fetch_entry(item.hash, *home);
+            }
+            for (item, home) in items.iter().zip(&homes) {
+                let home = if shape == self.table.shape() { *home } else { self.table.home(item.hash) };
+                let message = burst.messages()[item.index()];
+                let outcome = match item.verb() {
+                    Verb::Add { deadline, attempt } => {
+                        let entry = Entry::in_flight(message, deadline, position.now, attempt);
+                        self.add((item.hash, home), entry, position)
+                    }
+                    Verb::Del { withdraw } => match self.table.find(item.hash, home, message) {
+                        Some(spot) => self.del(spot, withdraw, position, &mut burst.ack_latency),
+                        None => Outcome::Unknown,
+                    },
+                };
+                burst.set(item.index(), outcome);
+            }
+        }
+    }
+
+    /// Takes a message into flight.
+    #[inline]
+    fn add(&mut self, (hash, home): (Hash, Home), entry: Entry, position: &Position) -> Outcome {
+        self.of_entry(&entry, position).left += 1;
+        let Some(earlier) = self.table.put(hash, home, entry) else { return Outcome::Added };
+        if !position.is_decided(&earlier) {
+            self.of_entry(&earlier, position).left -= 1;
+            return Outcome::Rearmed;
+        }
+        if !earlier.marks.has(Marks::LISTED) {
+            let timed_out = TimedOut { message: earlier.message, attempt: earlier.attempt };
+            self.overtaken.push((earlier.deadline, timed_out));
+        }
+        Outcome::Added
+    }
+
+    /// Takes a message out of flight that is in the table.
+    #[inline]
+    fn del(&mut self, spot: Spot, withdraw: bool, position: &Position, ack_latency: &mut LatencyTally) -> Outcome {
+        let entry = self.table.at(spot);
+        if position.is_decided(entry) {
+            if !position.is_remembered(entry) {
+                return Outcome::Unknown;
+            }
+            // A withdrawal is no Ack; that can still come.
+            if !withdraw && !entry.marks.set(Marks::LATE_COUNTED) {
+                ack_latency.record_between(entry.added_at, position.now);
+            }
+            return Outcome::Late;
+        }
+        let entry = *entry;
+        self.table.remove(spot);
+        let of_tick = self.of_entry(&entry, position);
+        of_tick.left -= 1;
+        if withdraw {
+            return Outcome::Withdrawn;
+        }
+        of_tick.acked += 1;
+        ack_latency.record_between(entry.added_at, position.now);
+        Outcome::Acked
+    }
+
+    /// Puts back an entry that a state file held; returns whether it is in flight.
+    pub(super) fn restore(&mut self, hash: Hash, entry: Entry, position: &Position) -> bool {
+        let in_flight = !position.is_decided(&entry);
+        if in_flight {
+            self.of_entry(&entry, position).left += 1;
+        }
+        self.table.put(hash, self.table.home(hash), entry);
+        in_flight
+    }
+
+    /// Lists messages of a decided tick, from segment `at` on, and marks them; looks at about `budget` places.
+    /// Returns whether all were listed.
+    pub(super) fn list(&mut self, tick: Tick, at: &mut usize, budget: usize, listed: &mut Vec<TimedOut>) -> bool {
+        let tick = ShortTick::of(tick);
+        self.table.scan(at, budget, tick, |entry| {
+            if entry.deadline == tick && !entry.marks.set(Marks::LISTED) {
+                listed.push(TimedOut { message: entry.message, attempt: entry.attempt });
+            }
+            Kept::Yes
+        });
+        let all = self.table.is_scanned(*at);
+        if all {
+            let of_tick = self.overtaken.extract_if(.., |(of, _)| *of == tick);
+            listed.extend(of_tick.map(|(_, timed_out)| timed_out));
+        }
+        all
+    }
+
+    /// Forgets messages of a tick whose revolution is over; returns whether all are forgotten.
+    pub(super) fn forget(&mut self, tick: Tick, at: &mut usize, budget: usize) -> bool {
+        let tick = ShortTick::of(tick);
+        self.table.scan(at, budget, tick, |entry| if entry.deadline == tick { Kept::No } else { Kept::Yes });
+        self.table.is_scanned(*at)
+    }
+}

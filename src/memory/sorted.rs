@@ -1,0 +1,134 @@
+//! The messages of a burst, shard by shard.
+
+use std::ops::Range;
+
+use super::entry::ShortTick;
+use super::shard::Position;
+use super::table::{Hash, MAX_SHARD_BITS};
+use crate::core::burst::{Asks, Burst};
+use crate::core::message::Message;
+
+/// A message of a burst and what is to be done with it: a quarter of a cache line, in the order of their use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Item {
+    pub(super) hash: Hash,
+    /// Which of the burst's messages it is.
+    index: u32,
+    verb: Packed,
+}
+
+impl Item {
+    pub(super) const fn index(&self) -> usize {
+        self.index as usize
+    }
+
+    pub(super) const fn verb(&self) -> Verb {
+        self.verb.verb()
+    }
+}
+
+/// What is to be done with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Add { deadline: ShortTick, attempt: u8 },
+    Del { withdraw: bool },
+}
+
+/// A [`Verb`] in four bytes.
+#[derive(Clone, Copy, Debug)]
+struct Packed(u32);
+
+impl Packed {
+    const DEL: u32 = 1 << 31;
+    const WITHDRAW: u32 = 1;
+
+    fn of(asks: Asks, position: &Position) -> Packed {
+        match asks {
+            Asks::Add { ack_timeout_ticks, attempt } => {
+                let deadline = ShortTick::of(position.deadline(ack_timeout_ticks));
+                Packed(u32::from(attempt) << 16 | u32::from(deadline.0))
+            }
+            Asks::Del { withdraw } => Packed(Packed::DEL | if withdraw { Packed::WITHDRAW } else { 0 }),
+        }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "what was put together is taken apart")]
+    const fn verb(self) -> Verb {
+        if self.0 & Packed::DEL != 0 {
+            return Verb::Del { withdraw: self.0 & Packed::WITHDRAW != 0 };
+        }
+        Verb::Add { deadline: ShortTick(self.0 as u16), attempt: (self.0 >> 16) as u8 }
+    }
+}
+
+/// Messages by shard; within a shard they keep their order.
+#[derive(Debug)]
+pub(super) struct Sorted {
+    unsorted: Vec<Item>,
+    items: Vec<Item>,
+    /// Behind the last message of each shard.
+    ends: [u32; MOST_SHARDS],
+}
+
+const MOST_SHARDS: usize = 1 << MAX_SHARD_BITS;
+
+/// More room than this is not kept from one burst to the next.
+const KEPT: usize = 64 * 1_024;
+
+impl Default for Sorted {
+    fn default() -> Sorted {
+        Sorted { unsorted: Vec::new(), items: Vec::new(), ends: [0; MOST_SHARDS] }
+    }
+}
+
+impl Sorted {
+    /// Sorts the messages of some requests into `1 << shard_bits` shards, those refused left out.
+    #[expect(clippy::cast_possible_truncation, reason = "a burst ends far below 4 billion messages")]
+    pub(super) fn sort(
+        &mut self,
+        burst: &Burst,
+        requests: Range<usize>,
+        shard_bits: u32,
+        position: &Position,
+        hash: impl Fn(Message) -> Hash,
+    ) {
+        self.clear();
+        for request in burst.requests[requests].iter().filter(|request| request.refusal.is_none()) {
+            let verb = Packed::of(request.asks, position);
+            let first = request.range().start as u32;
+            let messages = burst.messages()[request.range()].iter().zip(first..);
+            self.unsorted.extend(messages.map(|(message, index)| Item { hash: hash(*message), index, verb }));
+        }
+        self.ends = [0; MOST_SHARDS];
+        for item in &self.unsorted {
+            self.ends[item.hash.shard(shard_bits)] += 1;
+        }
+        // First the begin of each shard, which moves to its end as its messages are put in.
+        let mut begin = 0;
+        for end in &mut self.ends[..1 << shard_bits] {
+            begin += std::mem::replace(end, begin);
+        }
+        let Some(any) = self.unsorted.first() else { return };
+        self.items.resize(self.unsorted.len(), *any);
+        for item in &self.unsorted {
+            let place = &mut self.ends[item.hash.shard(shard_bits)];
+            self.items[*place as usize] = *item;
+            *place += 1;
+        }
+    }
+
+    fn clear(&mut self) {
+        if self.unsorted.capacity() > KEPT {
+            *self = Sorted::default();
+        }
+        self.unsorted.clear();
+    }
+
+    /// Each shard that has messages, with them.
+    pub(super) fn groups(&self, shard_bits: u32) -> impl Iterator<Item = (usize, &[Item])> {
+        let ends = &self.ends[..if self.unsorted.is_empty() { 0 } else { 1 << shard_bits }];
+        let begins = std::iter::once(0).chain(ends.iter().copied());
+        let groups = begins.zip(ends).map(|(begin, end)| &self.items[begin as usize..*end as usize]);
+        groups.enumerate().filter(|(_, items)| !items.is_empty())
+    }
+}
