@@ -81,8 +81,8 @@ pub(super) struct Writer {
 /// Of the frames of adds in a chunk.
 #[derive(Default)]
 struct Bounds {
-    /// Messages of all frames that begin in it.
-    begun: usize,
+    /// Messages of those that begin in it, whole, and of one that goes on, as far as they are in it.
+    to_add: usize,
     /// The frame that goes on at the beginning.
     goes_on: Option<u64>,
     /// The frame that does not end in it, and its messages.
@@ -136,8 +136,8 @@ impl Writer {
 
     /// Writes the arguments from the fifth on.
     pub(super) fn write(&mut self, chunk: &Chunk, frames: &Frames, call: &mut Cmd) {
-        let Bounds { begun, goes_on, cut } = bounds(chunk, frames);
-        call.arg(begun);
+        let Bounds { to_add, goes_on, cut } = bounds(chunk, frames);
+        call.arg(to_add);
         self.text.clear();
         for class in &self.classes {
             // Writing to a string does not fail.
@@ -170,11 +170,14 @@ fn bounds(chunk: &Chunk, frames: &Frames) -> Bounds {
     for slice in &chunk.slices {
         let Some(Frame { count, .. }) = frames.frame(slice.frame).filter(|frame| frame.is_add()) else { continue };
         if slice.from == 0 {
-            bounds.begun += count;
+            bounds.to_add += count;
             bounds.cut = Some((slice.frame, *count));
-        } else if bounds.begun == 0 && bounds.goes_on.is_none() {
+            continue;
+        }
+        if bounds.to_add == 0 {
             bounds.goes_on = Some(slice.frame);
         }
+        bounds.to_add += slice.to - slice.from;
     }
     // Slices of a frame lie one behind the other, so only the last can be cut.
     let last = chunk.slices.last();

@@ -182,6 +182,12 @@ struct Driver {
     unanswered_acks: Arc<AtomicU64>,
 }
 
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}
+
 impl Driver {
     async fn run(mut self) {
         while let Some(session) = self.wait_for_session().await {

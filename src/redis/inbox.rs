@@ -55,6 +55,8 @@ struct State {
     waker: Option<Waker>,
     /// Whether there is a barrier among the letters.
     barred: bool,
+    /// Whether nobody takes anything out any more.
+    closed: bool,
     /// The messages that the task waits for.
     enough: usize,
 }
@@ -67,6 +69,10 @@ impl Inbox {
             let Request { correlation, asks, .. } = request;
             let messages = &burst.messages()[request.range()];
             let asked = Asked::new(*asks, *correlation, messages.len(), answers);
+            if state.closed {
+                // Dropped, it is refused.
+                continue;
+            }
             state.letters.items.push(Item::Frame(asked, messages.len()));
             state.letters.messages.extend_from_slice(messages);
         }
@@ -80,6 +86,9 @@ impl Inbox {
     /// Leaves a barrier.
     pub(super) fn bar(&self, told: oneshot::Sender<()>) {
         let mut state = self.state.lock();
+        if state.closed {
+            return;
+        }
         state.letters.items.push(Item::Barrier(told));
         state.barred = true;
         let waker = state.waker.take();
@@ -95,6 +104,15 @@ impl Inbox {
         let mut state = self.state.lock();
         mem::swap(&mut state.letters, read);
         state.barred = false;
+    }
+
+    /// Nothing is taken out any more: what is in it, and what comes, is refused.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        let letters = mem::take(&mut state.letters);
+        drop(state);
+        drop(letters);
     }
 
     /// Ready when at least so many messages wait, or a barrier does.
@@ -114,5 +132,63 @@ impl Inbox {
 impl State {
     fn has_enough(&self) -> bool {
         self.barred || !self.letters.items.is_empty() && self.letters.messages.len() >= self.enough
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::burst::Asks;
+    use crate::core::refusal::Reason;
+
+    const DEL: Asks = Asks::Del { withdraw: false };
+
+    fn burst(ids: &[u64]) -> Burst {
+        let mut burst = Burst::default();
+        for id in ids {
+            burst.push(u32::try_from(*id).unwrap(), DEL, std::iter::once(Message::from(*id)));
+        }
+        burst
+    }
+
+    fn is_ready(inbox: &Inbox, enough: usize) -> bool {
+        inbox.poll(&mut Context::from_waker(Waker::noop()), enough).is_ready()
+    }
+
+    #[test]
+    fn requests_are_taken_in_order_with_their_messages() {
+        let (inbox, answers, mut letters) = (Inbox::default(), Arc::default(), Letters::default());
+        inbox.leave(&burst(&[1, 2]), &answers);
+        assert!(is_ready(&inbox, 2) && !is_ready(&inbox, 3));
+        let (told, _passed) = oneshot::channel();
+        inbox.bar(told);
+        assert!(is_ready(&inbox, 3), "a barrier is enough");
+        inbox.leave(&burst(&[3]), &answers);
+        inbox.take(&mut letters);
+        assert!(!is_ready(&inbox, 0), "nothing is left");
+        let mut seen = Vec::new();
+        letters.take_each(|item, messages| {
+            let is_frame = matches!(item, Item::Frame(..));
+            seen.push((is_frame, messages.iter().map(|message| message.msg_id.0).collect::<Vec<_>>()));
+        });
+        assert_eq!(seen, [(true, vec![1]), (true, vec![2]), (false, vec![]), (true, vec![3])]);
+    }
+
+    #[test]
+    fn what_nobody_will_take_out_is_refused() {
+        let (inbox, answers, mut refused) = (Inbox::default(), Arc::default(), Burst::default());
+        inbox.leave(&burst(&[1]), &answers);
+        let (told, mut passed) = oneshot::channel();
+        inbox.bar(told);
+        inbox.close();
+        assert_eq!(passed.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+        inbox.leave(&burst(&[2]), &answers);
+        assert!(answers.poll(&mut Context::from_waker(Waker::noop()), &mut refused).is_ready());
+        let reasons: Vec<_> = refused
+            .requests
+            .iter()
+            .map(|request| (request.correlation, request.refusal.as_ref().map(|refusal| refusal.reason)))
+            .collect();
+        assert_eq!(reasons, [(1, Some(Reason::StoreAway)), (2, Some(Reason::StoreAway))]);
     }
 }

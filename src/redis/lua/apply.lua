@@ -3,7 +3,7 @@
 -- KEYS[3] messages   KEYS[4] ticks   KEYS[5..] the lists of deadlines: D lies in KEYS[5 + D mod lists]
 -- ARGV[2] number of the chunk, one more than that of the last one applied for this link
 -- ARGV[3] most messages in flight   ARGV[4] 1 if there is an add among the frames
--- ARGV[5] messages of all frames of adds that begin in this chunk, whole
+-- ARGV[5] messages of the frames of adds that begin in this chunk, whole, and of one that goes on, those in it
 -- ARGV[6] classes, of which there are at most 100: `a` add, `d` del, `w` withdraw, with ack timeout in ticks and attempt
 -- ARGV[7] for each message a byte: the number of its class, from 1, and 128 more where its frame begins
 -- ARGV[8] empty if no message is there twice; else for each its place among the names, from 1, in two bytes

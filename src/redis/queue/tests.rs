@@ -151,14 +151,14 @@ fn a_long_frame_is_cut_and_answered_when_all_of_it_is() {
     let name = String::from("0");
     let cuts = [
         (1, MAX_CHUNK, ["2500", "", &name, "2500"]),
-        (2, MAX_CHUNK, ["0", &name, "", "0"]),
-        (3, 500, ["0", &name, "", "0"]),
+        (2, MAX_CHUNK, ["1000", &name, "", "0"]),
+        (3, 500, ["500", &name, "", "0"]),
     ];
-    for (number, count, [begun, goes_on, cut, whole]) in cuts {
+    for (number, count, [to_add, goes_on, cut, whole]) in cuts {
         assert!(bench.answers().is_empty());
         let chunk = bench.chunk(number);
         let words = text(&bench.words(&chunk));
-        assert_eq!((&*words[0], &*words[4], &*words[5], &*words[6]), (begun, goes_on, cut, whole));
+        assert_eq!((&*words[0], &*words[4], &*words[5], &*words[6]), (to_add, goes_on, cut, whole));
         bench.applied(chunk, &"a".repeat(count), "");
     }
     let answer = bench.answer();
