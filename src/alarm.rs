@@ -3,7 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::time::Sleep;
 
@@ -47,9 +47,25 @@ impl Alarm {
     pub fn set(&mut self, at: Instant) {
         match &mut self.0 {
             #[cfg(target_os = "linux")]
-            Kind::Kernel(timer) => timer.set(at),
+            Kind::Kernel(timer) => timer.set(at, Duration::ZERO),
             Kind::Runtime(sleep) => sleep.as_mut().reset(at.into()),
         }
+    }
+
+    /// Sets the first of many times at which [`Alarm::poll`] is ready, each a `period` after the last. An alarm of the
+    /// runtime knows only the first: whoever is woken sets it again.
+    pub fn set_every(&mut self, first: Instant, period: Duration) {
+        match &mut self.0 {
+            #[cfg(target_os = "linux")]
+            Kind::Kernel(timer) => timer.set(first, period),
+            Kind::Runtime(sleep) => sleep.as_mut().reset(first.into()),
+        }
+    }
+
+    /// Whether [`Alarm::set_every`] need not be repeated.
+    #[must_use]
+    pub const fn repeats(&self) -> bool {
+        matches!(self.0, Kind::Kernel(_))
     }
 
     /// Waits until then. Cancel-safe.
@@ -71,14 +87,13 @@ impl Alarm {
 #[cfg(target_os = "linux")]
 mod linux {
     use std::os::fd::OwnedFd;
-    use std::time::Duration;
 
     use rustix::time::{
         Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
     };
     use tokio::io::unix::AsyncFd;
 
-    use super::{Context, Instant, Poll, io, ready};
+    use super::{Context, Duration, Instant, Poll, io, ready};
 
     #[derive(Debug)]
     pub(super) struct Timer(AsyncFd<OwnedFd>);
@@ -94,14 +109,14 @@ mod linux {
             Ok(Timer(AsyncFd::new(timerfd_create(TimerfdClockId::Monotonic, flags)?)?))
         }
 
-        pub(super) fn set(&mut self, at: Instant) {
+        pub(super) fn set(&mut self, at: Instant, period: Duration) {
             // A time of nothing would disarm it.
             let wait = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
-            let it_value = Timespec {
-                tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: wait.subsec_nanos().into(),
+            let timespec = |time: Duration| Timespec {
+                tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: time.subsec_nanos().into(),
             };
-            let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let (it_value, it_interval) = (timespec(wait), timespec(period));
             timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value })
                 .expect("a timer of ours takes every time to come");
         }
@@ -123,8 +138,6 @@ mod linux {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[tokio::test]
@@ -138,6 +151,19 @@ mod tests {
         }
         let long_gone = Instant::now();
         alarm.until(long_gone).await;
+    }
+
+    #[tokio::test]
+    async fn it_rings_every_period() {
+        let (mut alarm, start, period) = (Alarm::precise(), Instant::now(), Duration::from_micros(700));
+        alarm.set_every(start + period, period);
+        if alarm.repeats() {
+            for _ in 0..3 {
+                std::future::poll_fn(|context| alarm.poll(context)).await;
+            }
+            // A machine that was busy may have missed some, but none comes early.
+            assert!(start.elapsed() >= period * 3);
+        }
     }
 
     #[tokio::test(start_paused = true)]

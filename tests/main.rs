@@ -31,6 +31,7 @@ mod metrics;
 mod model;
 mod redelivery;
 mod redis_bulk;
+mod redis_bursts;
 mod redis_clock;
 mod redis_faults;
 mod refusals;

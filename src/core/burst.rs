@@ -3,6 +3,7 @@
 //! Order is kept per message, which is all that anyone can tell: a ring may group the messages of a burst as it
 //! likes, and the answers go out in the order of the requests.
 
+use std::iter::repeat_n;
 use std::ops::Range;
 
 use super::message::{AddOutcome, DelOutcome, Message};
@@ -142,6 +143,31 @@ impl Burst {
         self.requests.push(Request { correlation, asks, deadline: Tick(0), refusal: None, first, count });
     }
 
+    /// Appends a request that is done, with what became of each of its messages.
+    pub fn push_answered(
+        &mut self,
+        correlation: u32,
+        asks: Asks,
+        deadline: Tick,
+        outcomes: impl Iterator<Item = Outcome>,
+    ) {
+        let first = self.outcomes.len();
+        self.outcomes.extend(outcomes);
+        for outcome in &self.outcomes[first..] {
+            self.totals[*outcome as usize] += 1;
+        }
+        let answered = self.outcomes.len() - first;
+        self.push(correlation, asks, repeat_n(Message::default(), answered));
+        self.requests.last_mut().expect("it was pushed").deadline = deadline;
+    }
+
+    /// Appends a request of so many messages that was refused.
+    pub fn push_refused(&mut self, correlation: u32, asks: Asks, messages: usize, refusal: Refusal) {
+        self.outcomes.resize(self.outcomes.len() + messages, Outcome::Unknown);
+        self.push(correlation, asks, repeat_n(Message::default(), messages));
+        self.requests.last_mut().expect("it was pushed").refusal = Some(Box::new(refusal));
+    }
+
     /// Makes the burst ready to be done: nothing has an outcome yet.
     pub fn open(&mut self) {
         self.outcomes.clear();
@@ -187,6 +213,8 @@ impl Burst {
         self.requests.clear();
         self.messages.clear();
         self.outcomes.clear();
+        self.totals = [0; OUTCOMES];
+        self.ack_latency = LatencyTally::default();
         if self.messages.capacity() > most {
             *self = Burst::default();
         }

@@ -5,6 +5,7 @@
 //! the contracts written here; the server, the delivery and the ticker know only the contracts.
 
 pub mod alive;
+pub mod answers;
 pub mod batch;
 pub mod burst;
 pub mod dispatch;

@@ -14,9 +14,11 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use super::answers::Answers;
 use super::batch::TickCounts;
 use super::burst::Burst;
 use super::message::{AddOutcome, DelOutcome, Message};
@@ -202,6 +204,14 @@ pub trait AtOnce: Send + Sync {
     fn do_all(&self, burst: &mut Burst, now: Instant);
 }
 
+/// A ring that answers many requests together, when it can.
+pub trait Later: Send + Sync {
+    /// Takes over what a burst asks for, as [`Ring::add_new_msg`] and [`Ring::del_msg`] would one by one. Each
+    /// request is answered in `answers`, once; one that has a refusal already, with that. The requests have their
+    /// place in the order of their connection when this returns.
+    fn take_over(&self, burst: &mut Burst, answers: &Arc<Answers>);
+}
+
 /// One wheel.
 pub trait Ring: Send + Sync {
     /// Its dimensions.
@@ -209,6 +219,11 @@ pub trait Ring: Send + Sync {
 
     /// The ring as one that never waits, if it is one.
     fn at_once(&self) -> Option<&dyn AtOnce> {
+        None
+    }
+
+    /// The ring as one that answers many requests together, if it is one.
+    fn later(&self) -> Option<&dyn Later> {
         None
     }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::message::Message;
 use super::refusal::{Promise, Reason, Refusal};
-use super::ring::{AddNewMsg, AddNewMsgAnswer, AtOnce, DelMsg, DelMsgAnswer, Reply, Ring};
+use super::ring::{AddNewMsg, AddNewMsgAnswer, AtOnce, DelMsg, DelMsgAnswer, Later, Reply, Ring};
 use super::store::Seat;
 use super::tick::Wheel;
 
@@ -65,6 +65,15 @@ impl Rings {
     pub fn at_once(&self) -> Option<&dyn AtOnce> {
         match &*self.rings {
             [ring] => ring.at_once(),
+            _ => None,
+        }
+    }
+
+    /// The ring as one that answers many requests together, if there is only one and it is.
+    #[must_use]
+    pub fn later(&self) -> Option<&dyn Later> {
+        match &*self.rings {
+            [ring] => ring.later(),
             _ => None,
         }
     }

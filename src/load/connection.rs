@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Sleep, sleep};
 use tokio_util::codec::Decoder;
 
 use super::pace::Pace;
@@ -77,10 +78,12 @@ pub(super) struct Connection {
     written: usize,
     traffic: Traffic,
     stopwatch: Stopwatch,
-    /// Rings when the next request is due, or when the server has been silent for too long.
+    /// Rings when requests are due.
     alarm: Alarm,
-    /// For when it is set.
-    rings_at: u64,
+    /// From one ringing to the next, in ns; 0 while there is no schedule.
+    period: u64,
+    /// Comes at the latest when the server has been silent for too long.
+    patience: Pin<Box<Sleep>>,
     heard_at: u64,
 }
 
@@ -89,7 +92,7 @@ impl Connection {
         let now = stopwatch.now();
         let mut input = vec![0; READ_LENGTH.max(greeted.received.len())].into_boxed_slice();
         input[..greeted.received.len()].copy_from_slice(&greeted.received);
-        let mut connection = Connection {
+        Connection {
             reader: greeted.reader,
             writer: greeted.writer,
             filled: greeted.received.len(),
@@ -98,12 +101,11 @@ impl Connection {
             written: 0,
             traffic,
             alarm: Alarm::precise(),
-            rings_at: 0,
+            period: 0,
+            patience: Box::pin(sleep(PATIENCE)),
             stopwatch,
             heard_at: now,
-        };
-        connection.ring_at(now + nanoseconds(PATIENCE));
-        connection
+        }
     }
 
     /// Does what each phase asks for, and says so, until the load is over. `schedule` makes the schedule of a fixed rate
@@ -123,6 +125,7 @@ impl Connection {
                 Phase::Done => return,
             };
             self.traffic.pursue(goal, pace);
+            self.ring_for(pace);
             let outcome = self.work().await.map(|()| self.traffic.tally());
             let lost = outcome.is_err();
             // Whoever no longer hears of it needs no more of it.
@@ -148,10 +151,7 @@ impl Connection {
                 return Ok(());
             }
             self.traffic.requests(now, &mut self.output);
-            match self.traffic.next_due(now) {
-                Some(due) => self.wait_until(due).await?,
-                None => self.moved().await?,
-            }
+            self.moved().await?;
             self.answers()?;
         }
     }
@@ -172,17 +172,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes what waits, and reads something, or comes back when a request is due.
-    async fn wait_until(&mut self, due: u64) -> Result<(), String> {
-        self.ring_at(due);
-        self.moved().await
-    }
-
-    fn ring_at(&mut self, at: u64) {
-        if self.rings_at != at {
-            self.rings_at = at;
-            self.alarm.set(self.stopwatch.moment(at));
-        }
+    /// Has the alarm ring whenever requests are due.
+    fn ring_for(&mut self, pace: Option<Pace>) {
+        let Some(pace) = pace else { return self.period = 0 };
+        self.period = pace.period();
+        let first = self.stopwatch.moment(pace.next());
+        self.alarm.set_every(first, Duration::from_nanos(self.period));
     }
 
     /// Writes what waits and reads something, or comes back when there is room for more requests.
@@ -196,13 +191,19 @@ impl Connection {
         if self.poll_read(context)?.is_ready() || (was_full && written.is_ready()) {
             return Poll::Ready(Ok(()));
         }
-        ready!(self.alarm.poll(context));
-        let now = self.stopwatch.now();
-        let silent = Duration::from_nanos(now - self.heard_at);
+        if self.period > 0 && self.alarm.poll(context).is_ready() {
+            if !self.alarm.repeats() {
+                self.alarm.set(self.stopwatch.moment(self.stopwatch.now() + self.period));
+            }
+            return Poll::Ready(Ok(()));
+        }
+        ready!(self.patience.as_mut().poll(context));
+        let silent = Duration::from_nanos(self.stopwatch.now() - self.heard_at);
         if silent >= PATIENCE && self.traffic.is_waiting() {
             return Poll::Ready(Err(format!("the server answered nothing for {silent:.0?}")));
         }
-        self.ring_at(now + nanoseconds(PATIENCE.saturating_sub(silent).max(PATIENCE / 2)));
+        let left = PATIENCE.saturating_sub(silent).max(PATIENCE / 2);
+        self.patience.as_mut().reset(tokio::time::Instant::now() + left);
         Poll::Ready(Ok(()))
     }
 
@@ -232,10 +233,6 @@ impl Connection {
             }
         }
     }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn lost(error: &std::io::Error) -> String {

@@ -135,16 +135,6 @@ impl Traffic {
         made && self.outstanding.is_empty()
     }
 
-    /// When the schedule has the next thing to do; none if only an answer brings one.
-    pub(super) fn next_due(&self, now: u64) -> Option<u64> {
-        match (self.goal, &self.pace) {
-            (Goal::Steady { until }, Some(pace)) if now < until && self.outstanding.has_room() => {
-                Some(pace.next().min(until))
-            }
-            _ => None,
-        }
-    }
-
     /// Appends the requests that can be made now.
     pub(super) fn requests(&mut self, now: u64, out: &mut Vec<u8>) {
         while self.outstanding.has_room() && out.len() < WRITE_AHEAD {

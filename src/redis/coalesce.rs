@@ -1,33 +1,40 @@
 //! Requests of all connections travel together: what arrives while scripts are in flight goes out in the next.
 //!
 //! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one
-//! while the next is written. Idle, a request is on its way at once.
+//! while the next is written. Idle, a request is on its way at once; while one script is in flight, a second one
+//! goes only with [`WORTH_A_SCRIPT`] messages, since what waits for the answer travels in company.
 
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use futures_util::future::{MaybeDone, maybe_done};
 use futures_util::poll;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::error;
 
+use super::chunk::Chunk;
 use super::fault::{Fault, FaultKind};
+use super::inbox::{Inbox, Letters};
 use super::link::{Link, Session, State};
-use super::queue::{Applied, Chunk, Queue};
-use super::request::{Counted, Request, away};
+use super::queue::{Applied, Queue};
+use super::request::away;
 use super::script::{Answer, SCRIPTS};
-use crate::core::message::Message;
+use crate::core::answers::Answers;
+use crate::core::burst::{Burst, Request};
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{AddNewMsg, AddNewMsgAnswer, DelMsg, DelMsgAnswer, Reply};
+use crate::core::ring::Later;
 use crate::core::tick::Tick;
 use crate::metrics::Metrics;
 
 /// Scripts in flight at once. The link keeps the answers of as many.
 const DEPTH: usize = 2;
+
+/// The least number of messages for which a script goes out while another is in flight.
+const WORTH_A_SCRIPT: usize = 256;
 
 /// The bounds that requests are held against.
 #[derive(Clone, Copy, Debug)]
@@ -38,11 +45,12 @@ pub(super) struct Bounds {
 
 /// Carries adds and dels to a ring.
 pub(super) struct Coalescer {
-    requests: mpsc::UnboundedSender<Request>,
+    inbox: Arc<Inbox>,
     link: Arc<Link>,
     bounds: Bounds,
     /// Messages of dels that are not answered.
     unanswered_acks: Arc<AtomicU64>,
+    draining: AtomicBool,
     driver: JoinHandle<()>,
 }
 
@@ -54,47 +62,61 @@ impl Drop for Coalescer {
 
 impl Coalescer {
     pub(super) fn new(link: Arc<Link>, bounds: Bounds, metrics: Arc<Metrics>) -> Coalescer {
-        let (requests, receiver) = mpsc::unbounded_channel();
+        let inbox = Arc::new(Inbox::default());
         let unanswered_acks = Arc::new(AtomicU64::new(0));
         let driver = Driver {
             states: link.states(),
             link: Arc::clone(&link),
-            requests: receiver,
-            queue: Queue::default(),
+            inbox: Arc::clone(&inbox),
+            letters: Letters::default(),
+            queue: Queue::new(Arc::clone(&unanswered_acks)),
             bounds,
             held: Held { metrics, shown: 0 },
             unanswered_acks: Arc::clone(&unanswered_acks),
         };
         let driver = tokio::spawn(driver.run());
-        Coalescer { requests, link, bounds, unanswered_acks, driver }
+        Coalescer { inbox, link, bounds, unanswered_acks, draining: AtomicBool::new(false), driver }
     }
 
-    pub(super) fn add_new_msg(&self, request: AddNewMsg<'_>) -> Reply<AddNewMsgAnswer> {
-        if !self.link.is_up() {
-            return Reply::refused(away());
-        }
-        let (reply, answer) = oneshot::channel();
-        let AddNewMsg { messages, ack_timeout_ticks, attempt } = request;
-        let messages = messages.to_vec();
-        self.send(Request::Add { messages, ack_timeout_ticks, attempt, reply }, answer)
+    /// Takes no adds from now on.
+    pub(super) fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn del_msg(&self, request: DelMsg<'_>) -> Reply<DelMsgAnswer> {
-        let count = request.messages.len() as u64;
-        let (counted, before) = Counted::new(count, &self.unanswered_acks);
-        if !self.link.is_up() && before + count > self.bounds.max_held_acks {
-            return Reply::refused(Refusal::new(
+    /// Counts the messages of a del until they are answered, or refuses to hold them.
+    fn count_ack(&self, request: &mut Request, is_up: bool) {
+        let count = request.range().len() as u64;
+        let before = self.unanswered_acks.fetch_add(count, Ordering::Relaxed);
+        if !is_up && before + count > self.bounds.max_held_acks {
+            self.unanswered_acks.fetch_sub(count, Ordering::Relaxed);
+            request.refusal = Some(Box::new(Refusal::new(
                 Reason::MaxHeldAcks,
                 format!(
                     "Redis is away, and {before} acknowledgements are held already, with a limit of {}: send these \
                      again when it is back, or raise --max-held-acks",
                     self.bounds.max_held_acks
                 ),
-            ));
+            )));
         }
-        let (reply, answer) = oneshot::channel();
-        let messages: Vec<Message> = request.messages.to_vec();
-        self.send(Request::Del { messages, withdraw: request.withdraw, counted, reply }, answer)
+    }
+
+    /// Answers what was refused.
+    fn refuse(burst: &Burst, answers: &Answers) {
+        let mut refused = burst.requests.iter().filter(|request| request.refusal.is_some()).peekable();
+        if refused.peek().is_none() {
+            return;
+        }
+        let waker = answers.put(|answered| {
+            for request in refused {
+                if let Some(refusal) = &request.refusal {
+                    let messages = request.range().len();
+                    answered.push_refused(request.correlation, request.asks, messages, Refusal::clone(refusal));
+                }
+            }
+        });
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     /// Messages of DelMsg that are not answered.
@@ -105,21 +127,30 @@ impl Coalescer {
     /// Waits until everything asked for before is answered or refused.
     pub(super) async fn flush(&self) {
         let (told, passed) = oneshot::channel();
-        if self.requests.send(Request::Barrier(told)).is_ok() {
-            // It is dropped where Redis goes away: then there is nothing to wait for.
-            let _ = passed.await;
-        }
+        self.inbox.bar(told);
+        // It is dropped where Redis goes away: then there is nothing to wait for.
+        let _ = passed.await;
     }
+}
 
-    fn send<T: Send + Unpin + 'static>(
-        &self,
-        request: Request,
-        answer: oneshot::Receiver<Result<T, Refusal>>,
-    ) -> Reply<T> {
-        if self.requests.send(request).is_err() {
-            return Reply::refused(away());
+impl Later for Coalescer {
+    fn take_over(&self, burst: &mut Burst, answers: &Arc<Answers>) {
+        let is_up = self.link.is_up();
+        if self.draining.load(Ordering::Relaxed) {
+            burst.refuse_adds(&Refusal::new(
+                Reason::Draining,
+                "this sidecar is draining and takes no new messages: add them through another one",
+            ));
+        } else if !is_up {
+            burst.refuse_adds(&away());
         }
-        Reply::Later(Box::pin(async move { answer.await.unwrap_or_else(|_| Err(away())) }))
+        for request in &mut burst.requests {
+            if !request.adds() && request.refusal.is_none() {
+                self.count_ack(request, is_up);
+            }
+        }
+        Coalescer::refuse(burst, answers);
+        self.inbox.leave(burst, answers);
     }
 }
 
@@ -142,28 +173,32 @@ type Flying = Pin<Box<MaybeDone<Pin<Box<dyn Future<Output = Result<Answer, Fault
 struct Driver {
     link: Arc<Link>,
     states: watch::Receiver<State>,
-    requests: mpsc::UnboundedReceiver<Request>,
+    inbox: Arc<Inbox>,
+    /// What is taken out of the inbox; empty again once it is read.
+    letters: Letters,
     queue: Queue,
     bounds: Bounds,
     held: Held,
     unanswered_acks: Arc<AtomicU64>,
 }
 
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}
+
 impl Driver {
     async fn run(mut self) {
-        loop {
-            let Some(session) = self.wait_for_session().await else { return };
+        while let Some(session) = self.wait_for_session().await {
             self.held.show(0);
             self.queue.recall(session.chunk, &session.answers, self.bounds.max_in_flight);
-            let ended = self.serve(&session).await;
+            self.serve(&session).await;
             self.queue.refuse_adds();
-            if ended {
-                return;
-            }
         }
     }
 
-    /// Waits until Redis is there. What comes meanwhile is refused or held; `None` when nobody asks any more.
+    /// Waits until Redis is there. What comes meanwhile is refused or held; `None` when the link is gone.
     async fn wait_for_session(&mut self) -> Option<Session> {
         loop {
             if let State::Up(session) = &*self.states.borrow_and_update() {
@@ -172,69 +207,68 @@ impl Driver {
             self.held.show(self.unanswered_acks.load(Ordering::Relaxed));
             tokio::select! {
                 changed = self.states.changed() => changed.ok()?,
-                request = self.requests.recv() => {
-                    self.queue.push_while_away(request?);
-                    while let Ok(request) = self.requests.try_recv() {
-                        self.queue.push_while_away(request);
-                    }
+                () = poll_fn(|context| self.inbox.poll(context, 1)) => {
+                    self.inbox.take(&mut self.letters);
+                    self.letters.take_each(|item, messages| self.queue.push_while_away(item, messages));
+                    self.queue.wake();
                 }
             }
         }
     }
 
-    /// Sends and receives until the session ends; whether nobody asks any more.
-    async fn serve(&mut self, session: &Session) -> bool {
+    /// Sends and receives until the session ends.
+    async fn serve(&mut self, session: &Session) {
         let mut next = session.chunk + 1;
         let mut flying: VecDeque<(Chunk, Flying)> = VecDeque::with_capacity(DEPTH);
-        let ended = loop {
-            while flying.len() < DEPTH
-                && let Some(chunk) = self.queue.next_chunk(next)
-            {
-                match flying.back_mut() {
-                    Some((last, _)) if chunk.is_barrier() => last.wait_for_it(chunk),
-                    None if chunk.is_barrier() => chunk.pass(),
-                    _ => {
-                        next += 1;
-                        let sent = self.send(session, &chunk).await;
-                        flying.push_back((chunk, sent));
-                    }
-                }
-            }
+        loop {
+            self.inbox.take(&mut self.letters);
+            self.letters.take_each(|item, messages| self.queue.push(item, messages));
+            self.queue.wake();
+            self.send_what_is_worth_it(session, &mut flying, &mut next).await;
+            let enough = if flying.is_empty() { 1 } else { WORTH_A_SCRIPT.saturating_sub(self.queue.waiting()) };
             tokio::select! {
                 biased;
                 answered = first(&mut flying), if !flying.is_empty() => {
                     if let Err(fault) = self.receive(session, answered, &mut flying, &mut next).await {
                         self.link.give_up(session, &fault);
-                        break false;
+                        break;
                     }
                 }
-                request = self.requests.recv() => match request {
-                    Some(request) => self.take_in(request),
-                    None => break true,
-                },
-                _ = self.states.changed() => break false,
+                () = poll_fn(|context| self.inbox.poll(context, enough)), if flying.len() < DEPTH => {}
+                _ = self.states.changed() => break,
             }
-        };
+        }
         for (chunk, _) in flying {
             self.queue.unanswered(chunk);
         }
-        ended
     }
 
-    /// Takes in a request and all that wait behind it, so that they travel together.
-    fn take_in(&mut self, request: Request) {
-        self.queue.push(request);
-        while let Ok(request) = self.requests.try_recv() {
-            self.queue.push(request);
+    async fn send_what_is_worth_it(
+        &mut self,
+        session: &Session,
+        flying: &mut VecDeque<(Chunk, Flying)>,
+        next: &mut u64,
+    ) {
+        while flying.is_empty() || flying.len() < DEPTH && self.queue.is_worth_a_script(WORTH_A_SCRIPT) {
+            let Some(chunk) = self.queue.next_chunk(*next) else { return };
+            match flying.back_mut() {
+                Some((last, _)) if chunk.is_barrier() => last.wait_for_it(chunk),
+                None if chunk.is_barrier() => chunk.pass(),
+                _ => {
+                    *next += 1;
+                    let sent = self.send(session, &chunk).await;
+                    flying.push_back((chunk, sent));
+                }
+            }
         }
     }
 
     /// Puts a chunk on its way: when this returns it has its place on the connection.
-    async fn send(&self, session: &Session, chunk: &Chunk) -> Flying {
+    async fn send(&mut self, session: &Session, chunk: &Chunk) -> Flying {
         let keys = self.link.keys();
         let names: Vec<&str> =
             [&keys.messages, &keys.ticks].into_iter().chain(keys.lists()).map(String::as_str).collect();
-        let mut call = self.link.guarded(session, &SCRIPTS.apply, &names);
+        let mut call = self.link.guarded(session, &SCRIPTS.apply, &names, self.queue.room());
         call.arg(chunk.number).arg(self.bounds.max_in_flight).arg(u8::from(self.queue.has_adds(chunk)));
         self.queue.encode(chunk, &mut call);
         let (link, session) = (Arc::clone(&self.link), session.clone());

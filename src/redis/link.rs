@@ -151,7 +151,7 @@ impl Link {
         keys: &[&str],
         arguments: impl FnOnce(&mut Cmd),
     ) -> Result<Answer, Refusal> {
-        let mut call = self.guarded(session, script, keys);
+        let mut call = self.guarded(session, script, keys, (0, 0));
         arguments(&mut call);
         Ok(self.ask(session, script, &call).await?)
     }
@@ -169,11 +169,12 @@ impl Link {
         Ok(self.ask(&session, script, &call).await?)
     }
 
-    /// The beginning of a call that the guard lets through in this session.
-    pub(super) fn guarded(&self, session: &Session, script: &Script, keys: &[&str]) -> Cmd {
+    /// The beginning of a call that the guard lets through in this session, with room for more arguments: their
+    /// number, and their bytes.
+    pub(super) fn guarded(&self, session: &Session, script: &Script, keys: &[&str], room: (usize, usize)) -> Cmd {
         let Keys { meta, link, .. } = self.keys();
         let keys: Vec<&str> = [meta.as_str(), link.as_str()].into_iter().chain(keys.iter().copied()).collect();
-        let mut call = script.call(keys.into_iter());
+        let mut call = script.call_with_room(keys.into_iter(), room);
         call.arg(session.generation);
         call
     }

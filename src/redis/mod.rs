@@ -5,7 +5,7 @@
 //! | `keys` | the schema |
 //! | `script`, `lua/` | the scripts: each one atomic step |
 //! | `link`, `keeper`, `fault` | a connection that heals, and what can go wrong with it |
-//! | `request`, `queue`, `coalesce` | adds and dels of all connections travel together |
+//! | `request`, `inbox`, `frames`, `chunk`, `queue`, `coalesce` | adds and dels of all connections travel together |
 //! | `ring` | the ring: the pointer's time, expiry |
 //! | `lease`, `office` | who leads, and what lease and ring share |
 //! | `outbox` | batches on a stream, a consumer group for each group |
@@ -13,8 +13,11 @@
 //! | `checks`, `store`, `options` | opening it all |
 
 mod checks;
+mod chunk;
 mod coalesce;
 mod fault;
+mod frames;
+mod inbox;
 mod keeper;
 mod keys;
 mod lease;

@@ -1,117 +1,75 @@
 //! Requests under way to a ring, and what they are answered or refused with.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
 
-use tokio::sync::oneshot;
-
-use crate::core::message::{DelOutcome, Message};
+use crate::core::answers::Answers;
+use crate::core::burst::{Asks, Burst, Outcome};
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{AddNewMsgAnswer, DelMsgAnswer};
+use crate::core::tick::Tick;
 
-/// What a frame asks for, and who waits for the answer.
-pub(super) enum Request {
-    Add {
-        messages: Vec<Message>,
-        ack_timeout_ticks: u16,
-        attempt: u8,
-        reply: oneshot::Sender<Result<AddNewMsgAnswer, Refusal>>,
-    },
-    Del {
-        messages: Vec<Message>,
-        withdraw: bool,
-        counted: Counted,
-        reply: oneshot::Sender<Result<DelMsgAnswer, Refusal>>,
-    },
-    /// Told once everything before it is answered or refused.
-    Barrier(oneshot::Sender<()>),
-}
-
-/// Counts the messages of a DelMsg for as long as they are not answered.
+/// What a frame asks for, and who waits for the answer. Unanswered it never ends: where it is dropped, it is refused.
 #[derive(Debug)]
-pub(super) struct Counted {
-    count: u64,
-    of: Arc<AtomicU64>,
+pub(super) struct Asked {
+    pub(super) asks: Asks,
+    correlation: u32,
+    messages: usize,
+    /// None once it is answered.
+    answers: Option<Arc<Answers>>,
 }
 
-impl Counted {
-    /// Counts `count` messages; also returns how many were counted before.
-    pub(super) fn new(count: u64, of: &Arc<AtomicU64>) -> (Counted, u64) {
-        let before = of.fetch_add(count, Ordering::Relaxed);
-        (Counted { count, of: Arc::clone(of) }, before)
+impl Asked {
+    pub(super) fn new(asks: Asks, correlation: u32, messages: usize, answers: &Arc<Answers>) -> Asked {
+        Asked { asks, correlation, messages, answers: Some(Arc::clone(answers)) }
     }
-}
 
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.of.fetch_sub(self.count, Ordering::Relaxed);
-    }
-}
-
-/// A request under way.
-pub(super) struct Frame {
-    pub(super) messages: Vec<Message>,
-    /// Whether any of it was sent.
-    pub(super) sent: bool,
-    pub(super) work: Work,
-}
-
-pub(super) enum Work {
-    Add {
-        ack_timeout_ticks: u16,
-        attempt: u8,
-        answer: AddNewMsgAnswer,
-        reply: oneshot::Sender<Result<AddNewMsgAnswer, Refusal>>,
-    },
-    Del {
-        withdraw: bool,
-        answer: DelMsgAnswer,
-        /// Whoever asked may go; it is held all the same, and counts until it is answered.
-        counted: Counted,
-        reply: oneshot::Sender<Result<DelMsgAnswer, Refusal>>,
-    },
-}
-
-impl Frame {
     pub(super) fn is_add(&self) -> bool {
-        matches!(self.work, Work::Add { .. })
+        matches!(self.asks, Asks::Add { .. })
     }
 
-    pub(super) fn is_complete(&self) -> bool {
-        let answered = match &self.work {
-            Work::Add { answer, .. } => answer.outcomes.len(),
-            Work::Del { answer, .. } => answer.outcomes.len(),
-        };
-        answered == self.messages.len()
+    /// Answers with a letter for each message. Whoever asked may have gone; what was asked for is done all the same.
+    pub(super) fn answer(mut self, deadline: Tick, letters: &[u8]) -> Option<Waker> {
+        let (correlation, asks) = (self.correlation, self.asks);
+        let outcomes = letters.iter().map(|letter| outcome(*letter));
+        self.answers.take()?.put(|burst| burst.push_answered(correlation, asks, deadline, outcomes))
     }
 
-    /// Whoever asked may have gone; what was asked for is done all the same.
-    pub(super) fn answer(self) {
-        match self.work {
-            Work::Add { answer, reply, .. } => {
-                let _ = reply.send(Ok(answer));
-            }
-            Work::Del { answer, reply, counted, .. } => {
-                drop(counted);
-                let _ = reply.send(Ok(answer));
-            }
+    pub(super) fn refuse(mut self, refusal: Refusal) -> Option<Waker> {
+        self.end(refusal)
+    }
+
+    /// Puts something beside the answer.
+    pub(super) fn note(&self, write: impl FnOnce(&mut Burst)) {
+        if let Some(answers) = &self.answers {
+            // Whoever waits is woken by the answer itself.
+            answers.note(write);
         }
     }
 
-    pub(super) fn refuse(self, refusal: Refusal) {
-        match self.work {
-            Work::Add { reply, .. } => drop(reply.send(Err(refusal))),
-            Work::Del { reply, .. } => drop(reply.send(Err(refusal))),
+    fn end(&mut self, refusal: Refusal) -> Option<Waker> {
+        let (correlation, asks, messages) = (self.correlation, self.asks, self.messages);
+        self.answers.take()?.put(|burst| burst.push_refused(correlation, asks, messages, refusal))
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if self.answers.is_some()
+            && let Some(waker) = self.end(away())
+        {
+            waker.wake();
         }
     }
 }
 
-pub(super) fn outcome(letter: u8) -> DelOutcome {
+fn outcome(letter: u8) -> Outcome {
     match letter {
-        b'k' => DelOutcome::Acked,
-        b'l' | b'L' => DelOutcome::Late,
-        b'w' => DelOutcome::Withdrawn,
-        _ => DelOutcome::Unknown,
+        b'a' => Outcome::Added,
+        b'r' => Outcome::Rearmed,
+        b'k' => Outcome::Acked,
+        b'l' | b'L' => Outcome::Late,
+        b'w' => Outcome::Withdrawn,
+        _ => Outcome::Unknown,
     }
 }
 

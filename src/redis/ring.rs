@@ -17,8 +17,8 @@
 //! The leader waits by its own monotonic clock for as long as the last script told it. A clock that was set shows
 //! as a difference beyond [`CLOCK_SLACK`], and then the monotonic clock decides.
 
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Cmd;
@@ -28,10 +28,13 @@ use super::keys::{MAX_CATCH_UP, MAX_FROZEN};
 use super::link::{Link, Session};
 use super::office::{Identity, Office, Term, from_now, whole_ms};
 use super::script::{Answer, SCRIPTS};
+use crate::core::answers::Answers;
 use crate::core::batch::{StormRule, TickCounts};
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::burst::{Asks, Burst, Request};
+use crate::core::message::Message;
+use crate::core::refusal::Refusal;
 use crate::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Published, Reply, Ring,
+    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Later, Published, Reply, Ring,
     RingStatus,
 };
 use crate::core::tick::{Tick, Wheel};
@@ -66,7 +69,6 @@ struct Inner {
     coalescer: Arc<Coalescer>,
     identity: Identity,
     office: Arc<Office>,
-    draining: AtomicBool,
 }
 
 impl RedisRing {
@@ -77,7 +79,28 @@ impl RedisRing {
         identity: Identity,
         office: Arc<Office>,
     ) -> RedisRing {
-        RedisRing(Arc::new(Inner { options, link, coalescer, identity, office, draining: AtomicBool::new(false) }))
+        RedisRing(Arc::new(Inner { options, link, coalescer, identity, office }))
+    }
+
+    /// Asks for one thing.
+    fn ask<T: Send + 'static>(
+        &self,
+        asks: Asks,
+        messages: &[Message],
+        answer: impl FnOnce(&Burst, Tick) -> T + Send + 'static,
+    ) -> Reply<T> {
+        let (mut burst, answers) = (Burst::default(), Arc::new(Answers::default()));
+        burst.push(0, asks, messages.iter().copied());
+        self.0.coalescer.take_over(&mut burst, &answers);
+        if let Some(refusal) = burst.requests.pop().and_then(|request| request.refusal) {
+            return Reply::refused(*refusal);
+        }
+        Reply::Later(Box::pin(async move {
+            let mut answered = Burst::default();
+            poll_fn(|context| answers.poll(context, &mut answered)).await;
+            let Request { refusal, deadline, .. } = answered.requests.pop().expect("an answer is there");
+            refusal.map_or_else(|| Ok(answer(&answered, deadline)), |refusal| Err(*refusal))
+        }))
     }
 
     fn later<T, F>(&self, work: impl FnOnce(Arc<Inner>) -> F) -> Reply<T>
@@ -93,18 +116,24 @@ impl Ring for RedisRing {
         self.0.options.wheel
     }
 
+    fn later(&self) -> Option<&dyn Later> {
+        Some(&*self.0.coalescer)
+    }
+
     fn add_new_msg(&self, request: AddNewMsg<'_>, _now: Instant) -> Reply<AddNewMsgAnswer> {
-        if self.0.draining.load(Ordering::Relaxed) {
-            return Reply::refused(Refusal::new(
-                Reason::Draining,
-                "this sidecar is draining and takes no new messages: add them through another one",
-            ));
-        }
-        self.0.coalescer.add_new_msg(request)
+        let AddNewMsg { messages, ack_timeout_ticks, attempt } = request;
+        self.ask(Asks::Add { ack_timeout_ticks, attempt }, messages, |answered, deadline| AddNewMsgAnswer {
+            deadline,
+            outcomes: answered.outcomes().iter().map(|outcome| outcome.of_add()).collect(),
+        })
     }
 
     fn del_msg(&self, request: DelMsg<'_>, _now: Instant) -> Reply<DelMsgAnswer> {
-        self.0.coalescer.del_msg(request)
+        let DelMsg { messages, withdraw } = request;
+        self.ask(Asks::Del { withdraw }, messages, |answered, _| DelMsgAnswer {
+            outcomes: answered.outcomes().iter().map(|outcome| outcome.of_del()).collect(),
+            ack_latency: answered.ack_latency.clone(),
+        })
     }
 
     fn advance(&self, now: Instant) -> Reply<Advance> {
@@ -116,7 +145,7 @@ impl Ring for RedisRing {
     }
 
     fn drain(&self, _now: Instant) -> Reply<Handover> {
-        self.0.draining.store(true, Ordering::Relaxed);
+        self.0.coalescer.drain();
         Reply::ok(Handover::Kept)
     }
 

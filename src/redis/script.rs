@@ -91,7 +91,17 @@ impl Script {
 
     /// A call without its arguments.
     pub(super) fn call<'a>(&self, keys: impl ExactSizeIterator<Item = &'a str>) -> Cmd {
-        let mut call = redis::cmd("EVALSHA");
+        self.call_with_room(keys, (0, 0))
+    }
+
+    /// The same, with room for arguments: their number, and their bytes.
+    pub(super) fn call_with_room<'a>(
+        &self,
+        keys: impl ExactSizeIterator<Item = &'a str>,
+        (arguments, bytes): (usize, usize),
+    ) -> Cmd {
+        let mut call = Cmd::with_capacity(3 + keys.len() + arguments, 64 + keys.len() * 64 + bytes);
+        call.arg("EVALSHA");
         call.arg(&self.hash).arg(keys.len());
         for key in keys {
             call.arg(key);

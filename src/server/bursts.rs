@@ -1,16 +1,21 @@
-//! The hot path: all requests of a read, done together by a store that never waits.
+//! The hot path: all requests of a read, done together by a store that never waits, or taken over by one that
+//! answers later, and all answers that come at the same time.
 
 use std::cell::RefCell;
 use std::time::Instant;
 
+use super::pending::Load;
 use super::requests::bad_ack_timeout;
 use super::session::{Session, State};
-use crate::core::burst::{Asks, Burst};
+use crate::core::burst::{Asks, Burst, Request};
 use crate::protocol::frame::FrameType;
 
 /// Messages done together at most: as many as share a lock and a wait for memory well. A frame that has more is
 /// done by itself.
 const MOST_MESSAGES: usize = 4_096;
+
+/// Room for so many messages is kept for the answers that come later: a connection has that for itself.
+const MOST_KEPT: usize = 256;
 
 thread_local! {
     /// Used again by every read of a thread, so that an idle connection has none.
@@ -20,7 +25,8 @@ thread_local! {
 impl Session {
     /// Deals with the frames at the front of what was read for as long as they are of the kinds that come most.
     pub(super) fn read_bursts(&mut self, now: Instant) {
-        if self.state != State::Serving || self.shared.rings.at_once().is_none() {
+        let rings = &self.shared.rings;
+        if self.state != State::Serving || rings.at_once().is_none() && rings.later().is_none() {
             return;
         }
         self.will_write();
@@ -45,7 +51,7 @@ impl Session {
     fn answer(&mut self, burst: &mut Burst, now: Instant) {
         let shared = self.shared.clone();
         let slots = shared.rings.wheel().slots();
-        let (mut adds, mut refused) = (0, 0);
+        let mut adds = 0;
         for request in &mut burst.requests {
             if let Asks::Add { ack_timeout_ticks, .. } = &mut request.asks {
                 adds += 1;
@@ -56,23 +62,54 @@ impl Session {
                 }
             }
         }
-        let dels = burst.requests.len() as u64 - adds;
         shared.metrics.count_frames(FrameType::AddNewMsg, adds);
-        shared.metrics.count_frames(FrameType::DelMsg, dels);
+        shared.metrics.count_frames(FrameType::DelMsg, burst.requests.len() as u64 - adds);
         if let Some(ring) = shared.rings.at_once() {
             ring.do_all(burst, now);
+            self.send_answers(burst);
+        } else if let Some(ring) = shared.rings.later() {
+            for request in &burst.requests {
+                self.pending.begin(load(request));
+            }
+            ring.take_over(burst, &self.answers);
         }
-        shared.metrics.count_burst(burst);
+    }
+
+    /// Sends the answers that came later.
+    pub(super) fn send_answered(&mut self) {
+        let mut answered = std::mem::take(&mut self.answered);
+        for request in &answered.requests {
+            self.pending.end(load(request));
+        }
+        self.will_write();
+        self.send_answers(&answered);
+        answered.clear(MOST_KEPT);
+        self.answered = answered;
+    }
+
+    fn send_answers(&mut self, burst: &Burst) {
+        self.shared.metrics.count_burst(burst);
+        let (mut adds, mut dels) = (0, 0);
         for request in &burst.requests {
             match &request.refusal {
-                None => self.wire.answer(request, &burst.outcomes()[request.range()]),
-                Some(refusal) => {
-                    refused += u64::from(matches!(request.asks, Asks::Add { .. }));
-                    self.refuse(request.correlation, refusal);
+                None => {
+                    let count = if request.adds() { &mut adds } else { &mut dels };
+                    *count += 1;
+                    self.wire.answer(request, &burst.outcomes()[request.range()]);
                 }
+                Some(refusal) => self.refuse(request.correlation, refusal),
             }
         }
-        shared.metrics.count_frames(FrameType::AddNewMsgAnswer, adds - refused);
-        shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
+        self.shared.metrics.count_frames(FrameType::AddNewMsgAnswer, adds);
+        self.shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
+    }
+}
+
+/// What a request counts for while it waits.
+fn load(request: &Request) -> Load {
+    let messages = request.range().len();
+    match request.asks {
+        Asks::Add { .. } => Load::Other(messages),
+        Asks::Del { .. } => Load::Acks(messages),
     }
 }

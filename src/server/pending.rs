@@ -45,20 +45,30 @@ impl<T> Pending<T> {
         Pending { requests: FuturesUnordered::new(), acks: Sum::default(), others: Sum::default() }
     }
 
-    /// A request has to wait.
-    pub(super) fn push(&mut self, load: Load, done: impl Future<Output = T> + Send + 'static) {
+    /// A request has to wait whose answer comes elsewhere.
+    pub(super) fn begin(&mut self, load: Load) {
         let (sum, messages) = self.sum_of(load);
         sum.requests += 1;
         sum.messages += messages;
+    }
+
+    /// A request need not wait any more.
+    pub(super) fn end(&mut self, load: Load) {
+        let (sum, messages) = self.sum_of(load);
+        sum.requests -= 1;
+        sum.messages -= messages;
+    }
+
+    /// A request has to wait.
+    pub(super) fn push(&mut self, load: Load, done: impl Future<Output = T> + Send + 'static) {
+        self.begin(load);
         self.requests.push(Box::pin(async move { (load, done.await) }));
     }
 
     /// The next that need not wait any more; `None` at once if there is none. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<T> {
         let (load, done) = self.requests.next().await?;
-        let (sum, messages) = self.sum_of(load);
-        sum.requests -= 1;
-        sum.messages -= messages;
+        self.end(load);
         Some(done)
     }
 
@@ -69,8 +79,14 @@ impl<T> Pending<T> {
         }
     }
 
+    /// Whether none of those waits whose answer comes from here.
     pub(super) fn is_empty(&self) -> bool {
         self.requests.is_empty()
+    }
+
+    /// Whether any request waits, wherever its answer comes from.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.acks.requests + self.others.requests > 0
     }
 
     /// Whether there is room for more requests, with a store that answers or with one that is away.
@@ -114,6 +130,18 @@ mod tests {
         }
         assert!(!pending.has_room(true) && pending.has_room_for_messages(true));
         assert!(!pending.has_room(false), "what is no acknowledgement counts whether the store is there or not");
+    }
+
+    #[tokio::test]
+    async fn what_is_answered_elsewhere_counts_as_well() {
+        let mut pending = Pending::<()>::new();
+        pending.begin(Load::Acks(3));
+        pending.begin(Load::Other(MAX_MESSAGES + 1));
+        assert!(pending.is_empty() && pending.is_waiting() && !pending.has_room(true));
+        pending.end(Load::Other(MAX_MESSAGES + 1));
+        assert!(pending.is_waiting() && pending.has_room(true));
+        pending.end(Load::Acks(3));
+        assert!(!pending.is_waiting());
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@
 //! Silence and slowness are judged by the time that this process was alive, and only after the socket was
 //! looked into: a stall on our side is not the peer's silence.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +23,9 @@ use super::pending::Pending;
 use super::stream::Stream;
 use super::wire::{Event, Wire};
 use super::{DRAIN_GRACE, Phase, Shared};
+use crate::core::answers::Answers;
 use crate::core::batch::Delivery as Delivered;
+use crate::core::burst::Burst;
 use crate::core::refusal::{Reason, Refusal};
 use crate::delivery::Subscription;
 use crate::gate::Member;
@@ -55,6 +58,10 @@ pub(super) struct Session {
     gate: Member,
     pub(super) state: State,
     pub(super) pending: Pending<Done>,
+    /// Where the answers to bursts come in, from a store that gives them later.
+    pub(super) answers: Arc<Answers>,
+    /// Answers that were taken out; empty again once they are sent.
+    pub(super) answered: Burst,
     pub(super) subscription: Option<(u32, Subscription)>,
     /// Whether a Subscribe waits for the store.
     pub(super) subscribing: bool,
@@ -91,6 +98,8 @@ impl Session {
             phase,
             state: State::Greeting,
             pending: Pending::new(),
+            answers: Arc::default(),
+            answered: Burst::default(),
             subscription: None,
             subscribing: false,
             opened_at: now,
@@ -119,7 +128,7 @@ impl Session {
     fn is_over(&self) -> bool {
         match self.state {
             State::Closing => true,
-            State::Ended => self.pending.is_empty() && self.wire.is_flushed(),
+            State::Ended => !self.pending.is_waiting() && self.wire.is_flushed(),
             State::Greeting | State::Serving => false,
         }
     }
@@ -150,6 +159,7 @@ impl Session {
         let room_for_batches = self.wire.has_room();
         tokio::select! {
             event = self.wire.progress(reading) => self.wire_moved(event),
+            () = poll_fn(|context| self.answers.poll(context, &mut self.answered)) => self.send_answered(),
             Some(done) = self.pending.next(), if !self.pending.is_empty() => self.finish(done),
             batch = next_batch(&mut self.subscription), if room_for_batches => match batch {
                 Some((correlation, delivery)) => self.send_batch(correlation, &delivery),

@@ -1,0 +1,260 @@
+//! The queue from its two sides: what connections ask and are answered, and what scripts carry.
+
+use std::task::Context;
+
+use super::super::request::Asked;
+use super::*;
+use crate::core::answers::Answers;
+use crate::core::burst::{Burst, Outcome};
+use crate::core::refusal::{Promise, Reason};
+
+const MAX: u64 = 1_000_000;
+
+const ADD: Asks = Asks::Add { ack_timeout_ticks: 3, attempt: 1 };
+const DEL: Asks = Asks::Del { withdraw: false };
+
+/// A queue, and a connection that asks it.
+#[derive(Default)]
+struct Bench {
+    queue: Queue,
+    held: Arc<AtomicU64>,
+    answers: Arc<Answers>,
+    asked: u32,
+}
+
+/// An answer that came.
+#[derive(Debug)]
+struct Answer {
+    correlation: u32,
+    deadline: Tick,
+    outcomes: Vec<Outcome>,
+    refusal: Option<Refusal>,
+    measured: u64,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let held = Arc::new(AtomicU64::new(0));
+        Bench { queue: Queue::new(Arc::clone(&held)), held, ..Bench::default() }
+    }
+
+    /// Asks for something; the answer bears the number returned.
+    fn ask(&mut self, asks: Asks, ids: impl Iterator<Item = u64>) -> u32 {
+        let messages: Vec<Message> = ids.map(Message::from).collect();
+        self.asked += 1;
+        if matches!(asks, Asks::Del { .. }) {
+            self.held.fetch_add(messages.len() as u64, Ordering::Relaxed);
+        }
+        let asked = Asked::new(asks, self.asked, messages.len(), &self.answers);
+        self.queue.push(Item::Frame(asked, messages.len()), &messages);
+        self.asked
+    }
+
+    fn add(&mut self, count: u64) -> u32 {
+        self.ask(ADD, 0..count)
+    }
+
+    fn del(&mut self, count: u64) -> u32 {
+        self.ask(DEL, 0..count)
+    }
+
+    fn chunk(&mut self, number: u64) -> Chunk {
+        self.queue.next_chunk(number).unwrap()
+    }
+
+    fn applied(&mut self, chunk: Chunk, letters: &str, latencies: &str) {
+        let applied = Applied { tick_due: Tick(7), letters, latencies, in_flight: Some(9) };
+        self.queue.applied(chunk, &applied, MAX);
+    }
+
+    /// The answers that came since it was asked last.
+    fn answers(&mut self) -> Vec<Answer> {
+        let mut burst = Burst::default();
+        let mut context = Context::from_waker(Waker::noop());
+        if self.answers.poll(&mut context, &mut burst).is_pending() {
+            return Vec::new();
+        }
+        let measured = burst.ack_latency.counts.iter().sum();
+        let answer = |request: &crate::core::burst::Request| Answer {
+            correlation: request.correlation,
+            deadline: request.deadline,
+            outcomes: burst.outcomes()[request.range()].to_vec(),
+            refusal: request.refusal.as_deref().cloned(),
+            measured,
+        };
+        burst.requests.iter().map(answer).collect()
+    }
+
+    /// The only answer that came.
+    fn answer(&mut self) -> Answer {
+        let mut answers = self.answers();
+        assert_eq!(answers.len(), 1, "{answers:?}");
+        answers.remove(0)
+    }
+
+    /// The arguments of a chunk, from the fifth of the script on.
+    fn words(&mut self, chunk: &Chunk) -> Vec<Vec<u8>> {
+        let mut call = redis::cmd("x");
+        self.queue.encode(chunk, &mut call);
+        let bytes = |argument| match argument {
+            redis::Arg::Simple(bytes) => Vec::from(bytes),
+            _ => unreachable!("the script has no cursor"),
+        };
+        call.args_iter().skip(1).map(bytes).collect()
+    }
+}
+
+fn text(words: &[Vec<u8>]) -> Vec<String> {
+    words.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
+#[test]
+fn frames_travel_together_in_order_and_each_gets_its_answer() {
+    let mut bench = Bench::new();
+    let (added, deleted) = (bench.ask(ADD, 5..7), bench.ask(DEL, [9, 10, 11].into_iter()));
+    let chunk = bench.chunk(1);
+    let words = bench.words(&chunk);
+    assert_eq!(words[2], [129, 1, 130, 2, 2], "classes, and where frames begin");
+    let plain = text(&[&words[..2], &words[3..]].concat());
+    assert_eq!(plain, ["2", "a 3 1 d 0 0 ", "", "", "", "0", "5", "6", "9", "10", "11"]);
+    bench.applied(chunk, "arklu", "12,40");
+    let answers = bench.answers();
+    assert_eq!((answers[0].correlation, answers[0].deadline), (added, Tick(10)));
+    assert_eq!(answers[0].outcomes, [Outcome::Added, Outcome::Rearmed]);
+    assert_eq!((answers[1].correlation, answers[1].measured), (deleted, 2));
+    assert_eq!(answers[1].outcomes, [Outcome::Acked, Outcome::Late, Outcome::Unknown]);
+    assert!(bench.queue.next_chunk(2).is_none());
+    assert_eq!(bench.held.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_message_that_occurs_twice_is_named_once_and_said_where_it_belongs() {
+    let mut bench = Bench::new();
+    bench.ask(ADD, [7, 8, 7].into_iter());
+    bench.ask(Asks::Del { withdraw: true }, [8].into_iter());
+    let chunk = bench.chunk(1);
+    let words = bench.words(&chunk);
+    assert_eq!((&words[2][..], &words[3][..]), (&[129, 1, 1, 130][..], &[0, 1, 0, 2, 0, 1, 0, 2][..]));
+    assert_eq!(text(&words[7..]), ["7", "8"]);
+    // What was remembered of one chunk is forgotten with it.
+    bench.ask(DEL, [8, 9].into_iter());
+    let chunk = bench.chunk(2);
+    let words = bench.words(&chunk);
+    assert_eq!((&words[2][..], words[3].is_empty()), (&[129, 1][..], true));
+    assert_eq!(text(&words[7..]), ["8", "9"]);
+}
+
+#[test]
+fn a_long_frame_is_cut_and_answered_when_all_of_it_is() {
+    let mut bench = Bench::new();
+    let added = bench.add(2_500);
+    let name = String::from("0");
+    let cuts = [
+        (1, MAX_CHUNK, ["2500", "", &name, "2500"]),
+        (2, MAX_CHUNK, ["1000", &name, "", "0"]),
+        (3, 500, ["500", &name, "", "0"]),
+    ];
+    for (number, count, [to_add, goes_on, cut, whole]) in cuts {
+        assert!(bench.answers().is_empty());
+        let chunk = bench.chunk(number);
+        let words = text(&bench.words(&chunk));
+        assert_eq!((&*words[0], &*words[4], &*words[5], &*words[6]), (to_add, goes_on, cut, whole));
+        bench.applied(chunk, &"a".repeat(count), "");
+    }
+    let answer = bench.answer();
+    assert_eq!((answer.correlation, answer.outcomes), (added, vec![Outcome::Added; 2_500]));
+}
+
+#[test]
+fn a_frame_that_is_too_many_is_refused_once_and_the_rest_of_it_not_sent() {
+    let mut bench = Bench::new();
+    bench.add(1_500);
+    let deleted = bench.del(1);
+    let chunk = bench.chunk(1);
+    bench.applied(chunk, &"x".repeat(MAX_CHUNK), "");
+    assert_eq!(bench.answer().refusal.unwrap().reason, Reason::MaxInFlight);
+    let chunk = bench.chunk(2);
+    bench.applied(chunk, "k", "1");
+    let answer = bench.answer();
+    assert_eq!((answer.correlation, answer.outcomes), (deleted, vec![Outcome::Acked]));
+}
+
+#[test]
+fn what_asks_for_ever_other_things_goes_out_in_more_chunks() {
+    let mut bench = Bench::new();
+    for attempt in 1..=250 {
+        bench.ask(Asks::Add { ack_timeout_ticks: 1, attempt }, [u64::from(attempt)].into_iter());
+    }
+    let mut carried = Vec::new();
+    for number in 1.. {
+        let Some(chunk) = bench.queue.next_chunk(number) else { break };
+        let words = bench.words(&chunk);
+        assert!(words[2].iter().all(|kind| (129..=228).contains(kind)), "{:?}", words[2]);
+        carried.extend(text(&words[7..]));
+        let letters = "a".repeat(words[2].len());
+        bench.applied(chunk, &letters, "");
+    }
+    assert_eq!(carried, (1..=250).map(|id| id.to_string()).collect::<Vec<_>>());
+    assert_eq!((bench.answers().len(), bench.queue.waiting()), (250, 0));
+}
+
+#[test]
+fn when_redis_goes_adds_are_refused_with_what_is_true_and_dels_are_held() {
+    let mut bench = Bench::new();
+    let sent = bench.add(600);
+    let acked = bench.del(400);
+    let chunk = bench.chunk(1);
+    let unsent = bench.add(1);
+    bench.queue.unanswered(chunk);
+    bench.queue.refuse_adds();
+    let answers = bench.answers();
+    let correlations: Vec<u32> = answers.iter().map(|answer| answer.correlation).collect();
+    assert_eq!(correlations, [sent, unsent]);
+    assert_eq!(answers[0].refusal.as_ref().unwrap().reason.promise(), Promise::OutcomeUnknown);
+    assert_eq!(answers[1].refusal.as_ref().unwrap().reason, Reason::StoreAway);
+    assert_eq!(bench.held.load(Ordering::Relaxed), 400);
+
+    // It was applied, and the link has kept the answer.
+    let answer = format!("7|{}{}|{}", "a".repeat(600), "k".repeat(400), vec!["5"; 400].join(","));
+    bench.queue.recall(1, &[answer, String::new()], MAX);
+    let answer = bench.answer();
+    assert_eq!((answer.correlation, answer.outcomes, answer.measured), (acked, vec![Outcome::Acked; 400], 400));
+    assert!(bench.queue.next_chunk(2).is_none());
+    assert_eq!(bench.held.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn what_was_not_applied_is_sent_again_before_what_came_later() {
+    let mut bench = Bench::new();
+    let first = bench.del(2);
+    let chunk = bench.chunk(5);
+    let second = bench.del(1);
+    bench.queue.unanswered(chunk);
+    bench.queue.recall(4, &["7|u|".into(), String::new()], MAX);
+    assert_eq!(bench.queue.waiting(), 3);
+    let chunk = bench.chunk(5);
+    bench.applied(chunk, "kku", "1,1");
+    let answers = bench.answers();
+    assert_eq!((answers[0].correlation, &answers[0].outcomes[..]), (first, &[Outcome::Acked; 2][..]));
+    assert_eq!((answers[1].correlation, &answers[1].outcomes[..]), (second, &[Outcome::Unknown][..]));
+}
+
+#[test]
+fn a_barrier_is_passed_with_what_was_before_it() {
+    let mut bench = Bench::new();
+    bench.del(1);
+    let (told, mut passed) = oneshot::channel();
+    bench.queue.push(Item::Barrier(told), &[]);
+    let chunk = bench.chunk(1);
+    assert!(passed.try_recv().is_err());
+    bench.applied(chunk, "k", "1");
+    assert_eq!(passed.try_recv(), Ok(()));
+}
+
+#[test]
+fn whoever_asked_is_told_also_where_the_queue_ends() {
+    let mut bench = Bench::new();
+    bench.del(2);
+    drop(std::mem::take(&mut bench.queue));
+    assert_eq!(bench.answer().refusal.unwrap().reason, Reason::StoreAway);
+}

@@ -1,0 +1,206 @@
+//! What comes in one read reaches Redis in one script, and is answered as if each request had come alone.
+
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use ackwheel::core::answers::Answers;
+use ackwheel::core::burst::{Asks, Burst, Outcome};
+use ackwheel::core::lease::Leadership;
+use ackwheel::core::message::Message;
+use ackwheel::core::refusal::Reason;
+use ackwheel::core::ring::Ring;
+use ackwheel::core::store::Store;
+use ackwheel::core::tick::Wheel;
+use ackwheel::redis::{RedisOptions, RedisStore};
+use proptest::prelude::*;
+use proptest::test_runner::{Config as ProptestConfig, TestRunner};
+use tokio::runtime::Runtime;
+
+use crate::support::frozen::{self, FrozenRedis};
+
+use Outcome::{Acked, Added, Rearmed, Unknown, Withdrawn};
+
+const ADD: Asks = Asks::Add { ack_timeout_ticks: 5, attempt: 1 };
+const DEL: Asks = Asks::Del { withdraw: false };
+const WITHDRAW: Asks = Asks::Del { withdraw: true };
+
+/// What became of a request; none where it was refused for the limit.
+type Ended = Option<Vec<Outcome>>;
+
+/// A ring in a Redis of its own whose time stands still.
+struct Subject {
+    time: FrozenRedis,
+    /// The ring lives as long as its store.
+    _store: RedisStore,
+    ring: Arc<dyn Ring>,
+}
+
+impl Subject {
+    async fn open(max_in_flight: u64) -> Subject {
+        let time = FrozenRedis::start();
+        let wheel = Wheel::new(5, std::time::Duration::from_secs(1)).unwrap();
+        let store = frozen::open(&RedisOptions { max_in_flight, ..time.options(wheel) }).await;
+        let leads = store.seats()[0].lease.tend(time.now()).await.unwrap();
+        assert!(matches!(leads, Leadership::Leads { .. }), "{leads:?}");
+        let ring = Arc::clone(&store.seats()[0].ring);
+        Subject { time, _store: store, ring }
+    }
+
+    /// Asks for all of it at once, and waits for all answers.
+    async fn ask(&self, requests: &[(Asks, Vec<Message>)]) -> Vec<Ended> {
+        let (mut burst, answers) = (Burst::default(), Arc::new(Answers::default()));
+        for (correlation, (asks, messages)) in (0..).zip(requests) {
+            burst.push(correlation, *asks, messages.iter().copied());
+        }
+        self.ring.later().unwrap().take_over(&mut burst, &answers);
+        let mut ended: Vec<Option<Ended>> = vec![None; requests.len()];
+        while ended.iter().any(Option::is_none) {
+            let mut answered = Burst::default();
+            poll_fn(|context| answers.poll(context, &mut answered)).await;
+            for request in &answered.requests {
+                let outcomes = answered.outcomes()[request.range()].to_vec();
+                let refusal = request.refusal.as_ref().map(|refusal| refusal.reason);
+                assert!(matches!(refusal, None | Some(Reason::MaxInFlight)), "{refusal:?}");
+                let place = &mut ended[usize::try_from(request.correlation).unwrap()];
+                assert_eq!(*place, None, "a request is answered once");
+                *place = Some(if refusal.is_none() { Some(outcomes) } else { None });
+            }
+        }
+        ended.into_iter().flatten().collect()
+    }
+
+    async fn in_flight(&self) -> (u64, u64) {
+        let status = self.ring.status(self.time.now()).await.unwrap();
+        (status.in_flight, status.slots.iter().sum())
+    }
+}
+
+/// Outcomes with how often each comes in a row, so that a thousand are read at a glance.
+fn runs(ended: &[Ended]) -> Vec<Option<Vec<(Outcome, usize)>>> {
+    let run = |same: &[Outcome]| (same[0], same.len());
+    let runs_of = |outcomes: &Vec<Outcome>| outcomes.chunk_by(PartialEq::eq).map(run).collect();
+    ended.iter().map(|outcomes| outcomes.as_ref().map(runs_of)).collect()
+}
+
+fn ids(ids: impl IntoIterator<Item = u64>) -> Vec<Message> {
+    ids.into_iter().map(Message::from).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_frame_of_a_burst_is_held_against_the_limit_in_its_turn() {
+    let subject = Subject::open(10).await;
+    let added = subject.ask(&[(ADD, ids(1..=8))]).await;
+    assert_eq!(added, [Some(vec![Added; 8])]);
+    let requests = [
+        (ADD, ids(11..=13)),
+        (DEL, ids([1, 11])),
+        (ADD, ids(11..=13)),
+        (ADD, ids([11, 11, 2])),
+        (ADD, ids([14])),
+        (WITHDRAW, ids([12])),
+        (ADD, ids([14, 14])),
+        (DEL, ids([14, 14])),
+    ];
+    let expected = [
+        None,
+        Some(vec![Acked, Unknown]),
+        Some(vec![Added; 3]),
+        Some(vec![Rearmed; 3]),
+        None,
+        Some(vec![Withdrawn]),
+        Some(vec![Added, Rearmed]),
+        Some(vec![Acked, Unknown]),
+    ];
+    assert_eq!(subject.ask(&requests).await, expected);
+    assert_eq!(subject.in_flight().await, (9, 9));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frame_of_several_scripts_is_refused_whole_and_what_follows_is_not() {
+    let subject = Subject::open(1_500).await;
+    let requests = [
+        (ADD, ids(1..=700)),
+        (ADD, ids(1_001..=3_500)),
+        (DEL, ids(1_001..=3_500)),
+        (ADD, ids(701..=1_500)),
+        (ADD, ids([1_501])),
+        (DEL, ids(1..=1_500)),
+        (ADD, ids(5_001..=6_500)),
+    ];
+    let expected = [
+        Some(vec![Added; 700]),
+        None,
+        Some(vec![Unknown; 2_500]),
+        Some(vec![Added; 800]),
+        None,
+        Some(vec![Acked; 1_500]),
+        Some(vec![Added; 1_500]),
+    ];
+    assert_eq!(runs(&subject.ask(&requests).await), runs(&expected));
+    assert_eq!(subject.in_flight().await, (1_500, 1_500));
+}
+
+/// The limit of the ring in the comparison below, near which it mostly is.
+const LIMIT: usize = 9;
+
+/// The ring as a set: what its time standing still makes of it.
+#[derive(Default)]
+struct Model(HashSet<Message>);
+
+impl Model {
+    fn ask(&mut self, asks: Asks, messages: &[Message]) -> Ended {
+        let fresh: HashSet<&Message> = messages.iter().filter(|message| !self.0.contains(message)).collect();
+        if matches!(asks, Asks::Add { .. }) && self.0.len() + fresh.len() > LIMIT {
+            return None;
+        }
+        let outcome = |message: &Message| match asks {
+            Asks::Add { .. } if self.0.insert(*message) => Added,
+            Asks::Add { .. } => Rearmed,
+            Asks::Del { withdraw } if self.0.remove(message) => {
+                if withdraw {
+                    Withdrawn
+                } else {
+                    Acked
+                }
+            }
+            Asks::Del { .. } => Unknown,
+        };
+        Some(messages.iter().map(outcome).collect())
+    }
+}
+
+fn request() -> impl Strategy<Value = (Asks, Vec<Message>)> {
+    let message = (0..8_u64, 0..2_u64).prop_map(Message::from);
+    let asks = prop_oneof![
+        3 => (1..=5_u16, 1..3_u8)
+            .prop_map(|(ack_timeout_ticks, attempt)| Asks::Add { ack_timeout_ticks, attempt }),
+        2 => prop::bool::weighted(0.3).prop_map(|withdraw| Asks::Del { withdraw }),
+    ];
+    (asks, prop::collection::vec(message, 1..5))
+}
+
+#[test]
+fn whatever_repeats_in_a_burst_is_answered_as_if_each_request_had_come_alone() {
+    let runtime = Runtime::new().unwrap();
+    let subject = runtime.block_on(Subject::open(LIMIT as u64));
+    let config = ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() };
+    let bursts = prop::collection::vec(prop::collection::vec(request(), 1..40), 1..4);
+    let ran = TestRunner::new(config).run(&bursts, |bursts| {
+        let mut model = Model::default();
+        runtime.block_on(async {
+            for burst in &bursts {
+                let expected: Vec<Ended> =
+                    burst.iter().map(|(asks, messages)| model.ask(*asks, messages)).collect();
+                assert_eq!(subject.ask(burst).await, expected);
+                assert_eq!(subject.in_flight().await, (model.0.len() as u64, model.0.len() as u64));
+            }
+            // The next case begins with an empty ring.
+            subject.ask(&[(WITHDRAW, model.0.into_iter().collect())]).await;
+        });
+        Ok(())
+    });
+    if let Err(error) = ran {
+        panic!("{error}");
+    }
+}
