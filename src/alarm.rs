@@ -40,25 +40,27 @@ impl Alarm {
     /// Outside of a runtime with time.
     #[must_use]
     pub fn of_the_runtime() -> Alarm {
-        Alarm(Kind::Runtime(Box::pin(tokio::time::sleep_until(tokio::time::Instant::now()))))
+        Alarm(Kind::Runtime(Box::pin(tokio::time::sleep(Duration::ZERO))))
     }
 
     /// Sets the time at which [`Alarm::poll`] is ready.
-    pub fn set(&mut self, at: Instant) {
+    pub fn set(&mut self, now: Instant, at: Instant) {
+        let wait = at.saturating_duration_since(now);
         match &mut self.0 {
             #[cfg(target_os = "linux")]
-            Kind::Kernel(timer) => timer.set(at, Duration::ZERO),
-            Kind::Runtime(sleep) => sleep.as_mut().reset(at.into()),
+            Kind::Kernel(timer) => timer.set(wait, Duration::ZERO),
+            Kind::Runtime(sleep) => sleep.set(tokio::time::sleep(wait)),
         }
     }
 
     /// Sets the first of many times at which [`Alarm::poll`] is ready, each a `period` after the last. An alarm of the
     /// runtime knows only the first: whoever is woken sets it again.
-    pub fn set_every(&mut self, first: Instant, period: Duration) {
+    pub fn set_every(&mut self, now: Instant, first: Instant, period: Duration) {
+        let wait = first.saturating_duration_since(now);
         match &mut self.0 {
             #[cfg(target_os = "linux")]
-            Kind::Kernel(timer) => timer.set(first, period),
-            Kind::Runtime(sleep) => sleep.as_mut().reset(first.into()),
+            Kind::Kernel(timer) => timer.set(wait, period),
+            Kind::Runtime(sleep) => sleep.set(tokio::time::sleep(wait)),
         }
     }
 
@@ -69,8 +71,8 @@ impl Alarm {
     }
 
     /// Waits until then. Cancel-safe.
-    pub async fn until(&mut self, at: Instant) {
-        self.set(at);
+    pub async fn until(&mut self, now: Instant, at: Instant) {
+        self.set(now, at);
         std::future::poll_fn(|context| self.poll(context)).await;
     }
 
@@ -93,7 +95,7 @@ mod linux {
     };
     use tokio::io::unix::AsyncFd;
 
-    use super::{Context, Duration, Instant, Poll, io, ready};
+    use super::{Context, Duration, Poll, io, ready};
 
     #[derive(Debug)]
     pub(super) struct Timer(AsyncFd<OwnedFd>);
@@ -109,9 +111,9 @@ mod linux {
             Ok(Timer(AsyncFd::new(timerfd_create(TimerfdClockId::Monotonic, flags)?)?))
         }
 
-        pub(super) fn set(&mut self, at: Instant, period: Duration) {
+        pub(super) fn set(&mut self, wait: Duration, period: Duration) {
             // A time of nothing would disarm it.
-            let wait = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+            let wait = wait.max(Duration::from_nanos(1));
             let timespec = |time: Duration| Timespec {
                 tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: time.subsec_nanos().into(),
@@ -145,18 +147,18 @@ mod tests {
         let mut alarm = Alarm::precise();
         for _ in 0..5 {
             let wanted = Instant::now() + Duration::from_micros(2_300);
-            alarm.set(Instant::now());
-            alarm.until(wanted).await;
+            alarm.set(wanted, wanted);
+            alarm.until(Instant::now(), wanted).await;
             assert!(Instant::now() >= wanted);
         }
         let long_gone = Instant::now();
-        alarm.until(long_gone).await;
+        alarm.until(Instant::now(), long_gone).await;
     }
 
     #[tokio::test]
     async fn it_rings_every_period() {
         let (mut alarm, start, period) = (Alarm::precise(), Instant::now(), Duration::from_micros(700));
-        alarm.set_every(start + period, period);
+        alarm.set_every(start, start + period, period);
         if alarm.repeats() {
             for _ in 0..3 {
                 std::future::poll_fn(|context| alarm.poll(context)).await;
@@ -169,7 +171,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn that_of_the_runtime_follows_its_clock() {
         let start = tokio::time::Instant::now();
-        Alarm::of_the_runtime().until((start + Duration::from_secs(3_600)).into_std()).await;
+        let at = start + Duration::from_secs(3_600);
+        Alarm::of_the_runtime().until(start.into_std(), at.into_std()).await;
         assert!(start.elapsed() >= Duration::from_secs(3_600));
     }
 }

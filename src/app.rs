@@ -84,8 +84,7 @@ impl Sidecar {
         let store = open_store(&config, &name, &clock, &metrics).await?;
         // To wait for Redis was not to stand still.
         clock.beat();
-        metrics.max_in_flight.set(i64::try_from(config.max_in_flight).unwrap_or(i64::MAX));
-        metrics.max_connections.set(i64::try_from(config.server.max_connections).unwrap_or(i64::MAX));
+        metrics.show_limits(config.max_in_flight, config.server.max_connections);
         let delivery = Arc::new(Delivery::new(
             Outboxes::of(store.seats()),
             Arc::clone(&clock),

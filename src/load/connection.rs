@@ -177,7 +177,8 @@ impl Connection {
         let Some(pace) = pace else { return self.period = 0 };
         self.period = pace.period();
         let first = self.stopwatch.moment(pace.next());
-        self.alarm.set_every(first, Duration::from_nanos(self.period));
+        let now = self.stopwatch.moment(self.stopwatch.now());
+        self.alarm.set_every(now, first, Duration::from_nanos(self.period));
     }
 
     /// Writes what waits and reads something, or comes back when there is room for more requests.
@@ -193,7 +194,8 @@ impl Connection {
         }
         if self.period > 0 && self.alarm.poll(context).is_ready() {
             if !self.alarm.repeats() {
-                self.alarm.set(self.stopwatch.moment(self.stopwatch.now() + self.period));
+                let now = self.stopwatch.now();
+                self.alarm.set(self.stopwatch.moment(now), self.stopwatch.moment(now + self.period));
             }
             return Poll::Ready(Ok(()));
         }

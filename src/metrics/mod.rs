@@ -167,6 +167,12 @@ impl Metrics {
         }
     }
 
+    /// Shows the limits of messages in flight and of connections.
+    pub fn show_limits(&self, max_in_flight: u64, max_connections: usize) {
+        self.max_in_flight.set(gauge_value(max_in_flight));
+        self.max_connections.set(i64::try_from(max_connections).unwrap_or(i64::MAX));
+    }
+
     /// Counts a frame of a type.
     pub fn count_frame(&self, frame_type: FrameType) {
         self.count_frames(frame_type, 1);

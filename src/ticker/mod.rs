@@ -125,8 +125,9 @@ impl Ticker {
                 tokio::task::yield_now().await;
                 continue;
             }
+            let now = self.clock.now();
             tokio::select! {
-                () = alarm.until(self.clock.now() + wait.min(BEAT)) => {}
+                () = alarm.until(now, now + wait.min(BEAT)) => {}
                 () = self.vacancy.notified(), if self.standing == Standing::Follows => {
                     self.next_tend = Some(self.clock.now());
                 }
