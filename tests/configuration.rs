@@ -30,6 +30,7 @@ fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
     assert_refused(&["--max-frame-length", "1000"], &["1000", "1048576"]);
     assert_refused(&["--hello-timeout", "0s"], &["--hello-timeout 0s", "above 0"]);
     assert_refused(&["--storm-share", "1.5"], &["1.5", "0 to 1"]);
+    assert_refused(&["--threads", "0"], &["--threads 0", "at least 1"]);
     assert_refused(&["--drain-timeout", "10s"], &["10s", "at most 8s"]);
     assert_refused(&["--store", "postgres://here"], &["postgres://here", "memory", "redis://HOST:PORT/DB"]);
     assert_refused(&["--rings", "2"], &["--rings", "Redis", "memory"]);

@@ -42,7 +42,11 @@ impl Serve {
             return Ok(writeln!(stdout(), "the configuration is right")?);
         }
         start_logging(filter, log_format);
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Failure::run)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(config.threads)
+            .enable_all()
+            .build()
+            .map_err(Failure::run)?;
         runtime.block_on(serve(config))
     }
 }

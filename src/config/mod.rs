@@ -57,6 +57,8 @@ pub struct Config {
     pub server: ServerOptions,
     /// Time that a drain may take.
     pub drain_timeout: Duration,
+    /// Threads that serve connections.
+    pub threads: usize,
     /// What to say at the start of settings that are possible but unwise.
     pub warnings: Vec<String>,
 }
@@ -118,10 +120,19 @@ impl Settings {
             tls,
             server: self.server(wheel)?,
             drain_timeout,
+            threads: self.threads()?,
             warnings,
             socket: self.socket,
             state_file: self.state,
         })
+    }
+
+    fn threads(&self) -> Result<usize, ConfigError> {
+        match self.threads {
+            Some(0) => Err(ConfigError(String::from("--threads 0 serves nobody: give at least 1"))),
+            Some(threads) => Ok(threads.into()),
+            None => Ok((std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)),
+        }
     }
 
     fn checked_name(&self) -> Result<Option<String>, ConfigError> {

@@ -117,6 +117,10 @@ pub struct Settings {
     #[arg(long, env = "ACKWHEEL_DRAIN_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde", default)]
     pub drain_timeout: Option<Duration>,
+    /// Threads that serve connections; the wheel has one of its own [default: half of the processors, at least 1: the
+    /// logic node beside it wants the others]
+    #[arg(long, env = "ACKWHEEL_THREADS", value_name = "N")]
+    pub threads: Option<u16>,
     /// What is logged: error, warn, info, debug, or a filter as in `info,ackwheel::server=debug`
     /// [default: info]
     #[arg(long, env = "ACKWHEEL_LOG", value_name = "FILTER")]
@@ -165,7 +169,7 @@ impl Settings {
             listen socket admin store namespace rings never_lead name lease outage_grace
             catch_up_max_ticks max_held_acks slots tick state token_file tls_cert tls_key insecure max_in_flight max_connections
             max_frame_length max_queued_bytes hello_timeout redeliver_after outbox_retention outbox_max_ids
-            storm_min storm_share drain_timeout log log_format
+            storm_min storm_share drain_timeout threads log log_format
         }
     }
 }

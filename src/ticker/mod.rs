@@ -5,6 +5,7 @@
 
 mod handle;
 mod pulse;
+mod reading;
 mod thread;
 
 use std::sync::Arc;
@@ -29,10 +30,6 @@ use crate::core::tally::LatencyTally;
 use crate::gate::ReadGate;
 use crate::metrics::Metrics;
 
-/// How long a decision or a drain waits for the sockets at most, and never longer than half a tick: a move that
-/// is late by a whole one counts as a stall.
-const READ_PATIENCE: Duration = Duration::from_secs(1);
-
 /// After a refusal of the store the ticker tries again this much later.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -48,6 +45,8 @@ pub struct Ticker {
     vacancy: Arc<Notify>,
     /// When the pointer is to move next, as far as is known.
     next_advance: Instant,
+    /// When the connections were last asked to read what waits, all of which they have done.
+    read_at: Option<Instant>,
     /// Whether decided messages are on their way to the outbox.
     expiring: bool,
     standing: Standing,
@@ -106,6 +105,7 @@ impl Ticker {
             pulse,
             vacancy,
             next_advance,
+            read_at: None,
             expiring: true,
             standing: Standing::Unknown,
             next_tend: Some(next_advance),
@@ -226,12 +226,18 @@ impl Ticker {
             self.advance().await?;
             return Ok(Duration::ZERO);
         }
+        let wait = self.next_advance.saturating_duration_since(now);
+        let before_reading = wait.saturating_sub(self.read_ahead());
+        if before_reading.is_zero() && !self.has_read(now) {
+            self.pass_gate().await;
+            return Ok(Duration::ZERO);
+        }
         if self.expiring {
             let expired = self.expire().await?;
             self.expiring = expired.more || expired.deposed;
             return Ok(Duration::ZERO);
         }
-        Ok(self.next_advance - now)
+        Ok(if before_reading.is_zero() { wait } else { before_reading })
     }
 
     /// Makes sure that this sidecar leads, or says when to ask again.
@@ -271,8 +277,10 @@ impl Ticker {
     }
 
     async fn advance(&mut self) -> Result<(), Refusal> {
-        // Always, since a stall may end just as the move is due: nothing is late then, and yet Acks wait unread.
-        self.pass_gate().await;
+        // Not only when it is late: a stall may end just as the move is due, and then too Acks wait unread.
+        if !self.has_read(self.clock.now()) {
+            self.pass_gate().await;
+        }
         match self.beating(self.seat.ring.advance(self.clock.now())).await? {
             Advance::Waiting(until) => self.next_advance = until,
             Advance::Moved { decided, lateness, next } => {
@@ -303,14 +311,6 @@ impl Ticker {
             self.deposed();
         }
         Ok(expired)
-    }
-
-    /// Has every connection read what waits in its socket.
-    async fn pass_gate(&self) {
-        let patience = READ_PATIENCE.min(self.seat.ring.wheel().tick_length() / 2);
-        if !self.beating(self.gate.pass(patience)).await {
-            warn!("some connections were not read within {patience:?} before a decision; it is made now");
-        }
     }
 
     fn count(&self, expired: &Expired) {

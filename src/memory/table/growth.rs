@@ -3,7 +3,7 @@
 use super::super::entry::{Entry, ShortTick};
 use super::super::places::PLACES;
 use super::segment::Segment;
-use super::{HashMessage, Table};
+use super::{HashMessage, Table, fetch};
 
 /// Messages a segment has on average when another is made.
 pub(super) const MEAN_SEGMENT: usize = 1_024;
@@ -104,17 +104,23 @@ impl<S: HashMessage> Table<S> {
         mut visit: impl FnMut(&mut Entry) -> Kept,
     ) {
         let mut looked_at = 0;
+        let mut found = Vec::new();
         while *position < self.segments.len() && looked_at < budget {
             let segment = &mut self.segments[*position];
             looked_at += segment.entries.len();
-            for group in 0..segment.groups.len() {
-                for place in segment.groups[group].ticking(tick.lowest()) {
-                    let entry = &mut segment.entries[group * PLACES + place];
-                    if visit(entry) == Kept::No {
-                        let home = self.hasher.hash_of(entry.message).group(segment.groups.len());
-                        segment.remove(home, group, place);
-                        self.len -= 1;
-                    }
+            // First all places, so that their entries are on the way when the first is visited.
+            for (number, group) in segment.groups.iter().enumerate() {
+                for place in group.ticking(tick.lowest()) {
+                    fetch(&segment.entries[number * PLACES + place]);
+                    found.push((number, place));
+                }
+            }
+            for (group, place) in found.drain(..) {
+                let entry = &mut segment.entries[group * PLACES + place];
+                if visit(entry) == Kept::No {
+                    let home = self.hasher.hash_of(entry.message).group(segment.groups.len());
+                    segment.remove(home, group, place);
+                    self.len -= 1;
                 }
             }
             *position += 1;

@@ -1,0 +1,36 @@
+//! Before a tick is decided, what waits in the sockets is read: see [`crate::gate`].
+
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+
+use super::Ticker;
+
+/// How long a decision or a drain waits for the sockets at most, and never longer than half a tick: a move that
+/// is late by a whole one counts as a stall.
+const READ_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The connections are asked to read so long before a move, or an eighth of a tick if that is less.
+const READ_AHEAD: Duration = Duration::from_millis(3);
+
+impl Ticker {
+    /// How long before a move the connections are asked to read, so that it need not wait for them.
+    pub(super) fn read_ahead(&self) -> Duration {
+        READ_AHEAD.min(self.seat.ring.wheel().tick_length() / 8)
+    }
+
+    /// Whether all connections have read what had come a moment ago. What came since is what is always on its way.
+    pub(super) fn has_read(&self, now: Instant) -> bool {
+        self.read_at.is_some_and(|read_at| now.saturating_duration_since(read_at) < self.read_ahead() * 2)
+    }
+
+    /// Has every connection read what waits in its socket.
+    pub(super) async fn pass_gate(&mut self) {
+        let asked_at = self.clock.now();
+        let patience = READ_PATIENCE.min(self.seat.ring.wheel().tick_length() / 2);
+        if !self.beating(self.gate.pass(patience)).await {
+            warn!("some connections were not read within {patience:?} before a decision; it is made now");
+        }
+        self.read_at = Some(asked_at);
+    }
+}
