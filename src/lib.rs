@@ -29,6 +29,7 @@
 //! | [`protocol`] | frames and their bytes; docs/PROTOCOL.md specifies them |
 //! | [`client`] | what a logic node in Rust links; compiles alone with the feature `client` |
 //! | [`clock`], [`gate`] | the time, and the rule that sockets are read before a decision |
+//! | [`alarm`] | a sleep that ends on time |
 //! | [`ticker`] | where time moves: the only caller of advance |
 //! | [`delivery`] | from the outbox to subscribers |
 //! | [`server`], [`admin`] | the two doors |

@@ -1,4 +1,5 @@
-//! A burst: the adds and dels that came in one read, which a ring that never waits does all together.
+//! A burst: the adds and dels that came in one read, which a ring that never waits does all together, and which one
+//! that answers later takes over together.
 //!
 //! Order is kept per message, which is all that anyone can tell: a ring may group the messages of a burst as it
 //! likes, and the answers go out in the order of the requests.

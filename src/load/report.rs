@@ -82,7 +82,8 @@ pub struct Latency {
     pub max: f64,
 }
 
-/// How late timeout batches came, in ms. It is overstated by at most the latency of one request, never understated.
+/// How late timeout batches came, in ms. It is overstated by at most the time from one AddNewMsg to the next and the
+/// latency of one, never understated.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Lateness {
     /// Half of the messages came at most this late.

@@ -22,7 +22,7 @@
 //!
 //! Requests come in bursts. Their messages are sorted by shard, with the order of each message kept; a shard is
 //! locked once for all of its messages; and what a few dozen of them need from memory is asked for before the first
-//! is looked at ([`Table::warm`](super::table::Table::warm)).
+//! is looked at ([`Table::fetch_group`](super::table::Table::fetch_group)).
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

@@ -10,8 +10,8 @@ use super::session::{Session, State};
 use crate::core::burst::{Asks, Burst, Request};
 use crate::protocol::frame::FrameType;
 
-/// Messages done together at most: as many as share a lock and a wait for memory well. A frame that has more is
-/// done by itself.
+/// With so many messages a burst is done: as many as share a lock and a wait for memory well. A frame is not cut, so
+/// the last one may bring more.
 const MOST_MESSAGES: usize = 4_096;
 
 /// Room for so many messages is kept for the answers that come later: a connection has that for itself.

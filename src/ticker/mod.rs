@@ -1,7 +1,7 @@
 //! Where time moves: the only caller of advance.
 //!
-//! One task turns a ring: it tends the lease, lets the connections read what waits in their sockets when
-//! it is late, moves the pointer, and carries decided ticks to the outbox in small steps between the moves.
+//! One task turns a ring: it tends the lease, lets the connections read what waits in their sockets before
+//! each move, moves the pointer, and carries decided ticks to the outbox in small steps between the moves.
 
 mod handle;
 mod pulse;
