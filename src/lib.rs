@@ -33,6 +33,7 @@
 //! | [`delivery`] | from the outbox to subscribers |
 //! | [`server`], [`admin`] | the two doors |
 //! | [`metrics`] | every metric, once |
+//! | [`load`] | many requests a second over the real protocol, each answer checked: `ackwheel bench` |
 //! | [`config`], [`app`], [`cli`] | settings become a running sidecar; the verbs of the command line |
 //!
 //! To read it in an afternoon: [`core::tick`], [`core::ring`], `memory/ring.rs`, [`core::dispatch`],
@@ -55,6 +56,8 @@ pub mod core;
 pub mod delivery;
 #[cfg(feature = "sidecar")]
 pub mod gate;
+#[cfg(feature = "sidecar")]
+pub mod load;
 #[cfg(feature = "sidecar")]
 pub mod memory;
 #[cfg(feature = "sidecar")]

@@ -15,6 +15,7 @@ mod support;
 mod protocol_document;
 
 mod admin;
+mod bench;
 mod command_line;
 mod concurrent;
 mod configuration;

@@ -9,7 +9,7 @@ const FLOORS: &[&[&str]] = &[
     &["core"],
     &["clock", "gate", "memory", "protocol"],
     &["client", "metrics"],
-    &["delivery", "redis", "ticker"],
+    &["delivery", "load", "redis", "ticker"],
     &["admin", "server"],
     &["config"],
     &["app"],

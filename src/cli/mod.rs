@@ -1,5 +1,6 @@
 //! The command line: one verb a file.
 
+mod bench;
 mod connect;
 mod group;
 mod messages;
@@ -49,6 +50,7 @@ enum Verb {
     Watch(watch::Watch),
     Status(status::Status),
     Group(group::Group),
+    Bench(Box<bench::Bench>),
 }
 
 /// Why a verb failed.
@@ -106,6 +108,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Watch(watch) => block_on(watch.run()),
         Verb::Status(status) => status.run(),
         Verb::Group(group) => block_on(group.run()),
+        Verb::Bench(bench) => bench.run(),
     };
     match outcome {
         Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,

@@ -135,6 +135,24 @@ pub(super) struct Established {
     pub(super) subscribed: Option<Subscribed>,
 }
 
+/// A connection that has said Hello, for those who speak on it themselves.
+#[cfg(feature = "sidecar")]
+pub(crate) struct Greeted {
+    pub(crate) reader: Box<dyn AsyncRead + Send + Unpin>,
+    pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
+    /// What came behind Welcome.
+    pub(crate) received: BytesMut,
+    pub(crate) welcome: Welcome,
+}
+
+/// Connects and says Hello, and leaves all else to the caller.
+#[cfg(feature = "sidecar")]
+pub(crate) async fn greet(address: &Address, options: &ClientOptions) -> Result<Greeted, ClientError> {
+    let Established { stream: Stream { incoming, outgoing, .. }, welcome, .. } =
+        Dialer::new(address.clone(), options.clone(), None)?.dial().await?;
+    Ok(Greeted { reader: incoming.reader, writer: outgoing.writer, received: incoming.bytes, welcome })
+}
+
 enum HandshakeError {
     Io(io::Error),
     Refused(Error),

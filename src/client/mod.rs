@@ -66,6 +66,8 @@ use tokio::time::Instant;
 
 pub use address::{Address, AddressError};
 pub use error::ClientError;
+#[cfg(feature = "sidecar")]
+pub(crate) use handshake::{Greeted, greet};
 pub use options::{AddOptions, ClientOptions, SubscribeOptions};
 pub use subscription::{Delivered, Subscription};
 pub use tls::Tls;

@@ -1,0 +1,237 @@
+//! `bench`: load over the real protocol, and what came of it.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write, stderr, stdout};
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::Failure;
+use super::connect::Connect;
+use crate::load::{self, Latency, LoadError, LoadOptions, Op, Progress, Report, Stage};
+
+/// Steps of the progress bar.
+const STEPS: u64 = 1_000;
+
+/// Files that the process needs beside its connections.
+const OTHER_FILES: u64 = 64;
+
+/// Measure a sidecar: load over the real protocol, every answer checked
+///
+/// The wheel is filled to --in-flight messages; then, for --seconds, every connection adds new messages and deletes its
+/// oldest, as fast as possible or at a --rate; then all is deleted. What --acked leaves over times out, and is taken
+/// from a group of its own: other groups keep it too, so better measure a sidecar that serves nobody else.
+///
+/// Exit code 1 says that something went wrong on the way: an answer that was not the right one, a message that is
+/// missing.
+#[derive(Args, Debug)]
+pub(super) struct Bench {
+    /// Connections that carry the load
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    connections: usize,
+    /// Frames in flight per connection
+    #[arg(long, default_value_t = 256, value_name = "FRAMES")]
+    pipeline: usize,
+    /// Messages in one frame
+    #[arg(long, default_value_t = 1, value_name = "MESSAGES")]
+    ids_per_frame: usize,
+    /// Messages kept unacknowledged at any time, over all connections
+    #[arg(long, default_value_t = 100_000, value_name = "MESSAGES")]
+    in_flight: u64,
+    /// Share of the messages that is acknowledged; the others time out
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    acked: f64,
+    /// Pairs of add and del per second (with --op ping, Pings); latency then counts from when a request was due
+    /// [default: as fast as possible]
+    #[arg(long, value_name = "PAIRS")]
+    rate: Option<u64>,
+    /// For how long to measure
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
+    seconds: f64,
+    /// What to ask: wheel adds and deletes; ping has the frames of an add echoed, which touches no wheel and shows
+    /// what server and wire can do
+    #[arg(long, default_value = "wheel", value_name = "OP")]
+    op: OpName,
+    /// Ticks that a message may stay in flight [default: one revolution]
+    #[arg(long, value_name = "TICKS", value_parser = clap::value_parser!(u16).range(1..))]
+    ack_timeout_ticks: Option<u16>,
+    /// Give every message a client: frames are longer by 8 bytes a message
+    #[arg(long)]
+    clients: bool,
+    /// Further connections that only say Hello and answer Pings
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    idle_connections: usize,
+    /// Threads that make the load
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    threads: usize,
+    /// The sidecar's admin address, for its CPU time and memory
+    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = "127.0.0.1:7416", value_name = "HOST:PORT")]
+    admin: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OpName {
+    Wheel,
+    Ping,
+}
+
+impl Bench {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let options = self.options()?;
+        let wanted = (options.connections + options.idle_connections) as u64 + OTHER_FILES;
+        if let Ok(limit) = rlimit::increase_nofile_limit(u64::MAX)
+            && limit < wanted
+        {
+            return Err(Failure::Usage(format!(
+                "only {limit} files may be open, and --connections with --idle-connections needs {wanted}: ask for \
+                 fewer, or raise ulimit -n"
+            )));
+        }
+        let bar = bar();
+        let report = load::run(&options, |progress| show(&bar, progress));
+        bar.finish_and_clear();
+        let report = report.map_err(|error| match error {
+            LoadError::Options(text) => Failure::Usage(text),
+            error => Failure::run(error),
+        })?;
+        if let Some(problem) = &report.server_problem {
+            // Where nobody can be told, the figures are missing all the same.
+            let _ = writeln!(stderr(), "ackwheel: no figures of the server: {problem}");
+        }
+        let text = if self.json { json(&report) } else { table(&report) };
+        let mut out = stdout().lock();
+        writeln!(out, "{text}")?;
+        out.flush()?;
+        match report.errors {
+            0 => Ok(()),
+            count => Err(Failure::Run(format!("{count} errors, as: {}", report.error_texts.join("; ")))),
+        }
+    }
+
+    fn options(&self) -> Result<LoadOptions, Failure> {
+        let client = self.connect.options()?;
+        Ok(LoadOptions {
+            address: self.connect.address(),
+            token: client.token,
+            tls: client.tls,
+            connect_timeout: client.connect_timeout,
+            admin: Some(self.admin.clone()),
+            connections: self.connections,
+            pipeline: self.pipeline,
+            ids_per_frame: self.ids_per_frame,
+            in_flight: self.in_flight,
+            acked: self.acked,
+            rate: self.rate,
+            seconds: self.seconds,
+            op: match self.op {
+                OpName::Wheel => Op::Wheel,
+                OpName::Ping => Op::Ping,
+            },
+            ack_timeout_ticks: self.ack_timeout_ticks.unwrap_or_default(),
+            clients: self.clients,
+            idle_connections: self.idle_connections,
+            threads: self.threads,
+        })
+    }
+}
+
+/// A bar on stderr, where that is a terminal; else nothing.
+fn bar() -> ProgressBar {
+    let target = if stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(STEPS), target);
+    let template = "{prefix:10} {bar:40} {percent:>3} %  {msg}";
+    bar.with_style(ProgressStyle::with_template(template).expect("the template is a constant that is right"))
+}
+
+fn show(bar: &ProgressBar, progress: Progress) {
+    bar.set_prefix(match progress.stage {
+        Stage::Connecting => "connecting",
+        Stage::Filling => "filling",
+        Stage::Measuring => "measuring",
+        Stage::Deleting => "deleting",
+        Stage::Waiting => "timing out",
+    });
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a thousand steps")]
+    bar.set_position((progress.share * 1e3) as u64);
+    bar.set_message(format!("{} frames/s", whole(progress.frames_per_second)));
+}
+
+fn json(report: &Report) -> String {
+    serde_json::to_string(report).expect("numbers and strings can be written as JSON")
+}
+
+/// A number without its fraction, in groups of three digits.
+fn whole(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn table(report: &Report) -> String {
+    let mut text = String::new();
+    let _ = write!(text, "{} connections of {} frames in flight", report.connections, report.pipeline);
+    let _ = match report.op {
+        Op::Wheel => writeln!(
+            text,
+            ", {} ids a frame, {} messages in flight",
+            report.ids_per_frame,
+            whole(float(report.in_flight))
+        ),
+        Op::Ping => writeln!(text, ", Pings only"),
+    };
+    let _ = match report.rate {
+        Some(rate) => writeln!(text, "{} s at {} per second", report.seconds, whole(float(rate))),
+        None => writeln!(text, "{} s as fast as possible", report.seconds),
+    };
+    text.push('\n');
+    if let Some(pairs) = report.pairs_per_second {
+        let _ = writeln!(text, "{:<22} {:>14}", "pairs per second", whole(pairs));
+    }
+    let _ = writeln!(text, "{:<22} {:>14}", "frames per second", whole(report.frames_per_second));
+    let _ = writeln!(text, "\n{:<22} {:>10} {:>10} {:>10} {:>10}", "latency in us", "p50", "p99", "p99.9", "max");
+    let latency = &report.latency_us;
+    for (name, latency) in [("add", latency.add), ("del", latency.del), ("ping", latency.ping)] {
+        if let Some(Latency { p50, p99, p999, max }) = latency {
+            let _ = writeln!(text, "{name:<22} {p50:>10.1} {p99:>10.1} {p999:>10.1} {max:>10.1}");
+        }
+    }
+    if let Some(late) = report.timeout_lateness_ms {
+        let (p50, p99, max) = (late.p50, late.p99, late.max);
+        let _ = writeln!(text, "\n{:<22} {p50:>10.1} {p99:>10.1} {:>10} {max:>10.1}", "timeouts late by, ms", "");
+        let _ = writeln!(text, "{:<22} {:>14}", "timed out", whole(float(report.timed_out)));
+    }
+    if let Some(server) = report.server {
+        let (cpu, memory) = (server.cpu_seconds, float(server.rss_bytes) / f64::from(1 << 20));
+        let _ = writeln!(text, "\n{:<22} {:>14}", "server", format!("{cpu:.2} s of CPU, {memory:.0} MiB"));
+    }
+    let _ = write!(text, "{:<22} {:>14}", "errors", whole(float(report.errors)));
+    text
+}
+
+#[expect(clippy::cast_precision_loss, reason = "it is shown to a person")]
+const fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_in_groups_of_three() {
+        for (number, text) in [(0.4, "0"), (999.0, "999"), (1_000.0, "1,000"), (12_345_678.9, "12,345,679")] {
+            assert_eq!(whole(number), text);
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The sockets of a load: a task a connection, in rounds of one read and one write.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Sleep, sleep_until};
+use tokio_util::codec::Decoder;
+
+use super::pace::Pace;
+use super::traffic::{Goal, Tally, Traffic, WRITE_AHEAD};
+use crate::client::Greeted;
+use crate::clock::Clock;
+use crate::protocol::frame::{Body, Frame};
+use crate::protocol::{Codec, Decoded};
+
+/// How long an answer may take. A server whose store is away holds DelMsgs, and answers them when it is back.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes that are read at once. The longest answer, to a DelMsg of 32,768 messages, fits twice.
+const READ_LENGTH: usize = 128 * 1024;
+
+/// The runtime's timers are exact to a millisecond. Where a request is due sooner than this, the thread looks at the
+/// clock again and again: at a fixed rate the load must not add the delay of its own timers to what it measures.
+const SPIN: u64 = 2_000_000;
+
+/// The time of a load: ns since it began.
+#[derive(Clone, Debug)]
+pub(super) struct Stopwatch {
+    clock: Arc<Clock>,
+    begun: Instant,
+}
+
+impl Stopwatch {
+    pub(super) fn start() -> Stopwatch {
+        let clock = Clock::start();
+        Stopwatch { begun: clock.now(), clock: Arc::new(clock) }
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        u64::try_from(self.clock.now().duration_since(self.begun).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The moment so many ns after the beginning.
+    pub(super) fn moment(&self, at: u64) -> tokio::time::Instant {
+        (self.begun + Duration::from_nanos(at)).into()
+    }
+}
+
+/// Where the whole load stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Connections are made.
+    Connect,
+    /// The wheel is filled.
+    Fill,
+    /// It is measured, between these times in ns since the load began.
+    Measure { from: u64, until: u64 },
+    /// What is left is deleted.
+    Clean,
+    /// It is over.
+    Done,
+}
+
+/// A connection has done what the phase asks for, or can no longer.
+pub(super) type Arrival = Result<Tally, String>;
+
+/// One connection that carries load.
+pub(super) struct Connection {
+    reader: Box<dyn AsyncRead + Send + Unpin>,
+    writer: Box<dyn AsyncWrite + Send + Unpin>,
+    /// What was read; the first `filled` bytes are not yet answered for.
+    input: Box<[u8]>,
+    filled: usize,
+    /// What is to be written, from `written` on.
+    output: Vec<u8>,
+    written: usize,
+    traffic: Traffic,
+    stopwatch: Stopwatch,
+    /// Rings when the next request is due, or when the server has been silent for too long.
+    alarm: Pin<Box<Sleep>>,
+    heard_at: u64,
+}
+
+impl Connection {
+    pub(super) fn new(greeted: Greeted, traffic: Traffic, stopwatch: Stopwatch) -> Connection {
+        let now = stopwatch.now();
+        let mut input = vec![0; READ_LENGTH.max(greeted.received.len())].into_boxed_slice();
+        input[..greeted.received.len()].copy_from_slice(&greeted.received);
+        Connection {
+            reader: greeted.reader,
+            writer: greeted.writer,
+            filled: greeted.received.len(),
+            input,
+            output: Vec::with_capacity(READ_LENGTH),
+            written: 0,
+            traffic,
+            alarm: Box::pin(sleep_until(stopwatch.moment(now) + PATIENCE)),
+            stopwatch,
+            heard_at: now,
+        }
+    }
+
+    /// Does what each phase asks for, and says so, until the load is over. `schedule` makes the schedule of a fixed rate
+    /// that begins at a time.
+    pub(super) async fn serve(
+        mut self,
+        mut phases: watch::Receiver<Phase>,
+        arrivals: mpsc::UnboundedSender<Arrival>,
+        schedule: impl Fn(u64) -> Option<Pace>,
+    ) {
+        loop {
+            let (goal, pace) = match *phases.borrow_and_update() {
+                Phase::Connect => (Goal::Rest, None),
+                Phase::Fill => (Goal::Fill, None),
+                Phase::Measure { from, until } => (Goal::Steady { until }, schedule(from)),
+                Phase::Clean => (Goal::Clean, None),
+                Phase::Done => return,
+            };
+            self.traffic.pursue(goal, pace);
+            let outcome = self.work().await.map(|()| self.traffic.tally());
+            let lost = outcome.is_err();
+            // Whoever no longer hears of it needs no more of it.
+            if arrivals.send(outcome).is_err() || lost {
+                return;
+            }
+            self.traffic.pursue(Goal::Rest, None);
+            tokio::select! {
+                changed = phases.changed() => if changed.is_err() { return },
+                Err(error) = self.rest() => {
+                    let _ = arrivals.send(Err(error));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Asks and is answered, until what is to be done is done.
+    async fn work(&mut self) -> Result<(), String> {
+        loop {
+            let now = self.stopwatch.now();
+            if self.traffic.is_done(now) {
+                return Ok(());
+            }
+            self.traffic.requests(now, &mut self.output);
+            match self.traffic.next_due() {
+                Some(due) => self.wait_until(due).await?,
+                None => self.moved().await?,
+            }
+            self.answers()?;
+        }
+    }
+
+    /// Answers the server's Pings, without end.
+    async fn rest(&mut self) -> Result<(), String> {
+        loop {
+            self.moved().await?;
+            self.answers()?;
+        }
+    }
+
+    fn answers(&mut self) -> Result<(), String> {
+        let now = self.stopwatch.now();
+        let taken = self.traffic.answers(&self.input[..self.filled], now, &mut self.output)?;
+        self.input.copy_within(taken..self.filled, 0);
+        self.filled -= taken;
+        Ok(())
+    }
+
+    /// Writes what waits, and reads something, or comes back when a request is due.
+    async fn wait_until(&mut self, due: u64) -> Result<(), String> {
+        let now = self.stopwatch.now();
+        if due > now + SPIN {
+            self.alarm.as_mut().reset(self.stopwatch.moment(due - SPIN / 2));
+            return self.moved().await;
+        }
+        // Only looks whether there is something, so that the next request is not late.
+        let mut moved = false;
+        std::future::poll_fn(|context| match self.poll(context) {
+            Poll::Ready(outcome) => {
+                moved = true;
+                Poll::Ready(outcome)
+            }
+            Poll::Pending => Poll::Ready(Ok(())),
+        })
+        .await?;
+        if !moved && due > now {
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Writes what waits and reads something, or comes back when there is room for more requests.
+    async fn moved(&mut self) -> Result<(), String> {
+        std::future::poll_fn(|context| self.poll(context)).await
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), String>> {
+        let was_full = self.output.len() >= WRITE_AHEAD;
+        let written = self.poll_write(context)?;
+        if self.poll_read(context)?.is_ready() || (was_full && written.is_ready()) {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(self.alarm.as_mut().poll(context));
+        let now = self.stopwatch.now();
+        let silent = Duration::from_nanos(now - self.heard_at);
+        if silent >= PATIENCE && self.traffic.is_waiting() {
+            return Poll::Ready(Err(format!("the server answered nothing for {silent:.0?}")));
+        }
+        self.alarm.as_mut().reset(self.stopwatch.moment(now) + PATIENCE.saturating_sub(silent).max(PATIENCE / 2));
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<Result<(), String>> {
+        while self.written < self.output.len() {
+            let written = Pin::new(&mut self.writer).poll_write(context, &self.output[self.written..]);
+            self.written += match ready!(written).map_err(|error| lost(&error))? {
+                0 => return Poll::Ready(Err("the connection takes no more bytes".to_owned())),
+                count => count,
+            };
+        }
+        self.output.clear();
+        self.written = 0;
+        // TLS may hold bytes back.
+        Pin::new(&mut self.writer).poll_flush(context).map_err(|error| lost(&error))
+    }
+
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<(), String>> {
+        let mut room = ReadBuf::new(&mut self.input[self.filled..]);
+        ready!(Pin::new(&mut self.reader).poll_read(context, &mut room)).map_err(|error| lost(&error))?;
+        match room.filled().len() {
+            0 => Poll::Ready(Err("the server closed the connection".to_owned())),
+            count => {
+                self.filled += count;
+                self.heard_at = self.stopwatch.now();
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+}
+
+fn lost(error: &std::io::Error) -> String {
+    format!("a connection was lost: {error}")
+}
+
+/// A connection that only answers Pings; returns why it ended.
+pub(super) async fn idle(mut greeted: Greeted) -> String {
+    let codec = &mut Codec::default();
+    let (mut received, mut out) = (BytesMut::from(&greeted.received[..]), BytesMut::new());
+    loop {
+        match codec.decode(&mut received) {
+            Ok(Some(Decoded::Frame(Frame { correlation, body: Body::Ping(payload) }))) => {
+                codec.encode_frame(&Frame::new(correlation, Body::Pong(payload)), &mut out);
+            }
+            Ok(Some(Decoded::Frame(Frame { body: Body::Error(error), .. }))) => return error.text,
+            Ok(Some(_)) => {}
+            Ok(None) => {
+                let written = async {
+                    greeted.writer.write_all_buf(&mut out).await?;
+                    greeted.writer.flush().await
+                };
+                if let Err(error) = written.await {
+                    return lost(&error);
+                }
+                match greeted.reader.read_buf(&mut received).await {
+                    Ok(0) => return "the server closed the connection".to_owned(),
+                    Ok(_) => {}
+                    Err(error) => return lost(&error),
+                }
+            }
+            Err(error) => return error.to_string(),
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! The course of a load: what comes after what, and what came of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep_until};
+
+use super::connection::{Arrival, Phase, idle};
+use super::crew::Shared;
+use super::figures::{Figures, of_server, own_cpu_seconds};
+use super::recorder::{Recorder, Sightings};
+use super::report::{Latency, Lateness};
+use super::timeouts::Timeouts;
+use super::traffic::Tally;
+use super::{LoadError, Op, Progress, Report, ServerFigures, Stage};
+use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription, greet};
+use crate::protocol::frame::Welcome;
+
+/// How often progress is told.
+const TOLD_EVERY: Duration = Duration::from_millis(100);
+
+/// How often the server is asked for its tick.
+const ASKED_EVERY: Duration = Duration::from_millis(1);
+
+/// How much longer than the ack timeout a message may take to time out before it is missing.
+const LENIENCE: Duration = Duration::from_secs(5);
+
+/// Messages that the subscriber holds unacknowledged.
+const CREDIT: u32 = 262_144;
+
+/// Leads a load from its first connection to its report.
+pub(super) struct Coordinator<'a> {
+    shared: Shared,
+    phases: &'a watch::Sender<Phase>,
+    arrived: mpsc::UnboundedReceiver<Arrival>,
+    recorders: &'a [Arc<Mutex<Recorder>>],
+    progress: &'a (dyn Fn(Progress) + Send + Sync),
+    timeouts: Arc<Mutex<Timeouts>>,
+    sightings: Arc<Mutex<Sightings>>,
+    /// What the connections had done when they arrived, in this phase.
+    tallies: Vec<Tally>,
+    /// Frames answered when progress was last told, and when that was.
+    told: (u64, u64),
+}
+
+/// What a measurement used.
+struct Used {
+    client_cpu_seconds: f64,
+    server: Result<Option<ServerFigures>, String>,
+}
+
+impl<'a> Coordinator<'a> {
+    pub(super) fn new(
+        shared: Shared,
+        phases: &'a watch::Sender<Phase>,
+        arrived: mpsc::UnboundedReceiver<Arrival>,
+        recorders: &'a [Arc<Mutex<Recorder>>],
+        progress: &'a (dyn Fn(Progress) + Send + Sync),
+    ) -> Coordinator<'a> {
+        let timeouts = Arc::new(Mutex::new(Timeouts::new(shared.plan.ids)));
+        let (sightings, tallies) = (Arc::default(), Vec::new());
+        Coordinator { shared, phases, arrived, recorders, progress, timeouts, sightings, tallies, told: (0, 0) }
+    }
+
+    pub(super) async fn run(mut self) -> Result<Report, LoadError> {
+        let is_wheel = self.shared.options.op == Op::Wheel;
+        self.all_arrive(Stage::Connecting, None).await?;
+        let welcome = self.shared.welcome.get().cloned().ok_or_else(|| lost("no server said Welcome"))?;
+        self.shared.options.check_with(&welcome)?;
+        self.keep_idle_connections().await?;
+        let mut clock = None;
+        if is_wheel {
+            self.collect_timeouts().await?;
+            if !self.shared.plan.ids.all_are_acked() {
+                clock = Some(self.watch_the_time().await?);
+            }
+            self.publish(Phase::Fill);
+            self.all_arrive(Stage::Filling, None).await?;
+        }
+        let used = self.measure().await?;
+        let measured = std::mem::take(&mut self.tallies);
+        if is_wheel {
+            self.publish(Phase::Clean);
+            self.all_arrive(Stage::Deleting, None).await?;
+            self.wait_for_timeouts(&welcome).await;
+        }
+        if let Some(clock) = clock {
+            clock.stop().await;
+        }
+        Ok(self.report(&welcome, &measured, used))
+    }
+
+    fn publish(&mut self, phase: Phase) {
+        self.tallies.clear();
+        self.phases.send_replace(phase);
+    }
+
+    /// Waits until all connections have done what the phase asks for, or until a time, in ns since the load began.
+    async fn all_arrive(&mut self, stage: Stage, until: Option<u64>) -> Result<(), LoadError> {
+        let begun = (self.shared.stopwatch.now(), self.shared.plan.live.messages());
+        let mut tell = every(TOLD_EVERY);
+        let end = self.shared.stopwatch.moment(until.unwrap_or_default());
+        while self.tallies.len() < self.shared.options.connections {
+            tokio::select! {
+                arrival = self.arrived.recv() => match arrival {
+                    Some(Ok(tally)) => self.tallies.push(tally),
+                    Some(Err(error)) => return Err(lost(error)),
+                    None => return Err(lost("all connections have ended")),
+                },
+                _ = tell.tick() => self.tell(stage, self.share(stage, begun, until)),
+                () = sleep_until(end), if until.is_some() => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// How much of a stage is done that began at a time, with so many messages answered until then.
+    fn share(&self, stage: Stage, (begun_at, begun_with): (u64, u64), until: Option<u64>) -> f64 {
+        let in_flight = self.shared.options.in_flight;
+        match (stage, until) {
+            (Stage::Filling | Stage::Deleting, _) => {
+                ratio(self.shared.plan.live.messages() - begun_with, in_flight)
+            }
+            (_, Some(until)) => ratio(self.shared.stopwatch.now() - begun_at, until - begun_at),
+            _ => ratio(self.tallies.len() as u64, self.shared.options.connections as u64),
+        }
+    }
+
+    fn tell(&mut self, stage: Stage, share: f64) {
+        let (frames, now) = (self.shared.plan.live.frames(), self.shared.stopwatch.now());
+        let (frames_before, before) = std::mem::replace(&mut self.told, (frames, now));
+        let frames_per_second = ratio_of(frames - frames_before, now - before) * 1e9;
+        (self.progress)(Progress { stage, share, frames_per_second });
+    }
+
+    async fn measure(&mut self) -> Result<Used, LoadError> {
+        let before = self.server_figures().await;
+        let cpu_before = own_cpu_seconds();
+        let from = self.shared.stopwatch.now();
+        let length = Duration::from_secs_f64(self.shared.options.seconds);
+        let until = from + u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 2);
+        self.publish(Phase::Measure { from, until });
+        self.all_arrive(Stage::Measuring, Some(until)).await?;
+        let client_cpu_seconds = own_cpu_seconds() - cpu_before;
+        let after = if before.is_err() { Ok(None) } else { self.server_figures().await };
+        self.all_arrive(Stage::Measuring, None).await?;
+        let server = before.and_then(|before| Ok(difference(before, after?)));
+        Ok(Used { client_cpu_seconds, server })
+    }
+
+    async fn server_figures(&self) -> Result<Option<Figures>, String> {
+        let Some(admin) = self.shared.options.admin.clone() else { return Ok(None) };
+        let asked = tokio::task::spawn_blocking(move || of_server(&admin)).await;
+        asked.map_err(|error| error.to_string())?.map(Some)
+    }
+
+    /// Further connections, which live as long as the runtime.
+    async fn keep_idle_connections(&self) -> Result<(), LoadError> {
+        let options = &self.shared.options;
+        let client_options = options.client_options();
+        for _ in 0..options.idle_connections {
+            let greeted = greet(&options.address, &client_options).await.map_err(|error| no_connection(&error))?;
+            let plan = Arc::clone(&self.shared.plan);
+            tokio::spawn(async move {
+                let cause = idle(greeted).await;
+                plan.errors.note(format!("an idle connection ended: {cause}"));
+            });
+        }
+        Ok(())
+    }
+
+    /// Subscribes, and takes every timeout batch for as long as the runtime lives.
+    async fn collect_timeouts(&self) -> Result<(), LoadError> {
+        let Shared { options, plan, stopwatch, .. } = self.shared.clone();
+        let group = SubscribeOptions { credit: CREDIT, ephemeral: true, ..SubscribeOptions::default() };
+        let subscription = Subscription::open(options.address.clone(), group, options.client_options()).await;
+        let mut subscription = subscription.map_err(|error| no_connection(&error))?;
+        let timeouts = Arc::clone(&self.timeouts);
+        tokio::spawn(async move {
+            let mut reconnects = 0;
+            while let Some(next) = subscription.next().await {
+                let delivered = match next {
+                    Ok(delivered) => delivered,
+                    Err(error) => return plan.errors.note(format!("the subscription ended: {error}")),
+                };
+                timeouts.lock().take(&delivered.batch, stopwatch.now(), &plan.errors);
+                if subscription.reconnects() > reconnects {
+                    reconnects = subscription.reconnects();
+                    plan.errors.note("the subscription was lost, and batches with it");
+                }
+                // The next batch is not to wait for this answer: it would count as late.
+                let plan = Arc::clone(&plan);
+                tokio::spawn(async move {
+                    if let Err(error) = delivered.ack().await {
+                        plan.errors.note(format!("a batch could not be acknowledged: {error}"));
+                    }
+                });
+            }
+        });
+        Ok(())
+    }
+
+    /// Has a connection of its own ask the server again and again which tick it is, also when the load is over: it adds
+    /// a message and deletes it, since the answer to an AddNewMsg is what tells a tick.
+    async fn watch_the_time(&self) -> Result<TimeWatch, LoadError> {
+        let Shared { options, plan, stopwatch, .. } = self.shared.clone();
+        let client = Client::connect(options.address.clone(), options.client_options()).await;
+        let client = client.map_err(|error| no_connection(&error))?;
+        let ticks = Some(options.ack_timeout_ticks).filter(|ticks| *ticks > 0);
+        let sightings = Arc::clone(&self.sightings);
+        let stopped = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&stopped);
+        let task = tokio::spawn(async move {
+            let mut again = every(ASKED_EVERY);
+            for number in 0.. {
+                again.tick().await;
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                let message = plan.ids.message(plan.ids.clock_connection(), number);
+                let sent_at = stopwatch.now();
+                let options = AddOptions { ack_timeout_ticks: ticks, ..AddOptions::default() };
+                let added = client.add_new_msg(&[message], options).await;
+                let deleted = client.del_msg(&[message]).await;
+                match (added, deleted) {
+                    (Ok(answer), Ok(_)) => sightings.lock().note(answer.deadline.0, sent_at),
+                    (Err(error), _) | (_, Err(error)) => {
+                        return plan.errors.note(format!("the server did not say which tick it is: {error}"));
+                    }
+                }
+            }
+        });
+        Ok(TimeWatch { task, stopped })
+    }
+
+    /// Waits until all that is left has timed out, or is missing.
+    async fn wait_for_timeouts(&mut self, welcome: &Welcome) {
+        let expected: u64 = self.tallies.iter().map(|tally| tally.left_to_time_out).sum();
+        let patience = self.shared.options.ack_timeout(welcome) * 2 + LENIENCE;
+        let end = self.shared.stopwatch.moment(self.shared.stopwatch.now()) + patience;
+        let mut tell = every(TOLD_EVERY);
+        loop {
+            let count = self.timeouts.lock().count;
+            if count >= expected {
+                return;
+            }
+            self.tell(Stage::Waiting, ratio(count, expected));
+            tokio::select! {
+                _ = tell.tick() => {}
+                () = sleep_until(end) => return,
+            }
+        }
+    }
+
+    fn report(self, welcome: &Welcome, measured: &[Tally], used: Used) -> Report {
+        let options = &self.shared.options;
+        let errors = &self.shared.plan.errors;
+        let mut report = Report::new(options);
+        let sum = |of: fn(&Tally) -> u64| measured.iter().map(of).sum::<u64>();
+        let per_second = |count| as_float(count) / options.seconds;
+        report.frames_per_second = per_second(sum(|tally| tally.frames));
+        let mut latencies = Recorder::default();
+        for recorder in self.recorders {
+            latencies.merge(&recorder.lock());
+        }
+        let (adds, dels) = (Latency::of(&latencies.adds), Latency::of(&latencies.dels));
+        if options.op == Op::Ping {
+            report.latency_us.ping = adds;
+        } else {
+            (report.latency_us.add, report.latency_us.del) = (adds, dels);
+            let added = sum(|tally| tally.added);
+            let all_are_acked = self.shared.plan.ids.all_are_acked();
+            let pairs = if all_are_acked { added.min(sum(|tally| tally.acked)) } else { added };
+            report.pairs_per_second = Some(per_second(pairs));
+            let mut sightings = self.sightings.lock().clone();
+            for tally in &self.tallies {
+                sightings.merge(&tally.sightings);
+            }
+            let timeouts = self.timeouts.lock();
+            timeouts.compare(&self.tallies, errors);
+            let lateness = timeouts.lateness(&sightings, options.ticks(welcome), errors);
+            report.timeout_lateness_ms = lateness.as_ref().map(Lateness::of);
+            report.timed_out = timeouts.count;
+            report.timed_out_of_others = timeouts.of_others;
+            report.redelivered_batches = timeouts.redelivered;
+        }
+        report.client_cpu_seconds = used.client_cpu_seconds;
+        match used.server {
+            Ok(server) => report.server = server,
+            Err(problem) => report.server_problem = Some(problem),
+        }
+        (report.errors, report.error_texts) = errors.told();
+        report
+    }
+}
+
+/// The task that asks the server for its tick.
+struct TimeWatch {
+    task: JoinHandle<()>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl TimeWatch {
+    /// Ends it once its last message is deleted.
+    async fn stop(self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        // It does not panic, and what it has to say it has noted.
+        let _ = self.task.await;
+    }
+}
+
+fn difference(before: Option<Figures>, after: Option<Figures>) -> Option<ServerFigures> {
+    let (before, after) = (before?, after?);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "memory is a whole number of bytes"
+    )]
+    let rss_bytes = after.rss_bytes as u64;
+    Some(ServerFigures { cpu_seconds: after.cpu_seconds - before.cpu_seconds, rss_bytes })
+}
+
+fn every(period: Duration) -> Interval {
+    let mut interval = interval(period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}
+
+fn lost(text: impl Into<String>) -> LoadError {
+    LoadError::Connection(text.into())
+}
+
+fn no_connection(error: &ClientError) -> LoadError {
+    lost(error.to_string())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "what a load counts stays far below 2^53")]
+const fn as_float(count: u64) -> f64 {
+    count as f64
+}
+
+fn ratio_of(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { as_float(part) / as_float(whole) }
+}
+
+/// A share, from 0 to 1.
+fn ratio(part: u64, whole: u64) -> f64 {
+    ratio_of(part, whole).min(1.0)
+}

@@ -1,0 +1,158 @@
+//! The messages of a load: random to look at, distinct, and never stored.
+//!
+//! Message number n of connection c has the id `mix(seed + (c << 40 | n))`. The mixer can be inverted, so that a
+//! message that timed out says by itself whose it was, and which: the load remembers counters, not ids. That is what
+//! lets it keep twenty million messages in flight.
+
+use crate::core::message::Message;
+
+/// Bits of an id, before it is mixed, that hold the number; those above hold the connection.
+const NUMBER_BITS: u32 = 40;
+
+/// The multipliers of the finalizer of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// generators", 2014; these constants are Stafford's variant 13).
+const FIRST: u64 = 0xbf58_476d_1ce4_e5b9;
+const SECOND: u64 = 0x94d0_49bb_1331_11eb;
+
+/// Keep the share acknowledged and the clients independent of the ids.
+const FATE_SALT: u64 = 0x9e37_79b9_7f4a_7c15;
+const CLIENT_SALT: u64 = 0xd1b5_4a32_d192_ed03;
+
+/// The number that undoes a multiplication by an odd number: each step of Newton's method doubles the bits that are
+/// right, and an odd number is its own inverse in the lowest three.
+const fn inverse(odd: u64) -> u64 {
+    let mut inverse = odd;
+    let mut right_bits = 3;
+    while right_bits < u64::BITS {
+        inverse = inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse)));
+        right_bits *= 2;
+    }
+    inverse
+}
+
+const _: () = assert!(FIRST.wrapping_mul(inverse(FIRST)) == 1 && SECOND.wrapping_mul(inverse(SECOND)) == 1);
+
+/// Scatters the numbers over all of u64, each to a place of its own.
+const fn mix(number: u64) -> u64 {
+    let number = (number ^ number >> 30).wrapping_mul(FIRST);
+    let number = (number ^ number >> 27).wrapping_mul(SECOND);
+    number ^ number >> 31
+}
+
+/// The number that was scattered to this place.
+const fn unmix(mixed: u64) -> u64 {
+    let number = (mixed ^ mixed >> 31 ^ mixed >> 62).wrapping_mul(inverse(SECOND));
+    let number = (number ^ number >> 27 ^ number >> 54).wrapping_mul(inverse(FIRST));
+    number ^ number >> 30 ^ number >> 60
+}
+
+/// Which ids the messages have, and which of them are to be acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ids {
+    seed: u64,
+    /// A message is to be acknowledged if its hash lies below this.
+    acked_below: u64,
+    all_are_acked: bool,
+    with_clients: bool,
+    connections: u64,
+}
+
+/// Whose message it is, and which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub(super) connection: u64,
+    pub(super) number: u64,
+}
+
+impl Ids {
+    /// The ids of a load of that many connections of which `acked` is the share to be acknowledged, from 0 to 1.
+    pub(super) fn new(seed: u64, acked: f64, with_clients: bool, connections: usize) -> Ids {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a share of all hashes: 53 bits of it are enough, and a float that is too large saturates"
+        )]
+        let acked_below = (acked * u64::MAX as f64) as u64;
+        Ids { seed, acked_below, all_are_acked: acked >= 1.0, with_clients, connections: connections as u64 }
+    }
+
+    /// A connection beside those of the load, whose messages are all acknowledged: it asks what time it is.
+    pub(super) const fn clock_connection(&self) -> u64 {
+        self.connections
+    }
+
+    pub(super) const fn all_are_acked(&self) -> bool {
+        self.all_are_acked
+    }
+
+    pub(super) const fn with_clients(&self) -> bool {
+        self.with_clients
+    }
+
+    pub(super) const fn message(&self, connection: u64, number: u64) -> Message {
+        let plain = connection << NUMBER_BITS | number;
+        let client = if self.with_clients { mix(plain ^ CLIENT_SALT) } else { 0 };
+        Message::new(mix(self.seed.wrapping_add(plain)), client)
+    }
+
+    /// Whether the message is to be acknowledged, and not left to time out.
+    pub(super) const fn is_acked(&self, connection: u64, number: u64) -> bool {
+        self.all_are_acked
+            || connection == self.clock_connection()
+            || mix(self.seed ^ FATE_SALT ^ (connection << NUMBER_BITS | number)) < self.acked_below
+    }
+
+    /// Whose message it is; none if it is not of this load.
+    pub(super) fn origin(&self, message: Message) -> Option<Origin> {
+        let plain = unmix(message.msg_id.0).wrapping_sub(self.seed);
+        let origin = Origin { connection: plain >> NUMBER_BITS, number: plain & ((1 << NUMBER_BITS) - 1) };
+        let ours =
+            origin.connection <= self.connections && self.message(origin.connection, origin.number) == message;
+        ours.then_some(origin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_id_says_whose_it_is() {
+        for with_clients in [false, true] {
+            let ids = Ids::new(0xfeed_beef_0123_4567, 0.5, with_clients, 8);
+            for connection in [0, 1, 7, 8] {
+                for number in [0, 1, 2, 1_000_000, (1 << NUMBER_BITS) - 1] {
+                    let message = ids.message(connection, number);
+                    assert_eq!(ids.origin(message), Some(Origin { connection, number }));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_mixer_can_be_undone_everywhere() {
+        for number in (0..1_000).chain((0..64).map(|bit| 1 << bit)).chain([u64::MAX]) {
+            assert_eq!(unmix(mix(number)), number);
+            assert_eq!(mix(unmix(number)), number);
+        }
+    }
+
+    #[test]
+    fn messages_of_others_are_told_from_ours() {
+        let (ids, others) = (Ids::new(1, 1.0, false, 8), Ids::new(u64::MAX / 3, 1.0, false, 8));
+        assert!((0..1_000).all(|number| ids.origin(others.message(0, number)).is_none()));
+        let with_client = Message { client: crate::core::message::Client(1), ..ids.message(0, 0) };
+        assert_eq!(ids.origin(with_client), None);
+    }
+
+    #[test]
+    fn about_as_many_are_acknowledged_as_asked_for() {
+        for (acked, least, most) in [(1.0, 10_000, 10_000), (0.9, 8_800, 9_200), (0.1, 800, 1_200), (0.0, 0, 0)] {
+            let ids = Ids::new(42, acked, false, 8);
+            let count = (0..10_000).filter(|number| ids.is_acked(3, *number)).count();
+            assert!((least..=most).contains(&count), "{count} of 10,000 for {acked}");
+            assert!((0..100).all(|number| ids.is_acked(ids.clock_connection(), number)));
+        }
+    }
+}

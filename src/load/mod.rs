@@ -1,0 +1,112 @@
+//! Load over the real protocol, from one process, every answer checked: what `ackwheel bench` does.
+//!
+//! ```text
+//!   run ── coordinator: phases, progress, timeouts, the server's figures       (one thread)
+//!    │
+//!    ├──── crew: connection ─ traffic ─ wire                                   (a thread or more)
+//!    │     crew: …       │        ├── outstanding  what is unanswered
+//!    │                   │        ├── ids          messages that nobody stores
+//!    │                   │        ├── pace         when a request is due, at a fixed rate
+//!    │                   │        └── recorder     latencies
+//!    │                 sockets
+//! ```
+//!
+//! A load shares its machine with the server, so that it must cost less than what it measures: frames are written and
+//! read in place ([`wire`]), ids are computed and not kept ([`ids`]), the clock is read once a round, and answers that
+//! came together to requests that were sent together are one record. Whatever is unusual goes through the codec.
+//!
+//! A load fills the wheel to [`LoadOptions::in_flight`], is measured for [`LoadOptions::seconds`], deletes what is left,
+//! and waits for what must time out.
+
+mod connection;
+mod coordinator;
+mod crew;
+mod errors;
+mod figures;
+mod ids;
+mod options;
+mod outstanding;
+mod pace;
+mod recorder;
+mod report;
+mod timeouts;
+mod traffic;
+mod wire;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use options::{LoadOptions, Op};
+pub use report::{Latency, LatencyReport, Lateness, Report, ServerFigures};
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The options ask for what cannot be done; the text says what to write instead, as the command line names it.
+    #[error("{0}")]
+    Options(String),
+    /// A connection could not be made, or was lost: what is left of the load would be another load.
+    #[error("{0}")]
+    Connection(String),
+    /// The operating system gave no thread or no timer.
+    #[error("the load cannot be started: {0}")]
+    Start(#[from] std::io::Error),
+}
+
+/// What a load is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Connections are made.
+    Connecting,
+    /// The wheel is filled.
+    Filling,
+    /// It is measured.
+    Measuring,
+    /// What is left is deleted.
+    Deleting,
+    /// What was not acknowledged times out.
+    Waiting,
+}
+
+/// How far a load is. It is told about ten times a second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// What it is doing.
+    pub stage: Stage,
+    /// How much of that is done, from 0 to 1.
+    pub share: f64,
+    /// Requests answered per second since the last time.
+    pub frames_per_second: f64,
+}
+
+/// Makes a load and waits for its end. It blocks, on threads of its own; within a runtime call it where blocking is
+/// allowed. Errors of the server are in the report.
+///
+/// # Errors
+///
+/// Where the options are not possible, or a connection cannot be made or is lost.
+pub fn run(options: &LoadOptions, progress: impl Fn(Progress) + Send + Sync) -> Result<Report, LoadError> {
+    options.check()?;
+    crew::run(options, &progress)
+}
+
+/// What all connections together have done so far, for the progress.
+#[derive(Debug, Default)]
+struct Live {
+    frames: AtomicU64,
+    messages: AtomicU64,
+}
+
+impl Live {
+    fn count(&self, frames: u64, messages: u64) {
+        self.frames.fetch_add(frames, Ordering::Relaxed);
+        self.messages.fetch_add(messages, Ordering::Relaxed);
+    }
+
+    fn frames(&self) -> u64 {
+        self.frames.load(Ordering::Relaxed)
+    }
+
+    fn messages(&self) -> u64 {
+        self.messages.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,205 @@
+//! What a load can be told, and what cannot be done.
+
+use std::time::Duration;
+
+use super::LoadError;
+use super::wire::add_body_length;
+use crate::client::{Address, ClientOptions, Tls};
+use crate::protocol::frame::{HEAD_LENGTH, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
+
+/// The requests that a load is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// AddNewMsg and DelMsg.
+    #[default]
+    Wheel,
+    /// Pings of the size of the AddNewMsg frames: what server and wire can do without a wheel.
+    Ping,
+}
+
+/// A load. The defaults are those of `ackwheel bench`.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// The sidecar.
+    pub address: Address,
+    /// The secret that it asks for, if it asks for one.
+    pub token: Option<Vec<u8>>,
+    /// Whom to trust, if it speaks TLS.
+    pub tls: Option<Tls>,
+    /// How long to wait for a connection.
+    pub connect_timeout: Duration,
+    /// Its admin endpoints, as host:port, for the figures of the server; none to do without.
+    pub admin: Option<String>,
+    /// Connections that carry the load.
+    pub connections: usize,
+    /// Requests of one connection that may be unanswered.
+    pub pipeline: usize,
+    /// Messages in one AddNewMsg.
+    pub ids_per_frame: usize,
+    /// Messages to be acknowledged that are kept in flight, over all connections.
+    pub in_flight: u64,
+    /// The share of all messages that is acknowledged, from 0 to 1. The others time out.
+    pub acked: f64,
+    /// Pairs per second over all connections (with [`Op::Ping`] Pings per second); none for as fast as possible.
+    pub rate: Option<u64>,
+    /// For how long to measure, in seconds.
+    pub seconds: f64,
+    /// The requests.
+    pub op: Op,
+    /// Ticks that a message may stay in flight; 0 for one revolution.
+    pub ack_timeout_ticks: u16,
+    /// Whether every message has a client, which makes frames longer by 8 bytes a message.
+    pub clients: bool,
+    /// Further connections that only answer Pings.
+    pub idle_connections: usize,
+    /// Threads that make the load; connections are spread over them.
+    pub threads: usize,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions {
+            address: Address::Tcp { host: "127.0.0.1".to_owned(), port: 7415 },
+            token: None,
+            tls: None,
+            connect_timeout: Duration::from_secs(5),
+            admin: Some("127.0.0.1:7416".to_owned()),
+            connections: 8,
+            pipeline: 256,
+            ids_per_frame: 1,
+            in_flight: 100_000,
+            acked: 1.0,
+            rate: None,
+            seconds: 10.0,
+            op: Op::Wheel,
+            ack_timeout_ticks: 0,
+            clients: false,
+            idle_connections: 0,
+            threads: 1,
+        }
+    }
+}
+
+/// The longest time to measure: a week.
+const MAX_SECONDS: f64 = 7.0 * 86_400.0;
+
+/// Beyond these no machine has the ports, or the memory for what is unanswered.
+const MAX_CONNECTIONS: usize = 65_536;
+const MAX_PIPELINE: usize = 65_536;
+
+fn impossible(text: impl Into<String>) -> LoadError {
+    LoadError::Options(text.into())
+}
+
+impl LoadOptions {
+    /// Whether this can be done by any server.
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        for (flag, value, most) in [
+            ("--connections", self.connections, MAX_CONNECTIONS),
+            ("--pipeline", self.pipeline, MAX_PIPELINE),
+            ("--ids-per-frame", self.ids_per_frame, MAX_MESSAGES),
+            ("--threads", self.threads, self.connections),
+        ] {
+            if !(1..=most).contains(&value) {
+                return Err(impossible(format!("{flag} {value} is not possible: write 1 to {most}")));
+            }
+        }
+        let seconds = self.seconds;
+        if !(0.01..=MAX_SECONDS).contains(&seconds) {
+            return Err(impossible(format!("--seconds {seconds} is not possible: write 0.01 to {MAX_SECONDS}")));
+        }
+        if self.rate == Some(0) {
+            return Err(impossible(
+                "--rate 0 is no load: write at least 1, or leave it out for as fast as possible",
+            ));
+        }
+        if self.op == Op::Ping {
+            return Ok(());
+        }
+        if !(0.0..=1.0).contains(&self.acked) {
+            let acked = self.acked;
+            return Err(impossible(format!("--acked {acked} is no share: write 0 to 1, as 0.9")));
+        }
+        let least = (self.connections * self.ids_per_frame) as u64;
+        if self.in_flight < least {
+            return Err(impossible(format!(
+                "--in-flight {} is less than one frame for each connection: write at least {least} \
+                 (--connections {} times --ids-per-frame {}), or fewer of these",
+                self.in_flight, self.connections, self.ids_per_frame
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether this can be done by the server that said this of itself.
+    pub(super) fn check_with(&self, welcome: &Welcome) -> Result<(), LoadError> {
+        if self.op == Op::Ping {
+            return Ok(());
+        }
+        let (slots, max_messages) = (welcome.slots, welcome.max_messages as usize);
+        if self.ack_timeout_ticks > slots {
+            let ticks = self.ack_timeout_ticks;
+            return Err(impossible(format!(
+                "--ack-timeout-ticks {ticks} is more than the server's ring has slots: write 1 to {slots}"
+            )));
+        }
+        let longest = welcome.max_frame_length as usize + size_of::<u32>();
+        let fit = longest.saturating_sub(self.frame_length(0)) / if self.clients { 16 } else { 8 };
+        let most = max_messages.min(fit);
+        if self.ids_per_frame > most {
+            let ids = self.ids_per_frame;
+            return Err(impossible(format!(
+                "--ids-per-frame {ids} is more than the server takes: write 1 to {most}"
+            )));
+        }
+        let timeout = self.ack_timeout(welcome);
+        if let Some(rate) = self.rate.filter(|_| self.acked > 0.0) {
+            let most = u128::from(rate) * timeout.as_millis() / 1_000;
+            if u128::from(self.in_flight) > most {
+                return Err(impossible(format!(
+                    "--in-flight {} at --rate {rate} leaves each message in flight for longer than the ack timeout of \
+                     {timeout:?}: write --in-flight {most} or less, or a higher --rate",
+                    self.in_flight
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many ticks the messages may stay in flight on that server.
+    pub(super) fn ticks(&self, welcome: &Welcome) -> u16 {
+        if self.ack_timeout_ticks == 0 { welcome.slots } else { self.ack_timeout_ticks }
+    }
+
+    /// How long the messages may stay in flight on that server.
+    pub(super) fn ack_timeout(&self, welcome: &Welcome) -> Duration {
+        Duration::from_millis(u64::from(self.ticks(welcome)) * u64::from(welcome.tick_ms))
+    }
+
+    const fn frame_length(&self, messages: usize) -> usize {
+        HEAD_LENGTH + add_body_length(messages, self.clients)
+    }
+
+    /// Bytes that a Ping carries in place of an AddNewMsg's body.
+    pub(super) fn ping_length(&self) -> usize {
+        add_body_length(self.ids_per_frame, self.clients).min(MAX_PING_LENGTH)
+    }
+
+    /// What of --in-flight falls to one connection.
+    pub(super) fn share_of(&self, connection: usize) -> u64 {
+        let (connections, connection) = (self.connections as u64, connection as u64);
+        self.in_flight / connections + u64::from(connection < self.in_flight % connections)
+    }
+
+    pub(super) fn client_options(&self) -> ClientOptions {
+        ClientOptions {
+            token: self.token.clone(),
+            tls: self.tls.clone(),
+            client_name: concat!("ackwheel-bench/", env!("CARGO_PKG_VERSION")).to_owned(),
+            connect_timeout: self.connect_timeout,
+            request_timeout: super::connection::PATIENCE,
+            ..ClientOptions::default()
+        }
+    }
+}

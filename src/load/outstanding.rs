@@ -1,0 +1,160 @@
+//! The requests of one connection that are not yet answered.
+
+/// What a request was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// An AddNewMsg.
+    Add,
+    /// A DelMsg.
+    Del,
+    /// A Ping.
+    Ping,
+}
+
+/// A request on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sent {
+    /// When it was sent, or should have been at a fixed rate, in ns since the load began.
+    pub(super) at: u64,
+    /// The number of its first message, or that of the Ping.
+    pub(super) first: u64,
+    /// How many messages it has.
+    pub(super) count: u32,
+    /// What it was.
+    pub(super) kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    correlation: u32,
+    sent: Option<Sent>,
+}
+
+/// Room for this many times as many requests as may be unanswered: answers may come in any order, and the place of one
+/// that is answered is free only when all before it are.
+const SPARE: usize = 2;
+
+/// Requests by their correlation id: a ring of places, found without a search.
+#[derive(Debug)]
+pub(super) struct Outstanding {
+    slots: Box<[Slot]>,
+    /// How many may be unanswered.
+    pipeline: usize,
+    /// How many are.
+    count: usize,
+    /// The sequence number of the next request; its lower half is the correlation id.
+    next: u64,
+    /// No request before this one is unanswered.
+    oldest: u64,
+}
+
+impl Outstanding {
+    /// For up to `pipeline` requests; `first` is the first correlation id that may be used.
+    pub(super) fn new(pipeline: usize, first: u32) -> Outstanding {
+        let slots = vec![Slot { correlation: 0, sent: None }; (pipeline * SPARE).next_power_of_two()];
+        let first = u64::from(first);
+        Outstanding { slots: slots.into_boxed_slice(), pipeline, count: 0, next: first, oldest: first }
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether another request may be made.
+    pub(super) const fn has_room(&self) -> bool {
+        // One place stays free for the correlation id that is skipped.
+        self.count < self.pipeline && self.next - self.oldest < self.slots.len() as u64 - 1
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the ring has fewer places than a usize has values")]
+    const fn place(&self, sequence: u64) -> usize {
+        sequence as usize & (self.slots.len() - 1)
+    }
+
+    /// The correlation id that the next request will have. Never 0, under which a server speaks unasked.
+    #[expect(clippy::cast_possible_truncation, reason = "correlation ids begin anew after four billion")]
+    pub(super) const fn next_correlation(&mut self) -> u32 {
+        if self.next as u32 == 0 {
+            self.next += 1;
+        }
+        self.next as u32
+    }
+
+    /// Notes a request under [`next_correlation`](Outstanding::next_correlation).
+    pub(super) fn push(&mut self, sent: Sent) {
+        let correlation = self.next_correlation();
+        let place = self.place(self.next);
+        self.slots[place] = Slot { correlation, sent: Some(sent) };
+        self.next += 1;
+        self.count += 1;
+    }
+
+    /// Takes the request out that is answered under this correlation id; none if there is no such request.
+    pub(super) fn take(&mut self, correlation: u32) -> Option<Sent> {
+        let place = self.place(u64::from(correlation));
+        let slot = &mut self.slots[place];
+        if slot.correlation != correlation {
+            return None;
+        }
+        let sent = slot.sent.take()?;
+        self.count -= 1;
+        while self.oldest < self.next && self.slots[self.place(self.oldest)].sent.is_none() {
+            self.oldest += 1;
+        }
+        Some(sent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(first: u64) -> Sent {
+        Sent { at: 0, first, count: 1, kind: Kind::Add }
+    }
+
+    #[test]
+    fn every_request_is_answered_once_in_whatever_order() {
+        let mut outstanding = Outstanding::new(3, 5);
+        let mut ids = Vec::new();
+        while outstanding.has_room() {
+            ids.push(outstanding.next_correlation());
+            outstanding.push(sent(u64::from(*ids.last().unwrap())));
+        }
+        assert_eq!(ids, [5, 6, 7]);
+        for id in [6, 7, 5] {
+            assert_eq!(outstanding.take(id).map(|sent| sent.first), Some(u64::from(id)));
+            assert_eq!(outstanding.take(id), None);
+        }
+        assert!(outstanding.is_empty() && outstanding.take(8).is_none() && outstanding.take(0).is_none());
+    }
+
+    #[test]
+    fn a_request_that_is_never_answered_holds_up_the_ring_and_is_not_overwritten() {
+        let mut outstanding = Outstanding::new(2, 1);
+        outstanding.push(sent(77));
+        let mut others = 0;
+        while outstanding.has_room() {
+            let id = outstanding.next_correlation();
+            outstanding.push(sent(0));
+            assert!(outstanding.take(id).is_some());
+            others += 1;
+        }
+        assert_eq!((others, outstanding.take(1).map(|sent| sent.first)), (2, Some(77)));
+        assert!(outstanding.has_room());
+    }
+
+    #[test]
+    fn correlation_ids_begin_anew_and_skip_0() {
+        let mut outstanding = Outstanding::new(2, u32::MAX - 1);
+        let mut ids = Vec::new();
+        for _ in 0..8 {
+            let id = outstanding.next_correlation();
+            outstanding.push(sent(9));
+            assert_eq!(outstanding.take(id), Some(sent(9)));
+            ids.push(id);
+        }
+        assert_eq!(ids, [u32::MAX - 1, u32::MAX, 1, 2, 3, 4, 5, 6]);
+        assert!(outstanding.is_empty() && outstanding.has_room());
+    }
+}

@@ -1,0 +1,141 @@
+//! Latencies, and what the answers say about the server's time.
+
+use std::collections::BTreeMap;
+
+use hdrhistogram::Histogram;
+
+/// The longest latency that is told apart, in ns: a minute. Longer ones count as that.
+const LONGEST: u64 = 60_000_000_000;
+
+/// Digits that are kept of a latency.
+const DIGITS: u8 = 3;
+
+/// A histogram of times in ns.
+pub(super) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("the bounds are constants that fit each other")
+}
+
+/// The latencies of all requests of a thread.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    /// Of AddNewMsg, or of Ping.
+    pub(super) adds: Histogram<u64>,
+    /// Of DelMsg.
+    pub(super) dels: Histogram<u64>,
+}
+
+impl Default for Recorder {
+    fn default() -> Recorder {
+        Recorder { adds: histogram(), dels: histogram() }
+    }
+}
+
+impl Recorder {
+    /// Adds what another has recorded.
+    pub(super) fn merge(&mut self, other: &Recorder) {
+        for (all, one) in [(&mut self.adds, &other.adds), (&mut self.dels, &other.dels)] {
+            all.add(one).expect("all histograms have the same bounds");
+        }
+    }
+}
+
+/// Answers that came together to requests that were sent together: one record, however many they are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Run {
+    /// When the requests were sent, in ns since the load began.
+    pub(super) sent_at: u64,
+    /// How many there are.
+    pub(super) count: u64,
+}
+
+impl Run {
+    /// Counts an answer; the run that ends with it, if it was sent at another time.
+    pub(super) const fn extend(&mut self, sent_at: u64) -> Option<Run> {
+        if self.sent_at == sent_at {
+            self.count += 1;
+            return None;
+        }
+        let ended = *self;
+        *self = Run { sent_at, count: 1 };
+        Some(ended)
+    }
+
+    /// Records what there is, and begins anew.
+    pub(super) fn record(&mut self, now: u64, histogram: &mut Histogram<u64>) {
+        histogram.saturating_record_n(now.saturating_sub(self.sent_at), self.count);
+        self.count = 0;
+    }
+}
+
+/// When the server still was at a deadline: for each deadline answered, when the last request was sent that got it.
+///
+/// All messages of a load have the same ack timeout k, so a deadline d says that the tick due was d - k. It cannot have
+/// moved on before the latest request was sent that was still answered with it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sightings {
+    /// The deadline answered last. Most answers have it, and then the map need not be asked.
+    latest: (u64, u64),
+    before: BTreeMap<u64, u64>,
+}
+
+impl Sightings {
+    /// A request that was sent at `sent_at`, in ns since the load began, was answered with this deadline.
+    pub(super) fn note(&mut self, deadline: u64, sent_at: u64) {
+        if self.latest.0 != deadline {
+            let (left, left_at) = std::mem::replace(&mut self.latest, (deadline, sent_at));
+            self.merge_one(left, left_at);
+        }
+        self.latest.1 = self.latest.1.max(sent_at);
+    }
+
+    fn merge_one(&mut self, deadline: u64, sent_at: u64) {
+        let latest = self.before.entry(deadline).or_default();
+        *latest = sent_at.max(*latest);
+    }
+
+    /// Adds what another has seen.
+    pub(super) fn merge(&mut self, other: &Sightings) {
+        for (deadline, sent_at) in other.before.iter().map(|(d, s)| (*d, *s)).chain([other.latest]) {
+            self.merge_one(deadline, sent_at);
+        }
+    }
+
+    /// The latest time at which the deadline answered was surely not yet beyond `deadline`; none if no request was
+    /// answered with it or an earlier one.
+    pub(super) fn last_at_or_before(&self, deadline: u64) -> Option<u64> {
+        let seen = self.before.range(..=deadline).map(|(_, sent_at)| *sent_at);
+        let latest = (self.latest.0 <= deadline).then_some(self.latest.1);
+        seen.chain(latest).max().filter(|sent_at| *sent_at > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_sent_together_is_one_record() {
+        let mut histogram = histogram();
+        let mut run = Run::default();
+        for sent_at in [100, 100, 100, 200] {
+            if let Some(mut ended) = run.extend(sent_at) {
+                ended.record(1_000, &mut histogram);
+            }
+        }
+        run.record(1_000, &mut histogram);
+        assert_eq!((histogram.len(), histogram.min(), histogram.max(), run.count), (4, 800, 900, 0));
+    }
+
+    #[test]
+    fn a_deadline_was_alive_when_the_last_request_was_sent_that_got_it() {
+        let (mut one, mut other) = (Sightings::default(), Sightings::default());
+        for (deadline, sent_at) in [(20, 5), (20, 9), (21, 11), (20, 10), (21, 15)] {
+            one.note(deadline, sent_at);
+        }
+        other.note(20, 12);
+        other.note(23, 40);
+        one.merge(&other);
+        let seen: Vec<_> = (19..=24).map(|deadline| one.last_at_or_before(deadline)).collect();
+        assert_eq!(seen, [None, Some(12), Some(15), Some(15), Some(40), Some(40)]);
+    }
+}

@@ -1,0 +1,155 @@
+//! What came of a load.
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use super::{LoadOptions, Op};
+
+/// What came of a load. Its JSON has these names.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The requests.
+    pub op: Op,
+    /// Connections that carried the load.
+    pub connections: usize,
+    /// Further connections that only answered Pings.
+    pub idle_connections: usize,
+    /// Requests of one connection that were unanswered at most.
+    pub pipeline: usize,
+    /// Messages in one AddNewMsg.
+    pub ids_per_frame: usize,
+    /// Messages to be acknowledged that were kept in flight.
+    pub in_flight: u64,
+    /// The share of messages to be acknowledged.
+    pub acked: f64,
+    /// The rate asked for; none where it was as fast as possible.
+    pub rate: Option<u64>,
+    /// Threads that made the load.
+    pub threads: usize,
+    /// For how long was measured.
+    pub seconds: f64,
+    /// Messages added and finished per second; none for Pings.
+    pub pairs_per_second: Option<f64>,
+    /// Requests answered per second.
+    pub frames_per_second: f64,
+    /// From request to answer, in us; at a fixed rate from when the request was due.
+    pub latency_us: LatencyReport,
+    /// From the end of a tick to the arrival of its batch, in ms, counted per message; none where nothing timed out.
+    pub timeout_lateness_ms: Option<Lateness>,
+    /// Messages that timed out, none of which was to be acknowledged.
+    pub timed_out: u64,
+    /// Messages that timed out at the same server and were not of this load.
+    pub timed_out_of_others: u64,
+    /// Batches that were delivered more than once.
+    pub redelivered_batches: u64,
+    /// What went wrong: answers with a wrong outcome, refusals, messages that are missing.
+    pub errors: u64,
+    /// The first different ones.
+    pub error_texts: Vec<String>,
+    /// CPU time of this process while it was measured, in seconds.
+    pub client_cpu_seconds: f64,
+    /// The server's own figures; none where its admin endpoint was not asked or not reached.
+    pub server: Option<ServerFigures>,
+    /// Why there are none.
+    #[serde(skip)]
+    pub server_problem: Option<String>,
+}
+
+/// Latencies by request. What was not made is left out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LatencyReport {
+    /// Of AddNewMsg.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub add: Option<Latency>,
+    /// Of DelMsg.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub del: Option<Latency>,
+    /// Of Ping.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ping: Option<Latency>,
+}
+
+/// Latencies in us.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Latency {
+    /// Half of them are at most this.
+    pub p50: f64,
+    /// 99 % of them.
+    pub p99: f64,
+    /// 99.9 % of them.
+    pub p999: f64,
+    /// All of them.
+    pub max: f64,
+}
+
+/// How late timeout batches came, in ms. It is overstated by at most the latency of one request, never understated.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Lateness {
+    /// Half of the messages came at most this late.
+    pub p50: f64,
+    /// 99 % of them.
+    pub p99: f64,
+    /// All of them.
+    pub max: f64,
+}
+
+/// What the server says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ServerFigures {
+    /// CPU time while it was measured.
+    pub cpu_seconds: f64,
+    /// Resident memory at the end of that time.
+    pub rss_bytes: u64,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a histogram holds 60 s at most")]
+fn at(histogram: &Histogram<u64>, quantile: f64, ns: f64) -> f64 {
+    histogram.value_at_quantile(quantile) as f64 / ns
+}
+
+impl Latency {
+    /// That of a histogram in ns; none if nothing is in it.
+    pub(super) fn of(histogram: &Histogram<u64>) -> Option<Latency> {
+        let at = |quantile| at(histogram, quantile, 1e3);
+        let latency = Latency { p50: at(0.5), p99: at(0.99), p999: at(0.999), max: at(1.0) };
+        (!histogram.is_empty()).then_some(latency)
+    }
+}
+
+impl Lateness {
+    /// That of a histogram in ns.
+    pub(super) fn of(histogram: &Histogram<u64>) -> Lateness {
+        let at = |quantile| at(histogram, quantile, 1e6);
+        Lateness { p50: at(0.5), p99: at(0.99), max: at(1.0) }
+    }
+}
+
+impl Report {
+    /// A report that says only what was asked for.
+    pub(super) fn new(options: &LoadOptions) -> Report {
+        Report {
+            op: options.op,
+            connections: options.connections,
+            idle_connections: options.idle_connections,
+            pipeline: options.pipeline,
+            ids_per_frame: options.ids_per_frame,
+            in_flight: options.in_flight,
+            acked: options.acked,
+            rate: options.rate,
+            threads: options.threads,
+            seconds: options.seconds,
+            pairs_per_second: None,
+            frames_per_second: 0.0,
+            latency_us: LatencyReport::default(),
+            timeout_lateness_ms: None,
+            timed_out: 0,
+            timed_out_of_others: 0,
+            redelivered_batches: 0,
+            errors: 0,
+            error_texts: Vec::new(),
+            client_cpu_seconds: 0.0,
+            server: None,
+            server_problem: None,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Messages that time out under load: each exactly once, none that was acknowledged, none before its time.
+
+use std::collections::HashSet;
+use std::fmt::Display;
+
+use hdrhistogram::Histogram;
+
+use super::errors::Errors;
+use super::ids::Ids;
+use super::recorder::{Sightings, histogram};
+use super::traffic::Tally;
+use crate::core::batch::BatchId;
+use crate::protocol::frame::TimeoutBatch;
+
+/// A bit a number.
+#[derive(Debug, Default)]
+struct Numbers {
+    words: Vec<u64>,
+    /// One more than the greatest; 0 where there is none.
+    end: u64,
+}
+
+impl Numbers {
+    /// Puts a number in. Whether it was not there.
+    fn insert(&mut self, number: u64) -> bool {
+        let place = usize::try_from(number / 64).expect("it counts messages that this machine made");
+        if place >= self.words.len() {
+            self.words.resize(place + 1, 0);
+        }
+        let bit = 1 << (number % 64);
+        let is_new = self.words[place] & bit == 0;
+        self.words[place] |= bit;
+        self.end = self.end.max(number + 1);
+        is_new
+    }
+}
+
+/// Messages of one batch, and when it came.
+#[derive(Clone, Copy, Debug)]
+struct Arrived {
+    tick: u64,
+    at: u64,
+    messages: u64,
+}
+
+/// What timed out so far.
+#[derive(Debug)]
+pub(super) struct Timeouts {
+    ids: Ids,
+    seen: Vec<Numbers>,
+    batches: HashSet<BatchId>,
+    arrived: Vec<Arrived>,
+    /// Messages of ours that timed out.
+    pub(super) count: u64,
+    /// Messages of others, whom the same server serves.
+    pub(super) of_others: u64,
+    /// Batches that came again.
+    pub(super) redelivered: u64,
+}
+
+impl Timeouts {
+    pub(super) fn new(ids: Ids) -> Timeouts {
+        let connections = usize::try_from(ids.clock_connection() + 1).expect("there are 65,536 at most");
+        Timeouts {
+            ids,
+            seen: (0..connections).map(|_| Numbers::default()).collect(),
+            batches: HashSet::new(),
+            arrived: Vec::new(),
+            count: 0,
+            of_others: 0,
+            redelivered: 0,
+        }
+    }
+
+    /// Takes a batch that came at `at`, in ns since the load began.
+    pub(super) fn take(&mut self, batch: &TimeoutBatch, at: u64, errors: &Errors) {
+        if !self.batches.insert(batch.id) {
+            self.redelivered += 1;
+            if batch.delivery_count < 2 {
+                errors.note(format!("batch {} came twice, and not as a redelivery", batch.id));
+            }
+            return;
+        }
+        let before = self.count;
+        for timed_out in &batch.messages {
+            let message = timed_out.message;
+            let Some(origin) = self.ids.origin(message) else {
+                self.of_others += 1;
+                continue;
+            };
+            if self.ids.is_acked(origin.connection, origin.number) {
+                errors.note(wrong(message, "timed out, though it was to be acknowledged"));
+            } else if usize::try_from(origin.connection)
+                .ok()
+                .and_then(|connection| self.seen.get_mut(connection))
+                .is_some_and(|seen| seen.insert(origin.number))
+            {
+                self.count += 1;
+            } else {
+                errors.note(wrong(message, "timed out in two batches"));
+            }
+        }
+        // What is handed out before its time because the server goes says nothing about its punctuality.
+        if self.count > before && !batch.counts.drained {
+            self.arrived.push(Arrived { tick: batch.id.tick.0, at, messages: self.count - before });
+        }
+    }
+
+    /// Compares what came with what connections have added.
+    pub(super) fn compare(&self, tallies: &[Tally], errors: &Errors) {
+        let expected: u64 = tallies.iter().map(|tally| tally.left_to_time_out).sum();
+        if self.count < expected {
+            let missing = expected - self.count;
+            errors
+                .note(format!("{missing} of {expected} messages were neither acknowledged nor did they time out"));
+        }
+        for tally in tallies {
+            if let Some(seen) = self.seen.get(tally.connection).filter(|seen| seen.end > tally.numbers) {
+                let (connection, number) = (tally.connection, seen.end - 1);
+                errors.note(format!("message {number} of connection {connection} timed out and was never added"));
+            }
+        }
+    }
+
+    /// How late the batches came, in ns, counted per message; none if nothing timed out.
+    ///
+    /// A message with the deadline D is decided when the tick due becomes D + 1. By the clock of this process that was
+    /// not before the latest time at which a request was sent that was still answered with a tick due of D or less. So
+    /// the lateness is overstated by at most the time from there to the next request's answer, and never understated.
+    pub(super) fn lateness(&self, sightings: &Sightings, ticks: u16, errors: &Errors) -> Option<Histogram<u64>> {
+        let mut lateness = histogram();
+        for arrived in &self.arrived {
+            // An answer's deadline is its tick due and the ack timeout.
+            let Some(decided) = sightings.last_at_or_before(arrived.tick + u64::from(ticks)) else { continue };
+            match arrived.at.checked_sub(decided) {
+                Some(late) => lateness.saturating_record_n(late, arrived.messages),
+                None => errors.note(format!(
+                    "a batch of tick {} came {} us before its tick was over",
+                    arrived.tick,
+                    (decided - arrived.at) / 1_000
+                )),
+            }
+        }
+        (!lateness.is_empty()).then_some(lateness)
+    }
+}
+
+fn wrong(message: impl Display, what: &str) -> String {
+    format!("message {message} {what}")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,379 @@
+//! What a connection asks next, and whether it was answered rightly. No I/O: bytes come in, bytes go out.
+//!
+//! ```text
+//!   numbers   0 ......... next_del ............ next_add ......
+//!             acknowledged |<---- the window --->|  not yet added
+//!             or left      |  to time out later  |
+//! ```
+//!
+//! A connection adds new messages at the right end of its window and deletes the oldest ones that are to be
+//! acknowledged at its left end. Requests of one connection are applied in order, so that nothing of this has to be
+//! remembered but the two ends.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use parking_lot::Mutex;
+use tokio_util::codec::Decoder;
+
+use super::errors::Errors;
+use super::ids::Ids;
+use super::outstanding::{Kind, Outstanding, Sent};
+use super::pace::Pace;
+use super::recorder::{Recorder, Run, Sightings};
+use super::wire::{self, BrokenLength};
+use super::{Live, Op};
+use crate::core::message::{AddOutcome, DelOutcome};
+use crate::protocol::frame::{Body, Frame};
+use crate::protocol::{Codec, DecodeError, Decoded};
+
+/// Requests are put together up to so many bytes ahead of what the server takes.
+pub(super) const WRITE_AHEAD: usize = 256 * 1024;
+
+/// The first correlation id that the handshake leaves free.
+const FIRST_CORRELATION: u32 = 16;
+
+/// What a connection is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// Nothing.
+    Rest,
+    /// Add until the window is full.
+    Fill,
+    /// Add and delete, or ping, until then, in ns since the load began. This is what is measured.
+    Steady { until: u64 },
+    /// Delete what is left.
+    Clean,
+}
+
+/// What all connections of a load have in common.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) op: Op,
+    pub(super) ids: Ids,
+    pub(super) pipeline: usize,
+    pub(super) ids_per_frame: u64,
+    pub(super) ack_timeout_ticks: u16,
+    pub(super) ping_length: usize,
+    pub(super) errors: Errors,
+    pub(super) live: Live,
+}
+
+/// What one connection has done and seen.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tally {
+    /// Which connection it is.
+    pub(super) connection: usize,
+    /// Messages added while it was measured.
+    pub(super) added: u64,
+    /// Messages acknowledged while it was measured.
+    pub(super) acked: u64,
+    /// Requests answered while it was measured.
+    pub(super) frames: u64,
+    /// Messages in flight that are not to be acknowledged, since the beginning.
+    pub(super) left_to_time_out: u64,
+    /// Numbers that were given to messages, since the beginning.
+    pub(super) numbers: u64,
+    /// When the server was at which deadline.
+    pub(super) sightings: Sightings,
+}
+
+/// The traffic of one connection.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    plan: Arc<Plan>,
+    connection: u64,
+    /// Messages that are kept in flight.
+    window: u64,
+    goal: Goal,
+    pace: Option<Pace>,
+    /// When the pair that is being made was due.
+    due_at: u64,
+    outstanding: Outstanding,
+    next_add: u64,
+    next_del: u64,
+    recorder: Arc<Mutex<Recorder>>,
+    add_run: Run,
+    del_run: Run,
+    pub(super) tally: Tally,
+}
+
+impl Traffic {
+    pub(super) fn new(plan: Arc<Plan>, connection: usize, window: u64, recorder: Arc<Mutex<Recorder>>) -> Traffic {
+        Traffic {
+            outstanding: Outstanding::new(plan.pipeline, FIRST_CORRELATION),
+            plan,
+            connection: connection as u64,
+            window,
+            goal: Goal::Rest,
+            pace: None,
+            due_at: 0,
+            next_add: 0,
+            next_del: 0,
+            recorder,
+            add_run: Run::default(),
+            del_run: Run::default(),
+            tally: Tally { connection, ..Tally::default() },
+        }
+    }
+
+    /// Sets what to do next; at a fixed rate, when.
+    pub(super) const fn pursue(&mut self, goal: Goal, pace: Option<Pace>) {
+        self.goal = goal;
+        self.pace = pace;
+    }
+
+    /// Whether requests are unanswered.
+    pub(super) const fn is_waiting(&self) -> bool {
+        !self.outstanding.is_empty()
+    }
+
+    /// Whether what was to be done is done.
+    pub(super) const fn is_done(&self, now: u64) -> bool {
+        let made = match self.goal {
+            Goal::Rest => true,
+            Goal::Fill => self.next_add >= self.window,
+            Goal::Steady { until } => now >= until,
+            Goal::Clean => self.next_del >= self.next_add,
+        };
+        made && self.outstanding.is_empty()
+    }
+
+    /// When the schedule has the next thing to do; none if only an answer brings one.
+    pub(super) fn next_due(&self) -> Option<u64> {
+        match (self.goal, &self.pace) {
+            (Goal::Steady { until }, Some(pace)) if self.outstanding.has_room() => Some(pace.next().min(until)),
+            _ => None,
+        }
+    }
+
+    /// Appends the requests that can be made now.
+    pub(super) fn requests(&mut self, now: u64, out: &mut Vec<u8>) {
+        while self.outstanding.has_room() && out.len() < WRITE_AHEAD {
+            let more = match self.goal {
+                Goal::Rest => false,
+                Goal::Fill => self.next_add < self.window && self.add(now, self.window - self.next_add, out),
+                Goal::Steady { until } => now < until && self.steady(now, out),
+                Goal::Clean => self.next_del < self.next_add && self.del(now, self.next_add, out),
+            };
+            if !more {
+                break;
+            }
+        }
+    }
+
+    /// The next of a pair, or a Ping, if it is due.
+    fn steady(&mut self, now: u64, out: &mut Vec<u8>) -> bool {
+        let frame = self.plan.ids_per_frame;
+        if self.next_add - self.next_del >= self.window + frame {
+            let at = if self.pace.is_some() { self.due_at } else { now };
+            return self.del(at, self.next_del + frame, out);
+        }
+        self.due_at = now;
+        if let Some(pace) = &mut self.pace {
+            self.due_at = pace.next();
+            if self.due_at > now {
+                return false;
+            }
+            pace.advance();
+        }
+        match self.plan.op {
+            Op::Wheel => self.add(self.due_at, frame, out),
+            Op::Ping => self.ping(self.due_at, out),
+        }
+    }
+
+    /// Adds up to `most` messages, at most a frame.
+    fn add(&mut self, at: u64, most: u64, out: &mut Vec<u8>) -> bool {
+        let (ids, connection) = (self.plan.ids, self.connection);
+        let numbers = self.next_add..self.next_add + most.min(self.plan.ids_per_frame);
+        let correlation = self.outstanding.next_correlation();
+        let messages = numbers.clone().map(|number| ids.message(connection, number));
+        wire::put_add(out, correlation, self.plan.ack_timeout_ticks, ids.with_clients(), messages);
+        self.outstanding.push(Sent { at, first: numbers.start, count: length(&numbers), kind: Kind::Add });
+        self.next_add = numbers.end;
+        true
+    }
+
+    /// Deletes those of a frame's oldest messages, below `end`, that are to be acknowledged; perhaps none.
+    fn del(&mut self, at: u64, end: u64, out: &mut Vec<u8>) -> bool {
+        let (ids, connection) = (self.plan.ids, self.connection);
+        let numbers = self.next_del..end.min(self.next_del + self.plan.ids_per_frame);
+        let correlation = self.outstanding.next_correlation();
+        let acked = numbers.clone().filter(|number| ids.is_acked(connection, *number));
+        let messages = acked.map(|number| ids.message(connection, number));
+        let count = wire::put_del(out, correlation, ids.with_clients(), messages);
+        if count > 0 {
+            self.outstanding.push(Sent { at, first: numbers.start, count, kind: Kind::Del });
+        }
+        self.next_del = numbers.end;
+        true
+    }
+
+    fn ping(&mut self, at: u64, out: &mut Vec<u8>) -> bool {
+        let correlation = self.outstanding.next_correlation();
+        wire::put_ping(out, correlation, self.next_add, self.plan.ping_length);
+        self.outstanding.push(Sent { at, first: self.next_add, count: 1, kind: Kind::Ping });
+        // A Ping has no second half: the window stays as it is.
+        (self.next_add, self.next_del) = (self.next_add + 1, self.next_del + 1);
+        true
+    }
+
+    /// Takes all whole answers at the beginning of `input`, which were read at `now`; returns how many bytes they had.
+    /// What the server wants to know in turn is answered in `out`.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is of no more use.
+    pub(super) fn answers(&mut self, input: &[u8], now: u64, out: &mut Vec<u8>) -> Result<usize, String> {
+        let recorder = Arc::clone(&self.recorder);
+        let mut recorder = recorder.lock();
+        let measured = matches!(self.goal, Goal::Steady { until } if now < until);
+        let (mut taken, mut messages, mut frames) = (0, 0, 0);
+        let before = (self.tally.added, self.tally.acked);
+        while let Some(frame) = wire::next_frame(&input[taken..]).map_err(broken)? {
+            taken += frame.len();
+            let Some(sent) = self.outstanding.take(wire::correlation(frame)) else {
+                self.unasked(frame, out)?;
+                continue;
+            };
+            frames += 1;
+            messages += u64::from(sent.count);
+            self.answer(frame, sent, now, measured.then_some(&mut *recorder))?;
+        }
+        if measured {
+            self.add_run.record(now, &mut recorder.adds);
+            self.del_run.record(now, &mut recorder.dels);
+            self.tally.frames += frames;
+        } else {
+            (self.tally.added, self.tally.acked) = before;
+        }
+        self.plan.live.count(frames, messages);
+        Ok(taken)
+    }
+
+    fn answer(
+        &mut self,
+        frame: &[u8],
+        sent: Sent,
+        now: u64,
+        recorder: Option<&mut Recorder>,
+    ) -> Result<(), String> {
+        let right = match sent.kind {
+            Kind::Add => wire::added(frame, sent.count).map(|deadline| self.added(sent, deadline)),
+            Kind::Del => wire::acked(frame, sent.count).then(|| self.tally.acked += u64::from(sent.count)),
+            Kind::Ping => wire::echoed(frame, sent.first, self.plan.ping_length).then_some(()),
+        };
+        if right.is_none() {
+            return self.wrong(frame, sent);
+        }
+        let Some(recorder) = recorder else { return Ok(()) };
+        let (run, histogram) = match sent.kind {
+            Kind::Add | Kind::Ping => (&mut self.add_run, &mut recorder.adds),
+            Kind::Del => (&mut self.del_run, &mut recorder.dels),
+        };
+        if let Some(mut ended) = run.extend(sent.at) {
+            ended.record(now, histogram);
+        }
+        Ok(())
+    }
+
+    fn added(&mut self, sent: Sent, deadline: u64) {
+        self.tally.added += u64::from(sent.count);
+        if self.plan.ids.all_are_acked() {
+            return;
+        }
+        let (ids, connection) = (self.plan.ids, self.connection);
+        let numbers = sent.first..sent.first + u64::from(sent.count);
+        self.tally.left_to_time_out += numbers.filter(|number| !ids.is_acked(connection, *number)).count() as u64;
+        self.tally.sightings.note(deadline, sent.at);
+    }
+
+    /// What this connection has done so far.
+    pub(super) fn tally(&self) -> Tally {
+        Tally { numbers: self.next_add, ..self.tally.clone() }
+    }
+
+    /// An answer that is not the one hoped for: an error of the load, unless it cannot even be read.
+    #[cold]
+    fn wrong(&self, frame: &[u8], sent: Sent) -> Result<(), String> {
+        let (what, hoped) = match sent.kind {
+            Kind::Add => ("an AddNewMsg", "added"),
+            Kind::Del => ("a DelMsg", "acked"),
+            Kind::Ping => ("a Ping", "its own bytes"),
+        };
+        let asked = u64::from(sent.count);
+        let text = match decode(frame)?.body {
+            Body::Error(error) => format!("{what} was refused: {}", error.text),
+            Body::AddNewMsgAnswer(answer) if sent.kind == Kind::Add && answer.outcomes.len() as u64 == asked => {
+                let rearmed = answer.outcomes.iter().filter(|outcome| **outcome == AddOutcome::Rearmed).count();
+                format!("{what} was answered with re-armed for {rearmed} of {asked} messages, not with {hoped}")
+            }
+            Body::DelMsgAnswer(outcomes) if sent.kind == Kind::Del && outcomes.len() as u64 == asked => {
+                not_acked(&outcomes)
+            }
+            body => format!("{what} was answered with another {} than hoped for", body.frame_type().as_str()),
+        };
+        self.plan.errors.note(text);
+        Ok(())
+    }
+
+    /// What the server says by itself.
+    #[cold]
+    fn unasked(&self, frame: &[u8], out: &mut Vec<u8>) -> Result<(), String> {
+        let Frame { correlation, body } = decode(frame)?;
+        match body {
+            Body::Ping(payload) => {
+                let mut pong = BytesMut::new();
+                Codec::default().encode_frame(&Frame::new(correlation, Body::Pong(payload)), &mut pong);
+                out.extend_from_slice(&pong);
+                Ok(())
+            }
+            Body::GoAway(_) => Err("the server says that it will close the connection".to_owned()),
+            Body::Error(error) => Err(format!("the server said: {}", error.text)),
+            body => {
+                self.plan
+                    .errors
+                    .note(format!("the server sent a {} that nobody asked for", body.frame_type().as_str()));
+                Ok(())
+            }
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a frame has at most 32,768 messages")]
+const fn length(numbers: &Range<u64>) -> u32 {
+    (numbers.end - numbers.start) as u32
+}
+
+fn not_acked(outcomes: &[DelOutcome]) -> String {
+    let wrong =
+        outcomes.iter().find(|outcome| **outcome != DelOutcome::Acked).copied().unwrap_or(DelOutcome::Acked);
+    let advice = match wrong {
+        DelOutcome::Late => {
+            ": the message timed out before its turn came; keep fewer --in-flight, or raise --ack-timeout-ticks"
+        }
+        _ => "",
+    };
+    format!("a DelMsg was answered with {wrong}, not with acked{advice}")
+}
+
+fn broken(length: BrokenLength) -> String {
+    format!("the server sent a frame whose length is {}, which no frame can have", length.0)
+}
+
+/// Has the codec read a whole frame.
+fn decode(frame: &[u8]) -> Result<Frame, String> {
+    match Codec::default().decode(&mut BytesMut::from(frame)) {
+        Ok(Some(Decoded::Frame(frame))) => Ok(frame),
+        Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError::Broken { refusal, .. }) => {
+            Err(format!("the server sent a frame that cannot be read: {}", refusal.text))
+        }
+        Ok(None) => Err("the server sent a frame that does not end".to_owned()),
+        Err(DecodeError::Io(error)) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+use super::*;
+use crate::core::message::Message;
+use crate::core::ring::AddNewMsgAnswer;
+use crate::core::tick::Tick;
+
+/// A server in memory that answers everything rightly, in the order asked.
+#[derive(Default)]
+struct Server {
+    in_flight: std::collections::BTreeSet<u64>,
+    most_in_flight: usize,
+    /// Messages of each AddNewMsg and DelMsg, and Pings as none.
+    asked: Vec<(FrameKind, Vec<u64>)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FrameKind {
+    Add,
+    Del,
+    Ping,
+}
+
+fn ids(messages: &[Message]) -> Vec<u64> {
+    messages.iter().map(|message| message.msg_id.0).collect()
+}
+
+fn frames(bytes: &[u8]) -> Vec<Frame> {
+    let mut bytes = BytesMut::from(bytes);
+    let frames = std::iter::from_fn(|| Codec::default().decode(&mut bytes).expect("no broken frame"));
+    frames
+        .map(|decoded| match decoded {
+            Decoded::Frame(frame) => frame,
+            Decoded::Refused { refusal, .. } => panic!("{refusal}"),
+        })
+        .collect()
+}
+
+fn bytes(frame: &Frame) -> Vec<u8> {
+    let mut bytes = BytesMut::new();
+    Codec::default().encode_frame(frame, &mut bytes);
+    bytes.to_vec()
+}
+
+impl Server {
+    fn answer(&mut self, requests: &[u8]) -> Vec<u8> {
+        frames(requests).into_iter().flat_map(|frame| bytes(&self.answer_one(frame))).collect()
+    }
+
+    fn answer_one(&mut self, Frame { correlation, body }: Frame) -> Frame {
+        let body = match body {
+            Body::AddNewMsg(add) => {
+                let ids = ids(&add.messages);
+                let outcomes = ids.iter().map(|id| match self.in_flight.insert(*id) {
+                    true => AddOutcome::Added,
+                    false => AddOutcome::Rearmed,
+                });
+                let outcomes = outcomes.collect();
+                self.asked.push((FrameKind::Add, ids));
+                self.most_in_flight = self.most_in_flight.max(self.in_flight.len());
+                Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline: Tick(115), outcomes })
+            }
+            Body::DelMsg(del) => {
+                let ids = ids(&del.messages);
+                let outcomes = ids.iter().map(|id| match self.in_flight.remove(id) {
+                    true => DelOutcome::Acked,
+                    false => DelOutcome::Unknown,
+                });
+                let outcomes = outcomes.collect();
+                self.asked.push((FrameKind::Del, ids));
+                Body::DelMsgAnswer(outcomes)
+            }
+            Body::Ping(payload) => {
+                self.asked.push((FrameKind::Ping, Vec::new()));
+                Body::Pong(payload)
+            }
+            other => panic!("a load asks no {other:?}"),
+        };
+        Frame::new(correlation, body)
+    }
+}
+
+fn plan(op: Op, acked: f64, ids_per_frame: u64) -> Arc<Plan> {
+    Arc::new(Plan {
+        op,
+        ids: Ids::new(7, acked, false, 2),
+        pipeline: 16,
+        ids_per_frame,
+        ack_timeout_ticks: 0,
+        ping_length: 16,
+        errors: Errors::default(),
+        live: Live::default(),
+    })
+}
+
+fn traffic(plan: &Arc<Plan>, window: u64) -> Traffic {
+    Traffic::new(Arc::clone(plan), 1, window, Arc::default())
+}
+
+/// Asks and answers until the goal is reached, a microsecond a round; returns when that was.
+fn pursue(traffic: &mut Traffic, server: &mut Server, goal: Goal, from: u64) -> u64 {
+    traffic.pursue(goal, None);
+    let (mut now, mut out) = (from, Vec::new());
+    while !traffic.is_done(now) {
+        traffic.requests(now, &mut out);
+        let answers = server.answer(&std::mem::take(&mut out));
+        now += 1_000;
+        assert_eq!(traffic.answers(&answers, now, &mut out), Ok(answers.len()));
+    }
+    now
+}
+
+#[test]
+fn the_wheel_is_filled_kept_full_and_left_empty() {
+    for (ids_per_frame, window) in [(1, 1), (1, 100), (7, 100), (50, 50)] {
+        let plan = plan(Op::Wheel, 1.0, ids_per_frame);
+        let (mut traffic, mut server) = (traffic(&plan, window), Server::default());
+        let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+        assert_eq!((server.in_flight.len() as u64, traffic.tally().frames), (window, 0));
+        let until = filled + 50_000;
+        let end = pursue(&mut traffic, &mut server, Goal::Steady { until }, filled);
+        assert!(server.most_in_flight as u64 <= window + ids_per_frame, "{ids_per_frame} {window}");
+        let tally = traffic.tally();
+        // Fifty rounds of sixteen frames; answers that came at the very end are not measured.
+        assert_eq!(tally.frames, 49 * 16);
+        assert_eq!((tally.added, tally.acked), (49 * 8 * ids_per_frame, 49 * 8 * ids_per_frame));
+        pursue(&mut traffic, &mut server, Goal::Clean, end);
+        assert!(server.in_flight.is_empty());
+        assert_eq!(plan.errors.told().0, 0, "{:?}", plan.errors);
+        let recorder = traffic.recorder.lock();
+        assert_eq!((recorder.adds.len(), recorder.dels.len()), (49 * 8, 49 * 8));
+        assert_eq!(recorder.adds.value_at_quantile(0.99).abs_diff(1_000), 0);
+    }
+}
+
+#[test]
+fn what_is_not_to_be_acknowledged_is_left_and_counted() {
+    for (acked, ids_per_frame) in [(0.0, 1), (0.3, 1), (0.9, 10), (0.5, 100)] {
+        let plan = plan(Op::Wheel, acked, ids_per_frame);
+        let (mut traffic, mut server) = (traffic(&plan, 200), Server::default());
+        let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+        let end = pursue(&mut traffic, &mut server, Goal::Steady { until: filled + 20_000 }, filled);
+        pursue(&mut traffic, &mut server, Goal::Clean, end);
+        let tally = traffic.tally();
+        assert_eq!(server.in_flight.len() as u64, tally.left_to_time_out);
+        let left = (0..tally.numbers).filter(|number| !plan.ids.is_acked(1, *number));
+        assert!(left.map(|number| plan.ids.message(1, number).msg_id.0).eq(traffic_order(&server, &plan)));
+        assert!(server.asked.iter().all(|(_, ids)| !ids.is_empty() && ids.len() as u64 <= ids_per_frame));
+        assert_eq!(tally.sightings.last_at_or_before(115).is_some(), tally.left_to_time_out > 0);
+        assert_eq!(plan.errors.told().0, 0, "{:?}", plan.errors);
+    }
+}
+
+/// What is in flight, in the order in which it was added.
+fn traffic_order<'a>(server: &'a Server, plan: &'a Plan) -> impl Iterator<Item = u64> + 'a {
+    let mut numbers: Vec<u64> = server
+        .in_flight
+        .iter()
+        .map(|id| plan.ids.origin(Message::new(*id, 0)).expect("it is of this load").number)
+        .collect();
+    numbers.sort_unstable();
+    numbers.into_iter().map(|number| plan.ids.message(1, number).msg_id.0)
+}
+
+#[test]
+fn pings_are_all_that_a_load_of_pings_asks() {
+    let plan = plan(Op::Ping, 1.0, 1);
+    let (mut traffic, mut server) = (traffic(&plan, 100), Server::default());
+    pursue(&mut traffic, &mut server, Goal::Steady { until: 10_000 }, 0);
+    assert!(server.asked.iter().all(|(kind, _)| *kind == FrameKind::Ping));
+    assert_eq!((traffic.tally().frames, server.asked.len(), plan.errors.told().0), (9 * 16, 10 * 16, 0));
+}
+
+#[test]
+fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
+    let plan = plan(Op::Wheel, 1.0, 1);
+    let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
+    let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+    // A pair every 1,000 ns, so that five are due at 4,000 ns; none was made since the server took so long.
+    traffic.pursue(Goal::Steady { until: filled + 1_000_000 }, Some(Pace::new(filled, 1e6, 0, 1)));
+    let mut out = Vec::new();
+    traffic.requests(filled + 4_000, &mut out);
+    assert_eq!(traffic.next_due(), Some(filled + 5_000));
+    let answers = server.answer(&std::mem::take(&mut out));
+    assert_eq!(traffic.answers(&answers, filled + 6_000, &mut out), Ok(answers.len()));
+    let recorder = traffic.recorder.lock();
+    for histogram in [&recorder.adds, &recorder.dels] {
+        let latencies: Vec<u64> = histogram.iter_recorded().map(|value| value.value_iterated_to()).collect();
+        let expected = [2_000_u64, 3_000, 4_000, 5_000, 6_000];
+        assert_eq!(latencies.len(), expected.len());
+        assert!(latencies.iter().zip(expected).all(|(found, expected)| found.abs_diff(expected) <= 5), "{latencies:?}");
+    }
+}
+
+#[test]
+fn answers_in_another_order_and_in_pieces_are_taken() {
+    let plan = plan(Op::Wheel, 1.0, 1);
+    let (mut traffic, mut server) = (traffic(&plan, 16), Server::default());
+    traffic.pursue(Goal::Fill, None);
+    let mut out = Vec::new();
+    traffic.requests(0, &mut out);
+    let mut answers: Vec<Vec<u8>> =
+        frames(&out).into_iter().map(|frame| bytes(&server.answer_one(frame))).collect();
+    answers.reverse();
+    let (whole, half) = (answers[..10].concat(), &answers[10][..20]);
+    out.clear();
+    assert_eq!(traffic.answers(&[&whole, half].concat(), 5, &mut out), Ok(whole.len()));
+    assert!(traffic.is_waiting());
+    let rest = answers[10..].concat();
+    assert_eq!(traffic.answers(&rest, 5, &mut out), Ok(rest.len()));
+    assert!(!traffic.is_waiting() && traffic.is_done(5));
+    assert_eq!((plan.errors.told().0, traffic.tally().numbers), (0, 16));
+}
+
+#[test]
+fn what_the_server_says_unasked_is_answered_or_ends_the_connection() {
+    let plan = plan(Op::Wheel, 1.0, 1);
+    let mut traffic = traffic(&plan, 16);
+    let mut out = Vec::new();
+    let ping = bytes(&Frame::new(0, Body::Ping(vec![1, 2, 3])));
+    assert_eq!(traffic.answers(&ping, 0, &mut out), Ok(ping.len()));
+    assert_eq!(frames(&out), [Frame::new(0, Body::Pong(vec![1, 2, 3]))]);
+    let pong = bytes(&Frame::new(99, Body::Pong(Vec::new())));
+    assert_eq!(traffic.answers(&pong, 0, &mut out), Ok(pong.len()));
+    assert_eq!(plan.errors.told(), (1, vec!["the server sent a pong that nobody asked for".to_owned()]));
+    let text = "too slow".to_owned();
+    let error = crate::protocol::frame::Error {
+        code: 1,
+        promise: crate::core::refusal::Promise::NotApplied,
+        retryable: false,
+        text,
+    };
+    let error = bytes(&Frame::new(0, Body::Error(error)));
+    assert_eq!(traffic.answers(&error, 0, &mut out), Err("the server said: too slow".to_owned()));
+    assert!(traffic.answers(b"HTTP/1.1", 0, &mut out).is_err());
+}

@@ -1,0 +1,347 @@
+//! `ackwheel bench` against real sidecars: it finishes without errors where all is right, and says so where not.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+
+use ackwheel::client::Address;
+use ackwheel::load::{self, LoadError, LoadOptions, Op};
+use serde_json::Value;
+
+use crate::support::process::{Run, assert_names, program};
+use crate::support::sidecar::Sidecar;
+
+/// Runs a load against a sidecar.
+fn bench(sidecar: &Sidecar, flags: &[&str]) -> Run {
+    let mut command = sidecar.command(&["bench", "--admin", &sidecar.admin.to_string(), "--json"]);
+    Run::of(command.args(flags))
+}
+
+/// The report of a load without errors.
+#[track_caller]
+fn report(sidecar: &Sidecar, flags: &[&str]) -> Value {
+    let report: Value = serde_json::from_str(bench(sidecar, flags).output()).expect("JSON");
+    assert_eq!((&report["errors"], &report["error_texts"]), (&Value::from(0), &Value::from(Vec::<Value>::new())));
+    report
+}
+
+#[track_caller]
+fn number(report: &Value, path: &str) -> f64 {
+    report.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("no number {path} in {report}"))
+}
+
+#[track_caller]
+fn assert_latency(report: &Value, of: &str) {
+    let [p50, p99, p999, max] =
+        ["p50", "p99", "p999", "max"].map(|name| number(report, &format!("/latency_us/{of}/{name}")));
+    assert!(0.0 < p50 && p50 <= p99 && p99 <= p999 && p999 <= max, "{report}");
+}
+
+#[test]
+fn a_wheel_is_measured_and_left_empty() {
+    let sidecar = Sidecar::start(&[]);
+    let report = report(&sidecar, &["--seconds", "1", "--in-flight", "10000", "--connections", "3"]);
+    let pairs = number(&report, "/pairs_per_second");
+    assert!(pairs > 0.0 && number(&report, "/frames_per_second") >= 2.0 * pairs, "{report}");
+    assert_latency(&report, "add");
+    assert_latency(&report, "del");
+    let asked = ["op", "connections", "pipeline", "ids_per_frame", "in_flight", "seconds"].map(|key| &report[key]);
+    let expected = ["\"wheel\"", "3", "256", "1", "10000", "1.0"].map(|text| serde_json::from_str(text).unwrap());
+    assert_eq!(asked, expected.each_ref(), "{report}");
+    assert!(report["timeout_lateness_ms"].is_null() && report["timed_out"] == 0, "{report}");
+    assert!(number(&report, "/server/cpu_seconds") > 0.0, "{report}");
+    assert!(number(&report, "/server/rss_bytes") > 1e6, "{report}");
+
+    let metrics = sidecar.metrics();
+    assert_eq!(metrics.count("messages_in_flight"), 0);
+    assert_eq!(metrics.count("messages_rearmed_total"), 0);
+    // What it says it did in a second the sidecar has seen, and the filling too.
+    let (added, acked) = (metrics.count("messages_added_total"), metrics.acked("acked"));
+    assert_eq!(added, acked);
+    assert!(as_float(added) >= pairs + 10_000.0, "{added} were added, but {report}");
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a test adds less than 2^53 messages")]
+fn as_float(count: u64) -> f64 {
+    count as f64
+}
+
+#[test]
+fn frames_of_512_ids_and_clients_count_as_messages() {
+    let sidecar = Sidecar::start(&[]);
+    for clients in [&[][..], &["--clients"]] {
+        let flags = ["--seconds", "0.5", "--ids-per-frame", "512", "--pipeline", "4", "--in-flight", "50000"];
+        let report = report(&sidecar, &[&flags, clients].concat());
+        let ratio = number(&report, "/pairs_per_second") / number(&report, "/frames_per_second");
+        assert!((250.0..=256.0).contains(&ratio), "{report}");
+        assert_eq!(sidecar.metrics().count("messages_in_flight"), 0);
+    }
+}
+
+#[test]
+fn what_is_not_acknowledged_times_out_once_and_late_by_little() {
+    // Two ticks of 100 ms, so that many revolutions pass.
+    let sidecar = Sidecar::start(&["--slots", "2", "--tick", "100ms"]);
+    let flags = ["--acked", "0.9", "--seconds", "1", "--in-flight", "1000", "--rate", "20000"];
+    let report = report(&sidecar, &[&flags[..], &["--ids-per-frame", "10"]].concat());
+    let timed_out = number(&report, "/timed_out");
+    // 20,000 pairs, a tenth of which was left.
+    assert!((1_000.0..4_000.0).contains(&timed_out), "{report}");
+    let [p50, p99, max] =
+        ["p50", "p99", "max"].map(|name| number(&report, &format!("/timeout_lateness_ms/{name}")));
+    assert!((0.0..=p99).contains(&p50) && p99 <= max, "{report}");
+    let metrics = sidecar.metrics();
+    assert_eq!(as_float(metrics.count("messages_timed_out_total")), timed_out, "{report}");
+    assert_eq!(metrics.acked("late") + metrics.acked("unknown"), 0);
+}
+
+#[test]
+fn nothing_acknowledged_at_all_is_a_load_too() {
+    let sidecar = Sidecar::start(&["--slots", "2", "--tick", "100ms"]);
+    let report = report(&sidecar, &["--acked", "0", "--seconds", "0.5", "--in-flight", "1000", "--rate", "5000"]);
+    assert!(number(&report, "/timed_out") >= 1_000.0, "{report}");
+    assert!(report["latency_us"].get("del").is_none(), "{report}");
+    assert_latency(&report, "add");
+}
+
+#[test]
+fn pings_touch_no_wheel_and_idle_connections_live_on() {
+    let sidecar = Sidecar::start(&[]);
+    let report = report(&sidecar, &["--op", "ping", "--seconds", "0.5", "--idle-connections", "20"]);
+    assert!(report["pairs_per_second"].is_null() && number(&report, "/frames_per_second") > 0.0, "{report}");
+    assert_latency(&report, "ping");
+    assert!(report["latency_us"].get("add").is_none(), "{report}");
+    let metrics = sidecar.metrics();
+    assert_eq!(metrics.count("messages_added_total"), 0);
+}
+
+#[test]
+fn a_fixed_rate_is_not_exceeded() {
+    let sidecar = Sidecar::start(&[]);
+    for flags in
+        [&["--in-flight", "1000"][..], &["--op", "ping"], &["--in-flight", "1000", "--ids-per-frame", "7"]]
+    {
+        let report = report(&sidecar, &[&["--rate", "3000", "--seconds", "1"], flags].concat());
+        let per_second = if report["op"] == "ping" { "/frames_per_second" } else { "/pairs_per_second" };
+        let per_second = number(&report, per_second);
+        assert!(per_second > 0.0 && per_second <= 3_000.0 * 1.05, "{report}");
+    }
+}
+
+#[test]
+fn a_table_says_the_same_to_a_person() {
+    let sidecar = Sidecar::start(&[]);
+    let admin = sidecar.admin.to_string();
+    let run = sidecar.run(&["bench", "--seconds", "0.2", "--in-flight", "1000", "--admin", &admin]);
+    let words = ["8 connections of 256", "pairs per second", "p99.9", "add ", "del ", "s of CPU", "errors"];
+    assert_names(run.output(), &words);
+    assert!(run.stdout.lines().all(|line| line.chars().count() <= 80), "{run:?}");
+}
+
+#[test]
+fn without_the_admin_endpoint_only_the_figures_of_the_server_are_missing() {
+    let sidecar = Sidecar::start(&[]);
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let admin = free.local_addr().unwrap().to_string();
+    drop(free);
+    let run = sidecar.run(&["bench", "--json", "--op", "ping", "--seconds", "0.1", "--admin", &admin]);
+    assert_names(&run.stderr, &["no figures of the server", &admin, "--admin"]);
+    let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
+    assert_eq!((run.code, &report["server"]), (0, &Value::Null), "{run:?}");
+}
+
+#[test]
+fn a_token_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "secret\n").unwrap();
+    let token = token.to_str().unwrap();
+    let sidecar = Sidecar::start(&["--token-file", token]);
+    let flags = ["--seconds", "0.1", "--in-flight", "100"];
+    report(&sidecar, &[&flags[..], &["--token-file", token]].concat());
+    assert_names(bench(&sidecar, &flags).error(1), &["token"]);
+}
+
+#[test]
+fn impossible_options_end_with_64_and_what_to_write_instead() {
+    for (flags, words) in [
+        (&["--connections", "0"][..], &["--connections 0", "write 1 to"][..]),
+        (&["--pipeline", "0"], &["--pipeline 0", "write 1 to"]),
+        (&["--ids-per-frame", "0"], &["--ids-per-frame 0", "write 1 to 32768"]),
+        (&["--ids-per-frame", "32769", "--in-flight", "1000000"], &["--ids-per-frame 32769", "write 1 to 32768"]),
+        (&["--threads", "9"], &["--threads 9", "write 1 to 8"]),
+        (&["--seconds", "0"], &["--seconds 0", "write 0.01 to"]),
+        (&["--seconds", "nan"], &["--seconds NaN", "write 0.01 to"]),
+        (&["--rate", "0"], &["--rate 0", "leave it out"]),
+        (&["--acked", "1.5"], &["--acked 1.5", "write 0 to 1"]),
+        (&["--in-flight", "7"], &["--in-flight 7", "write at least 8"]),
+        (&["--in-flight", "4095", "--ids-per-frame", "512"], &["--in-flight 4095", "write at least 4096"]),
+        (&["--ack-timeout-ticks", "0"], &["--ack-timeout-ticks", "'0'"]),
+        (&["--op", "pong"], &["pong", "wheel, ping"]),
+    ] {
+        let run = Run::of(&mut program(&[&["bench"], flags].concat()));
+        assert_names(run.error(64), words);
+    }
+    let sidecar = Sidecar::start(&["--slots", "2", "--tick", "100ms"]);
+    for (flags, words) in [
+        (&["--ack-timeout-ticks", "3"][..], &["--ack-timeout-ticks 3", "write 1 to 2"][..]),
+        (&["--in-flight", "201", "--rate", "1000"], &["--in-flight 201", "200ms", "write --in-flight 200"]),
+    ] {
+        assert_names(bench(&sidecar, flags).error(64), words);
+    }
+}
+
+#[test]
+fn without_a_sidecar_it_fails_with_1_and_names_the_address() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let run = Run::of(program(&["bench"]).args(["--addr", &address]));
+    assert_names(run.error(1), &[&address, "is ackwheel serving there?"]);
+}
+
+#[test]
+fn a_refused_frame_is_an_error_with_the_servers_words() {
+    let sidecar = Sidecar::start(&["--max-in-flight", "500"]);
+    let run = bench(&sidecar, &["--in-flight", "1000", "--seconds", "0.2"]);
+    assert_eq!(run.code, 1, "{run:?}");
+    let report: Value = serde_json::from_str(&run.stdout).expect("JSON all the same");
+    assert!(number(&report, "/errors") >= 500.0, "{report}");
+    assert_names(&report["error_texts"].to_string(), &["an AddNewMsg was refused", "--max-in-flight"]);
+    assert_names(&run.stderr, &["errors, as: an AddNewMsg was refused"]);
+}
+
+/// Carries bytes between clients and a server, and changes what the server says: `change` gets whole frames.
+fn changing_proxy(to: SocketAddr, change: fn(&mut [u8])) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("it is bound");
+    thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let Ok(far) = TcpStream::connect(to) else { break };
+            let (mut requests_in, mut requests_out) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            thread::spawn(move || {
+                let _ = std::io::copy(&mut requests_in, &mut requests_out);
+                let _ = requests_out.shutdown(std::net::Shutdown::Both);
+            });
+            thread::spawn(move || carry_frames(far, near, change));
+        }
+    });
+    address
+}
+
+fn carry_frames(mut from: TcpStream, mut to: TcpStream, change: fn(&mut [u8])) {
+    let mut length = [0; 4];
+    while from.read_exact(&mut length).is_ok() {
+        let mut frame = length.to_vec();
+        frame.resize(4 + u32::from_be_bytes(length) as usize, 0);
+        if from.read_exact(&mut frame[4..]).is_err() {
+            break;
+        }
+        change(&mut frame);
+        if to.write_all(&frame).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}
+
+/// A small load over a proxy.
+fn changed(sidecar: &Sidecar, change: fn(&mut [u8])) -> LoadOptions {
+    LoadOptions {
+        address: Address::from(changing_proxy(sidecar.listen, change)),
+        admin: None,
+        connections: 2,
+        pipeline: 8,
+        in_flight: 100,
+        seconds: 0.2,
+        ..LoadOptions::default()
+    }
+}
+
+const OF_TYPE: usize = 4;
+const BODY: usize = 12;
+
+#[test]
+fn every_wrong_answer_is_noticed() {
+    let sidecar = Sidecar::start(&["--slots", "2", "--tick", "200ms"]);
+    let wheel = [
+        (
+            (|frame| {
+                if frame[OF_TYPE] == 0x90 {
+                    (frame[BODY + 15], frame[BODY + 16]) = (1, 1);
+                }
+            }) as fn(&mut [u8]),
+            "re-armed for 1 of 1",
+        ),
+        (
+            |frame| {
+                if frame[OF_TYPE] == 0x91 {
+                    frame[BODY + 4] = 0;
+                }
+            },
+            "answered with unknown, not with acked",
+        ),
+        (
+            |frame| {
+                if frame[OF_TYPE] == 0x91 {
+                    frame[BODY + 4] = 2;
+                }
+            },
+            "answered with late, not with acked: the message timed out before its turn",
+        ),
+    ];
+    for (change, words) in wheel {
+        let report = load::run(&changed(&sidecar, change), |_| {}).expect("a report");
+        assert!(report.errors > 0, "{report:?}");
+        assert_names(&report.error_texts.join("\n"), &[words]);
+    }
+    let pong: fn(&mut [u8]) = |frame| {
+        if frame[OF_TYPE] == 0x82 {
+            *frame.last_mut().unwrap() ^= 1;
+        }
+    };
+    let options = LoadOptions { op: Op::Ping, ..changed(&sidecar, pong) };
+    let report = load::run(&options, |_| {}).expect("a report");
+    assert!(report.errors > 0, "{report:?}");
+    assert_names(&report.error_texts.join("\n"), &["a Ping was answered with another pong"]);
+}
+
+/// Where the messages of a timeout batch begin.
+const BATCH_MESSAGES: usize = BODY + 56;
+
+#[test]
+fn a_timeout_that_is_lost_or_comes_twice_is_noticed() {
+    let sidecar = Sidecar::start(&["--slots", "2", "--tick", "100ms"]);
+    let run = |change| {
+        let options = LoadOptions { acked: 0.5, rate: Some(2_000), ..changed(&sidecar, change) };
+        load::run(&options, |_| {}).expect("a report")
+    };
+    let report = run(|frame| {
+        if frame[OF_TYPE] == 0x21 {
+            // Another id than the one that timed out.
+            frame[BATCH_MESSAGES] ^= 1;
+        }
+    });
+    assert_names(&report.error_texts.join("\n"), &["were neither acknowledged nor did they time out"]);
+    assert!(report.timed_out_of_others > 0 && report.errors == 1, "{report:?}");
+    let report = run(|frame| {
+        if frame[OF_TYPE] == 0x21 && frame.len() >= BATCH_MESSAGES + 2 * 17 {
+            // The first id again in the place of the second.
+            frame.copy_within(BATCH_MESSAGES..BATCH_MESSAGES + 8, BATCH_MESSAGES + 8);
+        }
+    });
+    assert_names(&report.error_texts.join("\n"), &["timed out in two batches", "neither acknowledged nor"]);
+}
+
+#[test]
+fn a_lost_connection_ends_the_load() {
+    let sidecar = Sidecar::start(&[]);
+    let change: fn(&mut [u8]) = |frame| {
+        if frame[OF_TYPE] == 0x91 {
+            frame[..4].copy_from_slice(&3_u32.to_be_bytes());
+        }
+    };
+    let error = load::run(&changed(&sidecar, change), |_| {}).expect_err("no frame has this length");
+    assert!(matches!(error, LoadError::Connection(_)), "{error:?}");
+    assert_names(&error.to_string(), &["length is 3"]);
+}
