@@ -186,7 +186,10 @@ fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
         let latencies: Vec<u64> = histogram.iter_recorded().map(|value| value.value_iterated_to()).collect();
         let expected = [2_000_u64, 3_000, 4_000, 5_000, 6_000];
         assert_eq!(latencies.len(), expected.len());
-        assert!(latencies.iter().zip(expected).all(|(found, expected)| found.abs_diff(expected) <= 5), "{latencies:?}");
+        assert!(
+            latencies.iter().zip(expected).all(|(found, expected)| found.abs_diff(expected) <= 5),
+            "{latencies:?}"
+        );
     }
 }
 
