@@ -46,7 +46,8 @@ fn a_wheel_is_measured_and_left_empty() {
     assert_latency(&report, "add");
     assert_latency(&report, "del");
     let asked = ["op", "connections", "pipeline", "ids_per_frame", "in_flight", "seconds"].map(|key| &report[key]);
-    let expected = ["\"wheel\"", "3", "256", "1", "10000", "1.0"].map(|text| serde_json::from_str(text).unwrap());
+    let expected: [Value; 6] =
+        ["\"wheel\"", "3", "256", "1", "10000", "1.0"].map(|text| serde_json::from_str(text).unwrap());
     assert_eq!(asked, expected.each_ref(), "{report}");
     assert!(report["timeout_lateness_ms"].is_null() && report["timed_out"] == 0, "{report}");
     assert!(number(&report, "/server/cpu_seconds") > 0.0, "{report}");

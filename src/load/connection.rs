@@ -147,7 +147,7 @@ impl Connection {
                 return Ok(());
             }
             self.traffic.requests(now, &mut self.output);
-            match self.traffic.next_due() {
+            match self.traffic.next_due(now) {
                 Some(due) => self.wait_until(due).await?,
                 None => self.moved().await?,
             }
@@ -188,7 +188,8 @@ impl Connection {
             Poll::Pending => Poll::Ready(Ok(())),
         })
         .await?;
-        if !moved && due > now {
+        if !moved {
+            // The runtime looks for events on the sockets only when nobody keeps it.
             tokio::task::yield_now().await;
         }
         Ok(())

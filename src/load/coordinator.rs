@@ -11,13 +11,14 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep_until};
 
 use super::connection::{Arrival, Phase, idle};
 use super::crew::Shared;
-use super::figures::{Figures, of_server, own_cpu_seconds};
+use super::figures::{Figures, of_server};
 use super::recorder::{Recorder, Sightings};
 use super::report::{Latency, Lateness};
 use super::timeouts::Timeouts;
 use super::traffic::Tally;
 use super::{LoadError, Op, Progress, Report, ServerFigures, Stage};
 use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription, greet};
+use crate::metrics::cpu_time;
 use crate::protocol::frame::Welcome;
 
 /// How often progress is told.
@@ -139,13 +140,13 @@ impl<'a> Coordinator<'a> {
 
     async fn measure(&mut self) -> Result<Used, LoadError> {
         let before = self.server_figures().await;
-        let cpu_before = own_cpu_seconds();
+        let cpu_before = cpu_time();
         let from = self.shared.stopwatch.now();
         let length = Duration::from_secs_f64(self.shared.options.seconds);
         let until = from + u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 2);
         self.publish(Phase::Measure { from, until });
         self.all_arrive(Stage::Measuring, Some(until)).await?;
-        let client_cpu_seconds = own_cpu_seconds() - cpu_before;
+        let client_cpu_seconds = cpu_time().saturating_sub(cpu_before).as_secs_f64();
         let after = if before.is_err() { Ok(None) } else { self.server_figures().await };
         self.all_arrive(Stage::Measuring, None).await?;
         let server = before.and_then(|before| Ok(difference(before, after?)));

@@ -1,9 +1,6 @@
-//! What processes have used: this one, and the server by its metrics.
+//! What the server has used, by its metrics.
 
 use std::time::Duration;
-
-use prometheus::core::Collector;
-use prometheus::process_collector::ProcessCollector;
 
 /// How long the server may take to say it.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -35,13 +32,6 @@ pub(super) fn of_server(admin: &str) -> Result<Figures, String> {
 fn parse(text: &str) -> Option<Figures> {
     let value = |name| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     Some(Figures { cpu_seconds: value(CPU)?, rss_bytes: value(MEMORY)? })
-}
-
-/// CPU time that this process has used, in seconds; 0 where the operating system does not say.
-pub(super) fn own_cpu_seconds() -> f64 {
-    let families = ProcessCollector::for_self().collect();
-    let cpu = families.iter().find(|family| family.name() == CPU);
-    cpu.and_then(|family| family.get_metric().first()).map_or(0.0, |metric| metric.get_counter().get_value())
 }
 
 #[cfg(test)]

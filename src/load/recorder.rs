@@ -62,8 +62,11 @@ impl Run {
 
     /// Records what there is, and begins anew.
     pub(super) fn record(&mut self, now: u64, histogram: &mut Histogram<u64>) {
-        histogram.saturating_record_n(now.saturating_sub(self.sent_at), self.count);
-        self.count = 0;
+        // Nothing recorded at a value would still make it the greatest.
+        if self.count > 0 {
+            histogram.saturating_record_n(now.saturating_sub(self.sent_at), self.count);
+            self.count = 0;
+        }
     }
 }
 

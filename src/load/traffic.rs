@@ -141,9 +141,11 @@ impl Traffic {
     }
 
     /// When the schedule has the next thing to do; none if only an answer brings one.
-    pub(super) fn next_due(&self) -> Option<u64> {
+    pub(super) fn next_due(&self, now: u64) -> Option<u64> {
         match (self.goal, &self.pace) {
-            (Goal::Steady { until }, Some(pace)) if self.outstanding.has_room() => Some(pace.next().min(until)),
+            (Goal::Steady { until }, Some(pace)) if now < until && self.outstanding.has_room() => {
+                Some(pace.next().min(until))
+            }
             _ => None,
         }
     }

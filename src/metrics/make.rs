@@ -5,6 +5,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registr
 
 use super::PREFIX;
 use super::latencies::{Histogram, Latencies};
+use super::process::Process;
 
 /// Makes metrics and registers them.
 pub(super) struct Maker {
@@ -71,8 +72,7 @@ impl Maker {
     }
 
     pub(super) fn process_and_build(&self) {
-        let process = prometheus::process_collector::ProcessCollector::for_self();
-        self.registry.register(Box::new(process)).expect("process metrics have names of their own");
+        self.registry.register(Box::new(Process::new())).expect("process metrics have names of their own");
         let opts = Maker::opts("build_info", "1, with the version as its label.");
         let version = opts.const_label("version", env!("CARGO_PKG_VERSION"));
         self.register(IntGauge::with_opts(version)).set(1);

@@ -2,10 +2,12 @@
 
 mod latencies;
 mod make;
+mod process;
 
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 
 pub use latencies::Latencies;
+pub use process::cpu_time;
 
 use self::make::Maker;
 

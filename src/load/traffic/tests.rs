@@ -178,7 +178,7 @@ fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
     traffic.pursue(Goal::Steady { until: filled + 1_000_000 }, Some(Pace::new(filled, 1e6, 0, 1)));
     let mut out = Vec::new();
     traffic.requests(filled + 4_000, &mut out);
-    assert_eq!(traffic.next_due(), Some(filled + 5_000));
+    assert_eq!(traffic.next_due(filled + 4_000), Some(filled + 5_000));
     let answers = server.answer(&std::mem::take(&mut out));
     assert_eq!(traffic.answers(&answers, filled + 6_000, &mut out), Ok(answers.len()));
     let recorder = traffic.recorder.lock();
