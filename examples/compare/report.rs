@@ -143,13 +143,13 @@ impl fmt::Display for PartReport {
             let highest = row.rounds.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let (median, range) =
                 (Short(row.median).to_string(), format!("{} to {}", Short(lowest), Short(highest)));
-            writeln!(f, "  {:<52} {median:>12} {:<22} {range}", row.subject, row.figure)?;
+            writeln!(f, "  {:<53} {median:>12} {:<31} {range}", row.subject, row.figure)?;
         }
         for target in &self.targets {
             let relation = if target.more { "at least" } else { "at most" };
             let figure = target.figure.map_or_else(|| String::from("-"), |figure| Short(figure).to_string());
             let wanted = format!("{relation} {} ({})", Short(target.first), Short(target.aim));
-            writeln!(f, "  > {:<50} {figure:>12}   {wanted:<26} {}", target.what, target.verdict)?;
+            writeln!(f, "  > {:<51} {figure:>12} {wanted:<31} {}", target.what, target.verdict)?;
         }
         for skipped in &self.skipped {
             writeln!(f, "  skipped: {skipped}")?;
