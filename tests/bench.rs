@@ -92,7 +92,7 @@ fn what_is_not_acknowledged_times_out_once_and_late_by_little() {
         ["p50", "p99", "max"].map(|name| number(&report, &format!("/timeout_lateness_ms/{name}")));
     assert!((0.0..=p99).contains(&p50) && p99 <= max, "{report}");
     let metrics = sidecar.metrics();
-    assert_eq!(as_float(metrics.count("messages_timed_out_total")), timed_out, "{report}");
+    assert_eq!(report["timed_out"], metrics.count("messages_timed_out_total"), "{report}");
     assert_eq!(metrics.acked("late") + metrics.acked("unknown"), 0);
 }
 
@@ -149,6 +149,21 @@ fn without_the_admin_endpoint_only_the_figures_of_the_server_are_missing() {
     assert_names(&run.stderr, &["no figures of the server", &admin, "--admin"]);
     let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
     assert_eq!((run.code, &report["server"]), (0, &Value::Null), "{run:?}");
+}
+
+#[test]
+fn a_unix_socket_is_as_good_and_several_threads_share_the_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let sidecar = Sidecar::start(&["--socket", socket.to_str().unwrap()]);
+    let address = format!("unix:{}", socket.display());
+    let mut command = program(&["bench", "--addr", &address, "--admin", &sidecar.admin.to_string(), "--json"]);
+    let run =
+        Run::of(command.args(["--threads", "2", "--connections", "3", "--seconds", "0.2", "--in-flight", "500"]));
+    let report: Value = serde_json::from_str(run.output()).expect("JSON");
+    assert_eq!((&report["threads"], &report["errors"]), (&2.into(), &0.into()), "{report}");
+    assert!(number(&report, "/pairs_per_second") > 0.0, "{report}");
+    assert_eq!(sidecar.metrics().count("messages_in_flight"), 0);
 }
 
 #[test]

@@ -112,6 +112,19 @@ fn a_large_answer_and_large_batches_are_not_held_back() {
 }
 
 #[test]
+fn a_load_travels_encrypted_too() {
+    let (files, authority) = (Files::new(), Authority::new());
+    authority.certify(&files, 0);
+    let trusted = files.authority("ca.pem", &authority);
+    let sidecar = Sidecar::start(&files.flags());
+    let trust = ["bench", "--tls-ca", trusted.to_str().unwrap(), "--admin", &sidecar.admin.to_string()];
+    for load in [["--ids-per-frame", "1"], ["--ids-per-frame", "2000"]] {
+        let run = sidecar.run(&[&trust[..], &["--seconds", "0.3", "--in-flight", "50000"], &load].concat());
+        assert_names(run.output(), &["pairs per second", "errors"]);
+    }
+}
+
+#[test]
 fn a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not() {
     let (files, first, second) = (Files::new(), Authority::new(), Authority::new());
     first.certify(&files, 0);

@@ -1,15 +1,14 @@
 //! The course of a load: what comes after what, and what came of it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep_until};
 
-use super::connection::{Arrival, Phase, idle};
+use super::bystanders;
+use super::connection::{Arrival, Phase};
 use super::crew::Shared;
 use super::figures::{Figures, of_server};
 use super::recorder::{Recorder, Sightings};
@@ -17,21 +16,14 @@ use super::report::{Latency, Lateness};
 use super::timeouts::Timeouts;
 use super::traffic::Tally;
 use super::{LoadError, Op, Progress, Report, ServerFigures, Stage};
-use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription, greet};
 use crate::metrics::cpu_time;
 use crate::protocol::frame::Welcome;
 
 /// How often progress is told.
 const TOLD_EVERY: Duration = Duration::from_millis(100);
 
-/// How often the server is asked for its tick.
-const ASKED_EVERY: Duration = Duration::from_millis(1);
-
 /// How much longer than the ack timeout a message may take to time out before it is missing.
 const LENIENCE: Duration = Duration::from_secs(5);
-
-/// Messages that the subscriber holds unacknowledged.
-const CREDIT: u32 = 262_144;
 
 /// Leads a load from its first connection to its report.
 pub(super) struct Coordinator<'a> {
@@ -72,12 +64,12 @@ impl<'a> Coordinator<'a> {
         self.all_arrive(Stage::Connecting, None).await?;
         let welcome = self.shared.welcome.get().cloned().ok_or_else(|| lost("no server said Welcome"))?;
         self.shared.options.check_with(&welcome)?;
-        self.keep_idle_connections().await?;
+        bystanders::keep_idle_connections(&self.shared).await?;
         let mut clock = None;
         if is_wheel {
-            self.collect_timeouts().await?;
+            bystanders::collect_timeouts(&self.shared, &self.timeouts).await?;
             if !self.shared.plan.ids.all_are_acked() {
-                clock = Some(self.watch_the_time().await?);
+                clock = Some(bystanders::watch_the_time(&self.shared, &self.sightings).await?);
             }
             self.publish(Phase::Fill);
             self.all_arrive(Stage::Filling, None).await?;
@@ -159,85 +151,6 @@ impl<'a> Coordinator<'a> {
         asked.map_err(|error| error.to_string())?.map(Some)
     }
 
-    /// Further connections, which live as long as the runtime.
-    async fn keep_idle_connections(&self) -> Result<(), LoadError> {
-        let options = &self.shared.options;
-        let client_options = options.client_options();
-        for _ in 0..options.idle_connections {
-            let greeted = greet(&options.address, &client_options).await.map_err(|error| no_connection(&error))?;
-            let plan = Arc::clone(&self.shared.plan);
-            tokio::spawn(async move {
-                let cause = idle(greeted).await;
-                plan.errors.note(format!("an idle connection ended: {cause}"));
-            });
-        }
-        Ok(())
-    }
-
-    /// Subscribes, and takes every timeout batch for as long as the runtime lives.
-    async fn collect_timeouts(&self) -> Result<(), LoadError> {
-        let Shared { options, plan, stopwatch, .. } = self.shared.clone();
-        let group = SubscribeOptions { credit: CREDIT, ephemeral: true, ..SubscribeOptions::default() };
-        let subscription = Subscription::open(options.address.clone(), group, options.client_options()).await;
-        let mut subscription = subscription.map_err(|error| no_connection(&error))?;
-        let timeouts = Arc::clone(&self.timeouts);
-        tokio::spawn(async move {
-            let mut reconnects = 0;
-            while let Some(next) = subscription.next().await {
-                let delivered = match next {
-                    Ok(delivered) => delivered,
-                    Err(error) => return plan.errors.note(format!("the subscription ended: {error}")),
-                };
-                timeouts.lock().take(&delivered.batch, stopwatch.now(), &plan.errors);
-                if subscription.reconnects() > reconnects {
-                    reconnects = subscription.reconnects();
-                    plan.errors.note("the subscription was lost, and batches with it");
-                }
-                // The next batch is not to wait for this answer: it would count as late.
-                let plan = Arc::clone(&plan);
-                tokio::spawn(async move {
-                    if let Err(error) = delivered.ack().await {
-                        plan.errors.note(format!("a batch could not be acknowledged: {error}"));
-                    }
-                });
-            }
-        });
-        Ok(())
-    }
-
-    /// Has a connection of its own ask the server again and again which tick it is, also when the load is over: it adds
-    /// a message and deletes it, since the answer to an AddNewMsg is what tells a tick.
-    async fn watch_the_time(&self) -> Result<TimeWatch, LoadError> {
-        let Shared { options, plan, stopwatch, .. } = self.shared.clone();
-        let client = Client::connect(options.address.clone(), options.client_options()).await;
-        let client = client.map_err(|error| no_connection(&error))?;
-        let ticks = Some(options.ack_timeout_ticks).filter(|ticks| *ticks > 0);
-        let sightings = Arc::clone(&self.sightings);
-        let stopped = Arc::new(AtomicBool::new(false));
-        let stop = Arc::clone(&stopped);
-        let task = tokio::spawn(async move {
-            let mut again = every(ASKED_EVERY);
-            for number in 0.. {
-                again.tick().await;
-                if stop.load(Ordering::Relaxed) {
-                    return;
-                }
-                let message = plan.ids.message(plan.ids.clock_connection(), number);
-                let sent_at = stopwatch.now();
-                let options = AddOptions { ack_timeout_ticks: ticks, ..AddOptions::default() };
-                let added = client.add_new_msg(&[message], options).await;
-                let deleted = client.del_msg(&[message]).await;
-                match (added, deleted) {
-                    (Ok(answer), Ok(_)) => sightings.lock().note(answer.deadline.0, sent_at),
-                    (Err(error), _) | (_, Err(error)) => {
-                        return plan.errors.note(format!("the server did not say which tick it is: {error}"));
-                    }
-                }
-            }
-        });
-        Ok(TimeWatch { task, stopped })
-    }
-
     /// Waits until all that is left has timed out, or is missing.
     async fn wait_for_timeouts(&mut self, welcome: &Welcome) {
         let expected: u64 = self.tallies.iter().map(|tally| tally.left_to_time_out).sum();
@@ -299,21 +212,6 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-/// The task that asks the server for its tick.
-struct TimeWatch {
-    task: JoinHandle<()>,
-    stopped: Arc<AtomicBool>,
-}
-
-impl TimeWatch {
-    /// Ends it once its last message is deleted.
-    async fn stop(self) {
-        self.stopped.store(true, Ordering::Relaxed);
-        // It does not panic, and what it has to say it has noted.
-        let _ = self.task.await;
-    }
-}
-
 fn difference(before: Option<Figures>, after: Option<Figures>) -> Option<ServerFigures> {
     let (before, after) = (before?, after?);
     #[expect(
@@ -325,18 +223,14 @@ fn difference(before: Option<Figures>, after: Option<Figures>) -> Option<ServerF
     Some(ServerFigures { cpu_seconds: after.cpu_seconds - before.cpu_seconds, rss_bytes })
 }
 
-fn every(period: Duration) -> Interval {
+pub(super) fn every(period: Duration) -> Interval {
     let mut interval = interval(period);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     interval
 }
 
-fn lost(text: impl Into<String>) -> LoadError {
+pub(super) fn lost(text: impl Into<String>) -> LoadError {
     LoadError::Connection(text.into())
-}
-
-fn no_connection(error: &ClientError) -> LoadError {
-    lost(error.to_string())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "what a load counts stays far below 2^53")]

@@ -12,12 +12,22 @@
 //! ```
 //!
 //! A load shares its machine with the server, so that it must cost less than what it measures: frames are written and
-//! read in place ([`wire`]), ids are computed and not kept ([`ids`]), the clock is read once a round, and answers that
+//! read in place (`wire`), ids are computed and not kept (`ids`), the clock is read once a round, and answers that
 //! came together to requests that were sent together are one record. Whatever is unusual goes through the codec.
 //!
 //! A load fills the wheel to [`LoadOptions::in_flight`], is measured for [`LoadOptions::seconds`], deletes what is left,
 //! and waits for what must time out.
+//!
+//! ```no_run
+//! use ackwheel::load::{self, LoadOptions};
+//!
+//! let options = LoadOptions { address: "127.0.0.1:7415".parse()?, seconds: 3.0, ..LoadOptions::default() };
+//! let report = load::run(&options, |_| {})?;
+//! println!("{:.0} frames/s, {} errors", report.frames_per_second, report.errors);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+mod bystanders;
 mod connection;
 mod coordinator;
 mod crew;
@@ -31,6 +41,7 @@ mod recorder;
 mod report;
 mod timeouts;
 mod traffic;
+mod unusual;
 mod wire;
 
 use std::sync::atomic::{AtomicU64, Ordering};

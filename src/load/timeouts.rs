@@ -1,7 +1,6 @@
 //! Messages that time out under load: each exactly once, none that was acknowledged, none before its time.
 
 use std::collections::HashSet;
-use std::fmt::Display;
 
 use hdrhistogram::Histogram;
 
@@ -11,6 +10,10 @@ use super::recorder::{Sightings, histogram};
 use super::traffic::Tally;
 use crate::core::batch::BatchId;
 use crate::protocol::frame::TimeoutBatch;
+
+/// The load keeps so many messages in flight that it comes too late to delete them, or the server is wrong.
+const EARLY_FOR_US: &str = "a message timed out though it was to be acknowledged: if that came too late, keep fewer \
+                            --in-flight, or raise --ack-timeout-ticks";
 
 /// A bit a number.
 #[derive(Debug, Default)]
@@ -77,7 +80,7 @@ impl Timeouts {
         if !self.batches.insert(batch.id) {
             self.redelivered += 1;
             if batch.delivery_count < 2 {
-                errors.note(format!("batch {} came twice, and not as a redelivery", batch.id));
+                errors.note_one_of("a batch came twice, and not as a redelivery", batch.id);
             }
             return;
         }
@@ -89,7 +92,7 @@ impl Timeouts {
                 continue;
             };
             if self.ids.is_acked(origin.connection, origin.number) {
-                errors.note(wrong(message, "timed out, though it was to be acknowledged"));
+                errors.note_one_of(EARLY_FOR_US, message);
             } else if usize::try_from(origin.connection)
                 .ok()
                 .and_then(|connection| self.seen.get_mut(connection))
@@ -97,7 +100,7 @@ impl Timeouts {
             {
                 self.count += 1;
             } else {
-                errors.note(wrong(message, "timed out in two batches"));
+                errors.note_one_of("a message timed out in two batches", message);
             }
         }
         // What is handed out before its time because the server goes says nothing about its punctuality.
@@ -143,10 +146,6 @@ impl Timeouts {
         }
         (!lateness.is_empty()).then_some(lateness)
     }
-}
-
-fn wrong(message: impl Display, what: &str) -> String {
-    format!("message {message} {what}")
 }
 
 #[cfg(test)]

@@ -13,20 +13,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::BytesMut;
 use parking_lot::Mutex;
-use tokio_util::codec::Decoder;
 
 use super::errors::Errors;
 use super::ids::Ids;
 use super::outstanding::{Kind, Outstanding, Sent};
 use super::pace::Pace;
 use super::recorder::{Recorder, Run, Sightings};
-use super::wire::{self, BrokenLength};
 use super::{Live, Op};
-use crate::core::message::{AddOutcome, DelOutcome};
-use crate::protocol::frame::{Body, Frame};
-use crate::protocol::{Codec, DecodeError, Decoded};
+use super::{unusual, wire};
 
 /// Requests are put together up to so many bytes ahead of what the server takes.
 pub(super) const WRITE_AHEAD: usize = 256 * 1024;
@@ -234,10 +229,12 @@ impl Traffic {
         let measured = matches!(self.goal, Goal::Steady { until } if now < until);
         let (mut taken, mut messages, mut frames) = (0, 0, 0);
         let before = (self.tally.added, self.tally.acked);
-        while let Some(frame) = wire::next_frame(&input[taken..]).map_err(broken)? {
+        while let Some(frame) = wire::next_frame(&input[taken..]).map_err(unusual::broken)? {
             taken += frame.len();
             let Some(sent) = self.outstanding.take(wire::correlation(frame)) else {
-                self.unasked(frame, out)?;
+                if let Some(error) = unusual::unasked(frame, out)? {
+                    self.plan.errors.note(error);
+                }
                 continue;
             };
             frames += 1;
@@ -268,7 +265,8 @@ impl Traffic {
             Kind::Ping => wire::echoed(frame, sent.first, self.plan.ping_length).then_some(()),
         };
         if right.is_none() {
-            return self.wrong(frame, sent);
+            self.plan.errors.note(unusual::wrong(frame, sent)?);
+            return Ok(());
         }
         let Some(recorder) = recorder else { return Ok(()) };
         let (run, histogram) = match sent.kind {
@@ -296,85 +294,11 @@ impl Traffic {
     pub(super) fn tally(&self) -> Tally {
         Tally { numbers: self.next_add, ..self.tally.clone() }
     }
-
-    /// An answer that is not the one hoped for: an error of the load, unless it cannot even be read.
-    #[cold]
-    fn wrong(&self, frame: &[u8], sent: Sent) -> Result<(), String> {
-        let (what, hoped) = match sent.kind {
-            Kind::Add => ("an AddNewMsg", "added"),
-            Kind::Del => ("a DelMsg", "acked"),
-            Kind::Ping => ("a Ping", "its own bytes"),
-        };
-        let asked = u64::from(sent.count);
-        let text = match decode(frame)?.body {
-            Body::Error(error) => format!("{what} was refused: {}", error.text),
-            Body::AddNewMsgAnswer(answer) if sent.kind == Kind::Add && answer.outcomes.len() as u64 == asked => {
-                let rearmed = answer.outcomes.iter().filter(|outcome| **outcome == AddOutcome::Rearmed).count();
-                format!("{what} was answered with re-armed for {rearmed} of {asked} messages, not with {hoped}")
-            }
-            Body::DelMsgAnswer(outcomes) if sent.kind == Kind::Del && outcomes.len() as u64 == asked => {
-                not_acked(&outcomes)
-            }
-            body => format!("{what} was answered with another {} than hoped for", body.frame_type().as_str()),
-        };
-        self.plan.errors.note(text);
-        Ok(())
-    }
-
-    /// What the server says by itself.
-    #[cold]
-    fn unasked(&self, frame: &[u8], out: &mut Vec<u8>) -> Result<(), String> {
-        let Frame { correlation, body } = decode(frame)?;
-        match body {
-            Body::Ping(payload) => {
-                let mut pong = BytesMut::new();
-                Codec::default().encode_frame(&Frame::new(correlation, Body::Pong(payload)), &mut pong);
-                out.extend_from_slice(&pong);
-                Ok(())
-            }
-            Body::GoAway(_) => Err("the server says that it will close the connection".to_owned()),
-            Body::Error(error) => Err(format!("the server said: {}", error.text)),
-            body => {
-                self.plan
-                    .errors
-                    .note(format!("the server sent a {} that nobody asked for", body.frame_type().as_str()));
-                Ok(())
-            }
-        }
-    }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a frame has at most 32,768 messages")]
 const fn length(numbers: &Range<u64>) -> u32 {
     (numbers.end - numbers.start) as u32
-}
-
-fn not_acked(outcomes: &[DelOutcome]) -> String {
-    let wrong =
-        outcomes.iter().find(|outcome| **outcome != DelOutcome::Acked).copied().unwrap_or(DelOutcome::Acked);
-    let advice = match wrong {
-        DelOutcome::Late => {
-            ": the message timed out before its turn came; keep fewer --in-flight, or raise --ack-timeout-ticks"
-        }
-        _ => "",
-    };
-    format!("a DelMsg was answered with {wrong}, not with acked{advice}")
-}
-
-fn broken(length: BrokenLength) -> String {
-    format!("the server sent a frame whose length is {}, which no frame can have", length.0)
-}
-
-/// Has the codec read a whole frame.
-fn decode(frame: &[u8]) -> Result<Frame, String> {
-    match Codec::default().decode(&mut BytesMut::from(frame)) {
-        Ok(Some(Decoded::Frame(frame))) => Ok(frame),
-        Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError::Broken { refusal, .. }) => {
-            Err(format!("the server sent a frame that cannot be read: {}", refusal.text))
-        }
-        Ok(None) => Err("the server sent a frame that does not end".to_owned()),
-        Err(DecodeError::Io(error)) => Err(error.to_string()),
-    }
 }
 
 #[cfg(test)]

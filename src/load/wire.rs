@@ -5,9 +5,7 @@
 //! [`Codec`](crate::protocol::Codec), which can say what it is.
 
 use crate::core::message::Message;
-use crate::protocol::frame::{
-    COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, FrameType, HEAD_LENGTH, MAX_PING_LENGTH,
-};
+use crate::protocol::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, FrameType, HEAD_LENGTH};
 
 /// Bytes of the length, which it does not count.
 const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
@@ -97,21 +95,21 @@ fn put_messages(
     count
 }
 
-/// What a Ping carries: a number that its Pong must bring back, and bytes that fill it up to its length.
-fn payload(number: u64) -> [u8; MAX_PING_LENGTH] {
-    let mut payload = [0xa5; MAX_PING_LENGTH];
-    payload[..8].copy_from_slice(&number.to_be_bytes());
-    payload
-}
+/// What a Ping carries behind its number, up to its length.
+const FILLING: [u8; 8] = [0xa5; 8];
 
-/// Appends a Ping with so many bytes, from 8 to [`MAX_PING_LENGTH`].
+/// Appends a Ping that carries a number and, up to `length`, bytes that say nothing. The length is a multiple of 8, from 8
+/// to 64, as that of every AddNewMsg's body is.
 pub(super) fn put_ping(out: &mut Vec<u8>, correlation: u32, number: u64, length: usize) {
     let head = head(FrameType::Ping, 0, HEAD_LENGTH + length);
-    let mut fixed = [0; HEAD_LENGTH];
+    let mut fixed = [0; HEAD_LENGTH + 8];
     fixed[..8].copy_from_slice(&head.to_be_bytes());
-    fixed[8..].copy_from_slice(&correlation.to_be_bytes());
+    fixed[8..12].copy_from_slice(&correlation.to_be_bytes());
+    fixed[12..].copy_from_slice(&number.to_be_bytes());
     out.extend_from_slice(&fixed);
-    out.extend_from_slice(&payload(number)[..length]);
+    for _ in 1..length / FILLING.len() {
+        out.extend_from_slice(&FILLING);
+    }
 }
 
 /// A length that no frame may have.
@@ -162,7 +160,8 @@ pub(super) fn acked(frame: &[u8], count: u32) -> bool {
 /// Whether the frame answers the Ping that carried this.
 pub(super) fn echoed(frame: &[u8], number: u64, length: usize) -> bool {
     u64_at(frame, 0) == Some(head(FrameType::Pong, 0, HEAD_LENGTH + length))
-        && frame[HEAD_LENGTH..] == payload(number)[..length]
+        && u64_at(frame, HEAD_LENGTH) == Some(number)
+        && frame[HEAD_LENGTH + 8..].chunks(FILLING.len()).all(|eight| eight == FILLING)
 }
 
 #[cfg(test)]
@@ -187,6 +186,12 @@ mod tests {
         (0..u64::from(count)).map(|n| Message::new(!n, if with_clients { n + 1 } else { 0 })).collect()
     }
 
+    fn payload(number: u64, length: usize) -> Vec<u8> {
+        let mut payload = number.to_be_bytes().to_vec();
+        payload.resize(length, 0xa5);
+        payload
+    }
+
     #[test]
     fn requests_are_those_of_the_codec() {
         for (count, with_clients) in COUNTS.into_iter().flat_map(|count| [(count, false), (count, true)]) {
@@ -206,7 +211,7 @@ mod tests {
         for length in [8, 16, 64] {
             let mut out = Vec::new();
             put_ping(&mut out, 11, 5, length);
-            assert_eq!(out, encoded(11, Body::Ping(payload(5)[..length].to_vec())));
+            assert_eq!(out, encoded(11, Body::Ping(payload(5, length))));
         }
     }
 
@@ -224,8 +229,13 @@ mod tests {
             assert_eq!(added(&answer, count), None);
         }
         for length in [8, 16, 64] {
-            let pong = encoded(1, Body::Pong(payload(5)[..length].to_vec()));
-            assert!(echoed(&pong, 5, length) && !echoed(&pong, 6, length) && !echoed(&pong, 5, length - 8));
+            let pong = encoded(1, Body::Pong(payload(5, length)));
+            assert!(echoed(&pong, 5, length) && !echoed(&pong, 6, length) && !echoed(&pong, 5, length + 8));
+            for changed in HEAD_LENGTH..pong.len() {
+                let mut pong = pong.clone();
+                pong[changed] ^= 1;
+                assert!(!echoed(&pong, 5, length));
+            }
         }
     }
 

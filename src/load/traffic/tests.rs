@@ -1,7 +1,12 @@
+use bytes::BytesMut;
+use tokio_util::codec::Decoder;
+
 use super::*;
-use crate::core::message::Message;
+use crate::core::message::{AddOutcome, DelOutcome, Message};
 use crate::core::ring::AddNewMsgAnswer;
 use crate::core::tick::Tick;
+use crate::protocol::frame::{Body, Frame};
+use crate::protocol::{Codec, Decoded};
 
 /// A server in memory that answers everything rightly, in the order asked.
 #[derive(Default)]
@@ -49,10 +54,9 @@ impl Server {
         let body = match body {
             Body::AddNewMsg(add) => {
                 let ids = ids(&add.messages);
-                let outcomes = ids.iter().map(|id| match self.in_flight.insert(*id) {
-                    true => AddOutcome::Added,
-                    false => AddOutcome::Rearmed,
-                });
+                let outcomes = ids
+                    .iter()
+                    .map(|id| if self.in_flight.insert(*id) { AddOutcome::Added } else { AddOutcome::Rearmed });
                 let outcomes = outcomes.collect();
                 self.asked.push((FrameKind::Add, ids));
                 self.most_in_flight = self.most_in_flight.max(self.in_flight.len());
@@ -60,10 +64,9 @@ impl Server {
             }
             Body::DelMsg(del) => {
                 let ids = ids(&del.messages);
-                let outcomes = ids.iter().map(|id| match self.in_flight.remove(id) {
-                    true => DelOutcome::Acked,
-                    false => DelOutcome::Unknown,
-                });
+                let outcomes = ids
+                    .iter()
+                    .map(|id| if self.in_flight.remove(id) { DelOutcome::Acked } else { DelOutcome::Unknown });
                 let outcomes = outcomes.collect();
                 self.asked.push((FrameKind::Del, ids));
                 Body::DelMsgAnswer(outcomes)
@@ -221,8 +224,8 @@ fn what_the_server_says_unasked_is_answered_or_ends_the_connection() {
     let ping = bytes(&Frame::new(0, Body::Ping(vec![1, 2, 3])));
     assert_eq!(traffic.answers(&ping, 0, &mut out), Ok(ping.len()));
     assert_eq!(frames(&out), [Frame::new(0, Body::Pong(vec![1, 2, 3]))]);
-    let pong = bytes(&Frame::new(99, Body::Pong(Vec::new())));
-    assert_eq!(traffic.answers(&pong, 0, &mut out), Ok(pong.len()));
+    let answer = bytes(&Frame::new(99, Body::Pong(Vec::new())));
+    assert_eq!(traffic.answers(&answer, 0, &mut out), Ok(answer.len()));
     assert_eq!(plan.errors.told(), (1, vec!["the server sent a pong that nobody asked for".to_owned()]));
     let text = "too slow".to_owned();
     let error = crate::protocol::frame::Error {

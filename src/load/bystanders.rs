@@ -1,0 +1,123 @@
+//! What goes on beside a load: who takes its timeouts, who asks for the time, and who only listens.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use super::LoadError;
+use super::connection::idle;
+use super::coordinator::{every, lost};
+use super::crew::Shared;
+use super::recorder::Sightings;
+use super::timeouts::Timeouts;
+use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription, greet};
+
+/// How often the server is asked for its tick.
+const ASKED_EVERY: Duration = Duration::from_millis(1);
+
+/// Messages that the subscriber holds unacknowledged.
+const CREDIT: u32 = 262_144;
+
+/// Further connections, which live as long as the runtime.
+pub(super) async fn keep_idle_connections(shared: &Shared) -> Result<(), LoadError> {
+    let options = &shared.options;
+    let client_options = options.client_options();
+    for _ in 0..options.idle_connections {
+        let greeted = greet(&options.address, &client_options).await.map_err(|error| no_connection(&error))?;
+        let plan = Arc::clone(&shared.plan);
+        tokio::spawn(async move {
+            let cause = idle(greeted).await;
+            plan.errors.note(format!("an idle connection ended: {cause}"));
+        });
+    }
+    Ok(())
+}
+
+/// Subscribes, and takes every timeout batch for as long as the runtime lives.
+pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeouts>>) -> Result<(), LoadError> {
+    let Shared { options, plan, stopwatch, .. } = shared.clone();
+    let group = SubscribeOptions { credit: CREDIT, ephemeral: true, ..SubscribeOptions::default() };
+    let subscription = Subscription::open(options.address.clone(), group, options.client_options()).await;
+    let mut subscription = subscription.map_err(|error| no_connection(&error))?;
+    let timeouts = Arc::clone(timeouts);
+    tokio::spawn(async move {
+        let mut reconnects = 0;
+        while let Some(next) = subscription.next().await {
+            let delivered = match next {
+                Ok(delivered) => delivered,
+                Err(error) => return plan.errors.note(format!("the subscription ended: {error}")),
+            };
+            timeouts.lock().take(&delivered.batch, stopwatch.now(), &plan.errors);
+            if subscription.reconnects() > reconnects {
+                reconnects = subscription.reconnects();
+                plan.errors.note("the subscription was lost, and batches with it");
+            }
+            // The next batch is not to wait for this answer: it would count as late.
+            let plan = Arc::clone(&plan);
+            tokio::spawn(async move {
+                if let Err(error) = delivered.ack().await {
+                    plan.errors.note(format!("a batch could not be acknowledged: {error}"));
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+/// Has a connection of its own ask the server again and again which tick it is, also when the load is over: it adds
+/// a message and deletes it, since the answer to an AddNewMsg is what tells a tick.
+pub(super) async fn watch_the_time(
+    shared: &Shared,
+    sightings: &Arc<Mutex<Sightings>>,
+) -> Result<TimeWatch, LoadError> {
+    let Shared { options, plan, stopwatch, .. } = shared.clone();
+    let client = Client::connect(options.address.clone(), options.client_options()).await;
+    let client = client.map_err(|error| no_connection(&error))?;
+    let ticks = Some(options.ack_timeout_ticks).filter(|ticks| *ticks > 0);
+    let sightings = Arc::clone(sightings);
+    let stopped = Arc::new(AtomicBool::new(false));
+    let stop = Arc::clone(&stopped);
+    let task = tokio::spawn(async move {
+        let mut again = every(ASKED_EVERY);
+        for number in 0.. {
+            again.tick().await;
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let message = plan.ids.message(plan.ids.clock_connection(), number);
+            let sent_at = stopwatch.now();
+            let options = AddOptions { ack_timeout_ticks: ticks, ..AddOptions::default() };
+            let added = client.add_new_msg(&[message], options).await;
+            let deleted = client.del_msg(&[message]).await;
+            match (added, deleted) {
+                (Ok(answer), Ok(_)) => sightings.lock().note(answer.deadline.0, sent_at),
+                (Err(error), _) | (_, Err(error)) => {
+                    return plan.errors.note(format!("the server did not say which tick it is: {error}"));
+                }
+            }
+        }
+    });
+    Ok(TimeWatch { task, stopped })
+}
+
+/// The task that asks the server for its tick.
+pub(super) struct TimeWatch {
+    task: JoinHandle<()>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl TimeWatch {
+    /// Ends it once its last message is deleted.
+    pub(super) async fn stop(self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        // It does not panic, and what it has to say it has noted.
+        let _ = self.task.await;
+    }
+}
+
+fn no_connection(error: &ClientError) -> LoadError {
+    lost(error.to_string())
+}
