@@ -10,13 +10,14 @@ use crate::support::packages;
 use crate::support::process::Run;
 
 /// One quick round of a part, by the example that `cargo test` builds beside the tests.
-fn quick(part: &str) -> Value {
+fn quick(part: &str, environment: impl FnOnce(&mut Command)) -> Value {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().and_then(Path::parent).unwrap().join("examples/compare");
     assert!(program.exists(), "{} is missing: run all tests with `cargo test`", program.display());
     let mut command = Command::new(program);
     command.args(["--quick", "--json", "--only", part]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    environment(&mut command);
     let run = Run::of(&mut command);
     assert_eq!(run.code, 0, "{run:?}");
     let report: Value = serde_json::from_str(&run.stdout).unwrap();
@@ -45,7 +46,9 @@ fn assert_measured(part: &Value, subjects: &[&str], targets: usize) {
     let judged = part["targets"].as_array().unwrap();
     assert_eq!(judged.len(), targets, "{part}");
     for target in judged {
-        ["figure", "first", "aim"].iter().for_each(|name| assert_is_positive(&target[name], target));
+        for name in ["figure", "first", "aim"] {
+            assert_is_positive(&target[name], target);
+        }
         let (figure, first) = (target["figure"].as_f64().unwrap(), target["first"].as_f64().unwrap());
         let holds = if target["more"] == true { figure >= first } else { figure <= first };
         assert_eq!(target["verdict"] != "short of it", holds, "{target}");
@@ -54,7 +57,7 @@ fn assert_measured(part: &Value, subjects: &[&str], targets: usize) {
 
 #[test]
 fn the_ring_is_compared_with_maps_and_a_delay_queue() {
-    let part = quick("ring");
+    let part = quick("ring", |_| ());
     let two_threads = std::thread::available_parallelism().unwrap().get() > 1;
     let subjects = [
         "ring",
@@ -73,9 +76,9 @@ fn the_ring_is_compared_with_maps_and_a_delay_queue() {
 
 #[test]
 fn a_sidecar_on_redis_is_compared_with_its_script_and_with_redis_by_hand() {
-    // Installs it where it is missing, as for the other tests.
-    packages::redis_server();
-    let part = quick("redis");
+    let part = quick("redis", |command| {
+        command.env("REDIS_SERVER", packages::redis_server());
+    });
     assert_eq!(part["skipped"], Value::Array(Vec::new()), "{part}");
     let subjects = [
         "sidecar on Redis, 64 x 16",
@@ -87,4 +90,13 @@ fn a_sidecar_on_redis_is_compared_with_its_script_and_with_redis_by_hand() {
         "our script called directly, 1 id, one in flight",
     ];
     assert_measured(&part, &subjects, 3);
+}
+
+#[test]
+fn what_is_not_installed_is_skipped() {
+    let part = quick("redis", |command| {
+        command.env_clear();
+    });
+    assert!(part["skipped"][0].as_str().unwrap().contains("apt-get install redis-server"), "{part}");
+    assert_measured(&part, &[], 0);
 }

@@ -27,7 +27,7 @@ impl Beanstalkd {
     /// When it does not start.
     pub fn start() -> anyhow::Result<Option<Beanstalkd>> {
         let Some(program) = installed("BEANSTALKD", "beanstalkd") else { return Ok(None) };
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let port = address.port().to_string();
         let mut process = Child::guarded(&program, &["-l", "127.0.0.1", "-p", &port])?;
         wait_for(address, &mut process).context("beanstalkd does not start")?;

@@ -164,11 +164,9 @@ pub fn installed(variable: &str, program: &str) -> Option<String> {
     found?.into_os_string().into_string().ok()
 }
 
-/// A port that nobody listens on now.
-///
-/// # Errors
-///
-/// When there is none.
-pub fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+/// A port that nobody listens on now, below those that the system gives to outgoing connections.
+pub fn free_port() -> u16 {
+    let tries = std::iter::repeat_with(|| rand::random_range(10_000..32_000));
+    let mut free = tries.filter(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
+    free.next().expect("the tries do not end")
 }

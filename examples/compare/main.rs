@@ -1,7 +1,7 @@
 //! The same load on ackwheel and on what one would use instead, side by side.
 //!
 //! ```text
-//! cargo run --release --example compare                       # everything: about ten minutes
+//! cargo run --release --example compare                       # everything: about fifteen minutes
 //! cargo run --release --example compare -- --only ring,wire   # some parts
 //! cargo run --release --example compare -- --quick            # do all the parts work? not for figures
 //! ```

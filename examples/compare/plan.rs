@@ -33,7 +33,7 @@ impl Plan {
         Plan {
             rounds,
             run,
-            run_in_process: run.max(Duration::from_millis(500)),
+            run_in_process: (run / 2).max(Duration::from_millis(500)),
             many: 1_000_000,
             in_flight: 100_000,
             left: 10_000,

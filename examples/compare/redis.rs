@@ -36,7 +36,7 @@ impl Redis {
         let Some(program) = installed("REDIS_SERVER", "redis-server") else { return Ok(None) };
         let folder = tempfile::tempdir()?;
         let directory = folder.path().to_str().context("the temporary folder has a name that is no text")?;
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let port = address.port().to_string();
         let arguments = ["--port", &port, "--bind", "127.0.0.1", "--dir", directory];
         let keeps_nothing = ["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"];

@@ -6,6 +6,7 @@ use ackwheel::core::message::Message;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use tokio::runtime::Runtime;
+use tokio::time::Instant;
 use tokio_util::time::DelayQueue;
 use tokio_util::time::delay_queue::Key;
 
@@ -33,10 +34,11 @@ impl Delayed {
 impl Subject for Delayed {
     fn add(&mut self, messages: &[Message]) -> usize {
         let _entered = self.runtime.enter();
+        let deadline = Instant::now() + ACK_TIMEOUT;
         let mut added = 0;
         for message in messages {
             let id = (message.msg_id.0, message.client.0);
-            let key = self.queue.insert(id, ACK_TIMEOUT);
+            let key = self.queue.insert_at(id, deadline);
             match self.keys.insert(id, key) {
                 Some(before) => drop(self.queue.remove(&before)),
                 None => added += 1,
