@@ -40,8 +40,10 @@ impl Sidecar {
         let (address, admin) = addresses(&mut log).context("a sidecar does not start")?;
         // Its log is read on, lest it wait for us; what goes wrong is passed on.
         std::thread::spawn(move || {
-            for line in log.lines().map_while(Result::ok).filter(|line| line.contains("\"ERROR\"")) {
-                eprintln!("  a sidecar says: {line}");
+            for line in log.lines().map_while(Result::ok) {
+                if ["\"WARN\"", "\"ERROR\""].iter().any(|level| line.contains(level)) {
+                    eprintln!("  a sidecar says: {line}");
+                }
             }
         });
         Ok(Sidecar { process, address, admin })
