@@ -154,7 +154,9 @@ impl<'a> Coordinator<'a> {
     /// Waits until all that is left has timed out, or is missing.
     async fn wait_for_timeouts(&mut self, welcome: &Welcome) {
         let expected: u64 = self.tallies.iter().map(|tally| tally.left_to_time_out).sum();
-        let patience = self.shared.options.ack_timeout(welcome) * 2 + LENIENCE;
+        // What was added last has its ack timeout, and up to a tick more.
+        let tick = Duration::from_millis(u64::from(welcome.tick_ms));
+        let patience = self.shared.options.ack_timeout(welcome) + tick + LENIENCE;
         let end = self.shared.stopwatch.moment(self.shared.stopwatch.now()) + patience;
         let mut tell = every(TOLD_EVERY);
         loop {
