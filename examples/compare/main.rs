@@ -71,6 +71,9 @@ const OUTPUT: &str = "\
 Each target has two figures: the first is what must hold, the aim is what was aimed at. A line ends with PASS
 where the first holds, with `PASS, aim` where the aim does too, and with `short of it` otherwise.
 
+The JSON has `cores`, `plan`, and `parts`; of each part `part`, `rows` (`subject`, `figure`, `median`, `rounds`),
+`targets` (`what`, `more` whether more is better, `figure`, `first`, `aim`, `verdict`), `skipped` and `failed`.
+
 Exit codes: 0; 1 where a part could not be measured, or with --strict a first target is missed; 2 for a wrong
 command line.";
 

@@ -46,7 +46,8 @@ struct Servers {
     plan: Plan,
     memory: Sidecar,
     echo: Echo,
-    redis: Option<(Redis, Sidecar)>,
+    /// In this order, so that the sidecar ends first.
+    redis: Option<(Sidecar, Redis)>,
     beanstalkd: Option<Beanstalkd>,
 }
 
@@ -57,7 +58,7 @@ struct Servers {
 /// When a server does not start or answers wrongly.
 pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
     let redis = Redis::start()?;
-    let redis = redis.map(|redis| Sidecar::start(&["--store", &redis.url()]).map(|sidecar| (redis, sidecar)));
+    let redis = redis.map(|redis| Sidecar::start(&["--store", &redis.url()]).map(|sidecar| (sidecar, redis)));
     let servers = Servers {
         plan: *plan,
         memory: Sidecar::start(&[])?,
@@ -90,7 +91,7 @@ impl Servers {
         let echo = LoadOptions { address: self.echo.address.into(), admin: None, op: Op::Ping, ..memory };
         record(rows, ECHO, &run(&echo)?);
         let by_hand = self.by_hand(256, 1);
-        if let Some((redis, sidecar)) = &self.redis {
+        if let Some((sidecar, redis)) = &self.redis {
             record(rows, OURS_ON_REDIS, &run(&self.load(sidecar.load(), 256, 1))?);
             for (name, keys) in [(SORTED_SET, Keys::SortedSet), (HASH, Keys::HashAndSets)] {
                 rows.record(name, PAIRS, by_hand.run(redis.address, || Commands::new(keys, 1))?);
@@ -113,7 +114,7 @@ impl Servers {
     /// Frames of 512 messages.
     fn run_many(&self, rows: &mut Rows) -> anyhow::Result<()> {
         record(rows, OURS_MANY, &run(&self.load(self.memory.load(), FEW_REQUESTS, MANY_IDS))?);
-        let Some((redis, sidecar)) = &self.redis else { return Ok(()) };
+        let Some((sidecar, redis)) = &self.redis else { return Ok(()) };
         record(rows, OURS_ON_REDIS_MANY, &run(&self.load(sidecar.load(), FEW_REQUESTS, MANY_IDS))?);
         let by_hand = self.by_hand(FEW_REQUESTS, MANY_IDS);
         for (name, keys) in [(SORTED_SET_MANY, Keys::SortedSet), (HASH_MANY, Keys::HashAndSets)] {
