@@ -9,9 +9,10 @@ use crate::beanstalk::{Beanstalkd, Jobs};
 use crate::by_hand::Load;
 use crate::echo::Echo;
 use crate::plan::Plan;
-use crate::redis::{Commands, Keys, Redis};
+use crate::redis::{Commands, Keys};
 use crate::report::{PartReport, Target};
 use crate::runs::Rows;
+use crate::shared;
 use crate::sidecar::{Sidecar, run};
 
 /// Pairs of adds and dels.
@@ -46,8 +47,7 @@ struct Servers {
     plan: Plan,
     memory: Sidecar,
     echo: Echo,
-    /// In this order, so that the sidecar ends first.
-    redis: Option<(Sidecar, Redis)>,
+    redis: Option<shared::Servers>,
     beanstalkd: Option<Beanstalkd>,
 }
 
@@ -57,17 +57,15 @@ struct Servers {
 ///
 /// When a server does not start or answers wrongly.
 pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
-    let redis = Redis::start()?;
-    let redis = redis.map(|redis| Sidecar::start(&["--store", &redis.url()]).map(|sidecar| (sidecar, redis)));
     let servers = Servers {
         plan: *plan,
         memory: Sidecar::start(&[])?,
         echo: Echo::start()?,
-        redis: redis.transpose()?,
+        redis: shared::Servers::start()?,
         beanstalkd: Beanstalkd::start()?,
     };
     if servers.redis.is_none() {
-        report.skipped.push(String::from(crate::shared::NO_REDIS));
+        report.skipped.push(String::from(shared::NO_REDIS));
     }
     if servers.beanstalkd.is_none() {
         report.skipped.push(String::from("beanstalkd, which is not installed: apt-get install beanstalkd"));
@@ -91,7 +89,7 @@ impl Servers {
         let echo = LoadOptions { address: self.echo.address.into(), admin: None, op: Op::Ping, ..memory };
         record(rows, ECHO, &run(&echo)?);
         let by_hand = self.by_hand(256, 1);
-        if let Some((sidecar, redis)) = &self.redis {
+        if let Some(shared::Servers { sidecar, redis, .. }) = &self.redis {
             record(rows, OURS_ON_REDIS, &run(&self.load(sidecar.load(), 256, 1))?);
             for (name, keys) in [(SORTED_SET, Keys::SortedSet), (HASH, Keys::HashAndSets)] {
                 rows.record(name, PAIRS, by_hand.run(redis.address, || Commands::new(keys, 1))?);
@@ -114,7 +112,7 @@ impl Servers {
     /// Frames of 512 messages.
     fn run_many(&self, rows: &mut Rows) -> anyhow::Result<()> {
         record(rows, OURS_MANY, &run(&self.load(self.memory.load(), FEW_REQUESTS, MANY_IDS))?);
-        let Some((sidecar, redis)) = &self.redis else { return Ok(()) };
+        let Some(shared::Servers { sidecar, redis, .. }) = &self.redis else { return Ok(()) };
         record(rows, OURS_ON_REDIS_MANY, &run(&self.load(sidecar.load(), FEW_REQUESTS, MANY_IDS))?);
         let by_hand = self.by_hand(FEW_REQUESTS, MANY_IDS);
         for (name, keys) in [(SORTED_SET_MANY, Keys::SortedSet), (HASH_MANY, Keys::HashAndSets)] {
