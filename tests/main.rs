@@ -17,6 +17,7 @@ mod protocol_document;
 mod admin;
 mod bench;
 mod command_line;
+mod compare;
 mod concurrent;
 mod configuration;
 mod connections;

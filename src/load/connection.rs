@@ -205,7 +205,7 @@ impl Connection {
             return Poll::Ready(Err(format!("the server answered nothing for {silent:.0?}")));
         }
         let left = PATIENCE.saturating_sub(silent).max(PATIENCE / 2);
-        self.patience.as_mut().reset(tokio::time::Instant::now() + left);
+        self.patience.set(sleep(left));
         Poll::Ready(Ok(()))
     }
 

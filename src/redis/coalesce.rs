@@ -273,6 +273,9 @@ impl Driver {
         self.queue.encode(chunk, &mut call);
         let (link, session) = (Arc::clone(&self.link), session.clone());
         let answer = async move { link.send(&session, &SCRIPTS.apply, &call).await };
+        // Its place is taken in the one poll below. A budget that this task has used up would put that off, and the
+        // next chunk would overtake it.
+        let answer = tokio::task::unconstrained(answer);
         let boxed: Pin<Box<dyn Future<Output = Result<Answer, Fault>> + Send>> = Box::pin(answer);
         let mut flying = Box::pin(maybe_done(boxed));
         let _ = poll!(&mut flying);

@@ -106,7 +106,7 @@ impl Shared {
             loads.add_command(script.load()).ignore();
         }
         loads.query_async::<()>(&mut connection).await.map_err(Fault::from)?;
-        let registered = connection.send_packed_command(&self.registration(known.sessions)).await;
+        let registered = connection.send_packed_command(&registration(&self.options, known.sessions)).await;
         let value = registered.and_then(Value::extract_error).map_err(Fault::from)?;
         let mut answer = Answer::new(&SCRIPTS.open, value)?;
         match answer.text()?.as_str() {
@@ -143,15 +143,16 @@ impl Shared {
             recovered_at: (known.sessions > 1).then(|| self.options.clock.now()),
         })
     }
+}
 
-    fn registration(&self, sessions: u64) -> Cmd {
-        let LinkOptions { keys, wheel, rings, incarnation, catch_up_max_ticks, .. } = &self.options;
-        let names = [&keys.meta, &keys.link, &keys.outbox, &keys.groups];
-        let mut call = SCRIPTS.open.call(names.into_iter().map(String::as_str));
-        call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
-        // A ring made in a later session is another one.
-        call.arg(wheel.slots() + SPARE_LISTS).arg(format!("{incarnation}-{sessions}"));
-        call.arg(whole_ms(LINK_LIFETIME)).arg(catch_up_max_ticks);
-        call
-    }
+/// The call that registers a session, the `sessions`-th of its link.
+pub(super) fn registration(options: &LinkOptions, sessions: u64) -> Cmd {
+    let LinkOptions { keys, wheel, rings, incarnation, catch_up_max_ticks, .. } = options;
+    let names = [&keys.meta, &keys.link, &keys.outbox, &keys.groups];
+    let mut call = SCRIPTS.open.call(names.into_iter().map(String::as_str));
+    call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
+    // A ring made in a later session is another one.
+    call.arg(wheel.slots() + SPARE_LISTS).arg(format!("{incarnation}-{sessions}"));
+    call.arg(whole_ms(LINK_LIFETIME)).arg(catch_up_max_ticks);
+    call
 }

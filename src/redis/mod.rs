@@ -11,10 +11,12 @@
 //! | `outbox` | batches on a stream, a consumer group for each group |
 //! | `news` | hints from other sidecars |
 //! | `checks`, `store`, `options` | opening it all |
+//! | `direct` | the script of adds and dels alone, to be measured |
 
 mod checks;
 mod chunk;
 mod coalesce;
+mod direct;
 mod fault;
 mod frames;
 mod inbox;
@@ -32,6 +34,8 @@ mod ring;
 mod script;
 mod store;
 
+#[doc(hidden)]
+pub use direct::DirectCalls;
 pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
 pub use options::RedisOptions;
 pub use store::{RedisStore, RedisStoreError};

@@ -1,0 +1,79 @@
+//! At half of the highest rate: how long an add and a del take, and how late timeouts are.
+
+use ackwheel::load::LoadOptions;
+use anyhow::{Context, ensure};
+
+use crate::numbers::figure;
+use crate::plan::Plan;
+use crate::report::PartReport;
+use crate::sidecar::{Sidecar, run};
+use crate::wire::{P99, PAIRS};
+
+const P999: &str = "us, p99.9 of add and del";
+const LATE_P50: &str = "ms late, p50 of timeouts";
+const LATE_P99: &str = "ms late, p99 of timeouts";
+
+const FULL: &str = "memory, 64 connections, as fast as possible";
+const HALF: &str = "memory, 64 connections, half of that rate";
+
+/// The share that is acknowledged.
+const ACKED: f64 = 0.99;
+/// Ticks of a second that a message may stay in flight.
+const SLOTS: u16 = 15;
+
+/// Measures this part.
+///
+/// # Errors
+///
+/// When the sidecar does not start or answers wrongly.
+pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
+    let memory = Sidecar::start(&["--slots", &SLOTS.to_string(), "--tick", "1s"])?;
+    let seconds = plan.run.as_secs_f64();
+    let full = LoadOptions { connections: 64, in_flight: plan.many, seconds, ..memory.load() };
+    for round in 1..=plan.rounds {
+        eprintln!("  round {round} of {}", plan.rounds);
+        let pairs = run(&full)?.pairs_per_second.context("pairs were measured")?;
+        report.rows.record(FULL, PAIRS, pairs);
+        let rate = whole(pairs / 2.0);
+        let half = LoadOptions {
+            acked: ACKED,
+            rate: Some(rate),
+            seconds: 3.0 * seconds,
+            ack_timeout_ticks: ack_timeout_ticks(plan.many, rate),
+            ..full.clone()
+        };
+        let found = run(&half)?;
+        ensure!(found.timed_out > 0, "nothing timed out, although one in a hundred is not acknowledged");
+        let rows = &mut report.rows;
+        rows.record(HALF, PAIRS, found.pairs_per_second.context("pairs were measured")?);
+        let latency = found.latency_us;
+        let (add, del) = latency.add.zip(latency.del).context("adds and dels were measured")?;
+        rows.record(HALF, P99, add.p99.max(del.p99));
+        rows.record(HALF, P999, add.p999.max(del.p999));
+        let late = found.timeout_lateness_ms.context("the lateness of timeouts was measured")?;
+        rows.record(HALF, LATE_P50, late.p50);
+        rows.record(HALF, LATE_P99, late.p99);
+    }
+    let rows = report.rows.clone();
+    report.at_most("half rate: us, p99 of add and del", rows.median(HALF, P99), 1_000.0, 1_000.0);
+    report.at_most("half rate: us, p99.9 of add and del", rows.median(HALF, P999), 5_000.0, 5_000.0);
+    report.at_most("half rate: ms late, p50 of timeouts", rows.median(HALF, LATE_P50), 1.0, 0.2);
+    report.at_most("half rate: ms late, p99 of timeouts", rows.median(HALF, LATE_P99), 10.0, 10.0);
+    Ok(())
+}
+
+/// Twice as long as a message stays in flight until it is acknowledged, so that none times out that should not, and
+/// no longer, since the run waits for those that do.
+fn ack_timeout_ticks(in_flight: u64, rate: u64) -> u16 {
+    let seconds = (2.0 * figure(in_flight) / figure(rate.max(1))).ceil();
+    u16::try_from(whole(seconds)).unwrap_or(SLOTS).saturating_add(1).min(SLOTS)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates and seconds are far below 2^53"
+)]
+fn whole(figure: f64) -> u64 {
+    figure as u64
+}

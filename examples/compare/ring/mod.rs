@@ -1,0 +1,158 @@
+//! In the process: the ring beside a map, a concurrent map and a delay queue.
+//!
+//! Every run is a process of its own, so that no subject inherits the memory of another. All of them add and
+//! delete the same ids in batches of the same size, with as many in flight, and ids are made before the time runs.
+
+mod dash;
+mod delay;
+mod hash;
+mod subject;
+mod wheel;
+
+use std::process::Stdio;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::child::{Child, end_with_stdin, first_line};
+use crate::plan::Plan;
+use crate::report::PartReport;
+use subject::Load;
+
+const NS: &str = "ns a pair";
+const BYTES: &str = "bytes a message";
+const BYTES_AFTER: &str = "bytes a message, after the run";
+const MS: &str = "ms";
+
+/// What one process of this part measures.
+#[derive(Args, Clone, Debug)]
+pub struct SubjectArguments {
+    #[arg(long)]
+    kind: Kind,
+    #[arg(long)]
+    in_flight: u64,
+    #[arg(long)]
+    seconds: f64,
+    #[arg(long, default_value_t = 1)]
+    threads: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    Ring,
+    Hashbrown,
+    Dashmap,
+    DashmapByShard,
+    DelayQueue,
+    /// The ring again: a tick in which `--threads` times a message is left.
+    Decide,
+}
+
+/// What one process of this part found.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Found {
+    /// Time of an add and a del, in ns.
+    pair_ns: Option<f64>,
+    /// Memory of a message, when all have been added.
+    bytes: Option<f64>,
+    /// The same when many have come and gone.
+    bytes_after: Option<f64>,
+    /// Time to decide a tick and to hand over its batches, in ms.
+    decide_ms: Option<f64>,
+}
+
+impl SubjectArguments {
+    /// Measures, and prints what it found.
+    ///
+    /// # Errors
+    ///
+    /// When the system does not tell how much memory is in use.
+    pub fn run(&self) -> anyhow::Result<()> {
+        end_with_stdin();
+        let load = Load { in_flight: self.in_flight, seconds: self.seconds };
+        let found = match self.kind {
+            Kind::Hashbrown => load.on(hash::Hashed::default)?,
+            Kind::Dashmap => load.on(dash::Plain::default)?,
+            Kind::DashmapByShard => load.on(dash::ByShard::default)?,
+            Kind::DelayQueue => load.on(delay::Delayed::new)?,
+            Kind::Ring if self.threads == 1 => load.on(wheel::Wheeled::new)?,
+            Kind::Ring => load.on_threads(wheel::Wheeled::shared(self.threads))?,
+            Kind::Decide => wheel::decide(self.in_flight, self.threads),
+        };
+        println!("{}", serde_json::to_string(&found)?);
+        Ok(())
+    }
+}
+
+/// Name in the table, kind, times as many messages in flight, threads.
+const SUBJECTS: [(&str, Kind, u64, u64); 7] = [
+    ("ring", Kind::Ring, 1, 1),
+    ("hashbrown alone", Kind::Hashbrown, 1, 1),
+    ("dashmap alone", Kind::Dashmap, 1, 1),
+    ("dashmap alone, a lock a shard and batch", Kind::DashmapByShard, 1, 1),
+    ("DelayQueue and its map of keys", Kind::DelayQueue, 1, 1),
+    ("ring, two threads", Kind::Ring, 1, 2),
+    ("ring, ten times as many", Kind::Ring, 10, 1),
+];
+
+const DECIDE: &str = "ring, a tick of which one in a hundred is left";
+
+/// Measures this part.
+///
+/// # Errors
+///
+/// When a subject fails.
+pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    for round in 1..=plan.rounds {
+        for (name, kind, times, threads) in SUBJECTS {
+            if threads > cores as u64 {
+                continue;
+            }
+            eprintln!("  round {round} of {}: {name}", plan.rounds);
+            let found = in_a_process(kind, plan.many * times, plan.run_in_process.as_secs_f64(), threads);
+            let found = found.with_context(|| name.to_owned())?;
+            for (figure, value) in [(NS, found.pair_ns), (BYTES, found.bytes), (BYTES_AFTER, found.bytes_after)] {
+                if let Some(value) = value {
+                    report.rows.record(name, figure, value);
+                }
+            }
+        }
+        let found = in_a_process(Kind::Decide, plan.many, 0.0, plan.left).context(DECIDE)?;
+        let ms = found.decide_ms.with_context(|| format!("{DECIDE}: no time was measured"))?;
+        report.rows.record(DECIDE, MS, ms);
+    }
+    if cores < 2 {
+        report.skipped.push(String::from("the ring on two threads: this machine has one core"));
+    }
+    judge(plan, report);
+    Ok(())
+}
+
+fn judge(plan: &Plan, report: &mut PartReport) {
+    let rows = report.rows.clone();
+    let to = |subject| rows.ratio(("ring", NS), (subject, NS));
+    report.at_most("time of add + del, times that of hashbrown", to("hashbrown alone"), 1.2, 0.6);
+    report.at_most("the same, times that of DelayQueue", to("DelayQueue and its map of keys"), 0.125, 0.05);
+    report.at_most("ms to decide a tick of 1M with 10,000 left", rows.median(DECIDE, MS), 5.0, 1.0);
+    report.at_most("bytes a message in flight", rows.median("ring", BYTES), 80.0, 48.0);
+    let ten_times = rows.ratio(("ring, ten times as many", NS), ("ring", NS));
+    report.at_most("time at 10M in flight, times that at 1M", ten_times, 1.6, 1.6);
+    let both = rows.ratio(("ring", NS), ("ring, two threads", NS));
+    report.at_least("pairs/s of two threads, times those of one", both, 1.8, 1.8);
+    if plan.many != 1_000_000 {
+        report.skipped.push(format!("1M and 10M in flight: this is a short run, with {}", plan.many));
+    }
+}
+
+fn in_a_process(kind: Kind, in_flight: u64, seconds: f64, threads: u64) -> anyhow::Result<Found> {
+    let kind = kind.to_possible_value().context("every kind has a name")?;
+    let (in_flight, seconds, threads) = (in_flight.to_string(), seconds.to_string(), threads.to_string());
+    let arguments = ["subject", "--kind", kind.get_name(), "--in-flight", &in_flight, "--seconds", &seconds];
+    let mut child = Child::in_role(&[&arguments[..], &["--threads", &threads]].concat(), |command| {
+        command.stdout(Stdio::piped());
+    })?;
+    let line = first_line(child.stdout().context("its output is piped")?)?;
+    Ok(serde_json::from_str(&line)?)
+}

@@ -1,0 +1,118 @@
+//! Our ring, as a server uses it: time is read once a batch, and ticks are decided when they are due.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ackwheel::core::batch::StormRule;
+use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
+use ackwheel::core::outbox::Retention;
+use ackwheel::core::ring::{AddNewMsg, Advance, DelMsg, Ring};
+use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
+use futures_util::FutureExt;
+
+use super::Found;
+use super::subject::Subject;
+use crate::numbers::messages;
+
+/// A ring; of several handles to one, a single one knows the time of the next tick and turns it.
+pub struct Wheeled {
+    ring: Arc<MemoryRing>,
+    next: Option<Instant>,
+}
+
+impl Wheeled {
+    /// An empty ring of the usual dimensions.
+    pub fn new() -> Wheeled {
+        let now = Instant::now();
+        let options = RingOptions {
+            wheel: Wheel::default(),
+            storm: StormRule::default(),
+            max_in_flight: u64::MAX >> 1,
+            epoch: 1,
+            pointer: Tick(1),
+            keeps_on_drain: false,
+        };
+        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
+        Wheeled { ring: Arc::new(MemoryRing::new(options, outbox, now)), next: Some(now) }
+    }
+
+    /// One ring for so many threads; the first of them turns it.
+    pub fn shared(threads: u64) -> Vec<Wheeled> {
+        let mut first = Wheeled::new();
+        let others = (1..threads).map(|_| Wheeled { ring: Arc::clone(&first.ring), next: None });
+        let mut all: Vec<Wheeled> = others.collect();
+        first.turn(Instant::now());
+        all.push(first);
+        all
+    }
+
+    /// Moves the pointer if that is due, and carries what was decided to the outbox; returns how much that was.
+    fn turn(&mut self, now: Instant) -> u64 {
+        if self.next.is_none_or(|next| now < next) {
+            return 0;
+        }
+        let advanced = self.ring.advance(now).now_or_never().expect("memory answers at once");
+        self.next = match advanced.expect("memory is not away") {
+            Advance::Waiting(next) | Advance::Moved { next, .. } | Advance::Shifted { next, .. } => Some(next),
+            Advance::Deposed => None,
+        };
+        let mut published = 0;
+        loop {
+            let expired = self.ring.expire(now).now_or_never().expect("memory answers at once");
+            let expired = expired.expect("memory is not away");
+            published += expired.published.map_or(0, |batch| batch.messages);
+            if !expired.more {
+                return published;
+            }
+        }
+    }
+
+    fn add_for(&self, messages: &[Message], ack_timeout_ticks: u16, now: Instant) -> usize {
+        let request = AddNewMsg { messages, ack_timeout_ticks, attempt: 1 };
+        let answer = self.ring.add_new_msg(request, now).now_or_never().expect("memory answers at once");
+        let answer = answer.expect("there is room");
+        answer.outcomes.iter().filter(|outcome| **outcome == AddOutcome::Added).count()
+    }
+
+    fn del_at(&self, messages: &[Message], now: Instant) -> usize {
+        let request = DelMsg { messages, withdraw: false };
+        let answer = self.ring.del_msg(request, now).now_or_never().expect("memory answers at once");
+        let answer = answer.expect("a del is not refused");
+        answer.outcomes.iter().filter(|outcome| **outcome == DelOutcome::Acked).count()
+    }
+}
+
+impl Subject for Wheeled {
+    fn add(&mut self, messages: &[Message]) -> usize {
+        let now = Instant::now();
+        self.turn(now);
+        self.add_for(messages, 15, now)
+    }
+
+    fn del(&mut self, messages: &[Message]) -> usize {
+        self.del_at(messages, Instant::now())
+    }
+}
+
+/// Decides a tick of so many messages of which some are left: from the advance to the last batch in the outbox.
+pub fn decide(in_flight: u64, left: u64) -> Found {
+    let mut wheel = Wheeled::new();
+    let added = messages(0..in_flight);
+    let start = Instant::now();
+    // Those that are left lie all over the tick.
+    let stride = in_flight / left;
+    let acked: Vec<Message> =
+        (0..).zip(&added).filter(|(n, _)| n % stride != 0).map(|(_, message)| *message).collect();
+    added.chunks(256).for_each(|batch| assert_eq!(wheel.add_for(batch, 1, start), batch.len()));
+    acked.chunks(256).for_each(|batch| assert_eq!(wheel.del_at(batch, start), batch.len()));
+    // Time is what it is told: the first tick to pass only closes, the next one is decided.
+    let tick = Duration::from_secs(1);
+    assert_eq!(wheel.turn(start + tick), 0, "a tick that closes is not decided");
+    let now = start + 2 * tick;
+    let begun = Instant::now();
+    let decided = wheel.turn(now);
+    let elapsed = begun.elapsed();
+    assert_eq!(decided, added.len() as u64 - acked.len() as u64, "what is left times out");
+    Found { decide_ms: Some(elapsed.as_secs_f64() * 1e3), ..Found::default() }
+}

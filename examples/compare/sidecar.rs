@@ -1,0 +1,100 @@
+//! Sidecars of its own, and our load on them.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{ChildStderr, ExitCode, Stdio};
+
+use ackwheel::cli::{self, Cli};
+use ackwheel::load::{self, LoadOptions};
+use anyhow::{Context, bail, ensure};
+use clap::Parser;
+use serde_json::Value;
+
+use crate::child::{Child, end_with_stdin};
+
+/// A sidecar in a process of its own, with the program's own command line.
+#[derive(Debug)]
+pub struct Sidecar {
+    process: Child,
+    address: SocketAddr,
+    admin: String,
+}
+
+impl Sidecar {
+    /// Starts it on free ports, with further arguments of `ackwheel serve`.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start, with what it said.
+    pub fn start(arguments: &[&str]) -> anyhow::Result<Sidecar> {
+        let serve =
+            ["sidecar", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"];
+        let mut process = Child::in_role(&[&serve[..], arguments].concat(), |command| {
+            command.stdout(Stdio::null()).stderr(Stdio::piped());
+            let ours = std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ACKWHEEL_"));
+            for (name, _) in ours {
+                command.env_remove(name);
+            }
+        })?;
+        let mut log = BufReader::new(process.stderr().context("its log is piped")?);
+        let (address, admin) = addresses(&mut log).context("a sidecar does not start")?;
+        // Its log is read on, lest it wait for us; what goes wrong is passed on.
+        std::thread::spawn(move || {
+            for line in log.lines().map_while(Result::ok) {
+                if ["\"WARN\"", "\"ERROR\""].iter().any(|level| line.contains(level)) {
+                    eprintln!("  a sidecar says: {line}");
+                }
+            }
+        });
+        Ok(Sidecar { process, address, admin })
+    }
+
+    /// Bytes that it has in memory.
+    ///
+    /// # Errors
+    ///
+    /// When the system does not tell.
+    pub fn resident_bytes(&self) -> anyhow::Result<u64> {
+        self.process.resident_bytes()
+    }
+
+    /// The usual load on it.
+    pub fn load(&self) -> LoadOptions {
+        LoadOptions { address: self.address.into(), admin: Some(self.admin.clone()), ..LoadOptions::default() }
+    }
+}
+
+/// Puts a load on a server of our protocol.
+///
+/// # Errors
+///
+/// When the load cannot be, or any answer was wrong.
+pub fn run(options: &LoadOptions) -> anyhow::Result<load::Report> {
+    let report = load::run(options, |_| ())?;
+    ensure!(report.errors == 0, "{} wrong answers, as {}", report.errors, report.error_texts.join("; "));
+    Ok(report)
+}
+
+/// The addresses for logic nodes and for scrapes, as the log says them.
+fn addresses(log: &mut BufReader<ChildStderr>) -> anyhow::Result<(SocketAddr, String)> {
+    let mut said = String::new();
+    for line in log.lines() {
+        let line = line?;
+        let fields = serde_json::from_str::<Value>(&line).unwrap_or_default()["fields"].take();
+        if let (Some(listen), Some(admin)) = (fields["listen"].as_str(), fields["admin"].as_str()) {
+            return Ok((listen.parse()?, admin.to_owned()));
+        }
+        said = said + "\n" + &line;
+    }
+    bail!("it ended:{said}")
+}
+
+/// Is the program `ackwheel`, until stdin ends.
+pub fn serve(arguments: &[String]) -> ExitCode {
+    end_with_stdin();
+    let line = std::iter::once("ackwheel").chain(arguments.iter().map(String::as_str));
+    match Cli::try_parse_from(line) {
+        Ok(cli) => cli::run(cli),
+        Err(error) => error.exit(),
+    }
+}

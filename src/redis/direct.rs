@@ -1,0 +1,149 @@
+//! The script of adds and dels, called without a sidecar: what Redis itself can do, to measure a sidecar against.
+//!
+//! A call is written by the same [`Queue`] that writes those of a sidecar, so the two are the same bytes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use redis::{Client, Cmd, Connection, ErrorKind, RedisError, RedisResult, Value};
+
+use super::chunk::{Chunk, MAX_CHUNK};
+use super::inbox::Item;
+use super::keeper::registration;
+use super::keys::Keys;
+use super::link::LinkOptions;
+use super::options::connection_info;
+use super::queue::{Applied, Queue};
+use super::request::Asked;
+use super::script::{Answer, SCRIPTS};
+use crate::clock::Clock;
+use crate::core::answers::Answers;
+use crate::core::burst::{Asks, Burst};
+use crate::core::message::Message;
+use crate::core::tick::{Tick, Wheel};
+use crate::metrics::Metrics;
+
+/// A connection to Redis that calls the script of adds and dels, as often in flight as its user likes.
+pub struct DirectCalls {
+    connection: Connection,
+    keys: Arc<Keys>,
+    generation: i64,
+    queue: Queue,
+    last: u64,
+    unanswered: VecDeque<Chunk>,
+    answers: Arc<Answers>,
+    /// What was answered last; it is used again.
+    answered: Burst,
+}
+
+impl DirectCalls {
+    /// Connects to the Redis at `url`, loads the script, and makes a ring of the usual dimensions in `namespace`,
+    /// which nobody turns.
+    ///
+    /// # Errors
+    ///
+    /// When Redis cannot be reached or does not carry this out.
+    pub fn open(url: &str, namespace: &str) -> RedisResult<DirectCalls> {
+        let client = Client::open(connection_info(url)?)?;
+        let mut connection = client.get_connection()?;
+        SCRIPTS.apply.load().exec(&mut connection)?;
+        SCRIPTS.open.load().exec(&mut connection)?;
+        let wheel = Wheel::default();
+        let keys = Arc::new(Keys::new(namespace, 0, wheel.slots(), &super::random_name()));
+        let options = LinkOptions {
+            client,
+            ring: 0,
+            rings: 1,
+            wheel,
+            catch_up_max_ticks: 0,
+            keys: Arc::clone(&keys),
+            incarnation: super::random_name(),
+            clock: Arc::new(Clock::start()),
+            metrics: Arc::new(Metrics::new()),
+        };
+        let value = registration(&options, 0).query(&mut connection)?;
+        let mut answer = Answer::new(&SCRIPTS.open, value).map_err(|fault| strange(&fault.text))?;
+        let registered = answer.text().and_then(|_| answer.number());
+        let generation = registered.map_err(|fault| strange(&fault.text))?;
+        let (queue, unanswered) = (Queue::default(), VecDeque::new());
+        let (answers, answered) = (Arc::default(), Burst::default());
+        Ok(DirectCalls { connection, keys, generation, queue, last: 0, unanswered, answers, answered })
+    }
+
+    /// The bytes of a call that adds messages, at most 1,000. Calls are sent in the order in which they are made.
+    ///
+    /// # Panics
+    ///
+    /// When there is no message, or there are more than a call can carry.
+    pub fn add(&mut self, messages: &[Message]) -> Vec<u8> {
+        self.call(Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, messages)
+    }
+
+    /// The bytes of a call that deletes messages, at most 1,000. Calls are sent in the order in which they are made.
+    ///
+    /// # Panics
+    ///
+    /// When there is no message, or there are more than a call can carry.
+    pub fn del(&mut self, messages: &[Message]) -> Vec<u8> {
+        self.call(Asks::Del { withdraw: false }, messages)
+    }
+
+    fn call(&mut self, asks: Asks, messages: &[Message]) -> Vec<u8> {
+        let asked = Asked::new(asks, 0, messages.len(), &self.answers);
+        self.queue.push(Item::Frame(asked, messages.len()), messages);
+        self.last += 1;
+        let chunk = self.queue.next_chunk(self.last).expect("a call carries a message");
+        let mut call = self.guarded();
+        call.arg(chunk.number).arg(u64::MAX >> 12).arg(u8::from(self.queue.has_adds(&chunk)));
+        self.queue.encode(&chunk, &mut call);
+        self.unanswered.push_back(chunk);
+        assert!(self.queue.next_chunk(0).is_none(), "a call carries at most {MAX_CHUNK} messages");
+        call.get_packed_command()
+    }
+
+    fn guarded(&self) -> Cmd {
+        let Keys { meta, link, messages, ticks, .. } = &*self.keys;
+        let names: Vec<&str> =
+            [meta, link, messages, ticks].into_iter().chain(self.keys.lists()).map(String::as_str).collect();
+        let mut call = SCRIPTS.apply.call(names.into_iter());
+        call.arg(self.generation);
+        call
+    }
+
+    /// Sends a call, and does not wait for its answer.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is gone.
+    pub fn send(&mut self, call: &[u8]) -> RedisResult<()> {
+        self.connection.send_packed_command(call)
+    }
+
+    /// Waits for the next answer; says how many messages it added or acknowledged.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is gone, or Redis did not carry the call out.
+    pub fn receive(&mut self) -> RedisResult<usize> {
+        let value = self.connection.recv_response().and_then(Value::extract_error)?;
+        let mut answer = Answer::new(&SCRIPTS.apply, value).map_err(|fault| strange(&fault.text))?;
+        let mut read = || Ok((answer.text()?, answer.count()?, answer.text()?, answer.text()?));
+        let (word, tick_due, letters, latencies) =
+            read().map_err(|fault: super::fault::Fault| strange(&fault.text))?;
+        if word != "ok" {
+            return Err(strange(&word));
+        }
+        let chunk = self.unanswered.pop_front().ok_or_else(|| strange("nothing was asked"))?;
+        let applied =
+            Applied { tick_due: Tick(tick_due), letters: &letters, latencies: &latencies, in_flight: None };
+        self.queue.applied(chunk, &applied, u64::MAX);
+        self.answered.clear(MAX_CHUNK);
+        let _ = self.answers.poll(&mut Context::from_waker(Waker::noop()), &mut self.answered);
+        Ok(letters.bytes().filter(|letter| matches!(letter, b'a' | b'k')).count())
+    }
+}
+
+fn strange(text: &str) -> RedisError {
+    RedisError::from((ErrorKind::UnexpectedReturnType, "the script of adds and dels", text.to_owned()))
+}
