@@ -21,7 +21,7 @@ use crate::protocol::{Codec, DecodeError, Decoded, Frame};
 const READ_SIZE: usize = 64 * 1024;
 
 /// An emptied buffer that has grown beyond this is given back.
-const KEEP_CAPACITY: usize = 256 * 1024;
+const KEEP_CAPACITY: usize = 64 * 1024;
 
 /// Bytes of a refused peer that are read and thrown away, so that it can read why it was refused.
 const LINGER_BYTES: usize = 1024 * 1024;
@@ -55,6 +55,8 @@ pub(super) struct Wire {
     stream: Stream,
     codec: Codec,
     input: BytesMut,
+    /// As long as the input ever was: what was read from it no longer counts in its capacity.
+    input_grown: usize,
     output: BytesMut,
     max_queued: usize,
     /// Whether the stream holds bytes back that were written to it, as TLS can.
@@ -67,7 +69,17 @@ pub(super) struct Wire {
 impl Wire {
     pub(super) fn new(stream: Stream, codec: Codec, max_queued: usize) -> Wire {
         let (input, output) = (BytesMut::new(), BytesMut::new());
-        Wire { stream, codec, input, output, max_queued, unflushed: false, ended: false, deaf: false }
+        Wire {
+            stream,
+            codec,
+            input,
+            input_grown: 0,
+            output,
+            max_queued,
+            unflushed: false,
+            ended: false,
+            deaf: false,
+        }
     }
 
     /// Accepts frames whose length says at most this, from the next one on.
@@ -109,8 +121,8 @@ impl Wire {
     /// The next frame of what was read.
     pub(super) fn decode(&mut self) -> Result<Option<Decoded>, DecodeError> {
         let decoded = self.codec.decode(&mut self.input)?;
-        if decoded.is_none() && self.input.is_empty() && self.input.capacity() > KEEP_CAPACITY {
-            self.input = BytesMut::new();
+        if decoded.is_none() && self.input.is_empty() && self.input_grown > KEEP_CAPACITY {
+            (self.input, self.input_grown) = (BytesMut::new(), 0);
         }
         Ok(decoded)
     }
@@ -196,6 +208,7 @@ impl Wire {
                 return Poll::Ready(Ok(Event::Ended));
             }
             self.input.extend_from_slice(read);
+            self.input_grown = self.input_grown.max(self.input.len());
             Poll::Ready(Ok(Event::Read(read.len())))
         })
     }

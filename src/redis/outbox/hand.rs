@@ -1,9 +1,9 @@
 //! What this sidecar knows to hold of each group.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use dashmap::DashMap;
 
 use super::entry::entry_id;
 use crate::core::batch::BatchId;
@@ -36,26 +36,26 @@ impl Hand {
 
 /// The hands of all groups with subscribers here. Each is locked while Redis is asked to change it.
 #[derive(Debug, Default)]
-pub(super) struct Hands(Mutex<HashMap<GroupName, Arc<tokio::sync::Mutex<Hand>>>>);
+pub(super) struct Hands(DashMap<GroupName, Arc<tokio::sync::Mutex<Hand>>>);
 
 impl Hands {
     /// That of a group, empty at first.
     pub(super) fn of(&self, group: &GroupName) -> Arc<tokio::sync::Mutex<Hand>> {
-        Arc::clone(self.0.lock().entry(group.clone()).or_default())
+        Arc::clone(&self.0.entry(group.clone()).or_default())
     }
 
     /// That of a group, if there is one.
     pub(super) fn find(&self, group: &GroupName) -> Option<Arc<tokio::sync::Mutex<Hand>>> {
-        self.0.lock().get(group).cloned()
+        self.0.get(group).map(|hand| Arc::clone(&hand))
     }
 
     /// Forgets that of a group.
     pub(super) fn drop(&self, group: &GroupName) {
-        self.0.lock().remove(group);
+        self.0.remove(group);
     }
 
     /// All of them.
     pub(super) fn all(&self) -> Vec<(GroupName, Arc<tokio::sync::Mutex<Hand>>)> {
-        self.0.lock().iter().map(|(group, hand)| (group.clone(), Arc::clone(hand))).collect()
+        self.0.iter().map(|hand| (hand.key().clone(), Arc::clone(hand.value()))).collect()
     }
 }
