@@ -3,7 +3,7 @@
 //! that were. Two lengths are counted and compared, so what comes before the rounds does not matter.
 //!
 //! Every run asks the same with the same messages. Hashes are keyed per process, though, so that a message lies
-//! elsewhere in each: counts differ by a fraction of a percent.
+//! elsewhere in each: counts differ by about a percent.
 
 #[path = "support/messages.rs"]
 mod messages;
@@ -25,7 +25,7 @@ use crate::wheel::{BATCH, SLOTS, Subject, Window};
 const IN_FLIGHT: usize = 100_000;
 
 /// Messages of each tick of `expire`.
-const OF_TICK: usize = 8_192;
+const OF_TICK: usize = 16_384;
 
 /// Does so many rounds; returns how many operations they were.
 type Workload = fn(u64) -> u64;

@@ -95,11 +95,13 @@ fn ring(group: &mut BenchmarkGroup<'_, WallTime>, in_flight: usize) {
         let busy = built.get_or_insert_with(|| Busy::new(in_flight));
         bencher.iter_custom(|iterations| {
             timed(iterations, || {
-                busy.pair();
-                let (window, subject) = (&busy.window, &mut busy.subject);
+                let (entering, leaving) = busy.window.step();
+                busy.subject.add(entering, SLOTS, Outcome::Added);
                 let start = Instant::now();
-                subject.add(window.oldest(), SLOTS, Outcome::Rearmed);
-                start.elapsed()
+                busy.subject.add(leaving, SLOTS, Outcome::Rearmed);
+                let elapsed = start.elapsed();
+                busy.subject.del(leaving);
+                elapsed
             })
         });
     });

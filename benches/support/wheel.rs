@@ -111,11 +111,6 @@ impl Window {
         &self.messages[..self.newest]
     }
 
-    /// The batch that will leave the window next.
-    pub fn oldest(&self) -> &[Message] {
-        &self.messages[self.oldest..self.oldest + BATCH]
-    }
-
     /// Moves on by a batch; returns the messages that are to be added, and those to be acknowledged.
     pub fn step(&mut self) -> (&[Message], &[Message]) {
         let (entering, leaving) = (self.newest, self.oldest);
