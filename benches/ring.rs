@@ -1,132 +1,163 @@
-//! What the ring costs: `cargo bench --bench ring`.
+//! What the ring in memory costs, asked with whole bursts as a session asks it: `cargo bench --bench ring`.
 //!
-//! - `decide/1M of which 10k are left`: from the advance to the last batch in the outbox.
-//! - `pair/…`: an add and a del of random ids in frames of 256, with as many messages in flight.
+//! - `100k in flight`, `1M …`, `10M …`: adds, dels, both in turn (`pair`) and re-arms, in bursts of 256 messages with
+//!   random keys of 16 bytes, first in, first out; the time is that of one message. Next to them the same keys go
+//!   into a bare `HashMap` and out of it (`HashMap pair`): no map does with less than that, and it has no ticks.
+//! - `decide`: from the advance to the last batch in the outbox, of a tick most of whose messages were acknowledged.
+//!   The time is that of a message added, since the places of all of them are looked at.
+//!
+//! With `--test` everything is done once, and 100k in flight is the most.
+
+#[path = "support/messages.rs"]
+mod messages;
+#[path = "support/wheel.rs"]
+mod wheel;
 
 use std::hint::black_box;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ackwheel::core::batch::StormRule;
+use ackwheel::core::burst::Outcome;
 use ackwheel::core::message::Message;
-use ackwheel::core::outbox::Retention;
-use ackwheel::core::ring::{AddNewMsg, Advance, DelMsg, Ring};
-use ackwheel::core::tick::{Tick, Wheel};
-use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use futures_util::FutureExt;
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
+use hashbrown::HashMap;
+use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
 
-const TICK: Duration = Duration::from_secs(1);
-const FRAME: usize = 256;
+use crate::messages::random_messages;
+use crate::wheel::{BATCH, SLOTS, Subject, Window};
 
-struct Subject {
-    ring: MemoryRing,
-    now: Instant,
+/// What a map would have to keep of a message: its deadline, the time of its add, its attempt.
+type Kept = (u16, u32, u8);
+
+type Yardstick = HashMap<Message, Kept, foldhash::quality::RandomState>;
+
+/// A ring with many messages in flight.
+struct Busy {
+    subject: Subject,
+    window: Window,
 }
 
-impl Subject {
-    fn new() -> Subject {
-        let now = Instant::now();
-        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
-        let options = RingOptions {
-            wheel: Wheel::new(15, TICK).expect("usual dimensions"),
-            storm: StormRule::default(),
-            max_in_flight: u64::MAX,
-            epoch: 1,
-            pointer: Tick(1),
-            keeps_on_drain: false,
-        };
-        Subject { ring: MemoryRing::new(options, outbox, now), now }
+impl Busy {
+    fn new(in_flight: usize) -> Busy {
+        let (mut subject, window) = (Subject::new(), Window::new(in_flight));
+        subject.add(window.inside(), SLOTS, Outcome::Added);
+        Busy { subject, window }
     }
 
-    fn add(&self, messages: &[Message], ack_timeout_ticks: u16) {
-        for messages in messages.chunks(FRAME) {
-            let request = AddNewMsg { messages, ack_timeout_ticks, attempt: 1 };
-            let answer = self.ring.add_new_msg(request, self.now).now_or_never();
-            black_box(answer.expect("memory answers at once").expect("there is room"));
+    /// Adds a burst and acknowledges another; returns how long each took.
+    fn pair(&mut self) -> (Duration, Duration) {
+        let (entering, leaving) = self.window.step();
+        let start = Instant::now();
+        self.subject.add(entering, SLOTS, Outcome::Added);
+        let added = Instant::now();
+        self.subject.del(leaving);
+        (added - start, added.elapsed())
+    }
+}
+
+/// How long it takes to do something so often, where only a part of it counts.
+fn timed(iterations: u64, mut once: impl FnMut() -> Duration) -> Duration {
+    (0..iterations).map(|_| once()).sum()
+}
+
+fn is_test() -> bool {
+    std::env::args().any(|argument| argument == "--test")
+}
+
+fn requests(criterion: &mut Criterion) {
+    for (name, in_flight) in [("100k", 100_000), ("1M", 1_000_000), ("10M", 10_000_000)] {
+        if is_test() && in_flight > 100_000 {
+            continue;
         }
+        let mut group = criterion.benchmark_group(format!("{name} in flight"));
+        group.sample_size(20).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
+        group.throughput(Throughput::Elements(BATCH as u64));
+        ring(&mut group, in_flight);
+        yardstick(&mut group, in_flight);
+        group.finish();
     }
+}
 
-    fn del(&self, messages: &[Message]) {
-        for messages in messages.chunks(FRAME) {
-            let answer = self.ring.del_msg(DelMsg { messages, withdraw: false }, self.now).now_or_never();
-            black_box(answer.expect("memory answers at once").expect("a del is not refused"));
-        }
-    }
+/// All on one ring, which is built when the first of them runs: most of the time goes into that.
+fn ring(group: &mut BenchmarkGroup<'_, WallTime>, in_flight: usize) {
+    let mut built = None;
+    group.bench_function("add", |bencher| {
+        let busy = built.get_or_insert_with(|| Busy::new(in_flight));
+        bencher.iter_custom(|iterations| timed(iterations, || busy.pair().0));
+    });
+    group.bench_function("del", |bencher| {
+        let busy = built.get_or_insert_with(|| Busy::new(in_flight));
+        bencher.iter_custom(|iterations| timed(iterations, || busy.pair().1));
+    });
+    group.bench_function("re-arm", |bencher| {
+        let busy = built.get_or_insert_with(|| Busy::new(in_flight));
+        bencher.iter_custom(|iterations| {
+            timed(iterations, || {
+                let (entering, leaving) = busy.window.step();
+                busy.subject.add(entering, SLOTS, Outcome::Added);
+                let start = Instant::now();
+                busy.subject.add(leaving, SLOTS, Outcome::Rearmed);
+                let elapsed = start.elapsed();
+                busy.subject.del(leaving);
+                elapsed
+            })
+        });
+    });
+    // The two in turn count one message once for each, as the other figures do.
+    group.throughput(Throughput::Elements(2 * BATCH as u64));
+    group.bench_function("pair", |bencher| {
+        let busy = built.get_or_insert_with(|| Busy::new(in_flight));
+        bencher.iter(|| busy.pair());
+    });
+}
 
-    /// Moves the pointer once and carries what was decided to the outbox; returns how much timed out.
-    fn decide(&mut self) -> u64 {
-        self.now += TICK;
-        let advance = self.ring.advance(self.now).now_or_never();
-        assert!(matches!(advance, Some(Ok(Advance::Moved { .. }))));
-        let mut published = 0;
-        loop {
-            let expired = self.ring.expire(self.now).now_or_never().expect("memory answers at once");
-            let expired = expired.expect("memory is not away");
-            published += expired.published.map_or(0, |batch| batch.messages);
-            if !expired.more {
-                return published;
+/// The same keys in a map, without a lock and without a tick.
+fn yardstick(group: &mut BenchmarkGroup<'_, WallTime>, in_flight: usize) {
+    group.bench_function("HashMap pair", |bencher| {
+        let mut window = Window::new(in_flight);
+        let kept = (SLOTS, 0, 1);
+        let mut map: Yardstick = window.inside().iter().map(|message| (*message, kept)).collect();
+        bencher.iter(|| {
+            let (entering, leaving) = window.step();
+            for message in entering {
+                map.insert(*message, black_box(kept));
             }
-        }
-    }
-}
-
-fn random_messages(count: usize, seed: u64) -> Vec<Message> {
-    let mut random = SmallRng::seed_from_u64(seed);
-    (0..count).map(|_| Message::new(random.next_u64(), random.next_u64() % 1_000)).collect()
+            for message in leaving {
+                black_box(map.remove(message).expect("it was inserted"));
+            }
+        });
+    });
 }
 
 fn decide(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("decide");
-    group.sample_size(10).measurement_time(Duration::from_secs(1)).warm_up_time(Duration::from_millis(1));
-    group.bench_function("1M of which 10k are left", |bencher| {
-        bencher.iter_custom(|iterations| {
-            let mut elapsed = Duration::ZERO;
-            for iteration in 0..iterations {
-                let mut subject = Subject::new();
-                let mut messages = random_messages(1_000_000, iteration);
-                subject.add(&messages, 1);
-                messages.shuffle(&mut SmallRng::seed_from_u64(iteration));
-                subject.del(&messages[10_000..]);
-                assert_eq!(subject.decide(), 0, "it only closes");
-                let start = Instant::now();
-                assert_eq!(subject.decide(), 10_000);
-                elapsed += start.elapsed();
-            }
-            elapsed
-        });
-    });
-    group.finish();
-}
-
-fn pair(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("pair");
-    group.sample_size(10).throughput(Throughput::Elements(FRAME as u64));
-    for in_flight in [100_000, 1_000_000] {
-        let subject = Subject::new();
-        let mut window = random_messages(in_flight, 1);
-        subject.add(&window, 15);
-        let mut oldest = 0;
-        let mut fresh = random_messages(in_flight, 2);
-        group.bench_function(BenchmarkId::from_parameter(in_flight), |bencher| {
-            bencher.iter(|| {
-                let frame = oldest..(oldest + FRAME).min(in_flight);
-                subject.add(&fresh[frame.clone()], 15);
-                subject.del(&window[frame.clone()]);
-                oldest = frame.end;
-                if oldest == in_flight {
-                    // What was added in this round is deleted in the next, and the other way round.
-                    std::mem::swap(&mut window, &mut fresh);
-                    oldest = 0;
-                }
+    group.sample_size(10).sampling_mode(SamplingMode::Flat);
+    group.measurement_time(Duration::from_secs(1)).warm_up_time(Duration::from_millis(1));
+    for (name, added, left) in
+        [("100k of which 1k are left", 100_000, 1_000), ("1M of which 10k are left", 1_000_000, 10_000)]
+    {
+        group.throughput(Throughput::Elements(added as u64));
+        group.bench_function(name, |bencher| {
+            let messages = random_messages(added, 1);
+            let mut shuffled = messages.clone();
+            shuffled.shuffle(&mut SmallRng::seed_from_u64(2));
+            bencher.iter_custom(|iterations| {
+                timed(iterations, || {
+                    let mut subject = Subject::new();
+                    subject.add(&messages, 1, Outcome::Added);
+                    subject.del(&shuffled[left..]);
+                    assert_eq!(subject.decide(), 0, "it only closes");
+                    let start = Instant::now();
+                    assert_eq!(subject.decide(), left as u64);
+                    start.elapsed()
+                })
             });
         });
     }
     group.finish();
 }
 
-criterion_group!(benches, decide, pair);
+criterion_group!(benches, requests, decide);
 criterion_main!(benches);

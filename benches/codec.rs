@@ -1,0 +1,119 @@
+//! What the codec costs: `cargo bench --bench codec`.
+//!
+//! - `decode`: AddNewMsg frames with one message each and with 512, once as bursts (`take_requests`, as a session
+//!   reads them) and once a frame at a time (`Decoder`, as everything else is read). The time is that of a message.
+//! - `encode`: the answers to such requests, AddNewMsgs and DelMsgs in turn.
+//! - `TimeoutBatch`: one of 4,096 messages, there and back.
+
+#[path = "support/messages.rs"]
+mod messages;
+#[path = "support/wire.rs"]
+mod wire;
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use ackwheel::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
+use ackwheel::core::burst::Burst;
+use ackwheel::core::tick::Tick;
+use ackwheel::protocol::frame::TimeoutBatch;
+use ackwheel::protocol::{Body, Codec, Decoded, Frame};
+use bytes::BytesMut;
+use criterion::measurement::WallTime;
+use criterion::{BatchSize, Bencher, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use tokio_util::codec::Decoder;
+
+use crate::messages::random_messages;
+
+/// Frames of one message, and messages of a large frame, as many as come in one read of a busy connection.
+const SHAPES: [(&str, usize, usize); 2] = [("1 message a frame", 256, 1), ("512 messages a frame", 8, 512)];
+
+fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
+    let mut group = criterion.benchmark_group(name);
+    group.sample_size(20).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
+    group
+}
+
+fn decode(criterion: &mut Criterion) {
+    let mut group = group(criterion, "decode");
+    for (shape, frames, per_frame) in SHAPES {
+        let messages = random_messages(frames * per_frame, 1);
+        group.throughput(Throughput::Elements(messages.len() as u64));
+        for (verb, bytes) in [
+            ("AddNewMsg", wire::add_frames(&messages, per_frame)),
+            ("DelMsg", wire::del_frames(&messages, per_frame)),
+        ] {
+            group.bench_function(format!("{verb}, {shape}, take_requests"), |bencher| {
+                let mut burst = Burst::default();
+                bencher.iter(|| {
+                    burst.clear(usize::MAX);
+                    let taken = Codec::default().take_requests(black_box(&bytes), &mut burst, usize::MAX);
+                    assert_eq!(taken, bytes.len(), "every frame is a request without a fault");
+                });
+            });
+            group.bench_function(format!("{verb}, {shape}, Decoder"), |bencher| {
+                decode_all(bencher, &bytes, frames);
+            });
+        }
+    }
+    group.finish();
+}
+
+/// Decodes so many frames one by one.
+fn decode_all(bencher: &mut Bencher<'_>, bytes: &BytesMut, frames: usize) {
+    let decode_all = |received: &mut BytesMut| {
+        for _ in 0..frames {
+            let decoded = Codec::default().decode(received).expect("no frame is broken");
+            assert!(matches!(black_box(decoded), Some(Decoded::Frame(_))), "a frame was refused");
+        }
+    };
+    bencher.iter_batched_ref(|| bytes.clone(), decode_all, BatchSize::SmallInput);
+}
+
+fn encode(criterion: &mut Criterion) {
+    let mut group = group(criterion, "encode");
+    for (shape, frames, per_frame) in SHAPES {
+        let burst = wire::answered(frames, per_frame);
+        group.throughput(Throughput::Elements(burst.messages().len() as u64));
+        group.bench_function(format!("answers, {shape}"), |bencher| {
+            let mut out = BytesMut::new();
+            bencher.iter(|| {
+                out.clear();
+                wire::encode_answers(black_box(&burst), &mut out);
+            });
+        });
+    }
+    group.finish();
+}
+
+fn timeout_batch(criterion: &mut Criterion) {
+    let mut group = group(criterion, "TimeoutBatch");
+    group.throughput(Throughput::Elements(MAX_BATCH_MESSAGES as u64));
+    let messages = random_messages(MAX_BATCH_MESSAGES, 1);
+    let added = MAX_BATCH_MESSAGES as u64;
+    let batch = Frame::new(
+        1,
+        Body::TimeoutBatch(TimeoutBatch {
+            id: BatchId { tick: Tick(1), epoch: 1, ring: 0, seq: 0 },
+            delivery_count: 1,
+            age_ms: 0,
+            counts: TickCounts { added, acked: 0, storm: true, drained: false },
+            last: true,
+            messages: messages.into_iter().map(|message| TimedOut { message, attempt: 1 }).collect(),
+        }),
+    );
+    let mut bytes = BytesMut::new();
+    Codec::default().encode_frame(&batch, &mut bytes);
+    group.bench_function("encode", |bencher| {
+        let mut out = BytesMut::new();
+        bencher.iter(|| {
+            out.clear();
+            Codec::default().encode_frame(black_box(&batch), &mut out);
+        });
+    });
+    group.bench_function("decode", |bencher| decode_all(bencher, &bytes, 1));
+    group.finish();
+}
+
+criterion_group!(benches, decode, encode, timeout_batch);
+criterion_main!(benches);

@@ -1,0 +1,124 @@
+//! Fixed workloads whose instructions `.ci/instructions` counts: a guard against regressions that needs no quiet
+//! machine. `instructions WORKLOAD ROUNDS` prepares the workload, does its rounds, and prints how many operations
+//! that were. Two lengths are counted and compared, so what comes before the rounds does not matter.
+//!
+//! Every run asks the same with the same messages. Hashes are keyed per process, though, so that a message lies
+//! elsewhere in each: counts differ by about a percent.
+
+#[path = "support/messages.rs"]
+mod messages;
+#[path = "support/wheel.rs"]
+mod wheel;
+#[path = "support/wire.rs"]
+mod wire;
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use ackwheel::core::burst::{Asks, Burst, Outcome};
+use ackwheel::protocol::Codec;
+use bytes::BytesMut;
+
+use crate::messages::random_messages;
+use crate::wheel::{BATCH, SLOTS, Subject, Window};
+
+const IN_FLIGHT: usize = 100_000;
+
+/// Messages of each tick of `expire`.
+const OF_TICK: usize = 16_384;
+
+/// Does so many rounds; returns how many operations they were.
+type Workload = fn(u64) -> u64;
+
+const WORKLOADS: [(&str, Workload); 5] =
+    [("pairs", pairs), ("single", single), ("decode", decode), ("encode", encode), ("expire", expire)];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [name, rounds] = arguments.as_slice() else { return usage() };
+    let workload = WORKLOADS.iter().find(|(known, _)| known == name);
+    let (Some((_, workload)), Ok(rounds)) = (workload, rounds.parse()) else { return usage() };
+    println!("{}", workload(rounds));
+    ExitCode::SUCCESS
+}
+
+fn usage() -> ExitCode {
+    let names = WORKLOADS.map(|(name, _)| name).join("|");
+    eprintln!("usage: instructions {names} ROUNDS");
+    ExitCode::from(64)
+}
+
+fn batch_operations(rounds: u64) -> u64 {
+    rounds * BATCH as u64
+}
+
+/// A ring with messages in flight.
+fn busy() -> (Subject, Window) {
+    let (mut subject, window) = (Subject::new(), Window::new(IN_FLIGHT));
+    subject.add(window.inside(), SLOTS, Outcome::Added);
+    (subject, window)
+}
+
+/// An AddNewMsg of 256 messages, then a DelMsg of as many. An operation is a message asked for.
+fn pairs(rounds: u64) -> u64 {
+    let (mut subject, mut window) = busy();
+    for _ in 0..rounds {
+        let (entering, leaving) = window.step();
+        subject.add(entering, SLOTS, Outcome::Added);
+        subject.del(leaving);
+    }
+    2 * batch_operations(rounds)
+}
+
+/// Bursts of 256 requests of one message each, AddNewMsgs and DelMsgs in turn. An operation is a request.
+fn single(rounds: u64) -> u64 {
+    let (mut subject, mut window) = busy();
+    for _ in 0..rounds {
+        let (entering, leaving) = window.step();
+        for (entering, leaving) in entering.chunks(BATCH / 2).zip(leaving.chunks(BATCH / 2)) {
+            for (entering, leaving) in entering.iter().zip(leaving) {
+                let add = Asks::Add { ack_timeout_ticks: SLOTS, attempt: 1 };
+                subject.burst.push(1, add, std::iter::once(*entering));
+                subject.burst.push(2, Asks::Del { withdraw: false }, std::iter::once(*leaving));
+            }
+            subject.do_all(&[Outcome::Added, Outcome::Acked]);
+        }
+    }
+    2 * batch_operations(rounds)
+}
+
+/// 256 AddNewMsgs of one message each, read into a burst, then as many DelMsgs. An operation is a frame.
+fn decode(rounds: u64) -> u64 {
+    let messages = random_messages(BATCH, 1);
+    let mut bytes = wire::add_frames(&messages, 1);
+    bytes.unsplit(wire::del_frames(&messages, 1));
+    let mut burst = Burst::default();
+    for _ in 0..rounds {
+        burst.clear(usize::MAX);
+        let taken = Codec::default().take_requests(black_box(&bytes), &mut burst, usize::MAX);
+        assert_eq!(taken, bytes.len(), "every frame is a request without a fault");
+    }
+    2 * batch_operations(rounds)
+}
+
+/// The answers to 256 requests of one message each, AddNewMsgs and DelMsgs in turn. An operation is an answer.
+fn encode(rounds: u64) -> u64 {
+    let burst = wire::answered(BATCH, 1);
+    let mut out = BytesMut::new();
+    for _ in 0..rounds {
+        out.clear();
+        wire::encode_answers(black_box(&burst), &mut out);
+    }
+    batch_operations(rounds)
+}
+
+/// Each tick of a revolution times out as a whole: a round is a tick, and it takes two revolutions and two ticks until
+/// the last is decided, listed, published and forgotten. An operation is a message that timed out.
+fn expire(rounds: u64) -> u64 {
+    let mut subject = Subject::new();
+    let messages = random_messages(usize::from(SLOTS) * OF_TICK, 1);
+    for (ack_timeout_ticks, of_tick) in (1..).zip(messages.chunks(OF_TICK)) {
+        subject.add(of_tick, ack_timeout_ticks, Outcome::Added);
+    }
+    (0..rounds).map(|_| subject.decide()).sum()
+}

@@ -1,0 +1,121 @@
+//! A ring in memory, asked as a session asks it: with whole bursts.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ackwheel::core::batch::StormRule;
+use ackwheel::core::burst::{Asks, Burst, Outcome};
+use ackwheel::core::message::Message;
+use ackwheel::core::outbox::Retention;
+use ackwheel::core::ring::{Advance, AtOnce, Ring};
+use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
+use futures_util::FutureExt;
+
+use crate::messages::random_messages;
+
+/// Messages of a burst, and the most in one request.
+pub const BATCH: usize = 256;
+
+/// Slots of the wheel, and the ack timeout of whatever is not to time out.
+pub const SLOTS: u16 = 15;
+
+const TICK: Duration = Duration::from_secs(1);
+
+/// Messages that are not in flight at a time, for each that is added next to come from.
+const SPARE: usize = 64 * BATCH;
+
+/// A ring, the burst that is used again for each read, and a time that moves when it is told to.
+pub struct Subject {
+    ring: MemoryRing,
+    now: Instant,
+    pub burst: Burst,
+}
+
+impl Subject {
+    pub fn new() -> Subject {
+        let now = Instant::now();
+        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
+        let options = RingOptions {
+            wheel: Wheel::new(SLOTS, TICK).expect("usual dimensions"),
+            storm: StormRule::default(),
+            max_in_flight: u64::MAX,
+            epoch: 1,
+            pointer: Tick(1),
+            keeps_on_drain: false,
+        };
+        Subject { ring: MemoryRing::new(options, outbox, now), now, burst: Burst::default() }
+    }
+
+    /// Does what was pushed into the burst, and clears it. Every message must have one of these outcomes: work that
+    /// was not done would look fast.
+    pub fn do_all(&mut self, expected: &[Outcome]) {
+        self.ring.do_all(&mut self.burst, self.now);
+        let done: u64 = expected.iter().map(|outcome| self.burst.total(*outcome)).sum();
+        assert_eq!(done, self.burst.messages().len() as u64, "not every message is one of {expected:?}");
+        self.burst.clear(usize::MAX);
+    }
+
+    /// Adds messages that must all have the same outcome, a burst of one request for each 256.
+    pub fn add(&mut self, messages: &[Message], ack_timeout_ticks: u16, expected: Outcome) {
+        for messages in messages.chunks(BATCH) {
+            self.burst.push(1, Asks::Add { ack_timeout_ticks, attempt: 1 }, messages.iter().copied());
+            self.do_all(&[expected]);
+        }
+    }
+
+    /// Acknowledges messages in flight, a burst of one request for each 256.
+    pub fn del(&mut self, messages: &[Message]) {
+        for messages in messages.chunks(BATCH) {
+            self.burst.push(2, Asks::Del { withdraw: false }, messages.iter().copied());
+            self.do_all(&[Outcome::Acked]);
+        }
+    }
+
+    /// Moves the pointer once, carries what was decided to the outbox and forgets what is no longer `late`; returns
+    /// how much timed out.
+    pub fn decide(&mut self) -> u64 {
+        self.now += TICK;
+        let advance = self.ring.advance(self.now).now_or_never();
+        assert!(matches!(advance, Some(Ok(Advance::Moved { .. }))), "the pointer did not move");
+        let mut published = 0;
+        loop {
+            let expired = self.ring.expire(self.now).now_or_never().expect("memory answers at once");
+            let expired = expired.expect("memory is not away");
+            published += expired.published.map_or(0, |batch| batch.messages);
+            if !expired.more {
+                return published;
+            }
+        }
+    }
+}
+
+/// A window that moves over a circle of messages: those in it are in flight, first in, first out.
+pub struct Window {
+    messages: Vec<Message>,
+    /// Where the next batch to leave the window begins.
+    oldest: usize,
+    /// Where the next batch to enter it begins.
+    newest: usize,
+}
+
+impl Window {
+    /// A window over at least so many messages, in whole batches.
+    pub fn new(in_flight: usize) -> Window {
+        let in_flight = in_flight.next_multiple_of(BATCH);
+        Window { messages: random_messages(in_flight + SPARE, 1), oldest: 0, newest: in_flight }
+    }
+
+    /// What is in flight before the window moves for the first time.
+    pub fn inside(&self) -> &[Message] {
+        &self.messages[..self.newest]
+    }
+
+    /// Moves on by a batch; returns the messages that are to be added, and those to be acknowledged.
+    pub fn step(&mut self) -> (&[Message], &[Message]) {
+        let (entering, leaving) = (self.newest, self.oldest);
+        self.newest = (entering + BATCH) % self.messages.len();
+        self.oldest = (leaving + BATCH) % self.messages.len();
+        (&self.messages[entering..entering + BATCH], &self.messages[leaving..leaving + BATCH])
+    }
+}

@@ -1,0 +1,54 @@
+//! What clients send and a session answers, as bytes and as what becomes bytes.
+
+use ackwheel::core::burst::{Asks, Burst, Outcome};
+use ackwheel::core::message::Message;
+use ackwheel::protocol::frame::{AddNewMsg, DelMsg};
+use ackwheel::protocol::{Body, Codec, Frame};
+use bytes::BytesMut;
+
+use crate::messages::random_messages;
+
+/// The bytes of AddNewMsg frames with so many messages each.
+pub fn add_frames(messages: &[Message], per_frame: usize) -> BytesMut {
+    let body = |messages| Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks: 0, attempt: 1 });
+    frames(messages, per_frame, body)
+}
+
+/// The bytes of DelMsg frames with so many messages each.
+pub fn del_frames(messages: &[Message], per_frame: usize) -> BytesMut {
+    frames(messages, per_frame, |messages| Body::DelMsg(DelMsg { messages, withdraw: false }))
+}
+
+fn frames(messages: &[Message], per_frame: usize, body: impl Fn(Vec<Message>) -> Body) -> BytesMut {
+    let mut bytes = BytesMut::new();
+    for (correlation, messages) in (1..).zip(messages.chunks(per_frame)) {
+        Codec::default().encode_frame(&Frame::new(correlation, body(messages.to_vec())), &mut bytes);
+    }
+    bytes
+}
+
+/// AddNewMsgs and DelMsgs in turn with so many messages each, done as if by a ring.
+pub fn answered(requests: usize, per_request: usize) -> Burst {
+    let mut burst = Burst::default();
+    for (correlation, messages) in (1..).zip(random_messages(requests * per_request, 1).chunks(per_request)) {
+        let asks = match correlation % 2 {
+            1 => Asks::Add { ack_timeout_ticks: 15, attempt: 1 },
+            _ => Asks::Del { withdraw: false },
+        };
+        burst.push(correlation, asks, messages.iter().copied());
+    }
+    burst.open();
+    for request in burst.requests.clone() {
+        let outcome = if request.adds() { Outcome::Added } else { Outcome::Acked };
+        request.range().for_each(|message| burst.set(message, outcome));
+    }
+    burst
+}
+
+/// Appends the answers to all requests of a burst.
+pub fn encode_answers(burst: &Burst, out: &mut BytesMut) {
+    let codec = Codec::default();
+    for request in &burst.requests {
+        codec.encode_answer(request, &burst.outcomes()[request.range()], out);
+    }
+}
