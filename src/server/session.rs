@@ -42,6 +42,10 @@ const DEAF_CHECK: Duration = Duration::from_millis(100);
 /// Reads and writes that follow each other without a look at anything else.
 const WIRE_ROUNDS: usize = 8;
 
+/// Bytes after which a connection that has always more to say lets others have their turn: 8,000 ids, about a
+/// millisecond.
+const FAIR_SHARE: usize = 64 * 1024;
+
 /// How long the last words to a peer may take.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -73,6 +77,8 @@ pub(super) struct Session {
     pinged: bool,
     /// When it last took something, in time alive.
     written_at: Instant,
+    /// Bytes read since others had their turn.
+    read: usize,
     /// Comes at the latest when the peer must be looked after.
     timer: Pin<Box<Sleep>>,
 }
@@ -106,6 +112,7 @@ impl Session {
             heard_at: now,
             pinged: false,
             written_at: now,
+            read: 0,
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             shared,
         }
@@ -117,6 +124,11 @@ impl Session {
         }
         while !self.is_over() {
             self.step().await;
+            if self.read >= FAIR_SHARE {
+                self.read = 0;
+                // Others on this thread have waited for as long as that took.
+                tokio::task::yield_now().await;
+            }
         }
         drop(self.subscription.take());
         // Nothing is read from here on, so the ticker need not wait for the good-bye.
@@ -144,7 +156,7 @@ impl Session {
             let reading = self.is_listening() && self.has_room() && self.wire.has_room();
             let Some(event) = self.wire.progress(reading).now_or_never() else { break };
             self.wire_moved(event);
-            if self.is_over() {
+            if self.is_over() || self.read >= FAIR_SHARE {
                 return;
             }
         }
@@ -189,7 +201,8 @@ impl Session {
 
     fn wire_moved(&mut self, event: std::io::Result<Event>) {
         match event {
-            Ok(Event::Read(_)) => {
+            Ok(Event::Read(count)) => {
+                self.read += count;
                 self.heard();
                 self.read_frames();
             }
