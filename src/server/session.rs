@@ -21,7 +21,7 @@ use tracing::{Span, debug, info};
 
 use super::pending::Pending;
 use super::stream::Stream;
-use super::wire::{Event, Wire};
+use super::wire::{Event, READ_SIZE, Wire};
 use super::{DRAIN_GRACE, Phase, Shared};
 use crate::core::answers::Answers;
 use crate::core::batch::Delivery as Delivered;
@@ -42,9 +42,9 @@ const DEAF_CHECK: Duration = Duration::from_millis(100);
 /// Reads and writes that follow each other without a look at anything else.
 const WIRE_ROUNDS: usize = 8;
 
-/// Bytes after which a connection that has always more to say lets others have their turn: 8,000 ids, about a
+/// Bytes after which a connection that has always more to say lets others have their turn: 4,000 ids, about half a
 /// millisecond.
-const FAIR_SHARE: usize = 64 * 1024;
+const FAIR_SHARE: usize = READ_SIZE;
 
 /// How long the last words to a peer may take.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);

@@ -17,8 +17,8 @@ use super::stream::Stream;
 use crate::core::burst::{Burst, Outcome, Request};
 use crate::protocol::{Codec, DecodeError, Decoded, Frame};
 
-/// Bytes asked for in one read.
-const READ_SIZE: usize = 64 * 1024;
+/// Bytes asked for in one read: more than a burst of 256 single-id frames, and 4,000 ids at most.
+pub(super) const READ_SIZE: usize = 32 * 1024;
 
 /// An emptied buffer that has grown beyond this is given back.
 const KEEP_CAPACITY: usize = 64 * 1024;
