@@ -120,5 +120,12 @@ fn expire(rounds: u64) -> u64 {
     for (ack_timeout_ticks, of_tick) in (1..).zip(messages.chunks(OF_TICK)) {
         subject.add(of_tick, ack_timeout_ticks, Outcome::Added);
     }
-    (0..rounds).map(|_| subject.decide()).sum()
+    let mut timed_out = 0;
+    for _ in 0..rounds {
+        subject.advance();
+        while let Some(published) = subject.expire() {
+            timed_out += published;
+        }
+    }
+    timed_out
 }
