@@ -72,21 +72,19 @@ impl Subject {
         }
     }
 
-    /// Moves the pointer once, carries what was decided to the outbox and forgets what is no longer `late`; returns
-    /// how much timed out.
-    pub fn decide(&mut self) -> u64 {
+    /// Moves the pointer once: the tick that it leaves is decided.
+    pub fn advance(&mut self) {
         self.now += TICK;
         let advance = self.ring.advance(self.now).now_or_never();
         assert!(matches!(advance, Some(Ok(Advance::Moved { .. }))), "the pointer did not move");
-        let mut published = 0;
-        loop {
-            let expired = self.ring.expire(self.now).now_or_never().expect("memory answers at once");
-            let expired = expired.expect("memory is not away");
-            published += expired.published.map_or(0, |batch| batch.messages);
-            if !expired.more {
-                return published;
-            }
-        }
+    }
+
+    /// Does the next step with what is decided: towards the outbox, then out of memory. Returns how many messages were
+    /// published, or nothing if there is no more to do.
+    pub fn expire(&mut self) -> Option<u64> {
+        let expired = self.ring.expire(self.now).now_or_never().expect("memory answers at once");
+        let expired = expired.expect("memory is not away");
+        expired.more.then(|| expired.published.map_or(0, |batch| batch.messages))
     }
 }
 
