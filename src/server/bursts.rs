@@ -14,6 +14,9 @@ use crate::protocol::frame::FrameType;
 /// the last one may bring more.
 const MOST_MESSAGES: usize = 4_096;
 
+/// Room for so many messages is kept from one burst of a thread to the next.
+const MOST_KEPT_A_THREAD: usize = 4 * MOST_MESSAGES;
+
 /// Room for so many messages is kept for the answers that come later: a connection has that for itself.
 const MOST_KEPT: usize = 256;
 
@@ -40,7 +43,7 @@ impl Session {
                 self.wire.take_requests(burst, MOST_MESSAGES);
                 if !burst.is_empty() {
                     self.answer(burst, now);
-                    burst.clear(MOST_MESSAGES);
+                    burst.clear(MOST_KEPT_A_THREAD);
                 } else if pings == 0 {
                     break;
                 }
