@@ -122,8 +122,7 @@ impl Sidecar {
             gate,
             metrics,
         });
-        let tending = Arc::clone(&delivery);
-        tasks.push(tokio::spawn(async move { tending.tend().await }));
+        tasks.push(tokio::spawn(tend(Arc::clone(&delivery))));
         tasks.push(tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))));
         Ok(Sidecar {
             name,
@@ -236,6 +235,10 @@ impl Sidecar {
             tokio::time::sleep(DRAIN_POLL).await;
         }
     }
+}
+
+async fn tend(delivery: Arc<Delivery>) {
+    delivery.tend().await;
 }
 
 impl Drop for Sidecar {

@@ -7,6 +7,7 @@ mod session;
 mod stream;
 mod tls;
 mod token;
+mod watching;
 mod wire;
 
 use std::io;

@@ -21,19 +21,17 @@ use tracing::{Span, debug, info};
 
 use super::pending::Pending;
 use super::stream::Stream;
+use super::watching::not_read;
 use super::wire::{Event, READ_SIZE, Wire};
 use super::{DRAIN_GRACE, Phase, Shared};
 use crate::core::answers::Answers;
 use crate::core::batch::Delivery as Delivered;
 use crate::core::burst::Burst;
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::refusal::Refusal;
 use crate::delivery::Subscription;
 use crate::gate::Member;
 use crate::protocol::frame::{Body, Error, Frame, GoAway, GoAwayReason, MAX_GREETING_LENGTH, TimeoutBatch};
 use crate::protocol::{Codec, DecodeError, Decoded};
-
-/// How long a Hello that waits in the socket when its time is over may still take to be read.
-const HELLO_LENIENCE: Duration = Duration::from_secs(1);
 
 /// A connection that is not read because too much waits for the store looks this often whether the store has gone:
 /// nothing else may happen to it for as long as that is away.
@@ -70,17 +68,17 @@ pub(super) struct Session {
     /// Whether a Subscribe waits for the store.
     pub(super) subscribing: bool,
     /// When it was accepted, in time alive.
-    opened_at: Instant,
+    pub(super) opened_at: Instant,
     /// When something was heard of the peer, in time alive.
-    heard_at: Instant,
+    pub(super) heard_at: Instant,
     /// Whether it was asked for a sign of life since.
-    pinged: bool,
+    pub(super) pinged: bool,
     /// When it last took something, in time alive.
-    written_at: Instant,
+    pub(super) written_at: Instant,
     /// Bytes read since others had their turn.
     read: usize,
     /// Comes at the latest when the peer must be looked after.
-    timer: Pin<Box<Sleep>>,
+    pub(super) timer: Pin<Box<Sleep>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +143,7 @@ impl Session {
         }
     }
 
-    fn is_listening(&self) -> bool {
+    pub(super) fn is_listening(&self) -> bool {
         matches!(self.state, State::Greeting | State::Serving)
     }
 
@@ -188,15 +186,6 @@ impl Session {
 
     fn has_room(&self) -> bool {
         self.pending.has_room(self.shared.store.is_up())
-    }
-
-    /// Sets the timer, if it would come too late. One that comes too early finds nothing to do, which costs less than
-    /// setting it after every frame.
-    fn wake_after(&mut self, wait: Duration) {
-        let wanted = tokio::time::Instant::now() + wait;
-        if self.timer.is_elapsed() || self.timer.deadline() > wanted {
-            self.timer.as_mut().reset(wanted);
-        }
     }
 
     fn wire_moved(&mut self, event: std::io::Result<Event>) {
@@ -335,49 +324,6 @@ impl Session {
         self.state = State::Ended;
         self.subscription = None;
     }
-
-    fn heard(&mut self) {
-        self.heard_at = self.shared.clock.alive();
-        self.pinged = false;
-    }
-
-    /// When the peer must be looked after next, in time alive.
-    fn next_check(&self) -> Instant {
-        let interval = self.shared.options.ping_interval;
-        let silence = match self.state {
-            State::Greeting => self.opened_at + self.shared.options.hello_timeout,
-            _ if self.pinged => self.heard_at + interval * 2,
-            _ => self.heard_at + interval,
-        };
-        if self.wire.is_flushed() { silence } else { silence.min(self.written_at + interval * 2) }
-    }
-
-    /// Asks a silent peer for a sign of life, or gives it up.
-    fn check(&mut self) {
-        let now = self.shared.clock.alive();
-        let Some(overdue) = now.checked_duration_since(self.next_check()) else { return };
-        let interval = self.shared.options.ping_interval;
-        if !self.wire.is_flushed() && now >= self.written_at + interval * 2 {
-            return self.refuse(0, &not_read(interval * 2));
-        }
-        // Bytes that wait are a sign of life, and read next. A Hello that trickles in byte by byte is none.
-        if self.is_listening()
-            && self.wire.has_unread()
-            && (self.state != State::Greeting || overdue < HELLO_LENIENCE)
-        {
-            return;
-        }
-        if self.state == State::Greeting {
-            let text = format!("no Hello came within {:?}", self.shared.options.hello_timeout);
-            self.refuse(0, &Refusal::new(Reason::HelloTimeout, text));
-        } else if now >= self.heard_at + interval * 2 {
-            let text = format!("nothing was heard for {:?}: answer every Ping", interval * 2);
-            self.refuse(0, &Refusal::new(Reason::Silent, text));
-        } else {
-            self.pinged = true;
-            self.send(&Frame::new(0, Body::Ping(Vec::new())));
-        }
-    }
 }
 
 /// The next batch for a subscriber, `None` where it gets no more; never where there is no subscription.
@@ -385,10 +331,4 @@ async fn next_batch(subscription: &mut Option<(u32, Subscription)>) -> Option<(u
     let Some((correlation, subscription)) = subscription else { return std::future::pending().await };
     let delivery = subscription.next().await?;
     Some((*correlation, delivery))
-}
-
-fn not_read(interval: Duration) -> Refusal {
-    let text =
-        format!("what was sent was not read for {interval:?} or longer: read answers while sending requests");
-    Refusal::new(Reason::SlowReader, text)
 }

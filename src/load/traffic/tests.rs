@@ -177,19 +177,19 @@ fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
     let plan = plan(Op::Wheel, 1.0, 1);
     let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
     let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
-    // A pair every 1,000 ns, so that five are due at 4,000 ns; none was made since the server took so long.
-    traffic.pursue(Goal::Steady { until: filled + 1_000_000 }, Some(Pace::new(filled, 1e6, 0, 1)));
+    // A pair every 5 ms, so that five are due at 20 ms; none was made since the server took so long.
+    traffic.pursue(Goal::Steady { until: filled + 1_000_000_000 }, Some(Pace::new(filled, 200.0, 0, 1)));
     let mut out = Vec::new();
-    traffic.requests(filled + 4_000, &mut out);
+    traffic.requests(filled + 20_000_000, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
-    assert_eq!(traffic.answers(&answers, filled + 6_000, &mut out), Ok(answers.len()));
+    assert_eq!(traffic.answers(&answers, filled + 30_000_000, &mut out), Ok(answers.len()));
     let recorder = traffic.recorder.lock();
     for histogram in [&recorder.adds, &recorder.dels] {
         let latencies: Vec<u64> = histogram.iter_recorded().map(|value| value.value_iterated_to()).collect();
-        let expected = [2_000_u64, 3_000, 4_000, 5_000, 6_000];
+        let expected = [10_000_000_u64, 15_000_000, 20_000_000, 25_000_000, 30_000_000];
         assert_eq!(latencies.len(), expected.len());
         assert!(
-            latencies.iter().zip(expected).all(|(found, expected)| found.abs_diff(expected) <= 5),
+            latencies.iter().zip(expected).all(|(found, expected)| found.abs_diff(expected) <= expected / 500),
             "{latencies:?}"
         );
     }
