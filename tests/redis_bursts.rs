@@ -90,6 +90,7 @@ fn ids(ids: impl IntoIterator<Item = u64>) -> Vec<Message> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_frame_of_a_burst_is_held_against_the_limit_in_its_turn() {
     let subject = Subject::open(10).await;
+    assert_eq!(subject.ask(&[(DEL, Vec::new())]).await, [Some(Vec::new())], "what asks for nothing is answered");
     let added = subject.ask(&[(ADD, ids(1..=8))]).await;
     assert_eq!(added, [Some(vec![Added; 8])]);
     let requests = [

@@ -53,7 +53,7 @@ pub(super) struct Inbox {
 struct State {
     letters: Letters,
     waker: Option<Waker>,
-    /// Whether there is a barrier among the letters.
+    /// Whether there is a barrier among the letters, or a frame without messages: neither waits for more to come.
     barred: bool,
     /// Whether nobody takes anything out any more.
     closed: bool,
@@ -73,6 +73,7 @@ impl Inbox {
                 // Dropped, it is refused.
                 continue;
             }
+            state.barred |= messages.is_empty();
             state.letters.items.push(Item::Frame(asked, messages.len()));
             state.letters.messages.extend_from_slice(messages);
         }
