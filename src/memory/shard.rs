@@ -180,10 +180,13 @@ impl<S: HashMessage> Shard<S> {
     }
 
     /// Puts back an entry that a state file held; returns whether it is in flight.
-    pub(super) fn restore(&mut self, hash: Hash, entry: Entry, position: &Position) -> bool {
+    pub(super) fn restore(&mut self, hash: Hash, mut entry: Entry, position: &Position) -> bool {
         let in_flight = !position.is_decided(&entry);
         if in_flight {
             self.of_entry(&entry, position).left += 1;
+        } else {
+            // A state is saved once every decided tick is listed.
+            entry.marks.set(Marks::LISTED);
         }
         self.table.put(hash, self.table.home(hash), entry);
         in_flight
@@ -212,5 +215,32 @@ impl<S: HashMessage> Shard<S> {
         let tick = ShortTick::of(tick);
         self.table.scan(at, budget, tick, |entry| if entry.deadline == tick { Kept::No } else { Kept::Yes });
         self.table.is_scanned(*at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Keyed;
+    use super::*;
+
+    #[test]
+    fn what_was_listed_before_a_restart_is_not_listed_again() {
+        let wheel = Wheel::default();
+        let (pointer, now) = (Tick(1_000), Stamp(0));
+        let position = Position {
+            wheel,
+            pointer,
+            pointer_index: index(pointer, wheel),
+            decided_below: pointer,
+            due: pointer,
+            now,
+        };
+        let (mut shard, message) = (Shard::new(wheel, Keyed::default()), Message::new(7, 1));
+        let hash = Keyed::default().hash_of(message);
+        let entry = |tick| Entry::in_flight(message, ShortTick::of(tick), now, 1);
+        assert!(!shard.restore(hash, entry(Tick(995)), &position));
+        let home = shard.table.home(hash);
+        assert_eq!(shard.add((hash, home), entry(position.deadline(15)), &position), Outcome::Added);
+        assert!(shard.overtaken.is_empty(), "its batch went out before the restart");
     }
 }

@@ -45,7 +45,7 @@ pub struct Ticker {
     vacancy: Arc<Notify>,
     /// When the pointer is to move next, as far as is known.
     next_advance: Instant,
-    /// When the connections were last asked to read what waits; they have done so, or had their time.
+    /// When the connections had last read what waited, or had their time for it.
     read_at: Option<Instant>,
     /// Whether decided messages are on their way to the outbox.
     expiring: bool,

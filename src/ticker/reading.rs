@@ -19,18 +19,20 @@ impl Ticker {
         READ_AHEAD.min(self.seat.ring.wheel().tick_length() / 8)
     }
 
-    /// Whether all connections have read what had come a moment ago. What came since is what is always on its way.
+    /// Whether all connections have read a moment ago, or had their time for it. What came since is what is always on
+    /// its way.
     pub(super) fn has_read(&self, now: Instant) -> bool {
         self.read_at.is_some_and(|read_at| now.saturating_duration_since(read_at) < self.read_ahead() * 2)
     }
 
     /// Has every connection read what waits in its socket.
     pub(super) async fn pass_gate(&mut self) {
-        let asked_at = self.clock.now();
         let patience = READ_PATIENCE.min(self.seat.ring.wheel().tick_length() / 2);
         if !self.beating(self.gate.pass(patience)).await {
             warn!("some connections were not read within {patience:?} before a decision; it is made now");
         }
-        self.read_at = Some(asked_at);
+        // From its end on, and where it was given up too: to ask again would hold the move up twice, and one that is
+        // late by a whole tick counts as a stall.
+        self.read_at = Some(self.clock.now());
     }
 }

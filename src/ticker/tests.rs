@@ -62,11 +62,15 @@ impl Script {
     }
 
     fn start(self: &Arc<Self>) -> (TickerHandle, Arc<Metrics>) {
+        self.start_at(ReadGate::new())
+    }
+
+    fn start_at(self: &Arc<Self>, gate: Arc<ReadGate>) -> (TickerHandle, Arc<Metrics>) {
         let seat =
             Seat { ring: Arc::clone(self) as _, outbox: Arc::clone(self) as _, lease: Arc::clone(self) as _ };
         let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
         let pulse = Arc::new(Pulse::new(clock.now()));
-        let (ticker, handle) = Ticker::new(&seat, clock, ReadGate::new(), Arc::clone(&metrics), pulse);
+        let (ticker, handle) = Ticker::new(&seat, clock, gate, Arc::clone(&metrics), pulse);
         tokio::spawn(ticker.run(Alarm::of_the_runtime()));
         (handle, metrics)
     }
@@ -182,6 +186,19 @@ impl Outbox for Script {
 
 async fn pass(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_never_read_holds_a_move_up_for_half_a_tick_and_once() {
+    let script = Script::new([leads(7, None)], Handover::Kept);
+    let gate = ReadGate::new();
+    let _never_passes = gate.join();
+    let (_handle, _metrics) = script.start_at(gate);
+    pass(10_000).await;
+    let moves = script.times(Call::Advance);
+    assert!(moves.len() >= 6, "{moves:?}");
+    // Asked 3 ms ahead, so half a tick after that. A move that is late by a whole tick would count as a stall.
+    assert!(moves.windows(2).all(|pair| pair[1] - pair[0] <= 1_000 + 500), "{moves:?}");
 }
 
 #[tokio::test(start_paused = true)]
