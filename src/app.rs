@@ -284,6 +284,7 @@ fn open_memory(config: &Config, moment: Moment) -> Result<MemoryStore, StateErro
         storm: config.storm,
         retention: config.retention,
         max_in_flight: config.max_in_flight,
+        threads: config.threads,
         state_file: config.state_file.clone(),
     };
     let (store, taken_over) = MemoryStore::open(options, moment)?;

@@ -81,6 +81,7 @@ impl Race {
             wheel: Wheel::new(3, TICK).unwrap(),
             storm: StormRule::default(),
             max_in_flight: 1_000_000,
+            threads: 8,
             epoch: 1,
             pointer: Tick(1),
             keeps_on_drain: false,

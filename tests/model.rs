@@ -163,6 +163,7 @@ impl Subject {
             wheel,
             storm: StormRule { min: 4, share: 0.5 },
             max_in_flight: 1_000,
+            threads: 2,
             epoch: 1,
             pointer: Tick(FIRST_TICK),
             keeps_on_drain: false,

@@ -372,6 +372,7 @@ impl Mount for Memory {
             storm: StormRule::default(),
             retention: Retention::default(),
             max_in_flight: MAX_IN_FLIGHT,
+            threads: 1,
             state_file: None,
         };
         let moment = Moment { now, unix_time: Duration::from_secs(1_000_000) };

@@ -30,6 +30,7 @@ fn seats(now: Instant, max_in_flight: u64) -> Vec<Seat> {
             storm: StormRule::default(),
             retention: Retention::default(),
             max_in_flight,
+            threads: 1,
             state_file: None,
         };
         let moment = Moment { now, unix_time: Duration::from_secs(1_000_000) };

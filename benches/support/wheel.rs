@@ -40,6 +40,7 @@ impl Subject {
             wheel: Wheel::new(SLOTS, TICK).expect("usual dimensions"),
             storm: StormRule::default(),
             max_in_flight: u64::MAX,
+            threads: 1,
             epoch: 1,
             pointer: Tick(1),
             keeps_on_drain: false,

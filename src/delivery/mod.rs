@@ -362,6 +362,7 @@ mod tests {
             storm: StormRule::default(),
             retention: Retention::default(),
             max_in_flight: 10,
+            threads: 1,
             state_file: None,
         };
         MemoryStore::open(options, clock.moment()).unwrap().0.seats()[0].clone()

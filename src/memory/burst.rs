@@ -101,8 +101,8 @@ impl MemoryRing {
         }
         let before = burst.in_flight_change();
         SORTED.with_borrow_mut(|sorted| {
-            sorted.sort(burst, requests, self.shard_bits, position, |message| self.hasher.hash_of(message));
-            for (number, items) in sorted.groups(self.shard_bits) {
+            sorted.sort(burst, requests, self.shard_bits, |message| self.hasher.hash_of(message));
+            for (number, items) in sorted.groups() {
                 self.shards[number].lock().run(items, burst, position);
             }
         });

@@ -13,7 +13,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard};
+
 use super::ring::MemoryRing;
+use super::shard::Shard;
+use super::table::Keyed;
 use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::ring::{Expired, Published};
 use crate::core::tick::Tick;
@@ -118,7 +122,7 @@ impl Expiry {
                 self.remembered.pop_front();
                 break;
             };
-            if shard.lock().forget(tick, &mut self.forgotten.segment, LOCKED_STEP) {
+            if in_turn(shard, |shard| shard.forget(tick, &mut self.forgotten.segment, LOCKED_STEP)) {
                 self.forgotten.next_shard();
             }
         }
@@ -132,16 +136,19 @@ impl Expiry {
             self.shrunk = Walk::default();
             return false;
         };
-        let mut shard = shard.lock();
-        let mut budget = LOCKED_SHRINKS;
-        while budget > 0 && self.shrunk.segment < shard.table.segments() {
-            if shard.table.shrink(self.shrunk.segment) {
-                budget -= 1;
-            } else {
-                self.shrunk.segment += 1;
+        let segment = &mut self.shrunk.segment;
+        let is_done = in_turn(shard, |shard| {
+            let mut budget = LOCKED_SHRINKS;
+            while budget > 0 && *segment < shard.table.segments() {
+                if shard.table.shrink(*segment) {
+                    budget -= 1;
+                } else {
+                    *segment += 1;
+                }
             }
-        }
-        if self.shrunk.segment >= shard.table.segments() {
+            *segment >= shard.table.segments()
+        });
+        if is_done {
             self.shrunk.next_shard();
         }
         true
@@ -156,8 +163,9 @@ impl Frozen {
             if known >= MAX_BATCH_MESSAGES as u64 || self.published + known == self.counts.timed_out() {
                 return;
             }
+            let (segment, timed_out) = (&mut self.listed.segment, &mut self.timed_out);
             let shard = &ring.shards[self.listed.shard];
-            if shard.lock().list(self.tick, &mut self.listed.segment, LOCKED_STEP, &mut self.timed_out) {
+            if in_turn(shard, |shard| shard.list(self.tick, segment, LOCKED_STEP, timed_out)) {
                 self.listed.next_shard();
             }
         }
@@ -179,6 +187,15 @@ impl Frozen {
         self.published += count;
         Some(Published { messages: count, lateness: now.saturating_duration_since(self.due_at) })
     }
+}
+
+/// Does one step with a shard, and lets go of it in favour of whoever waits: the next step would take it again before
+/// they have woken.
+fn in_turn<T>(shard: &Mutex<Shard<Keyed>>, step: impl FnOnce(&mut Shard<Keyed>) -> T) -> T {
+    let mut shard = shard.lock();
+    let done = step(&mut shard);
+    MutexGuard::unlock_fair(shard);
+    done
 }
 
 #[cfg(test)]
@@ -203,6 +220,7 @@ mod tests {
             wheel: Wheel::new(3, Duration::from_secs(1)).unwrap(),
             storm: StormRule::default(),
             max_in_flight: 1_000_000,
+            threads: 1,
             epoch: 1,
             pointer: Tick(1),
             keeps_on_drain: false,

@@ -17,6 +17,8 @@ pub struct MemoryOptions {
     pub retention: Retention,
     /// The most messages in flight.
     pub max_in_flight: u64,
+    /// How many threads ask it, at least 1.
+    pub threads: usize,
     /// Where it is kept across a planned restart.
     pub state_file: Option<PathBuf>,
 }
@@ -30,6 +32,8 @@ pub struct RingOptions {
     pub storm: StormRule,
     /// The most messages in flight.
     pub max_in_flight: u64,
+    /// How many threads ask it, at least 1.
+    pub threads: usize,
     /// The epoch that its batches bear.
     pub epoch: u64,
     /// Where it stands at the start.

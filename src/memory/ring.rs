@@ -46,8 +46,9 @@ use crate::core::ring::{
 use crate::core::tally::Stamp;
 use crate::core::tick::{Tick, Wheel};
 
-/// Shards a processor: so many that two seldom want the same, and so few that a burst has several messages for each.
-const SHARDS_PER_PROCESSOR: usize = 4;
+/// Shards for each of several threads: so many that two seldom want the same, and so few that a burst has several
+/// messages for each. One thread alone has one shard, and what it is asked needs no sorting.
+const SHARDS_PER_THREAD: usize = 4;
 
 /// A ring that lives in the process.
 pub struct MemoryRing {
@@ -79,8 +80,8 @@ impl MemoryRing {
     /// An empty ring whose batches go to `outbox`.
     #[must_use]
     pub fn new(options: RingOptions, outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryRing {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let shard_bits = (processors * SHARDS_PER_PROCESSOR).next_power_of_two().ilog2().min(MAX_SHARD_BITS);
+        let shards = if options.threads > 1 { options.threads * SHARDS_PER_THREAD } else { 1 };
+        let shard_bits = shards.next_power_of_two().ilog2().min(MAX_SHARD_BITS);
         let hasher = Keyed::default();
         let shard = |_| Mutex::new(Shard::new(options.wheel, hasher.clone()));
         MemoryRing {
@@ -305,6 +306,7 @@ mod tests {
             wheel: Wheel::new(3, TICK).unwrap(),
             storm: StormRule::default(),
             max_in_flight: 10,
+            threads: 1,
             epoch: 1,
             pointer: Tick(7),
             keeps_on_drain: false,

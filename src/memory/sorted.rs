@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use super::entry::ShortTick;
-use super::shard::Position;
 use super::table::{Hash, MAX_SHARD_BITS};
-use crate::core::burst::{Asks, Burst};
+use crate::core::burst::{Asks, Burst, Request};
 use crate::core::message::Message;
 
 /// A message of a burst and what is to be done with it: a quarter of a cache line, in the order of their use.
@@ -42,10 +41,10 @@ impl Packed {
     const DEL: u32 = 1 << 31;
     const WITHDRAW: u32 = 1;
 
-    fn of(asks: Asks, position: &Position) -> Packed {
-        match asks {
-            Asks::Add { ack_timeout_ticks, attempt } => {
-                let deadline = ShortTick::of(position.deadline(ack_timeout_ticks));
+    fn of(request: &Request) -> Packed {
+        match request.asks {
+            Asks::Add { attempt, .. } => {
+                let deadline = ShortTick::of(request.deadline);
                 Packed(u32::from(attempt) << 16 | u32::from(deadline.0))
             }
             Asks::Del { withdraw } => Packed(Packed::DEL | if withdraw { Packed::WITHDRAW } else { 0 }),
@@ -64,8 +63,11 @@ impl Packed {
 /// Messages by shard; within a shard they keep their order.
 #[derive(Debug)]
 pub(super) struct Sorted {
+    /// In the order in which they came, which is that of the one shard where there is no other.
     unsorted: Vec<Item>,
-    items: Vec<Item>,
+    /// Where there are several: shard by shard.
+    sorted: Vec<Item>,
+    shard_bits: u32,
     /// Behind the last message of each shard.
     ends: [u32; MOST_SHARDS],
 }
@@ -77,42 +79,51 @@ const KEPT: usize = 64 * 1_024;
 
 impl Default for Sorted {
     fn default() -> Sorted {
-        Sorted { unsorted: Vec::new(), items: Vec::new(), ends: [0; MOST_SHARDS] }
+        Sorted { unsorted: Vec::new(), sorted: Vec::new(), shard_bits: 0, ends: [0; MOST_SHARDS] }
     }
 }
 
 impl Sorted {
-    /// Sorts the messages of some requests into `1 << shard_bits` shards, those refused left out.
+    /// Sorts the messages of some requests, whose deadlines are known, into `1 << shard_bits` shards, those refused left out.
     #[expect(clippy::cast_possible_truncation, reason = "a burst ends far below 4 billion messages")]
     pub(super) fn sort(
         &mut self,
         burst: &Burst,
         requests: Range<usize>,
         shard_bits: u32,
-        position: &Position,
         hash: impl Fn(Message) -> Hash,
     ) {
         self.clear();
         for request in burst.requests[requests].iter().filter(|request| request.refusal.is_none()) {
-            let verb = Packed::of(request.asks, position);
+            let verb = Packed::of(request);
             let first = request.range().start as u32;
             let messages = burst.messages()[request.range()].iter().zip(first..);
             self.unsorted.extend(messages.map(|(message, index)| Item { hash: hash(*message), index, verb }));
         }
+        self.shard_bits = shard_bits;
+        if shard_bits == 0 {
+            self.ends[0] = self.unsorted.len() as u32;
+        } else {
+            self.scatter();
+        }
+    }
+
+    /// Copies the messages to where those of their shard are.
+    fn scatter(&mut self) {
         self.ends = [0; MOST_SHARDS];
         for item in &self.unsorted {
-            self.ends[item.hash.shard(shard_bits)] += 1;
+            self.ends[item.hash.shard(self.shard_bits)] += 1;
         }
         // First the begin of each shard, which moves to its end as its messages are put in.
         let mut begin = 0;
-        for end in &mut self.ends[..1 << shard_bits] {
+        for end in &mut self.ends[..1 << self.shard_bits] {
             begin += std::mem::replace(end, begin);
         }
         let Some(any) = self.unsorted.first() else { return };
-        self.items.resize(self.unsorted.len(), *any);
+        self.sorted.resize(self.unsorted.len(), *any);
         for item in &self.unsorted {
-            let place = &mut self.ends[item.hash.shard(shard_bits)];
-            self.items[*place as usize] = *item;
+            let place = &mut self.ends[item.hash.shard(self.shard_bits)];
+            self.sorted[*place as usize] = *item;
             *place += 1;
         }
     }
@@ -125,10 +136,11 @@ impl Sorted {
     }
 
     /// Each shard that has messages, with them.
-    pub(super) fn groups(&self, shard_bits: u32) -> impl Iterator<Item = (usize, &[Item])> {
-        let ends = &self.ends[..if self.unsorted.is_empty() { 0 } else { 1 << shard_bits }];
+    pub(super) fn groups(&self) -> impl Iterator<Item = (usize, &[Item])> {
+        let items = if self.shard_bits == 0 { &self.unsorted } else { &self.sorted };
+        let ends = &self.ends[..1 << self.shard_bits];
         let begins = std::iter::once(0).chain(ends.iter().copied());
-        let groups = begins.zip(ends).map(|(begin, end)| &self.items[begin as usize..*end as usize]);
+        let groups = begins.zip(ends).map(|(begin, end)| &items[begin as usize..*end as usize]);
         groups.enumerate().filter(|(_, items)| !items.is_empty())
     }
 }

@@ -43,6 +43,7 @@ impl MemoryStore {
             wheel: options.wheel,
             storm: options.storm,
             max_in_flight: options.max_in_flight,
+            threads: options.threads,
             epoch,
             pointer,
             keeps_on_drain: options.state_file.is_some(),

@@ -1,7 +1,8 @@
 //! In the process: the ring beside a map, a concurrent map and a delay queue.
 //!
 //! Every run is a process of its own, so that no subject inherits the memory of another. All of them add and
-//! delete the same ids in batches of the same size, with as many in flight, and ids are made before the time runs.
+//! delete the same ids in batches of the same size, with as many in flight; ids are made before the time runs, and
+//! are acknowledged in random order.
 
 mod dash;
 mod delay;
@@ -77,7 +78,7 @@ impl SubjectArguments {
             Kind::DashmapByShard => load.on(dash::ByShard::default)?,
             Kind::DelayQueue => load.on(delay::Delayed::new)?,
             Kind::Ring if self.threads == 1 => load.on(wheel::Wheeled::new)?,
-            Kind::Ring => load.on_threads(wheel::Wheeled::shared(self.threads))?,
+            Kind::Ring => load.on_threads(wheel::Wheeled::shared(usize::try_from(self.threads)?))?,
             Kind::Decide => wheel::decide(self.in_flight, self.threads),
         };
         println!("{}", serde_json::to_string(&found)?);

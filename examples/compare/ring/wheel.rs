@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ackwheel::core::batch::StormRule;
-use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
+use ackwheel::core::burst::{Asks, Burst, Outcome};
+use ackwheel::core::message::Message;
 use ackwheel::core::outbox::Retention;
-use ackwheel::core::ring::{AddNewMsg, Advance, DelMsg, Ring};
+use ackwheel::core::ring::{Advance, AtOnce, Ring};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
@@ -15,32 +16,41 @@ use super::Found;
 use super::subject::Subject;
 use crate::numbers::messages;
 
-/// A ring; of several handles to one, a single one knows the time of the next tick and turns it.
+/// A ring; of several handles to one, a single one knows the time of the next tick and turns it. It is asked as a
+/// session asks it, with bursts.
 pub struct Wheeled {
     ring: Arc<MemoryRing>,
+    burst: Burst,
     next: Option<Instant>,
 }
 
 impl Wheeled {
-    /// An empty ring of the usual dimensions.
+    /// An empty ring of the usual dimensions, for one thread.
     pub fn new() -> Wheeled {
+        Wheeled::for_threads(1)
+    }
+
+    fn for_threads(threads: usize) -> Wheeled {
         let now = Instant::now();
         let options = RingOptions {
             wheel: Wheel::default(),
             storm: StormRule::default(),
             max_in_flight: u64::MAX >> 1,
+            threads,
             epoch: 1,
             pointer: Tick(1),
             keeps_on_drain: false,
         };
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
-        Wheeled { ring: Arc::new(MemoryRing::new(options, outbox, now)), next: Some(now) }
+        let ring = Arc::new(MemoryRing::new(options, outbox, now));
+        Wheeled { ring, burst: Burst::default(), next: Some(now) }
     }
 
     /// One ring for so many threads; the first of them turns it.
-    pub fn shared(threads: u64) -> Vec<Wheeled> {
-        let mut first = Wheeled::new();
-        let others = (1..threads).map(|_| Wheeled { ring: Arc::clone(&first.ring), next: None });
+    pub fn shared(threads: usize) -> Vec<Wheeled> {
+        let mut first = Wheeled::for_threads(threads);
+        let others =
+            (1..threads).map(|_| Wheeled { ring: Arc::clone(&first.ring), burst: Burst::default(), next: None });
         let mut all: Vec<Wheeled> = others.collect();
         first.turn(Instant::now());
         all.push(first);
@@ -68,18 +78,20 @@ impl Wheeled {
         }
     }
 
-    fn add_for(&self, messages: &[Message], ack_timeout_ticks: u16, now: Instant) -> usize {
-        let request = AddNewMsg { messages, ack_timeout_ticks, attempt: 1 };
-        let answer = self.ring.add_new_msg(request, now).now_or_never().expect("memory answers at once");
-        let answer = answer.expect("there is room");
-        answer.outcomes.iter().filter(|outcome| **outcome == AddOutcome::Added).count()
+    fn add_for(&mut self, messages: &[Message], ack_timeout_ticks: u16, now: Instant) -> usize {
+        self.ask(Asks::Add { ack_timeout_ticks, attempt: 1 }, messages, Outcome::Added, now)
     }
 
-    fn del_at(&self, messages: &[Message], now: Instant) -> usize {
-        let request = DelMsg { messages, withdraw: false };
-        let answer = self.ring.del_msg(request, now).now_or_never().expect("memory answers at once");
-        let answer = answer.expect("a del is not refused");
-        answer.outcomes.iter().filter(|outcome| **outcome == DelOutcome::Acked).count()
+    fn del_at(&mut self, messages: &[Message], now: Instant) -> usize {
+        self.ask(Asks::Del { withdraw: false }, messages, Outcome::Acked, now)
+    }
+
+    /// Returns how many messages had this outcome.
+    fn ask(&mut self, asks: Asks, messages: &[Message], outcome: Outcome, now: Instant) -> usize {
+        self.burst.clear(usize::MAX);
+        self.burst.push(1, asks, messages.iter().copied());
+        self.ring.do_all(&mut self.burst, now);
+        self.burst.outcomes().iter().filter(|found| **found == outcome).count()
     }
 }
 
