@@ -85,6 +85,7 @@ impl LatencyTally {
     }
 
     /// Counts the time from one stamp to another.
+    #[inline]
     pub fn record_between(&mut self, earlier: Stamp, later: Stamp) {
         let units = later.0.wrapping_sub(earlier.0);
         self.counts[bucket(units)] += 1;

@@ -5,7 +5,7 @@
 
 use super::entry::{Entry, Marks, ShortTick};
 use super::sorted::{Item, Verb};
-use super::table::{Hash, HashMessage, Home, Kept, Spot, Table};
+use super::table::{Hash, HashMessage, Home, Kept, Table};
 use crate::core::batch::TimedOut;
 use crate::core::burst::{Burst, Outcome};
 use crate::core::message::Message;
@@ -93,10 +93,10 @@ impl<S: HashMessage> Shard<S> {
         &mut self.ticks[index(tick, wheel)]
     }
 
-    /// The counts of the tick of an entry in flight: without the division of [`Shard::of_tick`].
+    /// The counts of the tick of a message in flight: without the division of [`Shard::of_tick`].
     #[inline]
-    fn of_entry(&mut self, entry: &Entry, position: &Position) -> &mut OfTick {
-        let ahead = usize::from(entry.deadline.since(ShortTick::of(position.pointer)));
+    fn of_deadline(&mut self, deadline: ShortTick, position: &Position) -> &mut OfTick {
+        let ahead = usize::from(deadline.since(ShortTick::of(position.pointer)));
         let index = position.pointer_index + ahead;
         let wraps = index >= self.ticks.len();
         &mut self.ticks[if wraps { index - self.ticks.len() } else { index }]
@@ -104,8 +104,8 @@ impl<S: HashMessage> Shard<S> {
 
     /// Whether a message is in flight.
     pub(super) fn is_in_flight(&mut self, hash: Hash, message: Message, position: &Position) -> bool {
-        let spot = self.table.find(hash, self.table.home(hash), message);
-        spot.is_some_and(|spot| !position.is_decided(self.table.at(spot)))
+        let found = self.table.find(hash, self.table.home(hash), message);
+        found.is_some_and(|mut found| !position.is_decided(found.entry()))
     }
 
     /// Does what is asked of its messages.
@@ -121,29 +121,33 @@ impl<S: HashMessage> Shard<S> {
             }
             for (item, home) in items.iter().zip(&homes) {
                 let home = if shape == self.table.shape() { *home } else { self.table.home(item.hash) };
-                let message = burst.messages()[item.index()];
-                let outcome = match item.verb() {
-                    Verb::Add { deadline, attempt } => {
-                        let entry = Entry::in_flight(message, deadline, position.now, attempt);
-                        self.add((item.hash, home), entry, position)
-                    }
-                    Verb::Del { withdraw } => match self.table.find(item.hash, home, message) {
-                        Some(spot) => self.del(spot, withdraw, position, &mut burst.ack_latency),
-                        None => Outcome::Unknown,
-                    },
-                };
-                burst.set(item.index(), outcome);
+                self.run_one(item, home, burst, position);
             }
         }
+    }
+
+    #[inline]
+    fn run_one(&mut self, item: &Item, home: Home, burst: &mut Burst, position: &Position) {
+        let message = burst.messages()[item.index()];
+        let outcome = match item.verb() {
+            Verb::Add { deadline, attempt } => {
+                let entry = Entry::in_flight(message, deadline, position.now, attempt);
+                self.add((item.hash, home), entry, position)
+            }
+            Verb::Del { withdraw } => {
+                self.del((item.hash, home), message, withdraw, position, &mut burst.ack_latency)
+            }
+        };
+        burst.set(item.index(), outcome);
     }
 
     /// Takes a message into flight.
     #[inline]
     fn add(&mut self, (hash, home): (Hash, Home), entry: Entry, position: &Position) -> Outcome {
-        self.of_entry(&entry, position).left += 1;
+        self.of_deadline(entry.deadline, position).left += 1;
         let Some(earlier) = self.table.put(hash, home, entry) else { return Outcome::Added };
         if !position.is_decided(&earlier) {
-            self.of_entry(&earlier, position).left -= 1;
+            self.of_deadline(earlier.deadline, position).left -= 1;
             return Outcome::Rearmed;
         }
         if !earlier.marks.has(Marks::LISTED) {
@@ -153,10 +157,18 @@ impl<S: HashMessage> Shard<S> {
         Outcome::Added
     }
 
-    /// Takes a message out of flight that is in the table.
+    /// Takes a message out of flight.
     #[inline]
-    fn del(&mut self, spot: Spot, withdraw: bool, position: &Position, ack_latency: &mut LatencyTally) -> Outcome {
-        let entry = self.table.at(spot);
+    fn del(
+        &mut self,
+        (hash, home): (Hash, Home),
+        message: Message,
+        withdraw: bool,
+        position: &Position,
+        ack_latency: &mut LatencyTally,
+    ) -> Outcome {
+        let Some(mut found) = self.table.find(hash, home, message) else { return Outcome::Unknown };
+        let entry = found.entry();
         if position.is_decided(entry) {
             if !position.is_remembered(entry) {
                 return Outcome::Unknown;
@@ -167,15 +179,15 @@ impl<S: HashMessage> Shard<S> {
             }
             return Outcome::Late;
         }
-        let entry = *entry;
-        self.table.remove(spot);
-        let of_tick = self.of_entry(&entry, position);
+        let (deadline, added_at) = (entry.deadline, entry.added_at);
+        found.remove();
+        let of_tick = self.of_deadline(deadline, position);
         of_tick.left -= 1;
         if withdraw {
             return Outcome::Withdrawn;
         }
         of_tick.acked += 1;
-        ack_latency.record_between(entry.added_at, position.now);
+        ack_latency.record_between(added_at, position.now);
         Outcome::Acked
     }
 
@@ -183,7 +195,7 @@ impl<S: HashMessage> Shard<S> {
     pub(super) fn restore(&mut self, hash: Hash, mut entry: Entry, position: &Position) -> bool {
         let in_flight = !position.is_decided(&entry);
         if in_flight {
-            self.of_entry(&entry, position).left += 1;
+            self.of_deadline(entry.deadline, position).left += 1;
         } else {
             // A state is saved once every decided tick is listed.
             entry.marks.set(Marks::LISTED);

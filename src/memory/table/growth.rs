@@ -20,7 +20,7 @@ impl<S: HashMessage> Table<S> {
         }
         if self.segments[segment].is_full() {
             let groups = self.segments[segment].groups.len();
-            self.rebuild(segment, if groups < 16 { groups * 2 } else { groups + groups / 4 });
+            self.rebuild(segment, if groups < 16 { groups * 2 } else { groups + groups / 8 });
         }
     }
 
@@ -28,7 +28,7 @@ impl<S: HashMessage> Table<S> {
     pub(super) fn move_in(&mut self, entry: &Entry) {
         let hash = self.hasher.hash_of(entry.message);
         let home = self.home(hash);
-        self.segments[home.segment as usize].insert(hash.tag(), home.group as usize, *entry);
+        self.segments[home.segment as usize].insert(hash.tag(), home.group as usize, entry);
     }
 
     fn rebuild(&mut self, segment: usize, groups: usize) {
@@ -53,7 +53,7 @@ impl<S: HashMessage> Table<S> {
         let fresh = self.segments.len();
         let partner = Self::partner(fresh);
         // A little more than half, for half of a random choice is seldom exactly that.
-        let room = self.segments[partner].len * 9 / 16 + 8;
+        let room = self.segments[partner].len() * 9 / 16 + 8;
         let old = std::mem::replace(&mut self.segments[partner], Segment::with_room(room));
         self.segments.push(Segment::with_room(room));
         self.reshape();
@@ -72,13 +72,13 @@ impl<S: HashMessage> Table<S> {
         if self.len * 2 < (self.segments.len() - 1) * MEAN_SEGMENT {
             let last = self.segments.pop().expect("there is more than one");
             let partner = Self::partner(self.segments.len());
-            let room = Segment::with_room(last.len + self.segments[partner].len + 8);
+            let room = Segment::with_room(last.len() + self.segments[partner].len() + 8);
             let first = std::mem::replace(&mut self.segments[partner], room);
             self.reshape();
             first.iter().chain(last.iter()).for_each(|entry| self.move_in(entry));
             return true;
         }
-        let (len, groups) = (self.segments[segment].len, self.segments[segment].groups.len());
+        let (len, groups) = (self.segments[segment].len(), self.segments[segment].groups.len());
         let wanted = Segment::groups_for(len * 9 / 8);
         let is_sparse = len * 100 < groups * PLACES * MIN_LOAD_PERCENT && wanted < groups;
         if is_sparse {
@@ -107,16 +107,16 @@ impl<S: HashMessage> Table<S> {
         let mut found = Vec::new();
         while *position < self.segments.len() && looked_at < budget {
             let segment = &mut self.segments[*position];
-            looked_at += segment.entries.len();
+            looked_at += segment.entries.len() * PLACES;
             // First all places, so that their entries are on the way when the first is visited.
             for (number, group) in segment.groups.iter().enumerate() {
                 for place in group.ticking(tick.lowest()) {
-                    fetch(&segment.entries[number * PLACES + place]);
+                    fetch(&segment.entries[number][place]);
                     found.push((number, place));
                 }
             }
             for (group, place) in found.drain(..) {
-                let entry = &mut segment.entries[group * PLACES + place];
+                let entry = &mut segment.entries[group][place];
                 if visit(entry) == Kept::No {
                     let home = self.hasher.hash_of(entry.message).group(segment.groups.len());
                     segment.remove(home, group, place);

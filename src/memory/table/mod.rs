@@ -10,9 +10,10 @@
 //!   the lowest bits of each deadline stand beside the tags: who looks for the messages of one tick reads two bytes
 //!   a place, in order, and the entries of that tick only. This is what replaces a list of message ids per tick.
 //! - An entry lies in the group that its hash names or, where that is full, in the next that has room. Each group
-//!   counts the entries that had to go on from it: a search ends at the first group that none had to leave. So
-//!   nothing is left behind by a removal, and a table at constant load never has to be cleaned.
-//! - A *segment* is a small table of its own, at most 85% full. It grows by a quarter. Segments
+//!   counts the entries that had to go on from it, and keeps three bits of each of their tags: a search ends at the
+//!   first group that none like it had to leave. So nothing is left behind by a removal for long, and a table at
+//!   constant load never has to be cleaned.
+//! - A *segment* is a small table of its own, at most 78% full. It grows by an eighth. Segments
 //!   are split one at a time as the table grows (linear hashing: Litwin, "Linear Hashing: A New Tool for File and
 //!   Table Addressing", VLDB 1980), each when the mean is exceeded, and merged as it shrinks: no step moves
 //!   more than about twice [`growth::MEAN_SEGMENT`] entries, however many there are.
@@ -28,7 +29,6 @@ mod tests;
 
 use self::segment::Segment;
 use super::entry::Entry;
-use super::places::PLACES;
 use crate::core::message::Message;
 
 pub(super) use self::growth::Kept;
@@ -41,12 +41,24 @@ pub(super) struct Home {
     group: u32,
 }
 
-/// Where an entry lies; good until the table is changed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Spot {
-    home: Home,
-    group: usize,
-    place: usize,
+/// An entry that was found.
+#[derive(Debug)]
+pub(super) struct Found<'a> {
+    in_segment: segment::Found<'a>,
+    len: &'a mut usize,
+}
+
+impl Found<'_> {
+    pub(super) fn entry(&mut self) -> &mut Entry {
+        self.in_segment.entry
+    }
+
+    /// Takes it away.
+    #[inline]
+    pub(super) fn remove(self) {
+        self.in_segment.remove();
+        *self.len -= 1;
+    }
 }
 
 /// Message → entry.
@@ -74,7 +86,7 @@ impl<S: HashMessage> Table<S> {
     /// Places for entries, free ones included.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
-        self.segments.iter().map(|segment| segment.entries.len()).sum()
+        self.segments.iter().map(|segment| segment.entries.len() * super::places::PLACES).sum()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
@@ -104,50 +116,44 @@ impl<S: HashMessage> Table<S> {
     /// Asks for the entry of a message, or for the place where it would go: its group should be there.
     #[inline]
     pub(super) fn fetch_entry(&self, hash: Hash, home: Home) {
-        let (segment, at) = (&self.segments[home.segment as usize], home.group as usize);
-        let group = &segment.groups[at];
-        let place = group.tagged(hash.tag()).first().or_else(|| group.empty().first()).unwrap_or(0);
-        let entry = &segment.entries[at * PLACES + place];
+        let entry = self.segments[home.segment as usize].likely(hash.tag(), home.group as usize);
         // It may lie in two cache lines.
         fetch(&entry.message);
         fetch(&entry.marks);
     }
 
+    /// The entry of a message.
     #[inline]
-    pub(super) fn find(&self, hash: Hash, home: Home, message: Message) -> Option<Spot> {
-        let segment = &self.segments[home.segment as usize];
-        let (group, place) = segment.find(hash.tag(), home.group as usize, message)?;
-        Some(Spot { home, group, place })
-    }
-
-    pub(super) fn at(&mut self, spot: Spot) -> &mut Entry {
-        &mut self.segments[spot.home.segment as usize].entries[spot.group * PLACES + spot.place]
+    pub(super) fn find(&mut self, hash: Hash, home: Home, message: Message) -> Option<Found<'_>> {
+        let segment = &mut self.segments[home.segment as usize];
+        let in_segment = segment.find(hash.tag(), home.group as usize, message)?;
+        Some(Found { in_segment, len: &mut self.len })
     }
 
     /// Puts in an entry; returns the one that the message had before.
     #[inline]
     pub(super) fn put(&mut self, hash: Hash, home: Home, entry: Entry) -> Option<Entry> {
+        if self.segments[home.segment as usize].insert_at_home(hash.tag(), home.group as usize, &entry) {
+            self.len += 1;
+            return None;
+        }
+        self.put_anywhere(hash, home, entry)
+    }
+
+    #[inline(never)]
+    fn put_anywhere(&mut self, hash: Hash, home: Home, entry: Entry) -> Option<Entry> {
         let segment = &mut self.segments[home.segment as usize];
-        if let Some((group, place)) = segment.find(hash.tag(), home.group as usize, entry.message) {
-            segment.groups[group].ticks[place] = entry.deadline.lowest();
-            return Some(std::mem::replace(&mut segment.entries[group * PLACES + place], entry));
+        if let Some(found) = segment.find(hash.tag(), home.group as usize, entry.message) {
+            return Some(found.replace(entry));
         }
         self.len += 1;
         if segment.is_full() {
             self.make_room(home.segment as usize);
             self.move_in(&entry);
         } else {
-            segment.insert(hash.tag(), home.group as usize, entry);
+            segment.insert(hash.tag(), home.group as usize, &entry);
         }
         None
-    }
-
-    /// Takes an entry away.
-    #[inline]
-    pub(super) fn remove(&mut self, spot: Spot) {
-        let segment = &mut self.segments[spot.home.segment as usize];
-        segment.remove(spot.home.group as usize, spot.group, spot.place);
-        self.len -= 1;
     }
 
     #[inline]

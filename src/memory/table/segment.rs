@@ -7,8 +7,11 @@ use crate::core::message::Message;
 /// The byte of a group's tags that counts overflows.
 const OVERFLOWS: usize = PLACES;
 
+/// The byte of a group's ticks that tells something of their tags.
+const OVERFLOWN: usize = PLACES;
+
 /// A segment is never fuller than this.
-const MAX_LOAD_PERCENT: usize = 85;
+const MAX_LOAD_PERCENT: usize = 78;
 
 /// An overflow count that has reached this is not exact any more, and stays until the segment is rebuilt.
 const SATURATED: u8 = u8::MAX;
@@ -19,7 +22,8 @@ const SATURATED: u8 = u8::MAX;
 pub(super) struct Group {
     /// 0 where a place is empty; the last byte counts the entries that found no place here.
     tags: Lane,
-    /// The lowest bits of the deadlines; the last byte is not used.
+    /// The lowest bits of the deadlines; the last byte has a bit for each remainder that the tag of such an entry had.
+    /// It is forgotten when none of them is left. Without it a search would go on from two groups in five.
     pub(super) ticks: Lane,
 }
 
@@ -44,8 +48,39 @@ impl Group {
         Places::unmarked(self.tags)
     }
 
-    pub(super) fn overflows(&self) -> u8 {
-        self.tags[OVERFLOWS]
+    /// Says of a place whose it is.
+    #[inline]
+    fn occupy(&mut self, place: usize, tag: u8, entry: &Entry) {
+        self.tags[place] = tag;
+        self.ticks[place] = entry.deadline.lowest();
+    }
+
+    /// Whether an entry of this tag may have found no place here.
+    #[inline]
+    fn overflew(&self, tag: u8) -> bool {
+        self.ticks[OVERFLOWN] & Group::bit(tag) != 0
+    }
+
+    /// Notes an entry that finds no place here.
+    fn overflow(&mut self, tag: u8) {
+        self.tags[OVERFLOWS] = self.tags[OVERFLOWS].saturating_add(1);
+        self.ticks[OVERFLOWN] |= Group::bit(tag);
+    }
+
+    /// Forgets one of them.
+    fn return_overflow(&mut self) {
+        let overflows = &mut self.tags[OVERFLOWS];
+        if *overflows == SATURATED {
+            return;
+        }
+        *overflows -= 1;
+        if *overflows == 0 {
+            self.ticks[OVERFLOWN] = 0;
+        }
+    }
+
+    const fn bit(tag: u8) -> u8 {
+        1 << (tag % 8)
     }
 }
 
@@ -53,17 +88,59 @@ impl Group {
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) groups: Box<[Group]>,
-    pub(super) entries: Box<[Entry]>,
-    pub(super) len: usize,
+    /// Of each group, its entries.
+    pub(super) entries: Box<[[Entry; PLACES]]>,
+    len: usize,
     /// As many entries as it may have.
     limit: usize,
+}
+
+/// An entry that was found, and what changes when it is taken away.
+#[derive(Debug)]
+pub(super) struct Found<'a> {
+    pub(super) entry: &'a mut Entry,
+    groups: &'a mut [Group],
+    /// Where the search for it began.
+    home: usize,
+    /// Its group, and its place there.
+    at: usize,
+    place: usize,
+    len: &'a mut usize,
+}
+
+impl Found<'_> {
+    /// Puts another entry of the same message in its place; returns the one that was there.
+    pub(super) fn replace(self, entry: Entry) -> Entry {
+        self.groups[self.at].ticks[self.place] = entry.deadline.lowest();
+        std::mem::replace(self.entry, entry)
+    }
+
+    /// Takes it away.
+    #[inline]
+    pub(super) fn remove(self) {
+        self.groups[self.at].tags[self.place] = 0;
+        *self.len -= 1;
+        if self.at != self.home {
+            pass(self.groups, self.home, self.at);
+        }
+    }
+}
+
+/// Forgets an overflow of the groups from `home` to the one before `at`.
+#[inline(never)]
+fn pass(groups: &mut [Group], home: usize, at: usize) {
+    let mut passed = home;
+    while passed != at {
+        groups[passed].return_overflow();
+        passed = if passed + 1 == groups.len() { 0 } else { passed + 1 };
+    }
 }
 
 impl Segment {
     pub(super) fn with_groups(groups: usize) -> Segment {
         Segment {
             groups: vec![Group::EMPTY; groups].into_boxed_slice(),
-            entries: vec![Entry::EMPTY; groups * PLACES].into_boxed_slice(),
+            entries: vec![[Entry::EMPTY; PLACES]; groups].into_boxed_slice(),
             len: 0,
             limit: groups * PLACES * MAX_LOAD_PERCENT / 100,
         }
@@ -83,66 +160,114 @@ impl Segment {
         self.len >= self.limit
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     fn next(&self, group: usize) -> usize {
         if group + 1 == self.groups.len() { 0 } else { group + 1 }
     }
 
-    /// Group and place of a message.
+    /// The entry of a message.
     #[inline]
-    pub(super) fn find(&self, tag: u8, home: usize, message: Message) -> Option<(usize, usize)> {
-        let mut at = home;
-        loop {
-            let group = &self.groups[at];
-            let entries = &self.entries[at * PLACES..][..PLACES];
+    pub(super) fn find(&mut self, tag: u8, home: usize, message: Message) -> Option<Found<'_>> {
+        let (group, entries) = (&self.groups[home], &self.entries[home]);
+        let (at, place) = match group.tagged(tag).find(|place| entries[*place].message == message) {
+            Some(place) => (home, place),
+            None if !group.overflew(tag) => return None,
+            None => self.find_beyond(tag, home, message)?,
+        };
+        let entry = &mut self.entries[at][place];
+        Some(Found { entry, groups: &mut self.groups, home, at, place, len: &mut self.len })
+    }
+
+    /// Where the search for a tag will end, or an entry of this tag will go, as far as the tags can tell.
+    #[inline]
+    pub(super) fn likely(&self, tag: u8, home: usize) -> &Entry {
+        let group = &self.groups[home];
+        let place = match group.tagged(tag).first() {
+            None if group.overflew(tag) => return self.likely_beyond(tag, home),
+            None => group.empty().first().unwrap_or(0),
+            Some(place) => place,
+        };
+        &self.entries[home][place]
+    }
+
+    #[inline(never)]
+    fn likely_beyond(&self, tag: u8, home: usize) -> &Entry {
+        let mut at = self.next(home);
+        while at != home {
+            if let Some(place) = self.groups[at].tagged(tag).first() {
+                return &self.entries[at][place];
+            }
+            if !self.groups[at].overflew(tag) {
+                break;
+            }
+            at = self.next(at);
+        }
+        &self.entries[home][self.groups[home].empty().first().unwrap_or(0)]
+    }
+
+    /// Group and place of a message that is not in the group where the search begins.
+    #[inline(never)]
+    fn find_beyond(&self, tag: u8, home: usize, message: Message) -> Option<(usize, usize)> {
+        let mut at = self.next(home);
+        // A table that was always full would have no group without overflows.
+        while at != home {
+            let (group, entries) = (&self.groups[at], &self.entries[at]);
             if let Some(place) = group.tagged(tag).find(|place| entries[*place].message == message) {
                 return Some((at, place));
             }
-            if group.overflows() == 0 {
+            if !group.overflew(tag) {
                 return None;
             }
             at = self.next(at);
-            // A table that was always full would have none without overflows.
-            if at == home {
-                return None;
-            }
         }
+        None
+    }
+
+    /// Puts in an entry, if there is room and its group alone tells that it is not there: nearly always. Returns
+    /// whether it did.
+    #[inline]
+    pub(super) fn insert_at_home(&mut self, tag: u8, home: usize, entry: &Entry) -> bool {
+        let (group, entries) = (&mut self.groups[home], &mut self.entries[home]);
+        if group.overflew(tag) || group.tagged(tag).any(|place| entries[place].message == entry.message) {
+            return false;
+        }
+        let Some(place) = group.empty().first() else { return false };
+        if self.len >= self.limit {
+            return false;
+        }
+        group.occupy(place, tag, entry);
+        entries[place] = *entry;
+        self.len += 1;
+        true
     }
 
     /// Puts in an entry that is not there. There is room.
-    #[inline]
-    pub(super) fn insert(&mut self, tag: u8, home: usize, entry: Entry) {
+    pub(super) fn insert(&mut self, tag: u8, home: usize, entry: &Entry) {
         let mut at = home;
         let place = loop {
             let group = &mut self.groups[at];
             if let Some(place) = group.empty().first() {
                 break place;
             }
-            group.tags[OVERFLOWS] = group.overflows().saturating_add(1);
+            group.overflow(tag);
             at = self.next(at);
         };
-        let group = &mut self.groups[at];
-        group.tags[place] = tag;
-        group.ticks[place] = entry.deadline.lowest();
-        self.entries[at * PLACES + place] = entry;
+        self.groups[at].occupy(place, tag, entry);
+        self.entries[at][place] = *entry;
         self.len += 1;
     }
 
-    /// Takes an entry away whose search begins at `home`.
-    pub(super) fn remove(&mut self, home: usize, group: usize, place: usize) {
-        self.groups[group].tags[place] = 0;
-        let mut at = home;
-        while at != group {
-            let passed = &mut self.groups[at];
-            if passed.overflows() != SATURATED {
-                passed.tags[OVERFLOWS] -= 1;
-            }
-            at = self.next(at);
-        }
-        self.len -= 1;
+    /// Takes away the entry in a place whose search begins at `home`.
+    pub(super) fn remove(&mut self, home: usize, at: usize, place: usize) {
+        let entry = &mut self.entries[at][place];
+        Found { entry, groups: &mut self.groups, home, at, place, len: &mut self.len }.remove();
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
-        let groups = self.groups.iter().zip(self.entries.chunks_exact(PLACES));
+        let groups = self.groups.iter().zip(&self.entries);
         groups.flat_map(|(group, entries)| group.occupied().map(|place| &entries[place]))
     }
 }

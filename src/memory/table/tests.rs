@@ -41,10 +41,10 @@ impl<S: HashMessage> Pair<S> {
     fn remove(&mut self, id: u64) {
         let message = entry(id, 0).message;
         let hash = self.table.hasher.hash_of(message);
-        let spot = self.table.find(hash, self.table.home(hash), message);
-        assert_eq!(spot.map(|spot| self.table.at(spot).deadline.0), self.map.remove(&message));
-        if let Some(spot) = spot {
-            self.table.remove(spot);
+        let mut found = self.table.find(hash, self.table.home(hash), message);
+        assert_eq!(found.as_mut().map(|found| found.entry().deadline.0), self.map.remove(&message));
+        if let Some(found) = found {
+            found.remove();
         }
     }
 
@@ -128,7 +128,7 @@ fn it_grows_and_shrinks_by_segments_and_is_never_much_larger_than_it_must() {
     }
     pair.check();
     assert!(pair.table.segments() > 100, "{} segments", pair.table.segments());
-    let largest = pair.table.segments.iter().map(|segment| segment.len).max().unwrap();
+    let largest = pair.table.segments.iter().map(|segment| segment.len()).max().unwrap();
     assert!(largest < 3 * growth::MEAN_SEGMENT, "the largest step would move {largest}");
     let capacity = pair.table.capacity();
     assert!(capacity as u64 * 100 < MANY * 170, "room for {capacity}");
