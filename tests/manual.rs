@@ -362,10 +362,11 @@ fn sources() -> String {
     all
 }
 
-/// The sentence in a line of the log, up to the first value in it or behind it.
+/// The sentence in a line of the log, up to where it is cut off, or to the first value in it or behind it.
 fn logged(line: &str) -> Option<&str> {
     let rest = ["INFO ", "WARN ", "ERROR "].iter().find_map(|level| Some(line.split_once(level)?.1))?;
     let (_, sentence) = rest.split_once(": ")?;
+    let sentence = sentence.split('…').next()?;
     let before_keys = match sentence.find('=') {
         Some(value) => sentence[..value].rsplit_once(' ')?.0,
         None => sentence,
