@@ -28,6 +28,7 @@ mod groups;
 mod harness_redis;
 mod hostile;
 mod limits;
+mod manual;
 mod metrics;
 mod model;
 mod redelivery;
