@@ -3,8 +3,11 @@
 use std::net::TcpStream;
 
 use ackwheel::admin::status::{RingReport, TickReport};
+use base64::Engine as _;
+use ring::digest::{SHA256, digest};
 
 use crate::support::frames;
+use crate::support::http;
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
 use crate::support::{wait_for, wait_until};
@@ -17,7 +20,7 @@ fn the_routes_are_there_and_elsewhere_is_a_sign_post() {
     let (code, text) = sidecar.get("/nowhere");
     assert_eq!(code, 404);
     assert!(
-        ["/metrics", "/livez", "/readyz", "/status"].iter().all(|route| text.contains(route)),
+        [" / ", "/metrics", "/livez", "/readyz", "/status"].iter().all(|route| text.contains(route)),
         "{text}"
     );
 }
@@ -40,6 +43,58 @@ fn status_asks_the_sidecar_itself_and_no_proxy() {
     command.env("HTTP_PROXY", "http://127.0.0.1:9").env("http_proxy", "http://127.0.0.1:9");
     let run = crate::support::process::Run::of(&mut command);
     assert!(run.output().contains("slots"), "{run:?}");
+}
+
+#[test]
+fn the_page_is_served_fresh_and_may_do_no_more_than_it_must() {
+    let sidecar = Sidecar::start(&[]);
+    let (code, headers, page) = http::ask(sidecar.admin, "GET", "/");
+    assert_eq!((code, headers["content-type"].as_str()), (200, "text/html; charset=utf-8"));
+    assert_eq!(headers["cache-control"], "no-store");
+    assert_eq!(headers["x-content-type-options"], "nosniff");
+    assert_eq!(headers["referrer-policy"], "no-referrer");
+    let policy: Vec<&str> = headers["content-security-policy"].split("; ").collect();
+    let expected = [
+        String::from("default-src 'none'"),
+        format!("script-src '{}'", hash_of(&page, "script")),
+        format!("style-src '{}'", hash_of(&page, "style")),
+    ];
+    assert_eq!(policy[..3], expected, "the page has changed: put these hashes into src/admin/page.rs");
+    let rest =
+        ["img-src data:", "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"];
+    assert_eq!(policy[3..], rest);
+
+    let (code, headers, body) = http::ask(sidecar.admin, "HEAD", "/");
+    assert_eq!((code, body.as_str()), (200, ""));
+    assert_eq!(headers["content-length"], page.len().to_string());
+    assert_eq!(http::ask(sidecar.admin, "POST", "/").0, 405);
+    assert_eq!(http::ask(sidecar.admin, "GET", "/status").1["cache-control"], "no-store");
+}
+
+/// The hash of the one block of this kind, as a Content-Security-Policy names it.
+fn hash_of(page: &str, tag: &str) -> String {
+    let blocks: Vec<&str> = page.split(&format!("<{tag}>")).skip(1).collect();
+    let [block] = blocks[..] else { panic!("{} blocks of {tag}", blocks.len()) };
+    let block = block.split(&format!("</{tag}>")).next().unwrap();
+    let hash = base64::engine::general_purpose::STANDARD.encode(digest(&SHA256, block.as_bytes()));
+    format!("sha256-{hash}")
+}
+
+#[test]
+fn the_page_carries_everything_with_it() {
+    let (_, page) = Sidecar::start(&[]).get("/");
+    // A namespace is a name and is fetched by nobody.
+    let page = page.replace("http://www.w3.org/2000/svg", "");
+    for outside in
+        ["http:", "https:", "\"//", "'//", "(//", "`//", "url(", "@import", "import(", "<iframe", "<object"]
+    {
+        assert!(!page.contains(outside), "the page has {outside}");
+    }
+    for attribute in ["src=\"", "href=\""] {
+        for value in page.split(attribute).skip(1).map(|rest| rest.split('"').next().unwrap()) {
+            assert!(value.starts_with("data:") || ["status", "metrics"].contains(&value), "{attribute}{value}");
+        }
+    }
 }
 
 /// What a sidecar that leads says of a tick, once it is decided.

@@ -1,5 +1,6 @@
-//! The admin endpoints: metrics, probes, status. They change nothing.
+//! The admin endpoints: metrics, probes, status, and the ring on a page. They change nothing.
 
+mod page;
 pub mod status;
 
 use std::sync::Arc;
@@ -63,6 +64,7 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Serves the endpoints until the task is aborted.
 pub async fn serve(listener: TcpListener, health: Arc<Health>) {
     let routes = Router::new()
+        .route("/", get(page::page))
         .route("/metrics", get(metrics))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
@@ -135,7 +137,7 @@ async fn status(State(health): State<Arc<Health>>) -> Response {
 }
 
 async fn elsewhere() -> Response {
-    (StatusCode::NOT_FOUND, "here are /metrics /livez /readyz /status\n").into_response()
+    (StatusCode::NOT_FOUND, "here are / /metrics /livez /readyz /status\n").into_response()
 }
 
 fn json(report: &StatusReport) -> Response {
