@@ -30,6 +30,7 @@ mod hostile;
 mod limits;
 mod metrics;
 mod model;
+mod page;
 mod redelivery;
 mod redis_bulk;
 mod redis_bursts;
