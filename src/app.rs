@@ -30,7 +30,7 @@ use crate::memory::{MemoryOptions, MemoryStore, StateError};
 use crate::metrics::Metrics;
 use crate::redis::{RedisOptions, RedisStore};
 use crate::server::{self, DRAIN_GRACE, Listener, Server, SocketFile};
-use crate::ticker::{Pulse, Ticker, TickerHandle, TickerThread};
+use crate::ticker::{Ticker, TickerHandle, TickerThread};
 
 /// Where a host says its name.
 const HOST_NAME_FILES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
@@ -92,22 +92,21 @@ impl Sidecar {
             config.redeliver_after,
         ));
         let thread = TickerThread::start().map_err(StartError::Thread)?;
-        let (mut tickers, mut pulses, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut tickers, mut tasks) = (Vec::new(), Vec::new());
         for (ring, seat) in store.seats().iter().enumerate() {
-            let pulse = Arc::new(Pulse::new(clock.now()));
             let (clock, gate, metrics) = (Arc::clone(&clock), Arc::clone(&gate), Arc::clone(&metrics));
-            let (ticker, handle) = Ticker::new(seat, clock, gate, metrics, Arc::clone(&pulse));
+            let (ticker, handle) = Ticker::new(seat, clock, gate, metrics);
             let span = span_of(ring, &*store);
             tasks.push(thread.spawn(async move { ticker.run(Alarm::precise()).await }.instrument(span)));
             tickers.push(handle);
-            pulses.push(pulse);
         }
         let health = Arc::new(Health {
+            name: name.clone(),
             store: Arc::clone(&store),
             delivery: Arc::clone(&delivery),
             metrics: Arc::clone(&metrics),
             clock: Arc::clone(&clock),
-            pulses,
+            tickers: tickers.clone(),
             draining: false.into(),
             scrapes: tokio::sync::Mutex::default(),
         });

@@ -2,9 +2,15 @@
 
 use std::net::TcpStream;
 
+use ackwheel::admin::status::{RingReport, TickReport};
+use base64::Engine as _;
+use ring::digest::{SHA256, digest};
+
 use crate::support::frames;
+use crate::support::http;
+use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
-use crate::support::wait_until;
+use crate::support::{wait_for, wait_until};
 
 #[test]
 fn the_routes_are_there_and_elsewhere_is_a_sign_post() {
@@ -13,7 +19,10 @@ fn the_routes_are_there_and_elsewhere_is_a_sign_post() {
     assert_eq!(sidecar.get("/readyz"), (200, String::from("ready\n")));
     let (code, text) = sidecar.get("/nowhere");
     assert_eq!(code, 404);
-    assert!(["/metrics", "/livez", "/readyz", "/status"].iter().all(|route| text.contains(route)), "{text}");
+    assert!(
+        [" / ", "/metrics", "/livez", "/readyz", "/status"].iter().all(|route| text.contains(route)),
+        "{text}"
+    );
 }
 
 #[test]
@@ -34,4 +43,107 @@ fn status_asks_the_sidecar_itself_and_no_proxy() {
     command.env("HTTP_PROXY", "http://127.0.0.1:9").env("http_proxy", "http://127.0.0.1:9");
     let run = crate::support::process::Run::of(&mut command);
     assert!(run.output().contains("slots"), "{run:?}");
+}
+
+#[test]
+fn the_page_is_served_fresh_and_may_do_no_more_than_it_must() {
+    let sidecar = Sidecar::start(&[]);
+    let (code, headers, page) = http::ask(sidecar.admin, "GET", "/");
+    assert_eq!((code, headers["content-type"].as_str()), (200, "text/html; charset=utf-8"));
+    assert_eq!(headers["cache-control"], "no-store");
+    assert_eq!(headers["x-content-type-options"], "nosniff");
+    assert_eq!(headers["referrer-policy"], "no-referrer");
+    let policy: Vec<&str> = headers["content-security-policy"].split("; ").collect();
+    let expected = [
+        String::from("default-src 'none'"),
+        format!("script-src '{}'", hash_of(&page, "script")),
+        format!("style-src '{}'", hash_of(&page, "style")),
+    ];
+    assert_eq!(policy[..3], expected, "the page has changed: put these hashes into src/admin/page.rs");
+    let rest =
+        ["img-src data:", "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"];
+    assert_eq!(policy[3..], rest);
+
+    let (code, headers, body) = http::ask(sidecar.admin, "HEAD", "/");
+    assert_eq!((code, body.as_str()), (200, ""));
+    assert_eq!(headers["content-length"], page.len().to_string());
+    assert_eq!(http::ask(sidecar.admin, "POST", "/").0, 405);
+    assert_eq!(http::ask(sidecar.admin, "GET", "/status").1["cache-control"], "no-store");
+}
+
+/// The hash of the one block of this kind, as a Content-Security-Policy names it.
+fn hash_of(page: &str, tag: &str) -> String {
+    let blocks: Vec<&str> = page.split(&format!("<{tag}>")).skip(1).collect();
+    let [block] = blocks[..] else { panic!("{} blocks of {tag}", blocks.len()) };
+    let block = block.split(&format!("</{tag}>")).next().unwrap();
+    let hash = base64::engine::general_purpose::STANDARD.encode(digest(&SHA256, block.as_bytes()));
+    format!("sha256-{hash}")
+}
+
+#[test]
+fn the_page_carries_everything_with_it() {
+    let (_, page) = Sidecar::start(&[]).get("/");
+    // A namespace is a name and is fetched by nobody.
+    let page = page.replace("http://www.w3.org/2000/svg", "");
+    for outside in
+        ["http:", "https:", "\"//", "'//", "(//", "`//", "url(", "@import", "import(", "<iframe", "<object"]
+    {
+        assert!(!page.contains(outside), "the page has {outside}");
+    }
+    for attribute in ["src=\"", "href=\""] {
+        for value in page.split(attribute).skip(1).map(|rest| rest.split('"').next().unwrap()) {
+            assert!(value.starts_with("data:") || ["status", "metrics"].contains(&value), "{attribute}{value}");
+        }
+    }
+}
+
+/// What a sidecar that leads says of a tick, once it is decided.
+fn decided(sidecar: &Sidecar, tick: u64) -> TickReport {
+    wait_for("the tick is decided", || {
+        sidecar.status().rings[0].recent.iter().find(|one| one.tick == tick).cloned()
+    })
+}
+
+fn assert_recent_ticks_are_told(sidecar: &Sidecar) {
+    let mut connection = sidecar.connect();
+    let (calm, _) = connection.ask(&frames::add(&(1..=10).collect::<Vec<_>>(), 2, 1)).added();
+    connection.ask(&frames::del(&(1..=6).collect::<Vec<_>>()));
+    connection.ask(&frames::withdraw(&[7]));
+    let told = decided(sidecar, calm);
+    assert_eq!(told, TickReport { tick: calm, added: 9, acked: 6, timed_out: 3, storm: false });
+    let (stormy, _) = connection.ask(&frames::add(&(11..=20).collect::<Vec<_>>(), 2, 1)).added();
+    connection.ask(&frames::del(&[11, 12]));
+    let told = decided(sidecar, stormy);
+    assert_eq!(told, TickReport { tick: stormy, added: 10, acked: 2, timed_out: 8, storm: true });
+    // And so it is with the many ticks that have no messages, until the oldest are forgotten.
+    let full = wait_for("sixty ticks without messages", || {
+        let RingReport { recent, pointer, leads, .. } = sidecar.status().rings.remove(0);
+        assert!(leads && recent.iter().all(|one| one.tick < pointer), "{recent:?} at {pointer}");
+        (recent.first()?.tick > stormy).then_some(recent)
+    });
+    assert_eq!(full.len(), 60);
+    assert!(full.windows(2).all(|pair| pair[1].tick == pair[0].tick + 1), "{full:?}");
+    assert!(full.iter().all(|one| (one.added, one.storm) == (0, false)), "{full:?}");
+}
+
+const SHORT_TICKS: [&str; 6] = ["--tick", "100ms", "--slots", "15", "--storm-min", "8"];
+
+#[test]
+fn the_last_ticks_are_told_in_memory() {
+    let sidecar = Sidecar::start(&SHORT_TICKS);
+    assert_recent_ticks_are_told(&sidecar);
+    assert!(sidecar.status().sidecar.ends_with(&format!(":{}", sidecar.listen.port())));
+}
+
+#[test]
+fn the_last_ticks_are_told_by_the_leader_in_redis() {
+    let redis = Redis::start();
+    let leader = Sidecar::on(&redis, "leader", &SHORT_TICKS);
+    let follower = Sidecar::on(&redis, "follower", &[&SHORT_TICKS[..], &["--never-lead"]].concat());
+    wait_until("it leads", || leader.status().rings[0].leads);
+    assert_recent_ticks_are_told(&leader);
+    let status = follower.status();
+    let ring = &status.rings[0];
+    assert_eq!((ring.leads, ring.leader.as_deref(), &*ring.recent), (false, Some("leader"), &[][..]));
+    assert_eq!(status.sidecar, "follower");
 }

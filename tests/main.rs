@@ -31,6 +31,7 @@ mod limits;
 mod manual;
 mod metrics;
 mod model;
+mod page;
 mod redelivery;
 mod redis_bulk;
 mod redis_bursts;

@@ -8,13 +8,18 @@ use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
 
 /// The example, which `cargo test` builds beside the tests.
-fn im_replay() -> Command {
+pub fn example() -> Command {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().and_then(Path::parent).unwrap().join("examples/im_replay");
     assert!(program.exists(), "{} is missing: run all tests with `cargo test`", program.display());
     let mut command = Command::new(program);
-    command.args(["--seconds", "4", "--json"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn im_replay() -> Command {
+    let mut command = example();
+    command.args(["--seconds", "4", "--json"]);
     command
 }
 
@@ -25,7 +30,7 @@ fn report(command: &mut Command) -> serde_json::Value {
 }
 
 /// The CollegeMsg trace, where it is there.
-fn real_trace() -> Option<PathBuf> {
+pub fn real_trace() -> Option<PathBuf> {
     let trace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/data/college-msg.txt.gz");
     if trace.exists() {
         return Some(trace);

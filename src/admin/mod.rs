@@ -1,5 +1,6 @@
-//! The admin endpoints: metrics, probes, status. They change nothing.
+//! The admin endpoints: metrics, probes, status, and the ring on a page. They change nothing.
 
+mod page;
 pub mod status;
 
 use std::sync::Arc;
@@ -19,19 +20,22 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
-use self::status::StatusReport;
+use self::status::{GroupReport, RingReport, StatusReport};
 use crate::clock::Clock;
 use crate::core::alive::BEAT;
+use crate::core::outbox::GroupBacklog;
 use crate::core::outboxes::merge_backlogs;
 use crate::core::refusal::Refusal;
 use crate::core::ring::RingStatus;
 use crate::core::store::Store;
 use crate::delivery::Delivery;
 use crate::metrics::Metrics;
-use crate::ticker::{LIVENESS, Pulse};
+use crate::ticker::{LIVENESS, TickerHandle};
 
 /// What the endpoints tell about.
 pub struct Health {
+    /// What the sidecar is called among those that share its store.
+    pub name: String,
     /// The store.
     pub store: Arc<dyn Store>,
     /// The way to subscribers.
@@ -40,8 +44,8 @@ pub struct Health {
     pub metrics: Arc<Metrics>,
     /// The time.
     pub clock: Arc<Clock>,
-    /// Whether the tickers' loops run, one a ring.
-    pub pulses: Vec<Arc<Pulse>>,
+    /// The tickers, in the order of the rings.
+    pub tickers: Vec<TickerHandle>,
     /// Whether the sidecar is going.
     pub draining: AtomicBool,
     /// Held while the gauges are made anew and read.
@@ -60,6 +64,7 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Serves the endpoints until the task is aborted.
 pub async fn serve(listener: TcpListener, health: Arc<Health>) {
     let routes = Router::new()
+        .route("/", get(page::page))
         .route("/metrics", get(metrics))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
@@ -132,12 +137,15 @@ async fn status(State(health): State<Arc<Health>>) -> Response {
 }
 
 async fn elsewhere() -> Response {
-    (StatusCode::NOT_FOUND, "here are /metrics /livez /readyz /status\n").into_response()
+    (StatusCode::NOT_FOUND, "here are / /metrics /livez /readyz /status\n").into_response()
 }
 
 fn json(report: &StatusReport) -> Response {
     match serde_json::to_string(report) {
-        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json + "\n").into_response(),
+        Ok(json) => {
+            let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+            (headers, json + "\n").into_response()
+        }
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
@@ -146,7 +154,7 @@ impl Health {
     /// For how long the ticker that is worst off has not run.
     fn silence(&self) -> Duration {
         let now = self.clock.now();
-        self.pulses.iter().map(|pulse| pulse.silence(now)).max().unwrap_or_default()
+        self.tickers.iter().map(|ticker| ticker.silence(now)).max().unwrap_or_default()
     }
 
     /// Makes the gauges anew. What the store does not tell is not shown: a ring that does not answer counts as
@@ -171,9 +179,20 @@ impl Health {
 
     async fn report(&self) -> Result<StatusReport, Refusal> {
         let (seats, now) = (self.store.seats(), self.clock.now());
+        // Before the pointers, so that no tick is told as decided that a pointer has not left.
+        let recent: Vec<_> = self.tickers.iter().map(TickerHandle::recent).collect();
         let statuses = try_join_all(seats.iter().map(|seat| seat.ring.status(now))).await?;
         let backlogs = self.delivery.backlogs().await?;
-        let subscribers = |group: &_| self.delivery.subscribers(group);
-        Ok(StatusReport::new(self.store.kind(), seats[0].ring.wheel(), statuses, backlogs, subscribers))
+        let rings = statuses.into_iter().zip(&recent).map(|(status, recent)| RingReport::new(status, recent));
+        let group = |backlog: &GroupBacklog| GroupReport::new(backlog, self.delivery.subscribers(&backlog.group));
+        let wheel = seats[0].ring.wheel();
+        Ok(StatusReport {
+            sidecar: self.name.clone(),
+            store: self.store.kind().to_owned(),
+            slots: wheel.slots(),
+            tick_ms: wheel.tick_ms(),
+            rings: rings.collect(),
+            groups: backlogs.iter().map(group).collect(),
+        })
     }
 }

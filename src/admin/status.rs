@@ -2,14 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::group::GroupName;
+use crate::core::batch::TickCounts;
 use crate::core::outbox::GroupBacklog;
 use crate::core::ring::RingStatus;
-use crate::core::tick::Wheel;
+use crate::core::tick::Tick;
 
 /// What `GET /status` and `ackwheel status --json` print.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
+    /// The name of the sidecar that says it.
+    #[serde(default)]
+    pub sidecar: String,
     /// The kind of store.
     pub store: String,
     /// Slots of the ring.
@@ -36,12 +39,36 @@ pub struct RingReport {
     /// How long that has been its leader; absent where nobody else could lead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_age_seconds: Option<f64>,
+    /// Whether the sidecar that says it is the leader.
+    #[serde(default)]
+    pub leads: bool,
+    /// How long the pointer is behind its time.
+    #[serde(default)]
+    pub pointer_lag_seconds: f64,
     /// Messages in flight, those closing included.
     pub in_flight: u64,
     /// Messages in each slot, those closing not included.
     pub slots: Vec<u64>,
     /// Messages whose tick is the pointer's: the next advance decides them.
     pub closing: u64,
+    /// The ticks that were decided last, the oldest first, at most 60: those that this sidecar decided.
+    #[serde(default)]
+    pub recent: Vec<TickReport>,
+}
+
+/// A decided tick: its counts are final.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TickReport {
+    /// Which tick.
+    pub tick: u64,
+    /// Messages whose final deadline it was: those acknowledged and those timed out.
+    pub added: u64,
+    /// Those that were acknowledged in time.
+    pub acked: u64,
+    /// Those that timed out.
+    pub timed_out: u64,
+    /// Whether so many timed out that a fault on our side is likelier than that many dead clients.
+    pub storm: bool,
 }
 
 /// A group at a glance.
@@ -59,45 +86,59 @@ pub struct GroupReport {
     pub oldest_seconds: f64,
 }
 
-impl StatusReport {
-    /// A report of what the store says.
-    pub fn new(
-        store: &str,
-        wheel: Wheel,
-        rings: Vec<RingStatus>,
-        backlogs: Vec<GroupBacklog>,
-        subscribers: impl Fn(&GroupName) -> u64,
-    ) -> StatusReport {
-        StatusReport {
-            store: String::from(store),
-            slots: wheel.slots(),
-            tick_ms: wheel.tick_ms(),
-            rings: rings.into_iter().map(RingReport::from).collect(),
-            groups: backlogs
-                .into_iter()
-                .map(|backlog| GroupReport {
-                    subscribers: subscribers(&backlog.group),
-                    group: backlog.group.to_string(),
-                    outbox_batches: backlog.batches,
-                    unacked_batches: backlog.unacked,
-                    oldest_seconds: backlog.oldest.as_secs_f64(),
-                })
-                .collect(),
-        }
-    }
-}
-
-impl From<RingStatus> for RingReport {
-    fn from(status: RingStatus) -> RingReport {
+impl RingReport {
+    /// A report of what a store says of its ring, and its ticker of the last ticks.
+    #[must_use]
+    pub fn new(status: RingStatus, recent: &[(Tick, TickCounts)]) -> RingReport {
         RingReport {
             ring: status.ring,
             pointer: status.pointer.0,
             epoch: status.epoch,
             leader: status.leader,
             lease_age_seconds: status.lease_age.map(|age| age.as_secs_f64()),
+            leads: status.leads,
+            pointer_lag_seconds: status.pointer_lag.as_secs_f64(),
             in_flight: status.in_flight,
             slots: status.slots,
             closing: status.closing,
+            recent: recent.iter().map(|(tick, counts)| TickReport::new(*tick, *counts)).collect(),
         }
+    }
+}
+
+impl TickReport {
+    fn new(tick: Tick, counts: TickCounts) -> TickReport {
+        let TickCounts { added, acked, storm, .. } = counts;
+        TickReport { tick: tick.0, added, acked, timed_out: counts.timed_out(), storm }
+    }
+}
+
+impl GroupReport {
+    /// A report of a group's outbox, and of its subscribers at this sidecar.
+    #[must_use]
+    pub fn new(backlog: &GroupBacklog, subscribers: u64) -> GroupReport {
+        GroupReport {
+            group: backlog.group.to_string(),
+            subscribers,
+            outbox_batches: backlog.batches,
+            unacked_batches: backlog.unacked,
+            oldest_seconds: backlog.oldest.as_secs_f64(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_of_an_older_sidecar_is_understood() {
+        let text = r#"{"store":"memory","slots":1,"tick_ms":1000,"groups":[],"rings":[{"ring":0,"pointer":7,
+            "epoch":1,"leader":null,"in_flight":3,"slots":[2],"closing":1}]}"#;
+        let report: StatusReport = serde_json::from_str(text).expect("what was added since has a default");
+        assert_eq!(report.sidecar, "");
+        assert!(!report.rings[0].leads && report.rings[0].recent.is_empty());
+        let again = serde_json::to_string(&report).expect("a report can be written");
+        assert_eq!(serde_json::from_str::<StatusReport>(&again).expect("and read"), report);
     }
 }

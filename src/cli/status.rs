@@ -127,9 +127,12 @@ mod tests {
             epoch: 1_792_000_000_000,
             leader: leader.map(String::from),
             lease_age_seconds: leader.map(|_| 86_399.6),
+            leads: false,
+            pointer_lag_seconds: 0.0,
             in_flight: 4_000_012,
             slots: vec![4_000_000, 0, 5],
             closing: 7,
+            recent: Vec::new(),
         }
     }
 
@@ -138,6 +141,7 @@ mod tests {
         let long = "n".repeat(128);
         let leaders = [Some("logic-node-17:7415"), None, Some(long.as_str()), Some("b")];
         let report = StatusReport {
+            sidecar: String::new(),
             store: "redis".into(),
             slots: 3,
             tick_ms: 1_000,

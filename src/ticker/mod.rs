@@ -6,6 +6,7 @@
 mod handle;
 mod pulse;
 mod reading;
+mod recent;
 mod thread;
 
 use std::sync::Arc;
@@ -15,10 +16,13 @@ use tokio::sync::{Notify, mpsc};
 use tracing::{debug, error, info, warn};
 
 pub use handle::TickerHandle;
-pub use pulse::{LIVENESS, Pulse};
+pub use pulse::LIVENESS;
+pub use recent::RECENT_TICKS;
 pub use thread::TickerThread;
 
 use self::handle::Answer;
+use self::pulse::Pulse;
+use self::recent::Recent;
 use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::core::alive::BEAT;
@@ -41,6 +45,7 @@ pub struct Ticker {
     gate: Arc<ReadGate>,
     metrics: Arc<Metrics>,
     pulse: Arc<Pulse>,
+    recent: Arc<Recent>,
     /// Rings when the lease may be free.
     vacancy: Arc<Notify>,
     /// When the pointer is to move next, as far as is known.
@@ -89,10 +94,11 @@ impl Ticker {
         clock: Arc<Clock>,
         gate: Arc<ReadGate>,
         metrics: Arc<Metrics>,
-        pulse: Arc<Pulse>,
     ) -> (Ticker, TickerHandle) {
         let next_advance = clock.now();
         let (sender, drains) = mpsc::unbounded_channel();
+        let (pulse, recent) = (Arc::new(Pulse::new(next_advance)), Arc::<Recent>::default());
+        let handle = TickerHandle { drains: sender, pulse: Arc::clone(&pulse), recent: Arc::clone(&recent) };
         let vacancy = Arc::new(Notify::new());
         let told = Arc::clone(&vacancy);
         seat.lease.on_vacancy(Box::new(move || told.notify_one()));
@@ -103,6 +109,7 @@ impl Ticker {
             gate,
             metrics,
             pulse,
+            recent,
             vacancy,
             next_advance,
             read_at: None,
@@ -113,7 +120,7 @@ impl Ticker {
             refused: false,
             resume_at: next_advance,
         };
-        (ticker, TickerHandle { drains: sender })
+        (ticker, handle)
     }
 
     /// Turns the ring until the task is aborted; aborting it between two moves loses nothing. `alarm` wakes it.
@@ -316,6 +323,7 @@ impl Ticker {
 
     fn count(&self, expired: &Expired) {
         if let Some((tick, counts)) = expired.counted {
+            self.recent.note(tick, counts);
             let timed_out =
                 if counts.drained { &self.metrics.messages_drained } else { &self.metrics.messages_timed_out };
             timed_out.inc_by(counts.timed_out());

@@ -69,8 +69,7 @@ impl Script {
         let seat =
             Seat { ring: Arc::clone(self) as _, outbox: Arc::clone(self) as _, lease: Arc::clone(self) as _ };
         let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
-        let pulse = Arc::new(Pulse::new(clock.now()));
-        let (ticker, handle) = Ticker::new(&seat, clock, gate, Arc::clone(&metrics), pulse);
+        let (ticker, handle) = Ticker::new(&seat, clock, gate, Arc::clone(&metrics));
         tokio::spawn(ticker.run(Alarm::of_the_runtime()));
         (handle, metrics)
     }

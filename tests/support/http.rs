@@ -8,15 +8,23 @@ use super::PATIENCE;
 
 /// GETs a path; returns the status and the body.
 pub fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let (status, _, body) = ask(address, "GET", path);
+    (status, body)
+}
+
+/// Asks for a path; returns the status, the headers with names in small letters, and the body.
+pub fn ask(address: SocketAddr, method: &str, path: &str) -> (u16, BTreeMap<String, String>, String) {
     let mut stream = TcpStream::connect(address).expect("the admin listener accepts");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout above 0 is possible");
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("the admin listener reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("the admin listener answers");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head ends with an empty line");
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    (status.expect("a head begins with the version and the status"), body.to_owned())
+    let headers = head.lines().skip(1).filter_map(|line| line.split_once(": "));
+    let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
+    (status.expect("a head begins with the version and the status"), headers, body.to_owned())
 }
 
 /// One scrape of the metrics: `name` or `name{label="value"}` and its value.

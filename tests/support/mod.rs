@@ -1,5 +1,6 @@
 //! The harness: sidecars, watches and connections, each ended with its test.
 
+pub mod browser;
 pub mod checker;
 pub mod clock;
 pub mod fleet;

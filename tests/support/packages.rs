@@ -20,6 +20,18 @@ pub fn redis_server() -> PathBuf {
     })
 }
 
+/// Chromium, where there is one: what `CHROMIUM` names, or the first on the path. It is large, and one test file needs
+/// it: nobody has to install it.
+pub fn chromium() -> Option<PathBuf> {
+    let named = env::var_os("CHROMIUM").map(PathBuf::from);
+    named.or_else(|| {
+        let folders: Vec<PathBuf> = env::split_paths(&env::var_os("PATH")?).collect();
+        let programs = ["chromium", "chromium-browser", "google-chrome"];
+        let mut paths = programs.iter().flat_map(|program| folders.iter().map(move |folder| folder.join(program)));
+        paths.find(|program| program.is_file())
+    })
+}
+
 /// libfaketime for programs with threads, beside the C library of the same machine.
 pub fn libfaketime() -> PathBuf {
     find(|| {
