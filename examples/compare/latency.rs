@@ -1,6 +1,6 @@
 //! At half of the highest rate: how long an add and a del take, and how late timeouts are.
 
-use ackwheel::load::LoadOptions;
+use ackwheel::load::{LoadOptions, Op};
 use anyhow::{Context, ensure};
 
 use crate::numbers::figure;
@@ -10,11 +10,15 @@ use crate::sidecar::{Sidecar, run};
 use crate::wire::{P99, PAIRS};
 
 const P999: &str = "us, p99.9 of add and del";
+const PING_P99: &str = "us, p99";
+const PING_P999: &str = "us, p99.9";
 const LATE_P50: &str = "ms late, p50 of timeouts";
 const LATE_P99: &str = "ms late, p99 of timeouts";
 
 const FULL: &str = "memory, 64 connections, as fast as possible";
 const HALF: &str = "memory, 64 connections, half of that rate";
+/// What of the tails is the machine's and the wire's: a Ping touches no wheel.
+const PINGS: &str = "Pings to it, as many frames a second";
 
 /// The share that is acknowledged.
 const ACKED: f64 = 0.99;
@@ -53,6 +57,10 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
         let late = found.timeout_lateness_ms.context("the lateness of timeouts was measured")?;
         rows.record(HALF, LATE_P50, late.p50);
         rows.record(HALF, LATE_P99, late.p99);
+        let pings = LoadOptions { op: Op::Ping, rate: Some(2 * rate), seconds: 3.0 * seconds, ..full.clone() };
+        let ping = run(&pings)?.latency_us.ping.context("Pings were measured")?;
+        rows.record(PINGS, PING_P99, ping.p99);
+        rows.record(PINGS, PING_P999, ping.p999);
     }
     let rows = report.rows.clone();
     report.at_most("half rate: us, p99 of add and del", rows.median(HALF, P99), 1_000.0, 1_000.0);
