@@ -35,25 +35,21 @@ pub fn hurried(rules: &str) -> String {
         let length = humantime::parse_duration(duration).unwrap_or_else(|error| panic!("{duration}: {error}"));
         format!("{}ms", (length / HURRY).as_millis())
     };
-    let mut lines = Vec::new();
-    for line in rules.lines() {
-        if let Some((before, duration)) = line.split_once("for: ").filter(|(before, _)| before.trim().is_empty()) {
-            lines.push(format!("{before}for: {}", shorter(duration)));
-            continue;
+    let in_brackets = |piece: &str| match piece.split_once(']') {
+        Some((range, rest)) if range.starts_with(|first: char| first.is_ascii_digit()) => {
+            format!("{}]{rest}", shorter(range))
         }
-        let mut pieces = line.split('[');
-        let mut shortened = pieces.next().unwrap_or_default().to_owned();
-        for piece in pieces {
-            match piece.split_once(']') {
-                Some((range, rest)) if range.starts_with(|first: char| first.is_ascii_digit()) => {
-                    shortened += &format!("[{}]{rest}", shorter(range));
-                }
-                _ => shortened += &format!("[{piece}"),
-            }
+        _ => piece.to_owned(),
+    };
+    let line = |line: &str| match line.split_once("for: ") {
+        Some((before, duration)) if before.trim().is_empty() => format!("{before}for: {}", shorter(duration)),
+        _ => {
+            let (before, ranges) = line.split_once('[').unwrap_or((line, ""));
+            let ranges = ranges.split('[').filter(|range| !range.is_empty()).map(in_brackets);
+            std::iter::once(before.to_owned()).chain(ranges).collect::<Vec<_>>().join("[")
         }
-        lines.push(shortened);
-    }
-    lines.join("\n") + "\n"
+    };
+    rules.lines().map(|text| line(text) + "\n").collect()
 }
 
 /// Runs promtool to its end; what it said, and whether all was well.
