@@ -27,7 +27,7 @@ use crate::core::store::{Moment, Store};
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::memory::{MemoryOptions, MemoryStore, StateError};
-use crate::metrics::Metrics;
+use crate::metrics::{Limits, Metrics};
 use crate::redis::{RedisOptions, RedisStore};
 use crate::server::{self, DRAIN_GRACE, Listener, Server, SocketFile};
 use crate::ticker::{Ticker, TickerHandle, TickerThread};
@@ -84,7 +84,7 @@ impl Sidecar {
         let store = open_store(&config, &name, &clock, &metrics).await?;
         // To wait for Redis was not to stand still.
         clock.beat();
-        metrics.show_limits(config.max_in_flight, config.server.max_connections);
+        show_settings(&config, store.seats().len(), &metrics);
         let delivery = Arc::new(Delivery::new(
             Outboxes::of(store.seats()),
             Arc::clone(&clock),
@@ -244,6 +244,18 @@ impl Drop for Sidecar {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
+}
+
+/// Shows what dashboards and alerts measure the rest against.
+fn show_settings(config: &Config, rings: usize, metrics: &Metrics) {
+    let max_held_acks = match &config.store {
+        StoreKind::Memory => 0,
+        StoreKind::Redis(shared) => shared.max_held_acks,
+    };
+    let Config { wheel, max_in_flight, .. } = *config;
+    let max_connections = config.server.max_connections;
+    metrics.show_limits(&Limits { max_in_flight, max_held_acks, max_connections });
+    metrics.show_wheel(rings, wheel.ticks(wheel.slots().into()));
 }
 
 async fn open_store(

@@ -21,6 +21,7 @@ mod compare;
 mod concurrent;
 mod configuration;
 mod connections;
+mod dashboards;
 mod drain;
 mod failover;
 mod fencing;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::support::frames::{self, ACKED, LATE, UNKNOWN, WITHDRAWN};
+use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
 use crate::support::wait_until;
 
@@ -53,11 +54,15 @@ fn every_promised_metric_is_there_from_the_start() {
         assert_eq!(metrics.count(series), 0, "{series}");
     }
     wait_until("the ticker leads", || sidecar.metrics().count("leader_changes_total") == 1);
+    let metrics = sidecar.metrics();
     for series in ["leader", "store_up"] {
         assert_eq!(metrics.count(series), 1, "{series}");
     }
     assert!(metrics.value("pointer_lag_seconds") >= 0.0);
     assert_eq!(metrics.count("max_in_flight"), 4_000_000);
+    assert_eq!(metrics.count("max_held_acks"), 0, "memory is never away");
+    assert_eq!((metrics.count("rings"), metrics.count("rings_led")), (1, 1));
+    assert!((metrics.value("ack_timeout_seconds") - 15.0).abs() < 1e-9);
     let ring = &sidecar.status().rings[0];
     assert!(metrics.count("pointer_tick") <= ring.pointer && metrics.count("pointer_tick") > 1_000_000_000);
     assert_eq!(metrics.count("leader_epoch"), ring.epoch);
@@ -160,6 +165,20 @@ fn latencies_are_measured_from_add_to_del() {
     assert!((0.24..2.0 * most).contains(&sum), "{sum}");
     assert_eq!(metrics.count("ack_latency_seconds_bucket{le=\"0.1\"}"), 0);
     assert_eq!(metrics.count("ack_latency_seconds_bucket{le=\"30\"}"), 2);
+}
+
+#[test]
+fn whether_every_ring_has_a_leader_is_seen_over_all_sidecars() {
+    let redis = Redis::start();
+    let flags = ["--rings", "3", "--slots", "5", "--max-held-acks", "77"];
+    let follower = Sidecar::on(&redis, "follower", &[&flags[..], &["--never-lead"]].concat());
+    let metrics = follower.metrics();
+    assert_eq!((metrics.count("rings"), metrics.count("rings_led"), metrics.count("leader")), (3, 0, 0));
+    assert_eq!(metrics.count("max_held_acks"), 77);
+    assert!((metrics.value("ack_timeout_seconds") - 5.0).abs() < 1e-9);
+    let leader = Sidecar::on(&redis, "leader", &flags);
+    wait_until("every ring is led", || leader.metrics().count("rings_led") == 3);
+    assert_eq!((leader.metrics().count("rings"), follower.metrics().count("rings_led")), (3, 0));
 }
 
 #[test]

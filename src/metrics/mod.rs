@@ -4,6 +4,8 @@ mod latencies;
 mod make;
 mod process;
 
+use std::time::Duration;
+
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 
 pub use latencies::Latencies;
@@ -51,6 +53,17 @@ pub const SCRIPTS: &[&str] = &[
 pub const REDIS_ERRORS: &[&str] =
     &["timeout", "disconnected", "readonly", "loading", "oom", "noscript", "stale", "forbidden", "other"];
 
+/// What a sidecar accepts at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Messages in flight, over all rings.
+    pub max_in_flight: u64,
+    /// Messages of DelMsg that are held while the store is away; 0 where the store is never away.
+    pub max_held_acks: u64,
+    /// Connections.
+    pub max_connections: usize,
+}
+
 /// The metrics of a sidecar.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "each is described once, by the help text in `new`")]
@@ -88,7 +101,11 @@ pub struct Metrics {
     frames: Vec<IntCounter>,
     refusals: Vec<IntCounter>,
     pub held_acks: IntGauge,
+    pub max_held_acks: IntGauge,
     pub max_in_flight: IntGauge,
+    pub rings: IntGauge,
+    pub rings_led: IntGauge,
+    pub ack_timeout: prometheus::Gauge,
     pub store_up: IntGauge,
     redis_round_trips: Vec<Latencies>,
     redis_errors: Vec<IntCounter>,
@@ -152,7 +169,12 @@ impl Metrics {
             frames: FrameType::ALL.iter().map(|kind| frames.with_label_values(&[kind.as_str()])).collect(),
             refusals: Reason::ALL.iter().map(|reason| refusals.with_label_values(&[reason.as_str()])).collect(),
             held_acks: make.gauge("held_acks", "DelMsg messages held while the store is away."),
-            max_in_flight: make.gauge("max_in_flight", "The most messages in flight accepted."),
+            max_held_acks: make.gauge("max_held_acks", "The most DelMsg messages held; 0 where none are."),
+            max_in_flight: make.gauge("max_in_flight", "The most messages in flight accepted, over all rings."),
+            rings: make.gauge("rings", "Rings of the store: as many as there are, whoever leads them."),
+            rings_led: make.gauge("rings_led", "Rings that this sidecar leads."),
+            ack_timeout: make
+                .gauge_f64("ack_timeout_seconds", "The default ack timeout: one revolution of the ring."),
             store_up: make.gauge("store_up", "1 if the store answers, else 0."),
             redis_round_trips: make.latencies_each(
                 "redis_round_trip_seconds",
@@ -167,10 +189,17 @@ impl Metrics {
         }
     }
 
-    /// Shows the limits of messages in flight and of connections.
-    pub fn show_limits(&self, max_in_flight: u64, max_connections: usize) {
-        self.max_in_flight.set(gauge_value(max_in_flight));
-        self.max_connections.set(i64::try_from(max_connections).unwrap_or(i64::MAX));
+    /// Shows the bounds of this sidecar.
+    pub fn show_limits(&self, limits: &Limits) {
+        self.max_in_flight.set(gauge_value(limits.max_in_flight));
+        self.max_held_acks.set(gauge_value(limits.max_held_acks));
+        self.max_connections.set(i64::try_from(limits.max_connections).unwrap_or(i64::MAX));
+    }
+
+    /// Shows how many rings there are, and their default ack timeout.
+    pub fn show_wheel(&self, rings: usize, ack_timeout: Duration) {
+        self.rings.set(i64::try_from(rings).unwrap_or(i64::MAX));
+        self.ack_timeout.set(ack_timeout.as_secs_f64());
     }
 
     /// Counts a frame of a type.
@@ -244,6 +273,7 @@ impl Metrics {
     pub fn show_rings(&self, led: &[RingStatus]) {
         let most = |value: fn(&RingStatus) -> u64| gauge_value(led.iter().map(value).max().unwrap_or_default());
         self.leader.set(i64::from(!led.is_empty()));
+        self.rings_led.set(i64::try_from(led.len()).unwrap_or(i64::MAX));
         self.leader_epoch.set(most(|ring| ring.epoch));
         self.messages_in_flight.set(gauge_value(led.iter().map(|ring| ring.in_flight).sum()));
         self.pointer_tick.set(most(|ring| ring.pointer.0));
@@ -292,7 +322,6 @@ fn gauge_value(value: u64) -> i64 {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::time::Duration;
 
     use super::*;
     use crate::core::tally::LatencyTally;

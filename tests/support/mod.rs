@@ -10,6 +10,7 @@ pub mod frozen;
 pub mod http;
 pub mod packages;
 pub mod process;
+pub mod prometheus;
 pub mod proxy;
 pub mod raw;
 pub mod redis;

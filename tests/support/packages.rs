@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Once;
+use std::sync::{Mutex, Once};
 
 /// The packages of Debian and Ubuntu that hold them.
 const PACKAGES: [&str; 2] = ["redis-server", "libfaketime"];
@@ -41,6 +41,26 @@ pub fn libfaketime() -> PathBuf {
     })
 }
 
+/// A program of a package that a test can do without: none, and said so, where it is missing and cannot be installed.
+pub fn optional(program: &str, package: &str) -> Option<PathBuf> {
+    let look = || {
+        let path = env::var_os("PATH")?;
+        env::split_paths(&path).map(|folder| folder.join(program)).find(|program| program.is_file())
+    };
+    let found = look().or_else(|| {
+        static INSTALLING: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = INSTALLING.lock().expect("no holder panics");
+        if look().is_none() && rustix::process::geteuid().is_root() {
+            install(&[package]);
+        }
+        look()
+    });
+    if found.is_none() {
+        eprintln!("not tested, for want of {program}: sudo apt-get install {package}");
+    }
+    found
+}
+
 /// Looks; installs the packages if nothing is there, which only root may; and looks again.
 fn find(look: impl Fn() -> Option<PathBuf>) -> PathBuf {
     static INSTALLED: Once = Once::new();
@@ -48,13 +68,14 @@ fn find(look: impl Fn() -> Option<PathBuf>) -> PathBuf {
         return found;
     }
     if rustix::process::geteuid().is_root() {
-        INSTALLED.call_once(|| {
-            let _ = apt_get(&[&["install", "-y", "--no-install-recommends"], &PACKAGES[..]].concat())
-                || apt_get(&["update"])
-                    && apt_get(&[&["install", "-y", "--no-install-recommends"], &PACKAGES[..]].concat());
-        });
+        INSTALLED.call_once(|| install(&PACKAGES));
     }
     look().unwrap_or_else(|| panic!("this test needs: sudo apt-get install {}", PACKAGES.join(" ")))
+}
+
+fn install(packages: &[&str]) {
+    let install = [&["install", "-y", "--no-install-recommends"], packages].concat();
+    let _ = apt_get(&install) || apt_get(&["update"]) && apt_get(&install);
 }
 
 /// Whether it succeeded. Runlevel 1 keeps the package from starting a service of its own.
