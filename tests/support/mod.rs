@@ -12,6 +12,7 @@ pub mod process;
 pub mod proxy;
 pub mod raw;
 pub mod redis;
+pub mod settings;
 pub mod sidecar;
 pub mod watch;
 
