@@ -1,6 +1,7 @@
 //! examples/ackwheel.toml: it holds every key once, and what it calls a default is one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs;
 
 use ackwheel::cli::Cli;
@@ -46,7 +47,8 @@ fn entries() -> Vec<(String, String, String)> {
 
 /// A file with the keys that `wanted` takes, uncommented.
 fn uncommented(wanted: impl Fn(&str) -> bool) -> String {
-    entries().iter().filter(|(key, ..)| wanted(key)).map(|(key, value, _)| format!("{key} = {value}\n")).collect()
+    let lines = entries().into_iter().filter(|(key, ..)| wanted(key));
+    lines.flat_map(|(key, value, _)| [key, String::from(" = "), value, String::from("\n")]).collect()
 }
 
 fn is_example(key: &str) -> bool {
@@ -120,7 +122,7 @@ fn every_key_uncommented_is_right_in_the_eyes_of_the_program() {
     for (key, name, content) in &files {
         let path = folder.path().join(name);
         fs::write(&path, content).unwrap();
-        here += &format!("{key} = {path:?}\n");
+        let _ = writeln!(here, "{key} = {path:?}");
     }
     let others = |key: &str| !files.iter().any(|(file, ..)| *file == key);
     let memory = uncommented(|key| others(key) && !REDIS_ONLY.contains(&key));

@@ -76,7 +76,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
              of systemd), or lower --max-connections"
         ),
         Err(error) => {
-            warn!(%error, "the limit of open files could not be raised: raise it (ulimit -n, LimitNOFILE of systemd)")
+            warn!(%error, "the limit of open files could not be raised: raise it (ulimit -n, LimitNOFILE of systemd)");
         }
     }
     // Before anything is announced, so that whoever saw the announcement can signal.

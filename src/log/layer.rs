@@ -240,7 +240,9 @@ mod tests {
             (0..50).for_each(|_| say("a"));
             (0..50).for_each(|_| say("b"));
             let spans = [info_span!("ring", ring = 0), info_span!("ring", ring = 1)];
-            spans.iter().for_each(|span| span.in_scope(|| say("a")));
+            for span in &spans {
+                span.in_scope(|| say("a"));
+            }
             let lines = written.take();
             let of = |group: &str| lines.iter().filter(|line| line["fields"]["group"] == group).count();
             assert_eq!((of("a"), of("b")), (MAX_SAME + 2, MAX_SAME), "{lines:?}");
