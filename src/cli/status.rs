@@ -202,7 +202,7 @@ fn draw_groups(text: &mut String, groups: &[GroupReport]) {
             whole(group.subscribers),
             whole(group.outbox_batches),
             whole(group.unacked_batches),
-            span_of_seconds(group.oldest_seconds)
+            if group.outbox_batches == 0 { String::from("-") } else { span_of_seconds(group.oldest_seconds) }
         );
     }
 }
@@ -300,6 +300,7 @@ mod tests {
         assert!(text.contains("\n! batches older than 1m: 1 of 3 groups; "), "{text}");
         assert!(text.contains(&format!("\n! {long}\n!   ")), "{text}");
         assert!(text.contains(" 1,000,000,000             3     24h\n"), "{text}");
+        assert!(text.contains("      0             3       -\n"), "without a batch there is no oldest: {text}");
         assert!(text.contains("\n  default ") && text.contains("\n  audit "), "{text}");
         assert!(!text.contains("\nok: "), "{text}");
         let text = drawn(&report(vec![ring(0, Some("a"), vec![0])], groups[..1].to_vec()), None);
