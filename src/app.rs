@@ -185,7 +185,9 @@ impl Sidecar {
         let last = (begun + STORE_PATIENCE.1).min(self.clock.now() + STORE_PATIENCE.0);
         let closing = self.store.close(self.clock.moment());
         let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
-            warn!("drained, but the store did not end in time: the other sidecars see to what is left");
+            warn!(
+                "drained, but the store did not end in time: the other sidecars see to what is left by themselves"
+            );
             return Ok(());
         };
         info!("drained; {}", kept?);
@@ -200,12 +202,18 @@ impl Sidecar {
             match drained {
                 Ok(Ok(Handover::HandedOut)) => handover = Handover::HandedOut,
                 Ok(Ok(Handover::Kept)) => continue,
-                Ok(Err(refusal)) => warn!(%refusal, "the store refused to drain"),
-                Err(_) => error!("what is in flight could not be handed out in time and ends with the process"),
+                Ok(Err(refusal)) => warn!(
+                    %refusal,
+                    "the store refused to drain a ring: look at the store; what Redis has, other sidecars go on with"
+                ),
+                Err(_) => error!(
+                    "a ring could not be drained in time: in Redis it stays, but in memory what is in flight ends with \
+                     the process; keep it with --state, or have its subscribers acknowledge faster"
+                ),
             }
             // Its ticker has not given the lease up.
             if let Err(refusal) = seat.lease.release(self.clock.now()).await {
-                warn!(%refusal, "the lease could not be given up: another sidecar leads when it has run out");
+                warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
             }
         }
         handover
@@ -216,7 +224,9 @@ impl Sidecar {
         loop {
             let backlogs = match self.delivery.backlogs().await {
                 Ok(backlogs) => backlogs,
-                Err(refusal) => return warn!(%refusal, "the outbox cannot be asked what is left"),
+                Err(refusal) => {
+                    return warn!(%refusal, "the outbox cannot be asked what is left, and is not waited for: Redis keeps it for the other sidecars");
+                }
             };
             let left: Vec<_> = backlogs.iter().filter(|backlog| backlog.batches > 0).collect();
             let waits = left.iter().any(|backlog| self.delivery.subscribers(&backlog.group) > 0);

@@ -35,6 +35,7 @@
 //! | [`server`], [`admin`] | the two doors |
 //! | [`metrics`] | every metric, once |
 //! | [`load`] | many requests a second over the real protocol, each answer checked: `ackwheel bench` |
+//! | [`log`] | a fault that repeats does not fill the log |
 //! | [`config`], [`app`], [`cli`] | settings become a running sidecar; the verbs of the command line |
 //!
 //! To read it in an afternoon: [`core::tick`], [`core::ring`], `memory/ring.rs`, [`core::dispatch`],
@@ -61,6 +62,8 @@ pub mod delivery;
 pub mod gate;
 #[cfg(feature = "sidecar")]
 pub mod load;
+#[cfg(feature = "sidecar")]
+pub mod log;
 #[cfg(feature = "sidecar")]
 pub mod memory;
 #[cfg(feature = "sidecar")]

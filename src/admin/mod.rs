@@ -79,7 +79,11 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                warn!(%error, "a connection to the admin port could not be accepted");
+                warn!(
+                    %error,
+                    "a connection to the admin port could not be accepted; trying again: if files run out, raise the \
+                     limit (ulimit -n, LimitNOFILE of systemd)"
+                );
                 tokio::time::sleep(ACCEPT_REST).await;
                 continue;
             }

@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Failure;
 use super::connect::Connect;
+use super::text::whole;
 use crate::load::{self, Latency, LoadError, LoadOptions, Op, Progress, Report, Stage};
 
 /// Steps of the progress bar.
@@ -158,24 +159,11 @@ fn show(bar: &ProgressBar, progress: Progress) {
     });
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a thousand steps")]
     bar.set_position((progress.share * 1e3) as u64);
-    bar.set_message(format!("{} frames/s", whole(progress.frames_per_second)));
+    bar.set_message(format!("{} frames/s", whole(rounded(progress.frames_per_second))));
 }
 
 fn json(report: &Report) -> String {
     serde_json::to_string(report).expect("numbers and strings can be written as JSON")
-}
-
-/// A number without its fraction, in groups of three digits.
-fn whole(number: f64) -> String {
-    let digits = format!("{number:.0}");
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 fn table(report: &Report) -> String {
@@ -186,19 +174,19 @@ fn table(report: &Report) -> String {
             text,
             ", {} ids a frame, {} messages in flight",
             report.ids_per_frame,
-            whole(float(report.in_flight))
+            whole(report.in_flight)
         ),
         Op::Ping => writeln!(text, ", Pings only"),
     };
     let _ = match report.rate {
-        Some(rate) => writeln!(text, "{} s at {} per second", report.seconds, whole(float(rate))),
+        Some(rate) => writeln!(text, "{} s at {} per second", report.seconds, whole(rate)),
         None => writeln!(text, "{} s as fast as possible", report.seconds),
     };
     text.push('\n');
     if let Some(pairs) = report.pairs_per_second {
-        let _ = writeln!(text, "{:<22} {:>14}", "pairs per second", whole(pairs));
+        let _ = writeln!(text, "{:<22} {:>14}", "pairs per second", whole(rounded(pairs)));
     }
-    let _ = writeln!(text, "{:<22} {:>14}", "frames per second", whole(report.frames_per_second));
+    let _ = writeln!(text, "{:<22} {:>14}", "frames per second", whole(rounded(report.frames_per_second)));
     let _ = writeln!(text, "\n{:<22} {:>10} {:>10} {:>10} {:>10}", "latency in us", "p50", "p99", "p99.9", "max");
     let latency = &report.latency_us;
     for (name, latency) in [("add", latency.add), ("del", latency.del), ("ping", latency.ping)] {
@@ -209,13 +197,13 @@ fn table(report: &Report) -> String {
     if let Some(late) = report.timeout_lateness_ms {
         let (p50, p99, max) = (late.p50, late.p99, late.max);
         let _ = writeln!(text, "\n{:<22} {p50:>10.1} {p99:>10.1} {:>10} {max:>10.1}", "timeouts late by, ms", "");
-        let _ = writeln!(text, "{:<22} {:>14}", "timed out", whole(float(report.timed_out)));
+        let _ = writeln!(text, "{:<22} {:>14}", "timed out", whole(report.timed_out));
     }
     if let Some(server) = report.server {
         let (cpu, memory) = (server.cpu_seconds, float(server.rss_bytes) / f64::from(1 << 20));
         let _ = writeln!(text, "\n{:<22} {:>14}", "server", format!("{cpu:.2} s of CPU, {memory:.0} MiB"));
     }
-    let _ = write!(text, "{:<22} {:>14}", "errors", whole(float(report.errors)));
+    let _ = write!(text, "{:<22} {:>14}", "errors", whole(report.errors));
     text
 }
 
@@ -224,14 +212,11 @@ const fn float(number: u64) -> f64 {
     number as f64
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_read_in_groups_of_three() {
-        for (number, text) in [(0.4, "0"), (999.0, "999"), (1_000.0, "1,000"), (12_345_678.9, "12,345,679")] {
-            assert_eq!(whole(number), text);
-        }
-    }
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate is neither negative nor that high"
+)]
+fn rounded(number: f64) -> u64 {
+    number.round() as u64
 }

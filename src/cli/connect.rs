@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueHint};
 
 use super::Failure;
 use crate::client::{Address, Client, ClientOptions, Tls};
@@ -17,10 +17,10 @@ pub(super) struct Connect {
     #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     timeout: Duration,
     /// File with the token, if the sidecar asks for one
-    #[arg(long, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE")]
+    #[arg(long, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE", value_hint = ValueHint::FilePath)]
     token_file: Option<PathBuf>,
     /// Certificates in PEM to trust, if the sidecar speaks TLS
-    #[arg(long, env = "ACKWHEEL_TLS_CA", value_name = "FILE")]
+    #[arg(long, env = "ACKWHEEL_TLS_CA", value_name = "FILE", value_hint = ValueHint::FilePath)]
     tls_ca: Option<PathBuf>,
 }
 

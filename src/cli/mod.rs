@@ -1,11 +1,14 @@
 //! The command line: one verb a file.
 
 mod bench;
+mod completions;
 mod connect;
 mod group;
+mod man;
 mod messages;
 mod serve;
 mod status;
+mod text;
 mod watch;
 
 use std::io::{Write, stderr};
@@ -51,6 +54,8 @@ enum Verb {
     Status(status::Status),
     Group(group::Group),
     Bench(Box<bench::Bench>),
+    Completions(completions::Completions),
+    Man(man::Manual),
 }
 
 /// Why a verb failed.
@@ -109,6 +114,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Status(status) => status.run(),
         Verb::Group(group) => block_on(group.run()),
         Verb::Bench(bench) => bench.run(),
+        Verb::Completions(completions) => completions.run(),
+        Verb::Man(manual) => manual.run(),
     };
     match outcome {
         Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,

@@ -3,28 +3,34 @@
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueHint};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::field::display;
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, registry};
 
 use super::Failure;
 use crate::app::{Sidecar, StartError};
+use crate::clock::Clock;
 use crate::config::{Config, LogFormat, Settings};
+use crate::log::{self, Limit};
 use crate::redis::RedisStoreError;
 
 /// Keep the account of messages in flight
 ///
-/// Every flag can also stand in the environment, and, without its dashes, in a TOML file given with
-/// --config: a flag comes before the environment, that before the file, that before the default. SIGTERM
-/// drains: new messages are refused, what is in flight is handed out (or kept with --state), exit 0.
+/// Every flag can also stand in the environment, and, without its dashes, in a TOML file given with --config: a flag
+/// comes before the environment, that before the file, that before the default. A DURATION is written 200ms, 3s, 5m
+/// or 24h.
+///
+/// SIGTERM drains: new messages are refused, what is in flight is handed out (or kept with --state), exit 0 within 10 s.
 #[derive(Args, Debug)]
 pub(super) struct Serve {
-    /// TOML file with settings
-    #[arg(long, env = "ACKWHEEL_CONFIG", value_name = "FILE")]
+    /// TOML file with settings; examples/ackwheel.toml has every key with its default [default: none]
+    #[arg(long, env = "ACKWHEEL_CONFIG", value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Check the settings, say whether they are right, and stop
+    /// Check the settings, say whether they are right, and stop: nothing is listened on, nothing written
     #[arg(long)]
     check_config: bool,
     #[command(flatten)]
@@ -41,13 +47,20 @@ impl Serve {
         if self.check_config {
             return Ok(writeln!(stdout(), "the configuration is right")?);
         }
-        start_logging(filter, log_format);
+        let limit = start_logging(filter, log_format);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(config.threads)
             .enable_all()
             .build()
             .map_err(Failure::run)?;
-        runtime.block_on(serve(config))
+        let outcome = runtime.block_on(async {
+            tokio::select! {
+                outcome = serve(config) => outcome,
+                never = limit.tend() => match never {},
+            }
+        });
+        limit.say_all();
+        outcome
     }
 }
 
@@ -58,8 +71,13 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let wanted = config.server.max_connections as u64 + 64;
     match rlimit::increase_nofile_limit(u64::MAX) {
         Ok(limit) if limit >= wanted => {}
-        Ok(limit) => warn!("only {limit} files may be open, fewer than --max-connections needs: raise ulimit -n"),
-        Err(error) => warn!(%error, "the limit of open files could not be raised; see ulimit -n"),
+        Ok(limit) => warn!(
+            "only {limit} files may be open, and --max-connections needs {wanted}: raise the limit (ulimit -n, LimitNOFILE \
+             of systemd), or lower --max-connections"
+        ),
+        Err(error) => {
+            warn!(%error, "the limit of open files could not be raised: raise it (ulimit -n, LimitNOFILE of systemd)");
+        }
     }
     // Before anything is announced, so that whoever saw the announcement can signal.
     let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
@@ -90,22 +108,29 @@ fn usage(error: impl std::fmt::Display) -> Failure {
     Failure::Usage(error.to_string())
 }
 
+/// What is logged; of that, the lines about lines that were left out always.
 fn filter(text: &str) -> Result<EnvFilter, Failure> {
-    EnvFilter::try_new(text).map_err(|error| {
+    let filter = EnvFilter::try_new(text).map_err(|error| {
         Failure::Usage(format!(
             "--log {text:?}: {error}; write a level, or a filter as in info,ackwheel::server=debug"
         ))
-    })
+    })?;
+    let counts = format!("{}=info", log::TARGET).parse().expect("a target and a level make a directive");
+    Ok(filter.add_directive(counts))
 }
 
 fn on(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(Failure::run)
 }
 
-fn start_logging(filter: EnvFilter, format: LogFormat) {
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
-    match format {
-        LogFormat::Text => lines.with_ansi(stderr().is_terminal()).init(),
-        LogFormat::Json => lines.json().init(),
-    }
+fn start_logging(filter: EnvFilter, format: LogFormat) -> Limit {
+    let clock = Clock::start();
+    let limit = Limit::new(move || clock.now());
+    let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
+    registry().with(filter).with(limit.clone()).with(lines).init();
+    limit
 }

@@ -8,18 +8,33 @@ use clap::Args;
 use ureq::http::StatusCode;
 
 use super::Failure;
+use super::text::{COLUMNS, fitted, padded, span, span_of_seconds, whole};
 use crate::admin::status::{GroupReport, RingReport, StatusReport};
 
-/// Columns of the longest bar.
-const BAR: usize = 48;
+/// The most rows of a ring: with the lines around them they fit a screen. More slots are summed.
+const MAX_ROWS: usize = 30;
 
-/// Characters of a leader's name that are drawn: a line has 80 columns.
-const NAME: usize = 48;
+/// Columns of the longest bar, and of a count. With the names of the slots a line has 80 columns.
+const BAR: usize = 40;
+const COUNT: usize = 18;
+
+/// Columns of a leader's name in a sentence, and in the table of several rings.
+const MAX_LEADER: usize = 48;
+const LEADER: usize = 22;
+
+/// Columns of a group's name in the table.
+const GROUP: usize = 24;
+
+/// How long a batch may wait before a person should look: twice the time after which it is handed out again.
+const LONG_WAIT: Duration = Duration::from_secs(60);
 
 /// Characters of a refusal that are printed. A sidecar says less; whatever else listens there may say a page.
 const MAX_WORDS: usize = 1_000;
 
 /// Show the ring, slot by slot, and the groups
+///
+/// A ring of many slots is drawn in at most 30 rows. Of several rings each has a line, and --ring draws one. What should
+/// not be so is marked with `!`.
 #[derive(Args, Debug)]
 pub(super) struct Status {
     /// The sidecar's admin address
@@ -28,6 +43,9 @@ pub(super) struct Status {
     /// Print JSON, as GET /status does
     #[arg(long)]
     json: bool,
+    /// The ring to draw slot by slot, where there are several [default: none]
+    #[arg(long, value_name = "N", conflicts_with = "json")]
+    ring: Option<u16>,
     /// How long to wait for the answer
     #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     timeout: Duration,
@@ -55,72 +73,145 @@ impl Status {
         }
         let report: StatusReport = serde_json::from_str(&text)
             .map_err(|error| Failure::Run(format!("{url} is no status of ackwheel: {error}")))?;
-        let shown = if self.json { text } else { draw(&report) };
+        let shown = if self.json { text } else { draw(&report, self.ring)? };
         let mut out = stdout().lock();
         write!(out, "{shown}")?;
         Ok(out.flush()?)
     }
 }
 
-fn draw(report: &StatusReport) -> String {
+fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
     let tick = humantime::format_duration(Duration::from_millis(u64::from(report.tick_ms)));
-    let mut text = format!("store {}, {} slots of {tick}\n", report.store, report.slots);
-    for ring in &report.rings {
-        draw_ring(&mut text, ring);
+    let mut text = format!("store {}, {} slots of {tick}\n", fitted(&report.store, MAX_LEADER), report.slots);
+    draw_notes(&mut text, report);
+    match (only, &report.rings[..]) {
+        (Some(number), rings) => match rings.iter().find(|ring| ring.ring == number) {
+            Some(ring) => draw_ring(&mut text, ring),
+            None => {
+                return Err(Failure::Usage(format!(
+                    "--ring {number}: there are {} rings, from 0 on",
+                    rings.len()
+                )));
+            }
+        },
+        (None, [ring]) => draw_ring(&mut text, ring),
+        (None, rings) => draw_rings(&mut text, rings),
     }
-    let _ = writeln!(
-        text,
-        "\n{:<28} {:>16} {:>8} {:>8} {:>9}",
-        "group", "subscribers here", "batches", "unacked", "oldest"
-    );
-    for group in &report.groups {
-        draw_group(&mut text, group);
-    }
-    text
+    draw_groups(&mut text, &report.groups);
+    Ok(text)
 }
 
+/// What should not be so, in words; or that there is nothing of the kind.
+fn draw_notes(text: &mut String, report: &StatusReport) {
+    let unled = report.rings.iter().filter(|ring| ring.leader.is_none()).count();
+    let waiting = report.groups.iter().filter(|group| waits_long(group)).count();
+    let limit = span(LONG_WAIT);
+    let _ = match (unled, waiting) {
+        (0, 0) => writeln!(text, "ok: every ring is led, and no batch has waited for more than {limit}"),
+        _ => Ok(()),
+    };
+    if unled > 0 {
+        let _ =
+            writeln!(text, "! led by nobody: {unled} of {} rings; nothing times out there", report.rings.len());
+    }
+    if waiting > 0 {
+        let groups = report.groups.len();
+        let _ = writeln!(
+            text,
+            "! batches older than {limit}: {waiting} of {groups} groups; does a subscriber acknowledge?"
+        );
+    }
+}
+
+fn waits_long(group: &GroupReport) -> bool {
+    group.outbox_batches > 0 && group.oldest_seconds > LONG_WAIT.as_secs_f64()
+}
+
+fn mark(marked: bool, mark: char) -> char {
+    if marked { mark } else { ' ' }
+}
+
+/// One ring, slot by slot.
 fn draw_ring(text: &mut String, ring: &RingReport) {
     let _ = write!(text, "\nring {}, ", ring.ring);
     let _ = match (&ring.leader, ring.lease_age_seconds) {
         (None, _) => writeln!(text, "led by nobody: its pointer stands until a sidecar is elected"),
-        (Some(name), None) => writeln!(text, "led by {}", shortened(name)),
-        (Some(name), Some(seconds)) => writeln!(text, "led by {} for {seconds:.0} s", shortened(name)),
+        (Some(name), None) => writeln!(text, "led by {}", fitted(name, MAX_LEADER)),
+        (Some(name), Some(age)) => {
+            writeln!(text, "led by {} for {}", fitted(name, MAX_LEADER), span_of_seconds(age))
+        }
     };
-    let RingReport { pointer, epoch, in_flight, closing, .. } = ring;
-    let _ = writeln!(text, "pointer {pointer}, epoch {epoch}, {in_flight} in flight, {closing} closing");
-    let slots = ring.slots.len() as u64;
-    let pointer = ring.pointer.checked_rem(slots).unwrap_or_default();
-    let most = ring.slots.iter().copied().max().unwrap_or_default().max(1);
-    for (slot, count) in (0..).zip(&ring.slots) {
-        let mark = if slot == pointer { '>' } else { ' ' };
-        let length = usize::try_from((count * BAR as u64).div_ceil(most)).unwrap_or(BAR);
-        let bar = "#".repeat(length);
-        let _ = writeln!(text, "{mark} slot {slot:>4} |{bar:<BAR$}| {count:>9}");
+    let slots = ring.slots.len();
+    let at = usize::try_from(ring.pointer.checked_rem(slots as u64).unwrap_or_default()).unwrap_or_default();
+    let _ = writeln!(text, "pointer {} (slot {at}), epoch {}", ring.pointer, ring.epoch);
+    let _ = writeln!(text, "{} in flight, {} closing", whole(ring.in_flight), whole(ring.closing));
+    let per_row = slots.div_ceil(MAX_ROWS).max(1);
+    let counts: Vec<u64> = ring.slots.chunks(per_row).map(|slots| slots.iter().sum()).collect();
+    let most = counts.iter().copied().max().unwrap_or_default().max(1);
+    for (row, count) in counts.into_iter().enumerate() {
+        let (first, last) = (row * per_row, ((row + 1) * per_row).min(slots) - 1);
+        let label = if per_row == 1 { format!("slot {first:>4}") } else { format!("slots {first:>4}-{last:<4}") };
+        let mark = mark((first..=last).contains(&at), '>');
+        let bar = "#".repeat(length(count, most));
+        let _ = writeln!(text, "{mark} {label} |{bar:<BAR$}| {:>COUNT$}", whole(count));
     }
 }
 
-fn shortened(name: &str) -> String {
-    if name.chars().count() <= NAME {
-        return name.to_owned();
-    }
-    let begin: String = name.chars().take(NAME - 1).collect();
-    begin + "…"
+/// Columns of a bar: none for nothing, and at least one for anything.
+fn length(count: u64, most: u64) -> usize {
+    let columns = (u128::from(count) * BAR as u128).div_ceil(u128::from(most));
+    usize::try_from(columns).unwrap_or(BAR)
 }
 
-fn draw_group(text: &mut String, group: &GroupReport) {
-    let name: String = group.group.chars().take(28).collect();
+/// Several rings, a line each.
+fn draw_rings(text: &mut String, rings: &[RingReport]) {
     let _ = writeln!(
         text,
-        "{name:<28} {:>16} {:>8} {:>8} {:>8.1}s",
-        group.subscribers, group.outbox_batches, group.unacked_batches, group.oldest_seconds
+        "\n  ring  {:<LEADER$} {:>5} {:>13} {:>13} {:>13}",
+        "led by", "for", "pointer", "in flight", "closing"
     );
+    for ring in rings {
+        let leader = padded(ring.leader.as_deref().unwrap_or("nobody"), LEADER);
+        let age = ring.lease_age_seconds.map(span_of_seconds).unwrap_or_default();
+        let (mark, number, pointer) = (mark(ring.leader.is_none(), '!'), ring.ring, ring.pointer);
+        let (in_flight, closing) = (whole(ring.in_flight), whole(ring.closing));
+        let _ =
+            writeln!(text, "{mark} {number:>4}  {leader} {age:>5} {pointer:>13} {in_flight:>13} {closing:>13}");
+    }
+    let in_flight = whole(rings.iter().map(|ring| ring.in_flight).sum());
+    let _ = writeln!(text, "{in_flight} in flight; slot by slot: ackwheel status --ring N");
+}
+
+fn draw_groups(text: &mut String, groups: &[GroupReport]) {
+    let _ = writeln!(
+        text,
+        "\n  {:<GROUP$} {:>16} {:>13} {:>13} {:>7}",
+        "group", "subscribers here", "batches", "unacked", "oldest"
+    );
+    for group in groups {
+        let mut name = fitted(&group.group, COLUMNS - 2);
+        let mark = mark(waits_long(group), '!');
+        // Names of groups have one column a character. A long one has a line of its own: they differ at their ends.
+        if name.len() > GROUP {
+            let _ = writeln!(text, "{mark} {name}");
+            name.clear();
+        }
+        let _ = writeln!(
+            text,
+            "{mark} {name:<GROUP$} {:>16} {:>13} {:>13} {:>7}",
+            whole(group.subscribers),
+            whole(group.outbox_batches),
+            whole(group.unacked_batches),
+            if group.outbox_batches == 0 { String::from("-") } else { span_of_seconds(group.oldest_seconds) }
+        );
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn ring(number: u16, leader: Option<&str>) -> RingReport {
+    fn ring(number: u16, leader: Option<&str>, slots: Vec<u64>) -> RingReport {
         RingReport {
             ring: number,
             pointer: 1_792_000_001,
@@ -129,42 +220,93 @@ mod tests {
             lease_age_seconds: leader.map(|_| 86_399.6),
             leads: false,
             pointer_lag_seconds: 0.0,
-            in_flight: 4_000_012,
-            slots: vec![4_000_000, 0, 5],
+            in_flight: slots.iter().sum::<u64>() + 7,
+            slots,
             closing: 7,
             recent: Vec::new(),
         }
     }
 
+    fn group(name: &str, outbox_batches: u64, oldest_seconds: f64) -> GroupReport {
+        let group = String::from(name);
+        GroupReport { group, subscribers: 2, outbox_batches, unacked_batches: 3, oldest_seconds }
+    }
+
+    fn report(rings: Vec<RingReport>, groups: Vec<GroupReport>) -> StatusReport {
+        let slots = rings.first().map_or(0, |ring| u16::try_from(ring.slots.len()).unwrap());
+        StatusReport { sidecar: String::new(), store: "redis".into(), slots, tick_ms: 1_000, rings, groups }
+    }
+
+    fn drawn(report: &StatusReport, only: Option<u16>) -> String {
+        let text = draw(report, only).unwrap();
+        assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
+        text
+    }
+
     #[test]
-    fn the_drawing_fits_80_columns_and_marks_the_pointer() {
+    fn one_ring_is_drawn_slot_by_slot_with_its_pointer() {
         let long = "n".repeat(128);
-        let leaders = [Some("logic-node-17:7415"), None, Some(long.as_str()), Some("b")];
-        let report = StatusReport {
-            sidecar: String::new(),
-            store: "redis".into(),
-            slots: 3,
-            tick_ms: 1_000,
-            rings: (0..).zip(leaders).map(|(number, leader)| ring(number, leader)).collect(),
-            groups: vec![GroupReport {
-                group: "g".repeat(64),
-                subscribers: 2,
-                outbox_batches: 10_000,
-                unacked_batches: 3,
-                oldest_seconds: 86_400.0,
-            }],
-        };
-        let text = draw(&report);
-        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-        assert!(text.contains("\n\nring 0, led by logic-node-17:7415 for 86400 s\n"), "{text}");
-        assert!(text.contains("\n\nring 1, led by nobody: "), "{text}");
-        assert!(
-            text.contains("n… for 86400 s\npointer 1792000001, epoch 1792000000000, 4000012 in flight"),
-            "{text}"
-        );
-        let pointer = format!("> slot {:>4}", 1_792_000_001_u64 % 3);
-        assert_eq!(text.matches(&pointer).count(), 4, "{text}");
-        assert!(text.contains(&"#".repeat(BAR)), "{text}");
-        assert!(text.contains("subscribers here"), "{text}");
+        for (leader, words) in [
+            (Some("logic-node-17:7415"), "\n\nring 0, led by logic-node-17:7415 for 23h\n"),
+            (Some(long.as_str()), "nn… for 23h\n"),
+            (None, "\n\nring 0, led by nobody: "),
+        ] {
+            let text = drawn(&report(vec![ring(0, leader, vec![1_000_000_000, 0, 5])], Vec::new()), None);
+            assert!(text.contains(words), "{text}");
+            let at = 1_792_000_001 % 3;
+            assert!(text.contains(&format!("pointer 1792000001 (slot {at}), epoch 1792000000000\n")), "{text}");
+            assert!(text.contains("\n1,000,000,012 in flight, 7 closing\n"), "{text}");
+            assert_eq!(text.matches(&format!("\n> slot {at:>4} ")).count(), 1, "{text}");
+            assert!(text.contains(&format!("|{}|", "#".repeat(BAR))), "{text}");
+            assert!(text.contains(&format!("|#{}| {:>COUNT$}\n", " ".repeat(BAR - 1), 5)), "any is seen: {text}");
+        }
+    }
+
+    #[test]
+    fn many_slots_are_summed_in_rows() {
+        let text = drawn(&report(vec![ring(0, Some("a"), vec![1_000_000_000; 3_600])], Vec::new()), None);
+        let rows: Vec<&str> = text.lines().filter(|line| line.contains(" slots ") && line.contains('|')).collect();
+        assert_eq!(rows.len(), 30, "{text}");
+        assert!(rows[0].starts_with("  slots    0-119 ") && rows[29].starts_with("  slots 3480-3599"), "{text}");
+        assert!(rows.iter().all(|row| row.ends_with(" 120,000,000,000")), "{text}");
+        let pointer = 1_792_000_001 % 3_600 / 120;
+        assert!(rows[pointer].starts_with('>') && text.matches("\n>").count() == 1, "{text}");
+        let text = drawn(&report(vec![ring(0, Some("a"), vec![1_000_000_000_000; 31])], Vec::new()), None);
+        assert_eq!(text.matches('|').count(), 2 * 16, "the last row has one slot: {text}");
+        assert!(text.contains("slots   30-30 "), "{text}");
+    }
+
+    #[test]
+    fn several_rings_have_a_line_each_and_one_can_be_asked_for() {
+        let wide = "節".repeat(40);
+        let leaders = [Some("logic-node-17.rack-4.example:7415"), None, Some(wide.as_str())];
+        let rings = (0..).zip(leaders).map(|(number, leader)| ring(number, leader, vec![1_000_000_000; 15]));
+        let report = report(rings.collect(), Vec::new());
+        let text = draw(&report, None).unwrap();
+        assert!(text.lines().all(|line| unicode_width::UnicodeWidthStr::width(line) <= COLUMNS), "{text}");
+        assert!(text.contains("\n! led by nobody: 1 of 3 rings; nothing times out there\n"), "{text}");
+        assert!(text.contains("\n     0  logic-node-17.rack-4.…   23h    1792000001 15,000,000,007"), "{text}");
+        assert!(text.contains("\n!    1  nobody "), "{text}");
+        assert!(text.contains("\n45,000,000,021 in flight; "), "{text}");
+        let text = drawn(&report, Some(1));
+        assert!(text.contains("\nring 1, led by nobody") && text.matches(" slot ").count() == 15, "{text}");
+        let error = draw(&report, Some(3)).unwrap_err().to_string();
+        assert!(error.contains("--ring 3") && error.contains("3 rings"), "{error}");
+    }
+
+    #[test]
+    fn groups_keep_their_names_and_those_that_wait_are_marked() {
+        let long = "g".repeat(64);
+        let groups =
+            vec![group("default", 0, 0.0), group(&long, 1_000_000_000, 86_400.0), group("audit", 4, 60.0)];
+        let text = drawn(&report(vec![ring(0, Some("a"), vec![0])], groups.clone()), None);
+        assert!(text.contains("\n! batches older than 1m: 1 of 3 groups; "), "{text}");
+        assert!(text.contains(&format!("\n! {long}\n!   ")), "{text}");
+        assert!(text.contains(" 1,000,000,000             3     24h\n"), "{text}");
+        assert!(text.contains("      0             3       -\n"), "without a batch there is no oldest: {text}");
+        assert!(text.contains("\n  default ") && text.contains("\n  audit "), "{text}");
+        assert!(!text.contains("\nok: "), "{text}");
+        let text = drawn(&report(vec![ring(0, Some("a"), vec![0])], groups[..1].to_vec()), None);
+        assert!(text.contains("\nok: every ring is led, and no batch has waited for more than 1m\n"), "{text}");
     }
 }

@@ -1,24 +1,30 @@
 //! `watch`: timeout batches as they come, a line each.
 
 use std::fmt::Write as _;
-use std::io::{Write, stderr, stdout};
+use std::io::{IsTerminal, Write, stderr, stdout};
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 
 use super::Failure;
 use super::connect::Connect;
+use super::text::{COLUMNS, span};
 use crate::client::{SubscribeOptions, Subscription};
 use crate::core::group::GroupName;
 use crate::protocol::frame::TimeoutBatch;
 
-/// Characters of a plain line after which messages are no longer listed.
-const LINE_LENGTH: usize = 80;
+/// Age from which a plain line says how old its batch is: its clients may have come back meanwhile.
+const OLD: Duration = Duration::from_secs(10);
 
 /// Print timeout batches as they come
 ///
-/// Without --group you look on as a group of your own that takes nothing from the logic nodes. With --group
-/// you are a member of that group and share its batches.
+/// Without --group you look on as a group of your own that takes nothing from the logic nodes. With --group you are a
+/// member of that group and share its batches.
+///
+/// A line is at most 80 columns long: the tick (and the ring, unless it is 0), the messages in this batch and those of
+/// its tick that timed out, and the messages, as many as fit. It says so if the batch is old, handed out again, of a
+/// storm, or drained. A lost connection is made anew.
 #[derive(Args, Debug)]
 pub(super) struct Watch {
     /// The group to join, as the logic nodes do
@@ -69,6 +75,11 @@ impl Watch {
         };
         let mut subscription =
             Subscription::open(self.connect.address(), options, self.connect.options()?).await?;
+        if stderr().is_terminal() {
+            // Nothing else would show that it waits. Whoever pipes the output has no use for it.
+            let _ =
+                writeln!(stderr(), "ackwheel: waiting for timeout batches of the group {}", subscription.group());
+        }
         let mut printed = 0;
         while self.count.is_none_or(|count| printed < count) {
             let Some(delivered) = subscription.next().await else { break };
@@ -110,27 +121,38 @@ fn json_line(batch: &TimeoutBatch) -> String {
     serde_json::to_string(&line).expect("numbers and strings can be written as JSON")
 }
 
+/// A batch in one line of at most 80 columns: as many messages as fit, and how many do not. Where not one does, the
+/// number of all of them says enough.
 fn plain_line(batch: &TimeoutBatch) -> String {
-    let mut line =
-        format!("tick {} {}/{} timed out", batch.id.tick, batch.messages.len(), batch.counts.timed_out());
+    let mut line = format!("tick {}", batch.id.tick);
+    if batch.id.ring > 0 {
+        let _ = write!(line, " ring {}", batch.id.ring);
+    }
+    let _ = write!(line, " {}/{} timed out", batch.messages.len(), batch.counts.timed_out());
+    let age = Duration::from_millis(batch.age_ms);
+    if age >= OLD {
+        let _ = write!(line, " {} old", span(age));
+    }
     if batch.delivery_count > 1 {
         let _ = write!(line, " delivery {}", batch.delivery_count);
     }
     for (flag, word) in [(batch.counts.storm, " STORM"), (batch.counts.drained, " drained")] {
         line.push_str(if flag { word } else { "" });
     }
-    line.push(':');
+    let mut list = String::from(":");
     for (listed, timed_out) in batch.messages.iter().enumerate() {
         let message = timed_out.message.to_string();
         let left = batch.messages.len() - listed;
         let more = format!(" +{left} more");
-        if line.len() + 1 + message.len() + more.len() > LINE_LENGTH {
-            line.push_str(&more);
+        // What follows the message may be that others follow, if there are any.
+        let after = if left > 1 { format!(" +{} more", left - 1).len() } else { 0 };
+        if line.len() + list.len() + 1 + message.len() + after > COLUMNS {
+            list.push_str(&more);
             break;
         }
-        let _ = write!(line, " {message}");
+        let _ = write!(list, " {message}");
     }
-    line
+    if line.len() + list.len() <= COLUMNS { line + &list } else { line }
 }
 
 #[cfg(test)]
@@ -156,8 +178,28 @@ mod tests {
     #[test]
     fn plain_lines_fit_80_columns_and_say_what_they_leave_out() {
         assert_eq!(plain_line(&batch(1)), "tick 1792000015 1/1 timed out delivery 2 STORM: 18446744073709551615");
-        let line = plain_line(&batch(4_096));
-        assert!(line.len() <= LINE_LENGTH && line.ends_with(" +4096 more"), "{line}");
+        let many = TimeoutBatch { delivery_count: 1, ..batch(4_096) };
+        let line = plain_line(&many);
+        assert_eq!(line, "tick 1792000015 4096/4096 timed out STORM: 18446744073709551615 +4095 more");
+        for (left_out, messages) in [(5, 7), (4, 6), (3, 5), (2, 4), (0, 3), (0, 1)] {
+            let short =
+                (0..messages).map(|id| TimedOut { message: Message::new(10_000_000 + id, 12), attempt: 1 });
+            let line = plain_line(&TimeoutBatch { messages: short.collect(), ..many.clone() });
+            assert!(line.len() <= COLUMNS, "{line}");
+            let end = if left_out > 0 { format!(" +{left_out} more") } else { String::from(":12") };
+            assert!(line.ends_with(&end), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_longest_line_says_how_many_and_lists_none() {
+        let mut longest = batch(4_096);
+        longest.id.ring = 63;
+        longest.id.tick = Tick(179_200_000_100);
+        (longest.counts.added, longest.age_ms, longest.delivery_count) = (1_000_000_005, 86_399_999, 12);
+        let line = plain_line(&longest);
+        assert_eq!(line, "tick 179200000100 ring 63 4096/1000000000 timed out 23h old delivery 12 STORM");
+        assert!(line.len() <= COLUMNS, "{line}");
     }
 
     #[test]

@@ -92,11 +92,15 @@ impl Settings {
                      or --tls-cert, or listen on 127.0.0.1, or say --insecure if the network is yours alone"
                 )));
             }
-            warnings.push(format!("--insecure: anyone who reaches {listen} can add and acknowledge messages"));
+            warnings.push(format!(
+                "--insecure: anyone who reaches {listen} can add and acknowledge messages; give --token-file or \
+                 --tls-cert if that is not meant"
+            ));
         }
         if !admin.ip().is_loopback() {
             warnings.push(format!(
-                "--admin {admin} shows metrics and status to anyone who reaches it; it changes nothing"
+                "--admin {admin} shows metrics and status to anyone who reaches it, and changes nothing; see that only \
+                 those reach it who may"
             ));
         }
         let drain_timeout = self.drain_timeout.unwrap_or(Duration::from_secs(8));

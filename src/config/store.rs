@@ -57,7 +57,12 @@ impl fmt::Debug for SharedStore {
             .field("url", &without_password(&self.url))
             .field("namespace", &self.namespace)
             .field("rings", &self.rings)
-            .finish_non_exhaustive()
+            .field("never_lead", &self.never_lead)
+            .field("lease", &self.lease)
+            .field("outage_grace", &self.outage_grace)
+            .field("catch_up_max_ticks", &self.catch_up_max_ticks)
+            .field("max_held_acks", &self.max_held_acks)
+            .finish()
     }
 }
 

@@ -78,7 +78,11 @@ impl GroupTask {
             Err(refusal) => {
                 if !std::mem::replace(&mut self.refused, true) {
                     let group = &self.name;
-                    warn!(%group, %refusal, "batches could not be taken from the store; trying again every {RETRY:?}");
+                    warn!(
+                        %group,
+                        %refusal,
+                        "batches could not be taken from the store; trying again every {RETRY:?}: look at the store"
+                    );
                 }
                 Some(RETRY)
             }
@@ -163,7 +167,7 @@ impl GroupTask {
                 self.sinks.remove(&member);
                 let released = self.dispatch.leave(member, self.shared.clock.alive());
                 if let Err(refusal) = self.shared.outbox.release(&self.name, &released).await {
-                    warn!(group = %self.name, %refusal, "batches could not be given back; they follow later");
+                    warn!(group = %self.name, %refusal, "batches could not be given back; that follows by itself");
                 }
                 return self.dispatch.members() == 0;
             }
@@ -194,7 +198,11 @@ impl GroupTask {
             return false;
         }
         if let Err(refusal) = shared.outbox.leave_group(&self.name).await {
-            warn!(group = %self.name, %refusal, "a group could not be left; if it is ephemeral, retention drops it");
+            warn!(
+                group = %self.name,
+                %refusal,
+                "a group could not be left: if it is ephemeral, retention drops it by itself"
+            );
         }
         shared.groups.lock().remove(&self.name);
         true

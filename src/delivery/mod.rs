@@ -5,6 +5,7 @@
 //! hands them to members, and settles or releases them.
 
 mod group;
+mod tending;
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -14,18 +15,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::core::batch::{BatchId, Delivery as Delivered};
 use crate::core::dispatch::MemberId;
 use crate::core::group::GroupName;
-use crate::core::outbox::{Dropped, GroupBacklog, Opening, Outbox, Start};
+use crate::core::outbox::{GroupBacklog, Opening, Outbox, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::metrics::Metrics;
-
-/// How often the bounds of the outbox are looked after.
-const TEND_EVERY: Duration = Duration::from_secs(1);
 
 /// How often a drain looks whether all groups are left.
 const DESERTED_POLL: Duration = Duration::from_millis(5);
@@ -222,44 +220,9 @@ impl Delivery {
             }
         };
         if tokio::time::timeout(patience, deserted).await.is_err() {
-            warn!("some batches could not be given back in time; others get them when they are overdue");
-        }
-    }
-
-    /// Keeps the outbox within its bounds, until the task is aborted.
-    pub async fn tend(&self) {
-        let mut refused = false;
-        loop {
-            tokio::time::sleep(TEND_EVERY).await;
-            let attended: Vec<GroupName> = self.shared.groups.lock().keys().cloned().collect();
-            match self.shared.outbox.tend(&attended, self.shared.clock.now()).await {
-                Ok(dropped) => {
-                    self.count_dropped(dropped);
-                    if std::mem::take(&mut refused) {
-                        info!("the outbox is looked after again");
-                    }
-                }
-                Err(refusal) if !std::mem::replace(&mut refused, true) => {
-                    warn!(%refusal, "the outbox could not be looked after; trying again every {TEND_EVERY:?}");
-                }
-                Err(_) => {}
-            }
-        }
-    }
-
-    fn count_dropped(&self, dropped: Dropped) {
-        if dropped.ids > 0 {
-            self.shared.metrics.outbox_dropped_ids.inc_by(dropped.ids);
-            error!(
-                messages = dropped.ids,
-                batches = dropped.batches,
-                "the outbox is full or too old and dropped batches that some group never acknowledged: look for a \
-                 group without a subscriber in `ackwheel status`"
+            warn!(
+                "some batches could not be given back in time: others get them by themselves when they are overdue"
             );
-        }
-        self.shared.metrics.groups_dropped.inc_by(dropped.groups.len() as u64);
-        for group in dropped.groups {
-            warn!(%group, "group dropped: it had no subscriber for the outbox's retention");
         }
     }
 }

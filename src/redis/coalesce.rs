@@ -319,7 +319,8 @@ impl Driver {
             Err(fault) if matches!(fault.kind, FaultKind::OutOfMemory | FaultKind::Other) => {
                 error!(
                     cause = fault.text,
-                    "Redis will not carry out some adds or acknowledgements; they are refused"
+                    "Redis will not carry out some adds or acknowledgements, and they are refused: mend what the cause names; \
+                     if its memory is full, raise maxmemory or lower --max-in-flight"
                 );
                 let (chunk, _) = flying.pop_front().expect("its answer has just come");
                 self.queue.refuse(chunk, &Refusal::from(Fault { kind: FaultKind::Other, ..fault }));

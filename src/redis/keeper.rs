@@ -86,7 +86,10 @@ impl Shared {
                 Err(cause) => {
                     let cause = cause.to_string();
                     if told.as_ref() != Some(&cause) {
-                        warn!(ring = self.options.ring, cause, "Redis cannot be used; trying again");
+                        warn!(
+                            ring = self.options.ring,
+                            cause, "Redis cannot be used; trying again: mend what the cause names"
+                        );
                         told = Some(cause);
                     }
                 }

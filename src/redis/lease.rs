@@ -107,7 +107,12 @@ impl Inner {
             "renewed" => Ok(true),
             "deposed" => {
                 self.office.leave();
-                warn!(ring = self.options.ring, epoch = term.epoch, "this sidecar's lease has run out");
+                warn!(
+                    ring = self.options.ring,
+                    epoch = term.epoch,
+                    "this sidecar's lease has run out, and whoever is elected leads: if this comes again, look for a \
+                     stall of this process or a slow Redis, or raise --lease"
+                );
                 Ok(false)
             }
             word => Err(answer.strange(word).into()),

@@ -236,7 +236,12 @@ impl Link {
         };
         if self.shared.state.send_if_modified(gone) {
             let ring = self.shared.options.ring;
-            warn!(ring, cause = %fault.text, "Redis is away: adds are refused and acknowledgements held until it is back");
+            warn!(
+                ring,
+                cause = %fault.text,
+                "Redis is away: adds are refused and acknowledgements held until it is back, which is noticed here; look \
+                 at Redis, and at the network to it"
+            );
             self.shared.broken.notify_one();
         }
     }

@@ -128,7 +128,8 @@ impl RedisStore {
         if caught_up != u32::from(options.catch_up_max_ticks) {
             warn!(
                 ring,
-                "--catch-up-max-ticks {} is not what the ring was made with: {caught_up} holds for all sidecars",
+                "--catch-up-max-ticks {} is not what the ring was made with: {caught_up} holds for all sidecars; say \
+                 --catch-up-max-ticks {caught_up} here",
                 options.catch_up_max_ticks
             );
         }
@@ -225,7 +226,10 @@ async fn check(client: &Client) -> Result<(), RedisStoreError> {
                 }
                 Err(fault) => {
                     if cause.replace(fault.text.clone()).is_none() {
-                        warn!(cause = fault.text, "Redis cannot be reached; trying for {START_PATIENCE:?}");
+                        warn!(
+                            cause = fault.text,
+                            "Redis cannot be reached; trying for {START_PATIENCE:?}: is it running, and is --store right?"
+                        );
                     }
                 }
             }

@@ -103,7 +103,11 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.0) {
-            warn!(%error, path = %self.0.display(), "the socket could not be removed");
+            warn!(
+                %error,
+                path = %self.0.display(),
+                "the socket could not be removed: look at the permissions of its folder; a sidecar that may do so replaces it"
+            );
         }
     }
 }
@@ -151,7 +155,11 @@ impl Server {
         self.phase.send_replace(Phase::Closed);
         self.tasks.close();
         if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
-            warn!(connections = self.tasks.len(), "some connections did not take their last answers");
+            warn!(
+                connections = self.tasks.len(),
+                "some connections did not take their last answers in time and are closed: their clients repeat what was \
+                 not answered, at another sidecar or after the restart"
+            );
         }
     }
 }
@@ -179,7 +187,11 @@ impl Acceptor {
             match accepted {
                 Ok(accepted) => self.admit(accepted),
                 Err(error) => {
-                    warn!(%error, "a connection could not be accepted; if files run out, raise the limit (ulimit -n)");
+                    warn!(
+                        %error,
+                        "a connection could not be accepted; trying again: if files run out, raise the limit \
+                         (ulimit -n, LimitNOFILE of systemd)"
+                    );
                     tokio::time::sleep(ACCEPT_REST).await;
                 }
             }

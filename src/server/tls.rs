@@ -51,7 +51,11 @@ impl TlsSource {
                     current.config = config;
                 }
                 // Perhaps only one of the two files was replaced so far.
-                Err(error) => warn!(%error, "the changed certificate cannot be used yet; the old one stays"),
+                Err(error) => warn!(
+                    %error,
+                    "the changed certificate cannot be used yet, and the old one stays: see that --tls-cert and \
+                     --tls-key can be read and belong together"
+                ),
             }
         }
         TlsAcceptor::from(Arc::clone(&current.config))

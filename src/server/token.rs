@@ -1,5 +1,6 @@
 //! The token that a client must present.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -27,10 +28,16 @@ pub struct TokenFile {
     read: Mutex<Read>,
 }
 
-#[derive(Debug)]
 struct Read {
     token: Vec<u8>,
     modified: Option<SystemTime>,
+}
+
+/// Whoever prints a configuration must not print its secret.
+impl fmt::Debug for Read {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Read").field("modified", &self.modified).finish_non_exhaustive()
+    }
 }
 
 impl TokenSource {
@@ -71,7 +78,12 @@ impl TokenFile {
                     *current = fresh;
                 }
                 Err(error) => {
-                    warn!(path = %self.path.display(), %error, "the changed token file cannot be used; the old token stays");
+                    warn!(
+                        path = %self.path.display(),
+                        %error,
+                        "the changed token file cannot be used, and the old token stays: mend the file, or its \
+                         permissions"
+                    );
                     current.modified = modified;
                 }
             }

@@ -161,7 +161,11 @@ impl Ticker {
             }
             Err(refusal) => {
                 if !std::mem::replace(&mut self.refused, true) {
-                    warn!(%refusal, "the store refused to turn the ring; trying again every {RETRY:?}");
+                    warn!(
+                        %refusal,
+                        "the store refused to turn the ring, and nothing times out meanwhile; trying again every \
+                         {RETRY:?}: look at the store"
+                    );
                 }
                 self.resume_at = self.clock.now() + RETRY;
                 RETRY
@@ -194,7 +198,7 @@ impl Ticker {
         }
         self.standing = Standing::Resigned;
         if let Err(refusal) = self.beating(self.seat.lease.release(self.clock.now())).await {
-            warn!(%refusal, "the lease could not be given up: another sidecar leads when it has run out");
+            warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
         }
     }
 
@@ -203,7 +207,10 @@ impl Ticker {
         let stalled = self.clock.beat();
         if !stalled.is_zero() {
             self.metrics.stalls.inc();
-            warn!(?stalled, "this process stood still; nobody is judged by their silence meanwhile");
+            warn!(
+                ?stalled,
+                "this process stood still, and judges nobody's silence meanwhile: was it paused, or starved?"
+            );
         }
     }
 

@@ -29,7 +29,10 @@ impl Ticker {
     pub(super) async fn pass_gate(&mut self) {
         let patience = READ_PATIENCE.min(self.seat.ring.wheel().tick_length() / 2);
         if !self.beating(self.gate.pass(patience)).await {
-            warn!("some connections were not read within {patience:?} before a decision; it is made now");
+            warn!(
+                "some connections were not read within {patience:?} before a decision, which is made now; if this comes \
+                 again, the process is short of CPU: give it more, or raise --threads"
+            );
         }
         // From its end on, and where it was given up too: to ask again would hold the move up twice, and one that is
         // late by a whole tick counts as a stall.

@@ -14,6 +14,7 @@ pub mod prometheus;
 pub mod proxy;
 pub mod raw;
 pub mod redis;
+pub mod settings;
 pub mod sidecar;
 pub mod watch;
 

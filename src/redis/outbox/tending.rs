@@ -48,7 +48,12 @@ impl Shared {
         drop(joined);
         if beaten.made > 0 {
             let (ring, groups) = (self.calls.ring, beaten.made);
-            warn!(ring, groups, "groups with subscribers here were not in Redis any more, and are made anew");
+            warn!(
+                ring,
+                groups,
+                "groups with subscribers here were not in Redis any more and are made anew, without what they had not \
+                 acknowledged: see whether Redis lost data, or somebody deleted keys"
+            );
         }
         let now = self.calls.link.clock().now();
         let mut dead = self.sidecars.lock().look(session, beaten.sidecars, self.lease, now);

@@ -1,0 +1,149 @@
+//! `status` and `watch` on a terminal of 80 columns, and in a pipe.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+use serde_json::{Value, json};
+
+use crate::support::frames;
+use crate::support::process::{Run, assert_names, program};
+use crate::support::redis::Redis;
+use crate::support::sidecar::Sidecar;
+
+/// Asserts that it fits a terminal and says nothing to it but text.
+#[track_caller]
+fn assert_plain(text: &str) {
+    for line in text.lines() {
+        assert!(line.chars().count() <= 80, "{} columns: {line}\n{text}", line.chars().count());
+        assert!(!line.contains(char::is_control), "{line:?}");
+    }
+}
+
+/// What `status` draws of an answer.
+fn drawn(status: &Value, flags: &[&str]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let body = status.to_string();
+    let answering = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 4_096]).unwrap();
+        let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n";
+        write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    });
+    let run = Run::of(program(&["status", "--admin", &address]).args(flags));
+    answering.join().unwrap();
+    run.output().to_owned()
+}
+
+/// A ring as a sidecar of a later version may show it: with a key that this one does not know.
+fn ring(number: u16, slots: &[u64]) -> Value {
+    json!({
+        "ring": number, "pointer": 1_792_000_001_u64, "epoch": 1_792_000_000_000_u64, "leader": "n".repeat(128),
+        "lease_age_seconds": 86_399.6, "in_flight": slots.iter().sum::<u64>(), "slots": slots, "closing": 1_000_000_000,
+        "recent": [{ "tick": 1_792_000_000_u64, "added": 5, "acked": 4, "timed_out": 1, "storm": false }],
+    })
+}
+
+fn status(rings: &[Value]) -> Value {
+    let groups: Vec<Value> = ["default", &"g".repeat(63), "audit"]
+        .iter()
+        .map(|name| {
+            json!({
+                "group": name, "subscribers": 1_000_000_000, "outbox_batches": 1_000_000_000,
+                "unacked_batches": 1_000_000_000, "oldest_seconds": 8_640_000.0, "new": true,
+            })
+        })
+        .collect();
+    let slots = rings[0]["slots"].as_array().unwrap().len();
+    json!({ "store": "redis", "slots": slots, "tick_ms": 1_000, "rings": rings, "groups": groups, "new": {} })
+}
+
+#[test]
+fn whatever_the_figures_the_status_fits_80_columns() {
+    for slots in [1, 15, 30, 31, 240, 3_600] {
+        let text = drawn(&status(&[ring(0, &vec![1_000_000_000; slots])]), &[]);
+        assert_plain(&text);
+        let rows = text.lines().filter(|line| line.contains('|')).count();
+        assert!(rows <= 30 && rows * slots.div_ceil(30) >= slots, "{rows} rows for {slots} slots\n{text}");
+        assert!(text.lines().count() <= 45, "more than a screen: {text}");
+        assert_names(&text, &["1,000,000,000 closing", &"g".repeat(63), "100d"]);
+    }
+    let rings: Vec<Value> = (0..64).map(|number| ring(number, &[1_000_000_000; 15])).collect();
+    let text = drawn(&status(&rings), &[]);
+    assert_plain(&text);
+    assert_eq!(text.lines().filter(|line| line.contains("1792000001")).count(), 64, "{text}");
+    let one = drawn(&status(&rings), &["--ring", "63"]);
+    assert_plain(&one);
+    assert_names(&one, &["\nring 63, led by n"]);
+}
+
+#[test]
+fn a_ring_of_3600_slots_and_a_long_group_are_drawn_as_they_are() {
+    let sidecar = Sidecar::start(&["--slots", "3600"]);
+    let name = "long-name-".repeat(7)[..64].to_owned();
+    let _subscriber = sidecar.connect().subscribed(&name);
+    let mut connection = sidecar.connect();
+    let ids: Vec<u64> = (0..1_234).collect();
+    for ticks in [600, 1_800, 3_600] {
+        let ids: Vec<u64> = ids.iter().map(|id| id + u64::from(ticks) * 10_000).collect();
+        connection.ask(&frames::add(&ids, ticks, 1)).added();
+    }
+    let text = sidecar.run(&["status"]).output().to_owned();
+    assert_plain(&text);
+    assert_names(
+        &text,
+        &["3600 slots of 1s", "\n3,702 in flight, 0 closing\n", &format!("\n  {name}\n"), "\nok: "],
+    );
+    let rows: Vec<&str> = text.lines().filter(|line| line.contains('|')).collect();
+    assert_eq!(rows.len(), 30, "{text}");
+    assert_eq!(rows.iter().filter(|row| row.starts_with('>')).count(), 1, "{text}");
+    let count = |row: &&str| row.rsplit(' ').next().unwrap().replace(',', "").parse::<u64>().unwrap();
+    assert_eq!(rows.iter().map(count).sum::<u64>(), 3_702, "{text}");
+}
+
+#[test]
+fn rings_in_redis_have_a_line_each() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::on(&redis, "logic-node-17.rack-4.example", &["--rings", "4"]);
+    let ids: Vec<u64> = (0..1_000).collect();
+    sidecar.connect().ask(&frames::add(&ids, 0, 1)).added();
+    let text = sidecar.run(&["status"]).output().to_owned();
+    assert_plain(&text);
+    assert_names(
+        &text,
+        &["store redis, 15 slots of 1s", "\n1,000 in flight; slot by slot: ackwheel status --ring N\n"],
+    );
+    assert_eq!(text.lines().filter(|line| line.contains("logic-node-17.rack-4.")).count(), 4, "{text}");
+    let one = sidecar.run(&["status", "--ring", "2"]).output().to_owned();
+    assert_plain(&one);
+    assert_names(&one, &["\nring 2, led by logic-node-17.rack-4.example for "]);
+    assert_eq!(one.lines().filter(|line| line.contains(" slot ")).count(), 15, "{one}");
+    let none = sidecar.run(&["status", "--ring", "4"]);
+    assert_names(none.error(64), &["--ring 4", "4 rings"]);
+}
+
+#[test]
+fn a_line_of_watch_fits_80_columns_whatever_timed_out() {
+    let sidecar = Sidecar::start(&["--tick", "100ms", "--storm-min", "10"]);
+    let mut connection = sidecar.connect();
+    let mut expected = 0;
+    for (count, first) in [(1, 5), (3, u64::MAX - 3), (2_000, u64::MAX - 5_000), (40, 100)] {
+        let ids: Vec<u64> = (first..first + count).collect();
+        connection.ask(&frames::add(&ids, 1, 1)).added();
+        expected += count;
+    }
+    let mut text = String::new();
+    let mut seen = 0;
+    while seen < expected {
+        let run = sidecar.run(&["watch", "--group", "default", "--count", "1"]);
+        let line = run.output();
+        assert_plain(line);
+        let (head, _) = line.split_once(" timed out").unwrap_or_else(|| panic!("{line}"));
+        let here = head.rsplit(' ').next().unwrap().split('/').next().unwrap();
+        seen += here.parse::<u64>().unwrap_or_else(|error| panic!("{error}: {line}"));
+        let _ = write!(text, "{line}");
+    }
+    assert_eq!(seen, expected, "{text}");
+    assert_names(&text, &[" STORM: ", " more\n"]);
+}
