@@ -24,6 +24,7 @@ mod connections;
 mod drain;
 mod failover;
 mod fencing;
+mod foreign_clients;
 mod groups;
 mod harness_redis;
 mod hostile;

@@ -14,12 +14,13 @@ import (
 	"time"
 )
 
+var be = binary.BigEndian
+
 const (
 	hello, ping, goAway, addNewMsg, delMsg       = 0x01, 0x02, 0x03, 0x10, 0x11
 	subscribe, timeoutBatch, batchAck, batchNack = 0x20, 0x21, 0x22, 0x23
-	answer, pong, errorType                      = 0x80, 0x82, 0xff // An answer has its request's type and this bit.
+	pong, errorType, answer, maxFrameLength      = 0x82, 0xff, 0x80, 1 << 20 // An answer: its request's type and 0x80.
 	firstPause, longestPause, patience           = 100 * time.Millisecond, 5 * time.Second, 5 * time.Second
-	maxFrameLength                               = 1 << 20
 )
 
 // The outcomes of DelMsg, and its flag.
@@ -71,7 +72,7 @@ type Client struct {
 type frame []byte
 
 func (f frame) refusal() *Error {
-	return &Error{binary.BigEndian.Uint16(f[6:]), f[5]&1 != 0, f[5]&2 != 0, string(f[12:])}
+	return &Error{be.Uint16(f[6:]), f[5]&1 != 0, f[5]&2 != 0, string(f[12:])}
 }
 
 // Connect makes the first connection, or says why there is none.
@@ -98,8 +99,7 @@ func (c *Client) Close() {
 // are the default. It returns the tick of their deadline, and a bit for each that was in flight already.
 func (c *Client) AddNewMsg(ctx context.Context, msgIDs, clients []uint64, ticks uint16, attempt uint8) (deadline uint64, rearmed []byte, err error) {
 	rearmed = make([]byte, (len(msgIDs)+7)/8)
-	into := []any{&deadline, new([8]byte), rearmed}
-	_, err = c.do(ctx, addNewMsg, 1, into, ticks, attempt, uint8(0), uint32(len(msgIDs)), msgIDs, clients)
+	_, err = c.do(ctx, addNewMsg, 1, []any{&deadline, new([8]byte), rearmed}, ticks, attempt, uint8(0), uint32(len(msgIDs)), msgIDs, clients)
 	return deadline, rearmed, err
 }
 
@@ -126,7 +126,7 @@ func (c *Client) BatchNack(ctx context.Context, batch BatchID, delay time.Durati
 func (c *Client) do(ctx context.Context, kind, flags uint8, into []any, fields ...any) (uint8, error) {
 	body, answered := pack(fields...), make(chan frame, 1)
 	c.mutex.Lock()
-	if c.down != nil && kind != hello && kind != subscribe {
+	if c.conn == nil || c.down != nil && kind != hello && kind != subscribe {
 		defer c.mutex.Unlock()
 		return 0, c.down
 	}
@@ -163,7 +163,7 @@ func (c *Client) send(conn net.Conn, kind, flags uint8, id uint32, body []byte) 
 // run connects anew whenever the connection is lost, until the client is closed, or refused for good.
 func (c *Client) run(lost chan struct{}) {
 	defer close(c.Batches)
-	for pause := firstPause; ; {
+	for pause, err := firstPause, error(nil); ; {
 		if lost != nil {
 			<-lost
 			pause = firstPause
@@ -175,7 +175,6 @@ func (c *Client) run(lost chan struct{}) {
 			return
 		case <-time.After(pause/2 + time.Duration(rand.Int63n(int64(pause/2)))):
 		}
-		var err error
 		if lost, err = c.connect(c.closing); err != nil && !err.(*Error).Retryable {
 			return
 		}
@@ -211,13 +210,11 @@ func (c *Client) connect(ctx context.Context) (chan struct{}, error) {
 	return lost, err
 }
 
-// read reads until the connection is lost, and then ends what belongs to it. Every byte is a sign of life; after an
-// interval without one it asks for one, once.
+// read reads until the connection is lost. After an interval without a byte it asks for a sign of life, once.
 func (c *Client) read(conn net.Conn, lost chan struct{}) {
 	defer close(lost)
-	var err error
 	c.interval = patience
-	received, chunk, asked, count := []byte{}, make([]byte, 1<<16), false, 0
+	received, chunk, asked, count, err := []byte{}, make([]byte, 1<<16), false, 0, error(nil)
 	for err == nil {
 		conn.SetReadDeadline(time.Now().Add(c.interval))
 		count, err = conn.Read(chunk)
@@ -228,7 +225,7 @@ func (c *Client) read(conn net.Conn, lost chan struct{}) {
 		}
 		asked, received = false, append(received, chunk[:count]...)
 		for err == nil && len(received) >= 12 {
-			end := 4 + int(binary.BigEndian.Uint32(received))
+			end := 4 + int(be.Uint32(received))
 			if end < 12 || end > 4+maxFrameLength {
 				err = fmt.Errorf("the server sent a frame of length %d", end-4)
 			} else if end > len(received) {
@@ -242,7 +239,7 @@ func (c *Client) read(conn net.Conn, lost chan struct{}) {
 	conn.Close()
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.conn, c.down = nil, &Error{Retryable: true, Text: "no connection: " + err.Error()}
+	c.conn, c.down = nil, &Error{Retryable: c.closing.Err() == nil, Text: "no connection: " + err.Error()}
 	for id, waiting := range c.unanswered {
 		close(waiting)
 		delete(c.unanswered, id)
@@ -253,9 +250,9 @@ func (c *Client) receive(f frame) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if f[4] == hello|answer && len(f) > 36 {
-		c.interval = time.Duration(binary.BigEndian.Uint32(f[32:])) * time.Millisecond
+		c.interval = time.Duration(be.Uint32(f[32:])) * time.Millisecond
 	}
-	id := binary.BigEndian.Uint32(f[8:])
+	id := be.Uint32(f[8:])
 	if waiting := c.unanswered[id]; f[4] == ping {
 		go c.send(c.conn, pong, 0, id, f[12:])
 	} else if f[4] == timeoutBatch && len(f) > 68 {
@@ -286,16 +283,15 @@ func (c *Client) receiveBatch(flags uint8, body []byte) error {
 func pack(fields ...any) []byte {
 	var packed bytes.Buffer
 	for _, field := range fields {
-		binary.Write(&packed, binary.BigEndian, field) // It cannot fail for the types of this file.
+		binary.Write(&packed, be, field) // It cannot fail for the types of this file.
 	}
 	return packed.Bytes()
 }
 
-// unpack reads a body into places; it fails if the body is too short.
 func unpack(body []byte, places ...any) error {
 	from := bytes.NewReader(body)
 	for _, place := range places {
-		if err := binary.Read(from, binary.BigEndian, place); err != nil {
+		if err := binary.Read(from, be, place); err != nil {
 			return err
 		}
 	}

@@ -15,9 +15,7 @@ connection they fail at once, not applied. Repeating is left to the caller, who 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-import ssl
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -33,7 +31,6 @@ BATCH = struct.Struct(">HHIQQIQQQI")  # batch id with its tick, delivery count, 
 MAX_FRAME_LENGTH = 1_048_576
 HELLO_ID, SUBSCRIBE_ID, LAST_ID = 1, 2, 0xFFFF_FFFF  # The ids of other requests lie behind the first two.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to connect
-REMEMBERED_BATCHES = 10_000
 
 
 class Message(NamedTuple):
@@ -42,7 +39,7 @@ class Message(NamedTuple):
 
 
 class TimeoutBatch(NamedTuple):
-    id: bytes  # the 24 bytes that name it, on every delivery
+    id: bytes  # the 24 bytes that name it on every delivery: a consumer knows by them what it has dealt with
     tick: int
     delivery_count: int  # above 1: it was handed out before
     age_ms: int
@@ -77,13 +74,12 @@ class Client:
     slots, tick_ms, max_messages, _ping_interval = 0xFFFF, 1_000, 32_768, 5.0  # until the server says its own
 
     def __init__(self, address: str, *, token: bytes = b"", name: str = "", group: str = "", credit: int = 10_000,
-                 from_end: bool = False, time_limit: float = 5.0, tls: ssl.SSLContext | None = None) -> None:
+                 from_end: bool = False, time_limit: float = 5.0) -> None:
         self._host, _, self._port = address.rpartition(":")
-        self._tls, self._time_limit = tls, time_limit
+        self._time_limit = time_limit
         self._hello = struct.pack(">4sBBH", b"ACKW", 1, 1, len(token)) + token + _text(name)
         self._subscribe = (2 * from_end, struct.pack(">I", credit) + _text(group)) if group else None
         self._unanswered: dict[int, asyncio.Future[Any]] = {}  # by correlation id
-        self._dealt_with: dict[bytes, None] = {}
         self._batches: asyncio.Queue[TimeoutBatch | None] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None
         self._to_write: list[bytes] = []
@@ -123,23 +119,15 @@ class Client:
         return await self._request(DEL_MSG, flags | 2 * withdraw, body, limited=False)
 
     async def batches(self) -> AsyncIterator[TimeoutBatch]:
-        """Timeout batches, until the client ends. One that was acknowledged already is not handed out again."""
+        """Timeout batches, until the client ends; some of them more than once."""
         while batch := await self._batches.get():
-            if batch.id not in self._dealt_with:
-                yield batch
-            else:
-                with contextlib.suppress(AckwheelError):  # Then it comes once more.
-                    await self.batch_ack(batch)
+            yield batch
         self._batches.put_nowait(None)  # for others who iterate
         if not self._closing:
             raise self._lost
 
     async def batch_ack(self, *batches: TimeoutBatch) -> int:
-        """Settles batches that were dealt with; returns how many were not settled before. If it fails, nothing is
-        to be done: a batch that comes again is acknowledged again, and not handed out."""
-        self._dealt_with.update((batch.id, None) for batch in batches)
-        while len(self._dealt_with) > REMEMBERED_BATCHES:
-            del self._dealt_with[next(iter(self._dealt_with))]
+        """Settles batches that were dealt with; returns how many were not settled before."""
         body = struct.pack(">I", len(batches)) + b"".join(batch.id for batch in batches)
         return await self._request(BATCH_ACK, 0, body)
 
@@ -156,7 +144,7 @@ class Client:
 
     async def _request(self, kind: int, flags: int, body: bytes, limited: bool = True) -> Any:
         if not self._up or self._closing:
-            raise AckwheelError(0, False, not self._closing, f"not connected: {self._lost.text}")
+            raise AckwheelError(0, False, self._lost.retryable and not self._closing, f"not connected: {self._lost.text}")
         correlation_id, result = self._new_id(), asyncio.get_running_loop().create_future()
         self._unanswered[correlation_id] = result
         self._send(kind, flags, correlation_id, body)
@@ -183,7 +171,7 @@ class Client:
         try:
             while self._lost.retryable and not self._closing:
                 try:
-                    opening = asyncio.open_connection(self._host.strip("[]"), self._port, ssl=self._tls)
+                    opening = asyncio.open_connection(self._host.strip("[]"), self._port)
                     reader, self._writer = await asyncio.wait_for(opening, self._time_limit)
                     self._send(HELLO, 0, HELLO_ID, self._hello)
                     await self._read(reader)

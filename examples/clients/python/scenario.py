@@ -47,7 +47,7 @@ async def acknowledge(client, figures, messages):
 
 async def listen(client, figures):
     """Takes batches until all that must time out has come, and for three ticks longer."""
-    missing, batches = set(SILENT), client.batches()
+    missing, dealt_with, batches = set(SILENT), set(), client.batches()
     while True:
         try:
             batch = await asyncio.wait_for(anext(batches), PATIENCE if missing else 3 * client.tick_ms / 1_000)
@@ -57,14 +57,16 @@ async def listen(client, figures):
         if not figures["given_back"]:
             figures["given_back"] += await give_back(client, batch)
             continue
-        for message in batch.messages:
-            figures["timed_out" if message in missing else "unexpected"] += 1
-            missing.discard(message)
-        figures["drained"] += batch.drained
+        if batch.id not in dealt_with:
+            dealt_with.add(batch.id)
+            figures["drained"] += batch.drained
+            for message in batch.messages:
+                figures["timed_out" if message in missing else "unexpected"] += 1
+                missing.discard(message)
         try:
             await client.batch_ack(batch)
         except AckwheelError:
-            pass  # The batch comes again, and the client acknowledges it again.
+            pass  # The batch comes again, and is acknowledged again without being dealt with.
 
 
 async def give_back(client, batch):

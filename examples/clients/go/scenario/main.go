@@ -62,6 +62,10 @@ func main() {
 }
 
 func fail(err error) {
+	var failure *ackwheel.Error
+	if errors.As(err, &failure) {
+		err = fmt.Errorf("code %d, retryable %t: %s", failure.Code, failure.Retryable, failure.Text)
+	}
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
 }
