@@ -185,6 +185,7 @@ fn each_adds_1_000_acknowledges_900_and_receives_exactly_the_other_100() {
         assert_seen(&sidecar, &watched(&watch));
         let metrics = sidecar.metrics();
         assert_eq!((metrics.count("messages_rearmed_total"), metrics.acked("unknown")), (0, 0));
+        assert_eq!(metrics.refusals("silent"), 0, "{} does not answer Pings", language.name);
     });
 }
 

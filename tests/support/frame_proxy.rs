@@ -11,7 +11,7 @@ use std::thread;
 pub enum Trouble {
     /// It ends, for both sides.
     Cut,
-    /// It stays, but carries nothing more in either direction.
+    /// It stays, but carries nothing more in either direction, not even that the sidecar has closed.
     Silence,
 }
 
@@ -58,13 +58,15 @@ fn join(near: &TcpStream, far: &TcpStream, plan: &Arc<Mutex<Vec<Planned>>>) {
     near.set_nodelay(true).expect("it is TCP");
     far.set_nodelay(true).expect("it is TCP");
     let silent = Arc::new(AtomicBool::new(false));
-    for (from, to) in [(near, far), (far, near)] {
+    for (from, to, to_near) in [(near, far, false), (far, near, true)] {
         let (from, to, plan, silent) = (clone(from), clone(to), Arc::clone(plan), Arc::clone(&silent));
         thread::spawn(move || {
             carry(&from, &to, &plan, &silent);
-            // Whichever side ended, or was cut, the other one ends too.
             let _ = from.shutdown(Shutdown::Both);
-            let _ = to.shutdown(Shutdown::Both);
+            // Whichever side ended, or was cut, the other one ends too; but silence hides the end of the sidecar.
+            if !(to_near && silent.load(Ordering::SeqCst)) {
+                let _ = to.shutdown(Shutdown::Both);
+            }
         });
     }
 }

@@ -23,7 +23,7 @@ public final class Ackwheel implements AutoCloseable {
     private static final int ANSWER = 0x80, PONG = 0x82, ERROR = 0xff; // An answer: its request's type and this bit.
     private static final int HELLO_ID = 1, SUBSCRIBE_ID = 2; // The ids of other requests lie behind them.
     private static final int BODY = 8; // where the body begins in a frame without its length: type, flags, status, id
-    private static final int MAX_FRAME_LENGTH = 1 << 20, PATIENCE_MS = 5_000, FIRST_PAUSE_MS = 100, LONGEST_PAUSE_MS = 5_000;
+    private static final int MAX_FRAME_LENGTH = 1 << 20, PATIENCE_MS = 5_000, FIRST_PAUSE_MS = 100;
 
     /** Known by both of its numbers; the client is 0 where none is given. */
     public record Message(long id, long client) {}
@@ -210,7 +210,7 @@ public final class Ackwheel implements AutoCloseable {
             if (!closing) {
                 LockSupport.parkNanos(ThreadLocalRandom.current().nextLong(pauseMs / 2, pauseMs) * 1_000_000);
             }
-            pauseMs = Math.min(2 * pauseMs, LONGEST_PAUSE_MS);
+            pauseMs = Math.min(2 * pauseMs, PATIENCE_MS);
         }
         ended.complete(null);
         begun.completeExceptionally(lost);

@@ -144,7 +144,8 @@ class Client:
 
     async def _request(self, kind: int, flags: int, body: bytes, limited: bool = True) -> Any:
         if not self._up or self._closing:
-            raise AckwheelError(0, False, self._lost.retryable and not self._closing, f"not connected: {self._lost.text}")
+            retryable = self._lost.retryable and not self._closing
+            raise AckwheelError(0, False, retryable, f"not connected: {self._lost.text}")
         correlation_id, result = self._new_id(), asyncio.get_running_loop().create_future()
         self._unanswered[correlation_id] = result
         self._send(kind, flags, correlation_id, body)
