@@ -26,6 +26,7 @@ mod drain;
 mod example_configuration;
 mod failover;
 mod fencing;
+mod foreign_clients;
 mod glance;
 mod groups;
 mod harness_redis;

@@ -5,6 +5,7 @@ pub mod checker;
 pub mod clock;
 pub mod fleet;
 pub mod flow;
+pub mod frame_proxy;
 pub mod frames;
 pub mod frozen;
 pub mod http;

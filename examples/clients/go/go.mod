@@ -1,0 +1,3 @@
+module ackwheel
+
+go 1.19

@@ -1,0 +1,299 @@
+import static java.nio.ByteBuffer.allocate;
+import static java.nio.charset.StandardCharsets.UTF_8;
+
+import java.io.*;
+import java.net.*;
+import java.nio.ByteBuffer;
+import java.time.Duration;
+import java.util.*;
+import java.util.concurrent.*;
+import java.util.concurrent.locks.LockSupport;
+import java.util.function.Function;
+
+/**
+ * A client of ackwheel in one file, for Java 17 and version 1 of docs/PROTOCOL.md. When its connection is lost it
+ * connects anew and subscribes again. Requests that were not answered by then end with a {@link Failure} that says
+ * {@code outcomeUnknown}; while there is no connection they fail at once, not applied. The caller repeats what should
+ * be. Futures are completed by the thread that reads: do not block it. Ids and clients are unsigned: write and read
+ * them with {@link Long#toUnsignedString(long)} and {@link Long#parseUnsignedLong(String)}.
+ */
+public final class Ackwheel implements AutoCloseable {
+    private static final int HELLO = 0x01, PING = 0x02, GO_AWAY = 0x03, ADD_NEW_MSG = 0x10, DEL_MSG = 0x11;
+    private static final int SUBSCRIBE = 0x20, TIMEOUT_BATCH = 0x21, BATCH_ACK = 0x22, BATCH_NACK = 0x23;
+    private static final int ANSWER = 0x80, PONG = 0x82, ERROR = 0xff; // An answer: its request's type and this bit.
+    private static final int HELLO_ID = 1, SUBSCRIBE_ID = 2; // The ids of other requests lie behind them.
+    private static final int BODY = 8; // where the body begins in a frame without its length: type, flags, status, id
+    private static final int MAX_FRAME_LENGTH = 1 << 20, PATIENCE_MS = 5_000, FIRST_PAUSE_MS = 100;
+
+    /** Known by both of its numbers; the client is 0 where none is given. */
+    public record Message(long id, long client) {}
+
+    /** The same on every delivery: a consumer knows by it what it has dealt with already. */
+    public record BatchId(int ring, int seq, long epoch, long tick) {}
+
+    /** Messages that nobody acknowledged; with a delivery count above 1 they were handed out before. */
+    public record TimeoutBatch(BatchId id, int deliveryCount, long ageMs, long added, long acked, boolean last,
+            boolean storm, boolean drained, List<Message> messages, byte[] attempts) {}
+
+    /** The tick of the deadline, and which of the messages were in flight already. */
+    public record Added(long deadline, BitSet rearmed) {}
+
+    /** What became of a message with delMsg. */
+    public enum Outcome { UNKNOWN, ACKED, LATE, WITHDRAWN }
+
+    /** Without a group there are no batches. The credit is for messages in batches that are not acknowledged. */
+    public record Options(String host, int port, String token, String name, String group, int credit,
+            boolean fromEnd) {}
+
+    /** Why a request failed. Unless its outcome is unknown no part of it was applied; if retryable, try later. */
+    public static final class Failure extends RuntimeException {
+        private static final long serialVersionUID = 1;
+        public final int code; // that of the server's Error; 0 where the client itself gave up
+        public final boolean outcomeUnknown, retryable;
+
+        Failure(int code, boolean outcomeUnknown, boolean retryable, String text) {
+            super(text);
+            this.code = code;
+            this.outcomeUnknown = outcomeUnknown;
+            this.retryable = retryable;
+        }
+    }
+
+    private record Call<T>(int answer, Function<ByteBuffer, T> read, CompletableFuture<T> result) {
+        void complete(ByteBuffer frame) { result.complete(read.apply(frame)); }
+    }
+
+    private final Options options;
+    private final Thread reader = new Thread(this::run, "ackwheel reader");
+    private final ThreadPoolExecutor writer = new ThreadPoolExecutor(1, 1, 0, TimeUnit.SECONDS,
+            new LinkedBlockingQueue<>(), task -> new Thread(task, "ackwheel writer"));
+    private final CompletableFuture<Void> begun = new CompletableFuture<>(), ended = new CompletableFuture<>();
+    private final LinkedBlockingQueue<TimeoutBatch> batches = new LinkedBlockingQueue<>();
+    private final Map<Integer, Call<?>> unanswered = new HashMap<>(); // guarded by this, as is all below
+    private OutputStream out;
+    private int lastId = SUBSCRIBE_ID, pingIntervalMs, pauseMs = FIRST_PAUSE_MS;
+    private boolean up;
+    private volatile boolean closing;
+    private Failure lost = new Failure(0, false, true, "no connection in time");
+
+    private Ackwheel(Options options) { this.options = options; }
+
+    /** Returns a connected client, or throws a {@link Failure} that says why there is none. */
+    public static Ackwheel connect(Options options) {
+        Ackwheel client = new Ackwheel(options);
+        client.reader.start();
+        try {
+            client.begun.orTimeout(PATIENCE_MS, TimeUnit.MILLISECONDS).join();
+            return client;
+        } catch (CompletionException none) {
+            client.close();
+            throw client.lost;
+        }
+    }
+
+    /** Says GoAway and waits until the server has closed, so that no answer is lost. */
+    @Override
+    public void close() {
+        synchronized (this) {
+            closing = true;
+            if (up) {
+                send(GO_AWAY, 0, newId(), allocate(8).putInt(2 << 16).putInt(PATIENCE_MS)); // done
+            }
+            LockSupport.unpark(reader); // It may be between two connections.
+        }
+        ended.completeOnTimeout(null, PATIENCE_MS, TimeUnit.MILLISECONDS).join();
+        writer.shutdownNow();
+    }
+
+    /** Takes messages into flight, before they are pushed; 0 ticks are the default, one revolution. */
+    public CompletableFuture<Added> addNewMsg(List<Message> messages, int ackTimeoutTicks, int attempt) {
+        ByteBuffer body = allocate(8 + 16 * messages.size()).putInt(ackTimeoutTicks << 16 | attempt << 8);
+        return limited(request(ADD_NEW_MSG, 1, list(body, messages), frame -> {
+            long deadline = frame.getLong();
+            return new Added(deadline, BitSet.valueOf(frame.position(BODY + 16)));
+        }));
+    }
+
+    /** Reports Acks, or pushes that failed. It has no time limit: a server holds it while its store is away. */
+    public CompletableFuture<List<Outcome>> delMsg(List<Message> messages, boolean withdraw) {
+        return request(DEL_MSG, withdraw ? 3 : 1, list(allocate(4 + 16 * messages.size()), messages), frame -> {
+            Outcome[] outcomes = new Outcome[Math.min(frame.getInt(), frame.remaining())];
+            Arrays.setAll(outcomes, i -> Outcome.values()[frame.get()]);
+            return List.of(outcomes);
+        });
+    }
+
+    /** The next timeout batch; null if none came in time. Throws a {@link Failure} when the client has ended. */
+    public TimeoutBatch nextBatch(Duration wait) throws InterruptedException {
+        TimeoutBatch batch = batches.poll(wait.toMillis(), TimeUnit.MILLISECONDS);
+        if (batch == null && ended.isDone()) {
+            throw lost;
+        }
+        return batch;
+    }
+
+    /** Settles batches that were dealt with; answers how many were not settled before. */
+    public CompletableFuture<Integer> batchAck(List<BatchId> ids) {
+        ByteBuffer body = allocate(4 + 24 * ids.size()).putInt(ids.size());
+        ids.forEach(id -> put(body, id));
+        return limited(request(BATCH_ACK, 0, body, ByteBuffer::getInt));
+    }
+
+    /** Gives a batch back, for others or for later; answers whether this connection held it. */
+    public CompletableFuture<Boolean> batchNack(BatchId id, Duration delay) {
+        ByteBuffer body = put(allocate(28), id).putInt((int) delay.toMillis());
+        return limited(request(BATCH_NACK, 0, body, frame -> frame.get(1) == 1));
+    }
+
+    private static ByteBuffer put(ByteBuffer body, BatchId id) {
+        return body.putInt(id.ring << 16).putInt(id.seq).putLong(id.epoch).putLong(id.tick);
+    }
+
+    private static ByteBuffer list(ByteBuffer body, List<Message> messages) {
+        body.putInt(messages.size());
+        messages.forEach(message -> body.putLong(message.id));
+        messages.forEach(message -> body.putLong(message.client));
+        return body;
+    }
+
+    private synchronized <T> CompletableFuture<T> request(int kind, int flags, ByteBuffer body,
+            Function<ByteBuffer, T> read) {
+        if (!up || closing) {
+            return CompletableFuture.failedFuture(
+                    new Failure(0, false, !closing && lost.retryable, "not connected: " + lost.getMessage()));
+        }
+        CompletableFuture<T> result = new CompletableFuture<>();
+        int id = newId();
+        unanswered.put(id, new Call<>(kind | ANSWER, read, result));
+        send(kind, flags, id, body);
+        return result;
+    }
+
+    /** A request that ran out of time keeps its correlation id until it is answered. */
+    private static <T> CompletableFuture<T> limited(CompletableFuture<T> result) {
+        return result.orTimeout(PATIENCE_MS, TimeUnit.MILLISECONDS).exceptionally(error -> {
+            throw error instanceof Failure failure ? failure
+                    : new Failure(0, true, true, "not answered within the time limit");
+        });
+    }
+
+    private synchronized int newId() {
+        do {
+            lastId = lastId == -1 ? SUBSCRIBE_ID + 1 : lastId + 1;
+        } while (unanswered.containsKey(lastId));
+        return lastId;
+    }
+
+    private void send(int kind, int flags, int id, ByteBuffer body) {
+        OutputStream to = out;
+        ByteBuffer head = allocate(12).putInt(8 + body.capacity()).putInt(kind << 24 | flags << 16).putInt(id);
+        writer.execute(() -> {
+            try {
+                to.write(head.array());
+                to.write(body.array(), body.arrayOffset(), body.capacity());
+                if (writer.getQueue().isEmpty()) { // What is ready at the same time goes out in one write.
+                    to.flush();
+                }
+            } catch (IOException gone) { /* The reader notices. */ }
+        });
+    }
+
+    private void run() {
+        while (!closing && lost.retryable) {
+            try (Socket socket = new Socket()) {
+                socket.setTcpNoDelay(true);
+                socket.connect(new InetSocketAddress(options.host, options.port), PATIENCE_MS);
+                read(socket);
+            } catch (IOException | RuntimeException error) { // the latter if refused, or if a frame cannot be read
+                disconnect(error instanceof Failure why ? why : new Failure(0, false, true, error.toString()));
+            }
+            if (!closing) {
+                LockSupport.parkNanos(ThreadLocalRandom.current().nextLong(pauseMs / 2, pauseMs) * 1_000_000);
+            }
+            pauseMs = Math.min(2 * pauseMs, PATIENCE_MS);
+        }
+        ended.complete(null);
+        begun.completeExceptionally(lost);
+    }
+
+    private synchronized void disconnect(Failure why) {
+        up = false;
+        lost = why;
+        batches.clear(); // They come again.
+        Failure failure = new Failure(0, true, true, "the connection was lost: " + why.getMessage());
+        unanswered.values().forEach(call -> call.result.completeExceptionally(failure));
+        unanswered.clear();
+    }
+
+    private void read(Socket socket) throws IOException {
+        out = new BufferedOutputStream(socket.getOutputStream());
+        pingIntervalMs = PATIENCE_MS;
+        InputStream listener = new FilterInputStream(socket.getInputStream()) {
+            @Override
+            public int read(byte[] bytes, int start, int length) throws IOException {
+                socket.setSoTimeout(pingIntervalMs);
+                try {
+                    return super.read(bytes, start, length);
+                } catch (SocketTimeoutException silence) { // After an interval it is asked for a sign of life, once.
+                    send(PING, 0, newId(), allocate(0));
+                    return super.read(bytes, start, length);
+                }
+            }
+        };
+        DataInputStream in = new DataInputStream(new BufferedInputStream(listener));
+        byte[] token = options.token.getBytes(UTF_8), name = options.name.getBytes(UTF_8);
+        ByteBuffer hello = allocate(9 + token.length + name.length).put("ACKW\1\1".getBytes(UTF_8));
+        send(HELLO, 0, HELLO_ID, hello.putShort((short) token.length).put(token).put((byte) name.length).put(name));
+        while (up || !closing) { // It may be closed before it is connected.
+            int length = in.readInt();
+            if (length < BODY || length > MAX_FRAME_LENGTH) {
+                throw new IOException("the server sent a frame of length " + length);
+            }
+            receive(ByteBuffer.wrap(in.readNBytes(length)));
+        }
+    }
+
+    private synchronized void receive(ByteBuffer frame) {
+        int kind = frame.get() & 0xff, flags = frame.get(), status = frame.getShort() & 0xffff, id = frame.getInt();
+        Call<?> call = unanswered.get(id);
+        if (kind == PING) {
+            send(PONG, 0, id, frame.slice());
+        } else if (kind == TIMEOUT_BATCH) {
+            batches.add(readBatch(flags, frame));
+        } else if (kind == (HELLO | ANSWER)) {
+            pingIntervalMs = frame.getInt(BODY + 20);
+            byte[] group = options.group.getBytes(UTF_8);
+            ByteBuffer body = allocate(5 + group.length).putInt(options.credit).put((byte) group.length).put(group);
+            if (group.length > 0) {
+                send(SUBSCRIBE, options.fromEnd ? 2 : 0, SUBSCRIBE_ID, body);
+            }
+        } else if (kind == ERROR) {
+            Failure failure = new Failure(status, (flags & 1) != 0, (flags & 2) != 0, UTF_8.decode(frame).toString());
+            if (call == null) {
+                throw failure; // It is about the connection, and ends it.
+            }
+            unanswered.remove(id).result.completeExceptionally(failure);
+        } else if (call != null && kind == call.answer) {
+            call.complete(frame);
+            unanswered.remove(id);
+        }
+        if (kind == ((options.group.isEmpty() ? HELLO : SUBSCRIBE) | ANSWER)) {
+            up = !closing;
+            pauseMs = FIRST_PAUSE_MS;
+            begun.complete(null);
+        }
+    }
+
+    private static TimeoutBatch readBatch(int flags, ByteBuffer body) {
+        BatchId id = new BatchId(body.getInt() >>> 16, body.getInt(), body.getLong(), body.getLong());
+        int deliveryCount = body.getInt();
+        long ageMs = body.getLong(), added = body.getLong(), acked = body.getLong();
+        Message[] messages = new Message[Math.min(body.getInt(), body.remaining() / 17)];
+        int ids = body.position(), clients = ids + 8 * messages.length;
+        Arrays.setAll(messages, i -> new Message(body.getLong(ids + 8 * i), body.getLong(clients + 8 * i)));
+        byte[] attempts = new byte[messages.length];
+        body.position(clients + 8 * messages.length).get(attempts);
+        return new TimeoutBatch(id, deliveryCount, ageMs, added, acked, (flags & 1) != 0, (flags & 2) != 0,
+                (flags & 4) != 0, List.of(messages), attempts);
+    }
+}

@@ -1,0 +1,287 @@
+"""A client of ackwheel in one file, with the standard library only (Python 3.10 and later).
+
+    async with Client("127.0.0.1:7415", name="node-7", group="logic") as client:
+        await client.add_new_msg([Message(101, client=7)])            # and then push it
+        [outcome] = await client.del_msg([Message(101, client=7)])    # its Ack has come
+        async for batch in client.batches():                          # nobody acknowledged these
+            await store_offline(batch.messages)
+            await client.batch_ack(batch)                             # after it was dealt with, never before
+
+It speaks version 1 of docs/PROTOCOL.md. When its connection is lost it connects anew and subscribes again. The
+requests that were not answered by then end with an AckwheelError that says `outcome_unknown`; while there is no
+connection they fail at once, not applied. Repeating is left to the caller, who knows what was acknowledged since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, AsyncIterator, Callable, NamedTuple, Sequence
+
+HELLO, PING, GO_AWAY, ADD_NEW_MSG, DEL_MSG = 0x01, 0x02, 0x03, 0x10, 0x11
+SUBSCRIBE, TIMEOUT_BATCH, BATCH_ACK, BATCH_NACK = 0x20, 0x21, 0x22, 0x23
+ANSWER, PONG, ERROR = 0x80, 0x82, 0xFF  # An answer has the number of its request and the highest bit.
+FLAGS = {TIMEOUT_BATCH: 7, SUBSCRIBE | ANSWER: 1, BATCH_NACK | ANSWER: 1, ERROR: 3}  # that a server may set
+HEAD = struct.Struct(">IBBHI")  # length, type, flags, status, correlation id
+WELCOME = struct.Struct(">BBHIIIII")  # version, reserved, slots, tick_ms, three limits, ping_interval_ms
+BATCH = struct.Struct(">HHIQQIQQQI")  # batch id with its tick, delivery count, age_ms, added, acked, count
+MAX_FRAME_LENGTH = 1_048_576
+HELLO_ID, SUBSCRIBE_ID, LAST_ID = 1, 2, 0xFFFF_FFFF  # The ids of other requests lie behind the first two.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to connect
+
+
+class Message(NamedTuple):
+    msg_id: int
+    client: int = 0
+
+
+class TimeoutBatch(NamedTuple):
+    id: bytes  # the 24 bytes that name it on every delivery: a consumer knows by them what it has dealt with
+    tick: int
+    delivery_count: int  # above 1: it was handed out before
+    age_ms: int
+    added: int
+    acked: int
+    last: bool
+    storm: bool
+    drained: bool
+    messages: list[Message]
+    attempts: bytes  # a number for each message
+
+
+class Outcome(IntEnum):
+    UNKNOWN, ACKED, LATE, WITHDRAWN = range(4)
+
+
+@dataclass(eq=False)
+class AckwheelError(Exception):
+    """A request failed. Unless `outcome_unknown`, no part of it was applied. If `retryable`, it can succeed later."""
+
+    code: int  # that of the server's Error; 0 where the client itself gave up
+    outcome_unknown: bool
+    retryable: bool
+    text: str
+
+
+class Client:
+    """A connection to a sidecar, with a subscription if a group is named. For use in one event loop."""
+
+    draining = False  # The server said GoAway: add elsewhere; this client stays for its last batches.
+    connections = 0  # how many were made
+    slots, tick_ms, max_messages, _ping_interval = 0xFFFF, 1_000, 32_768, 5.0  # until the server says its own
+
+    def __init__(self, address: str, *, token: bytes = b"", name: str = "", group: str = "", credit: int = 10_000,
+                 from_end: bool = False, time_limit: float = 5.0) -> None:
+        self._host, _, self._port = address.rpartition(":")
+        self._time_limit = time_limit
+        self._hello = struct.pack(">4sBBH", b"ACKW", 1, 1, len(token)) + token + _text(name)
+        self._subscribe = (2 * from_end, struct.pack(">I", credit) + _text(group)) if group else None
+        self._unanswered: dict[int, asyncio.Future[Any]] = {}  # by correlation id
+        self._batches: asyncio.Queue[TimeoutBatch | None] = asyncio.Queue()
+        self._writer: asyncio.StreamWriter | None = None
+        self._to_write: list[bytes] = []
+        self._last_id, self._pause = SUBSCRIBE_ID, FIRST_PAUSE
+        self._up, self._closing, self._begun = False, False, asyncio.Event()
+        self._lost = AckwheelError(0, False, True, "no connection within the time limit")
+
+    async def __aenter__(self) -> Client:
+        self._task = asyncio.create_task(self._run())
+        await asyncio.wait({asyncio.create_task(self._begun.wait())}, timeout=self._time_limit)
+        if not self.connections:
+            await self.__aexit__()
+            raise self._lost
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Says GoAway and reads until the server has closed, so that no answer is lost."""
+        self._closing = True
+        if self._up:
+            self._send(GO_AWAY, 0, self._new_id(), struct.pack(">HHI", 2, 0, int(1_000 * self._time_limit)))
+            await asyncio.wait({self._task}, timeout=self._time_limit)
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def add_new_msg(self, messages: Sequence[Message], ack_timeout_ticks: int = 0,
+                          attempt: int = 1) -> tuple[int, list[bool]]:
+        """Takes messages into flight, before they are pushed; 0 ticks are the default, one revolution. Returns the
+        tick of their deadline, and for each message whether it was in flight already and is re-armed."""
+        if not 0 <= ack_timeout_ticks <= self.slots:
+            raise ValueError(f"an ack timeout has at most {self.slots} ticks, not {ack_timeout_ticks}")
+        flags, body = self._list(messages)
+        return await self._request(ADD_NEW_MSG, flags, struct.pack(">HBB", ack_timeout_ticks, attempt, 0) + body)
+
+    async def del_msg(self, messages: Sequence[Message], withdraw: bool = False) -> list[Outcome]:
+        """Reports Acks, or pushes that failed. Has no time limit: a server holds it while its store is away."""
+        flags, body = self._list(messages)
+        return await self._request(DEL_MSG, flags | 2 * withdraw, body, limited=False)
+
+    async def batches(self) -> AsyncIterator[TimeoutBatch]:
+        """Timeout batches, until the client ends; some of them more than once."""
+        while batch := await self._batches.get():
+            yield batch
+        self._batches.put_nowait(None)  # for others who iterate
+        if not self._closing:
+            raise self._lost
+
+    async def batch_ack(self, *batches: TimeoutBatch) -> int:
+        """Settles batches that were dealt with; returns how many were not settled before."""
+        body = struct.pack(">I", len(batches)) + b"".join(batch.id for batch in batches)
+        return await self._request(BATCH_ACK, 0, body)
+
+    async def batch_nack(self, batch: TimeoutBatch, delay_ms: int) -> bool:
+        """Gives a batch back for others, or for later; returns whether this connection held it."""
+        return await self._request(BATCH_NACK, 0, batch.id + struct.pack(">I", delay_ms))
+
+    def _list(self, messages: Sequence[Message]) -> tuple[int, bytes]:
+        if not 1 <= len(messages) <= self.max_messages:
+            raise ValueError(f"a request has 1 to {self.max_messages} messages, not {len(messages)}")
+        ids, clients = zip(*messages)
+        numbers = ids + clients if any(clients) else ids
+        return int(any(clients)), struct.pack(f">I{len(numbers)}Q", len(ids), *numbers)
+
+    async def _request(self, kind: int, flags: int, body: bytes, limited: bool = True) -> Any:
+        if not self._up or self._closing:
+            retryable = self._lost.retryable and not self._closing
+            raise AckwheelError(0, False, retryable, f"not connected: {self._lost.text}")
+        correlation_id, result = self._new_id(), asyncio.get_running_loop().create_future()
+        self._unanswered[correlation_id] = result
+        self._send(kind, flags, correlation_id, body)
+        try:
+            return await asyncio.wait_for(result, self._time_limit if limited else None)
+        except asyncio.TimeoutError:  # Its correlation id stays in use until it is answered.
+            raise AckwheelError(0, True, True, "not answered within the time limit") from None
+
+    def _new_id(self) -> int:
+        self._last_id = self._last_id + 1 if self._last_id < LAST_ID else SUBSCRIBE_ID + 1
+        return self._last_id if self._last_id not in self._unanswered else self._new_id()
+
+    def _send(self, kind: int, flags: int, correlation_id: int, body: bytes) -> None:
+        if not self._to_write:  # What is sent in the same step of the event loop goes out in one write.
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._to_write.append(HEAD.pack(8 + len(body), kind, flags, 0, correlation_id) + body)
+
+    def _flush(self) -> None:
+        if self._writer:
+            self._writer.write(b"".join(self._to_write))
+        self._to_write.clear()
+
+    async def _run(self) -> None:
+        try:
+            while self._lost.retryable and not self._closing:
+                try:
+                    opening = asyncio.open_connection(self._host.strip("[]"), self._port)
+                    reader, self._writer = await asyncio.wait_for(opening, self._time_limit)
+                    self._send(HELLO, 0, HELLO_ID, self._hello)
+                    await self._read(reader)
+                except AckwheelError as error:  # The server refuses the connection, perhaps for good.
+                    self._lost = error
+                except (OSError, ValueError, struct.error, asyncio.TimeoutError) as error:
+                    self._lost = AckwheelError(0, False, True, str(error) or "nothing was heard of the server")
+                finally:
+                    self._disconnect()
+                if self._lost.retryable and not self._closing:
+                    await asyncio.sleep(self._pause * random.uniform(0.5, 1))
+                    self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        finally:
+            self._batches.put_nowait(None)
+            self._begun.set()
+
+    def _disconnect(self) -> None:
+        """Ends what belongs to the connection. Batches that nobody took yet come again on the next."""
+        if self._writer:
+            self._writer.transport.abort()
+        self._writer, self._up = None, False
+        for correlation_id in list(self._unanswered):
+            self._finish(correlation_id, AckwheelError(0, True, True, f"connection lost: {self._lost.text}"))
+        while not self._batches.empty():
+            self._batches.get_nowait()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Reads frames until the connection is lost, which is always an exception."""
+        received = bytearray()
+        while True:
+            received += await self._hear(reader)
+            while len(received) >= HEAD.size:
+                length, kind, flags, status, correlation_id = HEAD.unpack_from(received)
+                if not 8 <= length <= MAX_FRAME_LENGTH:
+                    raise ValueError(f"the server sent a frame of length {length}")
+                if len(received) < 4 + length:
+                    break
+                self._receive(kind, flags, status, correlation_id, bytes(received[HEAD.size : 4 + length]))
+                del received[: 4 + length]
+
+    async def _hear(self, reader: asyncio.StreamReader) -> bytes:
+        """The next bytes. Each is a sign of life; without one for a ping interval the server is asked, once."""
+        try:
+            data = await asyncio.wait_for(reader.read(1 << 16), self._ping_interval)
+        except asyncio.TimeoutError:
+            self._send(PING, 0, self._new_id(), b"")
+            data = await asyncio.wait_for(reader.read(1 << 16), self._ping_interval)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        return data
+
+    def _receive(self, kind: int, flags: int, status: int, correlation_id: int, body: bytes) -> None:
+        if kind in FLAGS and flags & ~FLAGS[kind]:
+            raise ValueError(f"the server sent type {kind} with flags {flags}")
+        if kind == PING:
+            self._send(PONG, 0, correlation_id, body)
+        elif kind == GO_AWAY:
+            self.draining = True
+        elif kind == TIMEOUT_BATCH:
+            self._batches.put_nowait(_read_batch(flags, body))
+        elif kind == HELLO | ANSWER:
+            _, _, self.slots, self.tick_ms, _, self.max_messages, _, ping_ms = WELCOME.unpack_from(body)
+            self._ping_interval = ping_ms / 1_000
+            if self._subscribe:
+                self._send(SUBSCRIBE, self._subscribe[0], SUBSCRIBE_ID, self._subscribe[1])
+        elif kind == ERROR:
+            error = AckwheelError(status, bool(flags & 1), bool(flags & 2), body.decode(errors="replace"))
+            if correlation_id not in self._unanswered:
+                raise error  # It is about the connection, and ends it.
+            self._finish(correlation_id, error)
+        elif kind in READERS and correlation_id in self._unanswered:
+            self._finish(correlation_id, READERS[kind](flags, body))
+        if kind == (SUBSCRIBE if self._subscribe else HELLO) | ANSWER:
+            self._up, self.draining, self._pause, self.connections = True, False, FIRST_PAUSE, self.connections + 1
+            self._begun.set()
+
+    def _finish(self, correlation_id: int, value: Any) -> None:
+        result = self._unanswered.pop(correlation_id)
+        if not result.done():  # It is if its caller waits no more.
+            result.set_exception(value) if isinstance(value, AckwheelError) else result.set_result(value)
+
+
+def _text(text: str) -> bytes:
+    return bytes([len(text.encode())]) + text.encode()
+
+
+def _read_added(_: int, body: bytes) -> tuple[int, list[bool]]:
+    deadline, count, _rearmed = struct.unpack_from(">QII", body)
+    bits = struct.unpack(f">16x{(count + 7) // 8}B", body)
+    return deadline, [bool(bits[i // 8] >> i % 8 & 1) for i in range(count)]
+
+
+def _read_outcomes(_: int, body: bytes) -> list[Outcome]:
+    _count, *outcomes = struct.unpack(f">I{len(body) - 4}B", body)
+    return list(map(Outcome, outcomes))
+
+
+def _read_batch(flags: int, body: bytes) -> TimeoutBatch:
+    _, _, _, _, tick, delivery_count, age_ms, added, acked, count = BATCH.unpack_from(body)
+    *numbers, attempts = struct.unpack(f">{2 * count}Q{count}s", body[BATCH.size :])
+    messages = list(map(Message, numbers[:count], numbers[count:]))
+    last, storm, drained = (bool(flags & bit) for bit in (1, 2, 4))
+    return TimeoutBatch(body[:24], tick, delivery_count, age_ms, added, acked, last, storm, drained,
+                        messages, attempts)
+
+
+READERS: dict[int, Callable[[int, bytes], Any]] = {
+    ADD_NEW_MSG | ANSWER: _read_added,
+    DEL_MSG | ANSWER: _read_outcomes,
+    BATCH_ACK | ANSWER: lambda _, body: struct.unpack(">I", body)[0],
+    BATCH_NACK | ANSWER: lambda flags, _: bool(flags),
+}

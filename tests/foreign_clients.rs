@@ -1,0 +1,271 @@
+//! The clients of examples/clients do what docs/PROTOCOL.md promises them, each in its own language.
+//!
+//! All run the same scenario: 1,000 messages are added, 900 acknowledged, and exactly the other 100 come as
+//! timeouts. What they print is compared with what a watch in another group and the metrics see. A language that
+//! this machine does not have is named on stderr and left out.
+
+use std::env;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::thread;
+
+use ackwheel::protocol::frame::FrameType;
+use rustix::process::Signal;
+use serde::Deserialize;
+
+use crate::support::frame_proxy::{FrameProxy, Planned, Trouble};
+use crate::support::process::{Run, assert_names};
+use crate::support::sidecar::Sidecar;
+use crate::support::wait_until;
+use crate::support::watch::{Line, Watch};
+
+const GROUP: &str = "foreign";
+const MAX_CLIENT_LINES: usize = 300;
+
+/// What the scenario says of its own run.
+#[derive(Debug, Deserialize)]
+struct Figures {
+    added: u64,
+    acked: u64,
+    timed_out: u64,
+    unexpected: u64,
+    given_back: u64,
+    redelivered: u64,
+    drained: u64,
+    outcome_unknown: u64,
+}
+
+/// A language, and how its scenario is started, if this machine can.
+struct Language {
+    name: &'static str,
+    client: &'static str,
+    scenario: &'static LazyLock<Option<Vec<PathBuf>>>,
+}
+
+static PYTHON: LazyLock<Option<Vec<PathBuf>>> = LazyLock::new(|| {
+    let python = on_path("python3", "python3")?;
+    let scenario = folder("python").join("scenario.py");
+    // -B writes no bytecode beside the sources; a warning is an error.
+    Some([python, "-B".into(), "-W".into(), "error".into(), scenario].into())
+});
+
+static GO: LazyLock<Option<Vec<PathBuf>>> = LazyLock::new(|| {
+    let program = output("go").join("scenario");
+    go(&["vet", "./..."])?;
+    go(&["build", "-o", program.to_str().unwrap(), "./scenario"])?;
+    Some([program].into())
+});
+
+static JAVA: LazyLock<Option<Vec<PathBuf>>> = LazyLock::new(|| {
+    let (compiler, java) = (on_path("javac", "default-jdk-headless")?, on_path("java", "default-jre-headless")?);
+    let (sources, classes) = (folder("java"), output("java"));
+    let mut command = Command::new(compiler);
+    command.args(["-Xlint:all", "-Werror", "-d"]).arg(&classes);
+    build(command.args([sources.join("Ackwheel.java"), sources.join("Scenario.java")]));
+    Some([java, "-cp".into(), classes, "Scenario".into()].into())
+});
+
+const LANGUAGES: [Language; 3] = [
+    Language { name: "Python", client: "python/ackwheel.py", scenario: &PYTHON },
+    Language { name: "Go", client: "go/ackwheel.go", scenario: &GO },
+    Language { name: "Java", client: "java/Ackwheel.java", scenario: &JAVA },
+];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/clients").join(name)
+}
+
+/// A folder for what is built: beside what Cargo builds, never among the sources.
+fn output(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("foreign-clients").join(name);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn on_path(program: &str, package: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).map(|folder| folder.join(program)).find(|program| program.is_file());
+    if found.is_none() {
+        eprintln!("{program} is not on the path, so its client was not tested (in Debian: package {package})");
+    }
+    found
+}
+
+/// Runs the go tool, which may not use the network.
+fn go(arguments: &[&str]) -> Option<()> {
+    let mut command = Command::new(on_path("go", "golang-go")?);
+    command.args(arguments).current_dir(folder("go")).env_clear();
+    command.env("PATH", env::var_os("PATH").unwrap_or_default());
+    command.env("GOCACHE", output("go-cache")).env("GOPATH", output("go-path"));
+    let settings = [("GOPROXY", "off"), ("GOFLAGS", "-mod=mod"), ("GOTOOLCHAIN", "local"), ("CGO_ENABLED", "0")];
+    build(command.envs(settings));
+    Some(())
+}
+
+#[track_caller]
+fn build(command: &mut Command) {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}");
+}
+
+impl Language {
+    /// Runs the scenario to its end; nothing if this machine lacks the language.
+    fn run(&self, address: SocketAddr, token: Option<&str>) -> Option<Run> {
+        let words = self.scenario.as_ref()?;
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg(address.to_string()).arg(GROUP).args(token).env_clear();
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Some(Run::of(&mut command))
+    }
+
+    /// The figures of a run that succeeded, which must be those of the scenario.
+    fn figures(&self, run: &Run) -> Figures {
+        let figures: Figures =
+            serde_json::from_str(run.output()).unwrap_or_else(|error| panic!("{error}: {run:?}"));
+        let main = [figures.added, figures.acked, figures.timed_out, figures.unexpected];
+        assert_eq!(main, [1_000, 900, 100, 0], "{}: {figures:?}", self.name);
+        figures
+    }
+}
+
+/// Has every language that is there run at the same time, each against a sidecar of its own.
+fn each(test: impl Fn(&Language) + Sync) {
+    thread::scope(|scope| {
+        for language in LANGUAGES.iter().filter(|language| language.scenario.is_some()) {
+            let test = &test;
+            scope.spawn(move || test(language));
+        }
+    });
+}
+
+/// What must time out: every tenth message, with ids around 2^63 and clients just below 2^64.
+fn silent() -> Vec<(u64, u64)> {
+    (0..1_000).filter(|i| i % 10 == 9).map(|i| ((1 << 63) - 500 + i, u64::MAX - i)).collect()
+}
+
+fn watched(watch: &Watch) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::new();
+    while lines.iter().map(|line| line.ids.len()).sum::<usize>() < silent().len() {
+        lines.push(watch.next());
+    }
+    lines
+}
+
+/// What was seen from outside is what was told: each of the 100 once, the 900 acknowledged once.
+fn assert_seen(sidecar: &Sidecar, lines: &[Line]) {
+    let mut messages: Vec<_> = lines.iter().flat_map(Line::messages).collect();
+    messages.sort_unstable();
+    assert_eq!(messages, silent());
+    sidecar.wait_for_settled(GROUP);
+    let metrics = sidecar.metrics();
+    assert_eq!(metrics.count("messages_added_total"), 1_000);
+    assert_eq!((metrics.acked("acked"), metrics.acked("late")), (900, 0));
+    assert_eq!(metrics.count("messages_timed_out_total"), 100);
+    assert_eq!(metrics.count("messages_in_flight"), 0);
+}
+
+#[test]
+fn each_adds_1_000_acknowledges_900_and_receives_exactly_the_other_100() {
+    each(|language| {
+        let folder = tempfile::tempdir().unwrap();
+        let token = folder.path().join("token");
+        fs::write(&token, "a secret").unwrap();
+        let token = token.to_str().unwrap();
+        let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "30", "--token-file", token]);
+        let watch = Watch::start(&sidecar, &["--group", "audit", "--token-file", token]);
+
+        let run = language.run(sidecar.listen, Some("a secret")).unwrap();
+        let figures = language.figures(&run);
+        assert_eq!((figures.given_back, figures.redelivered, figures.drained), (1, 1, 0), "{figures:?}");
+        assert_eq!(figures.outcome_unknown, 0, "{figures:?}");
+        assert_seen(&sidecar, &watched(&watch));
+        let metrics = sidecar.metrics();
+        assert_eq!((metrics.count("messages_rearmed_total"), metrics.acked("unknown")), (0, 0));
+        assert_eq!(metrics.refusals("silent"), 0, "{} does not answer Pings", language.name);
+    });
+}
+
+#[test]
+fn each_goes_on_where_it_was_when_connections_are_cut_or_fall_silent() {
+    each(|language| {
+        let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "40"]);
+        let watch = Watch::start(&sidecar, &["--group", "audit"]);
+        let trouble = |frame_type: FrameType, nth, trouble| Planned { frame_type: frame_type as u8, nth, trouble };
+        let proxy = FrameProxy::to(
+            sidecar.listen,
+            &[
+                // Of the adds some are applied and answered, some applied, one swallowed, and some never sent.
+                trouble(FrameType::AddNewMsg, 10, Trouble::Cut),
+                // These Acks are applied, but nobody hears of it.
+                trouble(FrameType::DelMsgAnswer, 3, Trouble::Cut),
+                // The first batch is lost in silence, which the client must notice by itself.
+                trouble(FrameType::TimeoutBatch, 1, Trouble::Silence),
+                // What was dealt with is handed out again, and must not be dealt with again.
+                trouble(FrameType::BatchAck, 1, Trouble::Cut),
+            ],
+        );
+
+        let run = language.run(proxy.address, None).unwrap();
+        let figures = language.figures(&run);
+        assert!(proxy.still_planned().is_empty(), "{}: {:?}", language.name, proxy.still_planned());
+        assert!(figures.outcome_unknown >= 2 && figures.redelivered >= 2, "{}: {figures:?}", language.name);
+        assert_seen(&sidecar, &watched(&watch));
+    });
+}
+
+#[test]
+fn each_takes_what_a_draining_sidecar_hands_out_before_its_time() {
+    each(|language| {
+        let mut sidecar = Sidecar::start(&["--tick", "1s"]);
+        let watch = Watch::start(&sidecar, &["--group", "audit"]);
+        let address = sidecar.listen;
+        thread::scope(|scope| {
+            let run = scope.spawn(move || language.run(address, None).unwrap());
+            wait_until("900 are acknowledged", || sidecar.metrics().acked("acked") == 900);
+            sidecar.signal(Signal::TERM);
+            let lines = watched(&watch);
+            assert!(lines.iter().all(|line| line.drained), "{lines:?}");
+            let figures = language.figures(&run.join().unwrap());
+            assert!(figures.drained > 0, "{}: {figures:?}", language.name);
+        });
+        assert_eq!(sidecar.exit().code(), Some(0), "{}", sidecar.log().text());
+    });
+}
+
+#[test]
+fn each_ends_with_a_typed_error_when_it_is_refused_for_good() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    fs::write(&token, "a secret").unwrap();
+    let sidecar = Sidecar::start(&["--token-file", token.to_str().unwrap()]);
+    each(|language| {
+        let run = language.run(sidecar.listen, Some("a guess")).unwrap();
+        assert_names(&run.error(1).to_lowercase(), &["code 7", "retryable false", "token"]);
+    });
+    let refused = LANGUAGES.iter().filter(|language| language.scenario.is_some()).count();
+    assert_eq!(sidecar.metrics().refusals("unauthorized"), refused as u64, "each asks once, and not again");
+}
+
+#[test]
+fn each_client_is_one_file_of_less_than_300_lines() {
+    for language in LANGUAGES {
+        let text = fs::read_to_string(folder(language.client)).unwrap();
+        let lines = text.lines().count();
+        assert!(lines < MAX_CLIENT_LINES, "{} has {lines} lines", language.client);
+        let longest = text.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(150), "{} has a line of {longest:?} characters", language.client);
+    }
+    assert!(!folder("go/go.sum").exists(), "the standard library is enough");
+}
+
+#[test]
+fn the_go_client_is_formatted() {
+    let Some(gofmt) = on_path("gofmt", "golang-go") else { return };
+    let output = Command::new(gofmt).arg("-l").arg(folder("go")).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "gofmt -w these");
+    assert!(output.status.success(), "{output:?}");
+}
