@@ -6,12 +6,15 @@ pub mod fleet;
 pub mod flow;
 pub mod frames;
 pub mod frozen;
+pub mod held;
 pub mod http;
+pub mod kubernetes;
 pub mod packages;
 pub mod process;
 pub mod proxy;
 pub mod raw;
 pub mod redis;
+pub mod settings;
 pub mod sidecar;
 pub mod watch;
 
