@@ -6,6 +6,8 @@ use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use super::wait_for;
+
 /// A thread that stands still until this is dropped. Only the thread of the test that held it can let it go.
 #[derive(Debug)]
 pub struct HeldThread {
@@ -17,16 +19,10 @@ impl HeldThread {
     ///
     /// # Panics
     ///
-    /// When the process has no such thread.
+    /// When the process has no such thread, and gets none.
     pub fn hold(process: u32, name: &str) -> Option<HeldThread> {
-        let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("the process is there");
-        let is_named = |task: &fs::DirEntry| {
-            fs::read_to_string(task.path().join("comm")).is_ok_and(|found| found.trim_end() == name)
-        };
-        let task = tasks.filter_map(Result::ok).find(is_named).unwrap_or_else(|| panic!("no thread is {name}"));
-        let id =
-            task.file_name().into_string().expect("an id is ASCII").parse().expect("a task is named by its id");
-        let thread = Pid::from_raw(id);
+        // A thread bears its name once it has begun to run, and on a busy machine that may be later than it is there.
+        let thread = wait_for("the thread runs", || find(process, name));
         if let Err(error) = ptrace::seize(thread, ptrace::Options::empty()) {
             eprintln!("this system lets nobody hold a thread ({error}): what follows from it is not tested");
             return None;
@@ -37,6 +33,16 @@ impl HeldThread {
         assert!(matches!(stopped, WaitStatus::PtraceEvent(..)), "{stopped:?}");
         Some(held)
     }
+}
+
+fn find(process: u32, name: &str) -> Option<Pid> {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("the process is there");
+    let is_named = |task: &fs::DirEntry| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|found| found.trim_end() == name)
+    };
+    let task = tasks.filter_map(Result::ok).find(is_named)?;
+    let id = task.file_name().into_string().expect("an id is ASCII");
+    Some(Pid::from_raw(id.parse().expect("a task is named by its id")))
 }
 
 impl Drop for HeldThread {
