@@ -9,9 +9,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::support::deployed;
 use crate::support::kubernetes::{Container, Document, PodMonitorSpec, PodTemplate, Probe, Source, Variable};
 use crate::support::process::{Run, program};
-use crate::support::settings;
 use crate::support::sidecar::Sidecar;
 
 /// The longest that the program takes from SIGTERM to its end, in seconds.
@@ -117,7 +117,7 @@ fn the_image_is_built_with_the_oldest_compiler_and_runs_the_program_itself() {
     let program_path = &words("ENTRYPOINT")[0];
     assert!(values("COPY").iter().any(|copied| copied.ends_with(program_path)), "{program_path} is not copied");
     let command = words("CMD");
-    settings::assert_right(&command.iter().map(String::as_str).collect::<Vec<_>>(), &BTreeMap::new());
+    deployed::assert_right(&command.iter().map(String::as_str).collect::<Vec<_>>(), &BTreeMap::new());
     assert_eq!(values("STOPSIGNAL"), ["SIGTERM"]);
     assert!(values("USER")[0].split(':').all(|id| id.parse::<u32>().is_ok_and(|id| id > 0)), "a number, not 0");
     let sidecar = read("src/config/mod.rs");
@@ -166,7 +166,7 @@ fn two_sidecars_of_compose_share_a_redis_that_forgets_nothing() {
         assert_eq!(environment["ACKWHEEL_TOKEN_FILE"], format!("/run/secrets/{secret}"));
         assert!(compose["secrets"][secret]["file"].is_string());
         environment.insert(String::from("ACKWHEEL_TOKEN_FILE"), token.to_str().unwrap().to_owned());
-        settings::assert_right(&["serve"], &environment);
+        deployed::assert_right(&["serve"], &environment);
     }
     assert_eq!(names.len(), 2);
     let command = strings(&compose["services"]["redis"]["command"]).join(" ");
@@ -313,7 +313,7 @@ fn the_containers_of_the_pod_agree_on_address_and_token() {
     let token = tempfile::NamedTempFile::new().unwrap();
     fs::write(token.path(), "secret").unwrap();
     let arguments: Vec<&str> = sidecar.args.as_ref().unwrap().iter().map(String::as_str).collect();
-    settings::assert_right(&arguments, &environment(sidecar, &volume.secret.secret_name, token.path()));
+    deployed::assert_right(&arguments, &environment(sidecar, &volume.secret.secret_name, token.path()));
     // The command that makes the secret names its keys.
     let text = read("examples/deploy/kubernetes.yaml");
     assert!(text.contains(&format!("create secret generic {}", volume.secret.secret_name)));

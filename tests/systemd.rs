@@ -17,7 +17,7 @@ use crate::support::held::HeldThread;
 use crate::support::process::assert_names;
 use crate::support::redis::Redis;
 use crate::support::sidecar::{Sidecar, serve, serve_on};
-use crate::support::{PATIENCE, frames, settings, wait_until};
+use crate::support::{PATIENCE, deployed, frames, wait_until};
 
 const SIGN_OF_LIFE: &str = "WATCHDOG=1";
 
@@ -213,12 +213,12 @@ fn the_unit_and_its_drop_in_name_settings_that_are_right() {
     let state = value(&unit_lines, "Environment").replace("%S", folder.path().to_str().unwrap());
     let (name, value_of_state) = state.split_once('=').unwrap();
     let mut environment = BTreeMap::from([(name.to_owned(), value_of_state.to_owned())]);
-    settings::assert_right(&words[1..], &environment);
+    deployed::assert_right(&words[1..], &environment);
     // With the drop-in the store may be Redis.
     let drop_in = unit("ackwheel.service.d/redis.conf");
     environment.remove(value(&drop_in, "UnsetEnvironment")).expect("it takes back what the unit sets");
     environment.insert(String::from("ACKWHEEL_STORE"), String::from("redis://user:password@redis:6379/0"));
-    settings::assert_right(&words[1..], &environment);
+    deployed::assert_right(&words[1..], &environment);
 }
 
 /// How exposed systemd may find the service, in tenths: it was 14 with systemd 252, of 100.

@@ -2,6 +2,7 @@
 
 pub mod checker;
 pub mod clock;
+pub mod deployed;
 pub mod fleet;
 pub mod flow;
 pub mod frames;
@@ -14,7 +15,6 @@ pub mod process;
 pub mod proxy;
 pub mod raw;
 pub mod redis;
-pub mod settings;
 pub mod sidecar;
 pub mod watch;
 
