@@ -157,6 +157,12 @@ impl Sidecar {
         self.admin_address
     }
 
+    /// What the probes are told.
+    #[must_use]
+    pub fn health(&self) -> Arc<Health> {
+        Arc::clone(&self.health)
+    }
+
     /// Refuses new work, finishes the old, and goes.
     ///
     /// # Errors

@@ -34,6 +34,7 @@
 //! | [`delivery`] | from the outbox to subscribers |
 //! | [`server`], [`admin`] | the two doors |
 //! | [`metrics`] | every metric, once |
+//! | [`systemd`] | what a service manager wants to hear: ready, alive, going |
 //! | [`load`] | many requests a second over the real protocol, each answer checked: `ackwheel bench` |
 //! | [`log`] | a fault that repeats does not fill the log |
 //! | [`config`], [`app`], [`cli`] | settings become a running sidecar; the verbs of the command line |
@@ -74,5 +75,7 @@ pub mod protocol;
 pub mod redis;
 #[cfg(feature = "sidecar")]
 pub mod server;
+#[cfg(feature = "sidecar")]
+pub mod systemd;
 #[cfg(feature = "sidecar")]
 pub mod ticker;

@@ -108,17 +108,8 @@ async fn metrics(State(health): State<Arc<Health>>) -> Response {
     ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], health.metrics.render()).into_response()
 }
 
-/// Whether every ticker's loop ran lately; whether it leads, or could turn the wheel, is not asked here.
 async fn livez(State(health): State<Arc<Health>>) -> Response {
-    let mut silence = health.silence();
-    if silence > LIVENESS {
-        // Perhaps the whole process stood still, and the ticker is about to run as this did.
-        tokio::time::sleep(BEAT * 2).await;
-        silence = health.silence();
-    }
-    if silence <= LIVENESS {
-        return (StatusCode::OK, "alive\n").into_response();
-    }
+    let Some(silence) = health.stalled().await else { return (StatusCode::OK, "alive\n").into_response() };
     let text = format!("the ticker's loop has not run for {silence:?}: restart this process\n");
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
@@ -155,6 +146,18 @@ fn json(report: &StatusReport) -> Response {
 }
 
 impl Health {
+    /// For how long a ticker's loop has not run, if that is so long that this process is to be restarted. Whether the
+    /// ticker leads, or could turn the wheel, is not asked.
+    pub async fn stalled(&self) -> Option<Duration> {
+        let mut silence = self.silence();
+        if silence > LIVENESS {
+            // Perhaps the whole process stood still, and the ticker is about to run as this did.
+            tokio::time::sleep(BEAT * 2).await;
+            silence = self.silence();
+        }
+        (silence > LIVENESS).then_some(silence)
+    }
+
     /// For how long the ticker that is worst off has not run.
     fn silence(&self) -> Duration {
         let now = self.clock.now();

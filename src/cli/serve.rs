@@ -17,6 +17,7 @@ use crate::clock::Clock;
 use crate::config::{Config, LogFormat, Settings};
 use crate::log::{self, Limit};
 use crate::redis::RedisStoreError;
+use crate::systemd::ServiceManager;
 
 /// Keep the account of messages in flight
 ///
@@ -81,19 +82,33 @@ async fn serve(config: Config) -> Result<(), Failure> {
     }
     // Before anything is announced, so that whoever saw the announcement can signal.
     let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let manager = service_manager();
+    manager.starting("opening the store").await;
     let socket = config.socket.clone();
     let sidecar = Sidecar::start(config).await.map_err(not_started)?;
     let socket = socket.as_ref().map(|path| display(path.display()));
     info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), socket, name = sidecar.name(), "listening");
+    manager.ready(&format!("listening on {}, admin on {}", sidecar.address(), sidecar.admin_address())).await;
+    let health = sidecar.health();
     tokio::select! {
         _ = terminate.recv() => info!("SIGTERM"),
         _ = interrupt.recv() => info!("SIGINT"),
+        never = manager.watch(|| health.stalled()) => match never {},
     }
+    manager.stopping("draining: new messages are refused").await;
     tokio::select! {
         drained = sidecar.drain() => drained.map_err(Failure::run),
         _ = terminate.recv() => Err(Failure::Run(String::from("a second SIGTERM ended the drain"))),
         _ = interrupt.recv() => Err(Failure::Run(String::from("a second SIGINT ended the drain"))),
     }
+}
+
+/// Whoever started this process and wants to be told how it does.
+fn service_manager() -> ServiceManager {
+    ServiceManager::of_environment(|name| std::env::var_os(name), std::process::id()).unwrap_or_else(|error| {
+        warn!("{error}");
+        ServiceManager::default()
+    })
 }
 
 /// Settings that do not fit what is in Redis are wrong settings; all else is a failure at run time.

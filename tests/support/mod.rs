@@ -3,12 +3,15 @@
 pub mod browser;
 pub mod checker;
 pub mod clock;
+pub mod deployed;
 pub mod fleet;
 pub mod flow;
 pub mod frame_proxy;
 pub mod frames;
 pub mod frozen;
+pub mod held;
 pub mod http;
+pub mod kubernetes;
 pub mod packages;
 pub mod process;
 pub mod prometheus;

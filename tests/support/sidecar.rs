@@ -169,6 +169,11 @@ impl Sidecar {
         &self.log
     }
 
+    /// The id of its process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }

@@ -1,0 +1,380 @@
+//! What examples/deploy ships is right as far as this machine can tell: the files parse, what they name is there, and
+//! the settings in them are settings. No image is built here, and nothing is sent to a cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::support::deployed;
+use crate::support::kubernetes::{Container, Document, PodMonitorSpec, PodTemplate, Probe, Source, Variable};
+use crate::support::process::{Run, program};
+use crate::support::sidecar::Sidecar;
+
+/// The longest that the program takes from SIGTERM to its end, in seconds.
+const DRAIN: u64 = 10;
+
+/// How long the program waits for Redis at its start, in seconds.
+const START: u64 = 10;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn manifest() -> toml::Table {
+    read("Cargo.toml").parse().unwrap()
+}
+
+/// Files and folders at these paths, from the root of the repository; a name may have a star.
+fn glob(pattern: &str) -> Vec<PathBuf> {
+    let path = root().join(pattern);
+    let (folder, name) = (path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap().to_owned());
+    let Some((before, after)) = name.split_once('*') else {
+        return path.exists().then_some(path).into_iter().collect();
+    };
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{pattern}: {error}"));
+    let fits = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.starts_with(before) && name.ends_with(after)
+    };
+    entries.map(|entry| entry.unwrap().path()).filter(fits).collect()
+}
+
+// The image.
+
+/// The instructions of the Dockerfile, continued lines as one.
+fn instructions() -> Vec<(String, String)> {
+    let text = read("examples/deploy/Dockerfile").replace("\\\n", " ");
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    let pairs = lines.map(|line| line.split_once(' ').unwrap());
+    pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()
+}
+
+fn copy(from: &Path, to: &Path) {
+    if from.is_dir() {
+        fs::create_dir_all(to).unwrap();
+        for entry in fs::read_dir(from).unwrap() {
+            let path = entry.unwrap().path();
+            copy(&path, &to.join(path.file_name().unwrap()));
+        }
+    } else {
+        fs::copy(from, to).unwrap();
+    }
+}
+
+#[test]
+fn what_the_image_is_built_of_is_there_and_enough() {
+    let ignored = read("examples/deploy/Dockerfile.dockerignore");
+    let rules: Vec<&str> = ignored.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(rules[0], "*", "only what is named after it is sent");
+    let is_sent = |name: &str| {
+        let fits = |rule: &str| rule == name || rule.strip_suffix('*').is_some_and(|rule| name.starts_with(rule));
+        rules.iter().filter_map(|rule| rule.strip_prefix('!')).any(fits)
+    };
+    let context = tempfile::tempdir().unwrap();
+    for (_, copied) in instructions().iter().filter(|(name, _)| name == "COPY") {
+        let words: Vec<&str> = copied.split(' ').collect();
+        if words[0].starts_with("--from=") {
+            continue;
+        }
+        for name in &words[..words.len() - 1] {
+            assert!(root().join(name).exists() && is_sent(name), "{name} is not there, or not sent");
+            copy(&root().join(name), &context.path().join(name));
+        }
+    }
+    for rule in rules.iter().filter(|rule| !rule.starts_with(['!', '*'])) {
+        fs::remove_dir_all(context.path().join(rule)).unwrap();
+    }
+    // Cargo takes no manifest whose targets are not there.
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--format-version", "1", "--no-deps", "--offline"]).current_dir(context.path());
+    let output = cargo.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_image_is_built_with_the_oldest_compiler_and_runs_the_program_itself() {
+    let instructions = instructions();
+    let values = |name: &str| -> Vec<&str> {
+        instructions.iter().filter(|(found, _)| found == name).map(|(_, value)| &**value).collect()
+    };
+    let [build, run] = values("FROM")[..] else { panic!("two stages") };
+    let oldest = manifest()["package"]["rust-version"].as_str().unwrap().to_owned();
+    assert!(build.starts_with(&format!("rust:{oldest}-")), "{build} is not Rust {oldest}");
+    assert!(run.ends_with(":nonroot"), "{run}");
+    let built = values("RUN").concat();
+    assert!(built.contains("cargo build --locked --release --bin ackwheel"), "{built}");
+
+    // The form with brackets: no shell stands between the program and the signals.
+    let words = |name| -> Vec<String> { serde_json::from_str(values(name)[0]).unwrap() };
+    let program_path = &words("ENTRYPOINT")[0];
+    assert!(values("COPY").iter().any(|copied| copied.ends_with(program_path)), "{program_path} is not copied");
+    let command = words("CMD");
+    deployed::assert_right(&command.iter().map(String::as_str).collect::<Vec<_>>(), &BTreeMap::new());
+    assert_eq!(values("STOPSIGNAL"), ["SIGTERM"]);
+    assert!(values("USER")[0].split(':').all(|id| id.parse::<u32>().is_ok_and(|id| id > 0)), "a number, not 0");
+    let sidecar = read("src/config/mod.rs");
+    for port in values("EXPOSE")[0].split(' ') {
+        assert!(sidecar.contains(&format!("\"127.0.0.1:{port}\"")), "{port} is no default port");
+    }
+}
+
+// Compose.
+
+fn compose() -> Value {
+    serde_saphyr::from_str(&read("examples/deploy/compose.yaml")).unwrap()
+}
+
+/// The services that run the program.
+fn sidecars(compose: &Value) -> Vec<(&String, &Value)> {
+    let services = compose["services"].as_object().unwrap().iter();
+    services.filter(|(_, service)| service["image"] == "ackwheel").collect()
+}
+
+fn strings(list: &Value) -> Vec<&str> {
+    list.as_array()
+        .unwrap_or_else(|| panic!("no list: {list}"))
+        .iter()
+        .map(|item| item.as_str().unwrap())
+        .collect()
+}
+
+#[test]
+fn two_sidecars_of_compose_share_a_redis_that_forgets_nothing() {
+    let compose = compose();
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    fs::write(&token, "secret").unwrap();
+    let mut names = BTreeSet::new();
+    for (name, service) in sidecars(&compose) {
+        assert!(service["depends_on"]["redis"]["condition"] == "service_healthy", "{name}");
+        let grace = humantime::parse_duration(service["stop_grace_period"].as_str().unwrap()).unwrap();
+        assert!(grace.as_secs() > DRAIN, "{name} is killed in its drain");
+        assert_eq!((&service["read_only"], strings(&service["cap_drop"])), (&Value::Bool(true), vec!["ALL"]));
+        let mut environment: BTreeMap<String, String> =
+            serde_json::from_value(service["environment"].clone()).unwrap();
+        assert_eq!(environment["ACKWHEEL_STORE"], "redis://redis:6379/");
+        assert!(names.insert(environment["ACKWHEEL_NAME"].clone()), "{name} has the name of another");
+        let secret = strings(&service["secrets"])[0];
+        assert_eq!(environment["ACKWHEEL_TOKEN_FILE"], format!("/run/secrets/{secret}"));
+        assert!(compose["secrets"][secret]["file"].is_string());
+        environment.insert(String::from("ACKWHEEL_TOKEN_FILE"), token.to_str().unwrap().to_owned());
+        deployed::assert_right(&["serve"], &environment);
+    }
+    assert_eq!(names.len(), 2);
+    let command = strings(&compose["services"]["redis"]["command"]).join(" ");
+    for setting in ["--appendonly yes", "--maxmemory-policy noeviction"] {
+        assert!(command.contains(setting), "{command}");
+    }
+}
+
+#[test]
+fn what_compose_mounts_is_there() {
+    let compose = compose();
+    let deploy = root().join("examples/deploy");
+    let volumes = compose["volumes"].as_object().unwrap();
+    for (name, service) in compose["services"].as_object().unwrap() {
+        for mount in service["volumes"].as_array().into_iter().flatten() {
+            let source = mount.as_str().unwrap().split(':').next().unwrap();
+            let there =
+                if source.starts_with('.') { deploy.join(source).exists() } else { volumes.contains_key(source) };
+            assert!(there, "{name}: {source}");
+        }
+        if let Some(context) = service["build"]["context"].as_str() {
+            let dockerfile = service["build"]["dockerfile"].as_str().unwrap();
+            assert!(deploy.join(context).join(dockerfile).exists());
+        }
+    }
+    // The targets of Prometheus are mounted over those that its configuration reads.
+    let read_there = read("grafana/prometheus/prometheus.yml");
+    assert!(
+        read_there.contains("targets/*.yaml") && root().join("grafana/prometheus/targets/ackwheel.yaml").exists()
+    );
+    let groups: Value = serde_saphyr::from_str(&read("examples/deploy/prometheus-targets.yaml")).unwrap();
+    let targets: BTreeSet<&str> =
+        groups.as_array().unwrap().iter().flat_map(|group| strings(&group["targets"])).collect();
+    let admin = |(name, service): (&String, &Value)| {
+        let address: SocketAddr = service["environment"]["ACKWHEEL_ADMIN"].as_str().unwrap().parse().unwrap();
+        format!("{name}:{}", address.port())
+    };
+    let expected: Vec<String> = sidecars(&compose).into_iter().map(admin).collect();
+    assert_eq!(targets, expected.iter().map(String::as_str).collect());
+}
+
+#[test]
+fn the_health_check_of_compose_tells_who_serves_from_who_does_not() {
+    let compose = compose();
+    let sidecar = Sidecar::start(&[]);
+    for (_, service) in sidecars(&compose) {
+        let test = strings(&service["healthcheck"]["test"]);
+        assert_eq!(test[..2], ["CMD", "/usr/local/bin/ackwheel"]);
+        let run = |address: &str| {
+            let words: Vec<&str> =
+                test[2..].iter().map(|word| if *word == "127.0.0.1:7416" { address } else { word }).collect();
+            assert!(words.contains(&address), "{words:?}");
+            Run::of(&mut program(&words)).code
+        };
+        assert_eq!(run(&sidecar.admin.to_string()), 0);
+        assert_eq!(run("127.0.0.1:1"), 1);
+    }
+}
+
+// Kubernetes.
+
+fn kubernetes() -> (PodTemplate, PodMonitorSpec) {
+    let documents: Vec<Document> = serde_saphyr::from_multiple(&read("examples/deploy/kubernetes.yaml")).unwrap();
+    let Ok([deployment, monitor]) = <[Document; 2]>::try_from(documents) else { panic!("two documents") };
+    let Document::Deployment { api_version, spec, metadata } = deployment else { panic!("{deployment:?}") };
+    assert_eq!((&*api_version, metadata.name.is_some(), spec.replicas > 1), ("apps/v1", true, true));
+    assert_eq!(spec.selector.match_labels, spec.template.metadata.labels);
+    let Document::PodMonitor { api_version, metadata, spec: monitor } = monitor else { panic!("{monitor:?}") };
+    assert_eq!(api_version, "monitoring.coreos.com/v1");
+    assert!(metadata.name.is_some_and(|name| name.contains("ackwheel")), "the dashboards know the job by it");
+    (spec.template, monitor)
+}
+
+#[test]
+fn the_pod_stops_its_sidecar_last_and_leaves_it_time() {
+    let (template, _) = kubernetes();
+    let pod = template.spec;
+    let [sidecar] = &pod.init_containers[..] else { panic!("one sidecar") };
+    assert_eq!(sidecar.restart_policy.as_deref(), Some("Always"), "it would be waited for, as an init container");
+    let version = manifest()["package"]["version"].as_str().unwrap().to_owned();
+    assert_eq!((&*sidecar.name, &sidecar.image), ("ackwheel", &format!("ackwheel:{version}")));
+    assert!(sidecar.lifecycle.is_none(), "it is stopped after the others: there is nothing to wait for");
+    let hook = pod.containers[0].lifecycle.as_ref().map_or(0, |lifecycle| lifecycle.pre_stop.sleep.seconds);
+    assert!(pod.termination_grace_period_seconds > DRAIN + hook, "the drain is cut short");
+    assert!(!sidecar.resources.limits.contains_key("cpu"), "to be throttled is to stand still");
+    assert!(!pod.automount_service_account_token && pod.security_context.run_as_non_root);
+    assert_eq!(pod.security_context.seccomp_profile.r#type, "RuntimeDefault");
+    for container in pod.init_containers.iter().chain(&pod.containers) {
+        let context = &container.security_context;
+        assert!(context.run_as_user > 0 && context.run_as_group > 0 && context.read_only_root_filesystem);
+        assert!(!context.allow_privilege_escalation && context.capabilities.drop == ["ALL"]);
+        assert!(
+            container.resources.requests.contains_key("cpu") && container.resources.limits.contains_key("memory")
+        );
+    }
+}
+
+#[test]
+fn the_probes_ask_what_the_sidecar_answers() {
+    let (template, monitor) = kubernetes();
+    let sidecar = &template.spec.init_containers[0];
+    let admin: SocketAddr = sidecar.value("ACKWHEEL_ADMIN").parse().unwrap();
+    assert!(!admin.ip().is_loopback(), "the kubelet comes from outside");
+    let port = &sidecar.ports.as_ref().unwrap()[0];
+    assert_eq!(port.container_port, admin.port());
+    let serving = Sidecar::start(&[]);
+    let ask = |probe: &Option<Probe>, path: &str| {
+        let probe = probe.as_ref().unwrap_or_else(|| panic!("no probe of {path}"));
+        assert_eq!((&*probe.http_get.path, &probe.http_get.port), (path, &port.name));
+        // The answer of /livez may wait a tenth of a second for a second look.
+        assert!(probe.timeout_seconds >= 1 && probe.period_seconds >= 1);
+        assert_eq!(serving.get(path).0, 200);
+        probe.period_seconds * probe.failure_threshold
+    };
+    assert!(ask(&sidecar.startup_probe, "/livez") > START, "Redis is waited for that long");
+    assert!(ask(&sidecar.liveness_probe, "/livez") >= ackwheel::ticker::LIVENESS.as_secs());
+    ask(&sidecar.readiness_probe, "/readyz");
+
+    assert_eq!(monitor.selector.match_labels, template.metadata.labels);
+    let [endpoint] = &monitor.pod_metrics_endpoints[..] else { panic!("one endpoint") };
+    assert_eq!((&endpoint.port, serving.get(&endpoint.path).0), (&port.name, 200));
+    let times =
+        [&endpoint.scrape_timeout, &endpoint.interval].map(|time| humantime::parse_duration(time).unwrap());
+    assert!(times[0] <= times[1]);
+    let annotations = template.metadata.annotations.unwrap();
+    assert_eq!(annotations["prometheus.io/port"], admin.port().to_string());
+    assert_eq!(annotations["prometheus.io/path"], endpoint.path);
+}
+
+#[test]
+fn the_containers_of_the_pod_agree_on_address_and_token() {
+    let (template, _) = kubernetes();
+    let pod = &template.spec;
+    let (sidecar, logic_node) = (&pod.init_containers[0], &pod.containers[0]);
+    assert_eq!(logic_node.value("ACKWHEEL_ADDR"), sidecar.value("ACKWHEEL_LISTEN"));
+    let [volume] = &pod.volumes[..] else { panic!("one volume") };
+    let (item, mode) = (&volume.secret.items[0], volume.secret.default_mode);
+    assert_eq!(mode, 0o440, "the group of the pod reads it: {}", pod.security_context.fs_group);
+    for container in [sidecar, logic_node] {
+        let [mount] = &container.volume_mounts[..] else { panic!("one mount") };
+        assert!(mount.name == volume.name && mount.read_only);
+        assert_eq!(container.value("ACKWHEEL_TOKEN_FILE"), format!("{}/{}", mount.mount_path, item.path));
+    }
+    let token = tempfile::NamedTempFile::new().unwrap();
+    fs::write(token.path(), "secret").unwrap();
+    let arguments: Vec<&str> = sidecar.args.as_ref().unwrap().iter().map(String::as_str).collect();
+    deployed::assert_right(&arguments, &environment(sidecar, &volume.secret.secret_name, token.path()));
+    // The command that makes the secret names its keys.
+    let text = read("examples/deploy/kubernetes.yaml");
+    assert!(text.contains(&format!("create secret generic {}", volume.secret.secret_name)));
+    assert!(text.contains(&format!("--from-literal={}=", item.key)) && text.contains("--from-literal=store="));
+}
+
+/// The environment of a container as a node would make it; what the manifest takes from elsewhere is made up.
+fn environment(container: &Container, secret: &str, token: &Path) -> BTreeMap<String, String> {
+    let value = |variable: &Variable| match (&variable.value, &variable.value_from) {
+        (Some(_), None) if variable.name == "ACKWHEEL_TOKEN_FILE" => token.to_str().unwrap().to_owned(),
+        (Some(value), None) => value.clone(),
+        (None, Some(Source { secret_key_ref: Some(from), field_ref: None })) => {
+            assert_eq!((&*from.name, &*from.key), (secret, "store"));
+            String::from("rediss://user:password@redis:6379/0")
+        }
+        (None, Some(Source { secret_key_ref: None, field_ref: Some(from) })) => {
+            assert_eq!(from.field_path, "metadata.name");
+            String::from("logic-node-5d9c")
+        }
+        _ => panic!("{variable:?} has not one value"),
+    };
+    container.env.iter().map(|variable| (variable.name.clone(), value(variable))).collect()
+}
+
+// The package.
+
+#[test]
+fn what_the_package_installs_is_there_or_made_by_the_commands_that_stand_there() {
+    let manifest = manifest();
+    let package = &manifest["package"]["metadata"]["deb"];
+    let list = |value: &toml::Value| -> Vec<String> { value.clone().try_into().unwrap() };
+    let readme = read("examples/deploy/README.md");
+    let mut installed = BTreeSet::new();
+    for asset in package["assets"].as_array().unwrap() {
+        let [source, destination, mode] = &list(asset)[..] else { panic!("{asset}") };
+        match source.strip_prefix("target/") {
+            Some("release/ackwheel") => assert_eq!(mode, "755"),
+            Some(_) => assert!(readme.contains(source.trim_end_matches("/*")), "nobody makes {source}"),
+            None => assert!(!glob(source).is_empty() && mode == "644", "{source} is not there"),
+        }
+        let name = if destination.ends_with('/') { source.rsplit('/').next().unwrap() } else { "" };
+        installed.insert(format!("/{destination}{name}"));
+    }
+    let unit = read("examples/deploy/ackwheel.service");
+    let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    let named: Vec<&str> = command.split(' ').filter(|word| word.starts_with('/')).collect();
+    assert_eq!(named.len(), 2, "{command}");
+    assert!(named.iter().all(|path| installed.contains(*path)), "{command}");
+    // What an operator has edited stays when the package is upgraded.
+    let edited: Vec<&String> = installed.iter().filter(|path| path.starts_with("/etc/")).collect();
+    assert_eq!(edited, list(&package["conf-files"]).iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn every_file_to_deploy_is_explained() {
+    let readme = read("examples/deploy/README.md");
+    for file in glob("examples/deploy/*").into_iter().filter(|file| !file.ends_with("README.md")) {
+        let name = file.file_name().unwrap().to_str().unwrap();
+        // What a person has made there by hand, as the token for compose, needs no word.
+        let is_ours =
+            read("examples/deploy/.gitignore").lines().all(|ignored| ignored.trim_start_matches('/') != name);
+        assert!(!is_ours || name == ".gitignore" || readme.contains(name), "{name}");
+    }
+}
