@@ -1,20 +1,18 @@
 //! A configuration becomes a running sidecar, and a handle to it. `serve`, tests and examples use it.
 
 mod error;
+mod listening;
 
-use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span, error, info, info_span, warn};
 
 pub use self::error::StartError;
+use self::listening::{listen, listen_unix, local_address};
 use crate::admin::{self, Health};
 use crate::alarm::Alarm;
 use crate::clock::Clock;
@@ -29,7 +27,7 @@ use crate::gate::ReadGate;
 use crate::memory::{MemoryOptions, MemoryStore, StateError};
 use crate::metrics::{Limits, Metrics};
 use crate::redis::{RedisOptions, RedisStore};
-use crate::server::{self, DRAIN_GRACE, Listener, Server, SocketFile};
+use crate::server::{self, DRAIN_GRACE, Listener, Server};
 use crate::ticker::{Ticker, TickerHandle, TickerThread};
 
 /// Where a host says its name.
@@ -333,30 +331,4 @@ fn host_name() -> String {
 /// What is logged of a ring says which, where there are several.
 fn span_of(ring: usize, store: &dyn Store) -> Span {
     if store.seats().len() > 1 { info_span!("ring", ring) } else { Span::none() }
-}
-
-async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
-    let failed = |cause| StartError::Listen { flag, address: address.to_string(), cause };
-    TcpListener::bind(address).await.map_err(failed)
-}
-
-fn local_address(flag: &'static str, asked: SocketAddr, listener: &TcpListener) -> Result<SocketAddr, StartError> {
-    listener.local_addr().map_err(|cause| StartError::Listen { flag, address: asked.to_string(), cause })
-}
-
-/// Listens on a Unix socket; one that a killed sidecar left behind is replaced.
-async fn listen_unix(path: &Path) -> Result<Listener, StartError> {
-    let failed = |cause| StartError::Listen { flag: "--socket", address: path.display().to_string(), cause };
-    if let Ok(found) = std::fs::symlink_metadata(path) {
-        if !found.file_type().is_socket() {
-            let text = "there is a file of that name, and it is no socket: it is left as it is";
-            return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, text)));
-        }
-        let nobody_listens = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-        if UnixStream::connect(path).await.is_err_and(nobody_listens) {
-            std::fs::remove_file(path).map_err(failed)?;
-        }
-    }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    Ok(Listener::Unix(listener, SocketFile::new(path)))
 }

@@ -166,13 +166,15 @@ fn the_status_adds_up_and_has_the_promised_shape() {
     sidecar.run(&["del", "9:1"]).output();
     let text = sidecar.run(&["status", "--json"]).output().to_owned();
     let status: Value = serde_json::from_str(&text).expect("the status is JSON");
-    assert_eq!(keys(&status), ["groups", "rings", "slots", "store", "tick_ms"]);
+    assert_eq!(keys(&status), ["groups", "rings", "sidecar", "slots", "store", "tick_ms"]);
     assert_eq!(
         (&status["store"], &status["slots"], &status["tick_ms"]),
         (&"memory".into(), &30.into(), &1_000.into())
     );
     let ring = &status["rings"][0];
-    assert_eq!(keys(ring), ["closing", "epoch", "in_flight", "leader", "pointer", "ring", "slots"]);
+    let promised =
+        ["closing", "epoch", "in_flight", "leader", "leads", "pointer", "pointer_lag_seconds", "recent", "ring"];
+    assert_eq!(keys(ring), [&promised[..], &["slots"]].concat());
     let slots: Vec<u64> = ring["slots"].as_array().unwrap().iter().map(|count| count.as_u64().unwrap()).collect();
     assert_eq!((slots.len(), status["rings"].as_array().unwrap().len()), (30, 1));
     let sum = slots.iter().sum::<u64>() + ring["closing"].as_u64().unwrap();

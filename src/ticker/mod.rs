@@ -3,6 +3,7 @@
 //! One task turns a ring: it tends the lease, lets the connections read what waits in their sockets before
 //! each move, moves the pointer, and carries decided ticks to the outbox in small steps between the moves.
 
+mod counting;
 mod handle;
 mod pulse;
 mod reading;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 pub use handle::TickerHandle;
 pub use pulse::LIVENESS;
@@ -30,7 +31,6 @@ use crate::core::lease::Leadership;
 use crate::core::refusal::Refusal;
 use crate::core::ring::{Advance, Expired, Handover};
 use crate::core::store::Seat;
-use crate::core::tally::LatencyTally;
 use crate::gate::ReadGate;
 use crate::metrics::Metrics;
 
@@ -326,32 +326,6 @@ impl Ticker {
             self.deposed();
         }
         Ok(expired)
-    }
-
-    fn count(&self, expired: &Expired) {
-        if let Some((tick, counts)) = expired.counted {
-            self.recent.note(tick, counts);
-            let timed_out =
-                if counts.drained { &self.metrics.messages_drained } else { &self.metrics.messages_timed_out };
-            timed_out.inc_by(counts.timed_out());
-            if counts.storm {
-                self.metrics.storm_ticks.inc();
-                error!(
-                    %tick,
-                    added = counts.added,
-                    acked = counts.acked,
-                    timed_out = counts.timed_out(),
-                    "storm: more messages of one tick timed out than dead clients explain; its batches are \
-                     flagged, look for a fault between the clients and the logic nodes before marking them offline"
-                );
-            }
-        }
-        if let Some(published) = expired.published {
-            self.metrics.batches_published.inc();
-            let mut tally = LatencyTally::default();
-            tally.record(published.lateness, published.messages);
-            self.metrics.timeout_lateness.add(&tally);
-        }
     }
 }
 

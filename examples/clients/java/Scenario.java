@@ -118,11 +118,13 @@ public final class Scenario {
         });
     }
 
-    /** Takes batches until all that must time out has come, and for a little longer. */
+    /** Takes batches until all that must time out has come and is settled, and for a little longer. */
     private void listen(Ackwheel client, Set<Ackwheel.Message> missing) throws InterruptedException {
         Set<Ackwheel.BatchId> dealtWith = new HashSet<>();
+        Set<Ackwheel.BatchId> unsettled = new HashSet<>();
         while (true) {
-            Ackwheel.TimeoutBatch batch = client.nextBatch(missing.isEmpty() ? A_LITTLE_LONGER : PATIENCE);
+            boolean isDone = missing.isEmpty() && unsettled.isEmpty();
+            Ackwheel.TimeoutBatch batch = client.nextBatch(isDone ? A_LITTLE_LONGER : PATIENCE);
             if (batch == null) {
                 return;
             }
@@ -143,7 +145,11 @@ public final class Scenario {
                 }
             }
             // If this fails the batch comes again, and is acknowledged again without being dealt with.
-            client.batchAck(List.of(batch.id())).exceptionally(lost -> 0).join();
+            unsettled.add(batch.id());
+            client.batchAck(List.of(batch.id()))
+                    .thenRun(() -> unsettled.remove(batch.id()))
+                    .exceptionally(lost -> null)
+                    .join();
         }
     }
 }

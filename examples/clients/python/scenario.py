@@ -46,11 +46,12 @@ async def acknowledge(client, figures, messages):
 
 
 async def listen(client, figures):
-    """Takes batches until all that must time out has come, and for three ticks longer."""
-    missing, dealt_with, batches = set(SILENT), set(), client.batches()
+    """Takes batches until all that must time out has come and is settled, and for three ticks longer."""
+    missing, dealt_with, unsettled, batches = set(SILENT), set(), set(), client.batches()
     while True:
         try:
-            batch = await asyncio.wait_for(anext(batches), PATIENCE if missing else 3 * client.tick_ms / 1_000)
+            longer = PATIENCE if missing or unsettled else 3 * client.tick_ms / 1_000
+            batch = await asyncio.wait_for(anext(batches), longer)
         except asyncio.TimeoutError:
             return
         figures["redelivered"] += batch.delivery_count > 1
@@ -65,8 +66,9 @@ async def listen(client, figures):
                 missing.discard(message)
         try:
             await client.batch_ack(batch)
+            unsettled.discard(batch.id)
         except AckwheelError:
-            pass  # The batch comes again, and is acknowledged again without being dealt with.
+            unsettled.add(batch.id)  # It comes again, and is acknowledged again without being dealt with.
 
 
 async def give_back(client, batch):

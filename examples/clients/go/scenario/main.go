@@ -163,10 +163,14 @@ func (s *scenario) acknowledge(ctx context.Context, ids, clients []uint64, repea
 	return nil
 }
 
-// listen takes batches until all that must time out has come, and for half a second longer.
+// listen takes batches until all that must time out has come and is settled, and for half a second longer.
 func (s *scenario) listen(ctx context.Context, missing map[message]bool) error {
-	dealtWith, wait := map[ackwheel.BatchID]bool{}, patience
+	dealtWith, unsettled := map[ackwheel.BatchID]bool{}, map[ackwheel.BatchID]bool{}
 	for {
+		wait := patience
+		if len(missing) == 0 && len(unsettled) == 0 {
+			wait = 500 * time.Millisecond
+		}
 		var batch *ackwheel.TimeoutBatch
 		select {
 		case batch = <-s.client.Batches:
@@ -192,9 +196,10 @@ func (s *scenario) listen(ctx context.Context, missing map[message]bool) error {
 			dealtWith[batch.ID] = true
 		}
 		// If this fails the batch comes again, and is acknowledged again without being dealt with.
-		s.client.BatchAck(ctx, batch.ID)
-		if len(missing) == 0 {
-			wait = 500 * time.Millisecond
+		if _, err := s.client.BatchAck(ctx, batch.ID); err != nil {
+			unsettled[batch.ID] = true
+		} else {
+			delete(unsettled, batch.ID)
 		}
 	}
 }
