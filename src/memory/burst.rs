@@ -9,11 +9,13 @@ use std::time::Instant;
 use super::ring::MemoryRing;
 use super::shard::Position;
 use super::sorted::Sorted;
-use super::table::HashMessage;
+use super::table::{HashMessage, MAX_SHARD_BITS};
 use crate::core::burst::{Asks, Burst, Request};
 use crate::core::message::Message;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::AtOnce;
+
+const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit tells of each shard whether it is held");
 
 thread_local! {
     /// Used again by every burst of a thread.
@@ -102,7 +104,15 @@ impl MemoryRing {
         let before = burst.in_flight_change();
         SORTED.with_borrow_mut(|sorted| {
             sorted.sort(burst, requests, self.shard_bits, |message| self.hasher.hash_of(message));
+            // Shards that others hold come last: threads that waited for each other would go on in step.
+            let mut held = 0_u128;
             for (number, items) in sorted.groups() {
+                match self.shards[number].try_lock() {
+                    Some(mut shard) => shard.run(items, burst, position),
+                    None => held |= 1 << number,
+                }
+            }
+            for (number, items) in sorted.groups().filter(|(number, _)| held >> number & 1 == 1) {
                 self.shards[number].lock().run(items, burst, position);
             }
         });

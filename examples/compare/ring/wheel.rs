@@ -25,12 +25,8 @@ pub struct Wheeled {
 }
 
 impl Wheeled {
-    /// An empty ring of the usual dimensions, for one thread.
-    pub fn new() -> Wheeled {
-        Wheeled::for_threads(1)
-    }
-
-    fn for_threads(threads: usize) -> Wheeled {
+    /// An empty ring of the usual dimensions, made for so many threads.
+    pub fn for_threads(threads: usize) -> Wheeled {
         let now = Instant::now();
         let options = RingOptions {
             wheel: Wheel::default(),
@@ -109,7 +105,7 @@ impl Subject for Wheeled {
 
 /// Decides a tick of so many messages of which some are left: from the advance to the last batch in the outbox.
 pub fn decide(in_flight: u64, left: u64) -> Found {
-    let mut wheel = Wheeled::new();
+    let mut wheel = Wheeled::for_threads(1);
     let added = messages(0..in_flight);
     let start = Instant::now();
     // Those that are left lie all over the tick.
