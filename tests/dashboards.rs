@@ -1,11 +1,17 @@
 //! Dashboards, rules and alerts of grafana/: they keep to their conventions, and a real Prometheus that scrapes real
 //! sidecars has an answer to every query of every panel.
+//!
+//! `cargo test --release dashboards::picture -- --ignored` makes `docs/dashboard.png` anew.
 
 mod alerts;
 mod conventions;
 mod data;
+mod drawing;
 mod model;
+mod picture;
 mod promql;
+mod traffic;
+mod units;
 mod variables;
 
 use std::collections::BTreeSet;

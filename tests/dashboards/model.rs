@@ -85,12 +85,33 @@ pub struct GridPos {
 #[serde(default)]
 pub struct FieldConfig {
     pub defaults: FieldDefaults,
+    /// What differs for a series: a matcher and properties.
+    pub overrides: Vec<Value>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct FieldDefaults {
+    pub unit: String,
+    pub decimals: Option<usize>,
+    /// What is said where there is nothing to show.
+    pub no_value: Option<String>,
+    pub thresholds: Thresholds,
+    /// How a chart draws: style, fill, interpolation.
+    pub custom: Value,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct FieldDefaults {
-    pub unit: String,
+pub struct Thresholds {
+    pub steps: Vec<Step>,
+}
+
+/// From this value on, this colour; the first has no value.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Step {
+    pub color: String,
+    pub value: Option<f64>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -98,6 +119,9 @@ pub struct FieldDefaults {
 pub struct Target {
     pub ref_id: String,
     pub expr: String,
+    /// The name of a series, with `{{label}}` for the value of a label.
+    #[serde(default)]
+    pub legend_format: String,
     #[serde(default)]
     pub datasource: Datasource,
     /// Only the value now is asked for.

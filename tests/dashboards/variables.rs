@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The window that Grafana would choose: at least four times the scrape interval.
 pub const RATE_INTERVAL: Duration = Duration::from_secs(4);
 /// The time shown.
-pub const RANGE: Duration = Duration::from_secs(120);
+pub const RANGE: Duration = Duration::from_secs(90);
 
 /// What somebody chose in the boxes for job and instance.
 #[derive(Clone, Copy, Debug)]

@@ -154,6 +154,22 @@ impl Browser {
         picture
     }
 
+    /// The pixels of a PNG, each of four bytes, row by row.
+    pub fn pixels(&mut self, picture: &[u8]) -> Vec<u8> {
+        let encoded = base64::engine::general_purpose::STANDARD.encode(picture);
+        let answer = self.value(&format!(
+            "(async () => {{ const image = new Image(); image.src = 'data:image/png;base64,{encoded}'; \
+             await image.decode(); \
+             const context = new OffscreenCanvas(image.width, image.height).getContext('2d'); \
+             context.drawImage(image, 0, 0); \
+             const {{ data }} = context.getImageData(0, 0, image.width, image.height); \
+             const reader = new FileReader(); reader.readAsDataURL(new Blob([data])); \
+             await new Promise((done) => {{ reader.onload = done; }}); \
+             return reader.result.split(',')[1]; }})()"
+        ));
+        base64::engine::general_purpose::STANDARD.decode(answer.as_str().unwrap()).unwrap()
+    }
+
     /// Errors and warnings of the page since it was opened: exceptions, the console, and what the browser refused it.
     pub fn complaints(&mut self) -> Vec<Value> {
         // The answer comes after all that happened before the question.

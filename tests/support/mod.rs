@@ -13,6 +13,7 @@ pub mod held;
 pub mod http;
 pub mod kubernetes;
 pub mod packages;
+pub mod png;
 pub mod process;
 pub mod prometheus;
 pub mod proxy;

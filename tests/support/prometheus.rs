@@ -108,8 +108,18 @@ struct QueryData {
 #[derive(Deserialize)]
 struct QueryResult {
     #[serde(default)]
+    metric: BTreeMap<String, String>,
+    #[serde(default)]
     values: Vec<(f64, String)>,
     value: Option<(f64, String)>,
+}
+
+/// A line as a chart has it.
+#[derive(Debug)]
+pub struct Series {
+    pub labels: BTreeMap<String, String>,
+    /// Unix times and values, in order; where there is no value, there is no point.
+    pub points: Vec<(f64, f64)>,
 }
 
 /// A server that ends with its test. Its log is printed if the test fails.
@@ -144,14 +154,27 @@ impl Prometheus {
 
     /// What a query says now, a value a series, or why it cannot be answered.
     pub fn query(&self, query: &str) -> Result<Vec<Vec<f64>>, String> {
-        self.series("query", &[("query", query)])
+        let data: QueryData = self.api("query", &[("query", query)])?;
+        let values = |result: QueryResult| result.value.iter().map(|(_, value)| number(value)).collect();
+        Ok(data.result.into_iter().map(values).collect())
     }
 
     /// What a query said in the last `window`, second by second, for each series.
     pub fn query_range(&self, query: &str, window: Duration) -> Result<Vec<Vec<f64>>, String> {
         let now = std::time::UNIX_EPOCH.elapsed().expect("it is after 1970");
-        let (start, end) = (now.saturating_sub(window).as_secs_f64().to_string(), now.as_secs_f64().to_string());
-        self.series("query_range", &[("query", query), ("start", &start), ("end", &end), ("step", "1")])
+        let series = self.series(query, now.saturating_sub(window).as_secs_f64(), now.as_secs_f64())?;
+        Ok(series.into_iter().map(|series| series.points.into_iter().map(|(_, value)| value).collect()).collect())
+    }
+
+    /// What a query said between two Unix times, second by second.
+    pub fn series(&self, query: &str, start: f64, end: f64) -> Result<Vec<Series>, String> {
+        let (start, end) = (start.to_string(), end.to_string());
+        let arguments = [("query", query), ("start", &start), ("end", &end), ("step", "1")];
+        let data: QueryData = self.api("query_range", &arguments)?;
+        let points =
+            |values: Vec<(f64, String)>| values.iter().map(|(time, value)| (*time, number(value))).collect();
+        let series = |result: QueryResult| Series { labels: result.metric, points: points(result.values) };
+        Ok(data.result.into_iter().map(series).collect())
     }
 
     /// The values of a label in the series that a selector matches.
@@ -168,13 +191,6 @@ impl Prometheus {
     /// All alerts that fire or are pending.
     pub fn alerts(&self) -> Vec<Alert> {
         self.api::<Alerts>("alerts", &[]).expect("there may be alerts").alerts
-    }
-
-    fn series(&self, path: &str, arguments: &[(&str, &str)]) -> Result<Vec<Vec<f64>>, String> {
-        let data: QueryData = self.api(path, arguments)?;
-        let number = |(_, value): &(f64, String)| value.parse::<f64>().expect("a sample is a number");
-        let values = |result: QueryResult| result.values.iter().chain(&result.value).map(number).collect();
-        Ok(data.result.into_iter().map(values).collect())
     }
 
     /// The data that an endpoint of its API answers, or the error that it names.
@@ -197,6 +213,10 @@ impl Drop for Prometheus {
             eprintln!("--- log of Prometheus at {}\n{}\n---", self.address, self.log.text());
         }
     }
+}
+
+fn number(sample: &str) -> f64 {
+    sample.parse().expect("a sample is a number")
 }
 
 /// The folder grafana/prometheus in a hurry, with targets of its own.
