@@ -238,8 +238,13 @@ fn of_the_overview() {
     );
     assert_eq!(cut_off, json!([]), "in {}", html.display());
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/dashboard.png");
-    let picture = browser.screenshot(VIEW, &path);
-    let picture = png::indexed(VIEW.width, &browser.pixels(&picture));
+    let taken = browser.screenshot(VIEW, &path);
+    let pixels = browser.pixels(&taken);
+    let picture = png::indexed(VIEW.width, &pixels);
     assert!((20_000..180_000).contains(&picture.len()), "{} bytes are too few or too many", picture.len());
+    let differences = browser.pixels(&picture).into_iter().zip(pixels).map(|(one, other)| one.abs_diff(other));
+    let greatest = differences.max();
+    assert!(greatest.is_some_and(|greatest| greatest < 24), "the palette changed a colour by {greatest:?}");
+    println!("{}: {} bytes, a colour changed by {greatest:?} at most", path.display(), picture.len());
     fs::write(path, picture).unwrap();
 }

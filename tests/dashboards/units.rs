@@ -27,9 +27,10 @@ fn number(value: f64, decimals: Option<usize>) -> String {
 }
 
 fn scaled(value: f64, decimals: Option<usize>) -> String {
+    // What would be rounded up to a thousand is one of the next unit.
     let (divisor, letter) = match value.abs() {
-        ..1e3 => return number(value, decimals),
-        ..1e6 => (1e3, "K"),
+        ..999.5 => return number(value, decimals),
+        ..999.5e3 => (1e3, "K"),
         _ => (1e6, "M"),
     };
     format!("{} {letter}", number(value / divisor, decimals))
@@ -38,8 +39,8 @@ fn scaled(value: f64, decimals: Option<usize>) -> String {
 fn duration(seconds: f64, decimals: Option<usize>) -> String {
     let (factor, unit) = match seconds.abs() {
         0.0 => (1.0, "s"),
-        ..1e-3 => (1e6, "µs"),
-        ..1.0 => (1e3, "ms"),
+        ..0.999_5e-3 => (1e6, "µs"),
+        ..0.999_5 => (1e3, "ms"),
         ..60.0 => (1.0, "s"),
         _ => (1.0 / 60.0, "min"),
     };
@@ -54,6 +55,7 @@ fn values_are_written_as_people_read_them() {
         (0.3, "percentunit", None, "30%"),
         (0.0, "s", None, "0 s"),
         (0.000_25, "s", None, "250 µs"),
+        (0.000_999_9, "s", None, "1 ms"),
         (0.118, "s", None, "118 ms"),
         (8.642, "s", None, "8.64 s"),
         (15.0, "s", None, "15 s"),
@@ -62,6 +64,7 @@ fn values_are_written_as_people_read_them() {
         (11.96, "cps", None, "12 c/s"),
         (1_044.0, "short", None, "1.04 K"),
         (2_500_000.0, "short", None, "2.5 M"),
+        (999.7, "short", None, "1 K"),
         (999.0, "short", None, "999"),
         (100.0, "none", None, "100"),
         (2.0, "none", Some(0), "2"),

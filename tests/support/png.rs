@@ -1,5 +1,6 @@
 //! A picture with few colours as a PNG with a palette: a third of what the browser makes of it.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io::Write;
 
@@ -11,15 +12,15 @@ const COLOURS: usize = 256;
 
 type Colour = [u8; 3];
 
-/// The PNG of pixels, each of four bytes, of which the last, how opaque it is, is left out. Colours beyond those of the
-/// palette, which are seldom, become the nearest that it has.
+/// The PNG of pixels, each of four bytes, of which the last, how opaque it is, is left out. Colours for which the
+/// palette has no room become the nearest that it has.
 pub fn indexed(width: u32, pixels: &[u8]) -> Vec<u8> {
     let colours: Vec<Colour> = pixels.chunks_exact(4).map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect();
     let mut counts: HashMap<Colour, usize> = HashMap::new();
-    colours.iter().for_each(|colour| *counts.entry(*colour).or_default() += 1);
-    let mut palette: Vec<Colour> = counts.keys().copied().collect();
-    palette.sort_unstable_by_key(|colour| (std::cmp::Reverse(counts[colour]), *colour));
-    palette.truncate(COLOURS);
+    for colour in &colours {
+        *counts.entry(*colour).or_default() += 1;
+    }
+    let palette = palette(&counts);
     let indices: HashMap<Colour, u8> =
         counts.into_keys().map(|colour| (colour, nearest(&palette, colour))).collect();
 
@@ -42,13 +43,33 @@ pub fn indexed(width: u32, pixels: &[u8]) -> Vec<u8> {
     png
 }
 
-fn nearest(palette: &[Colour], colour: Colour) -> u8 {
-    let distance = |other: &Colour| {
-        let differences = colour.iter().zip(other).map(|(one, other)| u32::from(one.abs_diff(*other)));
-        differences.map(|difference| difference * difference).sum::<u32>()
+/// Frequent colours as they are, and of the others so many that none is farther from its nearest than it must be: what
+/// is seldom, as a mark in a legend, has its colour for a reason.
+fn palette(counts: &HashMap<Colour, usize>) -> Vec<Colour> {
+    let mut colours: Vec<Colour> = counts.keys().copied().collect();
+    colours.sort_unstable_by_key(|colour| (Reverse(counts[colour]), *colour));
+    let thinned = |least: u32| {
+        let mut palette: Vec<Colour> = Vec::new();
+        for colour in &colours {
+            if palette.iter().all(|other| distance(*colour, *other) > least) {
+                palette.push(*colour);
+            }
+        }
+        palette
     };
+    let fits = (0..=u32::from(u8::MAX)).map(|root| thinned(root * root)).find(|palette| palette.len() <= COLOURS);
+    fits.expect("at some distance there is one colour")
+}
+
+/// The square of how far apart they are.
+fn distance(one: Colour, other: Colour) -> u32 {
+    let differences = one.iter().zip(other).map(|(one, other)| u32::from(one.abs_diff(other)));
+    differences.map(|difference| difference * difference).sum()
+}
+
+fn nearest(palette: &[Colour], colour: Colour) -> u8 {
     let indexed = (0..=u8::MAX).zip(palette);
-    indexed.min_by_key(|(_, other)| distance(other)).expect("a picture has a colour").0
+    indexed.min_by_key(|(_, other)| distance(colour, **other)).expect("a picture has a colour").0
 }
 
 fn chunk(png: &mut Vec<u8>, kind: [u8; 4], data: &[u8]) {
