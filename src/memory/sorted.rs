@@ -64,9 +64,9 @@ impl Packed {
 #[derive(Debug)]
 pub(super) struct Sorted {
     /// In the order in which they came, which is that of the one shard where there is no other.
-    unsorted: Vec<Item>,
+    arrived: Vec<Item>,
     /// Where there are several: shard by shard.
-    sorted: Vec<Item>,
+    by_shard: Vec<Item>,
     shard_bits: u32,
     /// Behind the last message of each shard.
     ends: [u32; MOST_SHARDS],
@@ -79,7 +79,7 @@ const KEPT: usize = 64 * 1_024;
 
 impl Default for Sorted {
     fn default() -> Sorted {
-        Sorted { unsorted: Vec::new(), sorted: Vec::new(), shard_bits: 0, ends: [0; MOST_SHARDS] }
+        Sorted { arrived: Vec::new(), by_shard: Vec::new(), shard_bits: 0, ends: [0; MOST_SHARDS] }
     }
 }
 
@@ -98,11 +98,11 @@ impl Sorted {
             let verb = Packed::of(request);
             let first = request.range().start as u32;
             let messages = burst.messages()[request.range()].iter().zip(first..);
-            self.unsorted.extend(messages.map(|(message, index)| Item { hash: hash(*message), index, verb }));
+            self.arrived.extend(messages.map(|(message, index)| Item { hash: hash(*message), index, verb }));
         }
         self.shard_bits = shard_bits;
         if shard_bits == 0 {
-            self.ends[0] = self.unsorted.len() as u32;
+            self.ends[0] = self.arrived.len() as u32;
         } else {
             self.scatter();
         }
@@ -111,7 +111,7 @@ impl Sorted {
     /// Copies the messages to where those of their shard are.
     fn scatter(&mut self) {
         self.ends = [0; MOST_SHARDS];
-        for item in &self.unsorted {
+        for item in &self.arrived {
             self.ends[item.hash.shard(self.shard_bits)] += 1;
         }
         // First the begin of each shard, which moves to its end as its messages are put in.
@@ -119,25 +119,25 @@ impl Sorted {
         for end in &mut self.ends[..1 << self.shard_bits] {
             begin += std::mem::replace(end, begin);
         }
-        let Some(any) = self.unsorted.first() else { return };
-        self.sorted.resize(self.unsorted.len(), *any);
-        for item in &self.unsorted {
+        let Some(any) = self.arrived.first() else { return };
+        self.by_shard.resize(self.arrived.len(), *any);
+        for item in &self.arrived {
             let place = &mut self.ends[item.hash.shard(self.shard_bits)];
-            self.sorted[*place as usize] = *item;
+            self.by_shard[*place as usize] = *item;
             *place += 1;
         }
     }
 
     fn clear(&mut self) {
-        if self.unsorted.capacity() > KEPT {
+        if self.arrived.capacity() > KEPT {
             *self = Sorted::default();
         }
-        self.unsorted.clear();
+        self.arrived.clear();
     }
 
     /// Each shard that has messages, with them.
     pub(super) fn groups(&self) -> impl Iterator<Item = (usize, &[Item])> {
-        let items = if self.shard_bits == 0 { &self.unsorted } else { &self.sorted };
+        let items = if self.shard_bits == 0 { &self.arrived } else { &self.by_shard };
         let ends = &self.ends[..1 << self.shard_bits];
         let begins = std::iter::once(0).chain(ends.iter().copied());
         let groups = begins.zip(ends).map(|(begin, end)| &items[begin as usize..*end as usize]);
