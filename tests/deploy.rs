@@ -169,6 +169,9 @@ fn two_sidecars_of_compose_share_a_redis_that_forgets_nothing() {
         deployed::assert_right(&["serve"], &environment);
     }
     assert_eq!(names.len(), 2);
+    let builds: Vec<bool> = sidecars(&compose).iter().map(|(_, service)| service["build"].is_object()).collect();
+    assert_eq!(builds, [true, false], "builds of one tag at the same time are in each other's way");
+    assert_eq!(sidecars(&compose)[1].1["pull_policy"], "never", "no registry has the image");
     let command = strings(&compose["services"]["redis"]["command"]).join(" ");
     for setting in ["--appendonly yes", "--maxmemory-policy noeviction"] {
         assert!(command.contains(setting), "{command}");
@@ -283,7 +286,8 @@ fn the_probes_ask_what_the_sidecar_answers() {
     };
     assert!(ask(&sidecar.startup_probe, "/livez") > START, "Redis is waited for that long");
     assert!(ask(&sidecar.liveness_probe, "/livez") >= ackwheel::ticker::LIVENESS.as_secs());
-    ask(&sidecar.readiness_probe, "/readyz");
+    let patience = ask(&sidecar.readiness_probe, "/readyz");
+    assert!(patience >= 60, "a Redis that is away for a moment takes every logic node out of service at once");
 
     assert_eq!(monitor.selector.match_labels, template.metadata.labels);
     let [endpoint] = &monitor.pod_metrics_endpoints[..] else { panic!("one endpoint") };

@@ -1,6 +1,8 @@
 //! The pages name what there is: verbs, flags, variables, metrics, reasons, files and headings. README.md and
 //! docs/*.md are read as they are written, and compared with the program as it runs.
 
+mod shown_status;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -146,6 +148,21 @@ fn files_that_are_named_are_there() {
             // docs/ARCHITECTURE.md names rooms as they are named in src.
             if !["", "src", "examples"].iter().any(|folder| root().join(folder).join(text).exists()) {
                 faults.push(format!("{}: there is no {text}", page.at(*line)));
+            }
+        }
+    }
+    assert_nothing_wrong(checked, 40, &faults);
+}
+
+/// A list needs a line for each of its points, or it is shown as one paragraph.
+#[test]
+fn lists_are_not_squashed_into_paragraphs() {
+    let (mut checked, mut faults) = (0, Vec::new());
+    for page in pages() {
+        for (line, text) in (1..).zip(page.text.lines()).filter(|(_, text)| text.starts_with("**")) {
+            checked += 1;
+            if text.contains(".** - ") {
+                faults.push(format!("{}: {text}", page.at(line)));
             }
         }
     }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,9 +16,9 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::support::held::HeldThread;
-use crate::support::process::assert_names;
+use crate::support::process::{assert_names, program};
 use crate::support::redis::Redis;
-use crate::support::sidecar::{Sidecar, serve, serve_on};
+use crate::support::sidecar::{Sidecar, serve};
 use crate::support::{PATIENCE, deployed, frames, wait_until};
 
 const SIGN_OF_LIFE: &str = "WATCHDOG=1";
@@ -98,18 +100,38 @@ fn it_says_when_it_is_ready_and_when_it_goes() {
     assert_announced(&Manager::on_an_abstract_name());
 }
 
+/// An address that nobody else of this machine takes while a sidecar starts: free ports are given out on 127.0.0.1.
+fn reserved() -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.7.4.15:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// Whether there is an answer to this, at once.
+fn answers(address: std::net::SocketAddr, request: &[u8]) -> bool {
+    let Ok(mut stream) = TcpStream::connect(address) else { return false };
+    stream.set_read_timeout(Some(Duration::from_millis(250))).unwrap();
+    stream.write_all(request).is_ok() && stream.read(&mut [0; 64]).is_ok_and(|length| length > 0)
+}
+
 #[test]
 fn it_is_not_ready_before_its_store_has_answered() {
     let (redis, manager) = (Redis::start(), Manager::on_a_path());
     redis.stop();
-    let mut command = serve_on(&redis, "a", &[]);
+    let (listen, admin) = (reserved(), reserved());
+    let mut command = program(&["serve", "--store", &redis.url()]);
+    command.args(["--listen", &listen.to_string(), "--admin", &admin.to_string()]);
     manager.ask(&mut command, None);
+    let hello = frames::hello((1, 1), b"").bytes(0);
+    let doors = [(listen, &hello[..]), (admin, &b"GET /livez HTTP/1.1\r\nHost: sidecar\r\n\r\n"[..])];
     thread::scope(|scope| {
         let sidecar = scope.spawn(move || Sidecar::spawn(&mut command));
         assert_eq!(manager.message(), "STATUS=opening the store");
-        assert_eq!(manager.message_within(Duration::from_millis(500)), None, "the store has not answered");
+        // Whoever asked would be kept waiting, or sent away: to be ready is to answer.
+        assert!(!doors.iter().any(|(door, words)| answers(*door, words)), "the store has not answered");
+        assert_eq!(manager.message_within(Duration::from_millis(1)), None, "the store has not answered");
         redis.go_on();
         assert_names(&manager.message(), &["READY=1\n"]);
+        assert!(doors.iter().all(|(door, words)| answers(*door, words)), "it answers as soon as it says so");
         let sidecar = sidecar.join().expect("it starts");
         sidecar.connect().ask(&frames::add(&[1], 0, 1)).added();
     });
@@ -219,6 +241,36 @@ fn the_unit_and_its_drop_in_name_settings_that_are_right() {
     environment.remove(value(&drop_in, "UnsetEnvironment")).expect("it takes back what the unit sets");
     environment.insert(String::from("ACKWHEEL_STORE"), String::from("redis://user:password@redis:6379/0"));
     deployed::assert_right(&words[1..], &environment);
+}
+
+/// The service may write below two folders alone, and the example of a socket lies in one of them.
+#[test]
+fn the_socket_of_the_example_lies_where_the_unit_may_write() {
+    let unit = unit("ackwheel.service");
+    let folder = format!("/run/{}", value(&unit, "RuntimeDirectory"));
+    let example = fs::read_to_string(deploy().join("../ackwheel.toml")).unwrap();
+    let readme = fs::read_to_string(deploy().join("README.md")).unwrap();
+    for text in [&example, &readme] {
+        assert!(text.contains(&format!("socket = \"{folder}/ackwheel.sock\"")), "{folder}");
+    }
+    // Who may connect is said where the mode of the socket is set.
+    assert_eq!((value(&unit, "UMask"), value(&unit, "RuntimeDirectoryMode")), ("0077", "0750"));
+    assert!(readme.contains("  Group=im\n  UMask=0007\n"));
+}
+
+/// A drop-in like that of examples/deploy/README.md lets a group in: the socket gets its mode from the umask.
+#[test]
+fn a_umask_says_who_may_connect_to_the_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    for (umask, expected) in [("0077", 0o700), ("0007", 0o770)] {
+        let socket = folder.path().join(umask);
+        let mut command = Command::new("sh");
+        let flags = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--socket"];
+        command.args(["-c", "umask $0 && exec \"$@\"", umask, env!("CARGO_BIN_EXE_ackwheel")]).args(flags);
+        command.arg(&socket).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let _sidecar = Sidecar::spawn(&mut command);
+        assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, expected, "{umask}");
+    }
 }
 
 /// How exposed systemd may find the service, in tenths: it was 14 with systemd 252, of 100.
