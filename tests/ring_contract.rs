@@ -366,7 +366,6 @@ struct Memory {
 
 impl Mount for Memory {
     async fn open() -> Memory {
-        let now = Instant::now();
         let options = ackwheel::memory::MemoryOptions {
             wheel: Wheel::new(SLOTS, TICK).unwrap(),
             storm: StormRule::default(),
@@ -375,9 +374,9 @@ impl Mount for Memory {
             threads: 1,
             state_file: None,
         };
-        let moment = Moment { now, unix_time: Duration::from_secs(1_000_000) };
+        let moment = Moment { now: Instant::now(), unix_time: Duration::from_secs(1_000_000) };
         let (store, _) = ackwheel::memory::MemoryStore::open(options, moment).unwrap();
-        Memory { store, now }
+        Memory { store, now: moment.now }
     }
 
     fn store(&self) -> &dyn Store {
