@@ -42,7 +42,7 @@ pub struct Jobs {
     body: Vec<u8>,
     /// What is not answered, in order: whether it is a put.
     asked: VecDeque<bool>,
-    /// Ids of the jobs in flight, as they were put.
+    /// Ids of the jobs in flight.
     put: VecDeque<u64>,
 }
 
@@ -62,8 +62,11 @@ impl Dialect for Jobs {
         self.asked.push_back(true);
     }
 
-    fn del(&mut self, _numbers: Range<u64>, output: &mut Vec<u8>) {
-        let job = self.put.pop_front().expect("more is in flight than is not answered");
+    fn del(&mut self, numbers: Range<u64>, output: &mut Vec<u8>) {
+        // Scattered as far as the messages of the other loads are.
+        let among = (self.put.len() as u64 / 4).clamp(1, 4_096);
+        let job = usize::try_from(id(numbers.start) % among).ok().and_then(|nth| self.put.swap_remove_front(nth));
+        let job = job.expect("more is in flight than is not answered");
         output.extend_from_slice(b"delete ");
         push_decimal(output, job);
         output.extend_from_slice(b"\r\n");

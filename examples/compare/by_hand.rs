@@ -1,12 +1,13 @@
 //! Load on a server of others: as many commands in flight as it likes, one write for all that are ready.
 //!
 //! The load is that of `ackwheel bench`: each connection keeps its share of the messages in flight, and adds a new
-//! one and deletes the oldest in turn. Every answer is compared with what it must be.
+//! one and deletes an old one in turn, in the same order. Every answer is compared with what it must be.
 
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use ackwheel::load::acknowledged;
 use anyhow::{Context, ensure};
 use futures_util::future::try_join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -166,9 +167,12 @@ impl<D: Dialect> Flow<D> {
             self.dialect.add(self.window.end..end, &mut self.output);
             self.window.end = end;
         } else {
-            let start = self.window.start + ids;
-            self.dialect.del(self.window.start..start, &mut self.output);
-            self.window.start = start;
+            let first = self.window.start - self.window.start % APART;
+            let operation = |number: u64| (number - first) / ids;
+            let (nth, added) = (operation(self.window.start), operation(self.window.end));
+            let start = first + acknowledged(nth, self.share / ids, added) * ids;
+            self.dialect.del(start..start + ids, &mut self.output);
+            self.window.start += ids;
         }
         self.unanswered += 1;
         true

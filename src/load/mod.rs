@@ -35,6 +35,7 @@ mod errors;
 mod figures;
 mod ids;
 mod options;
+mod order;
 mod outstanding;
 mod pace;
 mod recorder;
@@ -47,6 +48,8 @@ mod wire;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use options::{LoadOptions, Op};
+#[doc(hidden)]
+pub use order::acknowledged;
 pub use report::{Latency, LatencyReport, Lateness, Report, ServerFigures};
 
 /// Why there is no report.

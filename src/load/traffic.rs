@@ -6,9 +6,9 @@
 //!             or left      |  to time out later  |
 //! ```
 //!
-//! A connection adds new messages at the right end of its window and deletes the oldest ones that are to be
-//! acknowledged at its left end. Requests of one connection are applied in order, so that nothing of this has to be
-//! remembered but the two ends.
+//! A connection adds new messages at the right end of its window and deletes old ones that are to be acknowledged at
+//! its left end, scattered among their neighbours. Requests of one connection are applied in order, so that nothing of
+//! this has to be remembered but the two ends.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use super::errors::Errors;
 use super::ids::Ids;
+use super::order::acknowledged;
 use super::outstanding::{Kind, Outstanding, Sent};
 use super::pace::Pace;
 use super::recorder::{Recorder, Run, Sightings};
@@ -183,12 +184,13 @@ impl Traffic {
         true
     }
 
-    /// Deletes those of a frame's oldest messages, below `end`, that are to be acknowledged; perhaps none.
+    /// Deletes those of a frame's messages, up to `end`, that are to be acknowledged; perhaps none.
     fn del(&mut self, at: u64, end: u64, out: &mut Vec<u8>) -> bool {
         let (ids, connection) = (self.plan.ids, self.connection);
         let numbers = self.next_del..end.min(self.next_del + self.plan.ids_per_frame);
         let correlation = self.outstanding.next_correlation();
-        let acked = numbers.clone().filter(|number| ids.is_acked(connection, *number));
+        let scattered = numbers.clone().map(|nth| acknowledged(nth, self.window, self.next_add));
+        let acked = scattered.filter(|number| ids.is_acked(connection, *number));
         let messages = acked.map(|number| ids.message(connection, number));
         let count = wire::put_del(out, correlation, ids.with_clients(), messages);
         if count > 0 {
