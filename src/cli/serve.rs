@@ -105,10 +105,12 @@ async fn serve(config: Config) -> Result<(), Failure> {
 
 /// Whoever started this process and wants to be told how it does.
 fn service_manager() -> ServiceManager {
-    ServiceManager::of_environment(|name| std::env::var_os(name), std::process::id()).unwrap_or_else(|error| {
-        warn!("{error}");
-        ServiceManager::default()
-    })
+    let variable = |name: &str| std::env::var_os(name);
+    let (manager, wrong) = ServiceManager::of_environment(variable, std::process::id());
+    if let Some(wrong) = wrong {
+        warn!("{wrong}");
+    }
+    manager
 }
 
 /// Settings that do not fit what is in Redis are wrong settings; all else is a failure at run time.
