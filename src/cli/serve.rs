@@ -95,9 +95,10 @@ async fn serve(config: Config) -> Result<(), Failure> {
         _ = interrupt.recv() => info!("SIGINT"),
         never = manager.watch(|| health.stalled()) => match never {},
     }
-    manager.stopping("draining: new messages are refused").await;
+    // At the same time: a manager that does not listen must not hold the drain up.
+    let going = async { tokio::join!(manager.stopping("draining: new messages are refused"), sidecar.drain()).1 };
     tokio::select! {
-        drained = sidecar.drain() => drained.map_err(Failure::run),
+        drained = going => drained.map_err(Failure::run),
         _ = terminate.recv() => Err(Failure::Run(String::from("a second SIGTERM ended the drain"))),
         _ = interrupt.recv() => Err(Failure::Run(String::from("a second SIGINT ended the drain"))),
     }
