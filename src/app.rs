@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
-use tracing::{Instrument, Span, error, info, info_span, warn};
+use tracing::{Instrument, Span, error, error_span, info, warn};
 
 pub use self::error::StartError;
 use self::listening::{listen, listen_unix, local_address};
@@ -21,9 +21,10 @@ use crate::core::outboxes::Outboxes;
 use crate::core::refusal::Refusal;
 use crate::core::ring::Handover;
 use crate::core::rings::Rings;
-use crate::core::store::{Moment, Store};
+use crate::core::store::{Moment, Seat, Store};
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
+use crate::log;
 use crate::memory::{MemoryOptions, MemoryStore, StateError};
 use crate::metrics::{Limits, Metrics};
 use crate::redis::{RedisOptions, RedisStore};
@@ -200,27 +201,33 @@ impl Sidecar {
 
     /// Drains all rings at the same time; says whether any of them hands out what was in flight.
     async fn drain_rings(&self, deadline: Instant) -> Handover {
-        let draining = self.tickers.iter().map(|ticker| tokio::time::timeout_at(deadline.into(), ticker.drain()));
-        let mut handover = Handover::Kept;
-        for (seat, drained) in self.store.seats().iter().zip(join_all(draining).await) {
-            match drained {
-                Ok(Ok(Handover::HandedOut)) => handover = Handover::HandedOut,
-                Ok(Ok(Handover::Kept)) => continue,
-                Ok(Err(refusal)) => warn!(
-                    %refusal,
-                    "the store refused to drain a ring: look at the store; what Redis has, other sidecars go on with"
-                ),
-                Err(_) => error!(
-                    "a ring could not be drained in time: in Redis it stays, but in memory what is in flight ends with \
-                     the process; keep it with --state, or have its subscribers acknowledge faster"
-                ),
-            }
-            // Its ticker has not given the lease up.
-            if let Err(refusal) = seat.lease.release(self.clock.now()).await {
-                warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
-            }
+        let rings = self.store.seats().iter().zip(&self.tickers).enumerate();
+        let draining = rings.map(|(ring, (seat, ticker))| {
+            self.drain_ring(seat, ticker, deadline).instrument(span_of(ring, &*self.store))
+        });
+        let handovers = join_all(draining).await;
+        if handovers.contains(&Handover::HandedOut) { Handover::HandedOut } else { Handover::Kept }
+    }
+
+    async fn drain_ring(&self, seat: &Seat, ticker: &TickerHandle, deadline: Instant) -> Handover {
+        let drained = tokio::time::timeout_at(deadline.into(), ticker.drain()).await;
+        match &drained {
+            Ok(Ok(Handover::Kept)) => return Handover::Kept,
+            Ok(Ok(Handover::HandedOut)) => {}
+            Ok(Err(refusal)) => warn!(
+                %refusal,
+                "the store refused to drain a ring: look at the store; what Redis has, other sidecars go on with"
+            ),
+            Err(_) => error!(
+                "a ring could not be drained in time: in Redis it stays, but in memory what is in flight ends with \
+                 the process; keep it with --state, or have its subscribers acknowledge faster"
+            ),
         }
-        handover
+        // Its ticker has not given the lease up.
+        if let Err(refusal) = seat.lease.release(self.clock.now()).await {
+            warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
+        }
+        drained.ok().and_then(Result::ok).unwrap_or(Handover::Kept)
     }
 
     /// Waits until every group with a subscriber has acknowledged everything.
@@ -328,7 +335,7 @@ fn host_name() -> String {
         .unwrap_or_else(|| String::from("sidecar"))
 }
 
-/// What is logged of a ring says which, where there are several.
+/// What is logged of a ring says which, where there are several; with `--log error` too.
 fn span_of(ring: usize, store: &dyn Store) -> Span {
-    if store.seats().len() > 1 { info_span!("ring", ring) } else { Span::none() }
+    if store.seats().len() > 1 { error_span!(log::RING, ring) } else { Span::none() }
 }

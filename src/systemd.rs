@@ -20,8 +20,11 @@ use tokio::net::UnixDatagram;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-/// So many signs of life go out in the time within which one must come: one may be late, and one lost.
-const SIGNS: u32 = 3;
+use crate::core::alive::BEAT;
+
+/// So many signs of life go out in the time within which one must come: several may be lost, and nearly the whole of
+/// that time is left for a pause of the process.
+const SIGNS: u32 = 10;
 
 /// How long a message may wait for room in the manager's queue: to serve comes first.
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
@@ -37,33 +40,29 @@ pub struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// The manager that the variables of an environment name; `own_id` is the id of this process.
-    ///
-    /// # Errors
-    ///
-    /// When a variable has a value that is not understood here: which, and what follows from it.
+    /// The manager that the variables of an environment name, as far as they are understood; where one is not, also
+    /// which, and what follows from it. `own_id` is the id of this process.
     pub fn of_environment(
         variable: impl Fn(&str) -> Option<OsString>,
         own_id: u32,
-    ) -> Result<ServiceManager, String> {
+    ) -> (ServiceManager, Option<String>) {
         let Some(name) = variable("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
-            return Ok(ServiceManager::default());
+            return (ServiceManager::default(), None);
         };
-        let wrong = |name: &str, value: &OsString, what: &dyn std::fmt::Display| {
-            format!("{name}={}: {what}; the service manager is told nothing", value.display())
+        let socket = match address(&name) {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                let wrong =
+                    format!("NOTIFY_SOCKET={}: {error}; the service manager is told nothing", name.display());
+                return (ServiceManager::default(), Some(wrong));
+            }
         };
-        let socket = address(&name).map_err(|error| wrong("NOTIFY_SOCKET", &name, &error))?;
-        let number = |name| match variable(name) {
-            Some(value) => match value.to_str().and_then(|text| text.parse::<u64>().ok()) {
-                Some(number) => Ok(Some(number)),
-                None => Err(wrong(name, &value, &"this is no number")),
-            },
-            None => Ok(None),
+        // That it is ready can be told all the same: who waits for that would else end this process for nothing.
+        let (watchdog, wrong) = match watchdog(variable, own_id) {
+            Ok(watchdog) => (watchdog, None),
+            Err(wrong) => (None, Some(format!("{wrong}; the service manager is given no signs of life"))),
         };
-        // Whoever started this process may have a watchdog of its own and pass the variables on.
-        let is_meant = number("WATCHDOG_PID")?.is_none_or(|id| id == u64::from(own_id));
-        let watchdog = number("WATCHDOG_USEC")?.filter(|us| is_meant && *us > 0).map(Duration::from_micros);
-        Ok(ServiceManager { socket: Some(socket), watchdog, unreached: AtomicBool::default() })
+        (ServiceManager { socket, watchdog, unreached: AtomicBool::default() }, wrong)
     }
 
     /// Tells that the process is not ready yet, and what it does.
@@ -88,7 +87,7 @@ impl ServiceManager {
     where
         S: Future<Output = Option<Duration>>,
     {
-        let Some(watchdog) = self.watchdog else { return pending().await };
+        let Some(pause) = self.watchdog.map(pause) else { return pending().await };
         let mut told_of_a_stall = false;
         loop {
             match stalled().await {
@@ -106,7 +105,7 @@ impl ServiceManager {
                 }
                 Some(_) => {}
             }
-            sleep(watchdog / SIGNS).await;
+            sleep(pause).await;
         }
     }
 
@@ -121,6 +120,23 @@ impl ServiceManager {
             Err(_) => {}
         }
     }
+}
+
+/// From one sign of life to the next. The loop that they tell of shows that it runs with each beat, and no oftener.
+fn pause(watchdog: Duration) -> Duration {
+    (watchdog / SIGNS).max(BEAT)
+}
+
+/// The time within which the manager wants a sign of life of this process; an error says what is not understood.
+fn watchdog(variable: impl Fn(&str) -> Option<OsString>, own_id: u32) -> Result<Option<Duration>, String> {
+    let number = |name| {
+        let Some(value) = variable(name) else { return Ok(None) };
+        let number = value.to_str().and_then(|text| text.parse::<u64>().ok());
+        number.map(Some).ok_or_else(|| format!("{name}={}: this is no number", value.display()))
+    };
+    // Whoever started this process may have a watchdog of its own and pass the variables on.
+    let is_meant = number("WATCHDOG_PID")?.is_none_or(|id| id == u64::from(own_id));
+    Ok(number("WATCHDOG_USEC")?.filter(|us| is_meant && *us > 0).map(Duration::from_micros))
 }
 
 /// The address that a value of `NOTIFY_SOCKET` means.
@@ -148,7 +164,7 @@ mod tests {
 
     const OWN_ID: u32 = 77;
 
-    fn manager(variables: &[(&str, &str)]) -> Result<ServiceManager, String> {
+    fn manager(variables: &[(&str, &str)]) -> (ServiceManager, Option<String>) {
         let find =
             |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
         ServiceManager::of_environment(find, OWN_ID)
@@ -157,31 +173,36 @@ mod tests {
     #[test]
     fn who_did_not_ask_is_told_nothing() {
         for variables in [&[][..], &[("NOTIFY_SOCKET", "")], &[("WATCHDOG_USEC", "1000000")]] {
-            let manager = manager(variables).unwrap();
+            let (manager, wrong) = manager(variables);
+            assert_eq!(wrong, None);
             assert!(manager.socket.is_none() && manager.watchdog.is_none(), "{variables:?}");
         }
     }
 
     #[test]
     fn sockets_are_paths_or_abstract() {
-        let path = manager(&[("NOTIFY_SOCKET", "/run/systemd/notify")]).unwrap();
+        let (path, _) = manager(&[("NOTIFY_SOCKET", "/run/systemd/notify")]);
         assert_eq!(path.socket.unwrap().as_pathname().unwrap().to_str(), Some("/run/systemd/notify"));
         #[cfg(target_os = "linux")]
         {
             use std::os::linux::net::SocketAddrExt;
-            let hidden = manager(&[("NOTIFY_SOCKET", "@a/b")]).unwrap();
+            let (hidden, _) = manager(&[("NOTIFY_SOCKET", "@a/b")]);
             assert_eq!(hidden.socket.unwrap().as_abstract_name(), Some(&b"a/b"[..]));
         }
         for wrong in ["here", "vsock:2:9000", &format!("/{}", "long".repeat(50))] {
-            let error = manager(&[("NOTIFY_SOCKET", wrong)]).unwrap_err();
+            let (manager, error) = manager(&[("NOTIFY_SOCKET", wrong), ("WATCHDOG_USEC", "1000000")]);
+            let error = error.unwrap();
             assert!(error.contains(wrong) && error.contains("told nothing"), "{error}");
+            assert!(manager.socket.is_none() && manager.watchdog.is_none());
         }
     }
 
     #[test]
     fn the_watchdog_is_that_of_this_process() {
         let watchdog = |variables: &[(&str, &str)]| {
-            manager(&[&[("NOTIFY_SOCKET", "/run/notify")], variables].concat()).map(|manager| manager.watchdog)
+            let (manager, wrong) = manager(&[&[("NOTIFY_SOCKET", "/run/notify")], variables].concat());
+            assert!(manager.socket.is_some(), "it is told that the process is ready, whatever the watchdog");
+            wrong.map_or(Ok(manager.watchdog), Err)
         };
         let second = Some(Duration::from_secs(1));
         assert_eq!(watchdog(&[("WATCHDOG_USEC", "1000000")]), Ok(second));
@@ -189,15 +210,26 @@ mod tests {
         assert_eq!(watchdog(&[("WATCHDOG_USEC", "1000000"), ("WATCHDOG_PID", "78")]), Ok(None));
         assert_eq!(watchdog(&[("WATCHDOG_USEC", "0")]), Ok(None));
         assert_eq!(watchdog(&[]), Ok(None));
-        let error = watchdog(&[("WATCHDOG_USEC", "soon")]).unwrap_err();
-        assert!(error.contains("WATCHDOG_USEC=soon"), "{error}");
+        for variables in
+            [&[("WATCHDOG_USEC", "soon")][..], &[("WATCHDOG_PID", "this"), ("WATCHDOG_USEC", "1000000")]]
+        {
+            let ((name, value), error) = (variables[0], watchdog(variables).unwrap_err());
+            assert!(error.contains(&format!("{name}={value}: ")) && error.contains("no signs of life"), "{error}");
+        }
+    }
+
+    #[test]
+    fn signs_of_life_are_many_and_no_oftener_than_beats() {
+        assert_eq!(pause(Duration::from_secs(60)), Duration::from_secs(6));
+        assert_eq!(pause(Duration::from_millis(100)), BEAT);
+        assert_eq!(pause(Duration::from_micros(1)), BEAT);
     }
 
     #[tokio::test]
     async fn a_manager_that_is_gone_is_found_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
-        let manager = manager(&[("NOTIFY_SOCKET", path.to_str().unwrap())]).unwrap();
+        let (manager, _) = manager(&[("NOTIFY_SOCKET", path.to_str().unwrap())]);
         manager.ready("nobody hears it").await;
         assert!(manager.unreached.load(Ordering::Relaxed));
         let listener = Datagram::bind(&path).unwrap();

@@ -10,6 +10,7 @@ use crate::support::frames;
 use crate::support::process::{Run, assert_names, program};
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
+use crate::support::wait_for;
 
 /// Asserts that it fits a terminal and says nothing to it but text.
 #[track_caller]
@@ -22,18 +23,22 @@ fn assert_plain(text: &str) {
 
 /// What `status` draws of an answer.
 fn drawn(status: &Value, flags: &[&str]) -> String {
+    told("200 OK", &status.to_string(), flags).output().to_owned()
+}
+
+/// A run of `status` that is answered so.
+fn told(code: &str, body: &str, flags: &[&str]) -> Run {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let body = status.to_string();
+    let answer = format!("HTTP/1.1 {code}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let _ = stream.read(&mut [0; 4_096]).unwrap();
-        let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n";
-        write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        stream.write_all(answer.as_bytes()).unwrap();
     });
     let run = Run::of(program(&["status", "--admin", &address]).args(flags));
     answering.join().unwrap();
-    run.output().to_owned()
+    run
 }
 
 /// A ring as a sidecar of a later version may show it: with a key that this one does not know.
@@ -76,6 +81,52 @@ fn whatever_the_figures_the_status_fits_80_columns() {
     let one = drawn(&status(&rings), &["--ring", "63"]);
     assert_plain(&one);
     assert_names(&one, &["\nring 63, led by n"]);
+}
+
+#[test]
+fn whatever_is_wrong_the_status_says_it_in_80_columns() {
+    let stormy = |number: u16, slots: usize| {
+        let mut ring = ring(number, &vec![1_000_000_000; slots]);
+        ring["pointer_lag_seconds"] = json!(86_400.0);
+        let recent = (1_792_000_001_u64 - 60..1_792_000_001).map(|tick| {
+            json!({ "tick": tick, "added": 1_000_000_000, "acked": 0, "timed_out": 1_000_000_000, "storm": true })
+        });
+        ring["recent"] = recent.collect();
+        ring
+    };
+    let one = drawn(&status(&[stormy(0, 3_600)]), &[]);
+    let storm =
+        "\n! storm in tick 1792000000, the last of 60:\n  1,000,000,000 of 1,000,000,000 messages timed out; ";
+    assert_names(
+        &one,
+        &[storm, "\n! led, but the pointer stands still: 1 of 1 rings; ", ", stands still, 24h behind\n"],
+    );
+    assert!(one.lines().count() <= 50, "more than a screen: {one}");
+    let rings = drawn(&status(&(0..64).map(|number| stormy(number, 15)).collect::<Vec<_>>()), &[]);
+    assert_names(&rings, &["\n! storm of ring 63 in tick 1792000000, the last of 3840:\n", " 64 of 64 rings; "]);
+    for text in [one, rings] {
+        assert_plain(&text);
+        assert!(!text.contains("\nok: "), "{text}");
+    }
+}
+
+#[test]
+fn a_storm_is_in_the_status_while_it_is_among_the_last_ticks() {
+    let sidecar = Sidecar::start(&["--tick", "200ms", "--storm-min", "50"]);
+    assert_names(sidecar.run(&["status"]).output(), &["\nok: "]);
+    let (tick, _) = sidecar.connect().ask(&frames::add(&(1..=50).collect::<Vec<_>>(), 1, 1)).added();
+    let text = wait_for("the storm is told", || {
+        let text = sidecar.run(&["status"]).output().to_owned();
+        text.contains("storm").then_some(text)
+    });
+    assert_plain(&text);
+    assert_names(&text, &[&format!("\n! storm in tick {tick}:\n  50 of 50 messages timed out; ")]);
+}
+
+#[test]
+fn a_refusal_commands_no_terminal() {
+    let run = told("503 Service Unavailable", "no store\n\u{1b}[2J\u{9b}2Jand\r\u{7}more\n", &[]);
+    assert_names(run.error(1), &["answers 503 Service Unavailable: no store\n?[2J?2Jand??more\n"]);
 }
 
 #[test]

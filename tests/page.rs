@@ -237,6 +237,8 @@ fn a_storm_and_a_group_without_a_subscriber_are_told() {
     assert!(notices.contains(&format!("Storm in tick {tick}: 50 of 50 messages timed out.")), "{notices}");
     assert!(notices.contains("Group default has batches waiting and no subscriber."), "{notices}");
     assert_eq!(text(&mut browser, "storms").trim(), "1 storm");
+    let asking = browser.value("show('asking'), [find('notices').children.length, document.title[0]]");
+    assert_eq!(asking, json!([2, "!"]), "while it asks, what needed a look still does");
     // Not by colour alone: a mark above the tick, and its words.
     let mark = "getComputedStyle(document.querySelector('.ticks .storm'), '::before').content";
     assert_eq!(browser.value(mark), "\"▲\"");
@@ -248,6 +250,30 @@ fn a_storm_and_a_group_without_a_subscriber_are_told() {
          return strip.getAttribute('aria-valuetext'); })()",
     );
     assert_eq!(words, format!("tick {tick}: 50 added, 0 acked, 50 timed out, a storm"));
+}
+
+#[test]
+fn a_tick_that_is_not_counted_says_why_and_one_to_come_is_no_storm() {
+    let Some(mut browser) = Browser::start() else { return };
+    let sidecar = Sidecar::start(&STANDS);
+    browser.open(&page_of(&sidecar), DESKTOP);
+    browser.wait_until("document.body.dataset.state === 'live'");
+    let mut words = |leads: bool, last: u64, age: Option<u64>| {
+        let recent = json!([{ "tick": last }]);
+        let ring = json!({ "pointer": 1_000, "leads": leads, "recent": recent, "lease_age_seconds": age });
+        browser.value(&format!("tickWords(999, undefined, {ring})"))
+    };
+    let (handed_out, not_counted) = ("tick 999: being handed out", "tick 999: not counted by this sidecar");
+    assert_eq!(words(true, 998, None), handed_out, "the next to be counted");
+    assert_eq!(words(true, 998, Some(60)), handed_out);
+    assert_eq!(words(true, 900, Some(3)), not_counted, "another led when it was decided");
+    assert_eq!(words(false, 998, None), not_counted, "another leads");
+    let mut found = |tick: u64| {
+        let storm = json!([{ "tick": tick, "storm": true, "added": 9, "timed_out": 9 }]);
+        let ring = json!({ "ring": 0, "pointer": 1_000, "leader": "a", "recent": storm });
+        browser.value(&format!("troubles({ring}).length"))
+    };
+    assert_eq!([939, 940, 999, 1_000].map(&mut found), [0, 1, 1, 0], "of the last 60 ticks");
 }
 
 #[test]

@@ -9,7 +9,7 @@ const PAGE: &str = include_str!("page.html");
 /// What the page may do: run its own script, use its own style, show the icon that it carries, and ask this sidecar.
 /// The hashes are those of the two blocks; `tests/admin.rs` says what they must be when the page has changed.
 const POLICY: &str = "default-src 'none'; \
-    script-src 'sha256-1UVrtjYSbg4TsMFt6SNtlFIXVl3iM/ZFi2FXEbuVX5U='; \
+    script-src 'sha256-m4Kc7dDo12nWgQr5VzEm0uzRgz8k+ZTVhIed4M+hHFs='; \
     style-src 'sha256-JrmH8Ct4DkT07JJ+cyVKwUC6tSa/70HOwKG343cLrTc='; \
     img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

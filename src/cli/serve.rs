@@ -95,9 +95,10 @@ async fn serve(config: Config) -> Result<(), Failure> {
         _ = interrupt.recv() => info!("SIGINT"),
         never = manager.watch(|| health.stalled()) => match never {},
     }
-    manager.stopping("draining: new messages are refused").await;
+    // At the same time: a manager that does not listen must not hold the drain up.
+    let going = async { tokio::join!(manager.stopping("draining: new messages are refused"), sidecar.drain()).1 };
     tokio::select! {
-        drained = sidecar.drain() => drained.map_err(Failure::run),
+        drained = going => drained.map_err(Failure::run),
         _ = terminate.recv() => Err(Failure::Run(String::from("a second SIGTERM ended the drain"))),
         _ = interrupt.recv() => Err(Failure::Run(String::from("a second SIGINT ended the drain"))),
     }
@@ -105,10 +106,12 @@ async fn serve(config: Config) -> Result<(), Failure> {
 
 /// Whoever started this process and wants to be told how it does.
 fn service_manager() -> ServiceManager {
-    ServiceManager::of_environment(|name| std::env::var_os(name), std::process::id()).unwrap_or_else(|error| {
-        warn!("{error}");
-        ServiceManager::default()
-    })
+    let variable = |name: &str| std::env::var_os(name);
+    let (manager, wrong) = ServiceManager::of_environment(variable, std::process::id());
+    if let Some(wrong) = wrong {
+        warn!("{wrong}");
+    }
+    manager
 }
 
 /// Settings that do not fit what is in Redis are wrong settings; all else is a failure at run time.

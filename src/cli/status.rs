@@ -8,8 +8,9 @@ use clap::Args;
 use ureq::http::StatusCode;
 
 use super::Failure;
-use super::text::{COLUMNS, fitted, padded, span, span_of_seconds, whole};
-use crate::admin::status::{GroupReport, RingReport, StatusReport};
+use super::text::{COLUMNS, fitted, padded, plain, span, span_of_seconds, whole};
+use crate::admin::status::{GroupReport, RingReport, StatusReport, TickReport};
+use crate::ticker::RECENT_TICKS;
 
 /// The most rows of a ring: with the lines around them they fit a screen. More slots are summed.
 const MAX_ROWS: usize = 30;
@@ -27,6 +28,10 @@ const GROUP: usize = 24;
 
 /// How long a batch may wait before a person should look: twice the time after which it is handed out again.
 const LONG_WAIT: Duration = Duration::from_secs(60);
+
+/// How long a pointer may be behind its time, and how many ticks: with less it is about to move.
+const LONG_BEHIND: Duration = Duration::from_secs(2);
+const TICKS_BEHIND: u32 = 2;
 
 /// Characters of a refusal that are printed. A sidecar says less; whatever else listens there may say a page.
 const MAX_WORDS: usize = 1_000;
@@ -68,7 +73,8 @@ impl Status {
                 Failure::Run(format!("{url}: {error}; is --admin the admin address of a sidecar?"))
             })?;
         if code != StatusCode::OK {
-            let words: String = text.trim().chars().take(MAX_WORDS).collect();
+            let words = text.trim().chars().take(MAX_WORDS);
+            let words: String = words.map(|one| if one == '\n' { one } else { plain(one) }).collect();
             return Err(Failure::Run(format!("{url} answers {code}: {words}")));
         }
         let report: StatusReport = serde_json::from_str(&text)
@@ -86,7 +92,7 @@ fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
     draw_notes(&mut text, report);
     match (only, &report.rings[..]) {
         (Some(number), rings) => match rings.iter().find(|ring| ring.ring == number) {
-            Some(ring) => draw_ring(&mut text, ring),
+            Some(ring) => draw_ring(&mut text, ring, report.tick_ms),
             None => {
                 return Err(Failure::Usage(format!(
                     "--ring {number}: there are {} rings, from 0 on",
@@ -94,8 +100,8 @@ fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
                 )));
             }
         },
-        (None, [ring]) => draw_ring(&mut text, ring),
-        (None, rings) => draw_rings(&mut text, rings),
+        (None, [ring]) => draw_ring(&mut text, ring, report.tick_ms),
+        (None, rings) => draw_rings(&mut text, rings, report.tick_ms),
     }
     draw_groups(&mut text, &report.groups);
     Ok(text)
@@ -103,17 +109,21 @@ fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
 
 /// What should not be so, in words; or that there is nothing of the kind.
 fn draw_notes(text: &mut String, report: &StatusReport) {
+    let (begin, rings) = (text.len(), report.rings.len());
     let unled = report.rings.iter().filter(|ring| ring.leader.is_none()).count();
+    let standing = report.rings.iter().filter(|ring| stands_still(ring, report.tick_ms)).count();
     let waiting = report.groups.iter().filter(|group| waits_long(group)).count();
     let limit = span(LONG_WAIT);
-    let _ = match (unled, waiting) {
-        (0, 0) => writeln!(text, "ok: every ring is led, and no batch has waited for more than {limit}"),
-        _ => Ok(()),
-    };
     if unled > 0 {
-        let _ =
-            writeln!(text, "! led by nobody: {unled} of {} rings; nothing times out there", report.rings.len());
+        let _ = writeln!(text, "! led by nobody: {unled} of {rings} rings; nothing times out there");
     }
+    if standing > 0 {
+        let _ = writeln!(
+            text,
+            "! led, but the pointer stands still: {standing} of {rings} rings; nothing times out there"
+        );
+    }
+    draw_storms(text, report);
     if waiting > 0 {
         let groups = report.groups.len();
         let _ = writeln!(
@@ -121,6 +131,38 @@ fn draw_notes(text: &mut String, report: &StatusReport) {
             "! batches older than {limit}: {waiting} of {groups} groups; does a subscriber acknowledge?"
         );
     }
+    if text.len() == begin {
+        let _ = writeln!(text, "ok: every ring is led, and no batch has waited for more than {limit}");
+    }
+}
+
+/// The storms among the last ticks, of all rings.
+fn draw_storms(text: &mut String, report: &StatusReport) {
+    let storms = report.rings.iter().flat_map(|ring| storms(ring).map(move |tick| (tick, ring.ring)));
+    let storms: Vec<(&TickReport, u16)> = storms.collect();
+    let Some((last, ring)) = storms.iter().max_by_key(|(tick, _)| tick.tick) else { return };
+    let of = if report.rings.len() > 1 { format!(" of ring {ring}") } else { String::new() };
+    let more = if storms.len() > 1 { format!(", the last of {}", storms.len()) } else { String::new() };
+    let _ = writeln!(
+        text,
+        "! storm{of} in tick {}{more}:\n  {} of {} messages timed out; look for a fault between\n  clients and logic \
+         nodes before marking clients offline",
+        last.tick,
+        whole(last.timed_out),
+        whole(last.added)
+    );
+}
+
+/// The storms of a ring among the ticks that its pointer left last.
+fn storms(ring: &RingReport) -> impl Iterator<Item = &TickReport> {
+    let last = ring.pointer.saturating_sub(RECENT_TICKS as u64)..ring.pointer;
+    ring.recent.iter().filter(move |tick| tick.storm && last.contains(&tick.tick))
+}
+
+/// Whether it is led, and does not turn.
+fn stands_still(ring: &RingReport, tick_ms: u32) -> bool {
+    let ticks = Duration::from_millis(tick_ms.into()) * TICKS_BEHIND;
+    ring.leader.is_some() && ring.pointer_lag_seconds > LONG_BEHIND.max(ticks).as_secs_f64()
 }
 
 fn waits_long(group: &GroupReport) -> bool {
@@ -132,7 +174,7 @@ fn mark(marked: bool, mark: char) -> char {
 }
 
 /// One ring, slot by slot.
-fn draw_ring(text: &mut String, ring: &RingReport) {
+fn draw_ring(text: &mut String, ring: &RingReport, tick_ms: u32) {
     let _ = write!(text, "\nring {}, ", ring.ring);
     let _ = match (&ring.leader, ring.lease_age_seconds) {
         (None, _) => writeln!(text, "led by nobody: its pointer stands until a sidecar is elected"),
@@ -143,10 +185,15 @@ fn draw_ring(text: &mut String, ring: &RingReport) {
     };
     let slots = ring.slots.len();
     let at = usize::try_from(ring.pointer.checked_rem(slots as u64).unwrap_or_default()).unwrap_or_default();
-    let _ = writeln!(text, "pointer {} (slot {at}), epoch {}", ring.pointer, ring.epoch);
+    let behind = if stands_still(ring, tick_ms) {
+        format!(", stands still, {} behind", span_of_seconds(ring.pointer_lag_seconds))
+    } else {
+        String::new()
+    };
+    let _ = writeln!(text, "pointer {} (slot {at}), epoch {}{behind}", ring.pointer, ring.epoch);
     let _ = writeln!(text, "{} in flight, {} closing", whole(ring.in_flight), whole(ring.closing));
     let per_row = slots.div_ceil(MAX_ROWS).max(1);
-    let counts: Vec<u64> = ring.slots.chunks(per_row).map(|slots| slots.iter().sum()).collect();
+    let counts: Vec<u64> = ring.slots.chunks(per_row).map(|slots| total(slots.iter().copied())).collect();
     let most = counts.iter().copied().max().unwrap_or_default().max(1);
     for (row, count) in counts.into_iter().enumerate() {
         let (first, last) = (row * per_row, ((row + 1) * per_row).min(slots) - 1);
@@ -157,6 +204,11 @@ fn draw_ring(text: &mut String, ring: &RingReport) {
     }
 }
 
+/// A sum of counts that others told: what they say must not end this program.
+fn total(counts: impl Iterator<Item = u64>) -> u64 {
+    counts.fold(0, u64::saturating_add)
+}
+
 /// Columns of a bar: none for nothing, and at least one for anything.
 fn length(count: u64, most: u64) -> usize {
     let columns = (u128::from(count) * BAR as u128).div_ceil(u128::from(most));
@@ -164,7 +216,7 @@ fn length(count: u64, most: u64) -> usize {
 }
 
 /// Several rings, a line each.
-fn draw_rings(text: &mut String, rings: &[RingReport]) {
+fn draw_rings(text: &mut String, rings: &[RingReport], tick_ms: u32) {
     let _ = writeln!(
         text,
         "\n  ring  {:<LEADER$} {:>5} {:>13} {:>13} {:>13}",
@@ -173,12 +225,13 @@ fn draw_rings(text: &mut String, rings: &[RingReport]) {
     for ring in rings {
         let leader = padded(ring.leader.as_deref().unwrap_or("nobody"), LEADER);
         let age = ring.lease_age_seconds.map(span_of_seconds).unwrap_or_default();
-        let (mark, number, pointer) = (mark(ring.leader.is_none(), '!'), ring.ring, ring.pointer);
+        let is_wrong = ring.leader.is_none() || stands_still(ring, tick_ms) || storms(ring).next().is_some();
+        let (mark, number, pointer) = (mark(is_wrong, '!'), ring.ring, ring.pointer);
         let (in_flight, closing) = (whole(ring.in_flight), whole(ring.closing));
         let _ =
             writeln!(text, "{mark} {number:>4}  {leader} {age:>5} {pointer:>13} {in_flight:>13} {closing:>13}");
     }
-    let in_flight = whole(rings.iter().map(|ring| ring.in_flight).sum());
+    let in_flight = whole(total(rings.iter().map(|ring| ring.in_flight)));
     let _ = writeln!(text, "{in_flight} in flight; slot by slot: ackwheel status --ring N");
 }
 
@@ -292,6 +345,71 @@ mod tests {
         assert!(text.contains("\nring 1, led by nobody") && text.matches(" slot ").count() == 15, "{text}");
         let error = draw(&report, Some(3)).unwrap_err().to_string();
         assert!(error.contains("--ring 3") && error.contains("3 rings"), "{error}");
+    }
+
+    #[test]
+    fn a_pointer_that_stands_still_is_told_unless_it_is_about_to_move() {
+        let behind = |tick_ms: u32, seconds: f64| {
+            let ring = RingReport { pointer_lag_seconds: seconds, ..ring(1, Some("a"), vec![0; 15]) };
+            let mut report = report(vec![ring, super::tests::ring(0, Some("b"), vec![0; 15])], Vec::new());
+            report.tick_ms = tick_ms;
+            report
+        };
+        let note = "\n! led, but the pointer stands still: 1 of 2 rings; nothing times out there\n";
+        for (tick_ms, seconds, stands) in [
+            (1_000, 2.0, false),
+            (1_000, 2.1, true),
+            (100, 1.9, false),
+            (100, 2.1, true),
+            (30_000, 60.0, false),
+            (30_000, 61.0, true),
+            (1_000, f64::MAX, true),
+        ] {
+            let report = behind(tick_ms, seconds);
+            let text = drawn(&report, None);
+            assert_eq!(text.contains(note), stands, "{text}");
+            assert_eq!(text.contains("\nok: "), !stands, "{text}");
+            assert_eq!((text.contains("\n!    1  a "), text.contains("\n     0  b ")), (stands, true), "{text}");
+            assert_eq!(drawn(&report, Some(1)).contains(", stands still, "), stands);
+        }
+        let mut unled = behind(1_000, 60.0);
+        unled.rings[0].leader = None;
+        assert!(!drawn(&unled, None).contains("stands still"), "it is told once what is wrong");
+    }
+
+    #[test]
+    fn a_storm_among_the_last_ticks_is_told() {
+        let pointer = ring(0, None, Vec::new()).pointer;
+        let tick = |tick: u64, storm: bool| TickReport { tick, added: 2_000, acked: 188, timed_out: 1_812, storm };
+        let of = |recent: Vec<TickReport>| RingReport { recent, ..ring(3, Some("a"), vec![0; 15]) };
+        // Too old; not one; and of a ring that was lost, whose ticks are to come.
+        for recent in [vec![tick(pointer - 61, true)], vec![tick(pointer - 1, false)], vec![tick(pointer, true)]] {
+            let text = drawn(&report(vec![of(recent)], Vec::new()), None);
+            assert!(text.contains("\nok: ") && !text.contains("storm"), "{text}");
+        }
+        let text = drawn(&report(vec![of(vec![tick(pointer - 60, true)])], Vec::new()), None);
+        let words = ":\n  1,812 of 2,000 messages timed out; look for a fault between\n  clients and logic nodes \
+                     before marking clients offline\n";
+        assert!(text.contains(&format!("\n! storm in tick {}{words}", pointer - 60)), "{text}");
+        assert!(!text.contains("\nok: "), "{text}");
+        let recent = vec![tick(pointer - 5, true), tick(pointer - 4, false), tick(pointer - 2, true)];
+        let rings = vec![ring(2, Some("a"), vec![0; 15]), of(recent)];
+        let text = drawn(&report(rings, Vec::new()), None);
+        let expected = format!("\n! storm of ring 3 in tick {}, the last of 2{words}", pointer - 2);
+        assert!(text.contains(&expected), "{text}");
+        assert!(text.contains("\n     2  a ") && text.contains("\n!    3  a "), "{text}");
+    }
+
+    #[test]
+    fn counts_that_cannot_be_do_not_end_it() {
+        let mut rings = vec![ring(0, Some("a"), vec![0; 62]), ring(1, Some("a"), vec![0; 62])];
+        rings[0].slots.fill(u64::MAX);
+        for ring in &mut rings {
+            ring.in_flight = u64::MAX;
+        }
+        let report = report(rings, Vec::new());
+        assert!(draw(&report, None).unwrap().contains("\n18,446,744,073,709,551,615 in flight; "));
+        assert!(draw(&report, Some(0)).unwrap().contains("| 18,446,744,073,709,551,615\n"));
     }
 
     #[test]

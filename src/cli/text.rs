@@ -40,10 +40,14 @@ pub(super) fn span_of_seconds(seconds: f64) -> String {
     Duration::try_from_secs_f64(seconds).map_or_else(|_| String::from("?"), span)
 }
 
+/// A character, and a question mark for one that a terminal would obey.
+pub(super) fn plain(character: char) -> char {
+    if character.is_control() { '?' } else { character }
+}
+
 /// A name in at most so many columns, and without anything that a terminal would obey.
 pub(super) fn fitted(name: &str, columns: usize) -> String {
-    let name: String =
-        name.chars().map(|character| if character.is_control() { '?' } else { character }).collect();
+    let name: String = name.chars().map(plain).collect();
     if name.width() <= columns {
         return name;
     }

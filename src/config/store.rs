@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::IntoConnectionInfo;
 
 use super::{ConfigError, Settings, at_least_one};
+use crate::core::rings::MAX_RINGS;
 use crate::core::tick::Wheel;
 use crate::redis::{MAX_CATCH_UP, MAX_SLOTS};
 
@@ -16,7 +17,7 @@ const SCHEMES: &[&str] = &["redis", "rediss", "valkey", "valkeys", "redis+unix",
 /// The longest namespace, in bytes.
 const MAX_NAMESPACE_LENGTH: usize = 64;
 
-const RINGS: RangeInclusive<u16> = 1..=64;
+const RINGS: RangeInclusive<u16> = 1..=MAX_RINGS;
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(60);
 const MAX_OUTAGE_GRACE: Duration = Duration::from_secs(60);
 const CATCH_UP: RangeInclusive<u16> = 0..=MAX_CATCH_UP;

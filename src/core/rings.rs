@@ -16,6 +16,9 @@ use super::ring::{AddNewMsg, AddNewMsgAnswer, AtOnce, DelMsg, DelMsgAnswer, Late
 use super::store::Seat;
 use super::tick::Wheel;
 
+/// The most rings of a store.
+pub const MAX_RINGS: u16 = 64;
+
 /// The ring, of `rings`, that a message belongs to: `mix(mix(msg_id) ^ client) mod rings`, where `mix` is the
 /// finalizer of splitmix64. Every sidecar and every version must agree on it.
 ///

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
 use tracing::{Event, Level, Metadata, Subscriber, error, info, warn};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
@@ -19,6 +20,10 @@ use super::repeats::{LeftOut, Repeats};
 /// The target of the lines that say how many were left out. A filter should let them through: they speak only of
 /// what it let through before.
 pub const TARGET: &str = "ackwheel::log";
+
+/// The name of spans that tell, in their fields, of which ring a line speaks. Of all spans these alone tell lines of the
+/// same words apart.
+pub const RING: &str = "ring";
 
 /// How often it is looked whether a window is over.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -94,7 +99,8 @@ impl Debug for Limit {
     }
 }
 
-/// In the level of what was left out, and with its target, so that it is found by whoever looks for that.
+/// In the level of what was left out, so that it is found by whoever looks for that level. The target is [`TARGET`], so
+/// that no filter keeps it back; that of what was left out is the field `place`.
 fn say(left: &LeftOut<Place>) {
     let LeftOut { place: Place(metadata), count, within, text } = left;
     let (place, seconds) = (metadata.target(), within.as_secs().max(1));
@@ -119,6 +125,17 @@ impl<S> Layer<S> for Limit
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        if attributes.metadata().name() != RING {
+            return;
+        }
+        let mut fields = Line { hasher: self.shared.hashes.build_hasher(), text: String::new() };
+        attributes.record(&mut fields);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().replace(OfRing(fields.hasher.finish()));
+        }
+    }
+
     fn event_enabled(&self, event: &Event<'_>, context: Context<'_, S>) -> bool {
         let metadata = event.metadata();
         if *metadata.level() > Level::INFO || metadata.target() == TARGET {
@@ -126,13 +143,21 @@ where
         }
         let mut line = Line { hasher: self.shared.hashes.build_hasher(), text: String::new() };
         event.record(&mut line);
-        // The same words about another ring, or another connection, are another line.
-        context.current_span().id().hash(&mut line.hasher);
+        // The same words about another ring are another line.
+        for span in context.event_scope(event).into_iter().flatten() {
+            if let Some(ring) = span.extensions().get::<OfRing>() {
+                ring.hash(&mut line.hasher);
+            }
+        }
         let now = (self.shared.now)();
         let Line { hasher, text } = line;
         self.shared.repeats.lock().admits(Place(metadata), hasher.finish(), || text, now)
     }
 }
+
+/// The fields of a span that names a ring, as their hash.
+#[derive(Hash)]
+struct OfRing(u64);
 
 /// What makes a line the same as another: its fields, the text among them.
 struct Line<H> {
@@ -169,7 +194,7 @@ impl<H: Hasher> fmt::Write for Hashing<'_, H> {
 mod tests {
     use std::io;
 
-    use tracing::{debug, info_span};
+    use tracing::{debug, error_span, info_span};
     use tracing_subscriber::layer::SubscriberExt;
     use tracing_subscriber::{fmt as lines, registry};
 
@@ -239,13 +264,14 @@ mod tests {
             let say = |group: &str| error!(group, "batches wait");
             (0..50).for_each(|_| say("a"));
             (0..50).for_each(|_| say("b"));
-            let spans = [info_span!("ring", ring = 0), info_span!("ring", ring = 1)];
-            for span in &spans {
-                span.in_scope(|| say("a"));
+            // A ring is the same whoever speaks of it, and wherever.
+            for number in (0..2).cycle().take(50) {
+                error_span!(RING, ring = number).in_scope(|| say("a"));
+                info_span!("within").in_scope(|| error_span!(RING, ring = number).in_scope(|| say("a")));
             }
             let lines = written.take();
             let of = |group: &str| lines.iter().filter(|line| line["fields"]["group"] == group).count();
-            assert_eq!((of("a"), of("b")), (MAX_SAME + 2, MAX_SAME), "{lines:?}");
+            assert_eq!((of("a"), of("b")), (3 * MAX_SAME, MAX_SAME), "{lines:?}");
 
             (0..1_000).for_each(|number| info!("text {number}"));
             (0..1_000).for_each(|_| debug!("asked for"));
@@ -257,7 +283,25 @@ mod tests {
                 .map(|line| (line["level"].clone(), line["fields"]["left_out"].clone()))
                 .collect();
             counts.sort_by_key(|(level, _)| level.to_string());
-            assert_eq!(counts, [("ERROR".into(), 94.into()), ("INFO".into(), 980.into())]);
+            let info = 1_000 - MAX_LINES;
+            assert_eq!(counts, [("ERROR".into(), (200 - 4 * MAX_SAME).into()), ("INFO".into(), info.into())]);
+        });
+    }
+
+    #[test]
+    fn a_peer_that_comes_again_and_again_does_not_silence_the_others() {
+        logged(|_, _, written| {
+            let refused = |port: u32, refusal: &str| {
+                let connection = info_span!("connection", peer = %format_args!("127.0.0.1:{port}"));
+                connection.in_scope(|| info!(refusal, "connection refused further service"));
+            };
+            (0..10_000).for_each(|port| refused(port, "the frame is not one"));
+            refused(10_000, "the token is wrong");
+            let lines = written.take();
+            assert_eq!(lines.len(), MAX_SAME + 1, "{lines:?}");
+            let last = &lines[MAX_SAME];
+            assert_eq!(last["fields"]["refusal"], "the token is wrong");
+            assert_eq!(last["span"]["peer"], "127.0.0.1:10000", "what is written says whom it is about");
         });
     }
 

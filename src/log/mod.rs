@@ -7,11 +7,12 @@
 //!
 //! Why by place, and the same lines apart: one budget for all places would let a hostile client silence a storm;
 //! a budget for each text would be none where a stranger writes the text; and a plain budget for each place would
-//! let a group in trouble crowd out the group beside it. So the lines of a place that differ, in their fields or
-//! in the ring or the connection that they belong to, come first.
+//! let a group in trouble crowd out the group beside it. So the lines of a place that differ, in their fields or in the
+//! ring that they belong to, come first. The connection is not asked: a peer that is refused and comes again has a new
+//! one each time, and would crowd out all others.
 
 mod layer;
 mod repeats;
 
-pub use layer::{Limit, TARGET};
+pub use layer::{Limit, RING, TARGET};
 pub use repeats::{MAX_LINES, MAX_SAME, WINDOW};

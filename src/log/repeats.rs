@@ -4,11 +4,15 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
+use crate::core::group::MAX_GROUPS;
+use crate::core::rings::MAX_RINGS;
+
 /// How long a budget lasts.
 pub const WINDOW: Duration = Duration::from_secs(10);
 
-/// The most lines of one place within [`WINDOW`].
-pub const MAX_LINES: usize = 20;
+/// The most lines of one place within [`WINDOW`]: more than a place rightly has to say at once, one of each ring or of
+/// each group.
+pub const MAX_LINES: usize = 100;
 
 /// The most of them that are the same. More than one, so that something that goes away and comes back twice within
 /// the window is still seen to be back.
@@ -16,6 +20,8 @@ pub const MAX_SAME: usize = 3;
 
 const _: () =
     assert!(MAX_SAME >= 1 && MAX_SAME < MAX_LINES, "else a line could take the whole budget of its place");
+const _: () = assert!(MAX_LINES > MAX_GROUPS, "else a trouble of all groups would be told of some");
+const _: () = assert!(MAX_LINES > MAX_RINGS as usize, "else a trouble of all rings would be told of some");
 
 /// What every place has said lately. There are as many places as call sites: it grows no further.
 #[derive(Debug)]
@@ -140,8 +146,17 @@ mod tests {
         assert!(say(&mut repeats, "b", 0, now), "and other places are heard");
         assert_eq!(
             repeats.all(now).into_iter().map(|left| (left.place, left.count)).collect::<Vec<_>>(),
-            [("a", 997 + 100_000 - 6 - 12)]
+            [("a", 1_000 + 5 + 100_000 - 6 - MAX_LINES as u64)]
         );
+    }
+
+    #[test]
+    fn every_group_and_every_ring_is_heard_when_all_are_in_trouble() {
+        for all in [MAX_GROUPS, MAX_RINGS.into()] {
+            let (mut repeats, now) = (Repeats::new(), Instant::now());
+            assert_eq!(count_written(&mut repeats, (0..).take(all), now), all);
+            assert_eq!(repeats.all(now), []);
+        }
     }
 
     #[test]
