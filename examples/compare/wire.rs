@@ -1,6 +1,6 @@
 //! Over TCP: a memory store beside an echo of the same frames, Redis by hand, and beanstalkd.
 //!
-//! All of them keep as many messages in flight, add a new one and delete the oldest in turn, on as many
+//! All of them keep as many messages in flight, add a new one and delete an old one in turn, on as many
 //! connections, with as many requests unanswered on each.
 
 use ackwheel::load::{self, LoadOptions, Op};
