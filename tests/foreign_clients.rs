@@ -17,10 +17,10 @@ use rustix::process::Signal;
 use serde::Deserialize;
 
 use crate::support::frame_proxy::{FrameProxy, Planned, Trouble};
-use crate::support::process::{Run, assert_names};
+use crate::support::process::{Process, Run, assert_names, lines};
 use crate::support::sidecar::Sidecar;
-use crate::support::wait_until;
 use crate::support::watch::{Line, Watch};
+use crate::support::{PATIENCE, wait_until};
 
 const GROUP: &str = "foreign";
 const MAX_CLIENT_LINES: usize = 300;
@@ -38,11 +38,23 @@ struct Figures {
     outcome_unknown: u64,
 }
 
+/// What its other program says: of 21 requests or more, of a batch that it left, and of the message in that.
+#[derive(Debug, Deserialize, PartialEq, Eq)]
+struct Manners {
+    lost: u64,
+    waiting: u64,
+    attempt: u8,
+}
+
 /// A language, and how its scenario is started, if this machine can.
 struct Language {
     name: &'static str,
     client: &'static str,
     scenario: &'static LazyLock<Option<Vec<PathBuf>>>,
+    /// The last word of how its other program is started.
+    manners: &'static str,
+    /// Builds the example of the README in a folder; says how it is started.
+    example: fn(&str, &Path) -> Option<Vec<PathBuf>>,
 }
 
 static PYTHON: LazyLock<Option<Vec<PathBuf>>> = LazyLock::new(|| {
@@ -53,26 +65,57 @@ static PYTHON: LazyLock<Option<Vec<PathBuf>>> = LazyLock::new(|| {
 });
 
 static GO: LazyLock<Option<Vec<PathBuf>>> = LazyLock::new(|| {
-    let program = output("go").join("scenario");
-    go(&["vet", "./..."])?;
-    go(&["build", "-o", program.to_str().unwrap(), "./scenario"])?;
-    Some([program].into())
+    let programs = output("go");
+    go(&folder("go"), &["vet", "./..."])?;
+    go(&folder("go"), &["build", "-o", programs.to_str().unwrap(), "./scenario", "./manners"])?;
+    Some([programs.join("scenario")].into())
 });
 
 static JAVA: LazyLock<Option<Vec<PathBuf>>> = LazyLock::new(|| {
-    let (compiler, java) = (on_path("javac", "default-jdk-headless")?, on_path("java", "default-jre-headless")?);
-    let (sources, classes) = (folder("java"), output("java"));
-    let mut command = Command::new(compiler);
-    command.args(["-Xlint:all", "-Werror", "-d"]).arg(&classes);
-    build(command.args([sources.join("Ackwheel.java"), sources.join("Scenario.java")]));
-    Some([java, "-cp".into(), classes, "Scenario".into()].into())
+    let sources = ["Ackwheel.java", "Scenario.java", "Manners.java"].map(|file| folder("java").join(file));
+    java(&sources, &output("java"), "Scenario")
 });
 
 const LANGUAGES: [Language; 3] = [
-    Language { name: "Python", client: "python/ackwheel.py", scenario: &PYTHON },
-    Language { name: "Go", client: "go/ackwheel.go", scenario: &GO },
-    Language { name: "Java", client: "java/Ackwheel.java", scenario: &JAVA },
+    Language {
+        name: "Python",
+        client: "python/ackwheel.py",
+        scenario: &PYTHON,
+        manners: "manners.py",
+        example: python_example,
+    },
+    Language { name: "Go", client: "go/ackwheel.go", scenario: &GO, manners: "manners", example: go_example },
+    Language {
+        name: "Java",
+        client: "java/Ackwheel.java",
+        scenario: &JAVA,
+        manners: "Manners",
+        example: java_example,
+    },
 ];
+
+fn python_example(text: &str, into: &Path) -> Option<Vec<PathBuf>> {
+    fs::copy(folder("python").join("ackwheel.py"), into.join("ackwheel.py")).unwrap();
+    fs::write(into.join("example.py"), text).unwrap();
+    Some(
+        [on_path("python3", "python3")?, "-B".into(), "-W".into(), "error".into(), into.join("example.py")].into(),
+    )
+}
+
+fn go_example(text: &str, into: &Path) -> Option<Vec<PathBuf>> {
+    fs::create_dir(into.join("ackwheel")).unwrap();
+    fs::copy(folder("go").join("ackwheel.go"), into.join("ackwheel/ackwheel.go")).unwrap();
+    fs::write(into.join("go.mod"), "module example.com/logic\n\ngo 1.19\n").unwrap();
+    fs::write(into.join("main.go"), text).unwrap();
+    go(into, &["vet", "./..."])?;
+    go(into, &["build", "-o", "example", "."])?;
+    Some([into.join("example")].into())
+}
+
+fn java_example(text: &str, into: &Path) -> Option<Vec<PathBuf>> {
+    fs::write(into.join("Example.java"), text).unwrap();
+    java(&[folder("java").join("Ackwheel.java"), into.join("Example.java")], into, "Example")
+}
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/clients").join(name)
@@ -94,10 +137,17 @@ fn on_path(program: &str, package: &str) -> Option<PathBuf> {
     found
 }
 
-/// Runs the go tool, which may not use the network.
-fn go(arguments: &[&str]) -> Option<()> {
+/// Compiles, with every warning an error; says how the program is started.
+fn java(sources: &[PathBuf], classes: &Path, main: &str) -> Option<Vec<PathBuf>> {
+    let (compiler, java) = (on_path("javac", "default-jdk-headless")?, on_path("java", "default-jre-headless")?);
+    build(Command::new(compiler).args(["-Xlint:all", "-Werror", "-d"]).arg(classes).args(sources));
+    Some([java, "-cp".into(), classes.into(), main.into()].into())
+}
+
+/// Runs the go tool in a folder; it may not use the network.
+fn go(folder: &Path, arguments: &[&str]) -> Option<()> {
     let mut command = Command::new(on_path("go", "golang-go")?);
-    command.args(arguments).current_dir(folder("go")).env_clear();
+    command.args(arguments).current_dir(folder).env_clear();
     command.env("PATH", env::var_os("PATH").unwrap_or_default());
     command.env("GOCACHE", output("go-cache")).env("GOPATH", output("go-path"));
     let settings = [("GOPROXY", "off"), ("GOFLAGS", "-mod=mod"), ("GOTOOLCHAIN", "local"), ("CGO_ENABLED", "0")];
@@ -116,10 +166,16 @@ impl Language {
     /// Runs the scenario to its end; nothing if this machine lacks the language.
     fn run(&self, address: SocketAddr, token: Option<&str>) -> Option<Run> {
         let words = self.scenario.as_ref()?;
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).arg(address.to_string()).arg(GROUP).args(token).env_clear();
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Some(Run::of(&mut command))
+        Some(Run::of(command(words).arg(address.to_string()).arg(GROUP).args(token)))
+    }
+
+    /// Runs the program that shows what the scenario does not, until the gate is there and it is done.
+    fn show_manners(&self, address: SocketAddr, gate: &Path) -> Manners {
+        let mut words = self.scenario.as_ref().unwrap().clone();
+        let last = words.pop().unwrap();
+        words.push(last.with_file_name(self.manners));
+        let run = Run::of(command(&words).arg(address.to_string()).arg(GROUP).arg(gate));
+        serde_json::from_str(run.output()).unwrap_or_else(|error| panic!("{error}: {run:?}"))
     }
 
     /// The figures of a run that succeeded, which must be those of the scenario.
@@ -130,6 +186,13 @@ impl Language {
         assert_eq!(main, [1_000, 900, 100, 0], "{}: {figures:?}", self.name);
         figures
     }
+}
+
+fn command(words: &[PathBuf]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).env_clear();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
 }
 
 /// Has every language that is there run at the same time, each against a sidecar of its own.
@@ -214,6 +277,59 @@ fn each_goes_on_where_it_was_when_connections_are_cut_or_fall_silent() {
         assert!(proxy.still_planned().is_empty(), "{}: {:?}", language.name, proxy.still_planned());
         assert!(figures.outcome_unknown >= 2 && figures.redelivered >= 2, "{}: {figures:?}", language.name);
         assert_seen(&sidecar, &watched(&watch));
+    });
+}
+
+/// They close before they are connected, after that failed, and twice; in Java one asks under a lock that the
+/// callback of its last request waits for. What hangs does not end in time.
+#[test]
+fn each_closes_at_any_time_and_a_slow_consumer_finds_one_copy_of_a_batch() {
+    each(|language| {
+        let folder = tempfile::tempdir().unwrap();
+        let gate = folder.path().join("gate");
+        let sidecar = Sidecar::start(&["--tick", "100ms", "--redeliver-after", "1s"]);
+        // Of one request nobody learns what became of it, and its future ends with the connection.
+        let cut = Planned { frame_type: FrameType::DelMsgAnswer as u8, nth: 11, trouble: Trouble::Cut };
+        let proxy = FrameProxy::to(sidecar.listen, &[cut]);
+        let manners = thread::scope(|scope| {
+            let run = scope.spawn(|| language.show_manners(proxy.address, &gate));
+            wait_until("the batch is handed out again, and again", || {
+                run.is_finished() || sidecar.metrics().count("batches_redelivered_total") >= 2
+            });
+            fs::write(&gate, "").unwrap();
+            run.join().unwrap()
+        });
+        assert!(proxy.still_planned().is_empty(), "{}: the connection was not cut", language.name);
+        assert!((1..=2).contains(&manners.lost), "{}: {manners:?}", language.name);
+        assert_eq!((manners.waiting, manners.attempt), (1, 200), "{}", language.name);
+        sidecar.wait_for_settled(GROUP);
+    });
+}
+
+#[test]
+fn each_example_of_the_readme_runs_as_it_stands() {
+    let readme = fs::read_to_string(folder("README.md")).unwrap();
+    each(|language| {
+        let fence = format!("\n```{}\n", language.name.to_lowercase());
+        let (_, behind) = readme.split_once(&fence).unwrap_or_else(|| panic!("no example in {}", language.name));
+        let (example, _) = behind.split_once("```\n").unwrap();
+        assert!(!behind.contains(&fence), "a second example in {} is not tested", language.name);
+        assert!(example.contains("7415"), "{example}");
+        let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "10"]);
+        let folder = tempfile::tempdir().unwrap();
+        let own_port = example.replace("7415", &sidecar.listen.port().to_string());
+        let words = (language.example)(&own_port, folder.path()).unwrap();
+        let mut process = Process::spawn(&mut command(&words));
+        let (_, line) = lines(process.stdout()).recv_timeout(PATIENCE).unwrap();
+        assert_names(&line, &["102", "7", "offline"]);
+        sidecar.wait_for_settled("logic");
+        let metrics = sidecar.metrics();
+        assert_eq!(
+            (metrics.acked("acked"), metrics.count("messages_timed_out_total")),
+            (1, 1),
+            "{}",
+            language.name
+        );
     });
 }
 

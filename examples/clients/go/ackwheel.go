@@ -22,9 +22,7 @@ const (
 	pong, errorType, answer, maxFrameLength      = 0x82, 0xff, 0x80, 1 << 20 // An answer: its request's type and 0x80.
 	firstPause, longestPause, patience           = 100 * time.Millisecond, 5 * time.Second, 5 * time.Second
 )
-
-// The outcomes of DelMsg, and its flag.
-const Unknown, Acked, Late, Withdrawn, Withdraw uint8 = 0, 1, 2, 3, 2
+const Unknown, Acked, Late, Withdrawn, Withdraw uint8 = 0, 1, 2, 3, 2 // the outcomes of DelMsg, and its flag
 
 // BatchID names a batch. It is the same on every delivery: a consumer knows by it what it has dealt with already.
 type BatchID [24]byte
@@ -58,40 +56,44 @@ type Client struct {
 
 	closing  context.Context
 	stop     context.CancelFunc
-	interval time.Duration // of pings; the reader's alone
+	interval time.Duration // of pings
 	writing  sync.Mutex    // held over a write; the reader never waits for it
 
 	mutex      sync.Mutex // guards what follows
 	conn       net.Conn
-	down       *Error // why nothing can be asked
+	up         bool
+	down       Error // why it is not up
 	lastID     uint32
 	unanswered map[uint32]chan frame // closed when the connection is lost
+	waiting    []BatchID             // at its end those in Batches
 }
 
-// frame is a whole frame: its type at 4, its flags at 5, the status at 6, the correlation id at 8, its body at 12.
-type frame []byte
-
+type frame []byte // whole: its type at 4, its flags at 5, the status at 6, the correlation id at 8, its body at 12
 func (f frame) refusal() *Error {
 	return &Error{be.Uint16(f[6:]), f[5]&1 != 0, f[5]&2 != 0, string(f[12:])}
 }
 
-// Connect makes the first connection, or says why there is none.
+// Connect makes the first connection, or says why there is none; it can be called again then.
 func (c *Client) Connect(ctx context.Context) error {
 	// A batch takes credit for a message at least, so that no more batches than that wait.
-	c.Batches, c.unanswered = make(chan *TimeoutBatch, c.Credit), map[uint32]chan frame{}
+	c.Batches, c.waiting = make(chan *TimeoutBatch, c.Credit), nil
 	c.closing, c.stop = context.WithCancel(context.Background())
 	lost, err := c.connect(ctx)
-	if err == nil {
-		go c.run(lost)
+	if err != nil {
+		c.stop()
+		close(c.Batches)
+		return err
 	}
-	return err
+	go c.run(lost)
+	return nil
 }
 
-// Close says GoAway and reads until the server has closed, so that no answer is lost.
+// Close has GoAway said, and returns when the server has closed, so that no answer is lost. More than once is fine.
 func (c *Client) Close() {
-	c.stop()
-	c.do(context.Background(), goAway, 0, nil, uint16(2), uint16(0), uint32(patience.Milliseconds()))
-	for range c.Batches { // What was not taken goes to others.
+	if c.stop != nil { // Else there was no Connect.
+		c.stop()
+		for range c.Batches { // What was not taken goes to others.
+		}
 	}
 }
 
@@ -117,8 +119,8 @@ func (c *Client) BatchAck(ctx context.Context, batches ...BatchID) (settled uint
 }
 
 // BatchNack gives a batch back, for others or for later; it returns whether this connection held it.
-func (c *Client) BatchNack(ctx context.Context, batch BatchID, delay time.Duration) (held bool, err error) {
-	flags, err := c.do(ctx, batchNack, 0, nil, batch, uint32(delay.Milliseconds()))
+func (c *Client) BatchNack(ctx context.Context, batch BatchID, delayMs uint32) (held bool, err error) {
+	flags, err := c.do(ctx, batchNack, 0, nil, batch, delayMs)
 	return flags == 1, err
 }
 
@@ -126,9 +128,9 @@ func (c *Client) BatchNack(ctx context.Context, batch BatchID, delay time.Durati
 func (c *Client) do(ctx context.Context, kind, flags uint8, into []any, fields ...any) (uint8, error) {
 	body, answered := pack(fields...), make(chan frame, 1)
 	c.mutex.Lock()
-	if c.conn == nil || c.down != nil && kind != hello && kind != subscribe {
+	if c.conn == nil || !c.up && kind != hello && kind != subscribe {
 		defer c.mutex.Unlock()
-		return 0, c.down
+		return 0, &Error{c.down.Code, false, c.down.Retryable, "not connected: " + c.down.Text}
 	}
 	for c.lastID++; c.lastID == 0 || c.unanswered[c.lastID] != nil; c.lastID++ {
 	}
@@ -163,9 +165,13 @@ func (c *Client) send(conn net.Conn, kind, flags uint8, id uint32, body []byte) 
 // run connects anew whenever the connection is lost, until the client is closed, or refused for good.
 func (c *Client) run(lost chan struct{}) {
 	defer close(c.Batches)
-	for pause, err := firstPause, error(nil); ; {
-		if lost != nil {
-			<-lost
+	for pause, err := firstPause, error(nil); err == nil || err.(*Error).Retryable; lost, err = c.connect(c.closing) {
+		if err == nil {
+			select {
+			case <-lost:
+			case <-c.closing.Done():
+				c.do(context.Background(), goAway, 0, nil, uint16(2), uint16(0), uint32(patience.Milliseconds()))
+			}
 			pause = firstPause
 		} else if pause < longestPause {
 			pause *= 2
@@ -174,9 +180,6 @@ func (c *Client) run(lost chan struct{}) {
 		case <-c.closing.Done():
 			return
 		case <-time.After(pause/2 + time.Duration(rand.Int63n(int64(pause/2)))):
-		}
-		if lost, err = c.connect(c.closing); err != nil && !err.(*Error).Retryable {
-			return
 		}
 	}
 }
@@ -188,24 +191,22 @@ func (c *Client) connect(ctx context.Context) (chan struct{}, error) {
 		return nil, &Error{Retryable: true, Text: err.Error()}
 	}
 	c.mutex.Lock()
-	c.conn = conn
+	c.conn, c.interval, c.unanswered = conn, patience, map[uint32]chan frame{}
 	c.mutex.Unlock()
 	lost := make(chan struct{})
 	go c.read(conn, lost)
-	_, err = c.do(ctx, hello, 0, nil, []byte("ACKW\x01\x01"),
-		uint16(len(c.Token)), []byte(c.Token), uint8(len(c.Name)), []byte(c.Name))
+	_, err = c.do(ctx, hello, 0, nil, []byte("ACKW\x01\x01"), uint16(len(c.Token)), []byte(c.Token), uint8(len(c.Name)), []byte(c.Name))
 	if err == nil && c.Group != "" {
 		_, err = c.do(ctx, subscribe, c.SubscribeFlags, nil, c.Credit, uint8(len(c.Group)), []byte(c.Group))
 	}
 	if err != nil {
 		conn.Close()
 		<-lost
-		lost = nil
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if c.conn == conn || err != nil { // Else it is lost again already.
-		c.down, _ = err.(*Error)
+	if failure, ok := err.(*Error); ok {
+		c.down = *failure
 	}
 	return lost, err
 }
@@ -213,25 +214,22 @@ func (c *Client) connect(ctx context.Context) (chan struct{}, error) {
 // read reads until the connection is lost. After an interval without a byte it asks for a sign of life, once.
 func (c *Client) read(conn net.Conn, lost chan struct{}) {
 	defer close(lost)
-	c.interval = patience
 	received, chunk, asked, count, err := []byte{}, make([]byte, 1<<16), false, 0, error(nil)
 	for err == nil {
 		conn.SetReadDeadline(time.Now().Add(c.interval))
 		count, err = conn.Read(chunk)
 		if timeout, ok := err.(net.Error); ok && timeout.Timeout() && !asked {
 			go c.do(c.closing, ping, 0, nil)
-			asked, err = true, nil
-			continue
+			err = nil
 		}
-		asked, received = false, append(received, chunk[:count]...)
+		asked, received = count == 0, append(received, chunk[:count]...)
 		for err == nil && len(received) >= 12 {
 			end := 4 + int(be.Uint32(received))
 			if end < 12 || end > 4+maxFrameLength {
 				err = fmt.Errorf("the server sent a frame of length %d", end-4)
 			} else if end > len(received) {
 				break
-			} else {
-				err = c.receive(frame(received[:end]))
+			} else if err = c.receive(frame(received[:end])); err == nil {
 				received = received[end:]
 			}
 		}
@@ -239,10 +237,9 @@ func (c *Client) read(conn net.Conn, lost chan struct{}) {
 	conn.Close()
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.conn, c.down = nil, &Error{Retryable: c.closing.Err() == nil, Text: "no connection: " + err.Error()}
-	for id, waiting := range c.unanswered {
+	c.conn, c.up, c.down = nil, false, Error{Retryable: c.closing.Err() == nil, Text: err.Error()}
+	for _, waiting := range c.unanswered {
 		close(waiting)
-		delete(c.unanswered, id)
 	}
 }
 
@@ -258,6 +255,7 @@ func (c *Client) receive(f frame) error {
 	} else if f[4] == timeoutBatch && len(f) > 68 {
 		return c.receiveBatch(f[5], f[12:])
 	} else if waiting != nil {
+		c.up = c.up || f[4] == subscribe|answer || f[4] == hello|answer && c.Group == "" // before its first batch is taken
 		waiting <- f
 		if f[4] != subscribe|answer { // Its id stays in use: batches carry it.
 			delete(c.unanswered, id)
@@ -269,13 +267,18 @@ func (c *Client) receive(f frame) error {
 }
 
 func (c *Client) receiveBatch(flags uint8, body []byte) error {
-	b := &TimeoutBatch{Last: flags&1 != 0, Storm: flags&2 != 0, Drained: flags&4 != 0}
 	count := (len(body) - 56) / 17
-	b.MsgIDs, b.Clients, b.Attempts = make([]uint64, count), make([]uint64, count), make([]uint8, count)
+	b := &TimeoutBatch{Last: flags&1 != 0, Storm: flags&2 != 0, Drained: flags&4 != 0,
+		MsgIDs: make([]uint64, count), Clients: make([]uint64, count), Attempts: make([]uint8, count)}
 	err := unpack(body, &b.ID, &b.DeliveryCount, &b.AgeMs, &b.Added, &b.Acked, new(uint32), b.MsgIDs, b.Clients, b.Attempts)
-	select {
-	case c.Batches <- b:
-	default: // As many wait as there is credit for: it is a redelivery, and will come again.
+	c.waiting = c.waiting[len(c.waiting)-len(c.Batches):]
+	leave := len(c.waiting) == cap(c.Batches) // As many wait as there is credit for: it will come again.
+	for _, id := range c.waiting {
+		leave = leave || id == b.ID // A slow consumer gets it once.
+	}
+	if !leave && err == nil {
+		c.waiting = append(c.waiting, b.ID)
+		c.Batches <- b
 	}
 	return err
 }
@@ -288,12 +291,9 @@ func pack(fields ...any) []byte {
 	return packed.Bytes()
 }
 
-func unpack(body []byte, places ...any) error {
-	from := bytes.NewReader(body)
-	for _, place := range places {
-		if err := binary.Read(from, be, place); err != nil {
-			return err
-		}
+func unpack(body []byte, places ...any) (err error) {
+	for i, from := 0, bytes.NewReader(body); i < len(places) && err == nil; i++ {
+		err = binary.Read(from, be, places[i])
 	}
-	return nil
+	return err
 }

@@ -1,6 +1,5 @@
 import static java.nio.ByteBuffer.allocate;
 import static java.nio.charset.StandardCharsets.UTF_8;
-
 import java.io.*;
 import java.net.*;
 import java.nio.ByteBuffer;
@@ -8,14 +7,15 @@ import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
 import java.util.concurrent.locks.LockSupport;
-import java.util.function.Function;
+import java.util.function.*;
+import java.util.stream.IntStream;
 
 /**
  * A client of ackwheel in one file, for Java 17 and version 1 of docs/PROTOCOL.md. When its connection is lost it
  * connects anew and subscribes again. Requests that were not answered by then end with a {@link Failure} that says
- * {@code outcomeUnknown}; while there is no connection they fail at once, not applied. The caller repeats what should
- * be. Futures are completed by the thread that reads: do not block it. Ids and clients are unsigned: write and read
- * them with {@link Long#toUnsignedString(long)} and {@link Long#parseUnsignedLong(String)}.
+ * {@code outcomeUnknown}; without a connection they fail at once, not applied. The caller repeats what should be.
+ * Futures are completed by the thread that reads, which holds no lock then: do not block it. Ids and clients are
+ * unsigned: see {@link Long#toUnsignedString(long)} and {@link Long#parseUnsignedLong(String)}.
  */
 public final class Ackwheel implements AutoCloseable {
     private static final int HELLO = 0x01, PING = 0x02, GO_AWAY = 0x03, ADD_NEW_MSG = 0x10, DEL_MSG = 0x11;
@@ -31,9 +31,9 @@ public final class Ackwheel implements AutoCloseable {
     /** The same on every delivery: a consumer knows by it what it has dealt with already. */
     public record BatchId(int ring, int seq, long epoch, long tick) {}
 
-    /** Messages that nobody acknowledged; with a delivery count above 1 they were handed out before. */
+    /** Messages that nobody acknowledged, and of each its attempt; with a count above 1 they were handed out before. */
     public record TimeoutBatch(BatchId id, int deliveryCount, long ageMs, long added, long acked, boolean last,
-            boolean storm, boolean drained, List<Message> messages, byte[] attempts) {}
+            boolean storm, boolean drained, List<Message> messages, int[] attempts) {}
 
     /** The tick of the deadline, and which of the messages were in flight already. */
     public record Added(long deadline, BitSet rearmed) {}
@@ -42,15 +42,13 @@ public final class Ackwheel implements AutoCloseable {
     public enum Outcome { UNKNOWN, ACKED, LATE, WITHDRAWN }
 
     /** Without a group there are no batches. The credit is for messages in batches that are not acknowledged. */
-    public record Options(String host, int port, String token, String name, String group, int credit,
-            boolean fromEnd) {}
+    public record Options(String host, int port, String token, String name, String group, int credit, boolean fromEnd) {}
 
     /** Why a request failed. Unless its outcome is unknown no part of it was applied; if retryable, try later. */
     public static final class Failure extends RuntimeException {
         private static final long serialVersionUID = 1;
         public final int code; // that of the server's Error; 0 where the client itself gave up
         public final boolean outcomeUnknown, retryable;
-
         Failure(int code, boolean outcomeUnknown, boolean retryable, String text) {
             super(text);
             this.code = code;
@@ -60,7 +58,7 @@ public final class Ackwheel implements AutoCloseable {
     }
 
     private record Call<T>(int answer, Function<ByteBuffer, T> read, CompletableFuture<T> result) {
-        void complete(ByteBuffer frame) { result.complete(read.apply(frame)); }
+        Runnable completion(ByteBuffer frame) { T value = read.apply(frame); return () -> result.complete(value); }
     }
 
     private final Options options;
@@ -69,13 +67,11 @@ public final class Ackwheel implements AutoCloseable {
             new LinkedBlockingQueue<>(), task -> new Thread(task, "ackwheel writer"));
     private final CompletableFuture<Void> begun = new CompletableFuture<>(), ended = new CompletableFuture<>();
     private final LinkedBlockingQueue<TimeoutBatch> batches = new LinkedBlockingQueue<>();
-    private final Map<Integer, Call<?>> unanswered = new HashMap<>(); // guarded by this, as is all below
+    private Map<Integer, Call<?>> unanswered = new HashMap<>(); // guarded by this, as is all below
     private OutputStream out;
     private int lastId = SUBSCRIBE_ID, pingIntervalMs, pauseMs = FIRST_PAUSE_MS;
-    private boolean up;
-    private volatile boolean closing;
+    private volatile boolean up, closing;
     private Failure lost = new Failure(0, false, true, "no connection in time");
-
     private Ackwheel(Options options) { this.options = options; }
 
     /** Returns a connected client, or throws a {@link Failure} that says why there is none. */
@@ -95,10 +91,10 @@ public final class Ackwheel implements AutoCloseable {
     @Override
     public void close() {
         synchronized (this) {
-            closing = true;
-            if (up) {
+            if (up && !closing) {
                 send(GO_AWAY, 0, newId(), allocate(8).putInt(2 << 16).putInt(PATIENCE_MS)); // done
             }
+            closing = true;
             LockSupport.unpark(reader); // It may be between two connections.
         }
         ended.completeOnTimeout(null, PATIENCE_MS, TimeUnit.MILLISECONDS).join();
@@ -107,20 +103,15 @@ public final class Ackwheel implements AutoCloseable {
 
     /** Takes messages into flight, before they are pushed; 0 ticks are the default, one revolution. */
     public CompletableFuture<Added> addNewMsg(List<Message> messages, int ackTimeoutTicks, int attempt) {
-        ByteBuffer body = allocate(8 + 16 * messages.size()).putInt(ackTimeoutTicks << 16 | attempt << 8);
-        return limited(request(ADD_NEW_MSG, 1, list(body, messages), frame -> {
-            long deadline = frame.getLong();
-            return new Added(deadline, BitSet.valueOf(frame.position(BODY + 16)));
-        }));
+        int head = within(0xffff, ackTimeoutTicks, "ackTimeoutTicks") << 16 | within(0xff, attempt, "attempt") << 8;
+        return limited(request(ADD_NEW_MSG, 1, list(allocate(8 + 16 * messages.size()).putInt(head), messages),
+                frame -> new Added(frame.getLong(), BitSet.valueOf(frame.position(BODY + 16)))));
     }
 
     /** Reports Acks, or pushes that failed. It has no time limit: a server holds it while its store is away. */
     public CompletableFuture<List<Outcome>> delMsg(List<Message> messages, boolean withdraw) {
-        return request(DEL_MSG, withdraw ? 3 : 1, list(allocate(4 + 16 * messages.size()), messages), frame -> {
-            Outcome[] outcomes = new Outcome[Math.min(frame.getInt(), frame.remaining())];
-            Arrays.setAll(outcomes, i -> Outcome.values()[frame.get()]);
-            return List.of(outcomes);
-        });
+        return request(DEL_MSG, withdraw ? 3 : 1, list(allocate(4 + 16 * messages.size()), messages), frame ->
+                IntStream.range(0, frame.getInt()).mapToObj(i -> Outcome.values()[frame.get()]).toList());
     }
 
     /** The next timeout batch; null if none came in time. Throws a {@link Failure} when the client has ended. */
@@ -141,8 +132,15 @@ public final class Ackwheel implements AutoCloseable {
 
     /** Gives a batch back, for others or for later; answers whether this connection held it. */
     public CompletableFuture<Boolean> batchNack(BatchId id, Duration delay) {
-        ByteBuffer body = put(allocate(28), id).putInt((int) delay.toMillis());
+        ByteBuffer body = put(allocate(28), id).putInt(within(0xffff_ffffL, delay.toMillis(), "delay"));
         return limited(request(BATCH_NACK, 0, body, frame -> frame.get(1) == 1));
+    }
+
+    private static int within(long most, long value, String name) {
+        if (value < 0 || value > most) {
+            throw new IllegalArgumentException(name + " must be from 0 to " + most + ", not " + value);
+        }
+        return (int) value;
     }
 
     private static ByteBuffer put(ByteBuffer body, BatchId id) {
@@ -159,8 +157,8 @@ public final class Ackwheel implements AutoCloseable {
     private synchronized <T> CompletableFuture<T> request(int kind, int flags, ByteBuffer body,
             Function<ByteBuffer, T> read) {
         if (!up || closing) {
-            return CompletableFuture.failedFuture(
-                    new Failure(0, false, !closing && lost.retryable, "not connected: " + lost.getMessage()));
+            Failure down = new Failure(0, false, !closing && lost.retryable, "not connected: " + lost.getMessage());
+            return CompletableFuture.failedFuture(down);
         }
         CompletableFuture<T> result = new CompletableFuture<>();
         int id = newId();
@@ -172,25 +170,22 @@ public final class Ackwheel implements AutoCloseable {
     /** A request that ran out of time keeps its correlation id until it is answered. */
     private static <T> CompletableFuture<T> limited(CompletableFuture<T> result) {
         return result.orTimeout(PATIENCE_MS, TimeUnit.MILLISECONDS).exceptionally(error -> {
-            throw error instanceof Failure failure ? failure
-                    : new Failure(0, true, true, "not answered within the time limit");
+            throw error instanceof Failure failure ? failure : new Failure(0, true, true, "not answered in time");
         });
     }
 
     private synchronized int newId() {
-        do {
-            lastId = lastId == -1 ? SUBSCRIBE_ID + 1 : lastId + 1;
-        } while (unanswered.containsKey(lastId));
+        while (unanswered.containsKey(lastId = lastId == -1 ? SUBSCRIBE_ID + 1 : lastId + 1)) { /* It is in use. */ }
         return lastId;
     }
 
     private void send(int kind, int flags, int id, ByteBuffer body) {
         OutputStream to = out;
-        ByteBuffer head = allocate(12).putInt(8 + body.capacity()).putInt(kind << 24 | flags << 16).putInt(id);
+        ByteBuffer frame = allocate(12 + body.capacity()).putInt(8 + body.capacity());
+        frame.putInt(kind << 24 | flags << 16).putInt(id).put(body.rewind());
         writer.execute(() -> {
             try {
-                to.write(head.array());
-                to.write(body.array(), body.arrayOffset(), body.capacity());
+                to.write(frame.array());
                 if (writer.getQueue().isEmpty()) { // What is ready at the same time goes out in one write.
                     to.flush();
                 }
@@ -205,7 +200,7 @@ public final class Ackwheel implements AutoCloseable {
                 socket.connect(new InetSocketAddress(options.host, options.port), PATIENCE_MS);
                 read(socket);
             } catch (IOException | RuntimeException error) { // the latter if refused, or if a frame cannot be read
-                disconnect(error instanceof Failure why ? why : new Failure(0, false, true, error.toString()));
+                disconnect(error instanceof Failure why ? why : new Failure(0, false, true, error.toString())).run();
             }
             if (!closing) {
                 LockSupport.parkNanos(ThreadLocalRandom.current().nextLong(pauseMs / 2, pauseMs) * 1_000_000);
@@ -216,13 +211,14 @@ public final class Ackwheel implements AutoCloseable {
         begun.completeExceptionally(lost);
     }
 
-    private synchronized void disconnect(Failure why) {
+    private synchronized Runnable disconnect(Failure why) {
+        Failure failure = new Failure(0, true, true, "the connection was lost: " + why.getMessage());
+        Collection<Call<?>> calls = unanswered.values();
+        unanswered = new HashMap<>();
         up = false;
         lost = why;
         batches.clear(); // They come again.
-        Failure failure = new Failure(0, true, true, "the connection was lost: " + why.getMessage());
-        unanswered.values().forEach(call -> call.result.completeExceptionally(failure));
-        unanswered.clear();
+        return () -> calls.forEach(call -> call.result.completeExceptionally(failure));
     }
 
     private void read(Socket socket) throws IOException {
@@ -249,17 +245,20 @@ public final class Ackwheel implements AutoCloseable {
             if (length < BODY || length > MAX_FRAME_LENGTH) {
                 throw new IOException("the server sent a frame of length " + length);
             }
-            receive(ByteBuffer.wrap(in.readNBytes(length)));
+            receive(ByteBuffer.wrap(in.readNBytes(length))).run();
         }
     }
 
-    private synchronized void receive(ByteBuffer frame) {
+    /** Returns what completes a future, for after the lock: what callers do then may wait for locks of their own. */
+    private synchronized Runnable receive(ByteBuffer frame) {
         int kind = frame.get() & 0xff, flags = frame.get(), status = frame.getShort() & 0xffff, id = frame.getInt();
         Call<?> call = unanswered.get(id);
         if (kind == PING) {
             send(PONG, 0, id, frame.slice());
         } else if (kind == TIMEOUT_BATCH) {
-            batches.add(readBatch(flags, frame));
+            TimeoutBatch batch = readBatch(flags, frame);
+            batches.removeIf(copy -> copy.id.equals(batch.id)); // One waits, however slow the consumer is.
+            batches.add(batch);
         } else if (kind == (HELLO | ANSWER)) {
             pingIntervalMs = frame.getInt(BODY + 20);
             byte[] group = options.group.getBytes(UTF_8);
@@ -272,28 +271,29 @@ public final class Ackwheel implements AutoCloseable {
             if (call == null) {
                 throw failure; // It is about the connection, and ends it.
             }
-            unanswered.remove(id).result.completeExceptionally(failure);
-        } else if (call != null && kind == call.answer) {
-            call.complete(frame);
             unanswered.remove(id);
+            return () -> call.result.completeExceptionally(failure);
+        } else if (call != null && kind == call.answer) {
+            Runnable completion = call.completion(frame);
+            unanswered.remove(id);
+            return completion;
         }
         if (kind == ((options.group.isEmpty() ? HELLO : SUBSCRIBE) | ANSWER)) {
             up = !closing;
             pauseMs = FIRST_PAUSE_MS;
             begun.complete(null);
         }
+        return () -> { };
     }
 
     private static TimeoutBatch readBatch(int flags, ByteBuffer body) {
         BatchId id = new BatchId(body.getInt() >>> 16, body.getInt(), body.getLong(), body.getLong());
         int deliveryCount = body.getInt();
         long ageMs = body.getLong(), added = body.getLong(), acked = body.getLong();
-        Message[] messages = new Message[Math.min(body.getInt(), body.remaining() / 17)];
-        int ids = body.position(), clients = ids + 8 * messages.length;
-        Arrays.setAll(messages, i -> new Message(body.getLong(ids + 8 * i), body.getLong(clients + 8 * i)));
-        byte[] attempts = new byte[messages.length];
-        body.position(clients + 8 * messages.length).get(attempts);
+        int count = Math.min(body.getInt(), body.remaining() / 17), at = body.position();
+        IntFunction<Message> message = i -> new Message(body.getLong(at + 8 * i), body.getLong(at + 8 * (count + i)));
+        int[] attempts = IntStream.range(0, count).map(i -> body.get(at + 16 * count + i) & 0xff).toArray();
         return new TimeoutBatch(id, deliveryCount, ageMs, added, acked, (flags & 1) != 0, (flags & 2) != 0,
-                (flags & 4) != 0, List.of(messages), attempts);
+                (flags & 4) != 0, IntStream.range(0, count).mapToObj(message).toList(), attempts);
     }
 }

@@ -80,7 +80,9 @@ class Client:
         self._hello = struct.pack(">4sBBH", b"ACKW", 1, 1, len(token)) + token + _text(name)
         self._subscribe = (2 * from_end, struct.pack(">I", credit) + _text(group)) if group else None
         self._unanswered: dict[int, asyncio.Future[Any]] = {}  # by correlation id
-        self._batches: asyncio.Queue[TimeoutBatch | None] = asyncio.Queue()
+        self._batches: asyncio.Queue[bytes | None] = asyncio.Queue()  # their ids; None is the end
+        self._waiting: dict[bytes, TimeoutBatch] = {}
+        self._task: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._to_write: list[bytes] = []
         self._last_id, self._pause = SUBSCRIBE_ID, FIRST_PAUSE
@@ -89,27 +91,34 @@ class Client:
 
     async def __aenter__(self) -> Client:
         self._task = asyncio.create_task(self._run())
-        await asyncio.wait({asyncio.create_task(self._begun.wait())}, timeout=self._time_limit)
-        if not self.connections:
+        try:
+            await asyncio.wait_for(self._begun.wait(), self._time_limit)
+            if self.connections:
+                return self
+        except asyncio.TimeoutError:
+            pass
+        except asyncio.CancelledError:  # It must not go on alone.
             await self.__aexit__()
-            raise self._lost
-        return self
+            raise
+        await self.__aexit__()
+        raise self._lost
 
     async def __aexit__(self, *_: object) -> None:
-        """Says GoAway and reads until the server has closed, so that no answer is lost."""
+        """Says GoAway and reads until the server has closed, so that no answer is lost. More than once is fine."""
         self._closing = True
         if self._up:
             self._send(GO_AWAY, 0, self._new_id(), struct.pack(">HHI", 2, 0, int(1_000 * self._time_limit)))
             await asyncio.wait({self._task}, timeout=self._time_limit)
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        while self._task and not self._task.done():  # Before Python 3.12 wait_for may swallow a cancellation.
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=0.1)
 
     async def add_new_msg(self, messages: Sequence[Message], ack_timeout_ticks: int = 0,
                           attempt: int = 1) -> tuple[int, list[bool]]:
         """Takes messages into flight, before they are pushed; 0 ticks are the default, one revolution. Returns the
         tick of their deadline, and for each message whether it was in flight already and is re-armed."""
-        if not 0 <= ack_timeout_ticks <= self.slots:
-            raise ValueError(f"an ack timeout has at most {self.slots} ticks, not {ack_timeout_ticks}")
+        if not (0 <= ack_timeout_ticks <= self.slots and 0 <= attempt <= 255):
+            raise ValueError(f"at most {self.slots} ticks and attempt 255, not {ack_timeout_ticks} and {attempt}")
         flags, body = self._list(messages)
         return await self._request(ADD_NEW_MSG, flags, struct.pack(">HBB", ack_timeout_ticks, attempt, 0) + body)
 
@@ -120,8 +129,8 @@ class Client:
 
     async def batches(self) -> AsyncIterator[TimeoutBatch]:
         """Timeout batches, until the client ends; some of them more than once."""
-        while batch := await self._batches.get():
-            yield batch
+        while batch_id := await self._batches.get():
+            yield self._waiting.pop(batch_id)
         self._batches.put_nowait(None)  # for others who iterate
         if not self._closing:
             raise self._lost
@@ -198,6 +207,7 @@ class Client:
             self._finish(correlation_id, AckwheelError(0, True, True, f"connection lost: {self._lost.text}"))
         while not self._batches.empty():
             self._batches.get_nowait()
+        self._waiting.clear()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Reads frames until the connection is lost, which is always an exception."""
@@ -232,7 +242,10 @@ class Client:
         elif kind == GO_AWAY:
             self.draining = True
         elif kind == TIMEOUT_BATCH:
-            self._batches.put_nowait(_read_batch(flags, body))
+            batch = _read_batch(flags, body)
+            if batch.id not in self._waiting:
+                self._batches.put_nowait(batch.id)
+            self._waiting[batch.id] = batch  # For a slow consumer it takes the place of its copy that waits.
         elif kind == HELLO | ANSWER:
             _, _, self.slots, self.tick_ms, _, self.max_messages, _, ping_ms = WELCOME.unpack_from(body)
             self._ping_interval = ping_ms / 1_000
@@ -275,8 +288,7 @@ def _read_batch(flags: int, body: bytes) -> TimeoutBatch:
     *numbers, attempts = struct.unpack(f">{2 * count}Q{count}s", body[BATCH.size :])
     messages = list(map(Message, numbers[:count], numbers[count:]))
     last, storm, drained = (bool(flags & bit) for bit in (1, 2, 4))
-    return TimeoutBatch(body[:24], tick, delivery_count, age_ms, added, acked, last, storm, drained,
-                        messages, attempts)
+    return TimeoutBatch(body[:24], tick, delivery_count, age_ms, added, acked, last, storm, drained, messages, attempts)
 
 
 READERS: dict[int, Callable[[int, bytes], Any]] = {

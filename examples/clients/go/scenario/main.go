@@ -183,7 +183,7 @@ func (s *scenario) listen(ctx context.Context, missing map[message]bool) error {
 			s.count(func(f *figures) { f.Redelivered++ })
 		}
 		if s.GivenBack == 0 {
-			held, _ := s.client.BatchNack(ctx, batch.ID, 50*time.Millisecond)
+			held, _ := s.client.BatchNack(ctx, batch.ID, 50)
 			s.count(func(f *figures) {
 				if held {
 					f.GivenBack++
