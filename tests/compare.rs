@@ -68,7 +68,7 @@ fn the_ring_is_compared_with_maps_and_a_delay_queue() {
         "ring, ten times as many",
     ];
     if two_threads {
-        assert_measured(&part, &subjects, 6);
+        assert_measured(&part, &subjects, 7);
     } else {
         assert_eq!(part["failed"], Value::Null, "{part}");
     }
