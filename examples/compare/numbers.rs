@@ -11,7 +11,7 @@ pub fn id(number: u64) -> u64 {
 }
 
 /// The messages with these numbers.
-pub fn messages(numbers: std::ops::Range<u64>) -> Vec<Message> {
+pub fn messages(numbers: impl Iterator<Item = u64>) -> Vec<Message> {
     numbers.map(|number| Message::new(id(number), id(!number) % 1_000)).collect()
 }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use ackwheel::load::acknowledged;
 use ackwheel::redis::DirectCalls;
 use anyhow::ensure;
 use hdrhistogram::Histogram;
@@ -12,16 +13,18 @@ use crate::numbers::{figure, messages};
 /// What nobody else uses.
 const NAMESPACE: &str = "direct";
 
-/// Calls of a fixed number of messages on one connection: adds of new ones, and dels of the oldest in flight.
+/// Calls of a fixed number of messages on one connection: adds of new ones, and dels of old ones in the order of
+/// `ackwheel bench`.
 struct Calls {
     redis: DirectCalls,
     ids: u64,
+    in_flight: u64,
     window: Range<u64>,
 }
 
 impl Calls {
-    fn open(url: &str, ids: u64) -> anyhow::Result<Calls> {
-        Ok(Calls { redis: DirectCalls::open(url, NAMESPACE)?, ids, window: 0..0 })
+    fn open(url: &str, ids: u64, in_flight: u64) -> anyhow::Result<Calls> {
+        Ok(Calls { redis: DirectCalls::open(url, NAMESPACE)?, ids, in_flight, window: 0..0 })
     }
 
     fn add(&mut self) -> Vec<u8> {
@@ -33,14 +36,15 @@ impl Calls {
 
     fn del(&mut self) -> Vec<u8> {
         let start = self.window.start + self.ids;
-        let call = self.redis.del(&messages(self.window.start..start));
+        let scattered = |nth| acknowledged(nth, self.in_flight, self.window.end);
+        let call = self.redis.del(&messages((self.window.start..start).map(scattered)));
         self.window.start = start;
         call
     }
 
     /// One more than so many messages in flight, or one less.
-    fn next(&mut self, in_flight: u64) -> Vec<u8> {
-        if self.window.end - self.window.start <= in_flight { self.add() } else { self.del() }
+    fn next(&mut self) -> Vec<u8> {
+        if self.window.end - self.window.start <= self.in_flight { self.add() } else { self.del() }
     }
 
     fn receive(&mut self) -> anyhow::Result<()> {
@@ -54,8 +58,8 @@ impl Calls {
         self.receive()
     }
 
-    fn fill(&mut self, in_flight: u64) -> anyhow::Result<()> {
-        while self.window.end - self.window.start < in_flight {
+    fn fill(&mut self) -> anyhow::Result<()> {
+        while self.window.end - self.window.start < self.in_flight {
             let call = self.add();
             self.ask(&call)?;
         }
@@ -78,15 +82,15 @@ impl Calls {
 ///
 /// When Redis does not carry one out.
 pub fn pairs_per_second(url: &str, ids: u64, depth: u64, in_flight: u64, run: Duration) -> anyhow::Result<f64> {
-    let mut calls = Calls::open(url, ids)?;
-    calls.fill(in_flight)?;
+    let mut calls = Calls::open(url, ids, in_flight)?;
+    calls.fill()?;
     let (start, mut answered, mut flying) = (Instant::now(), 0, 0);
-    let mut next = calls.next(in_flight);
+    let mut next = calls.next();
     while start.elapsed() < run {
         while flying < depth {
             calls.redis.send(&next)?;
             flying += 1;
-            next = calls.next(in_flight);
+            next = calls.next();
         }
         calls.receive()?;
         flying -= 1;
@@ -108,8 +112,8 @@ pub fn pairs_per_second(url: &str, ids: u64, depth: u64, in_flight: u64, run: Du
 ///
 /// When Redis does not carry one out.
 pub fn median_us(url: &str, in_flight: u64, run: Duration) -> anyhow::Result<f64> {
-    let mut calls = Calls::open(url, 1)?;
-    calls.fill(in_flight)?;
+    let mut calls = Calls::open(url, 1, in_flight)?;
+    calls.fill()?;
     let (mut adds, mut dels) = (Histogram::<u64>::new(3)?, Histogram::<u64>::new(3)?);
     let start = Instant::now();
     while start.elapsed() < run {

@@ -1,8 +1,5 @@
 //! In which order messages are acknowledged: phones do not answer in the order of the pushes.
 
-/// The longest block.
-const MAX_BLOCK: u64 = 4_096;
-
 /// Odd, so that no two numbers of a block become the same.
 const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -16,7 +13,7 @@ const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 #[must_use]
 pub const fn acknowledged(nth: u64, in_flight: u64, added: u64) -> u64 {
     let Some(bits) = (in_flight / 4).checked_ilog2() else { return nth };
-    let block = if 1 << bits < MAX_BLOCK { 1 << bits } else { MAX_BLOCK };
+    let block = 1 << bits;
     let first = nth - nth % block;
     if first + block > added {
         return nth;
