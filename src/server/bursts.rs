@@ -35,16 +35,14 @@ impl Session {
         self.will_write();
         BURST.with_borrow_mut(|burst| {
             loop {
-                let pings = self.wire.echo_pings();
-                if pings > 0 {
-                    self.shared.metrics.count_frames(FrameType::Ping, pings);
-                    self.shared.metrics.count_frames(FrameType::Pong, pings);
-                }
+                let echoed = self.wire.echo_pings();
+                self.shared.metrics.count_frames(FrameType::Ping, echoed.pings);
+                self.shared.metrics.count_frames(FrameType::Pong, echoed.pings + echoed.pongs);
                 self.wire.take_requests(burst, MOST_MESSAGES);
                 if !burst.is_empty() {
                     self.answer(burst, now);
                     burst.clear(MOST_KEPT_A_THREAD);
-                } else if pings == 0 {
+                } else if echoed.bytes == 0 {
                     break;
                 }
             }

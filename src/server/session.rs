@@ -154,8 +154,11 @@ impl Session {
             let reading = self.is_listening() && self.has_room() && self.wire.has_room();
             let Some(event) = self.wire.progress(reading).now_or_never() else { break };
             self.wire_moved(event);
-            if self.is_over() || self.read >= FAIR_SHARE {
+            if self.is_over() {
                 return;
+            }
+            if self.read >= FAIR_SHARE {
+                break;
             }
         }
         let has_room = self.has_room();

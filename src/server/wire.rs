@@ -15,6 +15,7 @@ use tokio_util::codec::Decoder;
 
 use super::stream::Stream;
 use crate::core::burst::{Burst, Outcome, Request};
+use crate::protocol::codec::Echoed;
 use crate::protocol::{Codec, DecodeError, Decoded, Frame};
 
 /// Bytes asked for in one read: more than a burst of 256 single-id frames, and 4,000 ids at most.
@@ -94,15 +95,15 @@ impl Wire {
         }
     }
 
-    /// Answers the Pings at the front of what was read; returns how many.
-    pub(super) fn echo_pings(&mut self) -> u64 {
+    /// Answers the Pings at the front of what was read, and passes over the Pongs.
+    pub(super) fn echo_pings(&mut self) -> Echoed {
         let before = self.output.len();
-        let (taken, count) = self.codec.echo_pings(&self.input, &mut self.output);
-        self.input.advance(taken);
+        let echoed = self.codec.echo_pings(&self.input, &mut self.output);
+        self.input.advance(echoed.bytes);
         if self.deaf {
             self.output.truncate(before);
         }
-        count
+        echoed
     }
 
     /// Moves requests from the front of what was read into a burst, until it has `most` messages.

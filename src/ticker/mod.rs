@@ -52,6 +52,8 @@ pub struct Ticker {
     next_advance: Instant,
     /// When the connections had last read what waited, or had their time for it.
     read_at: Option<Instant>,
+    /// Whether some had not, when their time before the coming move was over.
+    gave_up: bool,
     /// Whether decided messages are on their way to the outbox.
     expiring: bool,
     standing: Standing,
@@ -113,6 +115,7 @@ impl Ticker {
             vacancy,
             next_advance,
             read_at: None,
+            gave_up: false,
             expiring: true,
             standing: Standing::Unknown,
             next_tend: Some(next_advance),
@@ -302,9 +305,11 @@ impl Ticker {
                 debug!(tick = %decided, ?lateness, "decided");
                 self.next_advance = next;
                 self.expiring = true;
+                self.gave_up = false;
             }
             Advance::Shifted { missed, next } => {
                 self.next_advance = next;
+                self.gave_up = false;
                 self.metrics.shifted_ticks.inc_by(missed);
                 warn!(
                     ticks = missed,

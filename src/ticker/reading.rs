@@ -28,7 +28,10 @@ impl Ticker {
     /// Has every connection read what waits in its socket.
     pub(super) async fn pass_gate(&mut self) {
         let patience = READ_PATIENCE.min(self.seat.ring.wheel().tick_length() / 2);
+        // Who is slow has had its time before this move; who has been kept from reading since needs but a moment.
+        let patience = if self.gave_up { patience / 8 } else { patience };
         if !self.beating(self.gate.pass(patience)).await {
+            self.gave_up = true;
             warn!(
                 "some connections were not read within {patience:?} before a decision, which is made now; if this comes \
                  again, the process is short of CPU: give it more, or raise --threads"

@@ -19,6 +19,17 @@ struct Raw<'a> {
     body: &'a [u8],
 }
 
+/// What [`Codec::echo_pings`] has taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Echoed {
+    /// Bytes of all frames that were taken.
+    pub bytes: usize,
+    /// Pings that were answered.
+    pub pings: u64,
+    /// Pongs, which only say that the peer is alive.
+    pub pongs: u64,
+}
+
 impl Codec {
     /// Moves AddNewMsg and DelMsg frames from the front of what was received into a burst, until another frame comes
     /// or the burst has `most` messages. Returns how many bytes they had.
@@ -43,20 +54,25 @@ impl Codec {
         taken
     }
 
-    /// Answers the Pings at the front of what was received. Returns how many bytes they had, and how many there were.
-    #[must_use]
-    pub fn echo_pings(&self, received: &[u8], out: &mut BytesMut) -> (usize, u64) {
-        let (mut taken, mut count) = (0, 0);
-        while let Some(frame) = self.first(&received[taken..]) {
-            if frame.number != FrameType::Ping as u8 || frame.flags != 0 || frame.body.len() > MAX_PING_LENGTH {
-                break;
+    /// Answers the Pings at the front of what was received, and passes over the Pongs.
+    pub fn echo_pings(&self, received: &[u8], out: &mut BytesMut) -> Echoed {
+        const PING: u8 = FrameType::Ping as u8;
+        const PONG: u8 = FrameType::Pong as u8;
+        let mut echoed = Echoed::default();
+        while let Some(frame) = self.first(&received[echoed.bytes..]) {
+            match frame {
+                Raw { flags: 0, body, .. } if body.len() > MAX_PING_LENGTH => break,
+                Raw { number: PING, flags: 0, correlation, body } => {
+                    put_head(out, body.len(), FrameType::Pong, 0, correlation);
+                    out.extend_from_slice(body);
+                    echoed.pings += 1;
+                }
+                Raw { number: PONG, flags: 0, .. } => echoed.pongs += 1,
+                _ => break,
             }
-            put_head(out, frame.body.len(), FrameType::Pong, 0, frame.correlation);
-            out.extend_from_slice(frame.body);
-            taken += HEAD_LENGTH + frame.body.len();
-            count += 1;
+            echoed.bytes += HEAD_LENGTH + frame.body.len();
         }
-        (taken, count)
+        echoed
     }
 
     /// Appends the answer to a request of a burst that was done.
@@ -229,16 +245,26 @@ mod tests {
         }
 
         #[test]
-        fn pings_are_answered_as_the_encoder_does(payloads in vec(vec(any::<u8>(), 0..=MAX_PING_LENGTH), 0..9)) {
-            let (codec, mut pings, mut pongs) = (Codec::default(), BytesMut::new(), BytesMut::new());
-            for (correlation, payload) in (3..).zip(&payloads) {
-                codec.encode_frame(&Frame::new(correlation, Body::Ping(payload.clone())), &mut pings);
-                codec.encode_frame(&Frame::new(correlation, Body::Pong(payload.clone())), &mut pongs);
+        fn pings_are_answered_as_the_encoder_does(
+            sent in vec((any::<bool>(), vec(any::<u8>(), 0..=MAX_PING_LENGTH)), 0..9),
+        ) {
+            let (codec, mut received, mut pongs) = (Codec::default(), BytesMut::new(), BytesMut::new());
+            let mut expected = Echoed::default();
+            for (correlation, (ping, payload)) in (3..).zip(&sent) {
+                let pong = Frame::new(correlation, Body::Pong(payload.clone()));
+                if *ping {
+                    codec.encode_frame(&Frame::new(correlation, Body::Ping(payload.clone())), &mut received);
+                    codec.encode_frame(&pong, &mut pongs);
+                    expected.pings += 1;
+                } else {
+                    codec.encode_frame(&pong, &mut received);
+                    expected.pongs += 1;
+                }
             }
-            codec.encode_frame(&Frame::new(1, Body::Pong(Vec::new())), &mut pings);
+            expected.bytes = received.len();
+            codec.encode_frame(&Frame::new(1, Body::GroupDeleteAnswer), &mut received);
             let mut out = BytesMut::new();
-            let (taken, count) = codec.echo_pings(&pings, &mut out);
-            prop_assert_eq!((taken, count), (pings.len() - HEAD_LENGTH, payloads.len() as u64));
+            prop_assert_eq!(codec.echo_pings(&received, &mut out), expected);
             prop_assert_eq!(out, pongs);
         }
 

@@ -24,6 +24,7 @@ mod tests;
 
 use std::io;
 
+pub use burst::Echoed;
 use bytes::{Buf, BytesMut};
 use tokio_util::codec::{Decoder, Encoder};
 
