@@ -86,8 +86,8 @@ fn single(rounds: u64) -> u64 {
         for (entering, leaving) in entering.chunks(BATCH / 2).zip(leaving.chunks(BATCH / 2)) {
             for (entering, leaving) in entering.iter().zip(leaving) {
                 let add = Asks::Add { ack_timeout_ticks: SLOTS, attempt: 1 };
-                subject.burst.push(1, add, std::iter::once(*entering));
-                subject.burst.push(2, Asks::Del { withdraw: false }, std::iter::once(*leaving));
+                subject.burst.push_single(1, add, *entering);
+                subject.burst.push_single(2, Asks::Del { withdraw: false }, *leaving);
             }
             subject.do_all(&[Outcome::Added, Outcome::Acked]);
         }

@@ -144,6 +144,14 @@ impl Burst {
         self.requests.push(Request { correlation, asks, deadline: Tick(0), refusal: None, first, count });
     }
 
+    /// Appends a request of one message.
+    #[inline]
+    pub fn push_single(&mut self, correlation: u32, asks: Asks, message: Message) {
+        let first = u32::try_from(self.messages.len()).expect("a burst ends far below 4 billion messages");
+        self.messages.push(message);
+        self.requests.push(Request { correlation, asks, deadline: Tick(0), refusal: None, first, count: 1 });
+    }
+
     /// Appends a request that is done, with what became of each of its messages.
     pub fn push_answered(
         &mut self,

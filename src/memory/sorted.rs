@@ -96,9 +96,10 @@ impl Sorted {
         self.clear();
         for request in burst.requests[requests].iter().filter(|request| request.refusal.is_none()) {
             let verb = Packed::of(request);
-            let first = request.range().start as u32;
-            let messages = burst.messages()[request.range()].iter().zip(first..);
-            self.arrived.extend(messages.map(|(message, index)| Item { hash: hash(*message), index, verb }));
+            for index in request.range() {
+                let hash = hash(burst.messages()[index]);
+                self.arrived.push(Item { hash, index: index as u32, verb });
+            }
         }
         self.shard_bits = shard_bits;
         if shard_bits == 0 {

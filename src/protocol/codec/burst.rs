@@ -6,6 +6,7 @@
 use bytes::{BufMut, BytesMut};
 
 use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH, MAX_MESSAGES, MAX_PING_LENGTH};
+use super::single::{self, Single};
 use super::{Codec, flag};
 use crate::core::burst::{Asks, Burst, Outcome, Request};
 use crate::core::message::Message;
@@ -37,6 +38,11 @@ impl Codec {
     pub fn take_requests(&self, received: &[u8], burst: &mut Burst, most: usize) -> usize {
         let mut taken = 0;
         while burst.messages().len() < most {
+            if let Some(single) = Single::first(&received[taken..]) {
+                burst.push_single(single.correlation, single.asks, single.message);
+                taken += single.length;
+                continue;
+            }
             let Some(frame) = self.first(&received[taken..]) else { break };
             let correlation = u32::from_be_bytes(frame.correlation);
             let Some((asks, messages)) = frame.request() else { break };
@@ -77,9 +83,17 @@ impl Codec {
 
     /// Appends the answer to a request of a burst that was done.
     pub fn encode_answer(&self, request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
-        match request.asks {
-            Asks::Add { .. } => put_add_answer(request.correlation, request.deadline, outcomes, out),
-            Asks::Del { .. } => {
+        match (request.asks, outcomes) {
+            (Asks::Add { .. }, [outcome]) => {
+                let rearmed = *outcome == Outcome::Rearmed;
+                out.extend_from_slice(&single::add_answer(request.correlation, request.deadline, rearmed));
+            }
+            (Asks::Del { .. }, [outcome]) => {
+                let outcome = super::encode::del_outcome(outcome.of_del());
+                out.extend_from_slice(&single::del_answer(request.correlation, outcome));
+            }
+            (Asks::Add { .. }, _) => put_add_answer(request.correlation, request.deadline, outcomes, out),
+            (Asks::Del { .. }, _) => {
                 put_head(out, 4 + outcomes.len(), FrameType::DelMsgAnswer, 0, request.correlation.to_be_bytes());
                 out.put_u32(count(outcomes));
                 out.extend(outcomes.iter().map(|outcome| super::encode::del_outcome(outcome.of_del())));
@@ -201,7 +215,9 @@ mod tests {
     fn requests() -> impl Strategy<Value = Vec<Frame>> {
         let messages = || {
             prop_oneof![
+                vec(any::<u64>().prop_map(Message::from), 1),
                 vec(any::<u64>().prop_map(Message::from), 1..20),
+                vec(any::<(u64, u64)>().prop_map(Message::from), 1),
                 vec(any::<(u64, u64)>().prop_map(Message::from), 1..20)
             ]
         };
@@ -269,7 +285,7 @@ mod tests {
         }
 
         #[test]
-        fn answers_are_as_the_encoder_writes_them(numbers in vec(0..4_u8, 1..40), deadline in any::<u64>()) {
+        fn answers_are_as_the_encoder_writes_them(numbers in prop_oneof![vec(0..4_u8, 1), vec(0..4_u8, 1..40)], deadline in any::<u64>()) {
             let (codec, mut burst) = (Codec::default(), Burst::default());
             let messages = || (0..numbers.len() as u64).map(Message::from);
             burst.push(8, Asks::Add { ack_timeout_ticks: 1, attempt: 1 }, messages());

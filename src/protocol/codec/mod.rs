@@ -19,6 +19,7 @@ mod burst;
 mod decode;
 mod encode;
 mod fields;
+mod single;
 #[cfg(test)]
 mod tests;
 
