@@ -78,6 +78,22 @@ impl Child {
     pub fn resident_bytes(&self) -> anyhow::Result<u64> {
         resident_bytes(&self.id().to_string())
     }
+
+    /// Seconds of a processor that its threads have had.
+    ///
+    /// # Errors
+    ///
+    /// When the system does not tell.
+    pub fn cpu_seconds(&self) -> anyhow::Result<f64> {
+        let mut seconds = 0.0;
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.id()))? {
+            let path = thread?.path().join("schedstat");
+            let statistics = std::fs::read_to_string(&path)?;
+            let nanos = statistics.split_whitespace().next().and_then(|nanos| nanos.parse::<f64>().ok());
+            seconds += nanos.with_context(|| format!("{} has no time", path.display()))? / 1e9;
+        }
+        Ok(seconds)
+    }
 }
 
 impl Drop for Child {

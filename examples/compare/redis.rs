@@ -49,6 +49,19 @@ impl Redis {
     pub fn url(&self) -> String {
         format!("redis://{}/", self.address)
     }
+
+    /// Seconds of a processor that it has had, as it says itself.
+    ///
+    /// # Errors
+    ///
+    /// When it does not say.
+    pub fn cpu_seconds(&self) -> anyhow::Result<f64> {
+        let mut connection = ::redis::Client::open(self.url())?.get_connection()?;
+        let info: String = ::redis::cmd("INFO").arg("cpu").query(&mut connection)?;
+        let seconds = |name| info.lines().find_map(|line| line.strip_prefix(name)?.parse::<f64>().ok());
+        let (user, system) = (seconds("used_cpu_user:"), seconds("used_cpu_sys:"));
+        user.zip(system).map(|(user, system)| user + system).context("Redis does not say what it used")
+    }
 }
 
 /// Waits until a server listens.

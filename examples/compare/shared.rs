@@ -16,6 +16,7 @@ use crate::wire::{PAIRS, record};
 pub const NO_REDIS: &str = "Redis, which is not installed: apt-get install redis-server";
 
 const P50: &str = "us, p50 of add and del";
+const CPU: &str = "s of CPU";
 
 const CONNECTIONS: u64 = 64;
 const PIPELINE: usize = 16;
@@ -25,6 +26,7 @@ const CALL: u64 = 1_000;
 const FEW: u64 = 1_000;
 
 const OURS: &str = "sidecar on Redis, 64 x 16";
+const ITS_REDIS: &str = "its Redis";
 const SCRIPTS: [&str; 2] = [
     "our script called directly, 1,000 ids, one in flight",
     "our script called directly, 1,000 ids, two in flight",
@@ -39,7 +41,7 @@ const ONE_SCRIPT: &str = "our script called directly, 1 id, one in flight";
 pub struct Servers {
     /// It ends before its Redis.
     pub sidecar: Sidecar,
-    _its_redis: Redis,
+    its_redis: Redis,
     /// The Redis that nobody else uses.
     pub redis: Redis,
 }
@@ -53,7 +55,7 @@ impl Servers {
     pub fn start() -> anyhow::Result<Option<Servers>> {
         let (Some(its_redis), Some(redis)) = (Redis::start()?, Redis::start()?) else { return Ok(None) };
         let sidecar = Sidecar::start(&["--store", &its_redis.url()])?;
-        Ok(Some(Servers { sidecar, _its_redis: its_redis, redis }))
+        Ok(Some(Servers { sidecar, its_redis, redis }))
     }
 }
 
@@ -76,7 +78,7 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
 }
 
 fn run_round(plan: &Plan, servers: &Servers, rows: &mut Rows) -> anyhow::Result<()> {
-    let Servers { sidecar, redis, .. } = servers;
+    let Servers { sidecar, its_redis, redis } = servers;
     let (in_flight, seconds) = (plan.in_flight, plan.run.as_secs_f64());
     let many = LoadOptions {
         connections: usize::try_from(CONNECTIONS)?,
@@ -85,7 +87,10 @@ fn run_round(plan: &Plan, servers: &Servers, rows: &mut Rows) -> anyhow::Result<
         seconds,
         ..sidecar.load()
     };
+    let before = (sidecar.cpu_seconds()?, its_redis.cpu_seconds()?);
     record(rows, OURS, &run(&many)?);
+    rows.record(OURS, CPU, sidecar.cpu_seconds()? - before.0);
+    rows.record(ITS_REDIS, CPU, its_redis.cpu_seconds()? - before.1);
     for (depth, name) in (1..).zip(SCRIPTS) {
         rows.record(name, PAIRS, scripts::pairs_per_second(&redis.url(), CALL, depth, in_flight, plan.run)?);
     }
@@ -109,6 +114,8 @@ fn judge(report: &mut PartReport) {
     // the row above.
     let by_hand = rows.ratio((OURS, PAIRS), (BY_HAND_APART, PAIRS));
     report.at_least("64 x 16: pairs/s, times HSET + SADD one at a time, 64 x 1", by_hand, 5.0, 8.0);
+    let used = rows.ratio((OURS, CPU), (ITS_REDIS, CPU));
+    report.at_most("64 x 16: CPU of the sidecar, times that of its Redis", used, 0.5, 0.5);
     let one = rows.ratio((ONE, P50), (ONE_SCRIPT, P50));
     report.at_most("1 x 1: p50, times that of a script", one, 2.2, 1.8);
 }

@@ -58,6 +58,15 @@ impl Sidecar {
         self.process.resident_bytes()
     }
 
+    /// Seconds of a processor that it has had.
+    ///
+    /// # Errors
+    ///
+    /// When the system does not tell.
+    pub fn cpu_seconds(&self) -> anyhow::Result<f64> {
+        self.process.cpu_seconds()
+    }
+
     /// The usual load on it.
     pub fn load(&self) -> LoadOptions {
         LoadOptions { address: self.address.into(), admin: Some(self.admin.clone()), ..LoadOptions::default() }
