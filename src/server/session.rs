@@ -122,11 +122,6 @@ impl Session {
         }
         while !self.is_over() {
             self.step().await;
-            if self.read >= FAIR_SHARE {
-                self.read = 0;
-                // Others on this thread have waited for as long as that took.
-                tokio::task::yield_now().await;
-            }
         }
         drop(self.subscription.take());
         // Nothing is read from here on, so the ticker need not wait for the good-bye.
@@ -151,14 +146,17 @@ impl Session {
     async fn step(&mut self) {
         // Mostly the wire can go on at once: then it does, a few times, before anything else is asked.
         for _ in 0..WIRE_ROUNDS {
+            if self.read >= FAIR_SHARE {
+                // Others on this thread have waited for as long as that took; so has whatever else is to be done here.
+                self.read = 0;
+                tokio::task::yield_now().await;
+                break;
+            }
             let reading = self.is_listening() && self.has_room() && self.wire.has_room();
             let Some(event) = self.wire.progress(reading).now_or_never() else { break };
             self.wire_moved(event);
             if self.is_over() {
                 return;
-            }
-            if self.read >= FAIR_SHARE {
-                break;
             }
         }
         let has_room = self.has_room();
