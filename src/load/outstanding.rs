@@ -16,6 +16,8 @@ pub(super) enum Kind {
 pub(super) struct Sent {
     /// When it was sent, or should have been at a fixed rate, in ns since the load began.
     pub(super) at: u64,
+    /// When it was made: it was sent then, or later.
+    pub(super) made_at: u64,
     /// The number of its first message, or that of the Ping.
     pub(super) first: u64,
     /// How many messages it has.
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
 
     fn sent(first: u64) -> Sent {
-        Sent { at: 0, first, count: 1, kind: Kind::Add }
+        Sent { at: 0, made_at: 0, first, count: 1, kind: Kind::Add }
     }
 
     #[test]

@@ -86,6 +86,8 @@ pub(super) struct Traffic {
     pace: Option<Pace>,
     /// When the pair that is being made was due.
     due_at: u64,
+    /// When requests were made last.
+    made_at: u64,
     outstanding: Outstanding,
     next_add: u64,
     next_del: u64,
@@ -105,6 +107,7 @@ impl Traffic {
             goal: Goal::Rest,
             pace: None,
             due_at: 0,
+            made_at: 0,
             next_add: 0,
             next_del: 0,
             recorder,
@@ -138,6 +141,7 @@ impl Traffic {
 
     /// Appends the requests that can be made now.
     pub(super) fn requests(&mut self, now: u64, out: &mut Vec<u8>) {
+        self.made_at = now;
         while self.outstanding.has_room() && out.len() < WRITE_AHEAD {
             let more = match self.goal {
                 Goal::Rest => false,
@@ -179,7 +183,13 @@ impl Traffic {
         let correlation = self.outstanding.next_correlation();
         let messages = numbers.clone().map(|number| ids.message(connection, number));
         wire::put_add(out, correlation, self.plan.ack_timeout_ticks, ids.with_clients(), messages);
-        self.outstanding.push(Sent { at, first: numbers.start, count: length(&numbers), kind: Kind::Add });
+        self.outstanding.push(Sent {
+            at,
+            made_at: self.made_at,
+            first: numbers.start,
+            count: length(&numbers),
+            kind: Kind::Add,
+        });
         self.next_add = numbers.end;
         true
     }
@@ -194,7 +204,13 @@ impl Traffic {
         let messages = acked.map(|number| ids.message(connection, number));
         let count = wire::put_del(out, correlation, ids.with_clients(), messages);
         if count > 0 {
-            self.outstanding.push(Sent { at, first: numbers.start, count, kind: Kind::Del });
+            self.outstanding.push(Sent {
+                at,
+                made_at: self.made_at,
+                first: numbers.start,
+                count,
+                kind: Kind::Del,
+            });
         }
         self.next_del = numbers.end;
         true
@@ -203,7 +219,13 @@ impl Traffic {
     fn ping(&mut self, at: u64, out: &mut Vec<u8>) -> bool {
         let correlation = self.outstanding.next_correlation();
         wire::put_ping(out, correlation, self.next_add, self.plan.ping_length);
-        self.outstanding.push(Sent { at, first: self.next_add, count: 1, kind: Kind::Ping });
+        self.outstanding.push(Sent {
+            at,
+            made_at: self.made_at,
+            first: self.next_add,
+            count: 1,
+            kind: Kind::Ping,
+        });
         // A Ping has no second half: the window stays as it is.
         (self.next_add, self.next_del) = (self.next_add + 1, self.next_del + 1);
         true
@@ -279,7 +301,7 @@ impl Traffic {
         let (ids, connection) = (self.plan.ids, self.connection);
         let numbers = sent.first..sent.first + u64::from(sent.count);
         self.tally.left_to_time_out += numbers.filter(|number| !ids.is_acked(connection, *number)).count() as u64;
-        self.tally.sightings.note(deadline, sent.at);
+        self.tally.sightings.note(deadline, sent.made_at);
     }
 
     /// What this connection has done so far.
