@@ -1,6 +1,7 @@
 //! A configuration becomes a running sidecar, and a handle to it. `serve`, tests and examples use it.
 
 mod error;
+mod ground;
 mod listening;
 
 use std::net::SocketAddr;
@@ -12,7 +13,8 @@ use tokio::task::JoinHandle;
 use tracing::{Instrument, Span, error, error_span, info, warn};
 
 pub use self::error::StartError;
-use self::listening::{listen, listen_unix, local_address};
+use self::ground::Ground;
+use self::listening::Doors;
 use crate::admin::{self, Health};
 use crate::alarm::Alarm;
 use crate::clock::Clock;
@@ -28,11 +30,8 @@ use crate::log;
 use crate::memory::{MemoryOptions, MemoryStore, StateError};
 use crate::metrics::{Limits, Metrics};
 use crate::redis::{RedisOptions, RedisStore};
-use crate::server::{self, DRAIN_GRACE, Listener, Server};
+use crate::server::{self, DRAIN_GRACE, Server};
 use crate::ticker::{Ticker, TickerHandle, TickerThread};
-
-/// Where a host says its name.
-const HOST_NAME_FILES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
 
 /// How often a drain looks whether all batches are acknowledged.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
@@ -69,20 +68,27 @@ impl Sidecar {
     ///
     /// When an address is in use or the store cannot be opened; nothing is changed then.
     pub async fn start(config: Config) -> Result<Sidecar, StartError> {
-        let data = listen("--listen", config.listen).await?;
-        let admin_listener = listen("--admin", config.admin).await?;
-        let address = local_address("--listen", config.listen, &data)?;
-        let admin_address = local_address("--admin", config.admin, &admin_listener)?;
-        let mut listeners = vec![Listener::Tcp(data)];
-        if let Some(path) = &config.socket {
-            listeners.push(listen_unix(path).await?);
-        }
-        let clock = Arc::new(Clock::start());
-        let (metrics, gate) = (Arc::new(Metrics::new()), ReadGate::new());
-        let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host_name(), address.port()));
-        let store = open_store(&config, &name, &clock, &metrics).await?;
+        let ground = Ground::prepare(&config).await?;
+        let store = open_store(&config, &ground).await?;
         // To wait for Redis was not to stand still.
-        clock.beat();
+        ground.clock.beat();
+        Sidecar::start_from(config, ground, store)
+    }
+
+    /// The same on a store of the caller's, in place of the one that the configuration names.
+    ///
+    /// # Errors
+    ///
+    /// When an address is in use.
+    pub async fn start_on(config: Config, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
+        let ground = Ground::prepare(&config).await?;
+        Sidecar::start_from(config, ground, store)
+    }
+
+    fn start_from(config: Config, ground: Ground, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
+        let Ground { name, doors, clock, metrics } = ground;
+        let Doors { listeners, address, admin_listener, admin_address } = doors;
+        let gate = ReadGate::new();
         show_settings(&config, store.seats().len(), &metrics);
         let delivery = Arc::new(Delivery::new(
             Outboxes::of(store.seats()),
@@ -279,14 +285,9 @@ fn show_settings(config: &Config, rings: usize, metrics: &Metrics) {
     metrics.show_wheel(rings, wheel.ticks(wheel.slots().into()));
 }
 
-async fn open_store(
-    config: &Config,
-    name: &str,
-    clock: &Arc<Clock>,
-    metrics: &Arc<Metrics>,
-) -> Result<Arc<dyn Store>, StartError> {
+async fn open_store(config: &Config, ground: &Ground) -> Result<Arc<dyn Store>, StartError> {
     let shared = match &config.store {
-        StoreKind::Memory => return Ok(Arc::new(open_memory(config, clock.moment())?)),
+        StoreKind::Memory => return Ok(Arc::new(open_memory(config, ground.clock.moment())?)),
         StoreKind::Redis(shared) => shared.clone(),
     };
     let options = RedisOptions {
@@ -298,13 +299,13 @@ async fn open_store(
         retention: config.retention,
         max_in_flight: config.max_in_flight,
         max_held_acks: shared.max_held_acks,
-        name: name.to_owned(),
+        name: ground.name.clone(),
         never_lead: shared.never_lead,
         lease: shared.lease,
         outage_grace: shared.outage_grace,
         catch_up_max_ticks: shared.catch_up_max_ticks,
     };
-    match RedisStore::open(&options, clock, metrics).await {
+    match RedisStore::open(&options, &ground.clock, &ground.metrics).await {
         Ok(store) => Ok(Arc::new(store)),
         Err(cause) => Err(StartError::Redis { url: without_password(&options.url), cause }),
     }
@@ -324,15 +325,6 @@ fn open_memory(config: &Config, moment: Moment) -> Result<MemoryStore, StateErro
         info!(messages = taken_over, path = %path.display(), "messages in flight taken over from the state file");
     }
     Ok(store)
-}
-
-/// The name of this host, as far as it says one.
-fn host_name() -> String {
-    let names = HOST_NAME_FILES.iter().filter_map(|file| std::fs::read_to_string(file).ok());
-    names
-        .map(|name| name.trim().to_owned())
-        .find(|name| !name.is_empty())
-        .unwrap_or_else(|| String::from("sidecar"))
 }
 
 /// What is logged of a ring says which, where there are several; with `--log error` too.

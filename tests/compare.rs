@@ -31,9 +31,9 @@ fn assert_is_positive(figure: &Value, of: &Value) {
     assert!(figure.as_f64().is_some_and(|figure| figure.is_finite() && figure > 0.0), "{of}");
 }
 
-/// Asserts that these subjects have figures, and that each of so many targets was measured.
+/// Asserts that these subjects have figures.
 #[track_caller]
-fn assert_measured(part: &Value, subjects: &[&str], targets: usize) {
+fn assert_figures(part: &Value, subjects: &[&str]) {
     assert_eq!(part["failed"], Value::Null, "{part}");
     let rows = part["rows"].as_array().unwrap();
     for subject in subjects {
@@ -43,6 +43,12 @@ fn assert_measured(part: &Value, subjects: &[&str], targets: usize) {
         assert_is_positive(&row["median"], row);
         assert_eq!(row["rounds"].as_array().unwrap().len(), 1, "{row}");
     }
+}
+
+/// Asserts that these subjects have figures, and that each of so many targets was measured.
+#[track_caller]
+fn assert_measured(part: &Value, subjects: &[&str], targets: usize) {
+    assert_figures(part, subjects);
     let judged = part["targets"].as_array().unwrap();
     assert_eq!(judged.len(), targets, "{part}");
     for target in judged {
@@ -64,14 +70,36 @@ fn the_ring_is_compared_with_maps_and_a_delay_queue() {
         "hashbrown alone",
         "dashmap alone",
         "dashmap alone, a lock a shard and batch",
+        "a ring on dashmap",
         "DelayQueue and its map of keys",
         "ring, ten times as many",
+        "ring, a tick of which one in a hundred is left",
+        "a ring on dashmap, the same tick",
     ];
     if two_threads {
         assert_measured(&part, &subjects, 7);
     } else {
         assert_eq!(part["failed"], Value::Null, "{part}");
     }
+}
+
+#[test]
+fn a_sidecar_in_memory_is_compared_with_one_on_dashmap() {
+    // Without Redis and beanstalkd.
+    let part = quick("wire", |command| {
+        command.env_clear();
+    });
+    let subjects = [
+        "memory, 8 x 256",
+        "memory on dashmap, 8 x 256",
+        "ping to an echo, 8 x 256",
+        "memory, 512 ids a frame, 8 x 8",
+        "memory on dashmap, 512 ids a frame, 8 x 8",
+    ];
+    assert_figures(&part, &subjects);
+    let ratios =
+        part["rows"].as_array().unwrap().iter().filter(|row| row["figure"] == "times that: our ring, pairs/s");
+    assert_eq!(ratios.count(), 2, "{part}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod beanstalk;
 mod bulk;
 mod by_hand;
 mod child;
+mod dashed;
 mod echo;
 mod idle;
 mod latency;
@@ -33,6 +34,7 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use ackwheel::config::Settings;
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -80,9 +82,9 @@ command line.";
 /// A part of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// In the process: the ring beside maps and a delay queue
+    /// In the process: the ring beside maps, one on dashmap, and a delay queue
     Ring,
-    /// Over TCP: a memory store beside Redis by hand, beanstalkd and an echo
+    /// Over TCP: a memory store beside one on dashmap, Redis by hand, beanstalkd and an echo
     Wire,
     /// A Redis store beside its scripts called directly, and beside Redis by hand
     Redis,
@@ -109,6 +111,9 @@ enum Role {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// A sidecar whose ring is on dashmap
+    #[command(hide = true)]
+    Dashed(Box<Settings>),
     /// Another program, which ends when nobody holds the other end of stdin any more
     #[command(hide = true, disable_help_flag = true)]
     Guard {
@@ -124,6 +129,7 @@ fn main() -> ExitCode {
         Some(Role::Subject(subject)) => subject.run().map(|()| true),
         Some(Role::Echo) => echo::serve().map(|()| true),
         Some(Role::Sidecar { arguments }) => return sidecar::serve(arguments),
+        Some(Role::Dashed(settings)) => dashed::serve(settings.as_ref().clone()).map(|()| true),
         Some(Role::Guard { command }) => child::guard(command).map(|()| true),
     };
     match outcome {

@@ -27,9 +27,21 @@ impl Sidecar {
     ///
     /// When it does not start, with what it said.
     pub fn start(arguments: &[&str]) -> anyhow::Result<Sidecar> {
-        let serve =
-            ["sidecar", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"];
-        let mut process = Child::in_role(&[&serve[..], arguments].concat(), |command| {
+        Sidecar::in_role(&[&["sidecar", "serve", "--log-format", "json"], arguments].concat())
+    }
+
+    /// Starts one whose ring is on dashmap, on free ports.
+    ///
+    /// # Errors
+    ///
+    /// When it does not start, with what it said.
+    pub fn on_dashmap() -> anyhow::Result<Sidecar> {
+        Sidecar::in_role(&["dashed"])
+    }
+
+    fn in_role(role: &[&str]) -> anyhow::Result<Sidecar> {
+        let ports = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+        let mut process = Child::in_role(&[role, &ports].concat(), |command| {
             command.stdout(Stdio::null()).stderr(Stdio::piped());
             let ours = std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ACKWHEEL_"));
             for (name, _) in ours {

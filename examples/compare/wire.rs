@@ -1,4 +1,4 @@
-//! Over TCP: a memory store beside an echo of the same frames, Redis by hand, and beanstalkd.
+//! Over TCP: a memory store beside one on dashmap, an echo of the same frames, Redis by hand, and beanstalkd.
 //!
 //! All of them keep as many messages in flight, add a new one and delete an old one in turn, on as many
 //! connections, with as many requests unanswered on each.
@@ -8,6 +8,7 @@ use ackwheel::load::{self, LoadOptions, Op};
 use crate::beanstalk::{Beanstalkd, Jobs};
 use crate::by_hand::Load;
 use crate::echo::Echo;
+use crate::numbers::figure;
 use crate::plan::Plan;
 use crate::redis::{Commands, Keys};
 use crate::report::{PartReport, Target};
@@ -17,6 +18,10 @@ use crate::sidecar::{Sidecar, run};
 
 /// Pairs of adds and dels.
 pub const PAIRS: &str = "pairs/s";
+/// What a sidecar holds once a round is over.
+const MEGABYTES: &str = "MB resident, after all loads";
+/// Of this our ring reaches so many times as much.
+const TIMES: &str = "times that: our ring, pairs/s";
 /// Requests with their answers.
 pub const REQUESTS: &str = "requests/s";
 /// The worse one of add and del.
@@ -29,6 +34,7 @@ const MANY_IDS: u64 = 512;
 const FEW_REQUESTS: u64 = 8;
 
 const OURS: &str = "memory, 8 x 256";
+const ON_DASHMAP: &str = "memory on dashmap, 8 x 256";
 const PING: &str = "ping to memory, 8 x 256";
 const ECHO: &str = "ping to an echo, 8 x 256";
 const OURS_ON_REDIS: &str = "sidecar on Redis, 8 x 256";
@@ -38,6 +44,7 @@ const BEANSTALKD: &str = "beanstalkd put, delete, 8 x 256";
 const OURS_SHALLOW: &str = "memory, 8 x 16";
 const PING_SHALLOW: &str = "ping to memory, 8 x 16";
 const OURS_MANY: &str = "memory, 512 ids a frame, 8 x 8";
+const ON_DASHMAP_MANY: &str = "memory on dashmap, 512 ids a frame, 8 x 8";
 const OURS_ON_REDIS_MANY: &str = "sidecar on Redis, 512 ids a frame, 8 x 8";
 const SORTED_SET_MANY: &str = "Redis ZADD, ZREM of 512, 8 x 8";
 const HASH_MANY: &str = "Redis HSET + SADD of 512 and back, 8 x 8";
@@ -46,6 +53,7 @@ const HASH_MANY: &str = "Redis HSET + SADD of 512 and back, 8 x 8";
 struct Servers {
     plan: Plan,
     memory: Sidecar,
+    dashmap: Sidecar,
     echo: Echo,
     redis: Option<shared::Servers>,
     beanstalkd: Option<Beanstalkd>,
@@ -60,6 +68,7 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
     let servers = Servers {
         plan: *plan,
         memory: Sidecar::start(&[])?,
+        dashmap: Sidecar::on_dashmap()?,
         echo: Echo::start()?,
         redis: shared::Servers::start()?,
         beanstalkd: Beanstalkd::start()?,
@@ -84,7 +93,9 @@ impl Servers {
     /// Frames of one message, 256 of them in flight on each connection.
     fn run_single(&self, rows: &mut Rows) -> anyhow::Result<()> {
         let memory = self.load(self.memory.load(), 256, 1);
-        record(rows, OURS, &run(&memory)?);
+        let ours = run(&memory)?;
+        record(rows, OURS, &ours);
+        compare_with_dashmap(rows, ON_DASHMAP, &ours, &run(&self.load(self.dashmap.load(), 256, 1))?);
         record(rows, PING, &run(&LoadOptions { op: Op::Ping, ..memory.clone() })?);
         let echo = LoadOptions { address: self.echo.address.into(), admin: None, op: Op::Ping, ..memory };
         record(rows, ECHO, &run(&echo)?);
@@ -111,7 +122,13 @@ impl Servers {
 
     /// Frames of 512 messages.
     fn run_many(&self, rows: &mut Rows) -> anyhow::Result<()> {
-        record(rows, OURS_MANY, &run(&self.load(self.memory.load(), FEW_REQUESTS, MANY_IDS))?);
+        let ours = run(&self.load(self.memory.load(), FEW_REQUESTS, MANY_IDS))?;
+        record(rows, OURS_MANY, &ours);
+        let on_dashmap = run(&self.load(self.dashmap.load(), FEW_REQUESTS, MANY_IDS))?;
+        compare_with_dashmap(rows, ON_DASHMAP_MANY, &ours, &on_dashmap);
+        for (name, sidecar) in [(OURS_MANY, &self.memory), (ON_DASHMAP_MANY, &self.dashmap)] {
+            rows.record(name, MEGABYTES, figure(sidecar.resident_bytes()?) / 1e6);
+        }
         let Some(shared::Servers { sidecar, redis, .. }) = &self.redis else { return Ok(()) };
         record(rows, OURS_ON_REDIS_MANY, &run(&self.load(sidecar.load(), FEW_REQUESTS, MANY_IDS))?);
         let by_hand = self.by_hand(FEW_REQUESTS, MANY_IDS);
@@ -135,6 +152,14 @@ impl Servers {
 
     fn by_hand(&self, depth: u64, ids: u64) -> Load {
         Load { connections: CONNECTIONS, depth, ids, in_flight: self.plan.in_flight, run: self.plan.run }
+    }
+}
+
+/// Notes what came of a load on dashmap, and how many times as much the same load reached on our ring before it.
+fn compare_with_dashmap(rows: &mut Rows, name: &str, ours: &load::Report, on_dashmap: &load::Report) {
+    record(rows, name, on_dashmap);
+    if let (Some(ours), Some(theirs)) = (ours.pairs_per_second, on_dashmap.pairs_per_second) {
+        rows.record(name, TIMES, ours / theirs);
     }
 }
 

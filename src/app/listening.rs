@@ -8,25 +8,47 @@ use std::path::Path;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use super::error::StartError;
+use crate::config::Config;
 use crate::server::{Listener, SocketFile};
 
+/// The doors of a sidecar, open.
+pub(super) struct Doors {
+    /// For logic nodes.
+    pub(super) listeners: Vec<Listener>,
+    /// The address of the first of them.
+    pub(super) address: SocketAddr,
+    pub(super) admin_listener: TcpListener,
+    pub(super) admin_address: SocketAddr,
+}
+
+impl Doors {
+    /// Listens wherever the configuration says.
+    pub(super) async fn open(config: &Config) -> Result<Doors, StartError> {
+        let data = listen("--listen", config.listen).await?;
+        let admin_listener = listen("--admin", config.admin).await?;
+        let address = local_address("--listen", config.listen, &data)?;
+        let admin_address = local_address("--admin", config.admin, &admin_listener)?;
+        let mut listeners = vec![Listener::Tcp(data)];
+        if let Some(path) = &config.socket {
+            listeners.push(listen_unix(path).await?);
+        }
+        Ok(Doors { listeners, address, admin_listener, admin_address })
+    }
+}
+
 /// Listens on a TCP address.
-pub(super) async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
+async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
     let failed = |cause| StartError::Listen { flag, address: address.to_string(), cause };
     TcpListener::bind(address).await.map_err(failed)
 }
 
 /// Where it listens: port 0 is any that is free.
-pub(super) fn local_address(
-    flag: &'static str,
-    asked: SocketAddr,
-    listener: &TcpListener,
-) -> Result<SocketAddr, StartError> {
+fn local_address(flag: &'static str, asked: SocketAddr, listener: &TcpListener) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|cause| StartError::Listen { flag, address: asked.to_string(), cause })
 }
 
 /// Listens on a Unix socket; one that a killed sidecar left behind is replaced.
-pub(super) async fn listen_unix(path: &Path) -> Result<Listener, StartError> {
+async fn listen_unix(path: &Path) -> Result<Listener, StartError> {
     let failed = |cause| StartError::Listen { flag: "--socket", address: path.display().to_string(), cause };
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {

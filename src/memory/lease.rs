@@ -6,8 +6,10 @@ use crate::core::lease::{Leadership, Lease};
 use crate::core::ring::Reply;
 
 /// Always the leader, under the epoch of the process.
-pub(super) struct AlwaysLeads {
-    pub(super) epoch: u64,
+#[derive(Clone, Copy, Debug)]
+pub struct AlwaysLeads {
+    /// That epoch.
+    pub epoch: u64,
 }
 
 impl Lease for AlwaysLeads {

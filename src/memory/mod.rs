@@ -15,6 +15,7 @@ mod state;
 mod store;
 mod table;
 
+pub use lease::AlwaysLeads;
 pub use options::{MemoryOptions, RingOptions};
 pub use outbox::MemoryOutbox;
 pub use ring::MemoryRing;

@@ -70,7 +70,7 @@ impl MemoryOutbox {
     }
 
     /// Appends a batch of a tick decided at `decided_at`.
-    pub(super) fn publish(&self, batch: Arc<TimeoutBatch>, decided_at: Instant) {
+    pub fn publish(&self, batch: Arc<TimeoutBatch>, decided_at: Instant) {
         self.queue.lock().append(batch, decided_at);
         self.tell();
     }

@@ -1,54 +1,40 @@
 //! A concurrent map alone: dashmap with foldhash, as it is usually used and as well as it can be.
 
 use ackwheel::core::message::Message;
-use dashmap::{DashMap, SharedValue};
-use foldhash::fast::RandomState;
+use dashmap::SharedValue;
 
 use super::subject::Subject;
-
-type Map = DashMap<(u64, u64), u64, RandomState>;
+use crate::dashed::grouped::{Grouped, Item, Key, Map, key};
 
 /// Id and client to deadline, a call a message.
 #[derive(Default)]
-pub struct Plain(Map);
+pub struct Plain(Map<u64>);
 
 impl Subject for Plain {
     fn add(&mut self, messages: &[Message]) -> usize {
-        messages.iter().filter(|message| self.0.insert((message.msg_id.0, message.client.0), 15).is_none()).count()
+        messages.iter().filter(|message| self.0.insert(key(**message), 15).is_none()).count()
     }
 
     fn del(&mut self, messages: &[Message]) -> usize {
-        messages.iter().filter(|message| self.0.remove(&(message.msg_id.0, message.client.0)).is_some()).count()
+        messages.iter().filter(|message| self.0.remove(&key(**message)).is_some()).count()
     }
 }
 
 /// The same with each shard locked once a batch, and each id hashed once.
 #[derive(Default)]
 pub struct ByShard {
-    map: Map,
-    /// Hash and key of the batch at hand, by shard.
-    batch: Vec<Vec<(u64, (u64, u64))>>,
-}
-
-impl ByShard {
-    fn group(&mut self, messages: &[Message]) {
-        self.batch.resize_with(self.map.shards().len(), Vec::new);
-        for message in messages {
-            let key = (message.msg_id.0, message.client.0);
-            let hash = self.map.hash_usize(&key);
-            self.batch[self.map.determine_shard(hash)].push((hash as u64, key));
-        }
-    }
+    map: Map<u64>,
+    batch: Grouped<()>,
 }
 
 impl Subject for ByShard {
     fn add(&mut self, messages: &[Message]) -> usize {
-        self.group(messages);
+        self.batch.group(&self.map, messages.iter().map(|message| (*message, ())));
         let mut added = 0;
-        let hash_of = |(key, _): &((u64, u64), SharedValue<u64>)| self.map.hash_usize(key) as u64;
-        for (shard, keys) in self.map.shards().iter().zip(&mut self.batch).filter(|(_, keys)| !keys.is_empty()) {
-            let mut shard = shard.write();
-            for (hash, key) in keys.drain(..) {
+        let hash_of = |(key, _): &(Key, SharedValue<u64>)| self.map.hash_usize(key) as u64;
+        for (number, items) in self.batch.groups() {
+            let mut shard = self.map.shards()[number].write();
+            for &Item { hash, key, .. } in items {
                 if let Some((_, deadline)) = shard.get_mut(hash, |(known, _)| *known == key) {
                     *deadline.get_mut() = 15;
                 } else {
@@ -61,11 +47,11 @@ impl Subject for ByShard {
     }
 
     fn del(&mut self, messages: &[Message]) -> usize {
-        self.group(messages);
+        self.batch.group(&self.map, messages.iter().map(|message| (*message, ())));
         let mut removed = 0;
-        for (shard, keys) in self.map.shards().iter().zip(&mut self.batch).filter(|(_, keys)| !keys.is_empty()) {
-            let mut shard = shard.write();
-            for (hash, key) in keys.drain(..) {
+        for (number, items) in self.batch.groups() {
+            let mut shard = self.map.shards()[number].write();
+            for &Item { hash, key, .. } in items {
                 removed += usize::from(shard.remove_entry(hash, |(known, _)| *known == key).is_some());
             }
         }

@@ -48,8 +48,12 @@ enum Kind {
     Dashmap,
     DashmapByShard,
     DelayQueue,
+    /// The ring on dashmap.
+    RingOnDashmap,
     /// The ring again: a tick in which `--threads` times a message is left.
     Decide,
+    /// The same on dashmap.
+    DecideOnDashmap,
 }
 
 /// What one process of this part found.
@@ -82,7 +86,9 @@ impl SubjectArguments {
             Kind::Ring if self.threads == 1 => load.on(|| wheel::Wheeled::for_threads(1))?,
             Kind::RingForTwo => load.on(|| wheel::Wheeled::for_threads(2))?,
             Kind::Ring => load.on_threads(wheel::Wheeled::shared(usize::try_from(self.threads)?))?,
-            Kind::Decide => wheel::decide(self.in_flight, self.threads),
+            Kind::RingOnDashmap => load.on(wheel::Wheeled::on_dashmap)?,
+            Kind::Decide => wheel::decide(wheel::Wheeled::for_threads(1), self.in_flight, self.threads),
+            Kind::DecideOnDashmap => wheel::decide(wheel::Wheeled::on_dashmap(), self.in_flight, self.threads),
         };
         println!("{}", serde_json::to_string(&found)?);
         Ok(())
@@ -90,11 +96,12 @@ impl SubjectArguments {
 }
 
 /// Name in the table, kind, times as many messages in flight, threads.
-const SUBJECTS: [(&str, Kind, u64, u64); 8] = [
+const SUBJECTS: [(&str, Kind, u64, u64); 9] = [
     ("ring", Kind::Ring, 1, 1),
     ("hashbrown alone", Kind::Hashbrown, 1, 1),
     ("dashmap alone", Kind::Dashmap, 1, 1),
     ("dashmap alone, a lock a shard and batch", Kind::DashmapByShard, 1, 1),
+    ("a ring on dashmap", Kind::RingOnDashmap, 1, 1),
     ("DelayQueue and its map of keys", Kind::DelayQueue, 1, 1),
     ("ring made for two threads, asked by one", Kind::RingForTwo, 1, 1),
     ("ring, two threads", Kind::Ring, 1, 2),
@@ -102,6 +109,7 @@ const SUBJECTS: [(&str, Kind, u64, u64); 8] = [
 ];
 
 const DECIDE: &str = "ring, a tick of which one in a hundred is left";
+const DECIDE_ON_DASHMAP: &str = "a ring on dashmap, the same tick";
 
 /// Measures this part.
 ///
@@ -124,9 +132,11 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
                 }
             }
         }
-        let found = in_a_process(Kind::Decide, plan.many, 0.0, plan.left).context(DECIDE)?;
-        let ms = found.decide_ms.with_context(|| format!("{DECIDE}: no time was measured"))?;
-        report.rows.record(DECIDE, MS, ms);
+        for (name, kind) in [(DECIDE, Kind::Decide), (DECIDE_ON_DASHMAP, Kind::DecideOnDashmap)] {
+            let found = in_a_process(kind, plan.many, 0.0, plan.left).context(name)?;
+            let ms = found.decide_ms.with_context(|| format!("{name}: no time was measured"))?;
+            report.rows.record(name, MS, ms);
+        }
     }
     if cores < 2 {
         report.skipped.push(String::from("the ring on two threads: this machine has one core"));

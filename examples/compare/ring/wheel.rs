@@ -1,4 +1,5 @@
-//! Our ring, as a server uses it: time is read once a batch, and ticks are decided when they are due.
+//! A ring, ours or the one on dashmap, as a server uses it: time is read once a batch, and ticks are decided when
+//! they are due.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,19 +15,44 @@ use futures_util::FutureExt;
 
 use super::Found;
 use super::subject::Subject;
+use crate::dashed::DashRing;
 use crate::numbers::messages;
 
 /// A ring; of several handles to one, a single one knows the time of the next tick and turns it. It is asked as a
 /// session asks it, with bursts.
-pub struct Wheeled {
-    ring: Arc<MemoryRing>,
+pub struct Wheeled<R> {
+    ring: Arc<R>,
     burst: Burst,
     next: Option<Instant>,
 }
 
-impl Wheeled {
+impl Wheeled<MemoryRing> {
     /// An empty ring of the usual dimensions, made for so many threads.
-    pub fn for_threads(threads: usize) -> Wheeled {
+    pub fn for_threads(threads: usize) -> Wheeled<MemoryRing> {
+        Wheeled::new(threads, MemoryRing::new)
+    }
+
+    /// One ring for so many threads; the first of them turns it.
+    pub fn shared(threads: usize) -> Vec<Wheeled<MemoryRing>> {
+        let mut first = Wheeled::for_threads(threads);
+        let others =
+            (1..threads).map(|_| Wheeled { ring: Arc::clone(&first.ring), burst: Burst::default(), next: None });
+        let mut all: Vec<Wheeled<MemoryRing>> = others.collect();
+        first.turn(Instant::now());
+        all.push(first);
+        all
+    }
+}
+
+impl Wheeled<DashRing> {
+    /// The same on dashmap, for one thread.
+    pub fn on_dashmap() -> Wheeled<DashRing> {
+        Wheeled::new(1, DashRing::new)
+    }
+}
+
+impl<R: Ring + AtOnce> Wheeled<R> {
+    fn new(threads: usize, make: impl FnOnce(RingOptions, Arc<MemoryOutbox>, Instant) -> R) -> Wheeled<R> {
         let now = Instant::now();
         let options = RingOptions {
             wheel: Wheel::default(),
@@ -38,19 +64,7 @@ impl Wheeled {
             keeps_on_drain: false,
         };
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
-        let ring = Arc::new(MemoryRing::new(options, outbox, now));
-        Wheeled { ring, burst: Burst::default(), next: Some(now) }
-    }
-
-    /// One ring for so many threads; the first of them turns it.
-    pub fn shared(threads: usize) -> Vec<Wheeled> {
-        let mut first = Wheeled::for_threads(threads);
-        let others =
-            (1..threads).map(|_| Wheeled { ring: Arc::clone(&first.ring), burst: Burst::default(), next: None });
-        let mut all: Vec<Wheeled> = others.collect();
-        first.turn(Instant::now());
-        all.push(first);
-        all
+        Wheeled { ring: Arc::new(make(options, outbox, now)), burst: Burst::default(), next: Some(now) }
     }
 
     /// Moves the pointer if that is due, and carries what was decided to the outbox; returns how much that was.
@@ -91,7 +105,7 @@ impl Wheeled {
     }
 }
 
-impl Subject for Wheeled {
+impl<R: Ring + AtOnce> Subject for Wheeled<R> {
     fn add(&mut self, messages: &[Message]) -> usize {
         let now = Instant::now();
         self.turn(now);
@@ -104,8 +118,7 @@ impl Subject for Wheeled {
 }
 
 /// Decides a tick of so many messages of which some are left: from the advance to the last batch in the outbox.
-pub fn decide(in_flight: u64, left: u64) -> Found {
-    let mut wheel = Wheeled::for_threads(1);
+pub fn decide(mut wheel: Wheeled<impl Ring + AtOnce>, in_flight: u64, left: u64) -> Found {
     let added = messages(0..in_flight);
     let start = Instant::now();
     // Those that are left lie all over the tick.

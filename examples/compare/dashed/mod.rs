@@ -1,0 +1,82 @@
+//! The design that dashmap suggests, as a store: what our own table is compared with, alone and through the wire.
+//!
+//! All around it is the sidecar's: server, ticker, delivery, admin endpoints, outbox.
+
+pub mod grouped;
+
+mod expire;
+mod ring;
+mod slots;
+
+use std::sync::Arc;
+
+use ackwheel::app::Sidecar;
+use ackwheel::clock::Clock;
+use ackwheel::config::{Config, Settings};
+use ackwheel::core::ring::Reply;
+use ackwheel::core::store::{Moment, Seat, Store};
+use ackwheel::core::tick::Tick;
+use ackwheel::memory::{AlwaysLeads, MemoryOutbox, RingOptions};
+use tracing::info;
+
+pub use ring::DashRing;
+
+use crate::child::end_with_stdin;
+
+/// A store whose ring is on dashmap.
+struct DashStore(Seat);
+
+impl DashStore {
+    fn open(config: &Config, moment: Moment) -> DashStore {
+        let epoch = moment.unix_ms();
+        let options = RingOptions {
+            wheel: config.wheel,
+            storm: config.storm,
+            max_in_flight: config.max_in_flight,
+            threads: config.threads,
+            epoch,
+            pointer: Tick(epoch / u64::from(config.wheel.tick_ms())),
+            keeps_on_drain: false,
+        };
+        let outbox = Arc::new(MemoryOutbox::new(config.retention, moment.now));
+        let ring = Arc::new(DashRing::new(options, Arc::clone(&outbox), moment.now));
+        DashStore(Seat { ring, outbox, lease: Arc::new(AlwaysLeads { epoch }) })
+    }
+}
+
+impl Store for DashStore {
+    fn kind(&self) -> &'static str {
+        "dashmap"
+    }
+
+    fn seats(&self) -> &[Seat] {
+        std::slice::from_ref(&self.0)
+    }
+
+    fn is_up(&self) -> bool {
+        true
+    }
+
+    fn close(&self, _moment: Moment) -> Reply<String> {
+        Reply::ok(String::from("a store on dashmap ends with the process"))
+    }
+}
+
+/// Is a sidecar on dashmap, until stdin ends.
+///
+/// # Errors
+///
+/// When it cannot start.
+pub fn serve(settings: Settings) -> anyhow::Result<()> {
+    end_with_stdin();
+    tracing_subscriber::fmt().json().with_writer(std::io::stderr).init();
+    let config = settings.check()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(config.threads).enable_all().build()?;
+    runtime.block_on(async {
+        let store = DashStore::open(&config, Clock::start().moment());
+        let sidecar = Sidecar::start_on(config, Arc::new(store)).await?;
+        info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), "listening");
+        std::future::pending().await
+    })
+}

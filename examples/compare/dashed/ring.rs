@@ -1,0 +1,321 @@
+//! A ring on dashmap, as well as that can be used: the maps id → tick and tick → ids.
+//!
+//! It answers the same requests as the ring in memory, in the same bursts, counts the same for each tick and takes
+//! the latency of each Ack. What it leaves out would make it slower: it remembers nothing as `late` once that is
+//! listed, has no limit of messages in flight, does not drain, and trusts its ticker never to be held up between its
+//! look at the clock and the move.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ackwheel::core::burst::{Asks, Burst, Outcome, Request};
+use ackwheel::core::pace::{Pace, Turn};
+use ackwheel::core::ring::{
+    AddNewMsg, AddNewMsgAnswer, Advance, AtOnce, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
+};
+use ackwheel::core::tally::Stamp;
+use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::memory::{MemoryOutbox, RingOptions};
+use dashmap::SharedValue;
+use parking_lot::{Mutex, RwLock};
+
+use super::expire::Expiry;
+use super::grouped::{self, Grouped, Item, Key, Map};
+use super::slots::{Flight, Slots};
+
+/// Messages that are read before the first of them is dealt with, so that the processor waits for several at once.
+const READ_AHEAD: usize = 16;
+
+/// What is to be done with a message, and which of its burst it is.
+#[derive(Clone, Copy, Debug)]
+struct Todo {
+    index: u32,
+    verb: Verb,
+}
+
+/// The deadline lies so many ticks ahead of the pointer.
+#[derive(Clone, Copy, Debug)]
+enum Verb {
+    Add { ahead: u16, attempt: u8 },
+    Del { withdraw: bool },
+}
+
+thread_local! {
+    /// Used again by every burst of a thread.
+    static GROUPED: RefCell<Grouped<Todo>> = RefCell::default();
+}
+
+/// A ring on dashmap.
+pub struct DashRing {
+    pub(super) options: RingOptions,
+    origin: Instant,
+    /// id → tick, with what else is to be known of a message.
+    pub(super) map: Map<Flight>,
+    /// tick → ids, for each shard of the map. They are locked while that is.
+    pub(super) slots: Box<[Mutex<Slots>]>,
+    /// A burst holds it for reading from begin to end, a decision for writing.
+    pace: RwLock<Pace>,
+    expiry: Mutex<Expiry>,
+    pub(super) outbox: Arc<MemoryOutbox>,
+}
+
+impl DashRing {
+    /// An empty ring whose batches go to `outbox`.
+    pub fn new(options: RingOptions, outbox: Arc<MemoryOutbox>, now: Instant) -> DashRing {
+        // As many as our ring would have; dashmap wants two at least.
+        let shards = if options.threads > 1 { (options.threads * 4).next_power_of_two() } else { 2 };
+        let map = Map::with_hasher_and_shard_amount(foldhash::fast::RandomState::default(), shards);
+        DashRing {
+            options,
+            origin: now,
+            map,
+            slots: (0..shards).map(|_| Mutex::new(Slots::new(options.wheel))).collect(),
+            pace: RwLock::new(Pace::new(options.wheel.tick_length(), options.pointer, now)),
+            expiry: Mutex::default(),
+            outbox,
+        }
+    }
+
+    fn stamp(&self, now: Instant) -> Stamp {
+        Stamp::after(now.saturating_duration_since(self.origin))
+    }
+
+    /// Does what is asked of the messages of one shard, under one lock.
+    fn run(&self, number: usize, items: &[Item<Todo>], burst: &mut Burst, pointer: Tick, now: Stamp) {
+        let mut shard = self.map.shards()[number].write();
+        let mut slots = self.slots[number].lock();
+        let hash_of = |(key, _): &(Key, _)| self.map.hash_usize(key) as u64;
+        for items in items.chunks(READ_AHEAD) {
+            grouped::read_ahead(items, |hash, key| shard.get(hash, |(known, _)| known == key).is_some());
+            for &Item { hash, key, what: Todo { index, verb } } in items {
+                let outcome = match verb {
+                    Verb::Add { ahead, attempt } => {
+                        let flight = Flight { deadline: pointer.plus(ahead.into()), added_at: now, attempt };
+                        slots.add(flight.deadline, key);
+                        if let Some((_, known)) = shard.get_mut(hash, |(known, _)| *known == key) {
+                            slots.overtake(key, std::mem::replace(known.get_mut(), flight), pointer)
+                        } else {
+                            shard.insert(hash, (key, SharedValue::new(flight)), hash_of);
+                            Outcome::Added
+                        }
+                    }
+                    Verb::Del { withdraw } => match shard.remove_entry(hash, |(known, _)| *known == key) {
+                        None => Outcome::Unknown,
+                        // It is decided, and still to be listed.
+                        Some((_, flight)) if flight.get().deadline < pointer => {
+                            shard.insert(hash, (key, flight), hash_of);
+                            Outcome::Late
+                        }
+                        Some((_, flight)) if withdraw => slots.withdraw(*flight.get()),
+                        Some((_, flight)) => {
+                            burst.ack_latency.record_between(flight.get().added_at, now);
+                            slots.acknowledge(*flight.get())
+                        }
+                    },
+                };
+                burst.set(index as usize, outcome);
+            }
+        }
+    }
+}
+
+impl AtOnce for DashRing {
+    fn do_all(&self, burst: &mut Burst, now: Instant) {
+        burst.open();
+        let pace = self.pace.read();
+        let (pointer, due) = (pace.pointer(), pace.tick_due(now));
+        for request in burst.requests.iter_mut().filter(|request| request.refusal.is_none()) {
+            if let Asks::Add { ack_timeout_ticks, .. } = request.asks {
+                request.deadline = self.options.wheel.deadline(due, ack_timeout_ticks);
+            }
+        }
+        GROUPED.with_borrow_mut(|grouped| {
+            let requests = burst.requests.iter().filter(|request| request.refusal.is_none());
+            let items = requests.flat_map(|request| {
+                let verb = verb(request, pointer);
+                let messages = burst.messages()[request.range()].iter();
+                messages.zip(first(request)..).map(move |(message, index)| (*message, Todo { index, verb }))
+            });
+            grouped.group(&self.map, items);
+            for (number, items) in grouped.groups() {
+                self.run(number, items, burst, pointer, self.stamp(now));
+            }
+        });
+    }
+}
+
+/// What a request asks of each of its messages.
+#[expect(clippy::cast_possible_truncation, reason = "a deadline is at most one revolution and a tick ahead")]
+const fn verb(request: &Request, pointer: Tick) -> Verb {
+    match request.asks {
+        Asks::Add { attempt, .. } => Verb::Add { ahead: request.deadline.since(pointer) as u16, attempt },
+        Asks::Del { withdraw } => Verb::Del { withdraw },
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a burst ends far below 4 billion messages")]
+const fn first(request: &Request) -> u32 {
+    request.range().start as u32
+}
+
+impl Ring for DashRing {
+    fn wheel(&self) -> Wheel {
+        self.options.wheel
+    }
+
+    fn at_once(&self) -> Option<&dyn AtOnce> {
+        Some(self)
+    }
+
+    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
+        let mut burst = Burst::default();
+        let asks = Asks::Add { ack_timeout_ticks: request.ack_timeout_ticks, attempt: request.attempt };
+        burst.push(0, asks, request.messages.iter().copied());
+        self.do_all(&mut burst, now);
+        let outcomes = burst.outcomes().iter().map(|outcome| outcome.of_add()).collect();
+        Reply::ok(AddNewMsgAnswer { deadline: burst.requests[0].deadline, outcomes })
+    }
+
+    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
+        let mut burst = Burst::default();
+        burst.push(0, Asks::Del { withdraw: request.withdraw }, request.messages.iter().copied());
+        self.do_all(&mut burst, now);
+        let outcomes = burst.outcomes().iter().map(|outcome| outcome.of_del()).collect();
+        Reply::ok(DelMsgAnswer { outcomes, ack_latency: burst.ack_latency })
+    }
+
+    fn advance(&self, now: Instant) -> Reply<Advance> {
+        let mut pace = self.pace.write();
+        Reply::ok(match pace.turn(now) {
+            Turn::Wait(until) => Advance::Waiting(until),
+            Turn::Shift { missed } => {
+                pace.shifted(now);
+                Advance::Shifted { missed, next: pace.next_advance() }
+            }
+            Turn::Advance { lateness } => {
+                let (decided, due_at) = (pace.pointer(), pace.next_advance());
+                pace.advanced();
+                let next = pace.next_advance();
+                let taken = self.slots.iter().map(|slots| slots.lock().take(decided)).collect();
+                drop(pace);
+                self.expiry.lock().freeze(decided, taken, self.options.storm, due_at);
+                Advance::Moved { decided, lateness, next }
+            }
+        })
+    }
+
+    fn expire(&self, now: Instant) -> Reply<Expired> {
+        Reply::ok(self.expiry.lock().step(self, now))
+    }
+
+    /// Nobody drains a subject.
+    fn drain(&self, _now: Instant) -> Reply<Handover> {
+        Reply::ok(Handover::Kept)
+    }
+
+    fn status(&self, now: Instant) -> Reply<RingStatus> {
+        let (wheel, pace) = (self.options.wheel, *self.pace.read());
+        let left = |tick: Tick| self.slots.iter().map(|slots| slots.lock().of(tick).left).sum::<u64>();
+        let (pointer, mut by_slot) = (pace.pointer(), vec![0; usize::from(wheel.slots())]);
+        for tick in (pointer.0 + 1..=pointer.0 + 1 + u64::from(wheel.slots())).map(Tick) {
+            by_slot[usize::from(wheel.slot(tick).0)] += left(tick);
+        }
+        let closing = left(pointer);
+        Reply::ok(RingStatus {
+            pointer,
+            pointer_lag: now.saturating_duration_since(pace.next_advance()),
+            epoch: self.options.epoch,
+            leader: Some(String::from("this process")),
+            leads: true,
+            in_flight: closing + by_slot.iter().sum::<u64>(),
+            slots: by_slot,
+            closing,
+            ..RingStatus::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ackwheel::core::batch::{StormRule, TimedOut};
+    use ackwheel::core::group::GroupName;
+    use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
+    use ackwheel::core::outbox::{Outbox, Retention};
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const TICK: Duration = Duration::from_secs(1);
+
+    fn answer<T: Unpin>(reply: Reply<T>) -> T {
+        reply.now_or_never().expect("it answers at once").expect("it refuses nothing")
+    }
+
+    fn ring(start: Instant) -> DashRing {
+        let options = RingOptions {
+            wheel: Wheel::new(3, TICK).unwrap(),
+            storm: StormRule::default(),
+            max_in_flight: 100,
+            threads: 1,
+            epoch: 1,
+            pointer: Tick(7),
+            keeps_on_drain: false,
+        };
+        DashRing::new(options, Arc::new(MemoryOutbox::new(Retention::default(), start)), start)
+    }
+
+    fn add(ring: &DashRing, ids: &[u64], ack_timeout_ticks: u16, attempt: u8, now: Instant) -> Vec<AddOutcome> {
+        let messages: Vec<Message> = ids.iter().copied().map(Message::from).collect();
+        answer(ring.add_new_msg(AddNewMsg { messages: &messages, ack_timeout_ticks, attempt }, now)).outcomes
+    }
+
+    fn del(ring: &DashRing, id: u64, now: Instant) -> DelOutcome {
+        let request = DelMsg { messages: &[Message::from(id)], withdraw: false };
+        answer(ring.del_msg(request, now)).outcomes[0]
+    }
+
+    /// Every step of expiry; returns the counts and what is in the outbox.
+    fn expire(ring: &DashRing, now: Instant) -> (Vec<(u64, u64, u64)>, Vec<TimedOut>) {
+        let mut counted = Vec::new();
+        loop {
+            let expired = answer(ring.expire(now));
+            counted.extend(expired.counted.map(|(tick, counts)| (tick.0, counts.added, counts.acked)));
+            if !expired.more {
+                break;
+            }
+        }
+        let batches = answer(ring.outbox.take(&GroupName::default_group(), u64::MAX, now));
+        let mut lost: Vec<TimedOut> = batches.iter().flat_map(|found| found.batch.messages.clone()).collect();
+        lost.sort_unstable();
+        (counted, lost)
+    }
+
+    #[test]
+    fn what_is_not_acknowledged_times_out_once_with_the_tick_that_it_was_last_added_for() {
+        use AddOutcome::{Added, Rearmed};
+        let start = Instant::now();
+        let ring = ring(start);
+        assert_eq!(add(&ring, &[1, 2, 3, 4, 4], 1, 1, start), [Added, Added, Added, Added, Rearmed]);
+        assert_eq!(add(&ring, &[3], 2, 2, start), [Rearmed]);
+        assert_eq!((del(&ring, 1, start), del(&ring, 1, start)), (DelOutcome::Acked, DelOutcome::Unknown));
+        assert!(matches!(answer(ring.advance(start + TICK)), Advance::Moved { decided: Tick(7), .. }));
+        let decided = start + 2 * TICK;
+        assert!(matches!(answer(ring.advance(decided)), Advance::Moved { decided: Tick(8), .. }));
+        // Between decision and listing.
+        assert_eq!(del(&ring, 2, decided), DelOutcome::Late);
+        assert_eq!(add(&ring, &[4], 1, 3, decided), [Added]);
+        let lost = |id: u64, attempt| TimedOut { message: Message::from(id), attempt };
+        let (counted, first) = expire(&ring, decided);
+        assert_eq!((counted, first), (vec![(7, 0, 0), (8, 3, 1)], vec![lost(2, 1), lost(4, 1)]));
+        assert_eq!(answer(ring.status(decided)).in_flight, 2);
+        for tick in 3..=4 {
+            answer(ring.advance(start + tick * TICK));
+        }
+        let (counted, second) = expire(&ring, start + 4 * TICK);
+        assert_eq!((counted, second), (vec![(9, 1, 0), (10, 1, 0)], vec![lost(3, 2), lost(4, 3)]));
+        assert_eq!((ring.map.len(), answer(ring.status(decided)).in_flight), (0, 0));
+    }
+}

@@ -1,0 +1,38 @@
+//! What a sidecar needs whatever its store is.
+
+use std::sync::Arc;
+
+use super::error::StartError;
+use super::listening::Doors;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::metrics::Metrics;
+
+/// Where a host says its name.
+const HOST_NAME_FILES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
+
+/// What a sidecar has before it has a store.
+pub(super) struct Ground {
+    pub(super) name: String,
+    pub(super) doors: Doors,
+    pub(super) clock: Arc<Clock>,
+    pub(super) metrics: Arc<Metrics>,
+}
+
+impl Ground {
+    /// Listens, and begins to measure time.
+    pub(super) async fn prepare(config: &Config) -> Result<Ground, StartError> {
+        let doors = Doors::open(config).await?;
+        let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host_name(), doors.address.port()));
+        Ok(Ground { name, doors, clock: Arc::new(Clock::start()), metrics: Arc::new(Metrics::new()) })
+    }
+}
+
+/// The name of this host, as far as it says one.
+fn host_name() -> String {
+    let names = HOST_NAME_FILES.iter().filter_map(|file| std::fs::read_to_string(file).ok());
+    names
+        .map(|name| name.trim().to_owned())
+        .find(|name| !name.is_empty())
+        .unwrap_or_else(|| String::from("sidecar"))
+}
