@@ -66,7 +66,7 @@ impl Sidecar {
     ///
     /// # Errors
     ///
-    /// When an address is in use or the store cannot be opened; nothing is changed then.
+    /// When an address is in use, the store cannot be opened, or the system has no thread to give.
     pub async fn start(config: Config) -> Result<Sidecar, StartError> {
         let ground = Ground::prepare(&config).await?;
         let store = open_store(&config, &ground).await?;
@@ -79,7 +79,7 @@ impl Sidecar {
     ///
     /// # Errors
     ///
-    /// When an address is in use.
+    /// When an address is in use, or the system has no thread to give.
     pub async fn start_on(config: Config, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
         let ground = Ground::prepare(&config).await?;
         Sidecar::start_from(config, ground, store)

@@ -13,8 +13,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-/// A patience is waited for in so many parts: while the process stands still, only one of them runs out.
+/// A patience is waited for in so many parts, if they are long enough for a timer that counts in ms: while the process
+/// stands still, only one of them runs out.
 const PARTS: u32 = 4;
+
+/// As long as a part is at least.
+const LEAST_PART: Duration = Duration::from_millis(5);
 
 /// Where the ticker meets the connections.
 #[derive(Debug)]
@@ -71,8 +75,8 @@ impl ReadGate {
     }
 
     /// Waits until every connection has read what was waiting; at most `patience` from the begin of its round,
-    /// and says whether all did. A pause of the process takes away a quarter of the patience at most: the connections
-    /// have not had that time either.
+    /// and says whether all did. A pause of the process takes away a quarter of a patience of 20 ms or more: the
+    /// connections have not had that time either.
     pub async fn pass(&self, patience: Duration) -> bool {
         // A round that goes on already may have asked some connections too early.
         let wanted = self.count.lock().round + 1;
@@ -105,8 +109,9 @@ impl ReadGate {
             }
         };
         let mut all_passed = std::pin::pin!(all_passed);
-        for _ in 0..PARTS {
-            if tokio::time::timeout(patience / PARTS, &mut all_passed).await.is_ok() {
+        let parts = if patience < LEAST_PART * PARTS { 1 } else { PARTS };
+        for _ in 0..parts {
+            if tokio::time::timeout(patience / parts, &mut all_passed).await.is_ok() {
                 return true;
             }
         }

@@ -166,24 +166,23 @@ fn floods_that_ask_for_nothing_make_nobodys_timeout_late_and_hold_up_no_drain() 
     let mut connection = sidecar.connect();
     let mut subscriber = sidecar.connect().subscribed("default");
     let _floods = [0, 64].map(|length| flood(sidecar.listen, &Request::new(frames::PONG, 0, vec![1; length])));
-    // Floods that keep others from being read hold up most decisions; tests beside this one, on two processors, one
-    // now and then.
-    let held_up = || sidecar.log().text().matches("were not read").count();
-    let mut rounds = 0;
+    // A decision that waited for the end of a flood comes half a tick late, and so does what it publishes. Tests beside
+    // this one, on two processors, delay some too, but not most.
+    let punctual = || sidecar.metrics().count("timeout_lateness_seconds_bucket{le=\"0.25\"}");
     for round in 1..=5_u64 {
-        let (before, added) = (held_up(), Instant::now());
+        let added = Instant::now();
         connection.ask(&frames::add(&[round], 1, 1)).added();
         let batch = subscriber.settled_batch();
         assert_eq!(batch.ids(), [round]);
         let after = batch.arrived - added;
         assert!(after >= tick, "round {round}: early, after {after:?}");
-        rounds += u32::from(held_up() == before && after <= tick * 2 + Duration::from_millis(200));
-        if rounds == 3 {
+        if punctual() == 3 {
             break;
         }
     }
-    assert_eq!(rounds, 3, "on time, of 5: {}", sidecar.log().text());
+    assert_eq!(punctual(), 3, "of 5: {}", sidecar.log().text());
     drop((connection, subscriber));
-    let drained = sidecar.terminate();
-    assert!(drained <= Duration::from_secs(5), "it took {drained:?}");
+    sidecar.terminate();
+    let log = sidecar.log().text();
+    assert!(!log.contains("did not take their last answers"), "a flood does not see that it is to end: {log}");
 }

@@ -37,14 +37,16 @@ fn add_for_one_tick(connection: &mut Raw) -> u64 {
 fn a_tick_of_two_hundred_thousand_messages_holds_nothing_up() {
     // The log has the time that passed. On a busy machine Redis may have been without its core for some of it; a
     // command that takes long by itself takes long every time, and longer than that.
-    let mut slow = Vec::new();
+    let is_much = |slow: &Vec<(u64, String)>| slow.len() > 5 || slow.iter().any(|(micros, _)| *micros >= 100_000);
+    let mut all = Vec::new();
     for _ in 0..3 {
-        slow = slow_commands_of_a_large_tick();
-        if slow.len() <= 2 && slow.iter().all(|(micros, _)| *micros < 100_000) {
+        let slow = slow_commands_of_a_large_tick();
+        if !is_much(&slow) {
             return;
         }
+        all.push(slow);
     }
-    panic!("more than 20 ms, three times: {slow:?}");
+    panic!("more than five commands of over 20 ms, or one of 100 ms, three times: {all:?}");
 }
 
 /// Has a large tick expire; returns the commands that took more than 20 ms, in µs.

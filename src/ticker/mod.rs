@@ -52,8 +52,8 @@ pub struct Ticker {
     next_advance: Instant,
     /// When the connections had last read what waited, or had their time for it.
     read_at: Option<Instant>,
-    /// Whether some had not, when their time before the coming move was over.
-    gave_up: bool,
+    /// When the time of those that had not was over.
+    gave_up_at: Option<Instant>,
     /// Whether decided messages are on their way to the outbox.
     expiring: bool,
     standing: Standing,
@@ -115,7 +115,7 @@ impl Ticker {
             vacancy,
             next_advance,
             read_at: None,
-            gave_up: false,
+            gave_up_at: None,
             expiring: true,
             standing: Standing::Unknown,
             next_tend: Some(next_advance),
@@ -179,6 +179,7 @@ impl Ticker {
     async fn drain(&mut self) -> Result<Handover, Refusal> {
         // Acknowledgements that have arrived come before the decision, if this is one.
         if matches!(self.standing, Standing::Alone | Standing::Unknown) {
+            self.gave_up_at = None;
             self.pass_gate().await;
         }
         let handover = self.beating(self.seat.ring.drain(self.clock.now())).await?;
@@ -305,11 +306,9 @@ impl Ticker {
                 debug!(tick = %decided, ?lateness, "decided");
                 self.next_advance = next;
                 self.expiring = true;
-                self.gave_up = false;
             }
             Advance::Shifted { missed, next } => {
                 self.next_advance = next;
-                self.gave_up = false;
                 self.metrics.shifted_ticks.inc_by(missed);
                 warn!(
                     ticks = missed,

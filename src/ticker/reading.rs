@@ -7,7 +7,7 @@ use tracing::warn;
 use super::Ticker;
 
 /// How long a decision or a drain waits for the sockets at most, and never longer than half a tick: a move that
-/// is late by a whole one counts as a stall.
+/// is late by a whole one counts as a stall. Who asks again for the same move waits for an eighth of that.
 const READ_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The connections are asked to read so long before a move, or an eighth of a tick if that is less.
@@ -27,11 +27,17 @@ impl Ticker {
 
     /// Has every connection read what waits in its socket.
     pub(super) async fn pass_gate(&mut self) {
-        let patience = READ_PATIENCE.min(self.seat.ring.wheel().tick_length() / 2);
-        // Who is slow has had its time before this move; who has been kept from reading since needs but a moment.
-        let patience = if self.gave_up { patience / 8 } else { patience };
-        if !self.beating(self.gate.pass(patience)).await {
-            self.gave_up = true;
+        let tick_length = self.seat.ring.wheel().tick_length();
+        let patience = READ_PATIENCE.min(tick_length / 2);
+        // Who is slow has had its time for this move; who was kept from reading since needs but a moment.
+        let asked = self.clock.now();
+        let again =
+            self.gave_up_at.is_some_and(|gave_up| asked.saturating_duration_since(gave_up) < tick_length / 4);
+        let patience = if again { patience / 8 } else { patience };
+        if self.beating(self.gate.pass(patience)).await {
+            self.gave_up_at = None;
+        } else {
+            self.gave_up_at = Some(self.clock.now());
             warn!(
                 "some connections were not read within {patience:?} before a decision, which is made now; if this comes \
                  again, the process is short of CPU: give it more, or raise --threads"

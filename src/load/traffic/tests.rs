@@ -196,6 +196,19 @@ fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
 }
 
 #[test]
+fn the_tick_is_seen_when_a_request_is_made_and_not_when_it_was_due() {
+    let plan = plan(Op::Wheel, 0.0, 1);
+    let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
+    let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+    traffic.pursue(Goal::Steady { until: filled + 1_000_000_000 }, Some(Pace::new(filled, 200.0, 0, 1)));
+    let (mut out, made_at) = (Vec::new(), filled + 22_000_000);
+    traffic.requests(made_at, &mut out);
+    let answers = server.answer(&std::mem::take(&mut out));
+    assert_eq!(traffic.answers(&answers, made_at + 1_000_000, &mut out), Ok(answers.len()));
+    assert_eq!(traffic.tally().sightings.last_at_or_before(115), Some(made_at), "due 2 ms before");
+}
+
+#[test]
 fn answers_in_another_order_and_in_pieces_are_taken() {
     let plan = plan(Op::Wheel, 1.0, 1);
     let (mut traffic, mut server) = (traffic(&plan, 16), Server::default());

@@ -285,7 +285,10 @@ mod tests {
         }
 
         #[test]
-        fn answers_are_as_the_encoder_writes_them(numbers in prop_oneof![vec(0..4_u8, 1), vec(0..4_u8, 1..40)], deadline in any::<u64>()) {
+        fn answers_are_as_the_encoder_writes_them(
+            numbers in prop_oneof![vec(0..4_u8, 1), vec(0..4_u8, 1..40)],
+            deadline in any::<u64>(),
+        ) {
             let (codec, mut burst) = (Codec::default(), Burst::default());
             let messages = || (0..numbers.len() as u64).map(Message::from);
             burst.push(8, Asks::Add { ack_timeout_ticks: 1, attempt: 1 }, messages());

@@ -84,18 +84,20 @@ fn chunk<const LENGTH: usize>(bytes: &[u8], at: usize) -> [u8; LENGTH] {
     *bytes[at..].first_chunk().expect("the frame is longer")
 }
 
-/// Answers of one message.
-const ADD_ANSWER: usize = HEAD_LENGTH + 17;
-const DEL_ANSWER: usize = HEAD_LENGTH + 5;
+/// Where the body of an answer begins: deadline, count, how many were armed again and their bits for an AddNewMsg;
+/// count and outcome for a DelMsg.
+const BODY: usize = HEAD_LENGTH;
+const ADD_ANSWER: usize = BODY + 17;
+const DEL_ANSWER: usize = BODY + 5;
 
 /// The answer to an AddNewMsg.
 #[inline]
 pub(super) fn add_answer(correlation: u32, deadline: Tick, rearmed: bool) -> [u8; ADD_ANSWER] {
     let mut frame = answer(FrameType::AddNewMsgAnswer, correlation);
-    frame[12..20].copy_from_slice(&deadline.0.to_be_bytes());
-    frame[23] = 1;
-    frame[27] = u8::from(rearmed);
-    frame[28] = u8::from(rearmed);
+    frame[BODY..BODY + 8].copy_from_slice(&deadline.0.to_be_bytes());
+    frame[BODY + 11] = 1;
+    frame[BODY + 15] = u8::from(rearmed);
+    frame[BODY + 16] = u8::from(rearmed);
     frame
 }
 
@@ -103,8 +105,8 @@ pub(super) fn add_answer(correlation: u32, deadline: Tick, rearmed: bool) -> [u8
 #[inline]
 pub(super) fn del_answer(correlation: u32, outcome: u8) -> [u8; DEL_ANSWER] {
     let mut frame = answer(FrameType::DelMsgAnswer, correlation);
-    frame[15] = 1;
-    frame[16] = outcome;
+    frame[BODY + 3] = 1;
+    frame[BODY + 4] = outcome;
     frame
 }
 
