@@ -1,8 +1,8 @@
 //! A configuration becomes a running sidecar, and a handle to it. `serve`, tests and examples use it.
 
 mod error;
-mod ground;
 mod listening;
+mod prepared;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use tokio::task::JoinHandle;
 use tracing::{Instrument, Span, error, error_span, info, warn};
 
 pub use self::error::StartError;
-use self::ground::Ground;
-use self::listening::Doors;
+use self::listening::Listening;
+use self::prepared::Prepared;
 use crate::admin::{self, Health};
 use crate::alarm::Alarm;
 use crate::clock::Clock;
@@ -68,11 +68,11 @@ impl Sidecar {
     ///
     /// When an address is in use, the store cannot be opened, or the system has no thread to give.
     pub async fn start(config: Config) -> Result<Sidecar, StartError> {
-        let ground = Ground::prepare(&config).await?;
-        let store = open_store(&config, &ground).await?;
+        let prepared = Prepared::new(&config).await?;
+        let store = open_store(&config, &prepared).await?;
         // To wait for Redis was not to stand still.
-        ground.clock.beat();
-        Sidecar::start_from(config, ground, store)
+        prepared.clock.beat();
+        Sidecar::start_from(config, prepared, store)
     }
 
     /// The same on a store of the caller's, in place of the one that the configuration names.
@@ -81,13 +81,13 @@ impl Sidecar {
     ///
     /// When an address is in use, or the system has no thread to give.
     pub async fn start_on(config: Config, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
-        let ground = Ground::prepare(&config).await?;
-        Sidecar::start_from(config, ground, store)
+        let prepared = Prepared::new(&config).await?;
+        Sidecar::start_from(config, prepared, store)
     }
 
-    fn start_from(config: Config, ground: Ground, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
-        let Ground { name, doors, clock, metrics } = ground;
-        let Doors { listeners, address, admin_listener, admin_address } = doors;
+    fn start_from(config: Config, prepared: Prepared, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
+        let Prepared { name, listening, clock, metrics } = prepared;
+        let Listening { listeners, address, admin_listener, admin_address } = listening;
         let gate = ReadGate::new();
         show_settings(&config, store.seats().len(), &metrics);
         let delivery = Arc::new(Delivery::new(
@@ -285,9 +285,9 @@ fn show_settings(config: &Config, rings: usize, metrics: &Metrics) {
     metrics.show_wheel(rings, wheel.ticks(wheel.slots().into()));
 }
 
-async fn open_store(config: &Config, ground: &Ground) -> Result<Arc<dyn Store>, StartError> {
+async fn open_store(config: &Config, prepared: &Prepared) -> Result<Arc<dyn Store>, StartError> {
     let shared = match &config.store {
-        StoreKind::Memory => return Ok(Arc::new(open_memory(config, ground.clock.moment())?)),
+        StoreKind::Memory => return Ok(Arc::new(open_memory(config, prepared.clock.moment())?)),
         StoreKind::Redis(shared) => shared.clone(),
     };
     let options = RedisOptions {
@@ -299,13 +299,13 @@ async fn open_store(config: &Config, ground: &Ground) -> Result<Arc<dyn Store>, 
         retention: config.retention,
         max_in_flight: config.max_in_flight,
         max_held_acks: shared.max_held_acks,
-        name: ground.name.clone(),
+        name: prepared.name.clone(),
         never_lead: shared.never_lead,
         lease: shared.lease,
         outage_grace: shared.outage_grace,
         catch_up_max_ticks: shared.catch_up_max_ticks,
     };
-    match RedisStore::open(&options, &ground.clock, &ground.metrics).await {
+    match RedisStore::open(&options, &prepared.clock, &prepared.metrics).await {
         Ok(store) => Ok(Arc::new(store)),
         Err(cause) => Err(StartError::Redis { url: without_password(&options.url), cause }),
     }

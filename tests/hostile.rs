@@ -176,11 +176,11 @@ fn floods_that_ask_for_nothing_make_nobodys_timeout_late_and_hold_up_no_drain() 
         assert_eq!(batch.ids(), [round]);
         let after = batch.arrived - added;
         assert!(after >= tick, "round {round}: early, after {after:?}");
-        if punctual() == 3 {
+        if punctual() >= 3 {
             break;
         }
     }
-    assert_eq!(punctual(), 3, "of 5: {}", sidecar.log().text());
+    assert!(punctual() >= 3, "{} of 5: {}", punctual(), sidecar.log().text());
     drop((connection, subscriber));
     sidecar.terminate();
     let log = sidecar.log().text();

@@ -11,8 +11,8 @@ use super::error::StartError;
 use crate::config::Config;
 use crate::server::{Listener, SocketFile};
 
-/// The doors of a sidecar, open.
-pub(super) struct Doors {
+/// Where a sidecar listens.
+pub(super) struct Listening {
     /// For logic nodes.
     pub(super) listeners: Vec<Listener>,
     /// The address of the first of them.
@@ -21,9 +21,9 @@ pub(super) struct Doors {
     pub(super) admin_address: SocketAddr,
 }
 
-impl Doors {
+impl Listening {
     /// Listens wherever the configuration says.
-    pub(super) async fn open(config: &Config) -> Result<Doors, StartError> {
+    pub(super) async fn open(config: &Config) -> Result<Listening, StartError> {
         let data = listen("--listen", config.listen).await?;
         let admin_listener = listen("--admin", config.admin).await?;
         let address = local_address("--listen", config.listen, &data)?;
@@ -32,7 +32,7 @@ impl Doors {
         if let Some(path) = &config.socket {
             listeners.push(listen_unix(path).await?);
         }
-        Ok(Doors { listeners, address, admin_listener, admin_address })
+        Ok(Listening { listeners, address, admin_listener, admin_address })
     }
 }
 

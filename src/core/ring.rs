@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::answers::Answers;
 use super::batch::TickCounts;
-use super::burst::Burst;
+use super::burst::{Asks, Burst};
 use super::message::{AddOutcome, DelOutcome, Message};
 use super::refusal::Refusal;
 use super::tally::LatencyTally;
@@ -202,6 +202,31 @@ pub trait AtOnce: Send + Sync {
     /// Does what a burst asks for, as [`Ring::add_new_msg`] and [`Ring::del_msg`] would one by one, except for
     /// requests that have a refusal already.
     fn do_all(&self, burst: &mut Burst, now: Instant);
+
+    /// Does one AddNewMsg, for [`Ring::add_new_msg`].
+    fn add_at_once(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
+        let mut burst = Burst::default();
+        let asks = Asks::Add { ack_timeout_ticks: request.ack_timeout_ticks, attempt: request.attempt };
+        burst.push(0, asks, request.messages.iter().copied());
+        self.do_all(&mut burst, now);
+        let done = burst.requests.pop().expect("one was pushed");
+        match done.refusal {
+            Some(refusal) => Reply::refused(*refusal),
+            None => Reply::ok(AddNewMsgAnswer {
+                deadline: done.deadline,
+                outcomes: burst.outcomes().iter().map(|outcome| outcome.of_add()).collect(),
+            }),
+        }
+    }
+
+    /// Does one DelMsg, for [`Ring::del_msg`].
+    fn del_at_once(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
+        let mut burst = Burst::default();
+        burst.push(0, Asks::Del { withdraw: request.withdraw }, request.messages.iter().copied());
+        self.do_all(&mut burst, now);
+        let outcomes = burst.outcomes().iter().map(|outcome| outcome.of_del()).collect();
+        Reply::ok(DelMsgAnswer { outcomes, ack_latency: burst.ack_latency })
+    }
 }
 
 /// A ring that answers many requests together, when it can.

@@ -37,7 +37,6 @@ use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
 use super::shard::{self, OfTick, Position, Shard, horizon};
 use super::table::{Hash, HashMessage, Keyed, MAX_SHARD_BITS};
-use crate::core::burst::{Asks, Burst};
 use crate::core::message::Message;
 use crate::core::pace::{Pace, Turn};
 use crate::core::ring::{
@@ -226,26 +225,11 @@ impl Ring for MemoryRing {
     }
 
     fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
-        let mut burst = Burst::default();
-        let asks = Asks::Add { ack_timeout_ticks: request.ack_timeout_ticks, attempt: request.attempt };
-        burst.push(0, asks, request.messages.iter().copied());
-        self.do_all(&mut burst, now);
-        let done = burst.requests.pop().expect("one was pushed");
-        match done.refusal {
-            Some(refusal) => Reply::refused(*refusal),
-            None => Reply::ok(AddNewMsgAnswer {
-                deadline: done.deadline,
-                outcomes: burst.outcomes().iter().map(|outcome| outcome.of_add()).collect(),
-            }),
-        }
+        self.add_at_once(request, now)
     }
 
     fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
-        let mut burst = Burst::default();
-        burst.push(0, Asks::Del { withdraw: request.withdraw }, request.messages.iter().copied());
-        self.do_all(&mut burst, now);
-        let outcomes = burst.outcomes().iter().map(|outcome| outcome.of_del()).collect();
-        Reply::ok(DelMsgAnswer { outcomes, ack_latency: burst.ack_latency })
+        self.del_at_once(request, now)
     }
 
     fn advance(&self, now: Instant) -> Reply<Advance> {

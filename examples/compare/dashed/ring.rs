@@ -169,20 +169,11 @@ impl Ring for DashRing {
     }
 
     fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
-        let mut burst = Burst::default();
-        let asks = Asks::Add { ack_timeout_ticks: request.ack_timeout_ticks, attempt: request.attempt };
-        burst.push(0, asks, request.messages.iter().copied());
-        self.do_all(&mut burst, now);
-        let outcomes = burst.outcomes().iter().map(|outcome| outcome.of_add()).collect();
-        Reply::ok(AddNewMsgAnswer { deadline: burst.requests[0].deadline, outcomes })
+        self.add_at_once(request, now)
     }
 
     fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
-        let mut burst = Burst::default();
-        burst.push(0, Asks::Del { withdraw: request.withdraw }, request.messages.iter().copied());
-        self.do_all(&mut burst, now);
-        let outcomes = burst.outcomes().iter().map(|outcome| outcome.of_del()).collect();
-        Reply::ok(DelMsgAnswer { outcomes, ack_latency: burst.ack_latency })
+        self.del_at_once(request, now)
     }
 
     fn advance(&self, now: Instant) -> Reply<Advance> {

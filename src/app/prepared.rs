@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::error::StartError;
-use super::listening::Doors;
+use super::listening::Listening;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -12,19 +12,19 @@ use crate::metrics::Metrics;
 const HOST_NAME_FILES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
 
 /// What a sidecar has before it has a store.
-pub(super) struct Ground {
+pub(super) struct Prepared {
     pub(super) name: String,
-    pub(super) doors: Doors,
+    pub(super) listening: Listening,
     pub(super) clock: Arc<Clock>,
     pub(super) metrics: Arc<Metrics>,
 }
 
-impl Ground {
+impl Prepared {
     /// Listens, and begins to measure time.
-    pub(super) async fn prepare(config: &Config) -> Result<Ground, StartError> {
-        let doors = Doors::open(config).await?;
-        let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host_name(), doors.address.port()));
-        Ok(Ground { name, doors, clock: Arc::new(Clock::start()), metrics: Arc::new(Metrics::new()) })
+    pub(super) async fn new(config: &Config) -> Result<Prepared, StartError> {
+        let listening = Listening::open(config).await?;
+        let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host_name(), listening.address.port()));
+        Ok(Prepared { name, listening, clock: Arc::new(Clock::start()), metrics: Arc::new(Metrics::new()) })
     }
 }
 
