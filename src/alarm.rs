@@ -129,7 +129,11 @@ mod linux {
                 let Ok(mut ready) = ready!(self.0.poll_read_ready(context)) else { return Poll::Ready(()) };
                 let mut expirations = [0; 8];
                 match ready.try_io(|timer| Ok(rustix::io::read(timer, &mut expirations)?)) {
-                    Ok(_) => return Poll::Ready(()),
+                    Ok(_) => {
+                        // One read takes all that it rang: the next need not be tried before it rings again.
+                        ready.clear_ready();
+                        return Poll::Ready(());
+                    }
                     // It was set again since it rang.
                     Err(_would_block) => {}
                 }

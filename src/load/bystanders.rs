@@ -15,7 +15,7 @@ use super::recorder::Sightings;
 use super::timeouts::Timeouts;
 use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription, greet};
 
-/// How often the server is asked for its tick.
+/// How often the server is asked for its tick, where the load itself does not ask.
 const ASKED_EVERY: Duration = Duration::from_millis(1);
 
 /// Messages that the subscriber holds unacknowledged.
@@ -67,8 +67,8 @@ pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeo
     Ok(())
 }
 
-/// Has a connection of its own ask the server again and again which tick it is, also when the load is over: it adds
-/// a message and deletes it, since the answer to an AddNewMsg is what tells a tick.
+/// Has a connection of its own ask the server which tick it is while no other connection does, as when the load is
+/// over: it adds a message and deletes it, since the answer to an AddNewMsg is what tells a tick.
 pub(super) async fn watch_the_time(
     shared: &Shared,
     sightings: &Arc<Mutex<Sightings>>,
@@ -87,8 +87,11 @@ pub(super) async fn watch_the_time(
             if stop.load(Ordering::Relaxed) {
                 return;
             }
-            let message = plan.ids.message(plan.ids.clock_connection(), number);
             let sent_at = stopwatch.now();
+            if Duration::from_nanos(sent_at.saturating_sub(plan.live.sighted_at())) < ASKED_EVERY {
+                continue;
+            }
+            let message = plan.ids.message(plan.ids.clock_connection(), number);
             let options = AddOptions { ack_timeout_ticks: ticks, ..AddOptions::default() };
             let added = client.add_new_msg(&[message], options).await;
             let deleted = client.del_msg(&[message]).await;

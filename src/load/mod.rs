@@ -103,17 +103,27 @@ pub fn run(options: &LoadOptions, progress: impl Fn(Progress) + Send + Sync) -> 
     crew::run(options, &progress)
 }
 
-/// What all connections together have done so far, for the progress.
+/// What all connections together have done and seen so far.
 #[derive(Debug, Default)]
 struct Live {
     frames: AtomicU64,
     messages: AtomicU64,
+    /// When an AddNewMsg was sent whose answer told the tick, in ns since the load began.
+    sighted_at: AtomicU64,
 }
 
 impl Live {
     fn count(&self, frames: u64, messages: u64) {
         self.frames.fetch_add(frames, Ordering::Relaxed);
         self.messages.fetch_add(messages, Ordering::Relaxed);
+    }
+
+    fn sighted(&self, sent_at: u64) {
+        self.sighted_at.fetch_max(sent_at, Ordering::Relaxed);
+    }
+
+    fn sighted_at(&self) -> u64 {
+        self.sighted_at.load(Ordering::Relaxed)
     }
 
     fn frames(&self) -> u64 {

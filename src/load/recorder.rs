@@ -91,6 +91,11 @@ impl Sightings {
         self.latest.1 = self.latest.1.max(sent_at);
     }
 
+    /// When the latest request was sent of those that are noted here.
+    pub(super) const fn latest_at(&self) -> u64 {
+        self.latest.1
+    }
+
     fn merge_one(&mut self, deadline: u64, sent_at: u64) {
         let latest = self.before.entry(deadline).or_default();
         *latest = sent_at.max(*latest);

@@ -263,6 +263,7 @@ impl Traffic {
             (self.tally.added, self.tally.acked) = before;
         }
         self.plan.live.count(frames, messages);
+        self.plan.live.sighted(self.tally.sightings.latest_at());
         Ok(taken)
     }
 
