@@ -3,13 +3,24 @@
 use super::super::entry::{Entry, ShortTick};
 use super::super::places::PLACES;
 use super::segment::Segment;
-use super::{HashMessage, Table, fetch};
+use super::{HashMessage, Table, fetch, fetch_whole};
+
+/// Entries that a scan asks for before it visits the first of them.
+const AHEAD: usize = 128;
 
 /// Messages a segment has on average when another is made.
 pub(super) const MEAN_SEGMENT: usize = 1_024;
 
 /// A segment emptier than this is made smaller when memory is given back.
 const MIN_LOAD_PERCENT: usize = 45;
+
+/// Where an entry is.
+#[derive(Clone, Copy, Debug)]
+struct Spot {
+    segment: usize,
+    group: usize,
+    place: usize,
+}
 
 impl<S: HashMessage> Table<S> {
     /// Makes room in a segment that is full: by splitting one, if it is the turn of another segment, else by growing
@@ -103,27 +114,36 @@ impl<S: HashMessage> Table<S> {
         tick: ShortTick,
         mut visit: impl FnMut(&mut Entry) -> Kept,
     ) {
-        let mut looked_at = 0;
-        let mut found = Vec::new();
+        let (mut looked_at, mut found) = (0, Vec::with_capacity(2 * AHEAD));
         while *position < self.segments.len() && looked_at < budget {
-            let segment = &mut self.segments[*position];
-            looked_at += segment.entries.len() * PLACES;
-            // First all places, so that their entries are on the way when the first is visited.
-            for (number, group) in segment.groups.iter().enumerate() {
-                for place in group.ticking(tick.lowest()) {
-                    fetch(&segment.entries[number][place]);
-                    found.push((number, place));
-                }
+            // The next segment's groups lie elsewhere, where no processor looks by itself.
+            if let Some(next) = self.segments.get(*position + 1) {
+                next.groups.iter().step_by(2).for_each(fetch);
             }
-            for (group, place) in found.drain(..) {
-                let entry = &mut segment.entries[group][place];
-                if visit(entry) == Kept::No {
-                    let home = self.hasher.hash_of(entry.message).group(segment.groups.len());
-                    segment.remove(home, group, place);
-                    self.len -= 1;
+            let segment = &self.segments[*position];
+            looked_at += segment.entries.len() * PLACES;
+            // First all places of some segments, so that their entries are on the way when the first is visited.
+            for (group, ticks) in segment.groups.iter().enumerate() {
+                for place in ticks.ticking(tick.lowest()) {
+                    fetch_whole(&segment.entries[group][place]);
+                    found.push(Spot { segment: *position, group, place });
                 }
             }
             *position += 1;
+            if found.len() >= AHEAD {
+                found.drain(..).for_each(|spot| self.visit(spot, &mut visit));
+            }
+        }
+        found.drain(..).for_each(|spot| self.visit(spot, &mut visit));
+    }
+
+    fn visit(&mut self, Spot { segment, group, place }: Spot, visit: &mut impl FnMut(&mut Entry) -> Kept) {
+        let segment = &mut self.segments[segment];
+        let entry = &mut segment.entries[group][place];
+        if visit(entry) == Kept::No {
+            let home = self.hasher.hash_of(entry.message).group(segment.groups.len());
+            segment.remove(home, group, place);
+            self.len -= 1;
         }
     }
 

@@ -117,9 +117,7 @@ impl<S: HashMessage> Table<S> {
     #[inline]
     pub(super) fn fetch_entry(&self, hash: Hash, home: Home) {
         let entry = self.segments[home.segment as usize].likely(hash.tag(), home.group as usize);
-        // It may lie in two cache lines.
-        fetch(&entry.message);
-        fetch(&entry.marks);
+        fetch_whole(entry);
     }
 
     /// The entry of a message.
@@ -161,6 +159,13 @@ impl<S: HashMessage> Table<S> {
         let wide = hash.segment() & self.mask;
         if wide < self.segments.len() { wide } else { wide & (self.mask >> 1) }
     }
+}
+
+/// Asks for an entry, which may lie in two cache lines.
+#[inline]
+fn fetch_whole(entry: &Entry) {
+    fetch(&entry.message);
+    fetch(&entry.marks);
 }
 
 /// Asks for the cache line of a value without waiting for it.
