@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::locking::{give_way, lock_soon};
 use super::ring::MemoryRing;
 use super::shard::Shard;
 use super::table::Keyed;
@@ -37,7 +38,9 @@ pub(super) struct Expiry {
     frozen: VecDeque<Frozen>,
     /// Published ticks that are remembered for `late`.
     remembered: VecDeque<Tick>,
-    /// How far the first of them is forgotten.
+    /// Messages of the first decided tick that fill no batch yet.
+    listed: Vec<TimedOut>,
+    /// How far the first of those that are remembered is forgotten.
     forgotten: Walk,
     shrunk: Walk,
 }
@@ -63,8 +66,7 @@ struct Frozen {
     counts: TickCounts,
     /// Whether the counts were returned to the caller.
     told: bool,
-    listed: Walk,
-    timed_out: Vec<TimedOut>,
+    walked: Walk,
     published: u64,
     batches: u32,
 }
@@ -72,17 +74,8 @@ struct Frozen {
 impl Expiry {
     /// Takes over a tick when it is decided.
     pub(super) fn freeze(&mut self, tick: Tick, counts: TickCounts, due_at: Instant) {
-        let (listed, timed_out) = (Walk::default(), Vec::new());
-        self.frozen.push_back(Frozen {
-            tick,
-            due_at,
-            counts,
-            told: false,
-            listed,
-            timed_out,
-            published: 0,
-            batches: 0,
-        });
+        let walked = Walk::default();
+        self.frozen.push_back(Frozen { tick, due_at, counts, told: false, walked, published: 0, batches: 0 });
     }
 
     /// Has a tick remembered that timed out before a restart.
@@ -99,12 +92,13 @@ impl Expiry {
         if !std::mem::replace(&mut front.told, true) {
             return Expired { counted: Some((front.tick, front.counts)), more: true, ..Expired::default() };
         }
-        front.list(ring);
-        let published = front.publish(ring, now);
+        front.list(ring, &mut self.listed);
+        let published = front.publish(ring, &mut self.listed, now);
         if front.published == front.counts.timed_out() {
             if front.published > 0 {
                 self.remembered.push_back(front.tick);
             }
+            self.listed.shrink_to(2 * MAX_BATCH_MESSAGES);
             self.frozen.pop_front();
         }
         Expired { published, more: true, ..Expired::default() }
@@ -157,28 +151,27 @@ impl Expiry {
 
 impl Frozen {
     /// Lists the next messages, until a batch is full or all are listed or enough was done.
-    fn list(&mut self, ring: &MemoryRing) {
+    fn list(&mut self, ring: &MemoryRing, listed: &mut Vec<TimedOut>) {
         for _ in 0..STEP / LOCKED_STEP {
-            let known = self.timed_out.len() as u64;
+            let known = listed.len() as u64;
             if known >= MAX_BATCH_MESSAGES as u64 || self.published + known == self.counts.timed_out() {
                 return;
             }
-            let (segment, timed_out) = (&mut self.listed.segment, &mut self.timed_out);
-            let shard = &ring.shards[self.listed.shard];
-            if in_turn(shard, |shard| shard.list(self.tick, segment, LOCKED_STEP, timed_out)) {
-                self.listed.next_shard();
+            let Walk { shard, segment } = &mut self.walked;
+            if in_turn(&ring.shards[*shard], |shard| shard.list(self.tick, segment, LOCKED_STEP, listed)) {
+                self.walked.next_shard();
             }
         }
     }
 
     /// Hands the next batch to the outbox, if one is full or it is the last; `None` if none is.
-    fn publish(&mut self, ring: &MemoryRing, now: Instant) -> Option<Published> {
+    fn publish(&mut self, ring: &MemoryRing, listed: &mut Vec<TimedOut>, now: Instant) -> Option<Published> {
         let left = self.counts.timed_out() - self.published;
-        let known = self.timed_out.len();
+        let known = listed.len();
         if known == 0 || (known < MAX_BATCH_MESSAGES && (known as u64) < left) {
             return None;
         }
-        let messages = self.timed_out.split_off(known.saturating_sub(MAX_BATCH_MESSAGES));
+        let messages: Vec<TimedOut> = listed.drain(known.saturating_sub(MAX_BATCH_MESSAGES)..).collect();
         let count = messages.len() as u64;
         let id = BatchId { tick: self.tick, epoch: ring.options.epoch, ring: 0, seq: self.batches };
         let last = count == left;
@@ -192,9 +185,10 @@ impl Frozen {
 /// Does one step with a shard, and lets go of it in favour of whoever waits: the next step would take it again before
 /// they have woken.
 fn in_turn<T>(shard: &Mutex<Shard<Keyed>>, step: impl FnOnce(&mut Shard<Keyed>) -> T) -> T {
-    let mut shard = shard.lock();
+    let mut shard = lock_soon(shard);
     let done = step(&mut shard);
     MutexGuard::unlock_fair(shard);
+    give_way();
     done
 }
 

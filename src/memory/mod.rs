@@ -4,6 +4,7 @@ mod burst;
 mod entry;
 mod expire;
 mod lease;
+mod locking;
 mod options;
 mod outbox;
 mod places;
