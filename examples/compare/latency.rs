@@ -1,8 +1,13 @@
-//! At half of the highest rate: how long an add and a del take, and how late timeouts are.
+//! At half of the highest rate: how long an add and a del take, how late timeouts are, and how much of that is the
+//! machine's.
+
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ackwheel::load::{LoadOptions, Op};
 use anyhow::{Context, ensure};
 
+use crate::echo::Echo;
 use crate::numbers::figure;
 use crate::plan::Plan;
 use crate::report::PartReport;
@@ -10,15 +15,21 @@ use crate::sidecar::{Sidecar, run};
 use crate::wire::{P99, PAIRS};
 
 const P999: &str = "us, p99.9 of add and del";
-const PING_P99: &str = "us, p99";
-const PING_P999: &str = "us, p99.9";
+const ONE_P99: &str = "us, p99";
+const ONE_P999: &str = "us, p99.9";
 const LATE_P50: &str = "ms late, p50 of timeouts";
 const LATE_P99: &str = "ms late, p99 of timeouts";
 
 const FULL: &str = "memory, 64 connections, as fast as possible";
 const HALF: &str = "memory, 64 connections, half of that rate";
-/// What of the tails is the machine's and the wire's: a Ping touches no wheel.
+/// What of the tails is the server's, the wire's and the machine's: a Ping touches no wheel.
 const PINGS: &str = "Pings to it, as many frames a second";
+/// What is the wire's and the machine's.
+const ECHOED: &str = "Pings to a bare echo, as many frames a second";
+/// What is the machine's: nothing else runs then.
+const WAKING: &str = "a thread that sleeps, woken so late";
+/// For how long that thread sleeps each time.
+const NAP: Duration = Duration::from_micros(500);
 
 /// The share that is acknowledged.
 const ACKED: f64 = 0.99;
@@ -32,6 +43,7 @@ const SLOTS: u16 = 15;
 /// When the sidecar does not start or answers wrongly.
 pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
     let memory = Sidecar::start(&["--slots", &SLOTS.to_string(), "--tick", "1s"])?;
+    let echo = Echo::start()?;
     let seconds = plan.run.as_secs_f64();
     let full = LoadOptions { connections: 64, in_flight: plan.many, seconds, ..memory.load() };
     for round in 1..=plan.rounds {
@@ -58,9 +70,15 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
         rows.record(HALF, LATE_P50, late.p50);
         rows.record(HALF, LATE_P99, late.p99);
         let pings = LoadOptions { op: Op::Ping, rate: Some(2 * rate), seconds: 3.0 * seconds, ..full.clone() };
-        let ping = run(&pings)?.latency_us.ping.context("Pings were measured")?;
-        rows.record(PINGS, PING_P99, ping.p99);
-        rows.record(PINGS, PING_P999, ping.p999);
+        let echoed = LoadOptions { address: echo.address.into(), admin: None, ..pings.clone() };
+        for (subject, load) in [(PINGS, pings), (ECHOED, echoed)] {
+            let ping = run(&load)?.latency_us.ping.context("Pings were measured")?;
+            rows.record(subject, ONE_P99, ping.p99);
+            rows.record(subject, ONE_P999, ping.p999);
+        }
+        let (p99, p999) = waking(plan.run);
+        rows.record(WAKING, ONE_P99, p99);
+        rows.record(WAKING, ONE_P999, p999);
     }
     let rows = report.rows.clone();
     report.at_most("half rate: us, p99 of add and del", rows.median(HALF, P99), 1_000.0, 1_000.0);
@@ -68,6 +86,21 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
     report.at_most("half rate: ms late, p50 of timeouts", rows.median(HALF, LATE_P50), 1.0, 0.2);
     report.at_most("half rate: ms late, p99 of timeouts", rows.median(HALF, LATE_P99), 10.0, 10.0);
     Ok(())
+}
+
+/// How much later than it asked for a thread is woken that only sleeps, for about so long: 99th percentile and 99.9th,
+/// in us.
+fn waking(length: Duration) -> (f64, f64) {
+    let begun = Instant::now();
+    let mut late = Vec::new();
+    while begun.elapsed() < length {
+        let asked = Instant::now() + NAP;
+        thread::sleep(NAP);
+        late.push(asked.elapsed().as_secs_f64() * 1e6);
+    }
+    late.sort_unstable_by(f64::total_cmp);
+    let percentile = |thousandths| late[late.len() * thousandths / 1_000];
+    (percentile(990), percentile(999))
 }
 
 /// Twice as long as a message stays in flight until it is acknowledged, so that none times out that should not, and
