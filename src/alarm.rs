@@ -130,7 +130,8 @@ mod linux {
                 let mut expirations = [0; 8];
                 match ready.try_io(|timer| Ok(rustix::io::read(timer, &mut expirations)?)) {
                     Ok(_) => {
-                        // One read takes all that it rang: the next need not be tried before it rings again.
+                        // A read takes all that it rang, so the next would block. What rings from here on is a new
+                        // event, and that is not cleared.
                         ready.clear_ready();
                         return Poll::Ready(());
                     }

@@ -97,6 +97,19 @@ fn what_is_not_acknowledged_times_out_once_and_late_by_little() {
 }
 
 #[test]
+fn the_server_is_not_asked_for_its_tick_while_the_load_hears_it() {
+    let sidecar = Sidecar::start(&["--slots", "5", "--tick", "100ms"]);
+    let flags =
+        ["--acked", "0.99", "--seconds", "3", "--in-flight", "100", "--rate", "4000", "--connections", "16"];
+    let report = report(&sidecar, &flags);
+    // An add each quarter of a millisecond; asked each millisecond, it would be 3,000 more.
+    let of_load = 3.0 * number(&report, "/pairs_per_second") + 100.0;
+    let besides = as_float(sidecar.metrics().count("messages_added_total")) - of_load;
+    // While the wheel was filled and emptied, and until the last had timed out, nobody else told it.
+    assert!((50.0..1_800.0).contains(&besides), "{besides} besides {report}");
+}
+
+#[test]
 fn nothing_acknowledged_at_all_is_a_load_too() {
     let sidecar = Sidecar::start(&["--slots", "2", "--tick", "100ms"]);
     let report = report(&sidecar, &["--acked", "0", "--seconds", "0.5", "--in-flight", "1000", "--rate", "5000"]);

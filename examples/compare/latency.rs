@@ -15,8 +15,8 @@ use crate::sidecar::{Sidecar, run};
 use crate::wire::{P99, PAIRS};
 
 const P999: &str = "us, p99.9 of add and del";
-const ONE_P99: &str = "us, p99";
-const ONE_P999: &str = "us, p99.9";
+const SINGLE_P99: &str = "us, p99";
+const SINGLE_P999: &str = "us, p99.9";
 const LATE_P50: &str = "ms late, p50 of timeouts";
 const LATE_P99: &str = "ms late, p99 of timeouts";
 
@@ -26,7 +26,7 @@ const HALF: &str = "memory, 64 connections, half of that rate";
 const PINGS: &str = "Pings to it, as many frames a second";
 /// What is the wire's and the machine's.
 const ECHOED: &str = "Pings to a bare echo, as many frames a second";
-/// What is the machine's: nothing else runs then.
+/// What is the machine's: nothing else has anything to do then.
 const WAKING: &str = "a thread that sleeps, woken so late";
 /// For how long that thread sleeps each time.
 const NAP: Duration = Duration::from_micros(500);
@@ -73,12 +73,12 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
         let echoed = LoadOptions { address: echo.address.into(), admin: None, ..pings.clone() };
         for (subject, load) in [(PINGS, pings), (ECHOED, echoed)] {
             let ping = run(&load)?.latency_us.ping.context("Pings were measured")?;
-            rows.record(subject, ONE_P99, ping.p99);
-            rows.record(subject, ONE_P999, ping.p999);
+            rows.record(subject, SINGLE_P99, ping.p99);
+            rows.record(subject, SINGLE_P999, ping.p999);
         }
         let (p99, p999) = waking(plan.run);
-        rows.record(WAKING, ONE_P99, p99);
-        rows.record(WAKING, ONE_P999, p999);
+        rows.record(WAKING, SINGLE_P99, p99);
+        rows.record(WAKING, SINGLE_P999, p999);
     }
     let rows = report.rows.clone();
     report.at_most("half rate: us, p99 of add and del", rows.median(HALF, P99), 1_000.0, 1_000.0);

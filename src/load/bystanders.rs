@@ -67,8 +67,8 @@ pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeo
     Ok(())
 }
 
-/// Has a connection of its own ask the server which tick it is while no other connection does, as when the load is
-/// over: it adds a message and deletes it, since the answer to an AddNewMsg is what tells a tick.
+/// Has a connection of its own ask the server which tick it is whenever no answer to the load has told it for a while,
+/// as when the load is over: it adds a message and deletes it, since the answer to an AddNewMsg is what tells a tick.
 pub(super) async fn watch_the_time(
     shared: &Shared,
     sightings: &Arc<Mutex<Sightings>>,

@@ -91,7 +91,7 @@ impl Sightings {
         self.latest.1 = self.latest.1.max(sent_at);
     }
 
-    /// When the latest request was sent of those that are noted here.
+    /// When the latest request was sent of those that got the deadline answered last.
     pub(super) const fn latest_at(&self) -> u64 {
         self.latest.1
     }

@@ -183,7 +183,7 @@ impl Traffic {
         let correlation = self.outstanding.next_correlation();
         let messages = numbers.clone().map(|number| ids.message(connection, number));
         wire::put_add(out, correlation, self.plan.ack_timeout_ticks, ids.with_clients(), messages);
-        self.sent(at, numbers.start, length(&numbers), Kind::Add);
+        self.remember(at, numbers.start, length(&numbers), Kind::Add);
         self.next_add = numbers.end;
         true
     }
@@ -198,7 +198,7 @@ impl Traffic {
         let messages = acked.map(|number| ids.message(connection, number));
         let count = wire::put_del(out, correlation, ids.with_clients(), messages);
         if count > 0 {
-            self.sent(at, numbers.start, count, Kind::Del);
+            self.remember(at, numbers.start, count, Kind::Del);
         }
         self.next_del = numbers.end;
         true
@@ -207,14 +207,14 @@ impl Traffic {
     fn ping(&mut self, at: u64, out: &mut Vec<u8>) -> bool {
         let correlation = self.outstanding.next_correlation();
         wire::put_ping(out, correlation, self.next_add, self.plan.ping_length);
-        self.sent(at, self.next_add, 1, Kind::Ping);
+        self.remember(at, self.next_add, 1, Kind::Ping);
         // A Ping has no second half: the window stays as it is.
         (self.next_add, self.next_del) = (self.next_add + 1, self.next_del + 1);
         true
     }
 
     /// Remembers a request that was just made.
-    fn sent(&mut self, at: u64, first: u64, count: u32, kind: Kind) {
+    fn remember(&mut self, at: u64, first: u64, count: u32, kind: Kind) {
         self.outstanding.push(Sent { at, made_at: self.made_at, first, count, kind });
     }
 

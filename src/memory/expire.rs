@@ -98,6 +98,7 @@ impl Expiry {
             if front.published > 0 {
                 self.remembered.push_back(front.tick);
             }
+            debug_assert!(self.listed.is_empty(), "what is listed is of this tick, and all of that is published");
             self.listed.shrink_to(2 * MAX_BATCH_MESSAGES);
             self.frozen.pop_front();
         }

@@ -4,8 +4,9 @@ use std::hint::spin_loop;
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Looks at a lock before the thread gives up its processor for it: about thirty microseconds, longer than a shard is
-/// held by a usual burst or by a step of the ticker.
+/// Looks at a lock before the thread gives up its processor for it: about thirty microseconds on the processors that it
+/// was measured on, longer than a usual burst holds a shard, or a step of the ticker where few messages are of its tick.
+/// Where there is one processor only, they are lost.
 const LOOKS: usize = 128;
 
 /// Pauses of the processor between two looks.

@@ -131,13 +131,13 @@ impl<S: HashMessage> Table<S> {
             }
             *position += 1;
             if found.len() >= AHEAD {
-                found.drain(..).for_each(|spot| self.visit(spot, &mut visit));
+                found.drain(..).for_each(|spot| self.visit_spot(spot, &mut visit));
             }
         }
-        found.drain(..).for_each(|spot| self.visit(spot, &mut visit));
+        found.drain(..).for_each(|spot| self.visit_spot(spot, &mut visit));
     }
 
-    fn visit(&mut self, Spot { segment, group, place }: Spot, visit: &mut impl FnMut(&mut Entry) -> Kept) {
+    fn visit_spot(&mut self, Spot { segment, group, place }: Spot, visit: &mut impl FnMut(&mut Entry) -> Kept) {
         let segment = &mut self.segments[segment];
         let entry = &mut segment.entries[group][place];
         if visit(entry) == Kept::No {

@@ -48,11 +48,11 @@ impl<S: HashMessage> Pair<S> {
         }
     }
 
-    /// Removes all of a tick, in parts.
-    fn remove_tick(&mut self, deadline: u16) {
+    /// Removes all of a tick, in parts of so many places.
+    fn remove_tick(&mut self, deadline: u16, budget: usize) {
         let mut at = 0;
         while !self.table.is_scanned(at) {
-            self.table.scan(&mut at, 1, ShortTick(deadline), |entry| {
+            self.table.scan(&mut at, budget, ShortTick(deadline), |entry| {
                 if entry.deadline.0 != deadline {
                     return Kept::Yes;
                 }
@@ -100,7 +100,7 @@ fn walk(pair: &mut Pair<impl HashMessage>, steps: Vec<Step>) {
         match step {
             Step::Put(id, deadline) => pair.put(id, deadline),
             Step::Remove(id) => pair.remove(id),
-            Step::RemoveTick(deadline) => pair.remove_tick(deadline),
+            Step::RemoveTick(deadline) => pair.remove_tick(deadline, 1),
             Step::Shrink => pair.shrink(),
         }
     }
@@ -132,7 +132,8 @@ fn it_grows_and_shrinks_by_segments_and_is_never_much_larger_than_it_must() {
     assert!(largest < 3 * growth::MEAN_SEGMENT, "the largest step would move {largest}");
     let capacity = pair.table.capacity();
     assert!(capacity as u64 * 100 < MANY * 170, "room for {capacity}");
-    (0..14).for_each(|tick| pair.remove_tick(tick));
+    // A segment at a time, and with entries of several on the way at once.
+    (0..14).for_each(|tick| pair.remove_tick(tick, [1, 32 * 1_024][usize::from(tick % 2)]));
     pair.shrink();
     pair.check();
     assert!(pair.table.capacity() * 4 < capacity, "room for {} of {capacity} is kept", pair.table.capacity());
