@@ -80,13 +80,6 @@ impl Manager {
     }
 }
 
-/// The log of a sidecar that has ended.
-fn whole_log(sidecar: &Sidecar) -> String {
-    let none = sidecar.log().line("no line has these words, so this returns at the end of the log");
-    assert_eq!(none, None);
-    sidecar.log().text()
-}
-
 /// Asserts that it announces itself to this manager once it serves, and its end.
 fn assert_announced(manager: &Manager) {
     let mut command = serve(&[]);
@@ -179,7 +172,7 @@ fn a_pause_that_the_wheel_outlives_is_no_reason_to_restart() {
     assert!(heard.elapsed() < watchdog, "nothing was heard for {:?}", heard.elapsed());
     assert_eq!(sidecar.status().rings[0].in_flight, 1, "the wheel lives on");
     sidecar.terminate();
-    let log = whole_log(&sidecar);
+    let log = sidecar.log().whole();
     assert_names(&log, &["this process stood still"]);
     assert!(!log.contains("will restart this process"), "{log}");
 }
@@ -247,7 +240,7 @@ fn a_manager_that_does_not_listen_does_not_hold_the_drain_up() {
     other.set_nonblocking(true).unwrap();
     while other.send_to(b"STATUS=of another", &manager.name).is_ok() {}
     sidecar.terminate();
-    let log = whole_log(&sidecar);
+    let log = sidecar.log().whole();
     let at = |words: &str| log.find(words).unwrap_or_else(|| panic!("no {words:?} in {log}"));
     assert!(at("draining: new messages are refused") < at("does not hear of this process"), "{log}");
 }

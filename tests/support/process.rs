@@ -174,24 +174,35 @@ impl Log {
         log
     }
 
+    /// What is there by now.
     pub fn text(&self) -> String {
         self.shared.0.lock().expect("no holder panics").lines.join("\n")
     }
 
+    /// All of it, once the process has ended.
+    pub fn whole(&self) -> String {
+        self.wait("its end", |state| state.ended.then(|| state.lines.join("\n")))
+    }
+
     /// The first line with these words, as soon as it is there; none if the log ends without it.
     pub fn line(&self, words: &str) -> Option<String> {
+        self.wait(words, |state| match state.lines.iter().find(|line| line.contains(words)) {
+            None if !state.ended => None,
+            found => Some(found.cloned()),
+        })
+    }
+
+    /// Waits until something is in the log.
+    fn wait<T>(&self, what: &str, found: impl Fn(&LogState) -> Option<T>) -> T {
         let (state, changed) = &*self.shared;
         let deadline = Instant::now() + PATIENCE;
         let mut state = state.lock().expect("no holder panics");
         loop {
-            if let Some(line) = state.lines.iter().find(|line| line.contains(words)) {
-                return Some(line.clone());
-            }
-            if state.ended {
-                return None;
+            if let Some(found) = found(&state) {
+                return found;
             }
             let wait = deadline.saturating_duration_since(Instant::now());
-            assert!(wait > Duration::ZERO, "no line with {words:?} within {PATIENCE:?}: {:#?}", state.lines);
+            assert!(wait > Duration::ZERO, "no {what:?} in the log within {PATIENCE:?}: {:#?}", state.lines);
             state = changed.wait_timeout(state, wait).expect("no holder panics").0;
         }
     }

@@ -197,9 +197,11 @@ impl Sidecar {
         self.process.kill();
     }
 
-    /// Waits for its end after a signal.
+    /// Waits for its end after a signal, and for that of its log.
     pub fn exit(&mut self) -> ExitStatus {
-        self.process.exit()
+        let status = self.process.exit();
+        self.log.whole();
+        status
     }
 
     /// Drains it; returns how long that took.
