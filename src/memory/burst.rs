@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::locking::lock_soon;
 use super::ring::MemoryRing;
 use super::shard::Position;
 use super::sorted::Sorted;
@@ -114,7 +113,7 @@ impl MemoryRing {
                 }
             }
             for (number, items) in sorted.groups().filter(|(number, _)| held >> number & 1 == 1) {
-                lock_soon(&self.shards[number]).run(items, burst, position);
+                self.shards[number].lock().run(items, burst, position);
             }
         });
         // More than was reserved is added only if a message left in the very moment that it was counted.

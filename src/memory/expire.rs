@@ -15,7 +15,6 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::locking::{give_way, lock_soon};
 use super::ring::MemoryRing;
 use super::shard::Shard;
 use super::table::Keyed;
@@ -186,10 +185,9 @@ impl Frozen {
 /// Does one step with a shard, and lets go of it in favour of whoever waits: the next step would take it again before
 /// they have woken.
 fn in_turn<T>(shard: &Mutex<Shard<Keyed>>, step: impl FnOnce(&mut Shard<Keyed>) -> T) -> T {
-    let mut shard = lock_soon(shard);
+    let mut shard = shard.lock();
     let done = step(&mut shard);
     MutexGuard::unlock_fair(shard);
-    give_way();
     done
 }
 

@@ -4,7 +4,6 @@ mod burst;
 mod entry;
 mod expire;
 mod lease;
-mod locking;
 mod options;
 mod outbox;
 mod places;
