@@ -148,8 +148,10 @@ pub struct Expired {
     pub counted: Option<(Tick, TickCounts)>,
     /// Messages that went to the outbox in this step, in one batch.
     pub published: Option<Published>,
-    /// Whether there is more to do at once.
+    /// Whether there is more to do.
     pub more: bool,
+    /// Whether this step only tidied up, which is better done with pauses: others want the processor, and the memory.
+    pub tidied: bool,
     /// Whether nothing was done, because another leads or the lease has run out: ask the lease again.
     pub deposed: bool,
 }

@@ -85,8 +85,10 @@ impl Expiry {
     /// Does one step; says whether there is more to do.
     pub(super) fn step(&mut self, ring: &MemoryRing, now: Instant) -> Expired {
         let Some(front) = self.frozen.front_mut() else {
+            // Ticks must be forgotten as fast as they come.
+            let tidied = !self.is_behind(ring);
             let more = self.forget(ring) || self.shrink(ring);
-            return Expired { more, ..Expired::default() };
+            return Expired { more, tidied, ..Expired::default() };
         };
         if !std::mem::replace(&mut front.told, true) {
             return Expired { counted: Some((front.tick, front.counts)), more: true, ..Expired::default() };
@@ -102,6 +104,11 @@ impl Expiry {
             self.frozen.pop_front();
         }
         Expired { published, more: true, ..Expired::default() }
+    }
+
+    /// Whether more than one tick is to be forgotten.
+    fn is_behind(&self, ring: &MemoryRing) -> bool {
+        self.remembered.get(1).is_some_and(|tick| !ring.options.wheel.remembers(*tick, ring.pointer()))
     }
 
     /// Forgets a part of what timed out a revolution ago; returns whether it had something to do.

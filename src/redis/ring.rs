@@ -297,7 +297,7 @@ impl Inner {
             counted: is_last.then_some((term.frozen, counts)),
             published: (messages > 0).then_some(Published { messages, lateness }),
             more: true,
-            deposed: false,
+            ..Expired::default()
         })
     }
 

@@ -37,6 +37,10 @@ use crate::metrics::Metrics;
 /// After a refusal of the store the ticker tries again this much later.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// After a step that only tidied up the ticker waits for so many times as long as that took: on a machine whose
+/// processors are all busy a batch that was published just before could not be sent until all is tidied up.
+const PAUSES: u32 = 4;
+
 /// Turns one ring.
 pub struct Ticker {
     drains: mpsc::UnboundedReceiver<Answer>,
@@ -185,12 +189,14 @@ impl Ticker {
         let handover = self.beating(self.seat.ring.drain(self.clock.now())).await?;
         match handover {
             Handover::Kept => self.resign().await,
-            Handover::HandedOut => {
-                while self.expire().await?.more {
-                    self.beat();
-                    tokio::task::yield_now().await;
+            Handover::HandedOut => loop {
+                let expired = self.expire().await?;
+                if expired.tidied || !expired.more {
+                    break;
                 }
-            }
+                self.beat();
+                tokio::task::yield_now().await;
+            },
         }
         Ok(handover)
     }
@@ -251,12 +257,14 @@ impl Ticker {
             self.pass_gate().await;
             return Ok(Duration::ZERO);
         }
+        let wait = if before_reading.is_zero() { wait } else { before_reading };
         if self.expiring {
             let expired = self.expire().await?;
             self.expiring = expired.more || expired.deposed;
-            return Ok(Duration::ZERO);
+            let took = self.clock.now().saturating_duration_since(now);
+            return Ok(if expired.tidied { wait.min(took * PAUSES) } else { Duration::ZERO });
         }
-        Ok(if before_reading.is_zero() { wait } else { before_reading })
+        Ok(wait)
     }
 
     /// Makes sure that this sidecar leads, or says when to ask again.

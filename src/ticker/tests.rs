@@ -15,12 +15,15 @@ use crate::core::tick::{Tick, Wheel};
 use crate::core::{BatchId, Delivery};
 
 const TICK: Duration = Duration::from_secs(1);
+/// How long a step of expiry takes.
+const STEP: Duration = Duration::from_millis(10);
 
 /// What happened, with its time since the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Tend,
     Advance,
+    Expire,
     Drain,
     Release,
 }
@@ -34,6 +37,8 @@ struct Script {
     refusals: Mutex<u32>,
     /// What the next advances say; then they move on time.
     advances: Mutex<VecDeque<Advance>>,
+    /// What the next steps of expiry say, each after `STEP`; then there is nothing to do.
+    steps: Mutex<VecDeque<Expired>>,
     handover: Handover,
     tell: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
 }
@@ -46,6 +51,7 @@ impl Script {
             leadership: Mutex::new(leadership.into_iter().collect()),
             refusals: Mutex::default(),
             advances: Mutex::default(),
+            steps: Mutex::default(),
             handover,
             tell: Mutex::default(),
         })
@@ -130,7 +136,12 @@ impl Ring for Script {
     }
 
     fn expire(&self, _: Instant) -> Reply<Expired> {
-        Reply::ok(Expired::default())
+        let Some(step) = self.steps.lock().pop_front() else { return Reply::ok(Expired::default()) };
+        self.note(Call::Expire);
+        Reply::Later(Box::pin(async move {
+            tokio::time::sleep(STEP).await;
+            Ok(step)
+        }))
     }
 
     fn drain(&self, _: Instant) -> Reply<Handover> {
@@ -215,6 +226,31 @@ async fn connections_that_had_their_time_before_a_move_are_given_no_second_one()
     let moves = script.times(Call::Advance);
     assert!((1_997..2_003).contains(&moves[1]), "{moves:?}");
     assert!((2_020..=2_100).contains(&moves[2]), "{moves:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tidying_up_leaves_the_processor_to_others_and_the_moves_on_time() {
+    let script = Script::new([leads(7, None)], Handover::Kept);
+    let published = Expired { more: true, ..Expired::default() };
+    let tidied = Expired { tidied: true, ..published };
+    let steps = [published; 3].into_iter().chain([tidied; 40]);
+    script.steps.lock().extend(steps);
+    let (_handle, _metrics) = script.start();
+    pass(3_500).await;
+    let steps = script.times(Call::Expire);
+    assert_eq!(steps.len(), 43);
+    // What is to be published is published without a pause; then a fifth of the time is used. The runtime's timers are
+    // late by up to a millisecond.
+    assert!(steps[..4].windows(2).all(|pair| (10..=11).contains(&(pair[1] - pair[0]))), "{steps:?}");
+    let paused = steps[3..].windows(2).filter(|pair| (50..=52).contains(&(pair[1] - pair[0]))).count();
+    assert!(paused >= 39 - 2 * 3, "{steps:?}");
+    // A move waits for a step that has begun, and not for the pause after it.
+    let moves = script.times(Call::Advance);
+    assert!(
+        moves.len() == 4
+            && moves.iter().zip([0, 1_000, 2_000, 3_000]).all(|(at, due)| at - due <= STEP.as_millis()),
+        "{moves:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
