@@ -1,11 +1,14 @@
 //! What goes on beside a load: who takes its timeouts, who asks for the time, and who only listens.
 
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 use super::LoadError;
 use super::connection::idle;
@@ -13,10 +16,15 @@ use super::coordinator::{every, lost};
 use super::crew::Shared;
 use super::recorder::Sightings;
 use super::timeouts::Timeouts;
-use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription, greet};
+use super::traffic::Plan;
+use crate::client::{AddOptions, Client, ClientError, Delivered, SubscribeOptions, Subscription, greet};
 
 /// How often the server is asked for its tick, where the load itself does not ask.
 const ASKED_EVERY: Duration = Duration::from_millis(1);
+
+/// How long what came is left alone before it is looked at: who looked at once would read the next batch later, and
+/// count as late what had come in time.
+const UNLOOKED_AT: Duration = Duration::from_millis(10);
 
 /// Messages that the subscriber holds unacknowledged.
 const CREDIT: u32 = 262_144;
@@ -42,7 +50,8 @@ pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeo
     let group = SubscribeOptions { credit: CREDIT, ephemeral: true, ..SubscribeOptions::default() };
     let subscription = Subscription::open(options.address.clone(), group, options.client_options()).await;
     let mut subscription = subscription.map_err(|error| no_connection(&error))?;
-    let timeouts = Arc::clone(timeouts);
+    let (arrived, arrivals) = mpsc::unbounded_channel();
+    tokio::spawn(check(arrivals, Arc::clone(timeouts), Arc::clone(&plan)));
     tokio::spawn(async move {
         let mut reconnects = 0;
         while let Some(next) = subscription.next().await {
@@ -50,7 +59,9 @@ pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeo
                 Ok(delivered) => delivered,
                 Err(error) => return plan.errors.note(format!("the subscription ended: {error}")),
             };
-            timeouts.lock().take(&delivered.batch, stopwatch.now(), &plan.errors);
+            let delivered = Arc::new(delivered);
+            // Whoever no longer looks at it has ended with the load.
+            let _ = arrived.send((Arc::clone(&delivered), stopwatch.now()));
             if subscription.reconnects() > reconnects {
                 reconnects = subscription.reconnects();
                 plan.errors.note("the subscription was lost, and batches with it");
@@ -65,6 +76,22 @@ pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeo
         }
     });
     Ok(())
+}
+
+/// Looks at what has come, with the time at which it came, for as long as the runtime lives.
+async fn check(
+    mut arrivals: mpsc::UnboundedReceiver<(Arc<Delivered>, u64)>,
+    timeouts: Arc<Mutex<Timeouts>>,
+    plan: Arc<Plan>,
+) {
+    while let Some(first) = arrivals.recv().await {
+        sleep(UNLOOKED_AT).await;
+        let mut timeouts = timeouts.lock();
+        let others = iter::from_fn(|| arrivals.try_recv().ok());
+        for (delivered, at) in iter::once(first).chain(others) {
+            timeouts.take(&delivered.batch, at, &plan.errors);
+        }
+    }
 }
 
 /// Has a connection of its own ask the server which tick it is whenever no answer to the load has told it for a while,
