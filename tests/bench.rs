@@ -143,6 +143,23 @@ fn a_fixed_rate_is_not_exceeded() {
 }
 
 #[test]
+fn bursts_are_as_far_apart_as_was_asked_and_wait_for_no_answer() {
+    let sidecar = Sidecar::start(&[]);
+    let flags = ["--rate", "50000", "--connections", "1", "--seconds", "0.5", "--in-flight", "10000"];
+    let asked = |more: &[&str]| {
+        let report = report(&sidecar, &[&flags[..], more].concat());
+        (number(&report, "/burst_every_ms"), number(&report, "/pipeline"))
+    };
+    // A pair is two requests, and two bursts may be unanswered: 50 pairs fall into a millisecond.
+    assert_eq!(asked(&[]), (4.0, 800.0));
+    assert_eq!(asked(&["--burst-every", "20ms"]), (20.0, 4_000.0));
+    assert_eq!(asked(&["--burst-every", "100us"]), (0.1, 256.0));
+    assert_eq!(asked(&["--pipeline", "7"]), (4.0, 7.0));
+    let unhurried = report(&sidecar, &["--seconds", "0.1", "--in-flight", "100"]);
+    assert_eq!((&unhurried["burst_every_ms"], &unhurried["pipeline"]), (&Value::Null, &256.into()));
+}
+
+#[test]
 fn a_table_says_the_same_to_a_person() {
     let sidecar = Sidecar::start(&[]);
     let admin = sidecar.admin.to_string();
@@ -202,6 +219,8 @@ fn impossible_options_end_with_64_and_what_to_write_instead() {
         (&["--seconds", "0"], &["--seconds 0", "write 0.01 to"]),
         (&["--seconds", "nan"], &["--seconds NaN", "write 0.01 to"]),
         (&["--rate", "0"], &["--rate 0", "leave it out"]),
+        (&["--rate", "9", "--burst-every", "99us"], &["--burst-every 99µs", "write 100us to 1s"]),
+        (&["--rate", "9", "--burst-every", "1001ms"], &["--burst-every 1.001s", "write 100us to 1s"]),
         (&["--acked", "1.5"], &["--acked 1.5", "write 0 to 1"]),
         (&["--in-flight", "7"], &["--in-flight 7", "write at least 8"]),
         (&["--in-flight", "4095", "--ids-per-frame", "512"], &["--in-flight 4095", "write at least 4096"]),
@@ -280,7 +299,7 @@ fn changed(sidecar: &Sidecar, change: fn(&mut [u8])) -> LoadOptions {
         address: Address::from(changing_proxy(sidecar.listen, change)),
         admin: None,
         connections: 2,
-        pipeline: 8,
+        pipeline: Some(8),
         in_flight: 100,
         seconds: 0.2,
         ..LoadOptions::default()

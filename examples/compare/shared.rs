@@ -10,13 +10,12 @@ use crate::report::PartReport;
 use crate::runs::Rows;
 use crate::scripts;
 use crate::sidecar::{Sidecar, run};
-use crate::wire::{PAIRS, record};
+use crate::wire::{CPU, PAIRS, record};
 
 /// What is said where there is no Redis.
 pub const NO_REDIS: &str = "Redis, which is not installed: apt-get install redis-server";
 
 const P50: &str = "us, p50 of add and del";
-const CPU: &str = "s of CPU";
 
 const CONNECTIONS: u64 = 64;
 const PIPELINE: usize = 16;
@@ -82,7 +81,7 @@ fn run_round(plan: &Plan, servers: &Servers, rows: &mut Rows) -> anyhow::Result<
     let (in_flight, seconds) = (plan.in_flight, plan.run.as_secs_f64());
     let many = LoadOptions {
         connections: usize::try_from(CONNECTIONS)?,
-        pipeline: PIPELINE,
+        pipeline: Some(PIPELINE),
         in_flight,
         seconds,
         ..sidecar.load()
@@ -98,7 +97,7 @@ fn run_round(plan: &Plan, servers: &Servers, rows: &mut Rows) -> anyhow::Result<
     for (name, keys) in [(BY_HAND, Keys::HashAndSets), (BY_HAND_APART, Keys::HashThenSets)] {
         rows.record(name, PAIRS, by_hand.run(redis.address, || Commands::new(keys, 1))?);
     }
-    let one = LoadOptions { connections: 1, pipeline: 1, in_flight: FEW, seconds, ..sidecar.load() };
+    let one = LoadOptions { connections: 1, pipeline: Some(1), in_flight: FEW, seconds, ..sidecar.load() };
     let latency = run(&one)?.latency_us;
     let (add, del) = latency.add.zip(latency.del).context("adds and dels were measured")?;
     rows.record(ONE, P50, f64::midpoint(add.p50, del.p50));

@@ -18,6 +18,8 @@ use crate::sidecar::{Sidecar, run};
 
 /// Pairs of adds and dels.
 pub const PAIRS: &str = "pairs/s";
+/// CPU time of a process.
+pub const CPU: &str = "s of CPU";
 /// What a sidecar holds once a round is over.
 const MEGABYTES: &str = "MB resident, after all loads";
 /// Of this our ring reaches so many times as much.
@@ -142,7 +144,7 @@ impl Servers {
         let small = |count: u64| usize::try_from(count).expect("these are small numbers");
         LoadOptions {
             connections: small(CONNECTIONS),
-            pipeline: small(depth),
+            pipeline: Some(small(depth)),
             ids_per_frame: small(ids),
             in_flight: self.plan.in_flight,
             seconds: self.plan.run.as_secs_f64(),

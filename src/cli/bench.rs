@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write, stderr, stdout};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -30,9 +31,9 @@ pub(super) struct Bench {
     /// Connections that carry the load
     #[arg(long, default_value_t = 8, value_name = "N")]
     connections: usize,
-    /// Frames in flight per connection
-    #[arg(long, default_value_t = 256, value_name = "FRAMES")]
-    pipeline: usize,
+    /// Frames in flight per connection [default: 256; with --rate, what is due in two bursts, if that is more]
+    #[arg(long, value_name = "FRAMES")]
+    pipeline: Option<usize>,
     /// Messages in one frame
     #[arg(long, default_value_t = 1, value_name = "MESSAGES")]
     ids_per_frame: usize,
@@ -46,6 +47,10 @@ pub(super) struct Bench {
     /// [default: as fast as possible]
     #[arg(long, value_name = "PAIRS")]
     rate: Option<u64>,
+    /// With --rate: how often each connection has requests due, all together that fall into that time, as a logic node
+    /// that collects what it writes
+    #[arg(long, default_value = "4ms", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    burst_every: Duration,
     /// For how long to measure
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     seconds: f64,
@@ -128,6 +133,7 @@ impl Bench {
             in_flight: self.in_flight,
             acked: self.acked,
             rate: self.rate,
+            burst_every: self.burst_every,
             seconds: self.seconds,
             op: match self.op {
                 OpName::Wheel => Op::Wheel,

@@ -13,7 +13,6 @@ use super::connection::{Arrival, Connection, Phase, Stopwatch};
 use super::coordinator::Coordinator;
 use super::errors::Errors;
 use super::ids::Ids;
-use super::pace::Pace;
 use super::recorder::Recorder;
 use super::traffic::{Plan, Traffic};
 use super::{Live, LoadError, LoadOptions, Progress, Report};
@@ -38,7 +37,7 @@ impl Shared {
         let plan = Plan {
             op: options.op,
             ids: Ids::new(seed, options.acked, options.clients, options.connections),
-            pipeline: options.pipeline,
+            pipeline: options.pipeline(),
             ids_per_frame: options.ids_per_frame as u64,
             ack_timeout_ticks: options.ack_timeout_ticks,
             ping_length: options.ping_length(),
@@ -125,8 +124,8 @@ impl Crew {
         for number in (self.number..options.connections).step_by(options.threads) {
             match self.connect(number).await {
                 Ok(connection) => {
-                    let (rate, connections) = (frame_rate(options), options.connections);
-                    let schedule = move |from| rate.map(|rate| Pace::new(from, rate, number, connections));
+                    let options = options.clone();
+                    let schedule = move |from| options.pace(number, from);
                     tasks.spawn(connection.serve(self.phases.clone(), self.arrivals.clone(), schedule));
                 }
                 Err(error) => return error.to_string(),
@@ -149,11 +148,4 @@ impl Crew {
         let traffic = Traffic::new(Arc::clone(plan), number, window, Arc::clone(&self.recorder));
         Ok(Connection::new(greeted, traffic, stopwatch.clone()))
     }
-}
-
-/// AddNewMsg frames, or Pings, per second.
-#[expect(clippy::cast_precision_loss, reason = "no server answers 2^53 requests a second")]
-fn frame_rate(options: &LoadOptions) -> Option<f64> {
-    let messages = if options.op == super::Op::Ping { 1.0 } else { options.ids_per_frame as f64 };
-    options.rate.map(|rate| rate as f64 / messages)
 }

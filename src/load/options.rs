@@ -1,8 +1,10 @@
 //! What a load can be told, and what cannot be done.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::LoadError;
+use super::pace::Pace;
 use super::wire::add_body_length;
 use crate::client::{Address, ClientOptions, Tls};
 use crate::protocol::frame::{HEAD_LENGTH, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
@@ -33,8 +35,9 @@ pub struct LoadOptions {
     pub admin: Option<String>,
     /// Connections that carry the load.
     pub connections: usize,
-    /// Requests of one connection that may be unanswered.
-    pub pipeline: usize,
+    /// Requests of one connection that may be unanswered; none for 256, and at a rate for as many as are due within two
+    /// bursts, where those are more.
+    pub pipeline: Option<usize>,
     /// Messages in one AddNewMsg.
     pub ids_per_frame: usize,
     /// Messages to be acknowledged that are kept in flight, over all connections.
@@ -43,6 +46,9 @@ pub struct LoadOptions {
     pub acked: f64,
     /// Pairs per second over all connections (with [`Op::Ping`] Pings per second); none for as fast as possible.
     pub rate: Option<u64>,
+    /// At a rate: how often each connection has requests due, as many together as fall into that time. Where they are
+    /// further apart than that, each is due by itself.
+    pub burst_every: Duration,
     /// For how long to measure, in seconds.
     pub seconds: f64,
     /// The requests.
@@ -66,11 +72,12 @@ impl Default for LoadOptions {
             connect_timeout: Duration::from_secs(5),
             admin: Some("127.0.0.1:7416".to_owned()),
             connections: 8,
-            pipeline: 256,
+            pipeline: None,
             ids_per_frame: 1,
             in_flight: 100_000,
             acked: 1.0,
             rate: None,
+            burst_every: Duration::from_millis(4),
             seconds: 10.0,
             op: Op::Wheel,
             ack_timeout_ticks: 0,
@@ -88,8 +95,29 @@ const MAX_SECONDS: f64 = 7.0 * 86_400.0;
 const MAX_CONNECTIONS: usize = 65_536;
 const MAX_PIPELINE: usize = 65_536;
 
+/// Requests of one connection that may be unanswered, if nothing else is said.
+const PIPELINE: usize = 256;
+
+/// More often than this no machine looks at its timers, and more seldom it is no rate.
+const BURST_EVERY: RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(1);
+
+#[expect(clippy::cast_precision_loss, reason = "no server answers 2^53 requests a second")]
+const fn as_float(count: u64) -> f64 {
+    count as f64
+}
+
 fn impossible(text: impl Into<String>) -> LoadError {
     LoadError::Options(text.into())
+}
+
+impl Op {
+    /// Requests that are due together.
+    const fn requests(self) -> u64 {
+        match self {
+            Op::Wheel => 2,
+            Op::Ping => 1,
+        }
+    }
 }
 
 impl LoadOptions {
@@ -97,7 +125,7 @@ impl LoadOptions {
     pub(super) fn check(&self) -> Result<(), LoadError> {
         for (flag, value, most) in [
             ("--connections", self.connections, MAX_CONNECTIONS),
-            ("--pipeline", self.pipeline, MAX_PIPELINE),
+            ("--pipeline", self.pipeline.unwrap_or(1), MAX_PIPELINE),
             ("--ids-per-frame", self.ids_per_frame, MAX_MESSAGES),
             ("--threads", self.threads, self.connections),
         ] {
@@ -113,6 +141,10 @@ impl LoadOptions {
             return Err(impossible(
                 "--rate 0 is no load: write at least 1, or leave it out for as fast as possible",
             ));
+        }
+        if !BURST_EVERY.contains(&self.burst_every) {
+            let every = self.burst_every;
+            return Err(impossible(format!("--burst-every {every:?} is not possible: write 100us to 1s")));
         }
         if self.op == Op::Ping {
             return Ok(());
@@ -165,6 +197,22 @@ impl LoadOptions {
             }
         }
         Ok(())
+    }
+
+    /// Requests of one connection that may be unanswered.
+    pub(super) fn pipeline(&self) -> usize {
+        self.pipeline.unwrap_or_else(|| {
+            // A connection that has to wait for answers before it may go on would be another load: one with a limit.
+            let bursts = 2 * self.pace(0, 0).map_or(0, |pace| pace.burst()) * self.op.requests();
+            usize::try_from(bursts).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)
+        })
+    }
+
+    /// The schedule of a connection that begins at a time, in ns since the load began; none without a rate.
+    pub(super) fn pace(&self, connection: usize, from: u64) -> Option<Pace> {
+        let messages = if self.op == Op::Ping { 1 } else { self.ids_per_frame };
+        let per_second = as_float(self.rate?) / as_float(messages as u64);
+        Some(Pace::new(from, per_second, self.burst_every, connection, self.connections))
     }
 
     /// How many ticks the messages may stay in flight on that server.

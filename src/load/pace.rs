@@ -1,10 +1,9 @@
 //! When requests are due at a fixed rate.
 
-/// Requests of one connection that would be due within so many ns are due together, as a burst: a logic node that
-/// pushes thousands of messages a second does not write them one by one either.
-const BURST_NS: f64 = 4e6;
+use std::time::Duration;
 
-/// The schedule of one connection. Where the server is slower than the rate the schedule does not wait for it: latency
+/// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst: a
+/// logic node that pushes thousands of messages a second does not write them one by one either. Where the server is slower than the rate the schedule does not wait for it: latency
 /// counts from when a request was due, so that a server that stood still cannot hide how many would have waited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
@@ -20,18 +19,23 @@ pub(super) struct Pace {
 
 impl Pace {
     /// The schedule of connection `connection` of `connections` that make `per_second` requests together, evenly spread,
-    /// from `from` on.
+    /// from `from` on; those that fall into the time `every` are one burst.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "2^53 ns are a hundred days, and a burst has a length"
     )]
-    pub(super) fn new(from: u64, per_second: f64, connection: usize, connections: usize) -> Pace {
+    pub(super) fn new(from: u64, per_second: f64, every: Duration, connection: usize, connections: usize) -> Pace {
         let apart = 1e9 * connections as f64 / per_second;
-        let burst = (BURST_NS / apart).max(1.0) as u64;
+        let burst = (every.as_nanos() as f64 / apart).max(1.0) as u64;
         let interval = apart * burst as f64;
         Pace { first: from as f64 + interval * connection as f64 / connections as f64, interval, burst, made: 0 }
+    }
+
+    /// How many are due together.
+    pub(super) const fn burst(&self) -> u64 {
+        self.burst
     }
 
     /// When the next is due, in ns since the load began.
@@ -63,12 +67,15 @@ mod tests {
 
     #[test]
     fn a_connection_that_asks_often_asks_in_bursts_and_no_faster() {
-        // 16 connections with 100,000 requests a second each: 400 at a time.
-        let mut pace = Pace::new(0, 1.6e6, 8, 16);
-        for burst in 0..3 {
-            for _ in 0..400 {
-                assert_eq!(pace.next(), 2_000_000 + burst * 4_000_000);
-                pace.advance();
+        // 16 connections with 100,000 requests a second each, the ninth half of a period after the first.
+        for (every_ms, together) in [(4, 400), (16, 1_600)] {
+            let mut pace = Pace::new(0, 1.6e6, Duration::from_millis(every_ms), 8, 16);
+            assert_eq!(pace.burst(), together);
+            for burst in 0..3 {
+                for _ in 0..together {
+                    assert_eq!(pace.next(), every_ms * (500_000 + burst * 1_000_000));
+                    pace.advance();
+                }
             }
         }
     }
@@ -77,7 +84,7 @@ mod tests {
     fn the_connections_share_the_rate_evenly() {
         let mut due: Vec<u64> = (0..4)
             .flat_map(|connection| {
-                let mut pace = Pace::new(1_000, 100.0, connection, 4);
+                let mut pace = Pace::new(1_000, 100.0, Duration::from_millis(4), connection, 4);
                 (0..25).map(move |_| {
                     let next = pace.next();
                     pace.advance();

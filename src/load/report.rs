@@ -24,6 +24,8 @@ pub struct Report {
     pub acked: f64,
     /// The rate asked for; none where it was as fast as possible.
     pub rate: Option<u64>,
+    /// How often each connection had requests due, in ms; none where it was as fast as possible.
+    pub burst_every_ms: Option<f64>,
     /// Threads that made the load.
     pub threads: usize,
     /// For how long was measured.
@@ -132,11 +134,12 @@ impl Report {
             op: options.op,
             connections: options.connections,
             idle_connections: options.idle_connections,
-            pipeline: options.pipeline,
+            pipeline: options.pipeline(),
             ids_per_frame: options.ids_per_frame,
             in_flight: options.in_flight,
             acked: options.acked,
             rate: options.rate,
+            burst_every_ms: options.rate.map(|_| options.burst_every.as_secs_f64() * 1e3),
             threads: options.threads,
             seconds: options.seconds,
             pairs_per_second: None,

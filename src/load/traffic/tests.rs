@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use bytes::BytesMut;
 use tokio_util::codec::Decoder;
 
@@ -178,7 +180,10 @@ fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
     let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
     let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
     // A pair every 5 ms, so that five are due at 20 ms; none was made since the server took so long.
-    traffic.pursue(Goal::Steady { until: filled + 1_000_000_000 }, Some(Pace::new(filled, 200.0, 0, 1)));
+    traffic.pursue(
+        Goal::Steady { until: filled + 1_000_000_000 },
+        Some(Pace::new(filled, 200.0, Duration::from_millis(4), 0, 1)),
+    );
     let mut out = Vec::new();
     traffic.requests(filled + 20_000_000, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
@@ -200,7 +205,10 @@ fn the_tick_is_seen_when_a_request_is_made_and_not_when_it_was_due() {
     let plan = plan(Op::Wheel, 0.0, 1);
     let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
     let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
-    traffic.pursue(Goal::Steady { until: filled + 1_000_000_000 }, Some(Pace::new(filled, 200.0, 0, 1)));
+    traffic.pursue(
+        Goal::Steady { until: filled + 1_000_000_000 },
+        Some(Pace::new(filled, 200.0, Duration::from_millis(4), 0, 1)),
+    );
     let (mut out, made_at) = (Vec::new(), filled + 22_000_000);
     traffic.requests(made_at, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
