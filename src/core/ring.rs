@@ -150,7 +150,7 @@ pub struct Expired {
     pub published: Option<Published>,
     /// Whether there is more to do.
     pub more: bool,
-    /// Whether this step only tidied up, which is better done with pauses: others want the processor, and the memory.
+    /// Whether this step only tidied up, which is better done with pauses: others want the processor.
     pub tidied: bool,
     /// Whether nothing was done, because another leads or the lease has run out: ask the lease again.
     pub deposed: bool,

@@ -9,6 +9,7 @@ mod pulse;
 mod reading;
 mod recent;
 mod thread;
+mod tidying;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +25,7 @@ pub use thread::TickerThread;
 use self::handle::Answer;
 use self::pulse::Pulse;
 use self::recent::Recent;
+use self::tidying::Tidying;
 use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::core::alive::BEAT;
@@ -36,10 +38,6 @@ use crate::metrics::Metrics;
 
 /// After a refusal of the store the ticker tries again this much later.
 const RETRY: Duration = Duration::from_millis(100);
-
-/// After a step that only tidied up the ticker waits for so many times as long as that took: on a machine whose
-/// processors are all busy a batch that was published just before could not be sent until all is tidied up.
-const PAUSES: u32 = 4;
 
 /// Turns one ring.
 pub struct Ticker {
@@ -58,8 +56,9 @@ pub struct Ticker {
     read_at: Option<Instant>,
     /// When the time of those that had not was over.
     gave_up_at: Option<Instant>,
-    /// Whether decided messages are on their way to the outbox.
+    /// Whether decided messages are on their way to the outbox, or there is something to tidy up.
     expiring: bool,
+    tidying: Tidying,
     standing: Standing,
     /// When the lease is to be tended next; never where nobody else could lead.
     next_tend: Option<Instant>,
@@ -121,6 +120,7 @@ impl Ticker {
             read_at: None,
             gave_up_at: None,
             expiring: true,
+            tidying: Tidying::default(),
             standing: Standing::Unknown,
             next_tend: Some(next_advance),
             last_epoch: None,
@@ -261,8 +261,11 @@ impl Ticker {
         if self.expiring {
             let expired = self.expire().await?;
             self.expiring = expired.more || expired.deposed;
+            if !expired.tidied {
+                return Ok(Duration::ZERO);
+            }
             let took = self.clock.now().saturating_duration_since(now);
-            return Ok(if expired.tidied { wait.min(took * PAUSES) } else { Duration::ZERO });
+            return Ok(self.tidying.pause(took).min(wait.saturating_sub(took)));
         }
         Ok(wait)
     }
