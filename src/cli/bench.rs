@@ -31,7 +31,8 @@ pub(super) struct Bench {
     /// Connections that carry the load
     #[arg(long, default_value_t = 8, value_name = "N")]
     connections: usize,
-    /// Frames in flight per connection [default: 256; with --rate, what is due in two bursts, if that is more]
+    /// Frames in flight per connection [default: 256; with --rate what is due in two bursts, if that is more, up to
+    /// 65,536]
     #[arg(long, value_name = "FRAMES")]
     pipeline: Option<usize>,
     /// Messages in one frame
@@ -49,7 +50,10 @@ pub(super) struct Bench {
     rate: Option<u64>,
     /// With --rate: how often each connection has requests due, all together that fall into that time, as a logic node
     /// that collects what it writes
-    #[arg(long, default_value = "4ms", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(
+        long, requires = "rate", default_value = "4ms", value_name = "DURATION",
+        value_parser = humantime::parse_duration
+    )]
     burst_every: Duration,
     /// For how long to measure
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]

@@ -1,12 +1,11 @@
 //! What goes on beside a load: who takes its timeouts, who asks for the time, and who only listens.
 
-use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -17,7 +16,7 @@ use super::crew::Shared;
 use super::recorder::Sightings;
 use super::timeouts::Timeouts;
 use super::traffic::Plan;
-use crate::client::{AddOptions, Client, ClientError, Delivered, SubscribeOptions, Subscription, greet};
+use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription, greet};
 
 /// How often the server is asked for its tick, where the load itself does not ask.
 const ASKED_EVERY: Duration = Duration::from_millis(1);
@@ -50,8 +49,8 @@ pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeo
     let group = SubscribeOptions { credit: CREDIT, ephemeral: true, ..SubscribeOptions::default() };
     let subscription = Subscription::open(options.address.clone(), group, options.client_options()).await;
     let mut subscription = subscription.map_err(|error| no_connection(&error))?;
-    let (arrived, arrivals) = mpsc::unbounded_channel();
-    tokio::spawn(check(arrivals, Arc::clone(timeouts), Arc::clone(&plan)));
+    let (came, timeouts) = (Arc::new(Notify::new()), Arc::clone(timeouts));
+    tokio::spawn(look(Arc::clone(&came), Arc::clone(&timeouts), Arc::clone(&plan)));
     tokio::spawn(async move {
         let mut reconnects = 0;
         while let Some(next) = subscription.next().await {
@@ -60,8 +59,8 @@ pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeo
                 Err(error) => return plan.errors.note(format!("the subscription ended: {error}")),
             };
             let delivered = Arc::new(delivered);
-            // Whoever no longer looks at it has ended with the load.
-            let _ = arrived.send((Arc::clone(&delivered), stopwatch.now()));
+            timeouts.lock().keep(Arc::clone(&delivered), stopwatch.now());
+            came.notify_one();
             if subscription.reconnects() > reconnects {
                 reconnects = subscription.reconnects();
                 plan.errors.note("the subscription was lost, and batches with it");
@@ -78,19 +77,12 @@ pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeo
     Ok(())
 }
 
-/// Looks at what has come, with the time at which it came, for as long as the runtime lives.
-async fn check(
-    mut arrivals: mpsc::UnboundedReceiver<(Arc<Delivered>, u64)>,
-    timeouts: Arc<Mutex<Timeouts>>,
-    plan: Arc<Plan>,
-) {
-    while let Some(first) = arrivals.recv().await {
+/// Looks at what has come, a little later, for as long as the runtime lives.
+async fn look(came: Arc<Notify>, timeouts: Arc<Mutex<Timeouts>>, plan: Arc<Plan>) {
+    loop {
+        came.notified().await;
         sleep(UNLOOKED_AT).await;
-        let mut timeouts = timeouts.lock();
-        let others = iter::from_fn(|| arrivals.try_recv().ok());
-        for (delivered, at) in iter::once(first).chain(others) {
-            timeouts.take(&delivered.batch, at, &plan.errors);
-        }
+        timeouts.lock().look(&plan.errors);
     }
 }
 

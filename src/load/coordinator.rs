@@ -196,7 +196,8 @@ impl<'a> Coordinator<'a> {
             for tally in &self.tallies {
                 sightings.merge(&tally.sightings);
             }
-            let timeouts = self.timeouts.lock();
+            let mut timeouts = self.timeouts.lock();
+            timeouts.look(errors);
             timeouts.compare(&self.tallies, errors);
             let lateness = timeouts.lateness(&sightings, options.ticks(welcome), errors);
             report.timeout_lateness_ms = lateness.as_ref().map(Lateness::of);

@@ -203,8 +203,8 @@ impl LoadOptions {
     pub(super) fn pipeline(&self) -> usize {
         self.pipeline.unwrap_or_else(|| {
             // A connection that has to wait for answers before it may go on would be another load: one with a limit.
-            let bursts = 2 * self.pace(0, 0).map_or(0, |pace| pace.burst()) * self.op.requests();
-            usize::try_from(bursts).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)
+            let burst = self.pace(0, 0).map_or(0, |pace| pace.burst()).saturating_mul(self.op.requests());
+            usize::try_from(burst.saturating_mul(2)).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)
         })
     }
 

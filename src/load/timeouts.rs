@@ -1,6 +1,7 @@
 //! Messages that time out under load: each exactly once, none that was acknowledged, none before its time.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 
@@ -8,6 +9,7 @@ use super::errors::Errors;
 use super::ids::Ids;
 use super::recorder::{Sightings, histogram};
 use super::traffic::Tally;
+use crate::client::Delivered;
 use crate::core::batch::BatchId;
 use crate::protocol::frame::TimeoutBatch;
 
@@ -52,6 +54,8 @@ pub(super) struct Timeouts {
     ids: Ids,
     seen: Vec<Numbers>,
     batches: HashSet<BatchId>,
+    /// What has come and was not looked at yet, with the times at which it came.
+    unlooked_at: Vec<(Arc<Delivered>, u64)>,
     arrived: Vec<Arrived>,
     /// Messages of ours that timed out.
     pub(super) count: u64,
@@ -68,6 +72,7 @@ impl Timeouts {
             ids,
             seen: (0..connections).map(|_| Numbers::default()).collect(),
             batches: HashSet::new(),
+            unlooked_at: Vec::new(),
             arrived: Vec::new(),
             count: 0,
             of_others: 0,
@@ -75,8 +80,20 @@ impl Timeouts {
         }
     }
 
+    /// Keeps a batch that came at `at`, in ns since the load began, until somebody looks at it.
+    pub(super) fn keep(&mut self, delivered: Arc<Delivered>, at: u64) {
+        self.unlooked_at.push((delivered, at));
+    }
+
+    /// Looks at what has come.
+    pub(super) fn look(&mut self, errors: &Errors) {
+        for (delivered, at) in std::mem::take(&mut self.unlooked_at) {
+            self.take(&delivered.batch, at, errors);
+        }
+    }
+
     /// Takes a batch that came at `at`, in ns since the load began.
-    pub(super) fn take(&mut self, batch: &TimeoutBatch, at: u64, errors: &Errors) {
+    fn take(&mut self, batch: &TimeoutBatch, at: u64, errors: &Errors) {
         if !self.batches.insert(batch.id) {
             self.redelivered += 1;
             if batch.delivery_count < 2 {
