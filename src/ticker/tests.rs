@@ -1,6 +1,7 @@
 //! The ticker against a lease and a ring that do as they are told, in paused time.
 
 use std::collections::VecDeque;
+use std::iter::repeat_n;
 
 use parking_lot::Mutex;
 
@@ -37,8 +38,8 @@ struct Script {
     refusals: Mutex<u32>,
     /// What the next advances say; then they move on time.
     advances: Mutex<VecDeque<Advance>>,
-    /// What the next steps of expiry say, each after so long; then there is nothing to do.
-    steps: Mutex<VecDeque<(Expired, Duration)>>,
+    /// What the next steps of expiry say, each after `STEP`; then there is nothing to do.
+    steps: Mutex<VecDeque<Expired>>,
     handover: Handover,
     tell: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
 }
@@ -136,13 +137,10 @@ impl Ring for Script {
     }
 
     fn expire(&self, _: Instant) -> Reply<Expired> {
-        let Some((step, takes)) = self.steps.lock().pop_front() else { return Reply::ok(Expired::default()) };
+        let Some(step) = self.steps.lock().pop_front() else { return Reply::ok(Expired::default()) };
         self.note(Call::Expire);
-        if takes.is_zero() {
-            return Reply::ok(step);
-        }
         Reply::Later(Box::pin(async move {
-            tokio::time::sleep(takes).await;
+            tokio::time::sleep(STEP).await;
             Ok(step)
         }))
     }
@@ -236,7 +234,7 @@ async fn tidying_up_leaves_the_processor_to_others_and_the_moves_on_time() {
     let script = Script::new([leads(7, None)], Handover::Kept);
     let published = Expired { more: true, ..Expired::default() };
     let tidied = Expired { tidied: true, ..published };
-    script.steps.lock().extend([published; 3].into_iter().chain([tidied; 300]).map(|step| (step, STEP)));
+    script.steps.lock().extend([published; 3].into_iter().chain(repeat_n(tidied, 300)));
     let (_handle, _metrics) = script.start();
     pass(3_900).await;
     let steps = script.times(Call::Expire);
@@ -260,19 +258,9 @@ async fn a_drain_publishes_what_is_decided_and_tidies_nothing_up() {
     pass(100).await;
     let published = Expired { more: true, ..Expired::default() };
     let tidied = Expired { tidied: true, ..published };
-    script.steps.lock().extend([published, published, tidied, tidied, tidied].map(|step| (step, Duration::ZERO)));
+    script.steps.lock().extend([published, published, tidied, tidied, tidied]);
     assert_eq!(handle.drain().await, Ok(Handover::HandedOut));
     assert_eq!(script.steps.lock().len(), 2, "one step says that nothing else is left");
-}
-
-#[tokio::test(start_paused = true)]
-async fn steps_that_take_no_time_are_worth_no_pause() {
-    let script = Script::new([leads(7, None)], Handover::Kept);
-    let tidied = Expired { more: true, tidied: true, ..Expired::default() };
-    script.steps.lock().extend(std::iter::repeat_n((tidied, Duration::ZERO), 1_000));
-    let (_handle, _metrics) = script.start();
-    pass(500).await;
-    assert_eq!(script.times(Call::Expire), [0; 1_000]);
 }
 
 #[tokio::test(start_paused = true)]

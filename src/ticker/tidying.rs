@@ -23,3 +23,16 @@ impl Tidying {
         std::mem::take(&mut self.0) * PAUSES
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_steps_pause_together_and_a_long_one_by_itself() {
+        let mut tidying = Tidying::default();
+        let us = Duration::from_micros;
+        let pauses = [1, 60, 38, 1, 99, 1, 250].map(|took| tidying.pause(us(took)));
+        assert_eq!(pauses, [0, 0, 0, 400, 0, 400, 1_000].map(us));
+    }
+}
