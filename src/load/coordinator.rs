@@ -15,7 +15,7 @@ use super::recorder::{Recorder, Sightings};
 use super::report::{Latency, Lateness};
 use super::timeouts::Timeouts;
 use super::traffic::Tally;
-use super::{LoadError, Op, Progress, Report, ServerFigures, Stage};
+use super::{LoadError, Op, Progress, Report, ServerFigures, Stage, as_float};
 use crate::metrics::cpu_time;
 use crate::protocol::frame::Welcome;
 
@@ -234,11 +234,6 @@ pub(super) fn every(period: Duration) -> Interval {
 
 pub(super) fn lost(text: impl Into<String>) -> LoadError {
     LoadError::Connection(text.into())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "what a load counts stays far below 2^53")]
-const fn as_float(count: u64) -> f64 {
-    count as f64
 }
 
 fn ratio_of(part: u64, whole: u64) -> f64 {

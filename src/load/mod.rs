@@ -103,6 +103,11 @@ pub fn run(options: &LoadOptions, progress: impl Fn(Progress) + Send + Sync) -> 
     crew::run(options, &progress)
 }
 
+#[expect(clippy::cast_precision_loss, reason = "what a load counts stays far below 2^53")]
+const fn as_float(count: u64) -> f64 {
+    count as f64
+}
+
 /// What all connections together have done and seen so far.
 #[derive(Debug, Default)]
 struct Live {

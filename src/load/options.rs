@@ -3,9 +3,9 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::LoadError;
 use super::pace::Pace;
 use super::wire::add_body_length;
+use super::{LoadError, as_float};
 use crate::client::{Address, ClientOptions, Tls};
 use crate::protocol::frame::{HEAD_LENGTH, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 
@@ -101,17 +101,12 @@ const PIPELINE: usize = 256;
 /// More often than this no machine looks at its timers, and more seldom it is no rate.
 const BURST_EVERY: RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(1);
 
-#[expect(clippy::cast_precision_loss, reason = "no server answers 2^53 requests a second")]
-const fn as_float(count: u64) -> f64 {
-    count as f64
-}
-
 fn impossible(text: impl Into<String>) -> LoadError {
     LoadError::Options(text.into())
 }
 
 impl Op {
-    /// Requests that are due together.
+    /// The requests of a pair, or of a Ping.
     const fn requests(self) -> u64 {
         match self {
             Op::Wheel => 2,
