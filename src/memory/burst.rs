@@ -61,8 +61,11 @@ impl MemoryRing {
 
     /// Counts messages as in flight ahead of adding them, if there is room for all.
     fn reserve(&self, count: u64) -> bool {
+        if count == 0 {
+            return true;
+        }
         let before = self.in_flight.fetch_add(count, Ordering::Relaxed);
-        let has_room = count == 0 || before.saturating_add(count) <= self.options.max_in_flight;
+        let has_room = before.saturating_add(count) <= self.options.max_in_flight;
         if !has_room {
             self.in_flight.fetch_sub(count, Ordering::Relaxed);
         }
@@ -118,6 +121,8 @@ impl MemoryRing {
         });
         // More than was reserved is added only if a message left in the very moment that it was counted.
         let change = burst.in_flight_change().wrapping_sub(before).wrapping_sub(reserved);
-        self.in_flight.fetch_add(change, Ordering::Relaxed);
+        if change != 0 {
+            self.in_flight.fetch_add(change, Ordering::Relaxed);
+        }
     }
 }
