@@ -29,21 +29,23 @@ impl<S: HashMessage> Table<S> {
         if self.len >= self.segments.len() * MEAN_SEGMENT && self.split() == segment {
             return;
         }
-        if self.segments[segment].is_full() {
+        if self.segments.room(segment).is_none() {
             let groups = self.segments[segment].groups.len();
             self.rebuild(segment, if groups < 16 { groups * 2 } else { groups + groups / 8 });
         }
     }
 
     /// Puts in an entry that is not there, and for which there is room.
+    #[inline]
     pub(super) fn move_in(&mut self, entry: &Entry) {
         let hash = self.hasher.hash_of(entry.message);
         let home = self.home(hash);
-        self.segments[home.segment as usize].insert(hash.tag(), home.group as usize, entry);
+        let (segment, room) = self.segments.at(home.segment as usize);
+        segment.insert(room, hash.tag(), home.group as usize, entry);
     }
 
     fn rebuild(&mut self, segment: usize, groups: usize) {
-        let old = std::mem::replace(&mut self.segments[segment], Segment::with_groups(groups));
+        let old = self.segments.replace(segment, Segment::with_groups(groups));
         self.shape = self.shape.wrapping_add(1);
         old.iter().for_each(|entry| self.move_in(entry));
     }
@@ -64,13 +66,13 @@ impl<S: HashMessage> Table<S> {
         let fresh = self.segments.len();
         let partner = Self::partner(fresh);
         // A little more than half, for half of a random choice is seldom exactly that.
-        let room = self.segments[partner].len() * 9 / 16 + 8;
-        let old = std::mem::replace(&mut self.segments[partner], Segment::with_room(room));
+        let room = self.segments.entries_in(partner) * 9 / 16 + 8;
+        let old = self.segments.replace(partner, Segment::with_room(room));
         self.segments.push(Segment::with_room(room));
         self.reshape();
         for entry in old.iter() {
             let segment = self.segment_of(self.hasher.hash_of(entry.message));
-            if self.segments[segment].is_full() {
+            if self.segments.room(segment).is_none() {
                 self.rebuild(segment, self.segments[segment].groups.len() + 1);
             }
             self.move_in(entry);
@@ -81,15 +83,16 @@ impl<S: HashMessage> Table<S> {
     /// Gives memory back: of the last segment, if there are too many, else of this one; whether there was any to give.
     pub(in crate::memory) fn shrink(&mut self, segment: usize) -> bool {
         if self.len * 2 < (self.segments.len() - 1) * MEAN_SEGMENT {
+            let last = self.segments.len() - 1;
+            let partner = Self::partner(last);
+            let both = Segment::with_room(self.segments.entries_in(last) + self.segments.entries_in(partner) + 8);
+            let first = self.segments.replace(partner, both);
             let last = self.segments.pop().expect("there is more than one");
-            let partner = Self::partner(self.segments.len());
-            let room = Segment::with_room(last.len() + self.segments[partner].len() + 8);
-            let first = std::mem::replace(&mut self.segments[partner], room);
             self.reshape();
             first.iter().chain(last.iter()).for_each(|entry| self.move_in(entry));
             return true;
         }
-        let (len, groups) = (self.segments[segment].len(), self.segments[segment].groups.len());
+        let (len, groups) = (self.segments.entries_in(segment), self.segments[segment].groups.len());
         let wanted = Segment::groups_for(len * 9 / 8);
         let is_sparse = len * 100 < groups * PLACES * MIN_LOAD_PERCENT && wanted < groups;
         if is_sparse {
@@ -137,12 +140,16 @@ impl<S: HashMessage> Table<S> {
         found.drain(..).for_each(|spot| self.visit_spot(spot, &mut visit));
     }
 
-    fn visit_spot(&mut self, Spot { segment, group, place }: Spot, visit: &mut impl FnMut(&mut Entry) -> Kept) {
-        let segment = &mut self.segments[segment];
+    fn visit_spot(
+        &mut self,
+        Spot { segment: number, group, place }: Spot,
+        visit: &mut impl FnMut(&mut Entry) -> Kept,
+    ) {
+        let (segment, room) = self.segments.at(number);
         let entry = &mut segment.entries[group][place];
         if visit(entry) == Kept::No {
             let home = self.hasher.hash_of(entry.message).group(segment.groups.len());
-            segment.remove(home, group, place);
+            segment.remove(room, home, group, place);
             self.len -= 1;
         }
     }

@@ -24,10 +24,12 @@
 mod growth;
 mod hash;
 mod segment;
+mod segments;
 #[cfg(test)]
 mod tests;
 
 use self::segment::Segment;
+use self::segments::Segments;
 use super::entry::Entry;
 use crate::core::message::Message;
 
@@ -66,7 +68,7 @@ impl Found<'_> {
 pub(super) struct Table<S> {
     hasher: S,
     /// Segment `n` is split into itself and segment `n + 2^k`, the lowest `n` first.
-    segments: Vec<Segment>,
+    segments: Segments,
     /// The bits of a hash that name a segment, if there is one of this number; else one bit less.
     mask: usize,
     len: usize,
@@ -75,7 +77,7 @@ pub(super) struct Table<S> {
 
 impl<S: HashMessage> Table<S> {
     pub(super) fn new(hasher: S) -> Table<S> {
-        Table { hasher, segments: vec![Segment::with_groups(1)], mask: 0, len: 0, shape: 0 }
+        Table { hasher, segments: Segments::one(Segment::with_groups(1)), mask: 0, len: 0, shape: 0 }
     }
 
     #[cfg(test)]
@@ -109,6 +111,7 @@ impl<S: HashMessage> Table<S> {
     #[inline]
     pub(super) fn fetch_group(&self, hash: Hash) -> Home {
         let home = self.home(hash);
+        fetch(self.segments.room(home.segment as usize));
         fetch(&self.segments[home.segment as usize].groups[home.group as usize]);
         home
     }
@@ -121,17 +124,26 @@ impl<S: HashMessage> Table<S> {
     }
 
     /// The entry of a message.
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "a tenth of the instructions of a pair: the compiler calls it elsewise"
+    )]
+    #[inline(always)]
     pub(super) fn find(&mut self, hash: Hash, home: Home, message: Message) -> Option<Found<'_>> {
-        let segment = &mut self.segments[home.segment as usize];
-        let in_segment = segment.find(hash.tag(), home.group as usize, message)?;
+        let (segment, room) = self.segments.at(home.segment as usize);
+        let in_segment = segment.find(room, hash.tag(), home.group as usize, message)?;
         Some(Found { in_segment, len: &mut self.len })
     }
 
     /// Puts in an entry; returns the one that the message had before.
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "a tenth of the instructions of a pair: the compiler calls it elsewise"
+    )]
+    #[inline(always)]
     pub(super) fn put(&mut self, hash: Hash, home: Home, entry: Entry) -> Option<Entry> {
-        if self.segments[home.segment as usize].insert_at_home(hash.tag(), home.group as usize, &entry) {
+        let (segment, room) = self.segments.at(home.segment as usize);
+        if segment.insert_at_home(room, hash.tag(), home.group as usize, &entry) {
             self.len += 1;
             return None;
         }
@@ -140,16 +152,16 @@ impl<S: HashMessage> Table<S> {
 
     #[inline(never)]
     fn put_anywhere(&mut self, hash: Hash, home: Home, entry: Entry) -> Option<Entry> {
-        let segment = &mut self.segments[home.segment as usize];
-        if let Some(found) = segment.find(hash.tag(), home.group as usize, entry.message) {
+        let (segment, room) = self.segments.at(home.segment as usize);
+        if let Some(found) = segment.find(room, hash.tag(), home.group as usize, entry.message) {
             return Some(found.replace(entry));
         }
         self.len += 1;
-        if segment.is_full() {
+        if room.is_none() {
             self.make_room(home.segment as usize);
             self.move_in(&entry);
         } else {
-            segment.insert(hash.tag(), home.group as usize, &entry);
+            segment.insert(room, hash.tag(), home.group as usize, &entry);
         }
         None
     }

@@ -90,9 +90,17 @@ pub(super) struct Segment {
     pub(super) groups: Box<[Group]>,
     /// Of each group, its entries.
     pub(super) entries: Box<[[Entry; PLACES]]>,
-    len: usize,
-    /// As many entries as it may have.
-    limit: usize,
+}
+
+/// How many more entries a segment may have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room(u32);
+
+impl Room {
+    #[inline]
+    pub(super) fn is_none(self) -> bool {
+        self.0 == 0
+    }
 }
 
 /// An entry that was found, and what changes when it is taken away.
@@ -105,7 +113,7 @@ pub(super) struct Found<'a> {
     /// Its group, and its place there.
     at: usize,
     place: usize,
-    len: &'a mut usize,
+    room: &'a mut Room,
 }
 
 impl Found<'_> {
@@ -119,7 +127,7 @@ impl Found<'_> {
     #[inline]
     pub(super) fn remove(self) {
         self.groups[self.at].tags[self.place] = 0;
-        *self.len -= 1;
+        self.room.0 += 1;
         if self.at != self.home {
             pass(self.groups, self.home, self.at);
         }
@@ -141,9 +149,23 @@ impl Segment {
         Segment {
             groups: vec![Group::EMPTY; groups].into_boxed_slice(),
             entries: vec![[Entry::EMPTY; PLACES]; groups].into_boxed_slice(),
-            len: 0,
-            limit: groups * PLACES * MAX_LOAD_PERCENT / 100,
         }
+    }
+
+    /// As many entries as it may have.
+    #[expect(clippy::cast_possible_truncation, reason = "a segment has a few thousand places")]
+    fn limit(&self) -> u32 {
+        (self.groups.len() * PLACES * MAX_LOAD_PERCENT / 100) as u32
+    }
+
+    /// The room of an empty one.
+    pub(super) fn room(&self) -> Room {
+        Room(self.limit())
+    }
+
+    /// How many entries it has.
+    pub(super) fn len(&self, room: Room) -> usize {
+        (self.limit() - room.0) as usize
     }
 
     /// Groups enough for so many entries.
@@ -156,21 +178,19 @@ impl Segment {
         Segment::with_groups(Segment::groups_for(len))
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.len >= self.limit
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     fn next(&self, group: usize) -> usize {
         if group + 1 == self.groups.len() { 0 } else { group + 1 }
     }
 
     /// The entry of a message.
     #[inline]
-    pub(super) fn find(&mut self, tag: u8, home: usize, message: Message) -> Option<Found<'_>> {
+    pub(super) fn find<'a>(
+        &'a mut self,
+        room: &'a mut Room,
+        tag: u8,
+        home: usize,
+        message: Message,
+    ) -> Option<Found<'a>> {
         let (group, entries) = (&self.groups[home], &self.entries[home]);
         let (at, place) = match group.tagged(tag).find(|place| entries[*place].message == message) {
             Some(place) => (home, place),
@@ -178,7 +198,7 @@ impl Segment {
             None => self.find_beyond(tag, home, message)?,
         };
         let entry = &mut self.entries[at][place];
-        Some(Found { entry, groups: &mut self.groups, home, at, place, len: &mut self.len })
+        Some(Found { entry, groups: &mut self.groups, home, at, place, room })
     }
 
     /// Where the search for a tag will end, or an entry of this tag will go, as far as the tags can tell.
@@ -228,24 +248,28 @@ impl Segment {
 
     /// Puts in an entry, if there is room and its group alone tells that it is not there: nearly always. Returns
     /// whether it did.
-    #[inline]
-    pub(super) fn insert_at_home(&mut self, tag: u8, home: usize, entry: &Entry) -> bool {
+    #[expect(
+        clippy::inline_always,
+        reason = "a tenth of the instructions of a pair: the compiler calls it elsewise"
+    )]
+    #[inline(always)]
+    pub(super) fn insert_at_home(&mut self, room: &mut Room, tag: u8, home: usize, entry: &Entry) -> bool {
         let (group, entries) = (&mut self.groups[home], &mut self.entries[home]);
         if group.overflew(tag) || group.tagged(tag).any(|place| entries[place].message == entry.message) {
             return false;
         }
         let Some(place) = group.empty().first() else { return false };
-        if self.len >= self.limit {
+        if room.is_none() {
             return false;
         }
         group.occupy(place, tag, entry);
         entries[place] = *entry;
-        self.len += 1;
+        room.0 -= 1;
         true
     }
 
     /// Puts in an entry that is not there. There is room.
-    pub(super) fn insert(&mut self, tag: u8, home: usize, entry: &Entry) {
+    pub(super) fn insert(&mut self, room: &mut Room, tag: u8, home: usize, entry: &Entry) {
         let mut at = home;
         let place = loop {
             let group = &mut self.groups[at];
@@ -257,13 +281,13 @@ impl Segment {
         };
         self.groups[at].occupy(place, tag, entry);
         self.entries[at][place] = *entry;
-        self.len += 1;
+        room.0 -= 1;
     }
 
     /// Takes away the entry in a place whose search begins at `home`.
-    pub(super) fn remove(&mut self, home: usize, at: usize, place: usize) {
+    pub(super) fn remove(&mut self, room: &mut Room, home: usize, at: usize, place: usize) {
         let entry = &mut self.entries[at][place];
-        Found { entry, groups: &mut self.groups, home, at, place, len: &mut self.len }.remove();
+        Found { entry, groups: &mut self.groups, home, at, place, room }.remove();
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
