@@ -1,13 +1,13 @@
 //! At half of the highest rate: how long an add and a del take, how late timeouts are, and how much of that is the
 //! machine's.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ackwheel::load::{LoadOptions, Op};
 use anyhow::{Context, ensure};
 
 use crate::echo::Echo;
+use crate::machine::waking;
 use crate::numbers::figure;
 use crate::plan::Plan;
 use crate::report::PartReport;
@@ -32,8 +32,6 @@ const PINGS: &str = "Pings to it, as many frames a second";
 const ECHOED: &str = "Pings to a bare echo, as many frames a second";
 /// What is the machine's: nothing else has anything to do then.
 const WAKING: &str = "a thread that sleeps, woken so late";
-/// For how long that thread sleeps each time.
-const NAP: Duration = Duration::from_micros(500);
 
 /// The share that is acknowledged.
 const ACKED: f64 = 0.99;
@@ -98,21 +96,6 @@ fn measure_half(subject: &str, half: &LoadOptions, rows: &mut Rows) -> anyhow::R
     rows.record(subject, LATE_P99, late.p99);
     rows.record(subject, CPU, found.server.context("its admin endpoint answers")?.cpu_seconds);
     Ok(())
-}
-
-/// How much later than it asked for a thread is woken that only sleeps, for about so long: 99th percentile and 99.9th,
-/// in us.
-fn waking(length: Duration) -> (f64, f64) {
-    let begun = Instant::now();
-    let mut late = Vec::new();
-    while begun.elapsed() < length {
-        let asked = Instant::now() + NAP;
-        thread::sleep(NAP);
-        late.push(asked.elapsed().as_secs_f64() * 1e6);
-    }
-    late.sort_unstable_by(f64::total_cmp);
-    let percentile = |thousandths| late[late.len() * thousandths / 1_000];
-    (percentile(990), percentile(999))
 }
 
 /// Twice as long as a message stays in flight until it is acknowledged, so that none times out that should not, and

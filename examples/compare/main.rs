@@ -19,6 +19,7 @@ mod dashed;
 mod echo;
 mod idle;
 mod latency;
+mod machine;
 mod numbers;
 mod plan;
 mod redis;

@@ -18,6 +18,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::child::{Child, end_with_stdin, first_line};
+use crate::machine::handing_over;
 use crate::plan::Plan;
 use crate::report::PartReport;
 use subject::Load;
@@ -28,6 +29,7 @@ const TIMES_FEW: &str = "times a pair with a tenth of them";
 const BYTES: &str = "bytes a message";
 const BYTES_AFTER: &str = "bytes a message, after the run";
 const MS: &str = "ms";
+const HANDING: &str = "ns until a thread sees what another has written";
 
 /// What one process of this part measures.
 #[derive(Args, Clone, Debug)]
@@ -150,6 +152,9 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
                 if let Some(value) = value {
                     report.rows.record(name, figure, value);
                 }
+            }
+            if threads > 1 {
+                report.rows.record(name, HANDING, handing_over());
             }
             ns_of.insert(name, found.pair_ns);
         }

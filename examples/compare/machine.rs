@@ -1,0 +1,64 @@
+//! What the machine itself does to whatever runs on it: nothing else has anything to do meanwhile.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::numbers::figure;
+
+/// For how long the thread that only sleeps does so each time.
+const NAP: Duration = Duration::from_micros(500);
+
+/// For how long a cache line is handed to and fro.
+const HANDING: Duration = Duration::from_millis(30);
+
+/// How much later than it asked for a thread is woken that only sleeps, for about so long: 99th percentile and 99.9th,
+/// in us.
+pub fn waking(length: Duration) -> (f64, f64) {
+    let begun = Instant::now();
+    let mut late = Vec::new();
+    while begun.elapsed() < length {
+        let asked = Instant::now() + NAP;
+        thread::sleep(NAP);
+        late.push(asked.elapsed().as_secs_f64() * 1e6);
+    }
+    late.sort_unstable_by(f64::total_cmp);
+    let percentile = |thousandths| late[late.len() * thousandths / 1_000];
+    (percentile(990), percentile(999))
+}
+
+/// How long it takes, in ns, until one of two threads sees what the other has written. The processors of a virtual
+/// machine may share a cache, or may not, and that may change from one second to the next.
+pub fn handing_over() -> f64 {
+    /// An odd turn that ends it.
+    const OVER: u64 = u64::MAX;
+    let turn = AtomicU64::new(0);
+    let wait_for = |parity| loop {
+        let now = turn.load(Ordering::Acquire);
+        if now % 2 == parity {
+            return now;
+        }
+        std::hint::spin_loop();
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            loop {
+                match wait_for(1) {
+                    OVER => return,
+                    now => turn.store(now + 1, Ordering::Release),
+                }
+            }
+        });
+        let (begun, mut turns) = (Instant::now(), 0);
+        while begun.elapsed() < HANDING {
+            for _ in 0..100 {
+                turns = wait_for(0);
+                turn.store(turns + 1, Ordering::Release);
+            }
+        }
+        let elapsed = begun.elapsed();
+        wait_for(0);
+        turn.store(OVER, Ordering::Release);
+        elapsed.as_secs_f64() * 1e9 / figure(turns)
+    })
+}
