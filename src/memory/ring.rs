@@ -51,6 +51,8 @@ use crate::core::tick::{Tick, Wheel};
 const SHARDS_PER_THREAD: usize = 4;
 
 /// A ring that lives in the process.
+///
+/// What requests change has cache lines of its own: threads would wait for each other where they share nothing.
 pub struct MemoryRing {
     pub(super) options: RingOptions,
     /// Where stamps count from.

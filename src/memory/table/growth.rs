@@ -3,7 +3,7 @@
 use super::super::entry::{Entry, ShortTick};
 use super::super::places::PLACES;
 use super::segment::Segment;
-use super::{HashMessage, Table, fetch, fetch_whole};
+use super::{Hash, HashMessage, Table, fetch, fetch_whole};
 
 /// Entries that a scan asks for before it visits the first of them.
 const AHEAD: usize = 128;
@@ -23,12 +23,13 @@ struct Spot {
 }
 
 impl<S: HashMessage> Table<S> {
-    /// Makes room in a segment that is full: by splitting one, if it is the turn of another segment, else by growing
-    /// this one.
-    pub(super) fn make_room(&mut self, segment: usize) {
-        if self.len >= self.segments.len() * MEAN_SEGMENT && self.split() == segment {
-            return;
+    /// Makes room where an entry of this hash goes, and that is full: by splitting a segment, if the table has too few of
+    /// them, and by growing its own if that has not helped.
+    pub(super) fn make_room(&mut self, hash: Hash) {
+        if self.len >= self.segments.len() * MEAN_SEGMENT {
+            self.split();
         }
+        let segment = self.segment_of(hash);
         if self.segments.room(segment).is_none() {
             let groups = self.segments[segment].groups.len();
             self.rebuild(segment, if groups < 16 { groups * 2 } else { groups + groups / 8 });
@@ -61,8 +62,8 @@ impl<S: HashMessage> Table<S> {
         segment & (((segment + 1).next_power_of_two() >> 1) - 1)
     }
 
-    /// Splits the segment whose turn it is, and returns which one that was.
-    fn split(&mut self) -> usize {
+    /// Splits the segment whose turn it is.
+    fn split(&mut self) {
         let fresh = self.segments.len();
         let partner = Self::partner(fresh);
         // A little more than half, for half of a random choice is seldom exactly that.
@@ -77,7 +78,6 @@ impl<S: HashMessage> Table<S> {
             }
             self.move_in(entry);
         }
-        partner
     }
 
     /// Gives memory back: of the last segment, if there are too many, else of this one; whether there was any to give.

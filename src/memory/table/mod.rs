@@ -107,7 +107,7 @@ impl<S: HashMessage> Table<S> {
         Home { segment: segment as u32, group: hash.group(self.segments[segment].groups.len()) as u32 }
     }
 
-    /// Asks for the group in which the search for a message begins; tells where that is.
+    /// Asks for the group in which the search for a message begins, and for the room of its segment; tells where that is.
     #[inline]
     pub(super) fn fetch_group(&self, hash: Hash) -> Home {
         let home = self.home(hash);
@@ -126,7 +126,7 @@ impl<S: HashMessage> Table<S> {
     /// The entry of a message.
     #[expect(
         clippy::inline_always,
-        reason = "a tenth of the instructions of a pair: the compiler calls it elsewise"
+        reason = "left to the compiler it is a call, and a pair takes 9 % more instructions"
     )]
     #[inline(always)]
     pub(super) fn find(&mut self, hash: Hash, home: Home, message: Message) -> Option<Found<'_>> {
@@ -138,7 +138,7 @@ impl<S: HashMessage> Table<S> {
     /// Puts in an entry; returns the one that the message had before.
     #[expect(
         clippy::inline_always,
-        reason = "a tenth of the instructions of a pair: the compiler calls it elsewise"
+        reason = "left to the compiler it is a call, and a pair takes 9 % more instructions"
     )]
     #[inline(always)]
     pub(super) fn put(&mut self, hash: Hash, home: Home, entry: Entry) -> Option<Entry> {
@@ -158,7 +158,7 @@ impl<S: HashMessage> Table<S> {
         }
         self.len += 1;
         if room.is_none() {
-            self.make_room(home.segment as usize);
+            self.make_room(hash);
             self.move_in(&entry);
         } else {
             segment.insert(room, hash.tag(), home.group as usize, &entry);

@@ -6,8 +6,9 @@ use super::segment::{Room, Segment};
 
 /// Segments by their number.
 ///
-/// A segment seldom changes in itself; its room does with each entry. Standing apart, the segments of a shard stay in
-/// the caches of all processors that work on it, and only the rooms, sixteen to a cache line, go from one to another.
+/// Where the groups and entries of a segment lie changes seldom, and its room with each entry. Standing apart, the former
+/// stays in the caches of all processors that work on a shard, and of these two only the rooms, sixteen to a cache line,
+/// go from one to another.
 #[derive(Debug)]
 pub(super) struct Segments {
     segments: Vec<Segment>,
@@ -16,7 +17,7 @@ pub(super) struct Segments {
 
 impl Segments {
     pub(super) fn one(empty: Segment) -> Segments {
-        Segments { rooms: vec![empty.room()], segments: vec![empty] }
+        Segments { rooms: vec![empty.empty_room()], segments: vec![empty] }
     }
 
     #[inline]
@@ -50,7 +51,7 @@ impl Segments {
     }
 
     pub(super) fn push(&mut self, empty: Segment) {
-        self.rooms.push(empty.room());
+        self.rooms.push(empty.empty_room());
         self.segments.push(empty);
     }
 
@@ -61,7 +62,7 @@ impl Segments {
 
     /// Puts an empty segment in the place of one; returns that.
     pub(super) fn replace(&mut self, number: usize, empty: Segment) -> Segment {
-        self.rooms[number] = empty.room();
+        self.rooms[number] = empty.empty_room();
         std::mem::replace(&mut self.segments[number], empty)
     }
 }

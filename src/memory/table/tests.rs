@@ -16,6 +16,20 @@ impl HashMessage for Poor {
     }
 }
 
+/// The first so many ids in one half of the segments, those up to another in the other half, and all others in the first.
+struct Halves {
+    first: u64,
+    second: u64,
+}
+
+impl HashMessage for Halves {
+    fn hash_of(&self, message: Message) -> Hash {
+        let id = message.msg_id.0;
+        let segment = u64::from((self.first..self.second).contains(&id));
+        Hash(id.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !0x03ff_ffff | segment)
+    }
+}
+
 fn entry(id: u64, deadline: u16) -> Entry {
     Entry::in_flight(Message::new(id, id ^ 1), ShortTick(deadline), Stamp(0), 1)
 }
@@ -75,12 +89,17 @@ impl<S: HashMessage> Pair<S> {
         let found: HashMap<Message, u16> =
             self.table.iter().map(|entry| (entry.message, entry.deadline.0)).collect();
         assert_eq!(found, self.map);
+        for (number, segment) in self.table.segments.iter().enumerate() {
+            assert_eq!(self.table.segments.entries_in(number), segment.iter().count(), "segment {number}");
+        }
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
     Put(u64, u16),
+    /// So many that the table has several segments.
+    PutMany(u64),
     Remove(u64),
     RemoveTick(u16),
     Shrink,
@@ -89,6 +108,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         60 => (0..400_u64, 0..600_u16).prop_map(|(id, deadline)| Step::Put(id, deadline)),
+        1 => (0..4_000_u64).prop_map(Step::PutMany),
         30 => (0..400_u64).prop_map(Step::Remove),
         2 => (0..600_u16).prop_map(Step::RemoveTick),
         1 => Just(Step::Shrink),
@@ -99,6 +119,7 @@ fn walk(pair: &mut Pair<impl HashMessage>, steps: Vec<Step>) {
     for step in steps {
         match step {
             Step::Put(id, deadline) => pair.put(id, deadline),
+            Step::PutMany(first) => (first..first + 500).for_each(|id| pair.put(id, 1)),
             Step::Remove(id) => pair.remove(id),
             Step::RemoveTick(deadline) => pair.remove_tick(deadline, 1),
             Step::Shrink => pair.shrink(),
@@ -116,6 +137,24 @@ proptest! {
     #[test]
     fn hashes_that_fall_together_cost_time_and_nothing_else(steps in prop::collection::vec(step(), 0..1_500)) {
         walk(&mut Pair::new(Poor), steps);
+    }
+}
+
+#[test]
+fn a_segment_that_a_split_leaves_full_has_room_made_for_the_next() {
+    let mut all_in_one = Pair::new(Halves { first: u64::MAX, second: u64::MAX });
+    let split_by = (0..10_000).find(|id| {
+        all_in_one.put(*id, 1);
+        all_in_one.table.segments() == 2
+    });
+    let before = split_by.expect("it grows");
+    // Wherever the limit of a half is, one of these meets it.
+    for first in before / 2..before * 2 / 3 {
+        let mut pair = Pair::new(Halves { first, second: before });
+        (0..=before).for_each(|id| pair.put(id, 1));
+        pair.check();
+        (before + 1..before + 20).for_each(|id| pair.put(id, 1));
+        pair.check();
     }
 }
 
