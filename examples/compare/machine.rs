@@ -4,8 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_utils::CachePadded;
-
 /// For how long the thread that only sleeps does so each time.
 const NAP: Duration = Duration::from_micros(500);
 
@@ -35,7 +33,7 @@ pub fn waking(length: Duration) -> (f64, f64) {
 pub fn handing_over() -> f64 {
     /// An odd turn that ends it.
     const OVER: u64 = u64::MAX;
-    let turn = CachePadded::new(AtomicU64::new(0));
+    let turn = AtomicU64::new(0);
     let wait_for = |parity| {
         let mut spins = 0_u32;
         loop {

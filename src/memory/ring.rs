@@ -29,7 +29,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_utils::CachePadded;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use super::entry::Entry;
@@ -51,19 +50,17 @@ use crate::core::tick::{Tick, Wheel};
 const SHARDS_PER_THREAD: usize = 4;
 
 /// A ring that lives in the process.
-///
-/// What requests change has cache lines of its own: threads would wait for each other where they share nothing.
 pub struct MemoryRing {
     pub(super) options: RingOptions,
     /// Where stamps count from.
     pub(super) origin: Instant,
     pub(super) hasher: Keyed,
     pub(super) shard_bits: u32,
-    pub(super) shards: Box<[CachePadded<Mutex<Shard<Keyed>>>]>,
-    pub(super) standing: CachePadded<RwLock<Standing>>,
+    pub(super) shards: Box<[Mutex<Shard<Keyed>>]>,
+    pub(super) standing: RwLock<Standing>,
     /// The latest time that any request brought, in ns since the origin: see [`MemoryRing::turn`].
-    pub(super) latest_ns: CachePadded<AtomicU64>,
-    pub(super) in_flight: CachePadded<AtomicU64>,
+    pub(super) latest_ns: AtomicU64,
+    pub(super) in_flight: AtomicU64,
     pub(super) expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
 }
@@ -85,20 +82,20 @@ impl MemoryRing {
         let shards = if options.threads > 1 { options.threads * SHARDS_PER_THREAD } else { 1 };
         let shard_bits = shards.next_power_of_two().ilog2().min(MAX_SHARD_BITS);
         let hasher = Keyed::default();
-        let shard = |_| CachePadded::new(Mutex::new(Shard::new(options.wheel, hasher.clone())));
+        let shard = |_| Mutex::new(Shard::new(options.wheel, hasher.clone()));
         MemoryRing {
             options,
             origin: now,
             shards: (0..1 << shard_bits).map(shard).collect(),
             shard_bits,
             hasher,
-            standing: CachePadded::new(RwLock::new(Standing {
+            standing: RwLock::new(Standing {
                 pace: Pace::new(options.wheel.tick_length(), options.pointer, now),
                 decided_below: options.pointer,
                 draining: false,
-            })),
-            latest_ns: CachePadded::new(AtomicU64::new(0)),
-            in_flight: CachePadded::new(AtomicU64::new(0)),
+            }),
+            latest_ns: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
             expiry: Mutex::new(Expiry::default()),
             outbox,
         }
@@ -204,9 +201,8 @@ impl MemoryRing {
         standing.decided_below = standing.decided_below.max(below);
         let mut frozen = Vec::new();
         for tick in ticks.start().0..=ticks.end().0 {
-            let take = |shard: &CachePadded<Mutex<Shard<Keyed>>>| {
-                std::mem::take(shard.lock().of_tick(Tick(tick), self.options.wheel))
-            };
+            let take =
+                |shard: &Mutex<Shard<Keyed>>| std::mem::take(shard.lock().of_tick(Tick(tick), self.options.wheel));
             let of_tick = self.shards.iter().map(take).fold(OfTick::default(), OfTick::plus);
             self.in_flight.fetch_sub(of_tick.left, Ordering::Relaxed);
             frozen.push((Tick(tick), self.options.storm.count(of_tick.acked, of_tick.left, drained)));
