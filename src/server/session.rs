@@ -10,6 +10,7 @@
 //! looked into: a stall on our side is not the peer's silence.
 
 use std::future::poll_fn;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -96,9 +97,10 @@ impl Session {
     pub(super) fn new(stream: Stream, shared: Arc<Shared>, phase: watch::Receiver<Phase>) -> Session {
         let codec = Codec::new(MAX_GREETING_LENGTH);
         let now = shared.clock.alive();
+        let gate = shared.gate.join(Some(stream.as_fd()));
         Session {
-            wire: Wire::new(stream, codec, shared.options.max_queued_bytes),
-            gate: shared.gate.join(),
+            wire: Wire::new(stream, gate.taking(), codec, shared.options.max_queued_bytes),
+            gate,
             phase,
             state: State::Greeting,
             pending: Pending::new(),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -23,19 +24,21 @@ impl Stream {
     ///
     /// Asks the kernel and not the runtime, which may not have heard of them yet.
     pub(super) fn has_unread(&self) -> bool {
-        matches!(self.socket().peek(&mut [MaybeUninit::uninit()]), Ok(1..))
+        matches!(SockRef::from(self).peek(&mut [MaybeUninit::uninit()]), Ok(1..))
     }
 
     /// Bytes that the kernel keeps for it until they are read; 0 if it does not say.
     pub(super) fn receive_buffer(&self) -> usize {
-        self.socket().recv_buffer_size().unwrap_or_default()
+        SockRef::from(self).recv_buffer_size().unwrap_or_default()
     }
+}
 
-    fn socket(&self) -> SockRef<'_> {
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Stream::Tcp(stream) => SockRef::from(stream),
-            Stream::Tls(stream) => SockRef::from(stream.get_ref().0),
-            Stream::Unix(stream) => SockRef::from(stream),
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Tls(stream) => stream.get_ref().0.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
         }
     }
 }

@@ -15,6 +15,7 @@ use tokio_util::codec::Decoder;
 
 use super::stream::Stream;
 use crate::core::burst::{Burst, Outcome, Request};
+use crate::gate::Taking;
 use crate::protocol::codec::Echoed;
 use crate::protocol::{Codec, DecodeError, Decoded, Frame};
 
@@ -54,6 +55,7 @@ thread_local! {
 
 pub(super) struct Wire {
     stream: Stream,
+    taking: Taking,
     codec: Codec,
     input: BytesMut,
     /// As long as the input ever was: what was read from it no longer counts in its capacity.
@@ -68,10 +70,11 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(stream: Stream, codec: Codec, max_queued: usize) -> Wire {
+    pub(super) fn new(stream: Stream, taking: Taking, codec: Codec, max_queued: usize) -> Wire {
         let (input, output) = (BytesMut::new(), BytesMut::new());
         Wire {
             stream,
+            taking,
             codec,
             input,
             input_grown: 0,
@@ -198,7 +201,17 @@ impl Wire {
         Poll::Ready(Ok(flushed))
     }
 
+    /// Whoever reads deals with what came before it reads again.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Event>> {
+        self.taking.begin();
+        let event = self.poll_read_some(context);
+        if event.is_pending() {
+            self.taking.end();
+        }
+        event
+    }
+
+    fn poll_read_some(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Event>> {
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.resize(READ_SIZE, 0);
             let mut buffer = ReadBuf::new(scratch);

@@ -203,7 +203,7 @@ async fn pass(ms: u64) {
 async fn a_connection_that_is_never_read_holds_a_move_up_for_half_a_tick_and_once() {
     let script = Script::new([leads(7, None)], Handover::Kept);
     let gate = ReadGate::new();
-    let _never_passes = gate.join();
+    let _never_passes = gate.join(None);
     let (_handle, _metrics) = script.start_at(gate);
     pass(10_000).await;
     let moves = script.times(Call::Advance);
@@ -221,7 +221,7 @@ async fn connections_that_had_their_time_before_a_move_are_given_no_second_one()
     let waiting = Advance::Waiting(script.start + TICK * 2 + Duration::from_millis(20));
     script.advances.lock().extend([first, waiting]);
     let gate = ReadGate::new();
-    let _never_passes = gate.join();
+    let _never_passes = gate.join(None);
     let (_handle, _metrics) = script.start_at(gate);
     pass(2_400).await;
     let moves = script.times(Call::Advance);

@@ -1,0 +1,91 @@
+//! A connection, as the gate sees it.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
+
+use futures_util::task::AtomicWaker;
+
+use super::ReadGate;
+
+/// What gate and connection tell each other.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// The last round in which the connection was asked.
+    asked_in: AtomicU64,
+    waker: AtomicWaker,
+    taking: Taking,
+}
+
+impl Line {
+    pub(super) fn ask(&self, round: u64) {
+        self.asked_in.store(round, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether bytes may have left the socket that are not dealt with.
+    pub(super) fn is_taking(&self) -> bool {
+        self.taking.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Says whether a connection may have taken bytes out of its socket that it has not dealt with: those the gate cannot
+/// find in the socket any more.
+#[derive(Clone, Debug, Default)]
+pub struct Taking(Arc<AtomicBool>);
+
+impl Taking {
+    /// The socket is read next.
+    pub fn begin(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// There was nothing to read, and what was read before is dealt with.
+    pub fn end(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+/// A connection's place at the gate, which it leaves when this is dropped.
+#[derive(Debug)]
+pub struct Member {
+    pub(super) gate: Arc<ReadGate>,
+    pub(super) number: u64,
+    pub(super) line: Arc<Line>,
+    /// The last round that it knows to be asked in.
+    pub(super) asked: u64,
+}
+
+impl Member {
+    /// What the connection has to tell about its reading.
+    #[must_use]
+    pub fn taking(&self) -> Taking {
+        self.line.taking.clone()
+    }
+
+    /// Waits until the ticker asks to read what waits. Cancel-safe.
+    pub async fn asked(&mut self) {
+        poll_fn(|context| {
+            self.line.waker.register(context.waker());
+            let round = self.line.asked_in.load(Ordering::Acquire);
+            if round == self.asked {
+                return Poll::Pending;
+            }
+            self.asked = round;
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// Answers the last question: the socket was read until it was empty. A later question stays open.
+    pub fn passed(&mut self) {
+        self.gate.passed(self.number, self.asked);
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.gate.left(self.number);
+    }
+}

@@ -1,0 +1,205 @@
+use std::future::poll_fn;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::FutureExt;
+use tokio::io::{AsyncRead, ReadBuf};
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_round_ends_when_every_member_passed_or_went() {
+    let gate = ReadGate::new();
+    assert!(gate.pass(Duration::from_secs(1)).await, "nobody to wait for");
+    let (mut first, mut second) = (gate.join(None), gate.join(None));
+    assert!(!gate.pass(Duration::from_secs(1)).await, "two did not answer");
+    for member in [&mut first, &mut second] {
+        member.asked().await;
+        member.passed();
+    }
+
+    let round = tokio::spawn({
+        let gate = Arc::clone(&gate);
+        async move { gate.pass(Duration::from_secs(60)).await }
+    });
+    first.asked().await;
+    drop(second);
+    let late = gate.join(None);
+    first.passed();
+    first.passed();
+    assert_eq!(gate.members.lock().outstanding, 0, "passing twice counts once");
+    tokio::task::yield_now().await;
+    assert!(round.await.unwrap(), "whoever joins during a round is not waited for");
+    drop(late);
+    assert_eq!(gate.members.lock().seats.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_came_before_a_round_shares_it_and_whoever_came_during_it_gets_the_next() {
+    let gate = ReadGate::new();
+    let mut member = gate.join(None);
+    let pass = || {
+        let gate = Arc::clone(&gate);
+        tokio::spawn(async move { gate.pass(Duration::from_secs(60)).await })
+    };
+    let first = pass();
+    member.asked().await;
+    let (second, third) = (pass(), pass());
+    tokio::task::yield_now().await;
+    member.passed();
+    assert!(first.await.unwrap());
+    member.asked().await;
+    assert!(!second.is_finished() && !third.is_finished(), "what came meanwhile is read for them");
+    member.passed();
+    assert!(second.await.unwrap() && third.await.unwrap());
+    assert_eq!(gate.members.lock().round, 2, "the two shared a round");
+
+    // A ticker that is aborted in its round does not leave the others waiting.
+    let aborted = pass();
+    member.asked().await;
+    let waiting = pass();
+    tokio::task::yield_now().await;
+    aborted.abort();
+    member.asked().await;
+    member.passed();
+    assert!(waiting.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_pause_is_no_time_to_read_in() {
+    let gate = ReadGate::new();
+    let mut member = gate.join(None);
+    let patience = Duration::from_millis(400);
+    let round = tokio::spawn({
+        let gate = Arc::clone(&gate);
+        async move { gate.pass(patience).await }
+    });
+    member.asked().await;
+    // As a paused process: nothing runs on this thread for longer than the patience.
+    std::thread::sleep(patience * 2);
+    tokio::task::yield_now().await;
+    tokio::task::yield_now().await;
+    assert!(!round.is_finished(), "the connections have their time after a pause");
+    member.passed();
+    assert!(round.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_to_the_last_round_is_none_to_the_next() {
+    let gate = ReadGate::new();
+    let mut member = gate.join(None);
+    assert!(!gate.pass(Duration::from_secs(1)).await);
+    member.asked().await;
+    // It looked into its socket for the first round; what comes in the second it has not seen.
+    let round = tokio::spawn({
+        let gate = Arc::clone(&gate);
+        async move { gate.pass(Duration::from_secs(60)).await }
+    });
+    tokio::task::yield_now().await;
+    member.passed();
+    assert_eq!(gate.members.lock().outstanding, 1);
+    member.asked().await;
+    member.passed();
+    assert!(round.await.unwrap());
+}
+
+/// A member with a socket, and its other end.
+fn connection(gate: &Arc<ReadGate>) -> (UnixStream, UnixStream, Member) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let member = gate.join(Some(ours.as_fd()));
+    (ours, theirs, member)
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(start_paused = true)]
+async fn only_those_are_asked_that_may_have_something() {
+    let gate = ReadGate::new();
+    let mut connections: Vec<_> = (0..100).map(|_| connection(&gate)).collect();
+    assert!(gate.pass(Duration::from_secs(1)).await, "nothing waits in any socket");
+
+    let (mut ours, mut theirs, mut waiting) = connections.pop().unwrap();
+    theirs.write_all(b"x").unwrap();
+    let (_ours, _theirs, mut taking) = connections.pop().unwrap();
+    taking.taking().begin();
+    let round = tokio::spawn({
+        let gate = Arc::clone(&gate);
+        async move { gate.pass(Duration::from_secs(60)).await }
+    });
+    tokio::task::yield_now().await;
+    assert_eq!(gate.members.lock().outstanding, 2);
+    waiting.asked().await;
+    taking.asked().await;
+    for (_, _, member) in &mut connections {
+        assert!(member.asked().now_or_never().is_none());
+    }
+    ours.read_exact(&mut [0]).unwrap();
+    waiting.passed();
+    tokio::task::yield_now().await;
+    assert!(!round.is_finished(), "what was taken is not dealt with");
+    taking.taking().end();
+    taking.passed();
+    assert!(round.await.unwrap());
+    assert!(gate.pass(Duration::from_secs(1)).await, "all of it is read");
+}
+
+/// Whatever is in the sockets before a round is dealt with at its end, however reading and asking fall together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_slips_through_between_the_socket_and_its_reader() {
+    let gate = ReadGate::new();
+    let (ours, mut theirs, mut member) = connection(&gate);
+    let dealt_with = Arc::new(AtomicU64::new(0));
+    ours.set_nonblocking(true).unwrap();
+    // What waits is read past the runtime, which may not have heard of it yet.
+    let mut directly = ours.try_clone().unwrap();
+    let mut ours = tokio::net::UnixStream::from_std(ours).unwrap();
+    let reader = tokio::spawn({
+        let dealt_with = Arc::clone(&dealt_with);
+        async move {
+            let taking = member.taking();
+            let mut buffer = [0; 8];
+            loop {
+                // As a session: what comes is taken, and dealt with before the next is read.
+                let read = poll_fn(|context| {
+                    let mut buffer = ReadBuf::new(&mut buffer);
+                    taking.begin();
+                    let read = Pin::new(&mut ours).poll_read(context, &mut buffer);
+                    if read.is_pending() {
+                        taking.end();
+                    }
+                    read.map_ok(|()| buffer.filled().len())
+                });
+                let asked = tokio::select! {
+                    read = read => match read.unwrap() {
+                        0 => return,
+                        count => {
+                            std::thread::sleep(Duration::from_micros(20));
+                            dealt_with.fetch_add(count as u64, Ordering::SeqCst);
+                            false
+                        }
+                    },
+                    () = member.asked() => true,
+                };
+                if asked {
+                    while let Ok(count @ 1..) = directly.read(&mut buffer) {
+                        dealt_with.fetch_add(count as u64, Ordering::SeqCst);
+                    }
+                    member.passed();
+                }
+            }
+        }
+    });
+    for sent in 1..=4_000 {
+        theirs.write_all(b"x").unwrap();
+        // The round begins at other points of the reading each time.
+        for _ in 0..sent % 400 * 8 {
+            std::hint::spin_loop();
+        }
+        assert!(gate.pass(Duration::from_secs(10)).await);
+        assert!(dealt_with.load(Ordering::SeqCst) >= sent, "byte {sent} was passed over");
+    }
+    drop(theirs);
+    reader.await.unwrap();
+}
