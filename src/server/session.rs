@@ -22,7 +22,7 @@ use tracing::{Span, debug, info};
 
 use super::pending::Pending;
 use super::stream::Stream;
-use super::watching::not_read;
+use super::watching::{first_patience, not_read};
 use super::wire::{Event, READ_SIZE, Wire};
 use super::{DRAIN_GRACE, Phase, Shared};
 use crate::core::answers::Answers;
@@ -72,7 +72,9 @@ pub(super) struct Session {
     pub(super) opened_at: Instant,
     /// When something was heard of the peer, in time alive.
     pub(super) heard_at: Instant,
-    /// Whether it was asked for a sign of life since.
+    /// How long it may be silent before it is asked for a sign of life.
+    pub(super) patience: Duration,
+    /// Whether it was asked since.
     pub(super) pinged: bool,
     /// When it last took something, in time alive.
     pub(super) written_at: Instant,
@@ -110,6 +112,7 @@ impl Session {
             subscribing: false,
             opened_at: now,
             heard_at: now,
+            patience: first_patience(shared.options.ping_interval),
             pinged: false,
             written_at: now,
             read: 0,

@@ -1,5 +1,6 @@
 //! How a connection is looked after: whether the peer is silent, or does not read, and when to look again.
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use super::session::{Session, State};
@@ -8,6 +9,9 @@ use crate::protocol::frame::{Body, Frame};
 
 /// How long a Hello that waits in the socket when its time is over may still take to be read.
 const HELLO_LENIENCE: Duration = Duration::from_secs(1);
+
+/// A part of an interval in which a Pong mostly comes.
+const PONG_PART: u32 = 64;
 
 impl Session {
     pub(super) fn heard(&mut self) {
@@ -20,8 +24,9 @@ impl Session {
         let interval = self.shared.options.ping_interval;
         let silence = match self.state {
             State::Greeting => self.opened_at + self.shared.options.hello_timeout,
-            _ if self.pinged => self.heard_at + interval * 2,
-            _ => self.heard_at + interval,
+            // A little late, so that the timer, which stays set for then where a Pong came, finds the next Ping due.
+            _ if self.pinged => self.heard_at + interval * 2 + interval / PONG_PART,
+            _ => self.heard_at + self.patience,
         };
         if self.wire.is_flushed() { silence } else { silence.min(self.written_at + interval * 2) }
     }
@@ -43,6 +48,10 @@ impl Session {
         if !self.wire.is_flushed() && now >= self.written_at + interval * 2 {
             return self.refuse(0, &not_read(interval * 2));
         }
+        if self.state != State::Greeting && now < self.heard_at + interval * 2 {
+            (self.pinged, self.patience) = (true, interval);
+            return self.send(&Frame::new(0, Body::Ping(Vec::new())));
+        }
         // Bytes that wait are a sign of life, and read next. A Hello that trickles in byte by byte is none.
         if self.is_listening()
             && self.wire.has_unread()
@@ -50,21 +59,44 @@ impl Session {
         {
             return;
         }
-        if self.state == State::Greeting {
+        let refusal = if self.state == State::Greeting {
             let text = format!("no Hello came within {:?}", self.shared.options.hello_timeout);
-            self.refuse(0, &Refusal::new(Reason::HelloTimeout, text));
-        } else if now >= self.heard_at + interval * 2 {
-            let text = format!("nothing was heard for {:?}: answer every Ping", interval * 2);
-            self.refuse(0, &Refusal::new(Reason::Silent, text));
+            Refusal::new(Reason::HelloTimeout, text)
         } else {
-            self.pinged = true;
-            self.send(&Frame::new(0, Body::Ping(Vec::new())));
-        }
+            let text = format!("nothing was heard for {:?}: answer every Ping", interval * 2);
+            Refusal::new(Reason::Silent, text)
+        };
+        self.refuse(0, &refusal);
     }
+}
+
+/// How long a peer may be silent until its first Ping: some part of the interval. Where thousands come at the same time,
+/// after a restart, they are so not asked at the same time too, every few seconds from then on.
+pub(super) fn first_patience(interval: Duration) -> Duration {
+    let [first, second, ..] = RandomState::new().hash_one(()).to_ne_bytes();
+    let part = u32::from(u16::from_ne_bytes([first, second]));
+    interval * (part + 1) / (1 << u16::BITS)
 }
 
 pub(super) fn not_read(interval: Duration) -> Refusal {
     let text =
         format!("what was sent was not read for {interval:?} or longer: read answers while sending requests");
     Refusal::new(Reason::SlowReader, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_pings_are_spread_over_the_interval() {
+        let interval = Duration::from_secs(4);
+        let mut in_each_second = [0; 4];
+        for _ in 0..4_000 {
+            let patience = first_patience(interval);
+            assert!(patience > Duration::ZERO && patience <= interval, "{patience:?}");
+            in_each_second[usize::try_from(patience.as_secs()).unwrap().min(3)] += 1;
+        }
+        assert!(in_each_second.iter().all(|count| (800..=1_200).contains(count)), "{in_each_second:?}");
+    }
 }

@@ -62,7 +62,7 @@ impl Loader {
                 let correlation = self.connection.request(&frames::add(&ids, 0, 1));
                 self.pending.insert(correlation, (frames::ADD, ids));
             }
-            match self.connection.receive() {
+            match self.connection.receive_any() {
                 Some(frame) => self.note(&frame),
                 None => break,
             }
@@ -125,7 +125,7 @@ impl Taker {
         let (holds, takes) = (Arc::clone(&hold), Arc::clone(&taken));
         let thread = thread::spawn(move || {
             let (mut batches, mut held) = (Vec::new(), Vec::new());
-            while let Some(frame) = connection.receive() {
+            while let Some(frame) = connection.receive_any() {
                 match frame.kind {
                     frames::PING => connection.pong(&frame),
                     frames::TIMEOUT_BATCH => {

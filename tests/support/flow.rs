@@ -223,7 +223,7 @@ impl Flow {
 fn take_batches(mut connection: Raw, batches: &Arc<Mutex<Vec<Batch>>>) -> JoinHandle<()> {
     let taken = Arc::clone(batches);
     thread::spawn(move || {
-        while let Some(frame) = connection.receive() {
+        while let Some(frame) = connection.receive_any() {
             match frame.kind {
                 frames::PING => connection.pong(&frame),
                 frames::TIMEOUT_BATCH => {

@@ -159,7 +159,8 @@ impl Raw {
     pub fn next_answer(&mut self) -> Frame {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(frame) = self.next(deadline).and_then(|frame| self.put_aside(frame)) {
+            let frame = self.next(deadline);
+            if let Some(frame) = self.put_aside(frame) {
                 return frame;
             }
         }
@@ -173,7 +174,8 @@ impl Raw {
             if let Some(batch) = self.batches.pop_front() {
                 return batch;
             }
-            if let Some(frame) = self.next(deadline).and_then(|frame| self.put_aside(frame)) {
+            let frame = self.next(deadline);
+            if let Some(frame) = self.put_aside(frame) {
                 panic!("an answer that nobody waits for: {frame:?}");
             }
         }
@@ -202,25 +204,30 @@ impl Raw {
         None
     }
 
-    /// The next frame that is not a Ping, which is answered; the stream must go on.
+    /// The next frame that is not a Ping; the stream must go on.
     #[track_caller]
-    fn next(&mut self, deadline: Instant) -> Option<Frame> {
-        // Pings keep coming, so that something comes does not mean that what is waited for will.
-        assert!(Instant::now() < deadline, "only Pings within {PATIENCE:?}");
-        match self.receive() {
-            None => panic!("the sidecar closed the connection"),
-            Some(frame) if frame.kind == frames::PING => {
-                let pong = Request::new(frames::PONG, 0, frame.body).bytes(frame.correlation);
-                self.send(&pong);
-                None
+    fn next(&mut self, deadline: Instant) -> Frame {
+        // Batches keep coming, so that something comes does not mean that what is waited for will.
+        assert!(Instant::now() < deadline, "only other frames within {PATIENCE:?}");
+        self.receive().expect("the sidecar does not close the connection")
+    }
+
+    /// The next frame that is not a Ping, which is answered; none at the end of the stream.
+    #[track_caller]
+    pub fn receive(&mut self) -> Option<Frame> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.receive_any() {
+                Some(ping) if ping.kind == frames::PING => self.pong(&ping),
+                frame => return frame,
             }
-            Some(frame) => Some(frame),
+            assert!(Instant::now() < deadline, "only Pings within {PATIENCE:?}");
         }
     }
 
     /// The next frame, whatever it is; none at the end of the stream.
     #[track_caller]
-    pub fn receive(&mut self) -> Option<Frame> {
+    pub fn receive_any(&mut self) -> Option<Frame> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(frame) = Frame::take(&mut self.input) {
