@@ -1,4 +1,4 @@
-//! What goes on beside a load: who takes its timeouts, who asks for the time, and who only listens.
+//! What goes on beside a load: who takes its timeouts, and who asks for the time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +10,12 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::LoadError;
-use super::connection::idle;
 use super::coordinator::{every, lost};
 use super::crew::Shared;
 use super::recorder::Sightings;
 use super::timeouts::Timeouts;
 use super::traffic::Plan;
-use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription, greet};
+use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription};
 
 /// How often the server is asked for its tick, where the load itself does not ask.
 const ASKED_EVERY: Duration = Duration::from_millis(1);
@@ -27,21 +26,6 @@ const UNLOOKED_AT: Duration = Duration::from_millis(10);
 
 /// Messages that the subscriber holds unacknowledged.
 const CREDIT: u32 = 262_144;
-
-/// Further connections, which live as long as the runtime.
-pub(super) async fn keep_idle_connections(shared: &Shared) -> Result<(), LoadError> {
-    let options = &shared.options;
-    let client_options = options.client_options();
-    for _ in 0..options.idle_connections {
-        let greeted = greet(&options.address, &client_options).await.map_err(|error| no_connection(&error))?;
-        let plan = Arc::clone(&shared.plan);
-        tokio::spawn(async move {
-            let cause = idle(greeted).await;
-            plan.errors.note(format!("an idle connection ended: {cause}"));
-        });
-    }
-    Ok(())
-}
 
 /// Subscribes, and takes every timeout batch for as long as the runtime lives.
 pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeouts>>) -> Result<(), LoadError> {

@@ -64,7 +64,6 @@ impl<'a> Coordinator<'a> {
         self.all_arrive(Stage::Connecting, None).await?;
         let welcome = self.shared.welcome.get().cloned().ok_or_else(|| lost("no server said Welcome"))?;
         self.shared.options.check_with(&welcome)?;
-        bystanders::keep_idle_connections(&self.shared).await?;
         let mut clock = None;
         if is_wheel {
             bystanders::collect_timeouts(&self.shared, &self.timeouts).await?;

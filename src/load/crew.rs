@@ -9,14 +9,14 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::connection::{Arrival, Connection, Phase, Stopwatch};
+use super::connection::{Arrival, Connection, Phase, Stopwatch, idle};
 use super::coordinator::Coordinator;
 use super::errors::Errors;
 use super::ids::Ids;
 use super::recorder::Recorder;
 use super::traffic::{Plan, Traffic};
 use super::{Live, LoadError, LoadOptions, Progress, Report};
-use crate::client::{ClientError, greet};
+use crate::client::{ClientError, Greeted, greet};
 use crate::protocol::frame::Welcome;
 
 /// What the threads of a load share.
@@ -121,6 +121,16 @@ impl Crew {
     async fn work(&self) -> String {
         let options = &self.shared.options;
         let mut tasks = JoinSet::new();
+        // First those that only listen, so that they are there when the load begins. Their Pings are answered on this
+        // thread too: one more would take a processor from the server, or from the load, for each of them.
+        for _ in (self.number..options.idle_connections).step_by(options.threads) {
+            match greet(&options.address, &options.client_options()).await {
+                Ok(greeted) => {
+                    tasks.spawn(listen(greeted, Arc::clone(&self.shared.plan)));
+                }
+                Err(error) => return error.to_string(),
+            }
+        }
         for number in (self.number..options.connections).step_by(options.threads) {
             match self.connect(number).await {
                 Ok(connection) => {
@@ -148,4 +158,9 @@ impl Crew {
         let traffic = Traffic::new(Arc::clone(plan), number, window, Arc::clone(&self.recorder));
         Ok(Connection::new(greeted, traffic, stopwatch.clone()))
     }
+}
+
+async fn listen(greeted: Greeted, plan: Arc<Plan>) {
+    let cause = idle(greeted).await;
+    plan.errors.note(format!("an idle connection ended: {cause}"));
 }
