@@ -10,10 +10,6 @@ use crate::wire::{PAIRS, record};
 const ALONE: &str = "memory, 8 x 256";
 const BESIDE: &str = "memory, 8 x 256, idle connections beside";
 
-/// So many times the rounds of other parts: the two figures are nearly the same, and in a second in which the machine
-/// is busy either of them is a fifth lower.
-const MORE: u32 = 3;
-
 /// Files that this process needs beside the idle connections.
 const OTHER_FILES: usize = 200;
 
@@ -33,9 +29,8 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
     let memory = Sidecar::start(&[])?;
     let alone = LoadOptions { in_flight: plan.in_flight, seconds: plan.run.as_secs_f64(), ..memory.load() };
     let beside = LoadOptions { idle_connections: idle, ..alone.clone() };
-    let rounds = MORE * plan.rounds;
-    for round in 1..=rounds {
-        eprintln!("  round {round} of {rounds}");
+    for round in 1..=plan.idle_rounds {
+        eprintln!("  round {round} of {}", plan.idle_rounds);
         record(&mut report.rows, ALONE, &run(&alone)?);
         record(&mut report.rows, BESIDE, &run(&beside)?);
     }

@@ -9,6 +9,9 @@ use serde::Serialize;
 pub struct Plan {
     /// How often each subject runs.
     pub rounds: u32,
+    /// How often those of `idle` run. Their figures are nearly the same, and in a second in which the machine is busy either
+    /// of them is a fifth lower.
+    pub idle_rounds: u32,
     /// How long a load runs.
     #[serde(with = "humantime_serde")]
     pub run: Duration,
@@ -32,6 +35,7 @@ impl Plan {
     pub fn new(rounds: u32, run: Duration) -> Plan {
         Plan {
             rounds,
+            idle_rounds: 3 * rounds,
             run,
             run_in_process: (run / 2).max(Duration::from_millis(500)),
             many: 1_000_000,
@@ -47,6 +51,7 @@ impl Plan {
         let run = Duration::from_millis(300);
         Plan {
             rounds: 1,
+            idle_rounds: 1,
             run,
             run_in_process: run,
             many: 100_000,

@@ -125,10 +125,10 @@ impl Target {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Plan { rounds, run, .. } = &self.plan;
+        let Plan { rounds, idle_rounds, run, .. } = &self.plan;
         writeln!(
             f,
-            "{} cores; median of {rounds} rounds of {run:?} a run, and the lowest and highest",
+            "{} cores; median of {rounds} rounds (idle: {idle_rounds}) of {run:?} a run, and the lowest and highest",
             self.cores
         )?;
         self.parts.iter().try_for_each(|part| write!(f, "\n{part}"))
