@@ -121,12 +121,14 @@ fn nothing_acknowledged_at_all_is_a_load_too() {
 #[test]
 fn pings_touch_no_wheel_and_idle_connections_live_on() {
     let sidecar = Sidecar::start(&[]);
-    let report = report(&sidecar, &["--op", "ping", "--seconds", "0.5", "--idle-connections", "20"]);
+    let report =
+        report(&sidecar, &["--op", "ping", "--seconds", "0.5", "--idle-connections", "21", "--threads", "2"]);
     assert!(report["pairs_per_second"].is_null() && number(&report, "/frames_per_second") > 0.0, "{report}");
     assert_latency(&report, "ping");
     assert!(report["latency_us"].get("add").is_none(), "{report}");
     let metrics = sidecar.metrics();
     assert_eq!(metrics.count("messages_added_total"), 0);
+    assert_eq!(metrics.count("connections_opened_total"), 8 + 21);
 }
 
 #[test]

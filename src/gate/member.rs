@@ -10,7 +10,7 @@ use futures_util::task::AtomicWaker;
 use super::ReadGate;
 
 /// What gate and connection tell each other.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Line {
     /// The last round in which the connection was asked.
     asked_in: AtomicU64,
@@ -19,24 +19,29 @@ pub(super) struct Line {
 }
 
 impl Line {
+    /// Whoever joins may have taken bytes before, as in a handshake of TLS.
+    pub(super) fn new() -> Line {
+        let taking = Taking(Arc::new(AtomicBool::new(true)));
+        Line { asked_in: AtomicU64::new(0), waker: AtomicWaker::new(), taking }
+    }
+
     pub(super) fn ask(&self, round: u64) {
         self.asked_in.store(round, Ordering::Release);
         self.waker.wake();
     }
 
-    /// Whether bytes may have left the socket that are not dealt with.
     pub(super) fn is_taking(&self) -> bool {
-        self.taking.0.load(Ordering::SeqCst)
+        self.taking.is_under_way()
     }
 }
 
 /// Says whether a connection may have taken bytes out of its socket that it has not dealt with: those the gate cannot
 /// find in the socket any more.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Taking(Arc<AtomicBool>);
 
 impl Taking {
-    /// The socket is read next.
+    /// The socket is read next, or written to: what arrives during a system call is not yet seen in the socket.
     pub fn begin(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
@@ -44,6 +49,12 @@ impl Taking {
     /// There was nothing to read, and what was read before is dealt with.
     pub fn end(&self) {
         self.0.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether bytes may have left the socket that are not dealt with.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
     }
 }
 

@@ -4,8 +4,8 @@
 //! their sockets are empty, and returns when all have. A connection is a [`Member`] from its first frame to its end;
 //! one that comes in the middle of a round is not waited for.
 //!
-//! Only those are asked that may have something: a round costs what is to be read, not what is connected. Bytes that
-//! came before the round are in one of three places. They are still in the socket: then the kernel says so. Or they
+//! Only those are asked that may have something: a round wakes whoever has to read, and has but a look at what the
+//! others say of themselves. Bytes that came before the round are in one of three places. They are still in the socket: then the kernel says so. Or they
 //! are out of it and dealt with. Or they are on the way between: then the connection has said that it is [`Taking`]
 //! before it read, and the gate looks for that after it has asked the kernel, so that nothing slips through.
 //!
@@ -87,12 +87,15 @@ impl ReadGate {
     /// A connection joins, with the socket that it reads; without one it is asked in every round.
     #[must_use]
     pub fn join(self: &Arc<Self>, socket: Option<BorrowedFd<'_>>) -> Member {
-        let line = Arc::<Line>::default();
-        let mut members = self.members.lock();
-        let number = members.numbers;
-        members.numbers += 1;
+        let line = Arc::new(Line::new());
+        let number = {
+            let mut members = self.members.lock();
+            members.numbers += 1;
+            members.numbers
+        };
         let watched = socket.is_some_and(|socket| self.arrivals.watch(socket, number));
-        members.seats.insert(number, Seat { line: Arc::clone(&line), watched, outstanding: false });
+        let seat = Seat { line: Arc::clone(&line), watched, outstanding: false };
+        self.members.lock().seats.insert(number, seat);
         Member { gate: Arc::clone(self), number, line, asked: 0 }
     }
 
@@ -114,11 +117,15 @@ impl ReadGate {
 
     /// Asks all that may have something to read.
     fn begin(&self) -> u64 {
-        // First the sockets, then who is taking: the other way round, bytes could be taken between the two.
+        // Whoever comes from here on waits for the next round. Then first the sockets, and after them who is taking:
+        // the other way round, bytes could be taken between the two.
+        let round = {
+            let mut members = self.members.lock();
+            members.round += 1;
+            members.round
+        };
         let waiting = self.arrivals.waiting();
         let mut members = self.members.lock();
-        members.round += 1;
-        let round = members.round;
         let any = waiting == Waiting::Unknown;
         for seat in members.seats.values_mut() {
             seat.outstanding = any || !seat.watched || seat.line.is_taking();

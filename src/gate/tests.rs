@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(target_os = "linux")]
 use futures_util::FutureExt;
 use tokio::io::{AsyncRead, ReadBuf};
 
@@ -106,10 +107,12 @@ async fn an_answer_to_the_last_round_is_none_to_the_next() {
     assert!(round.await.unwrap());
 }
 
-/// A member with a socket, and its other end.
+/// A member that has dealt with all that came over its socket, and the other end of that.
 fn connection(gate: &Arc<ReadGate>) -> (UnixStream, UnixStream, Member) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let member = gate.join(Some(ours.as_fd()));
+    assert!(member.taking().is_under_way(), "what it took before it joined");
+    member.taking().end();
     (ours, theirs, member)
 }
 

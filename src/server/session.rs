@@ -74,7 +74,7 @@ pub(super) struct Session {
     pub(super) heard_at: Instant,
     /// How long it may be silent before it is asked for a sign of life.
     pub(super) patience: Duration,
-    /// Whether it was asked since.
+    /// Whether it was asked for one since something was heard.
     pub(super) pinged: bool,
     /// When it last took something, in time alive.
     pub(super) written_at: Instant,

@@ -184,6 +184,9 @@ impl Wire {
 
     /// Writes what is queued; whether anything went out.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        if !self.is_flushed() {
+            self.taking.begin();
+        }
         if !self.output.is_empty() {
             let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.output))?;
             if written == 0 {
@@ -256,5 +259,38 @@ impl Wire {
                 Ok(0) | Err(_) => return,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tokio::net::UnixStream;
+
+    use super::*;
+    use crate::gate::ReadGate;
+    use crate::protocol::frame::{Body, MAX_GREETING_LENGTH};
+
+    #[tokio::test]
+    async fn whoever_reads_or_writes_says_so_until_there_is_nothing_to_read() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let member = ReadGate::new().join(None);
+        let taking = member.taking();
+        let mut wire = Wire::new(Stream::Unix(ours), taking.clone(), Codec::new(MAX_GREETING_LENGTH), 1_024);
+        assert!(wire.progress(true).now_or_never().is_none());
+        assert!(!taking.is_under_way());
+
+        theirs.write_all(b"x").await.unwrap();
+        assert_eq!(wire.progress(true).await.unwrap(), Event::Read(1));
+        assert!(taking.is_under_way(), "what was read is not dealt with yet");
+        assert!(wire.progress(true).now_or_never().is_none());
+        assert!(!taking.is_under_way());
+
+        wire.send(&Frame::new(0, Body::Ping(Vec::new())));
+        while let Some(event) = wire.progress(true).now_or_never() {
+            assert_eq!(event.unwrap(), Event::Wrote);
+            assert!(taking.is_under_way(), "what came while it was written is not seen yet");
+        }
+        assert!(wire.is_flushed() && !taking.is_under_way());
     }
 }

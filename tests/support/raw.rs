@@ -65,7 +65,7 @@ enum Stream {
     Unix(UnixStream),
 }
 
-/// A connection. Pings are answered whenever it is read from; batches wait until they are asked for.
+/// A connection. Pings are answered whenever something else is waited for; batches wait until they are asked for.
 pub struct Raw {
     stream: Stream,
     input: Vec<u8>,
