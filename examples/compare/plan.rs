@@ -9,8 +9,8 @@ use serde::Serialize;
 pub struct Plan {
     /// How often each subject runs.
     pub rounds: u32,
-    /// How often those of `idle` run. Their figures are nearly the same, and in a second in which the machine is busy either
-    /// of them is a fifth lower.
+    /// How often those of `idle` run. Their figures are nearly the same, and in a second in which the machine is busy
+    /// either of them is a fifth lower.
     pub idle_rounds: u32,
     /// How long a load runs.
     #[serde(with = "humantime_serde")]
