@@ -298,10 +298,10 @@ impl Driver {
         let refusal = match answered {
             Ok(mut answer) => match answer.text()?.as_str() {
                 "ok" => {
-                    let (tick_due, letters, latencies) = (answer.count()?, answer.text()?, answer.text()?);
+                    let (tick_due, letters, times) = (answer.count()?, answer.text()?, answer.text()?);
                     let in_flight = Some(answer.count()?);
                     let applied =
-                        Applied { tick_due: Tick(tick_due), letters: &letters, latencies: &latencies, in_flight };
+                        Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight };
                     let (chunk, _) = flying.pop_front().expect("its answer has just come");
                     self.queue.applied(chunk, &applied, self.bounds.max_in_flight);
                     return Ok(());

@@ -129,14 +129,13 @@ impl DirectCalls {
         let value = self.connection.recv_response().and_then(Value::extract_error)?;
         let mut answer = Answer::new(&SCRIPTS.apply, value).map_err(|fault| strange(&fault.text))?;
         let mut read = || Ok((answer.text()?, answer.count()?, answer.text()?, answer.text()?));
-        let (word, tick_due, letters, latencies) =
+        let (word, tick_due, letters, times) =
             read().map_err(|fault: super::fault::Fault| strange(&fault.text))?;
         if word != "ok" {
             return Err(strange(&word));
         }
         let chunk = self.unanswered.pop_front().ok_or_else(|| strange("nothing was asked"))?;
-        let applied =
-            Applied { tick_due: Tick(tick_due), letters: &letters, latencies: &latencies, in_flight: None };
+        let applied = Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight: None };
         self.queue.applied(chunk, &applied, u64::MAX);
         self.answered.clear(MAX_CHUNK);
         let _ = self.answers.poll(&mut Context::from_waker(Waker::noop()), &mut self.answered);

@@ -39,8 +39,8 @@ pub(super) struct Applied<'a> {
     pub(super) tick_due: Tick,
     /// A letter a message.
     pub(super) letters: &'a str,
-    /// ms, comma-separated.
-    pub(super) latencies: &'a str,
+    /// In ms, comma-separated: Redis' time, and for each message that was acknowledged when it was added.
+    pub(super) times: &'a str,
     /// Messages in flight after it; not known of an answer that was asked for again.
     pub(super) in_flight: Option<u64>,
 }
@@ -167,7 +167,7 @@ impl Queue {
     /// Notes what became of a chunk, and answers the frames that are complete.
     pub(super) fn applied(&mut self, chunk: Chunk, applied: &Applied<'_>, max_in_flight: u64) {
         let mut rest = applied.letters.as_bytes();
-        let mut latencies = applied.latencies.split(',').map(|ms| ms.parse().unwrap_or_default());
+        let mut latencies = applied.latencies();
         let Chunk { mut slices, barriers, .. } = chunk;
         for Slice { frame: name, from, to } in slices.drain(..) {
             let (letters, others) = rest.split_at((to - from).min(rest.len()));
@@ -181,7 +181,7 @@ impl Queue {
             };
             if measured > 0 {
                 frame.asked.note(|burst| {
-                    latencies.for_each(|ms| burst.ack_latency.record(Duration::from_millis(ms), 1));
+                    latencies.for_each(|latency| burst.ack_latency.record(latency, 1));
                 });
             }
             if let Asks::Add { ack_timeout_ticks, .. } = frame.asked.asks {
@@ -290,15 +290,22 @@ impl Queue {
 }
 
 impl<'a> Applied<'a> {
-    /// An answer as the script keeps it: `tick due|outcomes|latencies`.
+    /// An answer as the script keeps it: `tick due|outcomes|times`.
     fn parse(text: &'a str) -> Option<Applied<'a>> {
         let mut parts = text.split('|');
         Some(Applied {
             tick_due: Tick(parts.next()?.parse().ok()?),
             letters: parts.next()?,
-            latencies: parts.next()?,
+            times: parts.next()?,
             in_flight: None,
         })
+    }
+
+    /// How long each acknowledged message was in flight. A clock that was set back makes it none.
+    fn latencies(&self) -> impl Iterator<Item = Duration> + use<'a> {
+        let mut times = self.times.split(',').map(|ms| ms.parse().unwrap_or_default());
+        let now: u64 = times.next().unwrap_or_default();
+        times.map(move |added| Duration::from_millis(now.saturating_sub(added)))
     }
 }
 

@@ -10,7 +10,8 @@
 -- ARGV[9] number of a frame of adds that goes on at the beginning, else empty
 -- ARGV[10] number of the last frame of adds if it does not end in this chunk, else empty   ARGV[11] its messages, whole
 -- ARGV[12..] the names of all messages, each once: `id` or `id:client`
--- Reply {'ok', tick due, outcomes, latencies, in flight}: a letter a message, and ms, comma-separated, for each `k` and `l`
+-- Reply {'ok', tick due, outcomes, times, in flight}: a letter a message; in ms, comma-separated, Redis' time now, and
+--   for each `k` and `l` that when it was added
 --   a added  r re-armed  x refused, too many in flight
 --   k acked  w withdrawn  l late, counted now  L late, counted before  u unknown
 -- or {'order', number of the last chunk applied}
@@ -18,7 +19,9 @@
 -- A message that is decided but not yet published stays in the list of its old deadline when it is added again:
 -- that life ends in its batch. Its entry is the new life's.
 --
--- Many messages have the same entry, since many are added in the same ms: an entry is taken apart once.
+-- What is done here with each message takes Redis' time beside its commands. So the loop over the messages calls nothing
+-- for those that are new and those that are acknowledged in time, looks for the end of no list, and makes no numbers of
+-- the times at which they were added: whoever asked subtracts.
 local messages, ticks, link = KEYS[3], KEYS[4], KEYS[2]
 local number = tonumber(ARGV[2])
 local last = tonumber(redis.call('HGET', link, 'chunk') or '0')
@@ -35,35 +38,46 @@ local behind = math.floor((now - due_ms) / tick_ms)
 -- made up in any case.
 local tick_due = pointer + math.max(0, math.min(behind, math.max(1, catch_up)))
 
--- Entries of the messages by their place among the names: as they were, and as they are now.
+-- Entries of the messages by their place among the names: as they were, and as they are now. Where no message is there
+-- twice each is looked at once, and they are one.
 local NAMES = 11
+local is_once = ARGV[8] == ''
 local was = redis.call('HMGET', messages, unpack(ARGV, NAMES + 1))
-local is = {unpack(was)}
+local is = is_once and was or {unpack(was)}
 
--- An entry, taken apart. Deadlines are far below 2^53.
-local lives = {}
+-- A life is what messages of one deadline and attempt share: what is to be done with their names in the end, and how
+-- many were acknowledged. Deadlines are far below 2^53. An entry is taken apart once, since many messages are added in
+-- the same ms.
+local lives, known, added_ms = {}, {}, {}
 local function life_of(entry)
-  local life = lives[entry]
+  local life = known[entry]
+  if life then return life end
+  local key, ms = string.match(entry, '^(%d+ %d+) (%d+)$')
+  life = lives[key]
   if not life then
-    local deadline, attempt, added = string.match(entry, '^(%d+) (%d+) (%d+)$')
-    deadline, added = tonumber(deadline), tonumber(added)
-    life = {deadline = deadline, attempt = attempt, added = added, acked = 0, ms = tostring(math.max(0, now - added))}
-    lives[entry] = life
+    local deadline, attempt = string.match(key, '^(%d+) (%d+)$')
+    life = {deadline = tonumber(deadline), suffix = attempt == '1' and '' or '/' .. attempt, acked = 0,
+      over = {}, overs = 0, left = {}, lefts = 0, joined = {}, joins = 0}
+    lives[key] = life
   end
+  known[entry], added_ms[entry] = life, ms
   return life
 end
 
 local classes = {}
 for kind, k, attempt in string.gmatch(ARGV[6], '(%a) (%d+) (%d+)') do
   local class = {adds = kind == 'a', withdraws = kind == 'w'}
-  if class.adds then class.entry = string.format('%.0f %s %.0f', tick_due + k, attempt, now) end
+  if class.adds then
+    class.entry = string.format('%.0f %s %.0f', tick_due + k, attempt, now)
+    class.life = life_of(class.entry)
+  end
   classes[#classes + 1] = class
 end
 for i = 1, #classes do classes[128 + i] = classes[i] end
 
 local kinds = {string.byte(ARGV[7], 1, -1)}
 local places
-if ARGV[8] ~= '' then
+if not is_once then
   places = {}
   for i = 1, #kinds do
     local high, low = string.byte(ARGV[8], 2 * i - 1, 2 * i)
@@ -85,7 +99,7 @@ local function too_many(from)
   end
   local fresh, seen = 0, {}
   for i = from, to do
-    local place = places and places[i] or i
+    local place = is_once and i or places[i]
     if not seen[place] and not (is[place] and life_of(is[place]).deadline >= pointer) then
       fresh, seen[place] = fresh + 1, true
     end
@@ -97,88 +111,99 @@ local is_near = in_flight + tonumber(ARGV[5]) > max_in_flight
 local is_refused = ARGV[9] ~= '' and redis.call('HGET', link, 'refused') == ARGV[9]
 local is_careful = is_near or is_refused
 
-local outcomes, latencies, measured = {}, {}, 0
+-- Messages as they stand in the list of their deadline.
+local function in_lists(life, names)
+  if life.suffix ~= '' then
+    for i = 1, #names do names[i] = names[i] .. life.suffix end
+  end
+  return names
+end
+
+-- Every message is written once, as it is in the end: its entry, and the lists that it leaves and joins.
+local set, sets, removed = {}, 0, {}
+local function write(message, before, after)
+  local old, new = before and life_of(before), after and life_of(after)
+  if after then
+    set[sets + 1], set[sets + 2], sets = message, after, sets + 2
+  else
+    removed[#removed + 1] = message
+  end
+  if old == new then return end
+  if old and old.deadline >= pointer then
+    old.left[old.lefts + 1], old.lefts = message, old.lefts + 1
+  end
+  if new then
+    new.joined[new.joins + 1], new.joins = message, new.joins + 1
+  end
+end
+
+local outcomes, times, measured = {}, {string.format('%.0f', now)}, 1
 for i = 1, #kinds do
-  local class, place = classes[kinds[i]], places and places[i] or i
+  local class, place = classes[kinds[i]], is_once and i or places[i]
   local entry = is[place]
+  local life = entry and (known[entry] or life_of(entry))
+  local outcome, after = 'u', entry
   if is_careful and kinds[i] > 128 then is_refused = is_near and class.adds and too_many(i) end
   if class.adds and is_refused then
-    outcomes[i] = 'x'
+    outcome = 'x'
   elseif class.adds then
-    if entry and life_of(entry).deadline >= pointer then
-      outcomes[i] = 'r'
-    else
-      outcomes[i] = 'a'
-      in_flight = in_flight + 1
+    outcome, after = 'r', class.entry
+    if not (life and life.deadline >= pointer) then
+      outcome, in_flight = 'a', in_flight + 1
     end
-    is[place] = class.entry
-  elseif not entry then
-    outcomes[i] = 'u'
-  else
-    local life = lives[entry] or life_of(entry)
-    local outcome
-    if life.deadline >= pointer then
-      outcome = class.withdraws and 'w' or 'k'
-      is[place] = false
-      in_flight = in_flight - 1
-    elseif pointer - life.deadline - 1 >= slots then
-      outcome = 'u'
-    elseif class.withdraws or life.added == 0 then
-      -- A late Ack counts once; a withdrawal is none.
-      outcome = 'L'
-    else
-      outcome = 'l'
-      is[place] = string.format('%.0f %s 0', life.deadline, life.attempt)
+  elseif life and life.deadline >= pointer then
+    outcome, after, in_flight = 'w', false, in_flight - 1
+    if not class.withdraws then
+      outcome, life.acked = 'k', life.acked + 1
     end
-    if outcome == 'k' then life.acked = life.acked + 1 end
-    if outcome == 'k' or outcome == 'l' then
-      measured = measured + 1
-      latencies[measured] = life.ms
+  elseif life and pointer - life.deadline - 1 < slots then
+    -- A late Ack counts once; a withdrawal is none.
+    outcome = 'L'
+    if not class.withdraws and added_ms[entry] ~= '0' then
+      outcome, after = 'l', string.match(entry, '^%d+ %d+ ') .. '0'
     end
-    outcomes[i] = outcome
   end
-end
-
--- Every message is written once, as it is in the end.
-local leave, join, set, removed = {}, {}, {}, {}
-local function note(of, life, message)
-  local list = of[life.deadline]
-  if not list then
-    list = {}
-    of[life.deadline] = list
+  if outcome == 'k' or outcome == 'l' then
+    measured = measured + 1
+    times[measured] = added_ms[entry]
   end
-  list[#list + 1] = life.attempt == '1' and message or message .. '/' .. life.attempt
-end
-for place = 1, #was do
-  local before, after = was[place], is[place]
-  if before ~= after then
+  outcomes[i] = outcome
+  if after ~= entry then
     local message = ARGV[NAMES + place]
-    local old, new = before and life_of(before), after and life_of(after)
-    if not (old and new and old.deadline == new.deadline and old.attempt == new.attempt) then
-      if old and old.deadline >= pointer then note(leave, old, message) end
-      if new then note(join, new, message) end
-    end
-    if after then
-      set[#set + 1] = message
-      set[#set + 1] = after
+    if not is_once then
+      is[place] = after
+    elseif not entry then
+      local new, n = class.life, class.life.joins + 1
+      new.joined[n], new.joins = message, n
+      set[sets + 1], set[sets + 2], sets = message, after, sets + 2
+    elseif not after then
+      local n = life.overs + 1
+      life.over[n], life.overs = message, n
     else
-      removed[#removed + 1] = message
+      write(message, entry, after)
     end
   end
 end
-for tick, list in pairs(leave) do in_chunks('SREM', KEYS[5 + tick % lists], list) end
-for tick, list in pairs(join) do in_chunks('SADD', KEYS[5 + tick % lists], list) end
-in_chunks('HSET', messages, set)
-in_chunks('HDEL', messages, removed)
-
-local acked = {}
-for _, life in pairs(lives) do
-  if life.acked > 0 then acked[life.deadline] = (acked[life.deadline] or 0) + life.acked end
+if not is_once then
+  for place = 1, #was do
+    if was[place] ~= is[place] then write(ARGV[NAMES + place], was[place], is[place]) end
+  end
 end
-for tick, count in pairs(acked) do redis.call('HINCRBY', ticks, 'acked:' .. tick, count) end
+
+in_chunks('HDEL', messages, removed)
+for _, life in pairs(lives) do
+  local list = KEYS[5 + life.deadline % lists]
+  in_chunks('HDEL', messages, life.over)
+  in_chunks('SREM', list, in_lists(life, life.over))
+  in_chunks('SREM', list, in_lists(life, life.left))
+  in_chunks('SADD', list, in_lists(life, life.joined))
+  if life.acked > 0 then redis.call('HINCRBY', ticks, 'acked:' .. life.deadline, life.acked) end
+end
+in_chunks('HSET', messages, set)
 redis.call('HSET', KEYS[1], 'in_flight', in_flight)
 
 -- The answer is kept, so that a sidecar whose link broke can ask what became of its last chunks.
-local letters, times = table.concat(outcomes), table.concat(latencies, ',')
+local letters = table.concat(outcomes)
+times = table.concat(times, ',')
 redis.call('HSET', link, 'chunk', number, 'answer:' .. number % 2, tick_due .. '|' .. letters .. '|' .. times)
 return {'ok', tick_due, letters, times, in_flight}

@@ -30,6 +30,7 @@ struct Answer {
     outcomes: Vec<Outcome>,
     refusal: Option<Refusal>,
     measured: u64,
+    latency_ms: u64,
 }
 
 impl Bench {
@@ -62,8 +63,8 @@ impl Bench {
         self.queue.next_chunk(number).unwrap()
     }
 
-    fn applied(&mut self, chunk: Chunk, letters: &str, latencies: &str) {
-        let applied = Applied { tick_due: Tick(7), letters, latencies, in_flight: Some(9) };
+    fn applied(&mut self, chunk: Chunk, letters: &str, times: &str) {
+        let applied = Applied { tick_due: Tick(7), letters, times, in_flight: Some(9) };
         self.queue.applied(chunk, &applied, MAX);
     }
 
@@ -74,13 +75,14 @@ impl Bench {
         if self.answers.poll(&mut context, &mut burst).is_pending() {
             return Vec::new();
         }
-        let measured = burst.ack_latency.counts.iter().sum();
+        let (measured, latency_ms) = (burst.ack_latency.counts.iter().sum(), burst.ack_latency.sum_micros / 1000);
         let answer = |request: &crate::core::burst::Request| Answer {
             correlation: request.correlation,
             deadline: request.deadline,
             outcomes: burst.outcomes()[request.range()].to_vec(),
             refusal: request.refusal.as_deref().cloned(),
             measured,
+            latency_ms,
         };
         burst.requests.iter().map(answer).collect()
     }
@@ -117,14 +119,24 @@ fn frames_travel_together_in_order_and_each_gets_its_answer() {
     assert_eq!(words[2], [129, 1, 130, 2, 2], "classes, and where frames begin");
     let plain = text(&[&words[..2], &words[3..]].concat());
     assert_eq!(plain, ["2", "a 3 1 d 0 0 ", "", "", "", "0", "5", "6", "9", "10", "11"]);
-    bench.applied(chunk, "arklu", "12,40");
+    bench.applied(chunk, "arklu", "1000,988,960");
     let answers = bench.answers();
     assert_eq!((answers[0].correlation, answers[0].deadline), (added, Tick(10)));
     assert_eq!(answers[0].outcomes, [Outcome::Added, Outcome::Rearmed]);
-    assert_eq!((answers[1].correlation, answers[1].measured), (deleted, 2));
+    assert_eq!((answers[1].correlation, answers[1].measured, answers[1].latency_ms), (deleted, 2, 12 + 40));
     assert_eq!(answers[1].outcomes, [Outcome::Acked, Outcome::Late, Outcome::Unknown]);
     assert!(bench.queue.next_chunk(2).is_none());
     assert_eq!(bench.held.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn an_acknowledgement_before_its_message_was_added_took_no_time() {
+    let mut bench = Bench::new();
+    bench.del(2);
+    let chunk = bench.chunk(1);
+    bench.applied(chunk, "kk", "1000,1040,970");
+    let answer = bench.answer();
+    assert_eq!((answer.measured, answer.latency_ms), (2, 30), "Redis' clock was set back");
 }
 
 #[test]
@@ -159,7 +171,7 @@ fn a_long_frame_is_cut_and_answered_when_all_of_it_is() {
         let chunk = bench.chunk(number);
         let words = text(&bench.words(&chunk));
         assert_eq!((&*words[0], &*words[4], &*words[5], &*words[6]), (to_add, goes_on, cut, whole));
-        bench.applied(chunk, &"a".repeat(count), "");
+        bench.applied(chunk, &"a".repeat(count), "6");
     }
     let answer = bench.answer();
     assert_eq!((answer.correlation, answer.outcomes), (added, vec![Outcome::Added; 2_500]));
@@ -171,10 +183,10 @@ fn a_frame_that_is_too_many_is_refused_once_and_the_rest_of_it_not_sent() {
     bench.add(1_500);
     let deleted = bench.del(1);
     let chunk = bench.chunk(1);
-    bench.applied(chunk, &"x".repeat(MAX_CHUNK), "");
+    bench.applied(chunk, &"x".repeat(MAX_CHUNK), "6");
     assert_eq!(bench.answer().refusal.unwrap().reason, Reason::MaxInFlight);
     let chunk = bench.chunk(2);
-    bench.applied(chunk, "k", "1");
+    bench.applied(chunk, "k", "6,5");
     let answer = bench.answer();
     assert_eq!((answer.correlation, answer.outcomes), (deleted, vec![Outcome::Acked]));
 }
@@ -192,7 +204,7 @@ fn what_asks_for_ever_other_things_goes_out_in_more_chunks() {
         assert!(words[2].iter().all(|kind| (129..=228).contains(kind)), "{:?}", words[2]);
         carried.extend(text(&words[7..]));
         let letters = "a".repeat(words[2].len());
-        bench.applied(chunk, &letters, "");
+        bench.applied(chunk, &letters, "6");
     }
     assert_eq!(carried, (1..=250).map(|id| id.to_string()).collect::<Vec<_>>());
     assert_eq!((bench.answers().len(), bench.queue.waiting()), (250, 0));
@@ -215,7 +227,7 @@ fn when_redis_goes_adds_are_refused_with_what_is_true_and_dels_are_held() {
     assert_eq!(bench.held.load(Ordering::Relaxed), 400);
 
     // It was applied, and the link has kept the answer.
-    let answer = format!("7|{}{}|{}", "a".repeat(600), "k".repeat(400), vec!["5"; 400].join(","));
+    let answer = format!("7|{}{}|{}", "a".repeat(600), "k".repeat(400), vec!["5"; 401].join(","));
     bench.queue.recall(1, &[answer, String::new()], MAX);
     let answer = bench.answer();
     assert_eq!((answer.correlation, answer.outcomes, answer.measured), (acked, vec![Outcome::Acked; 400], 400));
@@ -230,10 +242,10 @@ fn what_was_not_applied_is_sent_again_before_what_came_later() {
     let chunk = bench.chunk(5);
     let second = bench.del(1);
     bench.queue.unanswered(chunk);
-    bench.queue.recall(4, &["7|u|".into(), String::new()], MAX);
+    bench.queue.recall(4, &["7|u|6".into(), String::new()], MAX);
     assert_eq!(bench.queue.waiting(), 3);
     let chunk = bench.chunk(5);
-    bench.applied(chunk, "kku", "1,1");
+    bench.applied(chunk, "kku", "6,5,5");
     let answers = bench.answers();
     assert_eq!((answers[0].correlation, &answers[0].outcomes[..]), (first, &[Outcome::Acked; 2][..]));
     assert_eq!((answers[1].correlation, &answers[1].outcomes[..]), (second, &[Outcome::Unknown][..]));
@@ -247,7 +259,7 @@ fn a_barrier_is_passed_with_what_was_before_it() {
     bench.queue.push(Item::Barrier(told), &[]);
     let chunk = bench.chunk(1);
     assert!(passed.try_recv().is_err());
-    bench.applied(chunk, "k", "1");
+    bench.applied(chunk, "k", "6,5");
     assert_eq!(passed.try_recv(), Ok(()));
 }
 
