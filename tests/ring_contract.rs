@@ -3,22 +3,21 @@
 //! The suite is written against the contracts of `ackwheel::core` alone and mounted once a store, at the end
 //! of this file. A store brings a [`Mount`]: itself, and a way to let time pass.
 
+mod mounts;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ackwheel::core::batch::{BatchId, Delivery, StormRule, TimedOut};
+use ackwheel::core::batch::{BatchId, Delivery, TimedOut};
 use ackwheel::core::group::GroupName;
-use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::{Opening, Outbox, Retention, Start};
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::{AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, Ring};
-use ackwheel::core::store::{Moment, Seat, Store};
-use ackwheel::core::tick::Wheel;
-use ackwheel::redis::RedisOptions;
+use ackwheel::core::store::Seat;
 
-use crate::support::frozen::{self, FrozenRedis};
+use mounts::{Memory, Mount, Redis};
 
 use AddOutcome::{Added, Rearmed};
 use DelOutcome::{Acked, Late, Unknown, Withdrawn};
@@ -26,15 +25,6 @@ use DelOutcome::{Acked, Late, Unknown, Withdrawn};
 const SLOTS: u16 = 5;
 const TICK: Duration = Duration::from_secs(1);
 const MAX_IN_FLIGHT: u64 = 20_000;
-
-/// A store with its time.
-trait Mount {
-    async fn open() -> Self;
-    fn store(&self) -> &dyn Store;
-    fn now(&self) -> Instant;
-    /// Lets time pass without turning the ring.
-    fn pass(&mut self, time: Duration);
-}
 
 /// What the checks do with a mounted store.
 struct Subject<M> {
@@ -74,6 +64,13 @@ impl<M: Mount> Subject<M> {
 
     async fn del_with(&self, messages: &[Message], withdraw: bool) -> Vec<DelOutcome> {
         self.ring.del_msg(DelMsg { messages, withdraw }, self.mount.now()).await.unwrap().outcomes
+    }
+
+    /// How many latencies a DelMsg was answered with, and their sum in ms.
+    async fn latencies(&self, ids: &[u64], withdraw: bool) -> (u64, u64) {
+        let request = DelMsg { messages: &messages(ids), withdraw };
+        let tally = self.ring.del_msg(request, self.mount.now()).await.unwrap().ack_latency;
+        (tally.counts.iter().sum(), tally.sum_micros / 1_000)
     }
 
     /// Lets `ticks` pass, the ring turned on time, and everything decided published.
@@ -179,6 +176,17 @@ async fn a_withdrawn_message_counts_in_nothing<M: Mount>() {
     let batches = subject.take().await;
     assert_eq!((batches[0].batch.counts.added, batches[0].batch.counts.acked), (1, 0));
     assert_eq!(subject.del_with(&messages(&[2]), true).await, [Late]);
+}
+
+async fn the_latency_of_an_ack_runs_from_its_add_and_counts_once<M: Mount>() {
+    let mut subject = Subject::<M>::open().await;
+    subject.add_with(&messages(&[1, 2, 3]), 2, 1).await;
+    subject.mount.pass(TICK / 4);
+    assert_eq!(subject.latencies(&[1, 1, 9], false).await, (1, 250));
+    subject.turn(3).await;
+    assert_eq!(subject.latencies(&[2, 2], true).await, (0, 0), "a withdrawal is no Ack");
+    assert_eq!(subject.latencies(&[2, 3, 2], false).await, (2, 2 * 3_250), "late, and once a message");
+    assert_eq!(subject.latencies(&[3], false).await, (0, 0), "also in another request");
 }
 
 async fn a_rearmed_message_has_its_last_deadline_and_attempt<M: Mount>() {
@@ -358,70 +366,6 @@ macro_rules! mount {
     };
 }
 
-/// The memory store: its time is a number.
-struct Memory {
-    store: ackwheel::memory::MemoryStore,
-    now: Instant,
-}
-
-impl Mount for Memory {
-    async fn open() -> Memory {
-        let options = ackwheel::memory::MemoryOptions {
-            wheel: Wheel::new(SLOTS, TICK).unwrap(),
-            storm: StormRule::default(),
-            retention: Retention::default(),
-            max_in_flight: MAX_IN_FLIGHT,
-            threads: 1,
-            state_file: None,
-        };
-        let moment = Moment { now: Instant::now(), unix_time: Duration::from_secs(1_000_000) };
-        let (store, _) = ackwheel::memory::MemoryStore::open(options, moment).unwrap();
-        Memory { store, now: moment.now }
-    }
-
-    fn store(&self) -> &dyn Store {
-        &self.store
-    }
-
-    fn now(&self) -> Instant {
-        self.now
-    }
-
-    fn pass(&mut self, time: Duration) {
-        self.now += time;
-    }
-}
-
-/// A store in Redis, whose clock the test moves.
-struct Redis {
-    store: ackwheel::redis::RedisStore,
-    time: FrozenRedis,
-}
-
-impl Mount for Redis {
-    async fn open() -> Redis {
-        let time = FrozenRedis::start();
-        let options =
-            RedisOptions { max_in_flight: MAX_IN_FLIGHT, ..time.options(Wheel::new(SLOTS, TICK).unwrap()) };
-        let store = frozen::open(&options).await;
-        let leads = store.seats()[0].lease.tend(time.now()).await.unwrap();
-        assert!(matches!(leads, Leadership::Leads { .. }), "{leads:?}");
-        Redis { store, time }
-    }
-
-    fn store(&self) -> &dyn Store {
-        &self.store
-    }
-
-    fn now(&self) -> Instant {
-        self.time.now()
-    }
-
-    fn pass(&mut self, time: Duration) {
-        self.time.pass(time);
-    }
-}
-
 /// The whole suite, for one store.
 macro_rules! suite {
     ($store:ident as $module:ident) => {
@@ -432,6 +376,7 @@ macro_rules! suite {
             what_timed_out_is_late_for_one_revolution
             a_decided_message_is_late_before_it_is_published
             a_withdrawn_message_counts_in_nothing
+            the_latency_of_an_ack_runs_from_its_add_and_counts_once
             a_rearmed_message_has_its_last_deadline_and_attempt
             a_message_is_the_pair_and_any_id_is_legal
             large_ticks_are_cut_and_earlier_ticks_go_first
