@@ -180,13 +180,16 @@ async fn a_withdrawn_message_counts_in_nothing<M: Mount>() {
 
 async fn the_latency_of_an_ack_runs_from_its_add_and_counts_once<M: Mount>() {
     let mut subject = Subject::<M>::open().await;
-    subject.add_with(&messages(&[1, 2, 3]), 2, 1).await;
+    subject.add_with(&messages(&[1, 2, 3, 4, 5, 6]), 2, 1).await;
     subject.mount.pass(TICK / 4);
     assert_eq!(subject.latencies(&[1, 1, 9], false).await, (1, 250));
+    assert_eq!(subject.latencies(&[4, 9], false).await, (1, 250), "without repeats");
     subject.turn(3).await;
     assert_eq!(subject.latencies(&[2, 2], true).await, (0, 0), "a withdrawal is no Ack");
     assert_eq!(subject.latencies(&[2, 3, 2], false).await, (2, 2 * 3_250), "late, and once a message");
     assert_eq!(subject.latencies(&[3], false).await, (0, 0), "also in another request");
+    assert_eq!(subject.latencies(&[5, 6], false).await, (2, 2 * 3_250), "without repeats");
+    assert_eq!(subject.latencies(&[6, 5], false).await, (0, 0));
 }
 
 async fn a_rearmed_message_has_its_last_deadline_and_attempt<M: Mount>() {

@@ -190,13 +190,16 @@ if not is_once then
   end
 end
 
+-- First what frees memory.
 in_chunks('HDEL', messages, removed)
 for _, life in pairs(lives) do
   local list = KEYS[5 + life.deadline % lists]
   in_chunks('HDEL', messages, life.over)
   in_chunks('SREM', list, in_lists(life, life.over))
   in_chunks('SREM', list, in_lists(life, life.left))
-  in_chunks('SADD', list, in_lists(life, life.joined))
+end
+for _, life in pairs(lives) do
+  in_chunks('SADD', KEYS[5 + life.deadline % lists], in_lists(life, life.joined))
   if life.acked > 0 then redis.call('HINCRBY', ticks, 'acked:' .. life.deadline, life.acked) end
 end
 in_chunks('HSET', messages, set)
