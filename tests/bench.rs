@@ -132,6 +132,16 @@ fn pings_touch_no_wheel_and_idle_connections_live_on() {
 }
 
 #[test]
+fn a_load_that_polls_takes_a_processor_and_one_that_sleeps_does_not() {
+    let sidecar = Sidecar::start(&[]);
+    let flags = ["--rate", "100", "--connections", "1", "--seconds", "1", "--in-flight", "100"];
+    let [sleeps, polls] = [&[][..], &["--busy-poll"]].map(|more| report(&sidecar, &[&flags, more].concat()));
+    assert_eq!((&sleeps["busy_poll"], &polls["busy_poll"]), (&false.into(), &true.into()));
+    let cpu = |report: &Value| number(report, "/client_cpu_seconds");
+    assert!(cpu(&polls) > 3.0 * cpu(&sleeps), "{polls} and {sleeps}");
+}
+
+#[test]
 fn a_fixed_rate_is_not_exceeded() {
     let sidecar = Sidecar::start(&[]);
     for flags in

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ackwheel::load::acknowledged;
+use ackwheel::load::{acknowledged, stay_awake};
 use anyhow::{Context, ensure};
 use futures_util::future::try_join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -52,6 +52,8 @@ pub struct Load {
     pub in_flight: u64,
     /// How long the measured part lasts.
     pub run: Duration,
+    /// Whether its thread never sleeps, as that of `ackwheel bench --busy-poll`.
+    pub busy_poll: bool,
 }
 
 impl Load {
@@ -63,6 +65,9 @@ impl Load {
     pub fn run<D: Dialect>(self, address: SocketAddr, dialect: impl Fn() -> D) -> anyhow::Result<f64> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
+            if self.busy_poll {
+                tokio::spawn(stay_awake());
+            }
             let barrier = Barrier::new(usize::try_from(self.connections)?);
             let flows = (0..self.connections).map(|number| {
                 let (barrier, dialect) = (&barrier, dialect());

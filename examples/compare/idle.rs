@@ -9,6 +9,11 @@ use crate::wire::{PAIRS, record};
 
 const ALONE: &str = "memory, 8 x 256";
 const BESIDE: &str = "memory, 8 x 256, idle connections beside";
+const ALONE_SLEEPING: &str = "memory, 8 x 256, the load sleeps";
+const BESIDE_SLEEPING: &str = "memory, 8 x 256, the load sleeps, idle connections beside";
+
+/// Of what the same load reaches alone.
+const SHARE: &str = "of that alone, pairs/s";
 
 /// Files that this process needs beside the idle connections.
 const OTHER_FILES: usize = 200;
@@ -27,12 +32,18 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
         report.skipped.push(format!("10,000 idle connections: there are {idle}, {cause}"));
     }
     let memory = Sidecar::start(&[])?;
-    let alone = LoadOptions { in_flight: plan.in_flight, seconds: plan.run.as_secs_f64(), ..memory.load() };
-    let beside = LoadOptions { idle_connections: idle, ..alone.clone() };
+    let load = LoadOptions { in_flight: plan.in_flight, seconds: plan.run.as_secs_f64(), ..memory.load() };
     for round in 1..=plan.idle_rounds {
         eprintln!("  round {round} of {}", plan.idle_rounds);
-        record(&mut report.rows, ALONE, &run(&alone)?);
-        record(&mut report.rows, BESIDE, &run(&beside)?);
+        for (busy_poll, alone, beside) in [(true, ALONE, BESIDE), (false, ALONE_SLEEPING, BESIDE_SLEEPING)] {
+            let without = run(&LoadOptions { busy_poll, ..load.clone() })?;
+            let with = run(&LoadOptions { busy_poll, idle_connections: idle, ..load.clone() })?;
+            record(&mut report.rows, alone, &without);
+            record(&mut report.rows, beside, &with);
+            if let (Some(without), Some(with)) = (without.pairs_per_second, with.pairs_per_second) {
+                report.rows.record(beside, SHARE, with / without);
+            }
+        }
     }
     let ratio = report.rows.ratio((BESIDE, PAIRS), (ALONE, PAIRS));
     report.at_least("pairs/s with idle connections, times those without", ratio, 0.9, 0.9);

@@ -93,7 +93,7 @@ fn run_round(plan: &Plan, servers: &Servers, rows: &mut Rows) -> anyhow::Result<
     for (depth, name) in (1..).zip(SCRIPTS) {
         rows.record(name, PAIRS, scripts::pairs_per_second(&redis.url(), CALL, depth, in_flight, plan.run)?);
     }
-    let by_hand = Load { connections: CONNECTIONS, depth: 1, ids: 1, in_flight, run: plan.run };
+    let by_hand = Load { connections: CONNECTIONS, depth: 1, ids: 1, in_flight, run: plan.run, busy_poll: false };
     for (name, keys) in [(BY_HAND, Keys::HashAndSets), (BY_HAND_APART, Keys::HashThenSets)] {
         rows.record(name, PAIRS, by_hand.run(redis.address, || Commands::new(keys, 1))?);
     }

@@ -103,7 +103,7 @@ impl Servers {
         record(rows, ECHO, &run(&echo)?);
         let by_hand = self.by_hand(256, 1);
         if let Some(shared::Servers { sidecar, redis, .. }) = &self.redis {
-            record(rows, OURS_ON_REDIS, &run(&self.load(sidecar.load(), 256, 1))?);
+            record(rows, OURS_ON_REDIS, &run(&sleeping(self.load(sidecar.load(), 256, 1)))?);
             for (name, keys) in [(SORTED_SET, Keys::SortedSet), (HASH, Keys::HashAndSets)] {
                 rows.record(name, PAIRS, by_hand.run(redis.address, || Commands::new(keys, 1))?);
             }
@@ -132,7 +132,7 @@ impl Servers {
             rows.record(name, MEGABYTES, figure(sidecar.resident_bytes()?) / 1e6);
         }
         let Some(shared::Servers { sidecar, redis, .. }) = &self.redis else { return Ok(()) };
-        record(rows, OURS_ON_REDIS_MANY, &run(&self.load(sidecar.load(), FEW_REQUESTS, MANY_IDS))?);
+        record(rows, OURS_ON_REDIS_MANY, &run(&sleeping(self.load(sidecar.load(), FEW_REQUESTS, MANY_IDS)))?);
         let by_hand = self.by_hand(FEW_REQUESTS, MANY_IDS);
         for (name, keys) in [(SORTED_SET_MANY, Keys::SortedSet), (HASH_MANY, Keys::HashAndSets)] {
             rows.record(name, PAIRS, by_hand.run(redis.address, || Commands::new(keys, MANY_IDS))?);
@@ -148,13 +148,20 @@ impl Servers {
             ids_per_frame: small(ids),
             in_flight: self.plan.in_flight,
             seconds: self.plan.run.as_secs_f64(),
+            busy_poll: true,
             ..server
         }
     }
 
     fn by_hand(&self, depth: u64, ids: u64) -> Load {
-        Load { connections: CONNECTIONS, depth, ids, in_flight: self.plan.in_flight, run: self.plan.run }
+        let Plan { in_flight, run, .. } = self.plan;
+        Load { connections: CONNECTIONS, depth, ids, in_flight, run, busy_poll: true }
     }
+}
+
+/// The same load, for a server that is two processes: they and the load share two processors.
+fn sleeping(load: LoadOptions) -> LoadOptions {
+    LoadOptions { busy_poll: false, ..load }
 }
 
 /// Notes what came of a load on dashmap, and how many times as much the same load reached on our ring before it.

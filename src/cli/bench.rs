@@ -74,6 +74,10 @@ pub(super) struct Bench {
     /// Threads that make the load
     #[arg(long, default_value_t = 1, value_name = "N")]
     threads: usize,
+    /// Have these threads look for answers again and again rather than sleep: each takes a processor for itself, and a
+    /// server beside them spends no time on waking them. Only where there are processors to spare
+    #[arg(long)]
+    busy_poll: bool,
     /// The sidecar's admin address, for its CPU time and memory
     #[arg(long, env = "ACKWHEEL_ADMIN", default_value = "127.0.0.1:7416", value_name = "HOST:PORT")]
     admin: String,
@@ -147,6 +151,7 @@ impl Bench {
             clients: self.clients,
             idle_connections: self.idle_connections,
             threads: self.threads,
+            busy_poll: self.busy_poll,
         })
     }
 }

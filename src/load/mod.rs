@@ -47,6 +47,8 @@ mod wire;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+#[doc(hidden)]
+pub use crew::stay_awake;
 pub use options::{LoadOptions, Op};
 #[doc(hidden)]
 pub use order::acknowledged;

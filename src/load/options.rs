@@ -61,6 +61,9 @@ pub struct LoadOptions {
     pub idle_connections: usize,
     /// Threads that make the load; connections are spread over them.
     pub threads: usize,
+    /// Whether these threads look for answers again and again rather than sleep until they come. Each takes a processor
+    /// for itself then, and a server on the same machine spends none of its time on waking them.
+    pub busy_poll: bool,
 }
 
 impl Default for LoadOptions {
@@ -84,6 +87,7 @@ impl Default for LoadOptions {
             clients: false,
             idle_connections: 0,
             threads: 1,
+            busy_poll: false,
         }
     }
 }

@@ -28,6 +28,8 @@ pub struct Report {
     pub burst_every_ms: Option<f64>,
     /// Threads that made the load.
     pub threads: usize,
+    /// Whether they never slept.
+    pub busy_poll: bool,
     /// For how long was measured.
     pub seconds: f64,
     /// Messages added and finished per second; none for Pings.
@@ -141,6 +143,7 @@ impl Report {
             rate: options.rate,
             burst_every_ms: options.rate.map(|_| options.burst_every.as_secs_f64() * 1e3),
             threads: options.threads,
+            busy_poll: options.busy_poll,
             seconds: options.seconds,
             pairs_per_second: None,
             frames_per_second: 0.0,
