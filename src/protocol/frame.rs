@@ -34,6 +34,9 @@ pub const MAX_MESSAGES: usize = 32_768;
 /// The most batch ids in one BatchAck.
 pub const MAX_BATCH_IDS: usize = 4_096;
 
+/// Bytes of a message in a TimeoutBatch: its id, its client, its attempt.
+pub(crate) const TIMED_OUT_LENGTH: usize = 17;
+
 /// The longest payload of a Ping.
 pub const MAX_PING_LENGTH: usize = 64;
 
@@ -43,7 +46,8 @@ pub const MAX_TOKEN_LENGTH: usize = 1_024;
 // An AddNewMsg of full size, with clients, fits the default limit.
 const _: () = assert!(MAX_TOKEN_LENGTH + 255 + 64 < MAX_GREETING_LENGTH as usize);
 const _: () = assert!(MAX_MESSAGES * 16 + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
-const _: () = assert!(crate::core::batch::MAX_BATCH_MESSAGES * 17 + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
+const _: () =
+    assert!(crate::core::batch::MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
 
 /// A frame: its correlation id and what it says.
 #[derive(Clone, Debug, PartialEq, Eq)]

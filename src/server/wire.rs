@@ -14,16 +14,20 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_util::codec::Decoder;
 
 use super::stream::Stream;
+use crate::core::batch::MAX_BATCH_MESSAGES;
 use crate::core::burst::{Burst, Outcome, Request};
 use crate::gate::Taking;
 use crate::protocol::codec::Echoed;
+use crate::protocol::frame::TIMED_OUT_LENGTH;
 use crate::protocol::{Codec, DecodeError, Decoded, Frame};
 
 /// Bytes asked for in one read: more than a burst of 256 single-id frames, and 4,000 ids at most.
 pub(super) const READ_SIZE: usize = 32 * 1024;
 
-/// An emptied buffer that has grown beyond this is given back.
-const KEEP_CAPACITY: usize = 64 * 1024;
+/// An emptied buffer that has grown beyond this is given back. A batch fits: who subscribes gets one after the other.
+const KEEP_CAPACITY: usize = 72 * 1024;
+
+const _: () = assert!(MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 1024 < KEEP_CAPACITY);
 
 /// Bytes of a refused peer that are read and thrown away, so that it can read why it was refused.
 const LINGER_BYTES: usize = 1024 * 1024;

@@ -3,7 +3,7 @@
 use super::super::frame::{
     AddNewMsg, AddNewMsgAnswer, BatchNack, Body, COUNTED_HEAD_LENGTH, DelMsg, Error, Frame, FrameType, GoAway,
     GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe,
-    Subscribed, TimeoutBatch, VERSIONS, Welcome,
+    Subscribed, TIMED_OUT_LENGTH, TimeoutBatch, VERSIONS, Welcome,
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, pair};
 use super::{Decoded, flag};
@@ -193,7 +193,7 @@ fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
         return Err(fields.wrong(text));
     }
     let count = fields.count(MAX_BATCH_MESSAGES)?;
-    fields.must_remain(count * 17, count)?;
+    fields.must_remain(count * TIMED_OUT_LENGTH, count)?;
     let (ids, rest) = fields.all().split_at(count * 8);
     let (clients, attempts) = rest.split_at(count * 8);
     let messages = pair(ids, clients).zip(attempts);
