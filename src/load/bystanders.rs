@@ -10,15 +10,20 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::LoadError;
-use super::coordinator::{every, lost};
+use super::coordinator::lost;
 use super::crew::Shared;
 use super::recorder::Sightings;
 use super::timeouts::Timeouts;
 use super::traffic::Plan;
+use crate::alarm::Alarm;
 use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription};
 
-/// How often the server is asked for its tick, where the load itself does not ask.
-const ASKED_EVERY: Duration = Duration::from_millis(1);
+/// The server is asked for its tick where no answer to the load has told it for so long.
+const UNTOLD: Duration = Duration::from_millis(1);
+
+/// It is asked again so long after it has answered: by as much, and what the answer takes, timeouts count as later than
+/// they are.
+const ASKED_AGAIN: Duration = Duration::from_micros(100);
 
 /// How long what came is left alone before it is looked at: who looked at once would read the next batch later, and
 /// count as late what had come in time.
@@ -84,22 +89,24 @@ pub(super) async fn watch_the_time(
     let stopped = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&stopped);
     let task = tokio::spawn(async move {
-        let mut again = every(ASKED_EVERY);
-        for number in 0.. {
-            again.tick().await;
-            if stop.load(Ordering::Relaxed) {
-                return;
-            }
+        let mut alarm = Alarm::precise();
+        let mut number = 0;
+        while !stop.load(Ordering::Relaxed) {
             let sent_at = stopwatch.now();
-            if Duration::from_nanos(sent_at.saturating_sub(plan.live.sighted_at())) < ASKED_EVERY {
+            let now = stopwatch.moment(sent_at);
+            if Duration::from_nanos(sent_at.saturating_sub(plan.live.sighted_at())) < UNTOLD {
+                alarm.until(now, now + UNTOLD).await;
                 continue;
             }
-            let message = plan.ids.message(plan.ids.clock_connection(), number);
+            let messages = [plan.ids.message(plan.ids.clock_connection(), number)];
+            number += 1;
             let options = AddOptions { ack_timeout_ticks: ticks, ..AddOptions::default() };
-            let added = client.add_new_msg(&[message], options).await;
-            let deleted = client.del_msg(&[message]).await;
-            match (added, deleted) {
-                (Ok(answer), Ok(_)) => sightings.lock().note(answer.deadline.0, sent_at),
+            match tokio::join!(client.add_new_msg(&messages, options), client.del_msg(&messages)) {
+                (Ok(answer), Ok(_)) => {
+                    sightings.lock().note(answer.deadline.0, sent_at);
+                    let now = stopwatch.moment(stopwatch.now());
+                    alarm.until(now, now + ASKED_AGAIN).await;
+                }
                 (Err(error), _) | (_, Err(error)) => {
                     return plan.errors.note(format!("the server did not say which tick it is: {error}"));
                 }

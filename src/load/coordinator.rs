@@ -225,7 +225,7 @@ fn difference(before: Option<Figures>, after: Option<Figures>) -> Option<ServerF
     Some(ServerFigures { cpu_seconds: after.cpu_seconds - before.cpu_seconds, rss_bytes })
 }
 
-pub(super) fn every(period: Duration) -> Interval {
+fn every(period: Duration) -> Interval {
     let mut interval = interval(period);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     interval
