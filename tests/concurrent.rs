@@ -142,6 +142,7 @@ impl Race {
         for _ in 0..3 {
             self.elapsed_ms.fetch_add(334, Ordering::Relaxed);
             std::thread::yield_now();
+            self.ring.list_ahead();
         }
         self.ring.advance(self.now()).now_or_never().unwrap().unwrap();
         loop {

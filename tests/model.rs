@@ -37,6 +37,8 @@ enum Step {
     Pass {
         ms: u64,
     },
+    /// The ticker lists ahead of the next decision.
+    ListAhead,
     /// The ticker looks once.
     Advance,
     /// The ticker does what is due, then one more step of expiry.
@@ -217,6 +219,9 @@ fn run(slots: u16, steps: &[Step]) {
                 assert_eq!(answer.outcomes, expected, "{step:?}");
             }
             Step::Pass { ms } => model.now_ms += ms,
+            Step::ListAhead => {
+                subject.ring.list_ahead();
+            }
             Step::Advance => {
                 let found = subject.ring.advance(now).now_or_never().unwrap().unwrap();
                 assert_eq!(found, model.advance());
@@ -282,6 +287,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (messages(), prop::bool::weighted(0.2))
             .prop_map(|(messages, withdraw)| Step::Del { messages, withdraw }),
         4 => prop_oneof![9 => 1..1_100_u64, 1 => 1_900..5_000_u64].prop_map(|ms| Step::Pass { ms }),
+        3 => Just(Step::ListAhead),
         4 => Just(Step::Advance),
         3 => Just(Step::Expire),
     ]

@@ -263,6 +263,12 @@ pub trait Ring: Send + Sync {
     /// Moves the pointer by at most one tick, if the clock asks for it. Called by the ticker alone.
     fn advance(&self, now: Instant) -> Reply<Advance>;
 
+    /// Does a step of what can be done for the next decision ahead of it; says whether there is more. Where nothing can,
+    /// nothing is done.
+    fn list_ahead(&self) -> bool {
+        false
+    }
+
     /// Does the next step with what is decided: towards the outbox, then out of memory.
     fn expire(&self, now: Instant) -> Reply<Expired>;
 

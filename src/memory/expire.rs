@@ -4,10 +4,12 @@
 //! published and later forgotten in steps of bounded work, so that a tick of a million messages holds nobody up:
 //!
 //! ```text
-//!  decided, counted ──▶ listed: shard by shard ──▶ published, batch by batch
-//!                                                     │ one revolution
-//!                                       forgotten ◀───┘
+//!  listed ahead ──▶ decided, counted ──▶ listed: shard by shard ──▶ published, batch by batch
+//!                                                                      │ one revolution
+//!                                                        forgotten ◀───┘
 //! ```
+
+mod ahead;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,10 +17,12 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use self::ahead::{Ahead, Listed};
 use super::ring::MemoryRing;
 use super::shard::Shard;
 use super::table::Keyed;
 use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut, TimeoutBatch};
+use crate::core::message::Message;
 use crate::core::ring::{Expired, Published};
 use crate::core::tick::Tick;
 
@@ -34,6 +38,8 @@ const LOCKED_SHRINKS: usize = 4;
 /// Decided ticks on their way out.
 #[derive(Debug, Default)]
 pub(super) struct Expiry {
+    /// The tick that is decided next, once it is listed ahead.
+    ahead: Option<Ahead>,
     frozen: VecDeque<Frozen>,
     /// Published ticks that are remembered for `late`.
     remembered: VecDeque<Tick>,
@@ -63,6 +69,8 @@ struct Frozen {
     tick: Tick,
     due_at: Instant,
     counts: TickCounts,
+    /// What was listed before it was decided.
+    ahead: Listed,
     /// Whether the counts were returned to the caller.
     told: bool,
     walked: Walk,
@@ -71,10 +79,28 @@ struct Frozen {
 }
 
 impl Expiry {
-    /// Takes over a tick when it is decided.
-    pub(super) fn freeze(&mut self, tick: Tick, counts: TickCounts, due_at: Instant) {
-        let walked = Walk::default();
-        self.frozen.push_back(Frozen { tick, due_at, counts, told: false, walked, published: 0, batches: 0 });
+    /// Takes over a tick when it is decided; `unlisted` are those that left it after they were listed.
+    pub(super) fn freeze(&mut self, tick: Tick, counts: TickCounts, due_at: Instant, unlisted: Vec<Vec<Message>>) {
+        let ahead = self.ahead.take_if(|ahead| ahead.tick == tick).unwrap_or_else(|| Ahead::of(tick));
+        let (walked, ahead) = (ahead.walked, ahead.decided(unlisted));
+        self.frozen.push_back(Frozen {
+            tick,
+            due_at,
+            counts,
+            ahead,
+            told: false,
+            walked,
+            published: 0,
+            batches: 0,
+        });
+    }
+
+    /// Does one step of listing what is still in the tick that is decided next; says whether there is more to do.
+    pub(super) fn list_ahead(&mut self, ring: &MemoryRing) -> bool {
+        let Some(tick) = ring.next_decided() else { return false };
+        let ahead = self.ahead.get_or_insert_with(|| Ahead::of(tick));
+        // If it is of another tick, that is decided in this moment, and not yet taken over.
+        ahead.tick == tick && ahead.step(ring)
     }
 
     /// Has a tick remembered that timed out before a restart.
@@ -127,8 +153,11 @@ impl Expiry {
     }
 
     /// Gives memory back where there is much more room than messages; returns whether there may be more to give.
-    /// It is done between ticks: see [`Table::scan`](super::table::Table::scan).
+    /// It is done between ticks, and not while one is listed: see [`Table::scan`](super::table::Table::scan).
     fn shrink(&mut self, ring: &MemoryRing) -> bool {
+        if self.ahead.is_some() {
+            return false;
+        }
         let Some(shard) = ring.shards.get(self.shrunk.shard) else {
             self.shrunk = Walk::default();
             return false;
@@ -155,6 +184,7 @@ impl Expiry {
 impl Frozen {
     /// Lists the next messages, until a batch is full or all are listed or enough was done.
     fn list(&mut self, ring: &MemoryRing, listed: &mut Vec<TimedOut>) {
+        self.ahead.take(listed);
         for _ in 0..STEP / LOCKED_STEP {
             let known = listed.len() as u64;
             if known >= MAX_BATCH_MESSAGES as u64 || self.published + known == self.counts.timed_out() {
@@ -174,7 +204,11 @@ impl Frozen {
         if known == 0 || (known < MAX_BATCH_MESSAGES && (known as u64) < left) {
             return None;
         }
-        let messages: Vec<TimedOut> = listed.drain(known.saturating_sub(MAX_BATCH_MESSAGES)..).collect();
+        let messages: Vec<TimedOut> = if listed.capacity() == known && known <= MAX_BATCH_MESSAGES {
+            std::mem::take(listed)
+        } else {
+            listed.drain(known.saturating_sub(MAX_BATCH_MESSAGES)..).collect()
+        };
         let count = messages.len() as u64;
         let id = BatchId { tick: self.tick, epoch: ring.options.epoch, ring: 0, seq: self.batches };
         let last = count == left;

@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | add | reading | put the entry in; count it in its tick |
 //! | del | reading | entry is there and not decided: take it out, count it |
+//! | list D ahead, step by step | – | each entry of this deadline goes on the list, and is marked; who leaves says so |
 //! | decide tick D | writing | take the counts of D from every shard: they are final |
 //! | list D, step by step | – | each entry of this deadline goes on the list, and is marked |
 //! | forget D, step by step | – | each entry of this deadline goes |
@@ -113,6 +114,12 @@ impl MemoryRing {
         self.standing.read().pace.pointer()
     }
 
+    /// The tick that is decided next, if any will be.
+    pub(super) fn next_decided(&self) -> Option<Tick> {
+        let standing = self.standing.read();
+        (!standing.draining || self.options.keeps_on_drain).then(|| standing.pace.pointer())
+    }
+
     pub(super) fn shard_of(&self, message: Message) -> (Hash, &Mutex<Shard<Keyed>>) {
         let hash = self.hasher.hash_of(message);
         (hash, &self.shards[hash.shard(self.shard_bits)])
@@ -199,6 +206,7 @@ impl MemoryRing {
         drained: bool,
     ) {
         standing.decided_below = standing.decided_below.max(below);
+        let mut unlisted: Vec<_> = self.shards.iter().map(|shard| shard.lock().take_unlisted()).collect();
         let mut frozen = Vec::new();
         for tick in ticks.start().0..=ticks.end().0 {
             let take =
@@ -210,7 +218,8 @@ impl MemoryRing {
         drop(standing);
         let mut expiry = self.expiry.lock();
         for (tick, counts) in frozen {
-            expiry.freeze(tick, counts, due_at);
+            // What was listed ahead is of the first.
+            expiry.freeze(tick, counts, due_at, std::mem::take(&mut unlisted));
         }
     }
 }
@@ -238,6 +247,10 @@ impl Ring for MemoryRing {
 
     fn expire(&self, now: Instant) -> Reply<Expired> {
         Reply::ok(self.expire_step(now))
+    }
+
+    fn list_ahead(&self) -> bool {
+        self.expiry.lock().list_ahead(self)
     }
 
     fn drain(&self, now: Instant) -> Reply<Handover> {

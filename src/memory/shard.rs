@@ -80,12 +80,14 @@ pub(super) struct Shard<S> {
     ticks: Box<[OfTick]>,
     /// Messages that were decided, and added again before they were listed.
     overtaken: Vec<(ShortTick, TimedOut)>,
+    /// Messages that were listed before their tick was decided, and left it after that.
+    unlisted: Vec<Message>,
 }
 
 impl<S: HashMessage> Shard<S> {
     pub(super) fn new(wheel: Wheel, hasher: S) -> Shard<S> {
         let ticks = (0..horizon(wheel)).map(|_| OfTick::default()).collect();
-        Shard { table: Table::new(hasher), ticks, overtaken: Vec::new() }
+        Shard { table: Table::new(hasher), ticks, overtaken: Vec::new(), unlisted: Vec::new() }
     }
 
     /// The counts of a tick that is alive.
@@ -148,6 +150,9 @@ impl<S: HashMessage> Shard<S> {
         let Some(earlier) = self.table.put(hash, home, entry) else { return Outcome::Added };
         if !position.is_decided(&earlier) {
             self.of_deadline(earlier.deadline, position).left -= 1;
+            if earlier.marks.has(Marks::LISTED) {
+                self.unlist(earlier.message);
+            }
             return Outcome::Rearmed;
         }
         if !earlier.marks.has(Marks::LISTED) {
@@ -179,8 +184,11 @@ impl<S: HashMessage> Shard<S> {
             }
             return Outcome::Late;
         }
-        let (deadline, added_at) = (entry.deadline, entry.added_at);
+        let (deadline, added_at, is_listed) = (entry.deadline, entry.added_at, entry.marks.has(Marks::LISTED));
         found.remove();
+        if is_listed {
+            self.unlist(message);
+        }
         let of_tick = self.of_deadline(deadline, position);
         of_tick.left -= 1;
         if withdraw {
@@ -189,6 +197,17 @@ impl<S: HashMessage> Shard<S> {
         of_tick.acked += 1;
         ack_latency.record_between(added_at, position.now);
         Outcome::Acked
+    }
+
+    /// Notes that a message left its tick, though it is on the list.
+    #[cold]
+    fn unlist(&mut self, message: Message) {
+        self.unlisted.push(message);
+    }
+
+    /// The messages that left the tick that is decided in this moment after they were listed.
+    pub(super) fn take_unlisted(&mut self) -> Vec<Message> {
+        std::mem::take(&mut self.unlisted)
     }
 
     /// Puts back an entry that a state file held; returns whether it is in flight.
@@ -204,7 +223,7 @@ impl<S: HashMessage> Shard<S> {
         in_flight
     }
 
-    /// Lists messages of a decided tick, from segment `at` on, and marks them; looks at about `budget` places.
+    /// Lists messages of a tick that is decided, or will be next, from segment `at` on, and marks them; looks at about `budget` places.
     /// Returns whether all were listed.
     pub(super) fn list(&mut self, tick: Tick, at: &mut usize, budget: usize, listed: &mut Vec<TimedOut>) -> bool {
         let tick = ShortTick::of(tick);

@@ -3,6 +3,7 @@
 //! One task turns a ring: it tends the lease, lets the connections read what waits in their sockets before
 //! each move, moves the pointer, and carries decided ticks to the outbox in small steps between the moves.
 
+mod ahead;
 mod counting;
 mod handle;
 mod pulse;
@@ -59,6 +60,8 @@ pub struct Ticker {
     /// Whether decided messages are on their way to the outbox, or there is something to tidy up.
     expiring: bool,
     tidying: Tidying,
+    /// Whether all is listed that can be before the next move.
+    listed_ahead: bool,
     standing: Standing,
     /// When the lease is to be tended next; never where nobody else could lead.
     next_tend: Option<Instant>,
@@ -121,6 +124,7 @@ impl Ticker {
             gave_up_at: None,
             expiring: true,
             tidying: Tidying::default(),
+            listed_ahead: false,
             standing: Standing::Unknown,
             next_tend: Some(next_advance),
             last_epoch: None,
@@ -212,30 +216,6 @@ impl Ticker {
         }
     }
 
-    fn beat(&self) {
-        self.pulse.beat(self.clock.now());
-        let stalled = self.clock.beat();
-        if !stalled.is_zero() {
-            self.metrics.stalls.inc();
-            warn!(
-                ?stalled,
-                "this process stood still, and judges nobody's silence meanwhile: was it paused, or starved?"
-            );
-        }
-    }
-
-    /// Awaits something with a beating pulse: to wait is not to stand still.
-    async fn beating<T>(&self, work: impl Future<Output = T>) -> T {
-        let mut work = std::pin::pin!(work);
-        loop {
-            tokio::select! {
-                biased;
-                done = &mut work => return done,
-                () = tokio::time::sleep(BEAT) => self.beat(),
-            }
-        }
-    }
-
     /// Does what the time asks for; returns how long there is nothing to do.
     async fn step(&mut self) -> Result<Duration, Refusal> {
         let now = self.clock.now();
@@ -267,7 +247,7 @@ impl Ticker {
             let took = self.clock.now().saturating_duration_since(now);
             return Ok(self.tidying.pause(took).min(wait.saturating_sub(took)));
         }
-        Ok(wait)
+        Ok(if before_reading.is_zero() { wait } else { self.list_ahead(wait) })
     }
 
     /// Makes sure that this sidecar leads, or says when to ask again.
@@ -316,7 +296,7 @@ impl Ticker {
             Advance::Moved { decided, lateness, next } => {
                 debug!(tick = %decided, ?lateness, "decided");
                 self.next_advance = next;
-                self.expiring = true;
+                (self.expiring, self.listed_ahead) = (true, false);
             }
             Advance::Shifted { missed, next } => {
                 self.next_advance = next;

@@ -1,7 +1,12 @@
-//! A sign of life, for the probe.
+//! Signs of life: for the probe, and for the clock, which so finds out that the process stood still.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use tracing::warn;
+
+use super::Ticker;
+use crate::core::alive::BEAT;
 
 /// The sidecar is alive if the ticker's loop ran within this time.
 pub const LIVENESS: Duration = Duration::from_secs(5);
@@ -30,5 +35,31 @@ impl Pulse {
     pub fn silence(&self, now: Instant) -> Duration {
         let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
         now.saturating_duration_since(self.start).saturating_sub(last)
+    }
+}
+
+impl Ticker {
+    pub(super) fn beat(&self) {
+        self.pulse.beat(self.clock.now());
+        let stalled = self.clock.beat();
+        if !stalled.is_zero() {
+            self.metrics.stalls.inc();
+            warn!(
+                ?stalled,
+                "this process stood still, and judges nobody's silence meanwhile: was it paused, or starved?"
+            );
+        }
+    }
+
+    /// Awaits something with a beating pulse: to wait is not to stand still.
+    pub(super) async fn beating<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = tokio::time::sleep(BEAT) => self.beat(),
+            }
+        }
     }
 }

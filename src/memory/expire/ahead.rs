@@ -1,0 +1,234 @@
+//! What of a tick is listed before it is decided.
+//!
+//! Whoever is not acknowledged a moment before the decision will hardly be. So the walk that lists a tick begins ahead
+//! of it, while nobody waits for its end, and the batches are ready when the tick is decided. Who leaves in between, as
+//! an Ack comes or the message is pushed again, says so: its shard keeps it in `unlisted`, and it is left out.
+
+use std::collections::{HashSet, VecDeque};
+
+use foldhash::quality::RandomState;
+
+use super::super::ring::MemoryRing;
+use super::{LOCKED_STEP, STEP, Walk, in_turn};
+use crate::core::batch::{MAX_BATCH_MESSAGES, TimedOut};
+use crate::core::message::Message;
+use crate::core::tick::Tick;
+
+/// The most messages that are listed ahead, or as many more as a step finds: the others are listed when their tick is
+/// decided. They are in memory twice until then.
+const MOST: usize = 16 * MAX_BATCH_MESSAGES;
+
+/// The tick that is decided next, as far as it is listed.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    pub(super) tick: Tick,
+    /// What comes behind it is not listed.
+    pub(super) walked: Walk,
+    /// Batches, of which all but the last are full.
+    batches: VecDeque<Vec<TimedOut>>,
+}
+
+impl Ahead {
+    pub(super) fn of(tick: Tick) -> Ahead {
+        Ahead { tick, walked: Walk::default(), batches: VecDeque::new() }
+    }
+
+    /// Lists some more; says whether there is more to list.
+    pub(super) fn step(&mut self, ring: &MemoryRing) -> bool {
+        let mut found = Vec::new();
+        for _ in 0..STEP / LOCKED_STEP {
+            let Some(shard) = ring.shards.get(self.walked.shard) else { return false };
+            if self.batches.len() * MAX_BATCH_MESSAGES > MOST {
+                return false;
+            }
+            let segment = &mut self.walked.segment;
+            if in_turn(shard, |shard| shard.list(self.tick, segment, LOCKED_STEP, &mut found)) {
+                self.walked.next_shard();
+            }
+            self.append(&mut found);
+        }
+        true
+    }
+
+    fn append(&mut self, found: &mut Vec<TimedOut>) {
+        while !found.is_empty() {
+            let mut batch = self.batches.pop_back().unwrap_or_default();
+            if batch.len() == MAX_BATCH_MESSAGES {
+                self.batches.push_back(std::mem::take(&mut batch));
+            }
+            let room = MAX_BATCH_MESSAGES - batch.len();
+            batch.reserve_exact(room);
+            batch.extend(found.drain(found.len().saturating_sub(room)..));
+            self.batches.push_back(batch);
+        }
+    }
+
+    /// The tick is decided, and these had left it before.
+    pub(super) fn decided(self, unlisted: Vec<Vec<Message>>) -> Listed {
+        Listed { batches: self.batches, unlisted, left: HashSet::default() }
+    }
+}
+
+/// What was listed ahead of a tick that is decided.
+#[derive(Debug, Default)]
+pub(super) struct Listed {
+    batches: VecDeque<Vec<TimedOut>>,
+    unlisted: Vec<Vec<Message>>,
+    left: HashSet<Message, RandomState>,
+}
+
+impl Listed {
+    /// Moves messages to `listed` until that fills a batch, as far as there are any.
+    pub(super) fn take(&mut self, listed: &mut Vec<TimedOut>) {
+        self.left.extend(self.unlisted.drain(..).flatten());
+        while listed.len() < MAX_BATCH_MESSAGES {
+            let Some(batch) = self.batches.pop_front() else { return };
+            if listed.is_empty() && self.left.is_empty() {
+                *listed = batch;
+            } else {
+                listed.extend(batch.into_iter().filter(|timed_out| !self.left.contains(&timed_out.message)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::core::batch::StormRule;
+    use crate::core::group::GroupName;
+    use crate::core::outbox::{Outbox, Retention};
+    use crate::core::ring::{AddNewMsg, Advance, DelMsg, Ring};
+    use crate::core::tick::Wheel;
+    use crate::memory::{MemoryOutbox, RingOptions};
+
+    /// What is added with an ack timeout of one tick is decided with it.
+    const FIRST: Tick = Tick(7);
+
+    struct Subject {
+        ring: MemoryRing,
+        outbox: Arc<MemoryOutbox>,
+        now: Instant,
+    }
+
+    impl Subject {
+        fn new() -> Subject {
+            let now = Instant::now();
+            let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
+            let options = RingOptions {
+                wheel: Wheel::new(3, Duration::from_secs(1)).unwrap(),
+                storm: StormRule::default(),
+                max_in_flight: 1_000_000,
+                threads: 1,
+                epoch: 1,
+                pointer: FIRST,
+                keeps_on_drain: false,
+            };
+            Subject { ring: MemoryRing::new(options, Arc::clone(&outbox), now), outbox, now }
+        }
+
+        fn add(&self, ids: Range<u64>, ack_timeout_ticks: u16) {
+            let messages: Vec<Message> = ids.map(Message::from).collect();
+            let request = AddNewMsg { messages: &messages, ack_timeout_ticks, attempt: 1 };
+            self.ring.add_new_msg(request, self.now).now_or_never().unwrap().unwrap();
+        }
+
+        fn del(&self, ids: impl Iterator<Item = u64>, withdraw: bool) {
+            let messages: Vec<Message> = ids.map(Message::from).collect();
+            let request = DelMsg { messages: &messages, withdraw };
+            self.ring.del_msg(request, self.now).now_or_never().unwrap().unwrap();
+        }
+
+        fn advance(&mut self) {
+            self.now += Duration::from_secs(1);
+            let moved = self.ring.advance(self.now).now_or_never().unwrap().unwrap();
+            assert!(matches!(moved, Advance::Moved { .. }), "{moved:?}");
+        }
+
+        fn expire(&self) {
+            while self.ring.expire_step(self.now).more {}
+        }
+
+        fn listed(&self) -> usize {
+            let expiry = self.ring.expiry.lock();
+            expiry.ahead.iter().flat_map(|ahead| &ahead.batches).map(Vec::len).sum()
+        }
+
+        /// The sizes of all batches, and the ids in them.
+        fn taken(&self) -> (Vec<usize>, HashSet<u64>) {
+            let taken = self.outbox.take(&GroupName::default_group(), u64::MAX, self.now);
+            let batches: Vec<_> = taken.now_or_never().unwrap().unwrap();
+            let ids = batches.iter().flat_map(|delivery| &delivery.batch.messages);
+            let sizes: Vec<usize> = batches.iter().map(|delivery| delivery.batch.messages.len()).collect();
+            let ids: HashSet<u64> = ids.map(|timed_out| timed_out.message.msg_id.0).collect();
+            assert_eq!(sizes.iter().sum::<usize>(), ids.len(), "each is in one batch");
+            (sizes, ids)
+        }
+    }
+
+    #[test]
+    fn what_was_listed_ahead_is_published_without_another_look_at_the_others() {
+        let mut subject = Subject::new();
+        subject.add(0..9_000, 1);
+        subject.add(100_000..400_000, 3);
+        subject.advance();
+        subject.expire();
+        while subject.ring.list_ahead() {}
+        assert_eq!(subject.listed(), 9_000);
+        subject.advance();
+        let steps: Vec<_> = (0..4).map(|_| subject.ring.expire_step(subject.now)).collect();
+        assert_eq!(
+            steps[0].counted.map(|(tick, counts)| (tick, counts.timed_out())),
+            Some((FIRST.plus(1), 9_000))
+        );
+        let published: Vec<_> =
+            steps.iter().filter_map(|step| step.published.map(|batch| batch.messages)).collect();
+        assert_eq!(published, [4_096, 4_096, 808]);
+        assert_eq!(subject.taken().1, (0..9_000).collect());
+    }
+
+    #[test]
+    fn whoever_leaves_after_it_was_listed_is_in_no_batch_and_no_other_is_missing() {
+        let mut subject = Subject::new();
+        let in_tick = 300_000;
+        subject.add(0..in_tick, 1);
+        subject.del((0..in_tick).filter(|id| !id.is_multiple_of(4)), false);
+        subject.advance();
+        // The empty tick is dealt with. What comes next is to give memory back, by moving entries to where this looked
+        // already.
+        let told_and_done = [(); 2].map(|()| subject.ring.expire_step(subject.now));
+        assert!(told_and_done.iter().all(|step| step.more && !step.tidied), "{told_and_done:?}");
+        let (mut new, mut steps) = (in_tick..in_tick + 3_000, 0);
+        while subject.ring.list_ahead() {
+            // Segments are split meanwhile.
+            subject.add(new.clone(), 3);
+            new = new.end..new.end + 3_000;
+            for _ in 0..20 {
+                subject.ring.expire_step(subject.now);
+            }
+            steps += 1;
+        }
+        assert!(steps > 1 && subject.listed() > MOST, "{} in {steps} steps", subject.listed());
+        subject.del((0..in_tick).step_by(12), false);
+        subject.del((4..in_tick).step_by(20), true);
+        subject.add(8..9, 3);
+        // It is another one now.
+        subject.add(0..1, 2);
+        subject.advance();
+        subject.expire();
+        let (sizes, ids) = subject.taken();
+        let mut expected: HashSet<u64> = (0..in_tick).step_by(4).collect();
+        for gone in (0..in_tick).step_by(12).chain((4..in_tick).step_by(20)).chain([8]) {
+            expected.remove(&gone);
+        }
+        assert_eq!(ids.len(), expected.len());
+        assert_eq!(ids, expected);
+        assert!(sizes[..sizes.len() - 1].iter().all(|size| *size == MAX_BATCH_MESSAGES), "{sizes:?}");
+    }
+}

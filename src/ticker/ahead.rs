@@ -1,0 +1,26 @@
+//! Shortly before a tick is decided, the ring lists what is still in it, so that its batches are there when it is.
+
+use std::time::Duration;
+
+use super::Ticker;
+
+/// How long before the connections are asked to read. Twenty million messages are looked at in so long.
+const AHEAD: Duration = Duration::from_millis(100);
+
+impl Ticker {
+    /// Has the ring list some more, if it is time for that. There is nothing else to do for `wait`; returns how long there
+    /// is nothing to do at all.
+    pub(super) fn list_ahead(&mut self, wait: Duration) -> Duration {
+        if self.listed_ahead {
+            return wait;
+        }
+        let early = wait.saturating_sub(AHEAD);
+        if !early.is_zero() {
+            return early;
+        }
+        let begun = self.clock.now();
+        self.listed_ahead = !self.seat.ring.list_ahead();
+        let took = self.clock.now().saturating_duration_since(begun);
+        self.tidying.pause(took).min(wait.saturating_sub(took))
+    }
+}

@@ -1,0 +1,61 @@
+//! Who leads, who follows, and whoever is told that it does neither.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_asks_when_it_was_told_to_and_at_once_when_the_lease_is_free() {
+    let script = Script::new([follows(1_000), follows(1_000), follows(1_000), leads(7, None)], Handover::Kept);
+    let (_handle, metrics) = script.start();
+    pass(1_500).await;
+    assert_eq!(script.times(Call::Tend), [0, 1_000]);
+    assert_eq!(metrics.leader_changes.get(), 0);
+    script.tell.lock().as_ref().unwrap()();
+    pass(10).await;
+    assert_eq!(script.times(Call::Tend), [0, 1_000, 1_500]);
+    assert!(script.times(Call::Advance).is_empty(), "a follower turns nothing");
+    pass(1_000).await;
+    assert_eq!(script.times(Call::Advance), [2_500]);
+    assert_eq!(metrics.leader_changes.get(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_renews_in_time_and_turns_the_ring_meanwhile() {
+    let renewed = (1..=9).map(|second| leads(7, Some(TICK * second)));
+    let script = Script::new(renewed, Handover::Kept);
+    let (_handle, metrics) = script.start();
+    pass(3_500).await;
+    assert_eq!(script.times(Call::Tend), [0, 1_000, 2_000, 3_000]);
+    assert_eq!(script.times(Call::Advance), [0, 1_000, 2_000, 3_000]);
+    assert_eq!(metrics.leader_changes.get(), 1, "to renew is not to become the leader");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_is_deposed_asks_the_lease_at_once_but_not_without_pause() {
+    let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
+    script.advances.lock().extend([Advance::Deposed, Advance::Deposed]);
+    let (_handle, metrics) = script.start();
+    pass(500).await;
+    // The lease insists and the ring contradicts: a pause each time, then the ring agrees.
+    assert_eq!(script.times(Call::Tend), [0, 0, 100, 100, 200]);
+    assert_eq!(script.times(Call::Advance), [0, 100, 200]);
+    assert_eq!(metrics.leader_changes.get(), 1);
+
+    let script =
+        Script::new([leads(7, Some(TICK * 60)), follows(1_000), leads(9, Some(TICK * 60))], Handover::Kept);
+    script.advances.lock().push_back(Advance::Deposed);
+    let (_handle, metrics) = script.start();
+    pass(1_500).await;
+    assert_eq!(script.times(Call::Tend), [0, 0, 1_000]);
+    assert_eq!(script.times(Call::Advance), [0, 1_000], "a new leader looks at the ring at once");
+    assert_eq!(metrics.leader_changes.get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_is_asked_again_after_a_pause() {
+    let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
+    *script.refusals.lock() = 2;
+    let _running = script.start();
+    pass(500).await;
+    assert_eq!(script.times(Call::Tend), [0, 100, 200]);
+    assert_eq!(script.times(Call::Advance), [200]);
+}
