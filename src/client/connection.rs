@@ -135,6 +135,10 @@ impl Connection {
                 read = self.stream.incoming.read() => {
                     read?;
                     self.decode()?;
+                    if self.inbox.is_some() {
+                        // Its reader, perhaps on this thread, has what came before more is read.
+                        tokio::task::yield_now().await;
+                    }
                 }
                 () = lane.take(), if !lane.is_closed() => {}
                 () = &mut self.alarm => self.ring(lane).await?,

@@ -31,7 +31,7 @@ use crate::core::burst::Burst;
 use crate::core::refusal::Refusal;
 use crate::delivery::Subscription;
 use crate::gate::Member;
-use crate::protocol::frame::{Body, Error, Frame, GoAway, GoAwayReason, MAX_GREETING_LENGTH, TimeoutBatch};
+use crate::protocol::frame::{Body, Error, Frame, FrameType, GoAway, GoAwayReason, MAX_GREETING_LENGTH};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
 /// A connection that is not read because too much waits for the store looks this often whether the store has gone:
@@ -291,16 +291,9 @@ impl Session {
     }
 
     fn send_batch(&mut self, correlation: u32, delivery: &Delivered) {
-        let batch = &delivery.batch;
-        let body = Body::TimeoutBatch(TimeoutBatch {
-            id: batch.id,
-            delivery_count: delivery.delivery_count,
-            age_ms: u64::try_from(delivery.age.as_millis()).unwrap_or(u64::MAX),
-            counts: batch.counts,
-            last: batch.last,
-            messages: batch.messages.clone(),
-        });
-        self.send(&Frame::new(correlation, body));
+        self.will_write();
+        self.shared.metrics.count_frame(FrameType::TimeoutBatch);
+        self.wire.send_delivery(correlation, delivery);
     }
 
     fn phase_changed(&mut self) {

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_util::codec::Decoder;
 
 use super::stream::Stream;
-use crate::core::batch::MAX_BATCH_MESSAGES;
+use crate::core::batch::{Delivery, MAX_BATCH_MESSAGES};
 use crate::core::burst::{Burst, Outcome, Request};
 use crate::gate::Taking;
 use crate::protocol::codec::Echoed;
@@ -99,6 +99,13 @@ impl Wire {
     pub(super) fn send(&mut self, frame: &Frame) {
         if !self.deaf {
             self.codec.encode_frame(frame, &mut self.output);
+        }
+    }
+
+    /// Queues a batch for a subscriber.
+    pub(super) fn send_delivery(&mut self, correlation: u32, delivery: &Delivery) {
+        if !self.deaf {
+            self.codec.encode_delivery(correlation, delivery, &mut self.output);
         }
     }
 

@@ -3,12 +3,12 @@
 use bytes::{BufMut, BytesMut};
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Error, Frame, GoAway, Hello, MAGIC, MAX_BATCH_IDS,
-    MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed, TIMED_OUT_LENGTH, TimeoutBatch,
-    Welcome,
+    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Error, Frame, FrameType, GoAway, Hello, MAGIC,
+    MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed, TIMED_OUT_LENGTH,
+    TimeoutBatch, Welcome,
 };
 use super::{LENGTH_LENGTH, flag};
-use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES};
+use crate::core::batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
 use crate::core::message::{AddOutcome, Client, DelOutcome, Message};
 use crate::core::refusal::Promise;
 
@@ -17,14 +17,38 @@ const FLAGS_AT: usize = 5;
 
 /// Appends the bytes of a frame.
 pub(super) fn frame(frame: &Frame, out: &mut BytesMut) {
-    let start = out.len();
     let status = if let Body::Error(error) = &frame.body { error.code } else { 0 };
+    framed(frame.body.frame_type(), status, frame.correlation, out, |out| body(&frame.body, out));
+}
+
+/// Appends the bytes of a TimeoutBatch, straight from what the outbox holds.
+pub(super) fn delivery(correlation: u32, delivery: &Delivery, out: &mut BytesMut) {
+    let batch = &*delivery.batch;
+    let told = Told {
+        id: batch.id,
+        delivery_count: delivery.delivery_count,
+        age_ms: u64::try_from(delivery.age.as_millis()).unwrap_or(u64::MAX),
+        counts: batch.counts,
+        last: batch.last,
+    };
+    framed(FrameType::TimeoutBatch, 0, correlation, out, |out| timeout_batch(&told, &batch.messages, out));
+}
+
+/// Appends a head and a body, which returns its flags.
+fn framed(
+    frame_type: FrameType,
+    status: u16,
+    correlation: u32,
+    out: &mut BytesMut,
+    body: impl FnOnce(&mut BytesMut) -> u8,
+) {
+    let start = out.len();
     out.put_u32(0);
-    out.put_u8(frame.body.frame_type() as u8);
+    out.put_u8(frame_type as u8);
     out.put_u8(0);
     out.put_u16(status);
-    out.put_u32(frame.correlation);
-    out[start + FLAGS_AT] = body(&frame.body, out);
+    out.put_u32(correlation);
+    out[start + FLAGS_AT] = body(out);
     let length = u32_of(out.len() - start - LENGTH_LENGTH);
     out[start..start + LENGTH_LENGTH].copy_from_slice(&length.to_be_bytes());
 }
@@ -42,7 +66,11 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
         Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, out),
         Body::Subscribe(body) => subscribe(body, out),
         Body::Subscribed(body) => subscribed(body, out),
-        Body::TimeoutBatch(body) => timeout_batch(body, out),
+        Body::TimeoutBatch(TimeoutBatch { id, delivery_count, age_ms, counts, last, messages }) => {
+            let told =
+                Told { id: *id, delivery_count: *delivery_count, age_ms: *age_ms, counts: *counts, last: *last };
+            timeout_batch(&told, messages, out)
+        }
         Body::BatchAck(batches) => batch_ack(batches, out),
         Body::BatchAckAnswer { settled } => {
             out.put_u32(*settled);
@@ -149,21 +177,30 @@ fn subscribed(answer: &Subscribed, out: &mut BytesMut) -> u8 {
     bit(answer.created, flag::CREATED)
 }
 
-fn timeout_batch(batch: &TimeoutBatch, out: &mut BytesMut) -> u8 {
-    debug_assert!((1..=MAX_BATCH_MESSAGES).contains(&batch.messages.len()), "ticks are cut, empty ones skipped");
-    debug_assert!(batch.counts.added >= batch.counts.acked, "what was acknowledged had been added");
-    put_batch_id(batch.id, out);
-    out.put_u32(batch.delivery_count);
-    out.put_u64(batch.age_ms);
-    out.put_u64(batch.counts.added);
-    out.put_u64(batch.counts.acked);
-    out.put_u32(u32_of(batch.messages.len()));
-    out.reserve(batch.messages.len() * TIMED_OUT_LENGTH);
-    put_u64s(batch.messages.iter().map(|timed_out| timed_out.message.msg_id.0), out);
-    put_u64s(batch.messages.iter().map(|timed_out| timed_out.message.client.0), out);
-    put_u8s(batch.messages.iter().map(|timed_out| timed_out.attempt), out);
-    let counts = batch.counts;
-    bit(batch.last, flag::LAST) | bit(counts.storm, flag::STORM) | bit(counts.drained, flag::DRAINED)
+/// What a TimeoutBatch says beside its messages.
+struct Told {
+    id: BatchId,
+    delivery_count: u32,
+    age_ms: u64,
+    counts: TickCounts,
+    last: bool,
+}
+
+fn timeout_batch(told: &Told, messages: &[TimedOut], out: &mut BytesMut) -> u8 {
+    let counts = told.counts;
+    debug_assert!((1..=MAX_BATCH_MESSAGES).contains(&messages.len()), "ticks are cut, empty ones skipped");
+    debug_assert!(counts.added >= counts.acked, "what was acknowledged had been added");
+    put_batch_id(told.id, out);
+    out.put_u32(told.delivery_count);
+    out.put_u64(told.age_ms);
+    out.put_u64(counts.added);
+    out.put_u64(counts.acked);
+    out.put_u32(u32_of(messages.len()));
+    out.reserve(messages.len() * TIMED_OUT_LENGTH);
+    put_u64s(messages.iter().map(|timed_out| timed_out.message.msg_id.0), out);
+    put_u64s(messages.iter().map(|timed_out| timed_out.message.client.0), out);
+    put_u8s(messages.iter().map(|timed_out| timed_out.attempt), out);
+    bit(told.last, flag::LAST) | bit(counts.storm, flag::STORM) | bit(counts.drained, flag::DRAINED)
 }
 
 fn batch_ack(batches: &[BatchId], out: &mut BytesMut) -> u8 {
@@ -245,4 +282,31 @@ const fn bit(set: bool, bit: u8) -> u8 {
 
 fn u32_of(number: usize) -> u32 {
     u32::try_from(number).expect("callers keep every count within limits far below 4 billion")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::core::batch;
+    use crate::core::tick::Tick;
+
+    #[test]
+    fn a_delivery_has_the_bytes_of_the_frame_that_says_the_same() {
+        let timed_out = |id| TimedOut { message: Message::new(id, !id), attempt: 3 };
+        let messages: Vec<TimedOut> = (1..=300).map(timed_out).collect();
+        let id = BatchId { tick: Tick(17), epoch: 1 << 40, ring: 5, seq: 2 };
+        let counts = TickCounts { added: 900, acked: 600, storm: true, drained: false };
+        for last in [false, true] {
+            let batch = batch::TimeoutBatch { id, counts, last, messages: messages.clone() };
+            let sent = Delivery { batch: Arc::new(batch), delivery_count: 4, age: Duration::from_micros(7_900) };
+            let body = TimeoutBatch { id, delivery_count: 4, age_ms: 7, counts, last, messages: messages.clone() };
+            let (mut found, mut expected) = (BytesMut::new(), BytesMut::new());
+            delivery(9, &sent, &mut found);
+            frame(&Frame::new(9, Body::TimeoutBatch(body)), &mut expected);
+            assert_eq!(found, expected);
+        }
+    }
 }

@@ -30,6 +30,7 @@ use bytes::{Buf, BytesMut};
 use tokio_util::codec::{Decoder, Encoder};
 
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
+use crate::core::batch::Delivery;
 use crate::core::refusal::{Reason, Refusal};
 
 /// Bytes of the length itself, which it does not count.
@@ -131,6 +132,11 @@ impl Codec {
     /// In debug builds, when a count or a length is outside its limits.
     pub fn encode_frame(&self, frame: &Frame, out: &mut BytesMut) {
         encode::frame(frame, out);
+    }
+
+    /// Appends the bytes of a TimeoutBatch, under the correlation id of its Subscribe.
+    pub fn encode_delivery(&self, correlation: u32, delivery: &Delivery, out: &mut BytesMut) {
+        encode::delivery(correlation, delivery, out);
     }
 
     /// The length that the next frame announces, once it is there; an error if no frame can have it.
