@@ -102,11 +102,11 @@ fn the_server_is_not_asked_for_its_tick_while_the_load_hears_it() {
     let flags =
         ["--acked", "0.99", "--seconds", "3", "--in-flight", "100", "--rate", "4000", "--connections", "16"];
     let report = report(&sidecar, &flags);
-    // An add each quarter of a millisecond; asked each millisecond, it would be 3,000 more.
+    // An add each quarter of a millisecond. Asked as if nobody told it, each fifth of one, it would be 15,000 more.
     let of_load = 3.0 * number(&report, "/pairs_per_second") + 100.0;
     let besides = as_float(sidecar.metrics().count("messages_added_total")) - of_load;
     // While the wheel was filled and emptied, and until the last had timed out, nobody else told it.
-    assert!((50.0..1_800.0).contains(&besides), "{besides} besides {report}");
+    assert!((50.0..7_000.0).contains(&besides), "{besides} besides {report}");
 }
 
 #[test]
