@@ -59,7 +59,7 @@ pub(super) struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 24, "memory per message is a promise");
 
-/// What happened to a message after its tick was decided.
+/// What happened to a message since its tick was decided, or shortly before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks(u8);
 

@@ -1,7 +1,8 @@
 //! From a decided tick to its batches, and out of memory a revolution later.
 //!
-//! A tick is decided in an instant, and its counts are known in that instant; what was left in it is listed,
-//! published and later forgotten in steps of bounded work, so that a tick of a million messages holds nobody up:
+//! A tick is decided in an instant, and its counts are known in that instant; what is left in it is listed, mostly a
+//! moment before, published and later forgotten in steps of bounded work, so that a tick of a million messages holds
+//! nobody up:
 //!
 //! ```text
 //!  listed ahead ──▶ decided, counted ──▶ listed: shard by shard ──▶ published, batch by batch

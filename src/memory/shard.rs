@@ -223,8 +223,8 @@ impl<S: HashMessage> Shard<S> {
         in_flight
     }
 
-    /// Lists messages of a tick that is decided, or will be next, from segment `at` on, and marks them; looks at about `budget` places.
-    /// Returns whether all were listed.
+    /// Lists messages of a tick that is decided, or will be next, from segment `at` on, and marks them; looks at about
+    /// `budget` places. Returns whether all were listed.
     pub(super) fn list(&mut self, tick: Tick, at: &mut usize, budget: usize, listed: &mut Vec<TimedOut>) -> bool {
         let tick = ShortTick::of(tick);
         self.table.scan(at, budget, tick, |entry| {
