@@ -243,9 +243,8 @@ mod tests {
     use crate::core::tick::Wheel;
     use crate::memory::{MemoryOutbox, RingOptions};
 
-    #[test]
-    fn memory_returns_when_load_falls() {
-        let mut now = Instant::now();
+    /// A ring of three slots of a second that stands at `pointer`.
+    pub(super) fn ring_at(pointer: Tick, now: Instant) -> (MemoryRing, Arc<MemoryOutbox>) {
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
         let options = RingOptions {
             wheel: Wheel::new(3, Duration::from_secs(1)).unwrap(),
@@ -253,10 +252,16 @@ mod tests {
             max_in_flight: 1_000_000,
             threads: 1,
             epoch: 1,
-            pointer: Tick(1),
+            pointer,
             keeps_on_drain: false,
         };
-        let ring = MemoryRing::new(options, outbox, now);
+        (MemoryRing::new(options, Arc::clone(&outbox), now), outbox)
+    }
+
+    #[test]
+    fn memory_returns_when_load_falls() {
+        let mut now = Instant::now();
+        let (ring, _outbox) = ring_at(Tick(1), now);
         let messages: Vec<Message> = (0..200_000).map(Message::from).collect();
         let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 3, attempt: 1 };
         ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::Ticker;
 
-/// How long before the connections are asked to read. Twenty million messages are looked at in so long.
+/// How long before the connections are asked to read. A million messages are looked at in up to a millisecond, with pauses
+/// of four times that: twenty million fit.
 const AHEAD: Duration = Duration::from_millis(100);
 
 impl Ticker {

@@ -100,15 +100,14 @@ mod tests {
 
     use futures_util::FutureExt;
 
+    use super::super::tests::ring_at;
     use super::*;
-    use crate::core::batch::StormRule;
     use crate::core::group::GroupName;
-    use crate::core::outbox::{Outbox, Retention};
+    use crate::core::outbox::Outbox;
     use crate::core::ring::{AddNewMsg, Advance, DelMsg, Ring};
-    use crate::core::tick::Wheel;
-    use crate::memory::{MemoryOutbox, RingOptions};
+    use crate::memory::MemoryOutbox;
 
-    /// What is added with an ack timeout of one tick is decided with it.
+    /// Where the ring stands first. What is added then with an ack timeout of one tick is decided with the next.
     const FIRST: Tick = Tick(7);
 
     struct Subject {
@@ -120,17 +119,8 @@ mod tests {
     impl Subject {
         fn new() -> Subject {
             let now = Instant::now();
-            let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
-            let options = RingOptions {
-                wheel: Wheel::new(3, Duration::from_secs(1)).unwrap(),
-                storm: StormRule::default(),
-                max_in_flight: 1_000_000,
-                threads: 1,
-                epoch: 1,
-                pointer: FIRST,
-                keeps_on_drain: false,
-            };
-            Subject { ring: MemoryRing::new(options, Arc::clone(&outbox), now), outbox, now }
+            let (ring, outbox) = ring_at(FIRST, now);
+            Subject { ring, outbox, now }
         }
 
         fn add(&self, ids: Range<u64>, ack_timeout_ticks: u16) {
