@@ -1,8 +1,11 @@
 //! What the machine itself does to whatever runs on it: nothing else has anything to do meanwhile.
 
+use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::numbers::{figure, id};
 
 /// For how long the thread that only sleeps does so each time.
 const NAP: Duration = Duration::from_micros(500);
@@ -13,6 +16,31 @@ const HANDING: Duration = Duration::from_millis(200);
 
 /// How often it is handed over between two looks at the clock.
 const TURNS: u32 = 200;
+
+/// Words of eight bytes in a cache line.
+const LINE: usize = 8;
+
+/// How many random lines of memory are read.
+const READS: u64 = 4_000_000;
+
+/// How long it takes, in ns, to read a cache line that lies anywhere in so many bytes, where no line says which is next:
+/// as many of them are on their way as the processor asks for by itself. What a table needs from memory takes as long.
+pub fn scattered_line(bytes: u64) -> f64 {
+    let lines = usize::try_from(bytes).expect("it fits the memory") / (LINE * size_of::<u64>());
+    // Not zeros, for which the system has one page.
+    let memory = vec![1_u64; lines * LINE];
+    let begun = Instant::now();
+    let sum: u64 = (0..READS).map(|number| memory[number_below(lines, id(number)) * LINE]).sum();
+    let took = begun.elapsed();
+    assert_eq!(black_box(sum), READS, "every line was read");
+    took.as_secs_f64() * 1e9 / figure(READS)
+}
+
+/// A random number as one below a bound.
+#[expect(clippy::cast_possible_truncation, reason = "it is below a length")]
+fn number_below(bound: usize, random: u64) -> usize {
+    ((u128::from(random) * bound as u128) >> 64) as usize
+}
 
 /// How much later than it asked for a thread is woken that only sleeps, for about so long: 99th percentile and 99.9th,
 /// in us.

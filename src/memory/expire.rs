@@ -33,8 +33,6 @@ const STEP: usize = 128 * 1_024;
 /// Places looked at under one lock: nobody waits for a shard longer than that takes.
 const LOCKED_STEP: usize = 32 * 1_024;
 
-/// Segments that are made smaller, or merged, under one lock.
-const LOCKED_SHRINKS: usize = 4;
 
 /// Decided ticks on their way out.
 #[derive(Debug, Default)]
@@ -165,15 +163,14 @@ impl Expiry {
         };
         let segment = &mut self.shrunk.segment;
         let is_done = in_turn(shard, |shard| {
-            let mut budget = LOCKED_SHRINKS;
-            while budget > 0 && *segment < shard.table.segments() {
+            // One at a time is made smaller, or merged with another.
+            while *segment < shard.table.segments() {
                 if shard.table.shrink(*segment) {
-                    budget -= 1;
-                } else {
-                    *segment += 1;
+                    return false;
                 }
+                *segment += 1;
             }
-            *segment >= shard.table.segments()
+            true
         });
         if is_done {
             self.shrunk.next_shard();

@@ -18,7 +18,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::child::{Child, end_with_stdin, first_line};
-use crate::machine::handing_over;
+use crate::machine::{handing_over, scattered_line};
 use crate::plan::Plan;
 use crate::report::PartReport;
 use subject::Load;
@@ -30,6 +30,9 @@ const BYTES: &str = "bytes a message";
 const BYTES_AFTER: &str = "bytes a message, after the run";
 const MS: &str = "ms";
 const NS_A_LINE: &str = "ns";
+
+/// What a message of ours takes, about.
+const BYTES_A_MESSAGE: u64 = 44;
 
 /// What one process of this part measures.
 #[derive(Args, Clone, Debug)]
@@ -131,6 +134,9 @@ const TWO: &str = "ring, two threads";
 const TWO_RINGS: &str = "two rings, a thread each";
 /// What is the machine's: two threads hand each other a line of memory, to and fro.
 const HANDING: &str = "a cache line, from one thread to another";
+/// Two reads of memory each for an add and a del, at least.
+const LINE_OF_FEW: &str = "a random cache line, of as much memory as a ring has";
+const LINE_OF_MANY: &str = "a random cache line, of ten times as much";
 const DECIDE: &str = "ring, a tick of which one in a hundred is left";
 const DECIDE_ON_DASHMAP: &str = "a ring on dashmap, the same tick";
 
@@ -160,6 +166,9 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
             }
             ns_of.insert(name, found.pair_ns);
         }
+        let (few, many) = (plan.many * BYTES_A_MESSAGE, 10 * plan.many * BYTES_A_MESSAGE);
+        report.rows.record(LINE_OF_FEW, NS_A_LINE, scattered_line(few));
+        report.rows.record(LINE_OF_MANY, NS_A_LINE, scattered_line(many));
         // What the machine does to those that share nothing, and to a map that knows no ticks.
         let of_machine = [
             (TWO_RINGS, TIMES_ONE, RING, TWO_RINGS),
