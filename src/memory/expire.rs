@@ -33,7 +33,6 @@ const STEP: usize = 128 * 1_024;
 /// Places looked at under one lock: nobody waits for a shard longer than that takes.
 const LOCKED_STEP: usize = 32 * 1_024;
 
-
 /// Decided ticks on their way out.
 #[derive(Debug, Default)]
 pub(super) struct Expiry {
