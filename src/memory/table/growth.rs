@@ -8,8 +8,8 @@ use super::{Hash, HashMessage, Table, fetch, fetch_whole};
 /// Entries that a scan asks for before it visits the first of them.
 const AHEAD: usize = 128;
 
-/// Messages a segment has on average when another is made. With fewer of them the segments of ten million messages
-/// would not stay in a processor's caches; with more a step would take longer. Unit tests are to see many splits.
+/// Messages a segment has on average when another is made. With a quarter of it a pair takes a seventh longer at ten
+/// million in flight (docs/PERFORMANCE.md); the more, the longer a step takes. Unit tests are to see many splits.
 pub(super) const MEAN_SEGMENT: usize = if cfg!(test) { 1_024 } else { 4_096 };
 
 /// A segment emptier than this is made smaller when memory is given back.
