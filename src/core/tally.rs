@@ -66,13 +66,22 @@ const FIRST_BUCKETS: [u8; u32::BITS as usize + 1] = {
     buckets
 };
 
-/// The bucket of a latency: two bounds at most lie between numbers of as many bits.
-fn bucket(units: u32) -> usize {
-    let mut bucket = usize::from(FIRST_BUCKETS[(u32::BITS - units.leading_zeros()) as usize]);
-    while BOUNDS.get(bucket).is_some_and(|bound| *bound < units) {
+/// The bounds, and behind them as many that nothing exceeds as are looked at beyond the first.
+const PADDED: [u32; BOUNDS.len() + 3] = {
+    let mut padded = [u32::MAX; BOUNDS.len() + 3];
+    let mut bucket = 0;
+    while bucket < BOUNDS.len() {
+        padded[bucket] = BOUNDS[bucket];
         bucket += 1;
     }
-    bucket
+    padded
+};
+
+/// The bucket of a latency: three bounds at most lie between numbers of as many bits. All of them are always compared
+/// with, since a branch on a latency is guessed wrong every other time.
+fn bucket(units: u32) -> usize {
+    let first = usize::from(FIRST_BUCKETS[(u32::BITS - units.leading_zeros()) as usize]);
+    first + PADDED[first..first + 3].iter().map(|bound| usize::from(*bound < units)).sum::<usize>()
 }
 
 impl LatencyTally {

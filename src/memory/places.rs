@@ -1,12 +1,12 @@
-//! Sixteen bytes looked at in one step: which of a group's fifteen places have a tag, or a tick.
+//! Thirty-two bytes looked at in one step: which of a group's thirty places have a tag, or a tick.
 
-use wide::u8x16;
+use wide::u8x32;
 
-/// Places in a group; the sixteenth byte is not one.
-pub(super) const PLACES: usize = 15;
+/// Places in a group; the last two bytes of a lane are none.
+pub(super) const PLACES: usize = 30;
 
 /// Bytes that are looked at together.
-pub(super) type Lane = [u8; PLACES + 1];
+pub(super) type Lane = [u8; PLACES + 2];
 
 /// Some places of a group: a bit for each, the first ones first.
 #[derive(Clone, Debug)]
@@ -17,17 +17,12 @@ impl Places {
 
     /// Places whose byte is this one.
     pub(super) fn equal(lane: Lane, wanted: u8) -> Places {
-        Places(u8x16::new(lane).simd_eq(u8x16::splat(wanted)).to_bitmask() & Places::ALL)
+        Places(u8x32::new(lane).simd_eq(u8x32::splat(wanted)).to_bitmask() & Places::ALL)
     }
 
-    /// Places whose byte has its highest bit set.
-    pub(super) fn marked(lane: Lane) -> Places {
-        Places(u8x16::new(lane).to_bitmask() & Places::ALL)
-    }
-
-    /// Places whose byte has not.
-    pub(super) fn unmarked(lane: Lane) -> Places {
-        Places(!u8x16::new(lane).to_bitmask() & Places::ALL)
+    /// Places whose byte is another one.
+    pub(super) fn unequal(lane: Lane, unwanted: u8) -> Places {
+        Places(!Places::equal(lane, unwanted).0 & Places::ALL)
     }
 
     /// Places that are in both.
@@ -55,13 +50,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_those_of_the_bytes_and_the_last_byte_is_none() {
-        let mut tags = [0_u8; 16];
-        (tags[0], tags[3], tags[14], tags[15]) = (0x85, 0x85, 0x9f, 0x85);
+    fn places_are_those_of_the_bytes_and_the_last_two_bytes_are_none() {
+        let mut tags = [0_u8; 32];
+        for (place, tag) in [(0, 0x85), (3, 0x85), (17, 0x85), (29, 0x9f), (30, 0x85), (31, 0x9f)] {
+            tags[place] = tag;
+        }
         let listed = |places: Places| places.collect::<Vec<usize>>();
-        assert_eq!(listed(Places::equal(tags, 0x85)), [0, 3]);
-        assert_eq!(listed(Places::marked(tags)), [0, 3, 14]);
-        assert_eq!(listed(Places::unmarked(tags)), [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
-        assert_eq!(listed(Places::equal(tags, 0x9f).and(&Places::marked(tags))), [14]);
+        assert_eq!(listed(Places::equal(tags, 0x85)), [0, 3, 17]);
+        assert_eq!(listed(Places::unequal(tags, 0)), [0, 3, 17, 29]);
+        assert_eq!(listed(Places::equal(tags, 0)).len(), 26);
+        assert_eq!(listed(Places::equal(tags, 0x9f).and(&Places::unequal(tags, 0))), [29]);
+        assert_eq!(Places::equal(tags, 0x9f).first(), Some(29));
+        assert_eq!(Places::equal(tags, 0x9e).first(), None);
     }
 }

@@ -33,7 +33,7 @@ impl<S: HashMessage> Table<S> {
         let segment = self.segment_of(hash);
         if self.segments.room(segment).is_none() {
             let groups = self.segments[segment].groups.len();
-            self.rebuild(segment, if groups < 16 { groups * 2 } else { groups + groups / 8 });
+            self.rebuild(segment, if groups < 8 { groups * 2 } else { groups + groups / 8 });
         }
     }
 
@@ -122,7 +122,7 @@ impl<S: HashMessage> Table<S> {
         while *position < self.segments.len() && looked_at < budget {
             // The next segment's groups lie elsewhere, where no processor looks by itself.
             if let Some(next) = self.segments.get(*position + 1) {
-                next.groups.iter().step_by(2).for_each(fetch);
+                next.groups.iter().for_each(fetch);
             }
             let segment = &self.segments[*position];
             looked_at += segment.entries.len() * PLACES;

@@ -32,14 +32,16 @@ impl Hash {
         (self.0 as u32 & 0x03ff_ffff) as usize
     }
 
-    /// Bits 26 to 49, spread over so many groups.
+    /// Bits 26 to 48, spread over so many groups.
     pub(super) const fn group(self, groups: usize) -> usize {
-        (((self.0 >> 26 & 0x00ff_ffff) * groups as u64) >> 24) as usize
+        (((self.0 >> 26 & 0x007f_ffff) * groups as u64) >> 23) as usize
     }
 
-    /// Bits 50 to 56, and one that tells a tag from an empty place.
+    /// Bits 49 to 56, where 0, which is the tag of an empty place, counts as 1.
+    #[expect(clippy::cast_possible_truncation, reason = "the lowest bits are what it keeps")]
     pub(super) const fn tag(self) -> u8 {
-        0x80 | (self.0 >> 50 & 0x7f) as u8
+        let tag = (self.0 >> 49) as u8;
+        tag | (tag == 0) as u8
     }
 
     /// Which of `1 << bits` shards: bits 57 to 63, the highest first.

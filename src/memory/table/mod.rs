@@ -2,17 +2,18 @@
 //! without a pause.
 //!
 //! ```text
-//!  hash ──▶ segment ──▶ group: 15 tags + overflow count, 15 ticks   (one half of a cache line)
-//!                          └──▶ 15 entries
+//!  hash ──▶ segment ──▶ group: 30 tags, 30 ticks, overflows   (a cache line)
+//!                          └──▶ 30 entries
 //! ```
 //!
-//! - A *group* is fifteen places. Seven bits of the hash, the tag, tell nearly always which of them to look at, and
+//! - A *group* is thirty places. Eight bits of the hash, the tag, tell nearly always which of them to look at, and
 //!   the lowest bits of each deadline stand beside the tags: who looks for the messages of one tick reads two bytes
 //!   a place, in order, and the entries of that tick only. This is what replaces a list of message ids per tick.
 //! - An entry lies in the group that its hash names or, where that is full, in the next that has room. Each group
-//!   counts the entries that had to go on from it, and keeps three bits of each of their tags: a search ends at the
+//!   counts the entries that had to go on from it, and keeps four bits of each of their tags: a search ends at the
 //!   first group that none like it had to leave. So nothing is left behind by a removal for long, and a table at
-//!   constant load never has to be cleaned.
+//!   constant load never has to be cleaned. The more places a group has, the fewer are full: of fifteen it was one add
+//!   in four that had to look further, which costs more than to wait for memory, since no processor guesses it.
 //! - A *segment* is a small table of its own, at most 78% full. It grows by an eighth. Segments
 //!   are split one at a time as the table grows (linear hashing: Litwin, "Linear Hashing: A New Tool for File and
 //!   Table Addressing", VLDB 1980), each when the mean is exceeded, and merged as it shrinks: no step moves
@@ -100,7 +101,7 @@ impl<S: HashMessage> Table<S> {
         self.shape
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "26 bits name a segment, 24 a group")]
+    #[expect(clippy::cast_possible_truncation, reason = "26 bits name a segment, 23 a group")]
     #[inline]
     pub(super) fn home(&self, hash: Hash) -> Home {
         let segment = self.segment_of(hash);

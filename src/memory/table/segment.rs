@@ -7,7 +7,7 @@ use crate::core::message::Message;
 /// The byte of a group's tags that counts overflows.
 const OVERFLOWS: usize = PLACES;
 
-/// The byte of a group's ticks that tells something of their tags.
+/// The first of two bytes of a group's ticks that tell something of their tags.
 const OVERFLOWN: usize = PLACES;
 
 /// A segment is never fuller than this.
@@ -16,19 +16,21 @@ const MAX_LOAD_PERCENT: usize = 78;
 /// An overflow count that has reached this is not exact any more, and stays until the segment is rebuilt.
 const SATURATED: u8 = u8::MAX;
 
-/// What is said of a group's places: read together, so it lies in one half of a cache line.
+/// What is said of a group's places: read together, so it is a cache line.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(32))]
+#[repr(align(64))]
 pub(super) struct Group {
-    /// 0 where a place is empty; the last byte counts the entries that found no place here.
+    /// 0 where a place is empty; behind them the count of the entries that found no place here, and a byte without use.
     tags: Lane,
-    /// The lowest bits of the deadlines; the last byte has a bit for each remainder that the tag of such an entry had.
-    /// It is forgotten when none of them is left. Without it a search would go on from two groups in five.
+    /// The lowest bits of the deadlines; behind them a bit for each remainder that the tag of such an entry had. They are
+    /// forgotten when none of them is left. Without them a search would go on from many groups.
     pub(super) ticks: Lane,
 }
 
+const _: () = assert!(size_of::<Group>() == 64, "a group is a cache line");
+
 impl Group {
-    const EMPTY: Group = Group { tags: [0; PLACES + 1], ticks: [0; PLACES + 1] };
+    const EMPTY: Group = Group { tags: [0; size_of::<Lane>()], ticks: [0; size_of::<Lane>()] };
 
     /// Places whose tag may be this one.
     pub(super) fn tagged(&self, tag: u8) -> Places {
@@ -41,11 +43,11 @@ impl Group {
     }
 
     fn occupied(&self) -> Places {
-        Places::marked(self.tags)
+        Places::unequal(self.tags, 0)
     }
 
     pub(super) fn empty(&self) -> Places {
-        Places::unmarked(self.tags)
+        Places::equal(self.tags, 0)
     }
 
     /// Says of a place whose it is.
@@ -58,13 +60,13 @@ impl Group {
     /// Whether an entry of this tag may have found no place here.
     #[inline]
     fn overflew(&self, tag: u8) -> bool {
-        self.ticks[OVERFLOWN] & Group::bit(tag) != 0
+        self.ticks[Group::overflown(tag)] & Group::bit(tag) != 0
     }
 
     /// Notes an entry that finds no place here.
     fn overflow(&mut self, tag: u8) {
         self.tags[OVERFLOWS] = self.tags[OVERFLOWS].saturating_add(1);
-        self.ticks[OVERFLOWN] |= Group::bit(tag);
+        self.ticks[Group::overflown(tag)] |= Group::bit(tag);
     }
 
     /// Forgets one of them.
@@ -75,8 +77,13 @@ impl Group {
         }
         *overflows -= 1;
         if *overflows == 0 {
-            self.ticks[OVERFLOWN] = 0;
+            self.ticks[OVERFLOWN..].fill(0);
         }
+    }
+
+    /// The byte that has the bit of a tag.
+    const fn overflown(tag: u8) -> usize {
+        OVERFLOWN + (tag / 8 % 2) as usize
     }
 
     const fn bit(tag: u8) -> u8 {
