@@ -1,4 +1,4 @@
-//! Fixed workloads whose instructions `.ci/instructions` counts: a guard against regressions that needs no quiet
+//! Fixed workloads whose instructions and wrong guesses `.ci/instructions` counts: a guard against regressions that needs no quiet
 //! machine. `instructions WORKLOAD ROUNDS` prepares the workload, does its rounds, and prints how many operations
 //! that were. Two lengths are counted and compared, so what comes before the rounds does not matter.
 //!
@@ -78,16 +78,20 @@ fn pairs(rounds: u64) -> u64 {
     2 * batch_operations(rounds)
 }
 
-/// Bursts of 256 requests of one message each, AddNewMsgs and DelMsgs in turn. An operation is a request.
+/// Bursts of 256 requests of one message each, as many AddNewMsgs as DelMsgs, in an order that no processor guesses. An
+/// operation is a request.
 fn single(rounds: u64) -> u64 {
     let (mut subject, mut window) = busy();
     for _ in 0..rounds {
         let (entering, leaving) = window.step();
         for (entering, leaving) in entering.chunks(BATCH / 2).zip(leaving.chunks(BATCH / 2)) {
             for (entering, leaving) in entering.iter().zip(leaving) {
-                let add = Asks::Add { ack_timeout_ticks: SLOTS, attempt: 1 };
-                subject.burst.push_single(1, add, *entering);
-                subject.burst.push_single(2, Asks::Del { withdraw: false }, *leaving);
+                let add = (Asks::Add { ack_timeout_ticks: SLOTS, attempt: 1 }, *entering);
+                let both = [add, (Asks::Del { withdraw: false }, *leaving)];
+                let first = usize::from(entering.msg_id.0 % 2 == 0);
+                for (asks, message) in [both[first], both[1 - first]] {
+                    subject.burst.push_single(1, asks, message);
+                }
             }
             subject.do_all(&[Outcome::Added, Outcome::Acked]);
         }

@@ -1,5 +1,7 @@
 //! Thirty-two bytes looked at in one step: which of a group's thirty places have a tag, or a tick.
 
+use std::hint::select_unpredictable;
+
 use wide::u8x32;
 
 /// Places in a group; the last two bytes of a lane are none.
@@ -30,8 +32,17 @@ impl Places {
         Places(self.0 & other.0)
     }
 
+    /// These or, where there are none, the others: without a branch, since adds and dels come as they like.
+    pub(super) fn or(self, others: Places) -> Places {
+        select_unpredictable(self.is_none(), others, self)
+    }
+
+    pub(super) const fn is_none(&self) -> bool {
+        self.0 == 0
+    }
+
     pub(super) const fn first(&self) -> Option<usize> {
-        if self.0 == 0 { None } else { Some(self.0.trailing_zeros() as usize) }
+        if self.is_none() { None } else { Some(self.0.trailing_zeros() as usize) }
     }
 }
 
@@ -62,5 +73,7 @@ mod tests {
         assert_eq!(listed(Places::equal(tags, 0x9f).and(&Places::unequal(tags, 0))), [29]);
         assert_eq!(Places::equal(tags, 0x9f).first(), Some(29));
         assert_eq!(Places::equal(tags, 0x9e).first(), None);
+        assert_eq!(listed(Places::equal(tags, 0x9f).or(Places::equal(tags, 0x85))), [29]);
+        assert_eq!(listed(Places::equal(tags, 0x9e).or(Places::equal(tags, 0x85))), [0, 3, 17]);
     }
 }

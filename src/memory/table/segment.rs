@@ -212,12 +212,11 @@ impl Segment {
     #[inline]
     pub(super) fn likely(&self, tag: u8, home: usize) -> &Entry {
         let group = &self.groups[home];
-        let place = match group.tagged(tag).first() {
-            None if group.overflew(tag) => return self.likely_beyond(tag, home),
-            None => group.empty().first().unwrap_or(0),
-            Some(place) => place,
-        };
-        &self.entries[home][place]
+        let tagged = group.tagged(tag);
+        if tagged.is_none() & group.overflew(tag) {
+            return self.likely_beyond(tag, home);
+        }
+        &self.entries[home][tagged.or(group.empty()).first().unwrap_or(0)]
     }
 
     #[inline(never)]
