@@ -4,6 +4,7 @@
 //! Order is kept per message, which is all that anyone can tell: a ring may group the messages of a burst as it
 //! likes, and the answers go out in the order of the requests.
 
+use std::hint::select_unpredictable;
 use std::iter::repeat_n;
 use std::ops::Range;
 
@@ -70,6 +71,19 @@ pub enum Asks {
         /// Whether their push failed at once.
         withdraw: bool,
     },
+}
+
+impl Asks {
+    /// Ticks that the messages may stay in flight; a del leaves them none.
+    #[must_use]
+    pub fn ack_timeout_ticks(self) -> u16 {
+        let (is_add, ticks) = match self {
+            Asks::Add { ack_timeout_ticks, .. } => (true, ack_timeout_ticks),
+            Asks::Del { .. } => (false, 0),
+        };
+        // Adds and dels come as they like.
+        select_unpredictable(is_add, ticks, 0)
+    }
 }
 
 /// A request of a burst.

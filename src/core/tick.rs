@@ -139,7 +139,7 @@ impl Wheel {
     /// The deadline of a message accepted while `due` is the tick due: see the module's drawing.
     #[must_use]
     pub fn deadline(self, due: Tick, ack_timeout_ticks: u16) -> Tick {
-        debug_assert!((1..=self.slots).contains(&ack_timeout_ticks), "checked where the request came in");
+        debug_assert!(ack_timeout_ticks <= self.slots, "checked where the request came in");
         due.plus(u64::from(ack_timeout_ticks))
     }
 
