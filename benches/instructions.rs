@@ -15,12 +15,12 @@ mod wire;
 use std::hint::black_box;
 use std::process::ExitCode;
 
-use ackwheel::core::burst::{Asks, Burst, Outcome};
+use ackwheel::core::burst::{Burst, Outcome};
 use ackwheel::protocol::Codec;
 use bytes::BytesMut;
 
 use crate::messages::random_messages;
-use crate::wheel::{BATCH, SLOTS, Subject, Window};
+use crate::wheel::{BATCH, Order, SLOTS, Subject, Window};
 
 const IN_FLIGHT: usize = 100_000;
 
@@ -30,8 +30,14 @@ const OF_TICK: usize = 16_384;
 /// Does so many rounds; returns how many operations they were.
 type Workload = fn(u64) -> u64;
 
-const WORKLOADS: [(&str, Workload); 5] =
-    [("pairs", pairs), ("single", single), ("decode", decode), ("encode", encode), ("expire", expire)];
+const WORKLOADS: [(&str, Workload); 6] = [
+    ("pairs", pairs),
+    ("single", single),
+    ("mixed", mixed),
+    ("decode", decode),
+    ("encode", encode),
+    ("expire", expire),
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -78,23 +84,21 @@ fn pairs(rounds: u64) -> u64 {
     2 * batch_operations(rounds)
 }
 
-/// Bursts of 256 requests of one message each, as many AddNewMsgs as DelMsgs, in an order that no processor guesses. An
-/// operation is a request.
+/// Bursts of 256 requests of one message each, AddNewMsgs and DelMsgs in turn. An operation is a request.
 fn single(rounds: u64) -> u64 {
+    singly(rounds, Order::InTurn)
+}
+
+/// The same in an order that no processor guesses.
+fn mixed(rounds: u64) -> u64 {
+    singly(rounds, Order::Mixed)
+}
+
+fn singly(rounds: u64, order: Order) -> u64 {
     let (mut subject, mut window) = busy();
     for _ in 0..rounds {
         let (entering, leaving) = window.step();
-        for (entering, leaving) in entering.chunks(BATCH / 2).zip(leaving.chunks(BATCH / 2)) {
-            for (entering, leaving) in entering.iter().zip(leaving) {
-                let add = (Asks::Add { ack_timeout_ticks: SLOTS, attempt: 1 }, *entering);
-                let both = [add, (Asks::Del { withdraw: false }, *leaving)];
-                let first = usize::from(entering.msg_id.0 % 2 == 0);
-                for (asks, message) in [both[first], both[1 - first]] {
-                    subject.burst.push_single(1, asks, message);
-                }
-            }
-            subject.do_all(&[Outcome::Added, Outcome::Acked]);
-        }
+        subject.singly(entering, leaving, order);
     }
     2 * batch_operations(rounds)
 }

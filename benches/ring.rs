@@ -3,6 +3,8 @@
 //! - `100k in flight`, `1M …`, `10M …`: adds, dels, both in turn (`pair`) and re-arms, in bursts of 256 messages with
 //!   random keys of 16 bytes, first in, first out. Next to them the same keys go into a bare `HashMap` and out of it
 //!   (`HashMap pair`), one at a time, without locks and ticks. The throughput is that of messages asked for.
+//! - `single`: the same in bursts of requests of one message, adds and dels in turn, and in an order that no processor
+//!   guesses.
 //! - `decide`: from the advance to the last batch in the outbox, of a tick most of whose messages were acknowledged
 //!   at the last moment. The throughput is that of messages added, since the places of all of them are looked at.
 //!
@@ -26,7 +28,7 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 
 use crate::messages::random_messages;
-use crate::wheel::{BATCH, SLOTS, Subject, Window};
+use crate::wheel::{BATCH, Order, SLOTS, Subject, Window};
 
 /// What a map would have to keep of a message: its deadline, the time of its add, its attempt.
 type Kept = (u16, u32, u8);
@@ -111,6 +113,15 @@ fn ring(group: &mut BenchmarkGroup<'_, WallTime>, in_flight: usize) {
         let busy = built.get_or_insert_with(|| Busy::new(in_flight));
         bencher.iter(|| busy.pair());
     });
+    for (name, order) in [("single, in turn", Order::InTurn), ("single, mixed", Order::Mixed)] {
+        group.bench_function(name, |bencher| {
+            let Busy { subject, window } = built.get_or_insert_with(|| Busy::new(in_flight));
+            bencher.iter(|| {
+                let (entering, leaving) = window.step();
+                subject.singly(entering, leaving, order);
+            });
+        });
+    }
 }
 
 /// The same keys in a map, without a lock and without a tick.

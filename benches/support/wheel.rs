@@ -25,11 +25,18 @@ const TICK: Duration = Duration::from_secs(1);
 /// Messages that are not in flight at a time, for each that is added next to come from.
 const SPARE: usize = 64 * BATCH;
 
+/// The order of adds and dels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    InTurn,
+    Mixed,
+}
+
 /// A ring, the burst that is used again for each read, and a time that moves when it is told to.
 pub struct Subject {
     ring: MemoryRing,
     now: Instant,
-    pub burst: Burst,
+    burst: Burst,
 }
 
 impl Subject {
@@ -70,6 +77,24 @@ impl Subject {
         for messages in messages.chunks(BATCH) {
             self.burst.push(2, Asks::Del { withdraw: false }, messages.iter().copied());
             self.do_all(&[Outcome::Acked]);
+        }
+    }
+
+    /// Adds messages and acknowledges as many, in bursts of 256 requests of one message each, in turn or in an order that
+    /// no processor guesses.
+    pub fn singly(&mut self, entering: &[Message], leaving: &[Message], order: Order) {
+        const ADD: Asks = Asks::Add { ack_timeout_ticks: SLOTS, attempt: 1 };
+        const DEL: Asks = Asks::Del { withdraw: false };
+        for (entering, leaving) in entering.chunks(BATCH / 2).zip(leaving.chunks(BATCH / 2)) {
+            for (entering, leaving) in entering.iter().zip(leaving) {
+                let both = [(ADD, *entering), (DEL, *leaving)];
+                // Ids are random. No branch, which would be counted with what it is to show.
+                let first = usize::from(order == Order::Mixed && entering.msg_id.0 % 2 == 0);
+                for (asks, message) in [both[first], both[1 - first]] {
+                    self.burst.push_single(1, asks, message);
+                }
+            }
+            self.do_all(&[Outcome::Added, Outcome::Acked]);
         }
     }
 

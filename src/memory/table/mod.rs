@@ -12,8 +12,8 @@
 //! - An entry lies in the group that its hash names or, where that is full, in the next that has room. Each group
 //!   counts the entries that had to go on from it, and keeps four bits of each of their tags: a search ends at the
 //!   first group that none like it had to leave. So nothing is left behind by a removal for long, and a table at
-//!   constant load never has to be cleaned. The more places a group has, the fewer are full: of fifteen it was one add
-//!   in four that had to look further, which costs more than to wait for memory, since no processor guesses it.
+//!   constant load never has to be cleaned. The more places a group has, the fewer are full: of fifteen one add in four
+//!   had to look further, and no processor guesses which (docs/PERFORMANCE.md).
 //! - A *segment* is a small table of its own, at most 78% full. It grows by an eighth. Segments
 //!   are split one at a time as the table grows (linear hashing: Litwin, "Linear Hashing: A New Tool for File and
 //!   Table Addressing", VLDB 1980), each when the mean is exceeded, and merged as it shrinks: no step moves
