@@ -100,6 +100,12 @@ impl Outstanding {
         }
         let sent = slot.sent.take()?;
         self.count -= 1;
+        if self.count == 0 {
+            // From the first place on: a load of bursts stays in the caches.
+            self.next = self.next.next_multiple_of(self.slots.len() as u64);
+            self.oldest = self.next;
+            return Some(sent);
+        }
         while self.oldest < self.next && self.slots[self.place(self.oldest)].sent.is_none() {
             self.oldest += 1;
         }
@@ -149,14 +155,36 @@ mod tests {
     #[test]
     fn correlation_ids_begin_anew_and_skip_0() {
         let mut outstanding = Outstanding::new(2, u32::MAX - 1);
-        let mut ids = Vec::new();
-        for _ in 0..8 {
-            let id = outstanding.next_correlation();
+        let mut ids = vec![outstanding.next_correlation()];
+        outstanding.push(sent(9));
+        for _ in 0..7 {
+            ids.push(outstanding.next_correlation());
             outstanding.push(sent(9));
-            assert_eq!(outstanding.take(id), Some(sent(9)));
-            ids.push(id);
+            // One is always unanswered.
+            assert_eq!(outstanding.take(ids[ids.len() - 2]), Some(sent(9)));
         }
         assert_eq!(ids, [u32::MAX - 1, u32::MAX, 1, 2, 3, 4, 5, 6]);
-        assert!(outstanding.is_empty() && outstanding.has_room());
+        assert!(outstanding.take(6).is_some() && outstanding.is_empty() && outstanding.has_room());
+    }
+
+    #[test]
+    fn the_first_places_are_used_again_when_nothing_is_unanswered() {
+        let mut outstanding = Outstanding::new(8, u32::MAX - 20);
+        let mut places = Vec::new();
+        for _ in 0..4 {
+            let ids = [0; 3].map(|_| {
+                let id = outstanding.next_correlation();
+                assert_eq!(id, outstanding.next_correlation(), "to ask twice changes nothing");
+                places.push(id % 16);
+                outstanding.push(sent(9));
+                id
+            });
+            for id in ids {
+                assert_eq!(outstanding.take(id), Some(sent(9)));
+            }
+            assert!(outstanding.is_empty() && outstanding.has_room());
+        }
+        // Behind the last correlation id comes 1.
+        assert_eq!(places, [11, 12, 13, 0, 1, 2, 1, 2, 3, 0, 1, 2]);
     }
 }
