@@ -1,6 +1,6 @@
-//! Fixed workloads whose instructions and wrong guesses `.ci/instructions` counts: a guard against regressions that needs no quiet
-//! machine. `instructions WORKLOAD ROUNDS` prepares the workload, does its rounds, and prints how many operations
-//! that were. Two lengths are counted and compared, so what comes before the rounds does not matter.
+//! Fixed workloads whose instructions and wrong guesses `.ci/instructions` counts: a guard against regressions that
+//! needs no quiet machine. `instructions WORKLOAD ROUNDS` prepares the workload, does its rounds, and prints how many
+//! operations that were. Two lengths are counted and compared, so what comes before the rounds does not matter.
 //!
 //! Every run asks the same with the same messages. Hashes are keyed per process, though, so that a message lies
 //! elsewhere in each: counts differ by about a percent.
@@ -89,7 +89,7 @@ fn single(rounds: u64) -> u64 {
     singly(rounds, Order::InTurn)
 }
 
-/// The same in an order that no processor guesses.
+/// The same in an order that no processor guesses: which of the two comes next is drawn.
 fn mixed(rounds: u64) -> u64 {
     singly(rounds, Order::Mixed)
 }

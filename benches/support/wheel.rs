@@ -11,6 +11,8 @@ use ackwheel::core::ring::{Advance, AtOnce, Ring};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
 use crate::messages::random_messages;
 
@@ -29,6 +31,7 @@ const SPARE: usize = 64 * BATCH;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     InTurn,
+    /// Drawn for each, so that no processor guesses it.
     Mixed,
 }
 
@@ -37,6 +40,7 @@ pub struct Subject {
     ring: MemoryRing,
     now: Instant,
     burst: Burst,
+    random: SmallRng,
 }
 
 impl Subject {
@@ -52,7 +56,12 @@ impl Subject {
             pointer: Tick(1),
             keeps_on_drain: false,
         };
-        Subject { ring: MemoryRing::new(options, outbox, now), now, burst: Burst::default() }
+        Subject {
+            ring: MemoryRing::new(options, outbox, now),
+            now,
+            burst: Burst::default(),
+            random: SmallRng::seed_from_u64(3),
+        }
     }
 
     /// Does what was pushed into the burst, and clears it. Every message must have one of these outcomes: work that
@@ -80,19 +89,21 @@ impl Subject {
         }
     }
 
-    /// Adds messages and acknowledges as many, in bursts of 256 requests of one message each, in turn or in an order that
-    /// no processor guesses.
+    /// Adds messages and acknowledges as many, in bursts of 256 requests of one message each.
     pub fn singly(&mut self, entering: &[Message], leaving: &[Message], order: Order) {
-        const ADD: Asks = Asks::Add { ack_timeout_ticks: SLOTS, attempt: 1 };
-        const DEL: Asks = Asks::Del { withdraw: false };
+        const ASKS: [Asks; 2] =
+            [Asks::Add { ack_timeout_ticks: SLOTS, attempt: 1 }, Asks::Del { withdraw: false }];
         for (entering, leaving) in entering.chunks(BATCH / 2).zip(leaving.chunks(BATCH / 2)) {
-            for (entering, leaving) in entering.iter().zip(leaving) {
-                let both = [(ADD, *entering), (DEL, *leaving)];
-                // Ids are random. No branch, which would be counted with what it is to show.
-                let first = usize::from(order == Order::Mixed && entering.msg_id.0 % 2 == 0);
-                for (asks, message) in [both[first], both[1 - first]] {
-                    self.burst.push_single(1, asks, message);
-                }
+            let (messages, mut next) = ([entering, leaving], [0, 0]);
+            for number in 0..entering.len() + leaving.len() {
+                let wanted = match order {
+                    Order::InTurn => number % 2 == 1,
+                    Order::Mixed => self.random.next_u64() >> 63 == 1,
+                };
+                // Without a branch here: it would be counted too.
+                let kind = usize::from((wanted | (next[0] == entering.len())) & (next[1] < leaving.len()));
+                self.burst.push_single(1, ASKS[kind], messages[kind][next[kind]]);
+                next[kind] += 1;
             }
             self.do_all(&[Outcome::Added, Outcome::Acked]);
         }

@@ -93,7 +93,7 @@ pub struct Request {
     pub correlation: u32,
     /// What it asks for.
     pub asks: Asks,
-    /// The deadline of its messages, where it is an add that was done.
+    /// The deadline of its messages, where it is an add that was done; otherwise it says nothing.
     pub deadline: Tick,
     /// Why it was not done, if it was not.
     pub refusal: Option<Box<Refusal>>,

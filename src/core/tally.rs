@@ -66,7 +66,7 @@ const FIRST_BUCKETS: [u8; u32::BITS as usize + 1] = {
     buckets
 };
 
-/// The bounds, and behind them as many that nothing exceeds as are looked at beyond the first.
+/// The bounds, and behind them three that nothing exceeds: so many are looked at from the first on.
 const PADDED: [u32; BOUNDS.len() + 3] = {
     let mut padded = [u32::MAX; BOUNDS.len() + 3];
     let mut bucket = 0;

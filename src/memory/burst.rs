@@ -100,6 +100,10 @@ impl MemoryRing {
     /// Does these requests, for whose messages `reserved` were counted as in flight.
     fn run(&self, burst: &mut Burst, requests: Range<usize>, position: &Position, reserved: u64) {
         for request in burst.requests[requests.clone()].iter_mut().filter(|request| request.refusal.is_none()) {
+            debug_assert!(
+                !request.adds() || request.asks.ack_timeout_ticks() > 0,
+                "checked where the request came in"
+            );
             // What that says of a del is never looked at: it is faster than to ask which one is an add.
             request.deadline = position.deadline(request.asks.ack_timeout_ticks());
         }

@@ -1,4 +1,4 @@
-//! Thirty-two bytes looked at in one step: which of a group's thirty places have a tag, or a tick.
+//! Thirty-two bytes looked at together: which of a group's thirty places have a tag, or a tick.
 
 use std::hint::select_unpredictable;
 

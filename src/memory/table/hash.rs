@@ -53,3 +53,26 @@ impl Hash {
 
 /// Bits of a hash that may name a shard.
 pub(in crate::memory) const MAX_SHARD_BITS: u32 = 7;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_bit_says_two_things() {
+        const GROUPS: usize = 1 << 23;
+        let plain = Hash(0);
+        for bit in 0..u64::BITS {
+            let hash = Hash(1 << bit);
+            let changed = [
+                hash.segment() != plain.segment(),
+                hash.group(GROUPS) != plain.group(GROUPS),
+                // The tag of 0 is that of 1.
+                hash.tag() != plain.tag() || bit == 49,
+                hash.shard(MAX_SHARD_BITS) != plain.shard(MAX_SHARD_BITS),
+            ];
+            assert_eq!(changed.iter().filter(|changed| **changed).count(), 1, "bit {bit}");
+            assert_ne!(hash.tag(), 0);
+        }
+    }
+}

@@ -22,8 +22,8 @@ const SATURATED: u8 = u8::MAX;
 pub(super) struct Group {
     /// 0 where a place is empty; behind them the count of the entries that found no place here, and a byte without use.
     tags: Lane,
-    /// The lowest bits of the deadlines; behind them a bit for each remainder that the tag of such an entry had. They are
-    /// forgotten when none of them is left. Without them a search would go on from many groups.
+    /// The lowest bits of the deadlines; behind them a bit for each remainder by 16 that the tag of such an entry had. They
+    /// are forgotten when none of them is left. Without them a search would go on from every group that has such an entry.
     pub(super) ticks: Lane,
 }
 
