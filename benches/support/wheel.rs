@@ -1,5 +1,6 @@
 //! A ring in memory, asked as a session asks it: with whole bursts.
 
+use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -94,15 +95,18 @@ impl Subject {
         const ASKS: [Asks; 2] =
             [Asks::Add { ack_timeout_ticks: SLOTS, attempt: 1 }, Asks::Del { withdraw: false }];
         for (entering, leaving) in entering.chunks(BATCH / 2).zip(leaving.chunks(BATCH / 2)) {
-            let (messages, mut next) = ([entering, leaving], [0, 0]);
-            for number in 0..entering.len() + leaving.len() {
+            let messages = [entering, leaving].concat();
+            // Where the next of each kind lies, and where they end.
+            let (mut next, ends) = ([0, entering.len()], [entering.len(), messages.len()]);
+            for number in 0..messages.len() {
                 let wanted = match order {
                     Order::InTurn => number % 2 == 1,
                     Order::Mixed => self.random.next_u64() >> 63 == 1,
                 };
-                // Without a branch here: it would be counted too.
-                let kind = usize::from((wanted | (next[0] == entering.len())) & (next[1] < leaving.len()));
-                self.burst.push_single(1, ASKS[kind], messages[kind][next[kind]]);
+                // Not known to be one of two, so that there is no branch, which would be counted too.
+                let wanted = usize::from(wanted).max(usize::from(next[0] == ends[0]));
+                let kind = black_box(wanted.min(usize::from(next[1] < ends[1])));
+                self.burst.push_single(1, ASKS[kind], messages[next[kind]]);
                 next[kind] += 1;
             }
             self.do_all(&[Outcome::Added, Outcome::Acked]);
