@@ -103,8 +103,8 @@ impl Subject {
                     Order::InTurn => number % 2 == 1,
                     Order::Mixed => self.random.next_u64() >> 63 == 1,
                 };
-                // Not known to be one of two, so that there is no branch, which would be counted too.
                 let wanted = usize::from(wanted).max(usize::from(next[0] == ends[0]));
+                // Not known to be one of two, so that there is no branch, which would be counted too.
                 let kind = black_box(wanted.min(usize::from(next[1] < ends[1])));
                 self.burst.push_single(1, ASKS[kind], messages[next[kind]]);
                 next[kind] += 1;

@@ -24,7 +24,7 @@ const LINE: usize = 8;
 const READS: u64 = 4_000_000;
 
 /// How long it takes, in ns, to read a cache line that lies anywhere in so many bytes, where no line says which is next:
-/// as many of them are on their way as the processor asks for by itself. What a table needs from memory takes as long.
+/// as many of them are on their way as the processor asks for by itself.
 pub fn scattered_line(bytes: u64) -> f64 {
     let lines = usize::try_from(bytes).expect("it fits the memory") / (LINE * size_of::<u64>());
     // Not zeros, for which the system has one page.
