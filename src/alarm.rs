@@ -1,8 +1,7 @@
 //! A sleep that ends on time: to a tenth of a millisecond, where the runtime's own timers count in whole ones.
 
-use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tokio::time::Sleep;
@@ -55,6 +54,7 @@ impl Alarm {
 
     /// Sets the first of many times at which [`Alarm::poll`] is ready, each a `period` after the last. An alarm of the
     /// runtime knows only the first: whoever is woken sets it again.
+    #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "the runtime's alarm rings once"))]
     pub fn set_every(&mut self, now: Instant, first: Instant, period: Duration) {
         let wait = first.saturating_duration_since(now);
         match &mut self.0 {
@@ -67,7 +67,7 @@ impl Alarm {
     /// Whether [`Alarm::set_every`] need not be repeated.
     #[must_use]
     pub const fn repeats(&self) -> bool {
-        matches!(self.0, Kind::Kernel(_))
+        !matches!(self.0, Kind::Runtime(_))
     }
 
     /// Waits until then. Cancel-safe.
@@ -88,14 +88,16 @@ impl Alarm {
 
 #[cfg(target_os = "linux")]
 mod linux {
+    use std::io;
     use std::os::fd::OwnedFd;
+    use std::task::ready;
 
     use rustix::time::{
         Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
     };
     use tokio::io::unix::AsyncFd;
 
-    use super::{Context, Duration, Poll, io, ready};
+    use super::{Context, Duration, Poll};
 
     #[derive(Debug)]
     pub(super) struct Timer(AsyncFd<OwnedFd>);

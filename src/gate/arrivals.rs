@@ -32,6 +32,7 @@ impl Arrivals {
 
     /// The numbers of the sockets in which something waits at this moment, the end of a stream too. Numbers of sockets
     /// that nobody reads any more, but are not closed yet, may be among them.
+    #[cfg_attr(not(target_os = "linux"), expect(clippy::unused_self, reason = "nobody is there to be asked"))]
     pub(super) fn waiting(&self) -> Waiting {
         #[cfg(target_os = "linux")]
         if let Some(epoll) = &self.epoll {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use prometheus::Counter;
 use prometheus::core::{Collector, Desc};
+#[cfg(target_os = "linux")]
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::MetricFamily;
 use rustix::time::{ClockId, clock_gettime};
@@ -20,8 +21,9 @@ pub fn cpu_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// What the operating system knows of this process.
+/// What the operating system knows of this process: on others than Linux, its CPU time only.
 pub(super) struct Process {
+    #[cfg(target_os = "linux")]
     collector: ProcessCollector,
     cpu: Counter,
 }
@@ -30,6 +32,7 @@ impl Process {
     pub(super) fn new() -> Process {
         let cpu = Counter::new(CPU, "Total user and system CPU time spent in seconds.");
         Process {
+            #[cfg(target_os = "linux")]
             collector: ProcessCollector::for_self(),
             cpu: cpu.expect("the name is a constant that is right"),
         }
@@ -38,15 +41,19 @@ impl Process {
 
 impl Collector for Process {
     fn desc(&self) -> Vec<&Desc> {
-        let others = self.collector.desc().into_iter().filter(|desc| desc.fq_name != CPU);
-        others.chain(self.cpu.desc()).collect()
+        let descs = self.cpu.desc().into_iter();
+        #[cfg(target_os = "linux")]
+        let descs = descs.chain(self.collector.desc().into_iter().filter(|desc| desc.fq_name != CPU));
+        descs.collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         // Where two scrapes meet, the later one may have counted already what the earlier one sees.
         self.cpu.inc_by((cpu_time().as_secs_f64() - self.cpu.get()).max(0.0));
-        let others = self.collector.collect().into_iter().filter(|family| family.name() != CPU);
-        others.chain(self.cpu.collect()).collect()
+        let families = self.cpu.collect().into_iter();
+        #[cfg(target_os = "linux")]
+        let families = families.chain(self.collector.collect().into_iter().filter(|family| family.name() != CPU));
+        families.collect()
     }
 }
 

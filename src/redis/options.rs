@@ -62,7 +62,8 @@ pub(super) fn connection_info(url: &str) -> Result<ConnectionInfo, redis::RedisE
         .with_time(Duration::from_secs(5))
         .with_interval(Duration::from_secs(1))
         .with_retries(3);
-    let tcp =
-        TcpSettings::default().set_nodelay(true).set_keepalive(keepalive).set_user_timeout(Duration::from_secs(5));
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(target_os = "linux")]
+    let tcp = tcp.set_user_timeout(Duration::from_secs(5));
     Ok(url.into_connection_info()?.set_tcp_settings(tcp))
 }
