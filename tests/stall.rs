@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::frames::{self, ACKED, Request};
+use crate::support::held::HeldThread;
 use crate::support::raw::{Batch, Raw};
 use crate::support::sidecar::Sidecar;
 use crate::support::sleep_until;
@@ -46,7 +47,11 @@ struct Scene {
 
 impl Scene {
     fn set() -> Scene {
-        let sidecar = Sidecar::start(&["--tick", "200ms", "--slots", "5"]);
+        Scene::with(&[])
+    }
+
+    fn with(flags: &[&str]) -> Scene {
+        let sidecar = Sidecar::start(&[&["--tick", "200ms", "--slots", "5"], flags].concat());
         let mut adder = sidecar.connect();
         let subscriber = sidecar.connect().subscribed("default");
         // At the beginning of a tick, so that there is time to meet the end of another.
@@ -226,4 +231,20 @@ fn a_stall_of_half_a_tick_times_nobody_out() {
 #[test]
 fn a_stall_of_nearly_a_tick_times_nobody_out() {
     a_short_stall(Duration::from_millis(150));
+}
+
+/// Not the process stands still here, but the one thread that reads: the decision is due and waits for it.
+#[test]
+fn a_decision_waits_for_acks_that_nobody_has_read() {
+    let mut scene = Scene::with(&["--threads", "1"]);
+    let decided = scene.sidecar.wait_for_pointer(scene.deadline) + TICK;
+    sleep_until(decided - JUST_BEFORE);
+    let Some(held) = HeldThread::hold(scene.sidecar.id(), "tokio-rt-worker") else { return };
+    acknowledge(&mut scene, Way::OverAConnectionOpenBefore);
+    // Far less than half a tick, for which it waits at most.
+    sleep_until(decided + Duration::from_millis(20));
+    drop(held);
+
+    assert_all_acked(&mut scene, Vec::new());
+    assert_exactly_the_others_timed_out(&scene.timed_out(50));
 }
