@@ -142,6 +142,18 @@ fn a_load_that_polls_takes_a_processor_and_one_that_sleeps_does_not() {
 }
 
 #[test]
+fn adds_and_dels_are_mixed_if_that_is_asked_for() {
+    let sidecar = Sidecar::start(&[]);
+    for rate in [&[][..], &["--rate", "5000"]] {
+        let flags = [&["--order", "mixed", "--clients", "--in-flight", "1000", "--seconds", "0.5"], rate].concat();
+        let report = report(&sidecar, &flags);
+        assert_eq!((&report["order"], &report["errors"]), (&"mixed".into(), &0.into()), "{report}");
+        assert!(number(&report, "/pairs_per_second") > 0.0, "{report}");
+    }
+    assert_eq!(sidecar.metrics().count("messages_in_flight"), 0, "all were acknowledged");
+}
+
+#[test]
 fn a_fixed_rate_is_not_exceeded() {
     let sidecar = Sidecar::start(&[]);
     for flags in

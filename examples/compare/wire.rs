@@ -3,7 +3,7 @@
 //! All of them keep as many messages in flight, add a new one and delete an old one in turn, on as many
 //! connections, with as many requests unanswered on each.
 
-use ackwheel::load::{self, LoadOptions, Op};
+use ackwheel::load::{self, LoadOptions, Op, Order};
 
 use crate::beanstalk::{Beanstalkd, Jobs};
 use crate::by_hand::Load;
@@ -36,6 +36,7 @@ const MANY_IDS: u64 = 512;
 const FEW_REQUESTS: u64 = 8;
 
 const OURS: &str = "memory, 8 x 256";
+const MIXED: &str = "memory, 8 x 256, adds and dels mixed";
 const ON_DASHMAP: &str = "memory on dashmap, 8 x 256";
 const PING: &str = "ping to memory, 8 x 256";
 const ECHO: &str = "ping to an echo, 8 x 256";
@@ -97,6 +98,7 @@ impl Servers {
         let memory = self.load(self.memory.load(), 256, 1);
         let ours = run(&memory)?;
         record(rows, OURS, &ours);
+        record(rows, MIXED, &run(&LoadOptions { order: Order::Mixed, ..memory.clone() })?);
         compare_with_dashmap(rows, ON_DASHMAP, &ours, &run(&self.load(self.dashmap.load(), 256, 1))?);
         record(rows, PING, &run(&LoadOptions { op: Op::Ping, ..memory.clone() })?);
         let echo = LoadOptions { address: self.echo.address.into(), admin: None, op: Op::Ping, ..memory };

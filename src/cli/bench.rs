@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::Failure;
 use super::connect::Connect;
 use super::text::whole;
-use crate::load::{self, Latency, LoadError, LoadOptions, Op, Progress, Report, Stage};
+use crate::load::{self, Latency, LoadError, LoadOptions, Op, Order, Progress, Report, Stage};
 
 /// Steps of the progress bar.
 const STEPS: u64 = 1_000;
@@ -62,6 +62,9 @@ pub(super) struct Bench {
     /// what server and wire can do
     #[arg(long, default_value = "wheel", value_name = "OP")]
     op: OpName,
+    /// What comes next, an add or a del: in-turn, or mixed, which is drawn, as from phones that answer when they like
+    #[arg(long, default_value = "in-turn", value_name = "ORDER")]
+    order: OrderName,
     /// Ticks that a message may stay in flight [default: one revolution]
     #[arg(long, value_name = "TICKS", value_parser = clap::value_parser!(u16).range(1..))]
     ack_timeout_ticks: Option<u16>,
@@ -92,6 +95,12 @@ pub(super) struct Bench {
 enum OpName {
     Wheel,
     Ping,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OrderName {
+    InTurn,
+    Mixed,
 }
 
 impl Bench {
@@ -146,6 +155,10 @@ impl Bench {
             op: match self.op {
                 OpName::Wheel => Op::Wheel,
                 OpName::Ping => Op::Ping,
+            },
+            order: match self.order {
+                OrderName::InTurn => Order::InTurn,
+                OrderName::Mixed => Order::Mixed,
             },
             ack_timeout_ticks: self.ack_timeout_ticks.unwrap_or_default(),
             clients: self.clients,

@@ -39,6 +39,7 @@ impl Shared {
             ids: Ids::new(seed, options.acked, options.clients, options.connections),
             pipeline: options.pipeline(),
             ids_per_frame: options.ids_per_frame as u64,
+            order: options.order,
             ack_timeout_ticks: options.ack_timeout_ticks,
             ping_length: options.ping_length(),
             errors: Errors::default(),

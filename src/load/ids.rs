@@ -14,7 +14,8 @@ const NUMBER_BITS: u32 = 40;
 const FIRST: u64 = 0xbf58_476d_1ce4_e5b9;
 const SECOND: u64 = 0x94d0_49bb_1331_11eb;
 
-/// Keep the share acknowledged and the clients independent of the ids.
+/// Keep the share acknowledged, the clients and the order independent of the ids.
+const ORDER_SALT: u64 = 0xa076_1d64_78bd_642f;
 const FATE_SALT: u64 = 0x9e37_79b9_7f4a_7c15;
 const CLIENT_SALT: u64 = 0xd1b5_4a32_d192_ed03;
 
@@ -101,6 +102,11 @@ impl Ids {
         self.all_are_acked
             || connection == self.clock_connection()
             || mix(self.seed ^ FATE_SALT ^ (connection << NUMBER_BITS | number)) < self.acked_below
+    }
+
+    /// Heads or tails.
+    pub(super) const fn draw(&self, connection: u64, number: u64) -> bool {
+        mix(self.seed ^ ORDER_SALT ^ (connection << NUMBER_BITS | number)) & 1 == 1
     }
 
     /// Whose message it is; none if it is not of this load.

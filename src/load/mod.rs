@@ -49,7 +49,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 #[doc(hidden)]
 pub use crew::stay_awake;
-pub use options::{LoadOptions, Op};
+pub use options::{LoadOptions, Op, Order};
 #[doc(hidden)]
 pub use order::acknowledged;
 pub use report::{Latency, LatencyReport, Lateness, Report, ServerFigures};

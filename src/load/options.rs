@@ -20,6 +20,18 @@ pub enum Op {
     Ping,
 }
 
+/// In which order the adds and dels of a connection come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// In turn, which a processor learns.
+    #[default]
+    InTurn,
+    /// As drawn for each: phones answer when they like. Each connection has up to eight messages more in flight; with
+    /// more than eight in a frame they come in turn all the same.
+    Mixed,
+}
+
 /// A load. The defaults are those of `ackwheel bench`.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -53,6 +65,8 @@ pub struct LoadOptions {
     pub seconds: f64,
     /// The requests.
     pub op: Op,
+    /// In which order adds and dels come.
+    pub order: Order,
     /// Ticks that a message may stay in flight; 0 for one revolution.
     pub ack_timeout_ticks: u16,
     /// Whether every message has a client, which makes frames longer by 8 bytes a message.
@@ -83,6 +97,7 @@ impl Default for LoadOptions {
             burst_every: Duration::from_millis(4),
             seconds: 10.0,
             op: Op::Wheel,
+            order: Order::InTurn,
             ack_timeout_ticks: 0,
             clients: false,
             idle_connections: 0,

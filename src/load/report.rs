@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::{LoadOptions, Op};
+use super::{LoadOptions, Op, Order};
 
 /// What came of a load. Its JSON has these names.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,6 +28,8 @@ pub struct Report {
     pub burst_every_ms: Option<f64>,
     /// Threads that made the load.
     pub threads: usize,
+    /// In which order adds and dels came.
+    pub order: Order,
     /// Whether they never slept.
     pub busy_poll: bool,
     /// For how long was measured.
@@ -143,6 +145,7 @@ impl Report {
             rate: options.rate,
             burst_every_ms: options.rate.map(|_| options.burst_every.as_secs_f64() * 1e3),
             threads: options.threads,
+            order: options.order,
             busy_poll: options.busy_poll,
             seconds: options.seconds,
             pairs_per_second: None,

@@ -21,11 +21,15 @@ use super::order::acknowledged;
 use super::outstanding::{Kind, Outstanding, Sent};
 use super::pace::Pace;
 use super::recorder::{Recorder, Run, Sightings};
-use super::{Live, Op};
+use super::{Live, Op, Order};
 use super::{unusual, wire};
 
 /// Requests are put together up to so many bytes ahead of what the server takes.
 pub(super) const WRITE_AHEAD: usize = 256 * 1024;
+
+/// Messages that a connection adds beyond its window at most, where adds and dels are drawn. With more of them in a
+/// frame they take turns.
+const MOST_AHEAD: u64 = 8;
 
 /// The first correlation id that the handshake leaves free.
 const FIRST_CORRELATION: u32 = 16;
@@ -50,6 +54,7 @@ pub(super) struct Plan {
     pub(super) ids: Ids,
     pub(super) pipeline: usize,
     pub(super) ids_per_frame: u64,
+    pub(super) order: Order,
     pub(super) ack_timeout_ticks: u16,
     pub(super) ping_length: usize,
     pub(super) errors: Errors,
@@ -158,22 +163,36 @@ impl Traffic {
     /// The next of a pair, or a Ping, if it is due.
     fn steady(&mut self, now: u64, out: &mut Vec<u8>) -> bool {
         let frame = self.plan.ids_per_frame;
-        if self.next_add - self.next_del >= self.window + frame {
-            let at = if self.pace.is_some() { self.due_at } else { now };
-            return self.del(at, self.next_del + frame, out);
+        let can_del = self.next_add - self.next_del >= self.window + frame;
+        if can_del && !self.adds_first() {
+            return self.second(now, out);
         }
-        self.due_at = now;
+        let due_at = self.pace.as_ref().map_or(now, Pace::next);
+        if due_at > now {
+            return can_del && self.second(now, out);
+        }
+        self.due_at = due_at;
         if let Some(pace) = &mut self.pace {
-            self.due_at = pace.next();
-            if self.due_at > now {
-                return false;
-            }
             pace.advance();
         }
         match self.plan.op {
             Op::Wheel => self.add(self.due_at, frame, out),
             Op::Ping => self.ping(self.due_at, out),
         }
+    }
+
+    /// The del of a pair.
+    fn second(&mut self, now: u64, out: &mut Vec<u8>) -> bool {
+        let at = if self.pace.is_some() { self.due_at } else { now };
+        self.del(at, self.next_del + self.plan.ids_per_frame, out)
+    }
+
+    /// Whether another pair begins before this one ends.
+    fn adds_first(&self) -> bool {
+        let ahead = self.next_add - self.next_del - self.window;
+        self.plan.order == Order::Mixed
+            && ahead + self.plan.ids_per_frame <= MOST_AHEAD
+            && self.plan.ids.draw(self.connection, self.next_add + self.next_del)
     }
 
     /// Adds up to `most` messages, at most a frame.

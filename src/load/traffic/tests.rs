@@ -84,16 +84,21 @@ impl Server {
 }
 
 fn plan(op: Op, acked: f64, ids_per_frame: u64) -> Arc<Plan> {
-    Arc::new(Plan {
+    Arc::new(plan_of(op, acked, ids_per_frame))
+}
+
+fn plan_of(op: Op, acked: f64, ids_per_frame: u64) -> Plan {
+    Plan {
         op,
         ids: Ids::new(7, acked, false, 2),
         pipeline: 16,
         ids_per_frame,
+        order: Order::InTurn,
         ack_timeout_ticks: 0,
         ping_length: 16,
         errors: Errors::default(),
         live: Live::default(),
-    })
+    }
 }
 
 fn traffic(plan: &Arc<Plan>, window: u64) -> Traffic {
@@ -134,6 +139,42 @@ fn the_wheel_is_filled_kept_full_and_left_empty() {
         assert_eq!((recorder.adds.len(), recorder.dels.len()), (49 * 8, 49 * 8));
         assert_eq!(recorder.adds.value_at_quantile(0.99).abs_diff(1_000), 0);
     }
+}
+
+#[test]
+fn adds_and_dels_come_in_turn_or_as_drawn() {
+    for (order, ids_per_frame, most_ahead) in
+        [(Order::InTurn, 1, 1), (Order::Mixed, 1, 8), (Order::Mixed, 3, 6), (Order::Mixed, 9, 9)]
+    {
+        let plan = Arc::new(Plan { order, ..plan_of(Op::Wheel, 1.0, ids_per_frame) });
+        let (mut traffic, mut server) = (traffic(&plan, 100), Server::default());
+        let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+        server.asked.clear();
+        pursue(&mut traffic, &mut server, Goal::Steady { until: filled + 1_000_000 }, filled);
+        assert_eq!(server.most_in_flight as u64, 100 + most_ahead, "{order:?} {ids_per_frame}");
+        let kinds = server.asked.iter().map(|(kind, _)| *kind);
+        let (frames, repeats) =
+            (server.asked.len(), kinds.clone().zip(kinds.skip(1)).filter(|(a, b)| a == b).count());
+        // Where there is room, every second frame is of the kind of the last one.
+        let drawn = order == Order::Mixed && 2 * ids_per_frame <= most_ahead;
+        assert!(if drawn { repeats > frames / 5 } else { repeats == 0 }, "{repeats} of {frames}");
+        assert_eq!(plan.errors.told().0, 0, "{:?}", plan.errors);
+    }
+}
+
+#[test]
+fn what_is_due_is_deleted_even_if_no_add_is_due_with_it() {
+    let plan = Arc::new(Plan { order: Order::Mixed, ..plan_of(Op::Wheel, 1.0, 1) });
+    let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
+    let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+    server.asked.clear();
+    let (pace, until) = (Pace::new(filled, 1_000.0, Duration::from_millis(4), 0, 1), filled + 1_000_000_000);
+    traffic.pursue(Goal::Steady { until }, Some(pace));
+    let mut out = Vec::new();
+    // Four pairs are due, and no others for 4 ms.
+    traffic.requests(filled + 1_000, &mut out);
+    assert_eq!(traffic.answers(&server.answer(&out), filled + 2_000, &mut Vec::new()), Ok(4 * (29 + 17)));
+    assert_eq!((server.asked.len(), server.in_flight.len()), (8, 10));
 }
 
 #[test]
