@@ -1,8 +1,9 @@
 //! What the codec costs: `cargo bench --bench codec`.
 //!
-//! - `decode`: AddNewMsg frames with one message each and with 512, once as bursts (`take_requests`, as a session
-//!   reads them) and once a frame at a time (`Decoder`, as everything else is read). The throughput is that of messages.
-//! - `encode`: the answers to such requests, AddNewMsgs and DelMsgs in turn.
+//! - `decode`: AddNewMsg frames with one message each and with 512, and DelMsg frames, once as bursts (`take_requests`,
+//!   as a session reads them; with one message also both kinds mixed) and once a frame at a time (`Decoder`, as
+//!   everything else is read). The throughput is that of messages.
+//! - `encode`: the answers to such requests, AddNewMsgs and DelMsgs as drawn.
 //! - `TimeoutBatch`: one of 4,096 messages, there and back.
 
 #[path = "support/messages.rs"]
@@ -28,6 +29,9 @@ use crate::messages::random_messages;
 /// Frames of one message, and messages of a large frame, as many as come in one read of a busy connection.
 const SHAPES: [(&str, usize, usize); 2] = [("1 message a frame", 256, 1), ("512 messages a frame", 8, 512)];
 
+/// Frames whose order was drawn: more than a processor learns by heart.
+const MIXED: usize = 4_096;
+
 fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
     let mut group = criterion.benchmark_group(name);
     group.sample_size(20).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
@@ -43,20 +47,29 @@ fn decode(criterion: &mut Criterion) {
             ("AddNewMsg", wire::add_frames(&messages, per_frame)),
             ("DelMsg", wire::del_frames(&messages, per_frame)),
         ] {
-            group.bench_function(format!("{verb}, {shape}, take_requests"), |bencher| {
-                let mut burst = Burst::default();
-                bencher.iter(|| {
-                    burst.clear(usize::MAX);
-                    let taken = Codec::default().take_requests(black_box(&bytes), &mut burst, usize::MAX);
-                    assert_eq!(taken, bytes.len(), "every frame is a request without a fault");
-                });
-            });
+            group.bench_function(format!("{verb}, {shape}, take_requests"), |bencher| take_all(bencher, &bytes));
             group.bench_function(format!("{verb}, {shape}, Decoder"), |bencher| {
                 decode_all(bencher, &bytes, frames);
             });
         }
     }
+    let messages = random_messages(MIXED, 1);
+    let bytes = wire::mixed_frames(&messages);
+    group.throughput(Throughput::Elements(messages.len() as u64));
+    group.bench_function("AddNewMsg and DelMsg mixed, 1 message a frame, take_requests", |bencher| {
+        take_all(bencher, &bytes);
+    });
     group.finish();
+}
+
+/// Reads all frames into a burst.
+fn take_all(bencher: &mut Bencher<'_>, bytes: &BytesMut) {
+    let mut burst = Burst::default();
+    bencher.iter(|| {
+        burst.clear(usize::MAX);
+        let taken = Codec::default().take_requests(black_box(bytes), &mut burst, usize::MAX, 15);
+        assert_eq!(taken, bytes.len(), "every frame is a request without a fault");
+    });
 }
 
 /// Decodes so many frames one by one.

@@ -5,8 +5,15 @@ use ackwheel::core::message::Message;
 use ackwheel::protocol::frame::{AddNewMsg, DelMsg};
 use ackwheel::protocol::{Body, Codec, Frame};
 use bytes::BytesMut;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
 use crate::messages::random_messages;
+
+fn draws() -> impl FnMut() -> bool {
+    let mut random = SmallRng::seed_from_u64(7);
+    move || random.next_u64() >> 63 == 1
+}
 
 /// The bytes of AddNewMsg frames with so many messages each.
 pub fn add_frames(messages: &[Message], per_frame: usize) -> BytesMut {
@@ -27,14 +34,24 @@ fn frames(messages: &[Message], per_frame: usize, body: impl Fn(Vec<Message>) ->
     bytes
 }
 
-/// AddNewMsgs and DelMsgs in turn with so many messages each, done as if by a ring.
+/// The bytes of AddNewMsg and DelMsg frames with one message each; which of the two is drawn for each, so that no
+/// processor guesses it.
+pub fn mixed_frames(messages: &[Message]) -> BytesMut {
+    let mut draws = draws();
+    let mut bytes = BytesMut::new();
+    for message in messages.chunks(1) {
+        bytes.unsplit(if draws() { add_frames(message, 1) } else { del_frames(message, 1) });
+    }
+    bytes
+}
+
+/// AddNewMsgs and DelMsgs, as drawn, with so many messages each, done as if by a ring.
 pub fn answered(requests: usize, per_request: usize) -> Burst {
+    let mut draws = draws();
     let mut burst = Burst::default();
     for (correlation, messages) in (1..).zip(random_messages(requests * per_request, 1).chunks(per_request)) {
-        let asks = match correlation % 2 {
-            1 => Asks::Add { ack_timeout_ticks: 15, attempt: 1 },
-            _ => Asks::Del { withdraw: false },
-        };
+        let asks =
+            if draws() { Asks::Add { ack_timeout_ticks: 15, attempt: 1 } } else { Asks::Del { withdraw: false } };
         burst.push(correlation, asks, messages.iter().copied());
     }
     burst.open();

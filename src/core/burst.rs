@@ -74,6 +74,12 @@ pub enum Asks {
 }
 
 impl Asks {
+    /// Whether it is an add.
+    #[must_use]
+    pub const fn is_add(self) -> bool {
+        matches!(self, Asks::Add { .. })
+    }
+
     /// Ticks that the messages may stay in flight; a del leaves them none.
     #[must_use]
     pub fn ack_timeout_ticks(self) -> u16 {
@@ -105,7 +111,7 @@ impl Request {
     /// Whether it adds messages, and was not refused.
     #[must_use]
     pub const fn adds(&self) -> bool {
-        matches!(self.asks, Asks::Add { .. }) && self.refusal.is_none()
+        self.asks.is_add() & self.refusal.is_none()
     }
 
     /// Which of the burst's messages are its own.

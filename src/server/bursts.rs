@@ -32,13 +32,14 @@ impl Session {
         if self.state != State::Serving || rings.at_once().is_none() && rings.later().is_none() {
             return;
         }
+        let slots = rings.wheel().slots();
         self.will_write();
         BURST.with_borrow_mut(|burst| {
             loop {
                 let echoed = self.wire.echo_pings();
                 self.shared.metrics.count_frames(FrameType::Ping, echoed.pings);
                 self.shared.metrics.count_frames(FrameType::Pong, echoed.pings + echoed.pongs);
-                self.wire.take_requests(burst, MOST_MESSAGES);
+                self.wire.take_requests(burst, MOST_MESSAGES, slots);
                 if !burst.is_empty() {
                     self.answer(burst, now);
                     burst.clear(MOST_KEPT_A_THREAD);
@@ -54,13 +55,10 @@ impl Session {
         let slots = shared.rings.wheel().slots();
         let mut adds = 0;
         for request in &mut burst.requests {
-            if let Asks::Add { ack_timeout_ticks, .. } = &mut request.asks {
-                adds += 1;
-                if *ack_timeout_ticks == 0 {
-                    *ack_timeout_ticks = slots;
-                } else if *ack_timeout_ticks > slots {
-                    request.refusal = Some(Box::new(bad_ack_timeout(*ack_timeout_ticks, slots)));
-                }
+            adds += u64::from(request.asks.is_add());
+            let ack_timeout_ticks = request.asks.ack_timeout_ticks();
+            if ack_timeout_ticks > slots {
+                request.refusal = Some(Box::new(bad_ack_timeout(ack_timeout_ticks, slots)));
             }
         }
         shared.metrics.count_frames(FrameType::AddNewMsg, adds);
@@ -94,8 +92,8 @@ impl Session {
         for request in &burst.requests {
             match &request.refusal {
                 None => {
-                    let count = if request.adds() { &mut adds } else { &mut dels };
-                    *count += 1;
+                    adds += u64::from(request.asks.is_add());
+                    dels += u64::from(!request.asks.is_add());
                     self.wire.answer(request, &burst.outcomes()[request.range()]);
                 }
                 Some(refusal) => self.refuse(request.correlation, refusal),

@@ -121,8 +121,8 @@ impl Wire {
     }
 
     /// Moves requests from the front of what was read into a burst, until it has `most` messages.
-    pub(super) fn take_requests(&mut self, burst: &mut Burst, most: usize) {
-        let taken = self.codec.take_requests(&self.input, burst, most);
+    pub(super) fn take_requests(&mut self, burst: &mut Burst, most: usize, revolution: u16) {
+        let taken = self.codec.take_requests(&self.input, burst, most, revolution);
         self.input.advance(taken);
     }
 

@@ -6,7 +6,7 @@
 use bytes::{BufMut, BytesMut};
 
 use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH, MAX_MESSAGES, MAX_PING_LENGTH};
-use super::single::{self, Single};
+use super::single::{self, Answer};
 use super::{Codec, flag};
 use crate::core::burst::{Asks, Burst, Outcome, Request};
 use crate::core::message::Message;
@@ -33,19 +33,20 @@ pub struct Echoed {
 
 impl Codec {
     /// Moves AddNewMsg and DelMsg frames from the front of what was received into a burst, until another frame comes
-    /// or the burst has `most` messages. Returns how many bytes they had.
+    /// or the burst has `most` messages. An AddNewMsg that names no ack timeout asks for a `revolution`, in ticks. Returns
+    /// how many bytes they had.
     #[must_use]
-    pub fn take_requests(&self, received: &[u8], burst: &mut Burst, most: usize) -> usize {
+    pub fn take_requests(&self, received: &[u8], burst: &mut Burst, most: usize, revolution: u16) -> usize {
         let mut taken = 0;
         while burst.messages().len() < most {
-            if let Some(single) = Single::first(&received[taken..]) {
-                burst.push_single(single.correlation, single.asks, single.message);
-                taken += single.length;
+            let singles = single::take(&received[taken..], burst, most, revolution);
+            if singles > 0 {
+                taken += singles;
                 continue;
             }
             let Some(frame) = self.first(&received[taken..]) else { break };
             let correlation = u32::from_be_bytes(frame.correlation);
-            let Some((asks, messages)) = frame.request() else { break };
+            let Some((asks, messages)) = frame.request(revolution) else { break };
             match messages {
                 Messages::Ids(ids) => {
                     burst.push(correlation, asks, ids.iter().map(|id| Message::from(number(*id))));
@@ -82,23 +83,12 @@ impl Codec {
     }
 
     /// Appends the answer to a request of a burst that was done.
+    #[inline]
     pub fn encode_answer(&self, request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
-        match (request.asks, outcomes) {
-            (Asks::Add { .. }, [outcome]) => {
-                let rearmed = *outcome == Outcome::Rearmed;
-                out.extend_from_slice(&single::add_answer(request.correlation, request.deadline, rearmed));
-            }
-            (Asks::Del { .. }, [outcome]) => {
-                let outcome = super::encode::del_outcome(outcome.of_del());
-                out.extend_from_slice(&single::del_answer(request.correlation, outcome));
-            }
-            (Asks::Add { .. }, _) => put_add_answer(request.correlation, request.deadline, outcomes, out),
-            (Asks::Del { .. }, _) => {
-                put_head(out, 4 + outcomes.len(), FrameType::DelMsgAnswer, 0, request.correlation.to_be_bytes());
-                out.put_u32(count(outcomes));
-                out.extend(outcomes.iter().map(|outcome| super::encode::del_outcome(outcome.of_del())));
-            }
+        if let [outcome] = outcomes {
+            return Answer::to(request, *outcome).put(out);
         }
+        put_answer(request, outcomes, out);
     }
 
     /// The frame at the front, if it is whole, not too long and no Error.
@@ -124,10 +114,10 @@ enum Messages<'a> {
 impl<'a> Raw<'a> {
     /// What it asks for, if it is an AddNewMsg or a DelMsg without a fault.
     #[inline]
-    fn request(&self) -> Option<(Asks, Messages<'a>)> {
+    fn request(&self, revolution: u16) -> Option<(Asks, Messages<'a>)> {
         if self.number == FrameType::AddNewMsg as u8 {
             let (&[high, low, attempt, 0], list) = self.body.split_first_chunk::<4>()? else { return None };
-            let ack_timeout_ticks = u16::from_be_bytes([high, low]);
+            let ack_timeout_ticks = single::ack_timeout_ticks([high, low], revolution);
             Some((Asks::Add { ack_timeout_ticks, attempt }, self.messages(list, flag::CLIENTS)?))
         } else if self.number == FrameType::DelMsg as u8 {
             let asks = Asks::Del { withdraw: self.flags & flag::WITHDRAW != 0 };
@@ -173,6 +163,24 @@ fn put_head(out: &mut BytesMut, body_length: usize, frame_type: FrameType, flags
     out.extend_from_slice(&head);
 }
 
+/// Appends the answer to a request of several messages.
+#[inline(never)]
+fn put_answer(request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
+    match request.asks {
+        Asks::Add { .. } => put_add_answer(request.correlation, request.deadline, outcomes, out),
+        Asks::Del { .. } => put_del_answer(request.correlation, outcomes, out),
+    }
+}
+
+fn put_del_answer(correlation: u32, outcomes: &[Outcome], out: &mut BytesMut) {
+    put_head(out, 4 + outcomes.len(), FrameType::DelMsgAnswer, 0, correlation.to_be_bytes());
+    out.put_u32(count(outcomes));
+    let bytes = extended(out, outcomes.len());
+    for (byte, outcome) in bytes.iter_mut().zip(outcomes) {
+        *byte = super::encode::del_outcome(outcome.of_del());
+    }
+}
+
 fn put_add_answer(correlation: u32, deadline: Tick, outcomes: &[Outcome], out: &mut BytesMut) {
     let is_rearmed = |outcome: &Outcome| u8::from(*outcome == Outcome::Rearmed);
     let rearmed = outcomes.iter().filter(|outcome| **outcome == Outcome::Rearmed).count();
@@ -184,7 +192,17 @@ fn put_add_answer(correlation: u32, deadline: Tick, outcomes: &[Outcome], out: &
     fixed[12..].copy_from_slice(&u32::try_from(rearmed).unwrap_or(u32::MAX).to_be_bytes());
     out.extend_from_slice(&fixed);
     let bits = |eight: &[Outcome]| eight.iter().rev().fold(0, |byte, outcome| byte << 1 | is_rearmed(outcome));
-    out.extend(outcomes.chunks(8).map(bits));
+    let bytes = extended(out, outcomes.len().div_ceil(8));
+    for (byte, eight) in bytes.iter_mut().zip(outcomes.chunks(8)) {
+        *byte = bits(eight);
+    }
+}
+
+/// Appends so many bytes, to be filled in: to append them one by one takes a look at the room for each.
+fn extended(out: &mut BytesMut, count: usize) -> &mut [u8] {
+    let before = out.len();
+    out.resize(before + count, 0);
+    &mut out[before..]
 }
 
 #[cfg(test)]
@@ -197,6 +215,8 @@ mod tests {
     use super::super::Decoded;
     use super::*;
 
+    const REVOLUTION: u16 = 15;
+
     /// What the decoder of single frames makes of the front of these bytes, if it is a request.
     fn single(bytes: &[u8]) -> Option<(u32, Asks, Vec<Message>)> {
         let Ok(Some(Decoded::Frame(frame))) = Codec::default().decode(&mut BytesMut::from(bytes)) else {
@@ -204,6 +224,7 @@ mod tests {
         };
         let (asks, messages) = match frame.body {
             Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt }) => {
+                let ack_timeout_ticks = if ack_timeout_ticks == 0 { REVOLUTION } else { ack_timeout_ticks };
                 (Asks::Add { ack_timeout_ticks, attempt }, messages)
             }
             Body::DelMsg(DelMsg { messages, withdraw }) => (Asks::Del { withdraw }, messages),
@@ -221,7 +242,8 @@ mod tests {
                 vec(any::<(u64, u64)>().prop_map(Message::from), 1..20)
             ]
         };
-        let add = (messages(), any::<(u16, u8)>()).prop_map(|(messages, (ack_timeout_ticks, attempt))| {
+        let ack_timeouts = prop_oneof![Just(0), any::<u16>()];
+        let add = (messages(), ack_timeouts, any::<u8>()).prop_map(|(messages, ack_timeout_ticks, attempt)| {
             Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt })
         });
         let del = (messages(), any::<bool>())
@@ -249,7 +271,7 @@ mod tests {
             }
             bytes.truncate(bytes.len() - cut.index(bytes.len()) / 4);
             let mut burst = Burst::default();
-            let taken = codec.take_requests(&bytes, &mut burst, usize::MAX);
+            let taken = codec.take_requests(&bytes, &mut burst, usize::MAX, REVOLUTION);
             let mut rest = BytesMut::from(&bytes[..taken]);
             for request in &burst.requests {
                 let messages = burst.messages()[request.range()].to_vec();
