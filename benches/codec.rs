@@ -29,9 +29,6 @@ use crate::messages::random_messages;
 /// Frames of one message, and messages of a large frame, as many as come in one read of a busy connection.
 const SHAPES: [(&str, usize, usize); 2] = [("1 message a frame", 256, 1), ("512 messages a frame", 8, 512)];
 
-/// Frames whose order was drawn: more than a processor learns by heart.
-const MIXED: usize = 4_096;
-
 fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
     let mut group = criterion.benchmark_group(name);
     group.sample_size(20).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
@@ -53,7 +50,7 @@ fn decode(criterion: &mut Criterion) {
             });
         }
     }
-    let messages = random_messages(MIXED, 1);
+    let messages = random_messages(wire::MIXED, 1);
     let bytes = wire::mixed_frames(&messages);
     group.throughput(Throughput::Elements(messages.len() as u64));
     group.bench_function("AddNewMsg and DelMsg mixed, 1 message a frame, take_requests", |bencher| {

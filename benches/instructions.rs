@@ -16,16 +16,14 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use ackwheel::core::burst::{Burst, Outcome};
+use ackwheel::load::Order;
 use ackwheel::protocol::Codec;
 use bytes::BytesMut;
 
 use crate::messages::random_messages;
-use crate::wheel::{BATCH, Order, SLOTS, Subject, Window};
+use crate::wheel::{BATCH, SLOTS, Subject, Window};
 
 const IN_FLIGHT: usize = 100_000;
-
-/// Frames of `decode` and `encode`: more than a processor learns by heart.
-const OF_WIRE: usize = 4_096;
 
 /// Messages of each tick of `expire`.
 const OF_TICK: usize = 16_384;
@@ -108,25 +106,25 @@ fn singly(rounds: u64, order: Order) -> u64 {
 
 /// AddNewMsgs and DelMsgs of one message each, as drawn, read into a burst. An operation is a frame.
 fn decode(rounds: u64) -> u64 {
-    let bytes = wire::mixed_frames(&random_messages(OF_WIRE, 1));
+    let bytes = wire::mixed_frames(&random_messages(wire::MIXED, 1));
     let mut burst = Burst::default();
     for _ in 0..rounds {
         burst.clear(usize::MAX);
         let taken = Codec::default().take_requests(black_box(&bytes), &mut burst, usize::MAX, 15);
         assert_eq!(taken, bytes.len(), "every frame is a request without a fault");
     }
-    rounds * OF_WIRE as u64
+    rounds * wire::MIXED as u64
 }
 
 /// The answers to requests of one message each, AddNewMsgs and DelMsgs as drawn. An operation is an answer.
 fn encode(rounds: u64) -> u64 {
-    let burst = wire::answered(OF_WIRE, 1);
+    let burst = wire::answered(wire::MIXED, 1);
     let mut out = BytesMut::new();
     for _ in 0..rounds {
         out.clear();
         wire::encode_answers(black_box(&burst), &mut out);
     }
-    rounds * OF_WIRE as u64
+    rounds * wire::MIXED as u64
 }
 
 /// Each tick of a revolution times out as a whole: a round is a tick, and it takes two revolutions and two ticks until

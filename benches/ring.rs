@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use ackwheel::core::burst::Outcome;
 use ackwheel::core::message::Message;
+use ackwheel::load::Order;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use hashbrown::HashMap;
@@ -28,7 +29,7 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 
 use crate::messages::random_messages;
-use crate::wheel::{BATCH, Order, SLOTS, Subject, Window};
+use crate::wheel::{BATCH, SLOTS, Subject, Window};
 
 /// What a map would have to keep of a message: its deadline, the time of its add, its attempt.
 type Kept = (u16, u32, u8);

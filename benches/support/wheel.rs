@@ -10,6 +10,7 @@ use ackwheel::core::message::Message;
 use ackwheel::core::outbox::Retention;
 use ackwheel::core::ring::{Advance, AtOnce, Ring};
 use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::load::Order;
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
 use rand::rngs::SmallRng;
@@ -27,14 +28,6 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// Messages that are not in flight at a time, for each that is added next to come from.
 const SPARE: usize = 64 * BATCH;
-
-/// The order of adds and dels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    InTurn,
-    /// Drawn for each, so that no processor guesses it.
-    Mixed,
-}
 
 /// A ring, the burst that is used again for each read, and a time that moves when it is told to.
 pub struct Subject {

@@ -10,6 +10,9 @@ use rand::{Rng, SeedableRng};
 
 use crate::messages::random_messages;
 
+/// Frames whose kind is drawn: more than a processor learns by heart.
+pub const MIXED: usize = 4_096;
+
 fn draws() -> impl FnMut() -> bool {
     let mut random = SmallRng::seed_from_u64(7);
     move || random.next_u64() >> 63 == 1

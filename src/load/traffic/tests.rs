@@ -155,7 +155,7 @@ fn adds_and_dels_come_in_turn_or_as_drawn() {
         let kinds = server.asked.iter().map(|(kind, _)| *kind);
         let (frames, repeats) =
             (server.asked.len(), kinds.clone().zip(kinds.skip(1)).filter(|(a, b)| a == b).count());
-        // Where there is room, every second frame is of the kind of the last one.
+        // Where there is room, about every second frame is of the kind of the last one.
         let drawn = order == Order::Mixed && 2 * ids_per_frame <= most_ahead;
         assert!(if drawn { repeats > frames / 5 } else { repeats == 0 }, "{repeats} of {frames}");
         assert_eq!(plan.errors.told().0, 0, "{:?}", plan.errors);
