@@ -59,6 +59,8 @@ struct Model {
     now_ms: u64,
     pointer: u64,
     next_advance_ms: u64,
+    /// Ticks missed since the last move.
+    shifted: u64,
     in_flight: BTreeMap<Message, Life>,
     late: BTreeMap<Message, u64>,
     acked: BTreeMap<u64, u64>,
@@ -74,6 +76,7 @@ impl Model {
             now_ms: 0,
             pointer: FIRST_TICK,
             next_advance_ms: TICK_MS,
+            shifted: 0,
             in_flight: BTreeMap::new(),
             late: BTreeMap::new(),
             acked: BTreeMap::new(),
@@ -125,7 +128,8 @@ impl Model {
             None => return Advance::Waiting(self.next_advance()),
             Some(lateness) if lateness >= TICK_MS => {
                 self.next_advance_ms = self.now_ms + TICK_MS;
-                return Advance::Shifted { missed: lateness / TICK_MS, next: self.next_advance() };
+                self.shifted += lateness / TICK_MS;
+                return Advance::Waiting(self.next_advance());
             }
             Some(_) => {}
         }
@@ -143,7 +147,8 @@ impl Model {
         }
         let acked = self.acked.remove(&decided).unwrap_or_default();
         self.decided.insert(decided, (timed_out, acked));
-        Advance::Moved { decided: Tick(decided), lateness, next: self.next_advance() }
+        let shifted = std::mem::take(&mut self.shifted);
+        Advance::Moved { decided: Tick(decided), lateness, shifted, next: self.next_advance() }
     }
 }
 

@@ -99,6 +99,22 @@ fn acks_sent_while_redis_stands_still_count() {
     assert_eq!(ids, silent);
     assert!(asked.elapsed() >= Duration::from_secs(15), "early: {:?}", asked.elapsed());
     assert_eq!([&a, &b].map(|sidecar| sidecar.metrics().count("held_acks")), [0, 0]);
+    let shifted: u64 = [&a, &b].iter().map(|sidecar| sidecar.metrics().count("shifted_ticks_total")).sum();
+    assert!((5..=15).contains(&shifted), "6 s without Redis, and the grace, are counted as {shifted} ticks");
+    let leader = if a.metrics().count("shifted_ticks_total") > 0 { a } else { b };
+    let at = |words: &str| time_of_day(&leader.log().line(words).expect("a person is told"));
+    let waited = (at("every deadline is shifted") - at("Redis is back")).rem_euclid(86_400.0);
+    assert!(
+        (1.9..12.0).contains(&waited),
+        "the pointer moved {waited} s after Redis was back: Acks are held elsewhere"
+    );
+}
+
+/// When a line was logged, in seconds.
+fn time_of_day(line: &str) -> f64 {
+    let (_, time) = line.split_once('T').expect("a line begins with its time");
+    let parts = time[..15].split(':').map(|part| part.parse::<f64>().expect("hours, minutes, seconds"));
+    parts.fold(0.0, |sum, part| sum * 60.0 + part)
 }
 
 #[test]

@@ -76,6 +76,8 @@ struct Model {
     leader: Option<usize>,
     /// When each store that believes it leads means to move the pointer.
     next: [Option<u64>; STORES],
+    /// By how many ms the next move of each was put off.
+    shifted: [u64; STORES],
     /// What each store has seen of the pointer while another led, and since when.
     seen: [Option<(u64, u64)>; STORES],
     /// Message → deadline, attempt, and the time before which it must not time out.
@@ -123,7 +125,8 @@ impl Model {
             let missed = late / TICK_MS - CATCH_UP + 1;
             let next = next + missed * TICK_MS;
             self.next[store] = Some(next);
-            return Advance::Shifted { missed, next: time.at(next) };
+            self.shifted[store] += missed * TICK_MS;
+            return Advance::Waiting(time.at(next));
         }
         if self.leader != Some(store) {
             self.next[store] = None;
@@ -149,16 +152,18 @@ impl Model {
         let acked = self.acked.remove(&decided).unwrap_or_default();
         self.decided.insert(decided, (timed_out, acked));
         let lateness = Duration::from_millis(self.now - self.due);
-        Advance::Moved { decided: Tick(decided), lateness, next: time.at(next) }
+        let shifted = std::mem::take(&mut self.shifted[store]) / TICK_MS;
+        Advance::Moved { decided: Tick(decided), lateness, shifted, next: time.at(next) }
     }
 
     fn acquire(&mut self, store: usize) {
-        let gap = self.now - self.due;
+        let (gap, due_before) = (self.now - self.due, self.due);
         if gap >= TICK_MS {
             let own = self.seen[store].filter(|seen| seen.0 == self.pointer).map_or(0, |seen| self.now - seen.1);
             self.due = self.due.max(self.now - own.min(CATCH_UP * TICK_MS));
         }
         self.next[store] = Some(self.due + TICK_MS);
+        self.shifted[store] = self.due - due_before;
         self.leader = Some(store);
     }
 

@@ -17,6 +17,8 @@ pub struct Pace {
     tick_length: Duration,
     pointer: Tick,
     next_advance: Instant,
+    /// The ticks by which every deadline was shifted since the last move.
+    shifted: u64,
 }
 
 /// What the clock asks of the pointer.
@@ -40,7 +42,7 @@ impl Pace {
     /// A wheel that stands at `pointer` from `now` on.
     #[must_use]
     pub fn new(tick_length: Duration, pointer: Tick, now: Instant) -> Pace {
-        Pace { tick_length, pointer, next_advance: now + tick_length }
+        Pace { tick_length, pointer, next_advance: now + tick_length, shifted: 0 }
     }
 
     /// The tick at which the wheel stands.
@@ -79,15 +81,19 @@ impl Pace {
         Turn::Shift { missed: u64::try_from(missed).unwrap_or(u64::MAX) }
     }
 
-    /// Moves the pointer by one tick; the next move is due one tick after this one was.
-    pub fn advanced(&mut self) {
+    /// Moves the pointer by one tick; the next move is due one tick after this one was. Returns the ticks by which every
+    /// deadline was shifted since the move before.
+    pub fn advanced(&mut self) -> u64 {
         self.pointer = self.pointer.plus(1);
         self.next_advance += self.tick_length;
+        std::mem::take(&mut self.shifted)
     }
 
-    /// Shifts every deadline: the next move is due one tick from `now`.
-    pub fn shifted(&mut self, now: Instant) {
+    /// Shifts every deadline by the ticks that were missed: the next move is due one tick from `now`, which is returned.
+    pub fn shift(&mut self, missed: u64, now: Instant) -> Instant {
+        self.shifted += missed;
         self.next_advance = now + self.tick_length;
+        self.next_advance
     }
 }
 
@@ -107,7 +113,7 @@ mod tests {
         let late = start + TICK + TICK * 9 / 10;
         assert_eq!(pace.turn(late), Turn::Advance { lateness: TICK * 9 / 10 });
         assert_eq!(pace.tick_due(late), Tick(8), "the clock is ahead of the pointer");
-        pace.advanced();
+        assert_eq!(pace.advanced(), 0, "nothing was shifted");
         assert_eq!(pace.next_advance(), start + TICK * 2);
     }
 
@@ -118,8 +124,9 @@ mod tests {
         let woken = start + TICK * 4 + TICK / 4;
         assert_eq!(pace.turn(woken), Turn::Shift { missed: 3 });
         assert_eq!(pace.tick_due(woken), Tick(7), "missed ticks are not made up");
-        pace.shifted(woken);
+        assert_eq!(pace.shift(3, woken), woken + TICK);
         assert_eq!(pace.turn(woken), Turn::Wait(woken + TICK));
         assert_eq!(pace.pointer(), Tick(7));
+        assert_eq!([pace.advanced(), pace.advanced()], [3, 0], "told with the next move, and once");
     }
 }

@@ -119,7 +119,7 @@ pub struct DelMsgAnswer {
 /// What an advance did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advance {
-    /// The pointer stands where it should; come back then.
+    /// The pointer stands where it should, or waits after a stall; come back then.
     Waiting(Instant),
     /// The pointer moved by one tick and decided the one it left.
     Moved {
@@ -127,13 +127,8 @@ pub enum Advance {
         decided: Tick,
         /// How long after its time that was.
         lateness: Duration,
-        /// When the pointer is to move next.
-        next: Instant,
-    },
-    /// Every deadline was shifted by a stall.
-    Shifted {
-        /// The whole ticks that were missed.
-        missed: u64,
+        /// The whole ticks by which every deadline was shifted before that: by a stall, an outage, or as nobody led.
+        shifted: u64,
         /// When the pointer is to move next.
         next: Instant,
     },

@@ -179,18 +179,15 @@ impl MemoryRing {
         let now = now.max(latest);
         match standing.pace.turn(now) {
             Turn::Wait(until) => Advance::Waiting(until),
-            Turn::Shift { missed } => {
-                standing.pace.shifted(now);
-                Advance::Shifted { missed, next: standing.pace.next_advance() }
-            }
+            Turn::Shift { missed } => Advance::Waiting(standing.pace.shift(missed, now)),
             Turn::Advance { lateness } => {
                 let (decided, due_at) = (standing.pace.pointer(), standing.pace.next_advance());
-                standing.pace.advanced();
+                let shifted = standing.pace.advanced();
                 let (pointer, next) = (standing.pace.pointer(), standing.pace.next_advance());
                 if !standing.draining || self.options.keeps_on_drain {
                     self.decide(standing, decided..=decided, pointer, due_at, false);
                 }
-                Advance::Moved { decided, lateness, next }
+                Advance::Moved { decided, lateness, shifted, next }
             }
         }
     }
@@ -315,8 +312,11 @@ mod tests {
         let answer = ring.add_new_msg(request, woken).now_or_never().unwrap().unwrap();
         assert_eq!(answer.deadline, Tick(8));
         let advance = |now| ring.advance(now).now_or_never().unwrap().unwrap();
-        assert_eq!(advance(start + TICK), Advance::Shifted { missed: 1, next: woken + TICK });
+        assert_eq!(advance(start + TICK), Advance::Waiting(woken + TICK));
         // So tick 8 is decided two ticks after waking, and not at once.
         assert_eq!(advance(woken), Advance::Waiting(woken + TICK));
+        let moved = |decided, shifted, next| Advance::Moved { decided, lateness: Duration::ZERO, shifted, next };
+        assert_eq!(advance(woken + TICK), moved(Tick(7), 1, woken + TICK * 2));
+        assert_eq!(advance(woken + TICK * 2), moved(Tick(8), 0, woken + TICK * 3));
     }
 }

@@ -150,6 +150,7 @@ impl Inner {
     fn won(&self, answer: &mut Answer, session: u64, now: Instant) -> Result<Leadership, Refusal> {
         let (epoch, pointer) = (answer.count()?, Tick(answer.count()?));
         let next = from_now(now, answer.number()?);
+        let shifted = Duration::from_millis(answer.count()?);
         *self.highest_epoch.lock() = epoch;
         let lease_until = now + self.options.duration;
         self.office.enter(Term {
@@ -159,6 +160,7 @@ impl Inner {
             pointer,
             next,
             is_aware: true,
+            shifted,
             graced: None,
             frozen: Tick(0),
             seq: 0,

@@ -30,11 +30,21 @@ pub(super) struct Term {
     pub(super) next: Instant,
     /// Whether the leader knows why the pointer is late: it waited on purpose, or gave up what it had missed.
     pub(super) is_aware: bool,
+    /// By how much the next move was put off, and so every deadline is shifted, since the last one.
+    pub(super) shifted: Duration,
     /// Until when the pointer waits for the Acks that were held in an outage, since it last moved.
     pub(super) graced: Option<Instant>,
     /// Where expiry goes on, as far as it is known.
     pub(super) frozen: Tick,
     pub(super) seq: u64,
+}
+
+impl Term {
+    /// Puts the next move off, for a reason that the leader knows.
+    pub(super) fn put_off(&mut self, next: Instant) {
+        self.shifted += next.saturating_duration_since(self.next);
+        (self.next, self.is_aware) = (next, true);
+    }
 }
 
 /// The office of the leader, held or not.

@@ -168,8 +168,8 @@ impl Inner {
             let missed = late.saturating_sub(most).as_nanos() / tick_length.as_nanos() + 1;
             let missed = u64::try_from(missed).unwrap_or(u64::MAX);
             let next = term.next + self.options.wheel.ticks(missed);
-            self.office.note(term.epoch, |term| (term.next, term.is_aware) = (next, true));
-            return Ok(Advance::Shifted { missed, next });
+            self.office.note(term.epoch, |term| term.put_off(next));
+            return Ok(Advance::Waiting(next));
         }
         // What this sidecar has read comes before the decision. If Redis went away meanwhile, the wait begins anew.
         self.coalescer.flush().await;
@@ -200,11 +200,14 @@ impl Inner {
             "moved" => {
                 let next = from_now(at, answer.number()?);
                 let lateness = Duration::from_millis(answer.count()?);
+                let shifted = term.shifted.as_nanos() / self.options.wheel.tick_length().as_nanos();
+                let shifted = u64::try_from(shifted).unwrap_or(u64::MAX);
                 let pointer = term.pointer.plus(1);
                 self.office.note(term.epoch, |term| {
                     (term.pointer, term.next, term.is_aware, term.graced) = (pointer, next, false, None);
+                    term.shifted = Duration::ZERO;
                 });
-                Ok(Advance::Moved { decided: term.pointer, lateness, next })
+                Ok(Advance::Moved { decided: term.pointer, lateness, shifted, next })
             }
             "wait" => {
                 let next = from_now(at, answer.number()?);
@@ -213,7 +216,7 @@ impl Inner {
             }
             "delayed" => {
                 let next = at + self.options.outage_grace;
-                self.office.note(term.epoch, |term| (term.next, term.is_aware) = (next, true));
+                self.office.note(term.epoch, |term| term.put_off(next));
                 Ok(Advance::Waiting(next))
             }
             "busy" => Ok(Advance::Waiting(at + BUSY)),
@@ -240,8 +243,8 @@ impl Inner {
         self.office.note(term.epoch, |term| {
             let graced = session.recovered_at.map(|recovered| recovered + self.options.outage_grace);
             term.graced = term.graced.or(graced);
-            term.next = term.graced.map_or(term.next, |graced| graced.max(term.next));
-            (term.session, term.is_aware) = (session.number, true);
+            term.put_off(term.graced.map_or(term.next, |graced| graced.max(term.next)));
+            term.session = session.number;
         });
         self.office.term()
     }

@@ -293,24 +293,28 @@ impl Ticker {
         }
         match self.beating(self.seat.ring.advance(self.clock.now())).await? {
             Advance::Waiting(until) => self.next_advance = until,
-            Advance::Moved { decided, lateness, next } => {
+            Advance::Moved { decided, lateness, shifted, next } => {
                 debug!(tick = %decided, ?lateness, "decided");
                 self.next_advance = next;
                 (self.expiring, self.listed_ahead) = (true, false);
-            }
-            Advance::Shifted { missed, next } => {
-                self.next_advance = next;
-                self.metrics.shifted_ticks.inc_by(missed);
-                warn!(
-                    ticks = missed,
-                    "the pointer could not move for that long: every deadline is shifted by it, so that nobody is \
-                     declared offline for a stall on our side; look for a paused or starved process, or for an \
-                     outage of Redis"
-                );
+                self.tell_shifted(shifted);
             }
             Advance::Deposed => self.deposed(),
         }
         Ok(())
+    }
+
+    fn tell_shifted(&self, ticks: u64) {
+        if ticks == 0 {
+            return;
+        }
+        self.metrics.shifted_ticks.inc_by(ticks);
+        warn!(
+            ticks,
+            "the pointer did not move for that long: every deadline is shifted by it, so that nobody is declared \
+             offline for a stall on our side; look for a paused or starved process, an outage of Redis, or a time \
+             without a leader"
+        );
     }
 
     /// Does a step of expiry.

@@ -138,7 +138,7 @@ impl Ring for Script {
 
     fn advance(&self, now: Instant) -> Reply<Advance> {
         self.note(Call::Advance);
-        let moved = Advance::Moved { decided: Tick(1), lateness: Duration::ZERO, next: now + TICK };
+        let moved = Advance::Moved { decided: Tick(1), lateness: Duration::ZERO, shifted: 0, next: now + TICK };
         Reply::ok(self.advances.lock().pop_front().unwrap_or(moved))
     }
 
@@ -229,7 +229,12 @@ async fn a_connection_that_is_never_read_holds_a_move_up_for_half_a_tick_and_onc
 #[tokio::test(start_paused = true)]
 async fn connections_that_had_their_time_before_a_move_are_given_no_second_one() {
     let script = Script::new([leads(7, None)], Handover::Kept);
-    let first = Advance::Moved { decided: Tick(1), lateness: Duration::ZERO, next: script.start + TICK * 3 / 2 };
+    let first = Advance::Moved {
+        decided: Tick(1),
+        lateness: Duration::ZERO,
+        shifted: 0,
+        next: script.start + TICK * 3 / 2,
+    };
     // The move is due at 1,500 ms and held up until 1,997. Then so much time goes by that all are asked again.
     let waiting = Advance::Waiting(script.start + TICK * 2 + Duration::from_millis(20));
     script.advances.lock().extend([first, waiting]);

@@ -180,18 +180,15 @@ impl Ring for DashRing {
         let mut pace = self.pace.write();
         Reply::ok(match pace.turn(now) {
             Turn::Wait(until) => Advance::Waiting(until),
-            Turn::Shift { missed } => {
-                pace.shifted(now);
-                Advance::Shifted { missed, next: pace.next_advance() }
-            }
+            Turn::Shift { missed } => Advance::Waiting(pace.shift(missed, now)),
             Turn::Advance { lateness } => {
                 let (decided, due_at) = (pace.pointer(), pace.next_advance());
-                pace.advanced();
+                let shifted = pace.advanced();
                 let next = pace.next_advance();
                 let taken = self.slots.iter().map(|slots| slots.lock().take(decided)).collect();
                 drop(pace);
                 self.expiry.lock().freeze(decided, taken, self.options.storm, due_at);
-                Advance::Moved { decided, lateness, next }
+                Advance::Moved { decided, lateness, shifted, next }
             }
         })
     }

@@ -86,7 +86,7 @@ impl<R: Ring + AtOnce> Wheeled<R> {
     fn advance(&mut self, now: Instant) {
         let advanced = self.ring.advance(now).now_or_never().expect("memory answers at once");
         self.next = match advanced.expect("memory is not away") {
-            Advance::Waiting(next) | Advance::Moved { next, .. } | Advance::Shifted { next, .. } => Some(next),
+            Advance::Waiting(next) | Advance::Moved { next, .. } => Some(next),
             Advance::Deposed => None,
         };
     }

@@ -6,7 +6,7 @@
 -- ARGV[7] ms that an unused link is kept   ARGV[8] highest epoch that the candidate knows
 -- ARGV[9], ARGV[10] token and renewals of a lease that stands still and is to be deleted; empty without one
 -- ARGV[11] ms that the pointer has to wait after an outage   ARGV[12] ms that clocks may differ
--- Reply {'won', epoch, pointer, ms until the next move is due}
+-- Reply {'won', epoch, pointer, ms until the next move is due, ms by which every deadline is shifted}
 --   {'held', token, renewals, pointer, name of the leader}
 local pointer, due_ms, tick_ms, epoch, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'epoch', 'catch_up')
@@ -20,27 +20,34 @@ if holder and holder ~= ARGV[2] then
   return {'held', holder, renewals, pointer, redis.call('HGET', KEYS[1], 'leader') or ''}
 end
 
-local now = now_ms()
+local now, wait, shifted_ms = now_ms(), tonumber(ARGV[11]), 0
 if holder then
-  -- The answer to our own election was lost: we had won already.
+  -- The answer to our own election was lost: we had won already. Its shift is told with the first move.
   redis.call('PEXPIRE', KEYS[3], ARGV[4])
-  return {'won', epoch, pointer, due_ms + tick_ms - now}
-end
--- A Redis without memory lets a script finish whose first write needs none; a leader is what frees some.
-redis.call('PEXPIRE', KEYS[2], ARGV[7])
-redis.call('SET', KEYS[3], ARGV[2], 'NX', 'PX', ARGV[4])
-epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
+  local elected_at, told_ms = unpack(redis.call('HMGET', KEYS[1], 'elected_at', 'shifted_ms'))
+  if tonumber(elected_at) == pointer then shifted_ms = tonumber(told_ms) end
+else
+  -- A Redis without memory lets a script finish whose first write needs none; a leader is what frees some.
+  redis.call('PEXPIRE', KEYS[2], ARGV[7])
+  redis.call('SET', KEYS[3], ARGV[2], 'NX', 'PX', ARGV[4])
+  epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
+  redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'acquired_ms', now)
 
--- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The rest of the gap shifts every
--- deadline. A gap below a tick is none.
-local gap, slack, wait = now - due_ms, tonumber(ARGV[12]), tonumber(ARGV[11])
-if gap >= tick_ms then
-  local own = 0
-  if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) end
-  due_ms = math.max(due_ms, now - math.min(own, catch_up * tick_ms))
-elseif gap < -slack then
-  due_ms = now
+  -- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The rest of the gap shifts every
+  -- deadline. A gap below a tick is none.
+  local gap, slack = now - due_ms, tonumber(ARGV[12])
+  if gap >= tick_ms then
+    local own = 0
+    if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) end
+    shifted_ms = math.max(0, gap - math.min(own, catch_up * tick_ms))
+    due_ms = due_ms + shifted_ms
+  elseif gap < -slack then
+    due_ms = now
+  end
 end
-if wait > 0 then due_ms = math.max(due_ms, now + wait - tick_ms) end
-redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'acquired_ms', now, 'due_ms', due_ms)
-return {'won', epoch, pointer, due_ms + tick_ms - now}
+
+-- Also where the election was asked for before the outage, and held when Redis went on.
+local waited_ms = now + wait - tick_ms - due_ms
+if wait > 0 and waited_ms > 0 then due_ms, shifted_ms = due_ms + waited_ms, shifted_ms + waited_ms end
+redis.call('HSET', KEYS[1], 'due_ms', due_ms, 'elected_at', pointer, 'shifted_ms', shifted_ms)
+return {'won', epoch, pointer, due_ms + tick_ms - now, shifted_ms}
