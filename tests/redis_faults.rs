@@ -310,6 +310,8 @@ fn a_redis_without_memory_takes_no_adds_and_everything_else_goes_on() {
     assert_eq!(connection.ask(&frames::del(&[300])).outcomes(), [UNKNOWN], "what is unknown blocks nobody");
     let expected: Vec<u64> = ids.into_iter().filter(|id| *id != 7).collect();
     assert_eq!(take_until(&mut subscriber, &expected), expected, "the wheel turns, which is what frees memory");
+    drop(subscriber);
+    sidecar.connect().subscribed("default");
     redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     sidecar.connect().ask(&frames::add(&[200], 10, 1)).added();
 }

@@ -14,6 +14,8 @@ if is_new then
   trim()
   make(group, ARGV[5], kind)
 else
+  -- A Redis without memory lets a script finish whose first write needs none; a subscriber is what frees some.
+  redis.call('HDEL', members, group .. ' ' .. sidecar)
   attend(group, kind)
 end
 redis.call('HSET', members, group .. ' ' .. sidecar, 1)
