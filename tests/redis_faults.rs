@@ -213,20 +213,34 @@ fn a_flushed_script_cache_reaches_no_client() {
 
 #[test]
 fn a_redis_that_was_read_only_is_written_to_again() {
+    refuses_writes(&["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"], "readonly");
+}
+
+#[test]
+fn a_redis_with_too_few_replicas_is_written_to_again() {
+    let set = |least| ["CONFIG", "SET", "min-replicas-to-write", least];
+    refuses_writes(&set("1"), &set("0"), "unwritable");
+}
+
+fn refuses_writes(begin: &[&str], end: &[&str], kind: &str) {
     let redis = Redis::start();
     let [a, b] = two(&redis, &PATIENT);
     let mut subscriber = b.connect().subscribed("default");
     let [mut acker, mut adder] = [&a, &a].map(Sidecar::connect);
     adder.ask(&frames::add(&[1, 2], 40, 1)).added();
-    redis.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+    redis.command::<()>(begin);
     let acked = acker.request(&frames::del(&[1]));
     let refused = Instant::now();
     assert_store_error(&adder.ask(&frames::add(&[3], 15, 1)));
     assert!(refused.elapsed() < Duration::from_secs(2), "refused after {:?}", refused.elapsed());
     wait_until("it is not ready", || !a.is_ready());
     adder.ask(&frames::add(&[3], 15, 1)).assert_error(STORE_AWAY, RETRYABLE);
+    // Also while no connection can be made.
+    let refused = format!("redis_errors_total{{kind=\"{kind}\"}}");
+    let before = a.metrics().count(&refused);
+    wait_until("each attempt is counted by its cause", || a.metrics().count(&refused) > before + 3);
 
-    redis.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+    redis.command::<()>(end);
     for sidecar in [&a, &b] {
         sidecar.wait_until_ready();
     }

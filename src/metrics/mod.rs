@@ -50,8 +50,18 @@ pub const SCRIPTS: &[&str] = &[
 ];
 
 /// What goes wrong with Redis: the values of `kind` in `redis_errors_total`.
-pub const REDIS_ERRORS: &[&str] =
-    &["timeout", "disconnected", "readonly", "loading", "oom", "noscript", "stale", "forbidden", "other"];
+pub const REDIS_ERRORS: &[&str] = &[
+    "timeout",
+    "disconnected",
+    "readonly",
+    "unwritable",
+    "loading",
+    "oom",
+    "noscript",
+    "stale",
+    "forbidden",
+    "other",
+];
 
 /// What a sidecar accepts at most.
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +136,8 @@ impl Metrics {
         let frames = make.counters("frames_total", "Frames received and sent, by type.", "type");
         let refusals =
             make.counters("refusals_total", "Requests refused and connections closed, by reason.", "reason");
-        let redis_errors = make.counters("redis_errors_total", "Requests that Redis did not carry out.", "kind");
+        let redis_errors =
+            make.counters("redis_errors_total", "Requests and connections that Redis failed.", "kind");
         make.process_and_build();
         Metrics {
             messages_in_flight: make.gauge("messages_in_flight", "Messages neither acknowledged nor timed out."),

@@ -20,6 +20,10 @@ pub(super) enum FaultKind {
     Disconnected,
     /// This Redis takes no writes: it is a replica now.
     ReadOnly,
+    /// It refuses every write for now: it cannot save, or has too few replicas.
+    Unwritable,
+    /// It is a node of a Redis Cluster, which no sidecar follows.
+    Clustered,
     /// It is not ready yet.
     Loading,
     /// It has no memory left.
@@ -43,12 +47,13 @@ impl FaultKind {
             FaultKind::Timeout => "timeout",
             FaultKind::Disconnected => "disconnected",
             FaultKind::ReadOnly => "readonly",
+            FaultKind::Unwritable => "unwritable",
             FaultKind::Loading => "loading",
             FaultKind::OutOfMemory => "oom",
             FaultKind::NoScript => "noscript",
             FaultKind::Stale => "stale",
             FaultKind::Forbidden => "forbidden",
-            FaultKind::Away | FaultKind::Other => "other",
+            FaultKind::Clustered | FaultKind::Away | FaultKind::Other => "other",
         }
     }
 
@@ -58,6 +63,8 @@ impl FaultKind {
             self,
             FaultKind::Disconnected
                 | FaultKind::ReadOnly
+                | FaultKind::Unwritable
+                | FaultKind::Clustered
                 | FaultKind::Loading
                 | FaultKind::Stale
                 | FaultKind::Forbidden
@@ -72,8 +79,25 @@ impl FaultKind {
 
 impl Fault {
     /// The fault of a command that was not sent, because Redis is known to be away.
-    pub(super) fn away() -> Fault {
-        Fault { kind: FaultKind::Away, text: String::from("no connection to it could be made yet") }
+    pub(super) fn away(cause: &str) -> Fault {
+        Fault { kind: FaultKind::Away, text: cause.to_owned() }
+    }
+
+    /// What is wrong and what to do about it, where this Redis cannot be used at all.
+    pub(super) fn with_remedy(&self) -> String {
+        let remedy = match self.kind {
+            FaultKind::ReadOnly => "it is a read-only replica: name its primary",
+            FaultKind::Unwritable => "it takes no writes: look at its disk (MISCONF) or its replicas (NOREPLICAS)",
+            FaultKind::Clustered => {
+                "it is a node of a Redis Cluster, which ackwheel does not follow: name a single Redis, or a proxy"
+            }
+            FaultKind::Forbidden => {
+                "check user and password in --store, and give that user the commands that docs/REDIS.md lists"
+            }
+            FaultKind::OutOfMemory => "it has no memory left: raise its maxmemory",
+            _ => "look at its log",
+        };
+        format!("{}; {remedy}", self.text)
     }
 
     /// A reply that no script of this version gives.
@@ -97,15 +121,28 @@ impl From<RedisError> for Fault {
             (ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown), _) => {
                 FaultKind::Loading
             }
+            (
+                ErrorKind::Server(
+                    ServerErrorKind::Moved
+                    | ServerErrorKind::Ask
+                    | ServerErrorKind::ClusterDown
+                    | ServerErrorKind::CrossSlot,
+                ),
+                _,
+            ) => FaultKind::Clustered,
             (ErrorKind::Server(ServerErrorKind::NoScript), _) => FaultKind::NoScript,
             (ErrorKind::Server(ServerErrorKind::NoPerm) | ErrorKind::AuthenticationFailed, _)
             | (_, Some("NOAUTH" | "WRONGPASS")) => FaultKind::Forbidden,
             (_, Some("OOM")) => FaultKind::OutOfMemory,
+            (_, Some("MISCONF" | "NOREPLICAS")) => FaultKind::Unwritable,
             (_, Some("READONLY")) => FaultKind::ReadOnly,
             _ if error.is_unrecoverable_error() => FaultKind::Disconnected,
             _ => FaultKind::Other,
         };
-        Fault { kind, text: error.to_string() }
+        let text = error.to_string();
+        // Of several commands sent together, the first that failed says what the others do.
+        let first = error.into_server_errors().and_then(|errors| Some(errors.first()?.1.to_string()));
+        Fault { kind, text: first.unwrap_or(text) }
     }
 }
 

@@ -83,13 +83,17 @@ impl Shared {
         loop {
             match self.connect(known).await {
                 Ok(session) => return session,
-                Err(cause) => {
-                    let cause = cause.to_string();
+                Err(error) => {
+                    if let OpenError::Fault(fault) = &error {
+                        self.options.metrics.count_redis_error(fault.kind.as_str());
+                    }
+                    let cause = error.to_string();
                     if told.as_ref() != Some(&cause) {
                         warn!(
                             ring = self.options.ring,
                             cause, "Redis cannot be used; trying again: mend what the cause names"
                         );
+                        self.state.send_replace(State::Away(Arc::from(cause.as_str())));
                         told = Some(cause);
                     }
                 }

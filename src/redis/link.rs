@@ -68,10 +68,10 @@ pub(super) struct Session {
 }
 
 /// The state of a link.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) enum State {
-    #[default]
-    Away,
+    /// For this cause.
+    Away(Arc<str>),
     Up(Session),
 }
 
@@ -98,7 +98,7 @@ impl Drop for Link {
 impl Link {
     /// Connects, and from then on keeps the connection.
     pub(super) async fn open(options: LinkOptions) -> Result<Link, OpenError> {
-        let (state, _) = watch::channel(State::Away);
+        let (state, _) = watch::channel(State::Away(Arc::from("no connection was made yet")));
         let shared = Arc::new(Shared { options, state, timeouts: AtomicU32::new(0), broken: Notify::new() });
         let mut known = Known::default();
         let session = shared.connect(&mut known).await?;
@@ -129,7 +129,7 @@ impl Link {
     pub(super) fn session(&self) -> Result<Session, Fault> {
         match &*self.shared.state.borrow() {
             State::Up(session) => Ok(session.clone()),
-            State::Away => Err(Fault::away()),
+            State::Away(cause) => Err(Fault::away(cause)),
         }
     }
 
@@ -229,7 +229,7 @@ impl Link {
     pub(super) fn give_up(&self, session: &Session, fault: &Fault) {
         let gone = |state: &mut State| match state {
             State::Up(present) if present.number == session.number => {
-                *state = State::Away;
+                *state = State::Away(Arc::from(fault.text.as_str()));
                 true
             }
             _ => false,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::core::tick::Tick;
+use crate::core::tick::{Tick, Wheel};
 
 /// Who this sidecar is, to the others.
 #[derive(Clone, Debug)]
@@ -44,6 +44,11 @@ impl Term {
     pub(super) fn put_off(&mut self, next: Instant) {
         self.shifted += next.saturating_duration_since(self.next);
         (self.next, self.is_aware) = (next, true);
+    }
+
+    /// The whole ticks of that.
+    pub(super) fn shifted_ticks(&self, wheel: Wheel) -> u64 {
+        whole_ms(self.shifted) / u64::from(wheel.tick_ms())
     }
 }
 

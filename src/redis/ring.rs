@@ -200,8 +200,7 @@ impl Inner {
             "moved" => {
                 let next = from_now(at, answer.number()?);
                 let lateness = Duration::from_millis(answer.count()?);
-                let shifted = term.shifted.as_nanos() / self.options.wheel.tick_length().as_nanos();
-                let shifted = u64::try_from(shifted).unwrap_or(u64::MAX);
+                let shifted = term.shifted_ticks(self.options.wheel);
                 let pointer = term.pointer.plus(1);
                 self.office.note(term.epoch, |term| {
                     (term.pointer, term.next, term.is_aware, term.graced) = (pointer, next, false, None);

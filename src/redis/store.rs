@@ -222,7 +222,7 @@ async fn check(client: &Client) -> Result<(), RedisStoreError> {
             match asked.await.map_err(Fault::from) {
                 Ok(checked) => return checked.map_err(RedisStoreError::Unusable),
                 Err(fault) if fault.kind == FaultKind::Forbidden => {
-                    return Err(RedisStoreError::Unusable(format!("it does not let us in ({})", fault.text)));
+                    return Err(RedisStoreError::Unusable(fault.with_remedy()));
                 }
                 Err(fault) => {
                     if cause.replace(fault.text.clone()).is_none() {
@@ -243,11 +243,7 @@ async fn check(client: &Client) -> Result<(), RedisStoreError> {
 
 fn explain(error: OpenError, options: &RedisOptions) -> RedisStoreError {
     let Differs { schema, slots, tick_ms, rings } = match error {
-        OpenError::Fault(fault) if fault.kind == FaultKind::ReadOnly => {
-            let text = String::from("it is a read-only replica: name its primary");
-            return RedisStoreError::Unusable(text);
-        }
-        OpenError::Fault(fault) => return RedisStoreError::Unusable(fault.text),
+        OpenError::Fault(fault) => return RedisStoreError::Unusable(fault.with_remedy()),
         OpenError::Differs(differs) => differs,
     };
     let (wheel, namespace) = (options.wheel, &options.namespace);
