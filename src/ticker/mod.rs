@@ -140,6 +140,10 @@ impl Ticker {
             self.beat();
             let wait = self.turn().await;
             if wait.is_zero() {
+                // Whoever goes does not wait for the end of a large tick.
+                if let Ok(answer) = self.drains.try_recv() {
+                    self.drain_for(answer).await;
+                }
                 tokio::task::yield_now().await;
                 continue;
             }
@@ -149,12 +153,14 @@ impl Ticker {
                 () = self.vacancy.notified(), if self.standing == Standing::Follows => {
                     self.next_tend = Some(self.clock.now());
                 }
-                Some(answer) = self.drains.recv() => {
-                    // Whoever asked may have given up; the ring is drained all the same.
-                    let _ = answer.send(self.drain().await);
-                }
+                Some(answer) = self.drains.recv() => self.drain_for(answer).await,
             }
         }
+    }
+
+    /// Drains. Whoever asked may have given up; the ring is drained all the same.
+    async fn drain_for(&mut self, answer: Answer) {
+        let _ = answer.send(self.drain().await);
     }
 
     /// Does a step and says how long to wait after it. Trouble is told when it begins and when it is over.

@@ -59,3 +59,16 @@ async fn a_store_that_refuses_is_asked_again_after_a_pause() {
     assert_eq!(script.times(Call::Tend), [0, 100, 200]);
     assert_eq!(script.times(Call::Advance), [200]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn whoever_goes_does_not_publish_a_large_tick_to_its_end_first() {
+    let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
+    let (handle, _) = script.start();
+    let more = Expired { more: true, ..Expired::default() };
+    script.steps.lock().extend([more; 5_000]);
+    pass(100).await;
+    assert!(script.times(Call::Expire).len() > 10, "it is at it");
+    handle.drain().await.unwrap();
+    assert!(script.times(Call::Release)[0] <= 110, "{:?}", script.times(Call::Release));
+    assert!(script.steps.lock().len() > 4_000, "the next leader goes on with it");
+}
