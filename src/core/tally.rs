@@ -23,12 +23,13 @@ const STAMP_MICROS: u64 = 100;
 
 const _: () = assert!(STAMP_UNIT.as_micros() == STAMP_MICROS as u128);
 
-/// The longest difference that two stamps can tell.
-const STAMP_RANGE_SECS: u64 = (u32::MAX as u64) / 10_000;
+/// The longest time that two stamps can tell. What looks longer is of a stamp that lies before the other, by a minute at
+/// most.
+const LONGEST: u32 = u32::MAX - 600_000;
 
 // A message is stamped when it is added and asked for at most two revolutions later.
 const _: () = assert!(
-    2 * super::tick::MAX_SLOTS as u64 * super::tick::MAX_TICK.as_secs() <= STAMP_RANGE_SECS,
+    2 * super::tick::MAX_SLOTS as u64 * super::tick::MAX_TICK.as_secs() <= LONGEST as u64 / 10_000,
     "a stamp must outlast the longest life of a message"
 );
 
@@ -93,10 +94,12 @@ impl LatencyTally {
         self.sum_micros = self.sum_micros.saturating_add(micros.saturating_mul(times));
     }
 
-    /// Counts the time from one stamp to another.
+    /// Counts the time from one stamp to another. Where that is the earlier one, as between two threads of which one was
+    /// held up after it had read its time, it is none.
     #[inline]
     pub fn record_between(&mut self, earlier: Stamp, later: Stamp) {
         let units = later.0.wrapping_sub(earlier.0);
+        let units = if units > LONGEST { 0 } else { units };
         self.counts[bucket(units)] += 1;
         self.sum_micros += u64::from(units) * STAMP_MICROS;
     }
@@ -119,6 +122,15 @@ impl LatencyTally {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_ack_that_was_read_before_the_add_took_no_time() {
+        let mut tally = LatencyTally::default();
+        for (added, acked) in [(5, 4), (0, u32::MAX), (600_000, 0), (u32::MAX, 0)] {
+            tally.record_between(Stamp(added), Stamp(acked));
+        }
+        assert_eq!((tally.counts[0], tally.sum_micros), (4, STAMP_MICROS));
+    }
 
     #[test]
     fn a_latency_on_a_bound_belongs_below_it() {
