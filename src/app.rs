@@ -62,7 +62,8 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Listens, opens the store, and starts to turn the wheel.
+    /// Listens, opens the store, and starts to turn the wheel. Whoever drops this before it is
+    /// done loses nothing.
     ///
     /// # Errors
     ///

@@ -1,5 +1,6 @@
 //! SIGTERM: what was answered is kept, what is new is refused, and the end comes within 10 s.
 
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,8 +9,8 @@ use rustix::process::Signal;
 
 use crate::support::checker::{Ledger, Loader, Taker, assert_every_answer_was_kept};
 use crate::support::frames::{self, ACKED, LATE};
-use crate::support::process::assert_names;
-use crate::support::sidecar::Sidecar;
+use crate::support::process::{Log, Process, assert_names};
+use crate::support::sidecar::{Sidecar, serve};
 use crate::support::wait_until;
 
 const WITHIN: Duration = Duration::from_secs(10);
@@ -125,4 +126,20 @@ fn sigint_drains_too_and_a_second_signal_ends_at_once() {
     sidecar.signal(Signal::TERM);
     assert_eq!(sidecar.exit().code(), Some(1));
     assert!(again.elapsed() < Duration::from_secs(3), "took {:?}", again.elapsed());
+}
+
+#[test]
+fn whoever_still_waits_for_its_store_goes_at_once() {
+    // It takes connections, and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let store = format!("redis://{}/", silent.local_addr().unwrap());
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut process = Process::spawn(&mut serve(&["--store", &store]));
+        let log = Log::of(process.stderr());
+        log.line("trying for").expect("it waits");
+        let begun = Instant::now();
+        process.signal(signal);
+        assert_eq!(process.exit().code(), Some(0), "{}", log.text());
+        assert!(begun.elapsed() < Duration::from_secs(2), "took {:?}", begun.elapsed());
+    }
 }

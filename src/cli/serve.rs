@@ -85,7 +85,16 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let manager = service_manager();
     manager.starting("opening the store").await;
     let socket = config.socket.clone();
-    let sidecar = Sidecar::start(config).await.map_err(not_started)?;
+    // Nothing is accepted before the store is open, and no state file is read: there is nothing to drain.
+    let went = |signal: &str| {
+        info!("{signal}, while the store was not open yet");
+        Ok(())
+    };
+    let sidecar = tokio::select! {
+        started = Sidecar::start(config) => started.map_err(not_started)?,
+        _ = terminate.recv() => return went("SIGTERM"),
+        _ = interrupt.recv() => return went("SIGINT"),
+    };
     let socket = socket.as_ref().map(|path| display(path.display()));
     info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), socket, name = sidecar.name(), "listening");
     manager.ready(&format!("listening on {}, admin on {}", sidecar.address(), sidecar.admin_address())).await;
