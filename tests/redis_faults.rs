@@ -1,6 +1,7 @@
 //! Redis stands still, dies, comes back with everything or with nothing, or is read-only for a while.
 
 use std::collections::BTreeSet;
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -272,6 +273,24 @@ fn no_more_acks_are_held_than_may_be() {
     }
     a.wait_until_ready();
     assert_eq!(other.ask(&frames::del(&[11])).outcomes(), [ACKED]);
+}
+
+#[test]
+fn whoever_has_said_that_nothing_more_comes_is_answered_when_redis_is_back() {
+    let redis = Redis::start();
+    // Whoever is silent for 2 s is asked to go.
+    let sidecar = Sidecar::on(&redis, "only", &["--tick", "200ms", "--slots", "15"]);
+    let stream = TcpStream::connect(sidecar.listen).unwrap();
+    let mut connection = Raw::over_tcp(stream.try_clone().unwrap()).greet();
+    connection.ask(&frames::add(&[1], 15, 1)).added();
+    redis.stop();
+    let held = connection.request(&frames::del(&[1]));
+    stream.shutdown(Shutdown::Write).unwrap();
+    wait_until("it is held", || sidecar.metrics().count("held_acks") == 1);
+    sleep_until(Instant::now() + Duration::from_secs(4));
+    redis.go_on();
+    assert_eq!(connection.answer(held).outcomes(), [ACKED]);
+    assert_eq!(sidecar.metrics().refusals("silent"), 0);
 }
 
 #[test]

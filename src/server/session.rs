@@ -166,8 +166,8 @@ impl Session {
         }
         let has_room = self.has_room();
         let reading = self.is_listening() && has_room && self.wire.has_room();
-        if self.is_listening() && !reading {
-            // Whoever is not listened to cannot be judged silent.
+        if !reading {
+            // Whoever is not listened to cannot be judged silent: also who has said that nothing more comes, and waits.
             self.heard();
         }
         let wait = self.next_check().saturating_duration_since(self.shared.clock.alive());
