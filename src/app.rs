@@ -62,8 +62,7 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Listens, opens the store, and starts to turn the wheel. Whoever drops this before it is
-    /// done loses nothing.
+    /// Listens, opens the store, and starts to turn the wheel. Whoever drops this before it is done loses nothing.
     ///
     /// # Errors
     ///
