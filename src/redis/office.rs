@@ -46,7 +46,13 @@ impl Term {
         (self.next, self.is_aware) = (next, true);
     }
 
-    /// The whole ticks of that.
+    /// The pointer has moved, and moves again then.
+    pub(super) fn moved(&mut self, next: Instant) {
+        (self.pointer, self.next, self.is_aware) = (self.pointer.plus(1), next, false);
+        (self.graced, self.shifted) = (None, Duration::ZERO);
+    }
+
+    /// The whole ticks by which it was put off.
     pub(super) fn shifted_ticks(&self, wheel: Wheel) -> u64 {
         whole_ms(self.shifted) / u64::from(wheel.tick_ms())
     }

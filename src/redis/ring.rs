@@ -200,12 +200,9 @@ impl Inner {
             "moved" => {
                 let next = from_now(at, answer.number()?);
                 let lateness = Duration::from_millis(answer.count()?);
-                let shifted = term.shifted_ticks(self.options.wheel);
-                let pointer = term.pointer.plus(1);
-                self.office.note(term.epoch, |term| {
-                    (term.pointer, term.next, term.is_aware, term.graced) = (pointer, next, false, None);
-                    term.shifted = Duration::ZERO;
-                });
+                // A move whose answer was lost in an outage came before that, and was not put off by it.
+                let shifted = if answer.count()? > 0 { term.shifted_ticks(self.options.wheel) } else { 0 };
+                self.office.note(term.epoch, |term| term.moved(next));
                 Ok(Advance::Moved { decided: term.pointer, lateness, shifted, next })
             }
             "wait" => {

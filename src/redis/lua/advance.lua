@@ -5,7 +5,7 @@
 -- ARGV[6] ms that clocks may differ before a clock counts as set
 -- ARGV[7], ARGV[8] least number and share of a storm   ARGV[9] most frozen ticks
 -- ARGV[10] ms that a request may be under way before Redis counts as having stood still; empty if the leader knows
--- Reply {'moved', ms until the next move is due, ms late}   {'wait', ms}   {'busy'} too much is to be published first
+-- Reply {'moved', ms until the next move is due, ms late, 1 if it was now}   {'wait', ms}   {'busy'} too much is to be published first
 --   {'delayed'} Redis stood still, or its clock was set: Acks may wait, nothing is decided
 --   {'deposed', what}   {'elsewhere', pointer}
 local held = redis.call('GET', KEYS[3])
@@ -17,7 +17,7 @@ local pointer, due_ms, tick_ms, in_flight, frozen_from =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'in_flight', 'frozen_from')
 local tick, late, slack, now = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), now_ms()
 -- It has moved already, and the answer was lost.
-if pointer == tick + 1 then return {'moved', due_ms + tick_ms - now, 0} end
+if pointer == tick + 1 then return {'moved', due_ms + tick_ms - now, 0, 0} end
 if pointer ~= tick then return {'elsewhere', pointer} end
 -- Never before its time: deadlines were given by this clock.
 local early = due_ms + tick_ms - now
@@ -45,4 +45,4 @@ redis.call('HDEL', KEYS[4], 'acked:' .. tick)
 redis.call('HSET', KEYS[4], 'frozen:' .. tick, table.concat(
   {epoch, now, next_due, timed_out, acked, storm and 1 or 0, 0, 0}, ' '))
 redis.call('HSET', KEYS[1], 'pointer', tick + 1, 'due_ms', next_due, 'in_flight', in_flight - timed_out)
-return {'moved', next_due + tick_ms - now, now - next_due}
+return {'moved', next_due + tick_ms - now, now - next_due, 1}
