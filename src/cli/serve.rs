@@ -61,6 +61,8 @@ impl Serve {
             }
         });
         limit.say_all();
+        // Not to wait for a resolver that does not answer: nothing else is done on threads of its own.
+        runtime.shutdown_background();
         outcome
     }
 }
