@@ -61,6 +61,9 @@ fn acks_sent_while_redis_stands_still_count() {
     // The last hundred stay silent.
     let asked = Instant::now();
     first.ask(&frames::add(&(1..=1_100).collect::<Vec<_>>(), 15, 1)).added();
+    let shifted_ticks =
+        || [&a, &b].iter().map(|sidecar| sidecar.metrics().count("shifted_ticks_total")).sum::<u64>();
+    let shifted_before = shifted_ticks();
     redis.stop();
     let stopped = Instant::now();
     let waiting = [send_acks(&mut first, 1..=500), send_acks(&mut second, 501..=900)];
@@ -100,15 +103,22 @@ fn acks_sent_while_redis_stands_still_count() {
     assert_eq!(ids, silent);
     assert!(asked.elapsed() >= Duration::from_secs(15), "early: {:?}", asked.elapsed());
     assert_eq!([&a, &b].map(|sidecar| sidecar.metrics().count("held_acks")), [0, 0]);
-    let shifted: u64 = [&a, &b].iter().map(|sidecar| sidecar.metrics().count("shifted_ticks_total")).sum();
+    let shifted = shifted_ticks() - shifted_before;
     assert!((5..=15).contains(&shifted), "6 s without Redis, and the grace, are counted as {shifted} ticks");
-    let leader = if a.metrics().count("shifted_ticks_total") > 0 { a } else { b };
-    let at = |words: &str| time_of_day(&leader.log().line(words).expect("a person is told"));
-    let waited = (at("every deadline is shifted") - at("Redis is back")).rem_euclid(86_400.0);
+    let waited = [&a, &b].iter().find_map(|sidecar| shifted_after_outage(&sidecar.log().text()));
+    let waited = waited.expect("a person is told");
     assert!(
         (1.9..12.0).contains(&waited),
         "the pointer moved {waited} s after Redis was back: Acks are held elsewhere"
     );
+}
+
+/// How many seconds after Redis was back a shift was told, by the log of a sidecar.
+fn shifted_after_outage(log: &str) -> Option<f64> {
+    let mut lines = log.lines().skip_while(|line| !line.contains("Redis is back"));
+    let back = time_of_day(lines.next()?);
+    let shifted = time_of_day(lines.find(|line| line.contains("every deadline is shifted"))?);
+    Some((shifted - back).rem_euclid(86_400.0))
 }
 
 /// When a line was logged, in seconds.
@@ -291,6 +301,20 @@ fn whoever_has_said_that_nothing_more_comes_is_answered_when_redis_is_back() {
     redis.go_on();
     assert_eq!(connection.answer(held).outcomes(), [ACKED]);
     assert_eq!(sidecar.metrics().refusals("silent"), 0);
+    connection.assert_closed();
+
+    // Whoever is gone does not wait.
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[2], 15, 1)).added();
+    redis.stop();
+    connection.request(&frames::del(&[2]));
+    wait_until("it is held", || sidecar.metrics().count("held_acks") == 1);
+    drop(connection);
+    wait_until("its place is free", || sidecar.metrics().count("connections") == 0);
+    redis.go_on();
+    sidecar.wait_until_ready();
+    let again = sidecar.connect().ask(&frames::del(&[2]));
+    assert_eq!(again.outcomes(), [UNKNOWN], "its Ack was applied all the same");
 }
 
 #[test]

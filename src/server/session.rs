@@ -138,7 +138,8 @@ impl Session {
     fn is_over(&self) -> bool {
         match self.state {
             State::Closing => true,
-            State::Ended => !self.pending.is_waiting() && self.wire.is_flushed(),
+            // What it has asked for is done all the same.
+            State::Ended => self.wire.is_deaf() || !self.pending.is_waiting() && self.wire.is_flushed(),
             State::Greeting | State::Serving => false,
         }
     }

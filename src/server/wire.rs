@@ -95,6 +95,11 @@ impl Wire {
         self.codec = Codec::new(max_length);
     }
 
+    /// Whether the peer takes nothing any more.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.deaf
+    }
+
     /// Queues a frame.
     pub(super) fn send(&mut self, frame: &Frame) {
         if !self.deaf {
