@@ -309,6 +309,8 @@ fn whoever_has_said_that_nothing_more_comes_is_answered_when_redis_is_back() {
     redis.stop();
     connection.request(&frames::del(&[2]));
     wait_until("it is held", || sidecar.metrics().count("held_acks") == 1);
+    // Nothing is left unread, which would tell the server at once.
+    connection.ask(&frames::ping(b"there"));
     drop(connection);
     wait_until("its place is free", || sidecar.metrics().count("connections") == 0);
     redis.go_on();
