@@ -154,5 +154,7 @@ fn a_wrong_certificate_is_refused_at_the_start() {
     assert_eq!(check(&beyond_loopback).output(), "the configuration is right\n");
     assert_names(check(&files.flags()[..2]).error(64), &["--tls-cert", "--tls-key", "both"]);
     fs::write(&files.key, "no key").unwrap();
-    assert_names(check(&files.flags()).error(64), &["key.pem"]);
+    assert_names(check(&files.flags()).error(64), &["key.pem", "no private key", "PEM"]);
+    fs::write(&files.certificate, "no certificate").unwrap();
+    assert_names(check(&files.flags()).error(64), &["cert.pem", "no certificate in it", "PEM"]);
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tracing::{info, warn};
 
@@ -73,7 +73,13 @@ fn read(certificate: &Path, key: &Path) -> io::Result<Arc<ServerConfig>> {
     let chain = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| in_file(certificate, &error))?;
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| in_file(key, &error))?;
+    if chain.is_empty() {
+        return Err(in_file(certificate, &"there is no certificate in it: it must be a PEM file"));
+    }
+    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
+        pem::Error::NoItemsFound => in_file(key, &"there is no private key in it: it must be a PEM file"),
+        error => in_file(key, &error),
+    })?;
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret))
