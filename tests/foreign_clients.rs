@@ -267,6 +267,8 @@ fn each_goes_on_where_it_was_when_connections_are_cut_or_fall_silent() {
                 trouble(FrameType::DelMsgAnswer, 3, Trouble::Cut),
                 // The first batch is lost in silence, which the client must notice by itself.
                 trouble(FrameType::TimeoutBatch, 1, Trouble::Silence),
+                // Of another there is half: no messages can be read from that.
+                trouble(FrameType::TimeoutBatch, 1, Trouble::CutInside),
                 // What was dealt with is handed out again, and must not be dealt with again.
                 trouble(FrameType::BatchAck, 1, Trouble::Cut),
             ],

@@ -1,4 +1,4 @@
-//! A way to a sidecar that knows frames: it swallows one, and its connection is cut or falls silent.
+//! A way to a sidecar that knows frames: it swallows one, or half of one, and its connection is cut or falls silent.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,6 +11,8 @@ use std::thread;
 pub enum Trouble {
     /// It ends, for both sides.
     Cut,
+    /// The same, after the first half of the frame was carried.
+    CutInside,
     /// It stays, but carries nothing more in either direction, not even that the sidecar has closed.
     Silence,
 }
@@ -82,6 +84,10 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, plan: &Mutex<Vec<Planned>>, s
         }
         match due(plan, frame[4]) {
             Some(Trouble::Cut) => return,
+            Some(Trouble::CutInside) => {
+                let _ = to.write_all(&frame[..frame.len() / 2]);
+                return;
+            }
             Some(Trouble::Silence) => silent.store(true, Ordering::SeqCst),
             None => {}
         }

@@ -241,11 +241,9 @@ public final class Ackwheel implements AutoCloseable {
         ByteBuffer hello = allocate(9 + token.length + name.length).put("ACKW\1\1".getBytes(UTF_8));
         send(HELLO, 0, HELLO_ID, hello.putShort((short) token.length).put(token).put((byte) name.length).put(name));
         while (up || !closing) { // It may be closed before it is connected.
-            int length = in.readInt();
-            if (length < BODY || length > MAX_FRAME_LENGTH) {
-                throw new IOException("the server sent a frame of length " + length);
-            }
-            receive(ByteBuffer.wrap(in.readNBytes(length))).run();
+            byte[] frame = new byte[within(MAX_FRAME_LENGTH, in.readInt(), "the length of a frame")];
+            in.readFully(frame); // A part of a frame is none.
+            receive(ByteBuffer.wrap(frame)).run();
         }
     }
 
@@ -290,7 +288,7 @@ public final class Ackwheel implements AutoCloseable {
         BatchId id = new BatchId(body.getInt() >>> 16, body.getInt(), body.getLong(), body.getLong());
         int deliveryCount = body.getInt();
         long ageMs = body.getLong(), added = body.getLong(), acked = body.getLong();
-        int count = Math.min(body.getInt(), body.remaining() / 17), at = body.position();
+        int count = body.getInt(), at = body.position();
         IntFunction<Message> message = i -> new Message(body.getLong(at + 8 * i), body.getLong(at + 8 * (count + i)));
         int[] attempts = IntStream.range(0, count).map(i -> body.get(at + 16 * count + i) & 0xff).toArray();
         return new TimeoutBatch(id, deliveryCount, ageMs, added, acked, (flags & 1) != 0, (flags & 2) != 0,
