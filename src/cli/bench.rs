@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Failure;
-use super::connect::Connect;
+use super::connect::{Connect, admin};
 use super::text::whole;
 use crate::load::{self, Latency, LoadError, LoadOptions, Op, Order, Progress, Report, Stage};
 
@@ -82,7 +82,7 @@ pub(super) struct Bench {
     #[arg(long)]
     busy_poll: bool,
     /// The sidecar's admin address, for its CPU time and memory
-    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = "127.0.0.1:7416", value_name = "HOST:PORT")]
+    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = "127.0.0.1:7416", value_name = "HOST:PORT", value_parser = admin)]
     admin: String,
     /// Print JSON
     #[arg(long)]
@@ -106,7 +106,8 @@ enum OrderName {
 impl Bench {
     pub(super) fn run(self) -> Result<(), Failure> {
         let options = self.options()?;
-        let wanted = (options.connections + options.idle_connections) as u64 + OTHER_FILES;
+        let wanted =
+            (options.connections.saturating_add(options.idle_connections) as u64).saturating_add(OTHER_FILES);
         if let Ok(limit) = rlimit::increase_nofile_limit(u64::MAX)
             && limit < wanted
         {
@@ -215,6 +216,9 @@ fn table(report: &Report) -> String {
         let _ = writeln!(text, "{:<22} {:>14}", "pairs per second", whole(rounded(pairs)));
     }
     let _ = writeln!(text, "{:<22} {:>14}", "frames per second", whole(rounded(report.frames_per_second)));
+    if report.not_made > 0 {
+        let _ = writeln!(text, "{:<22} {:>14}", "due, and never asked", whole(report.not_made));
+    }
     let _ = writeln!(text, "\n{:<22} {:>10} {:>10} {:>10} {:>10}", "latency in us", "p50", "p99", "p99.9", "max");
     let latency = &report.latency_us;
     for (name, latency) in [("add", latency.add), ("del", latency.del), ("ping", latency.ping)] {

@@ -12,9 +12,9 @@ use tokio::time::sleep;
 use super::LoadError;
 use super::coordinator::lost;
 use super::crew::Shared;
+use super::plan::Plan;
 use super::recorder::Sightings;
 use super::timeouts::Timeouts;
-use super::traffic::Plan;
 use crate::alarm::Alarm;
 use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription};
 

@@ -12,7 +12,8 @@ use tokio::time::{Sleep, sleep};
 use tokio_util::codec::Decoder;
 
 use super::pace::Pace;
-use super::traffic::{Goal, Tally, Traffic, WRITE_AHEAD};
+use super::plan::Tally;
+use super::traffic::{Goal, Traffic, WRITE_AHEAD};
 use crate::alarm::Alarm;
 use crate::client::Greeted;
 use crate::clock::Clock;
@@ -148,6 +149,7 @@ impl Connection {
         loop {
             let now = self.stopwatch.now();
             if self.traffic.is_done(now) {
+                self.traffic.give_up(now);
                 return Ok(());
             }
             self.traffic.requests(now, &mut self.output);

@@ -11,10 +11,10 @@ use super::bystanders;
 use super::connection::{Arrival, Phase};
 use super::crew::Shared;
 use super::figures::{Figures, of_server};
+use super::plan::Tally;
 use super::recorder::{Recorder, Sightings};
 use super::report::{Latency, Lateness};
 use super::timeouts::Timeouts;
-use super::traffic::Tally;
 use super::{LoadError, Op, Progress, Report, ServerFigures, Stage, as_float};
 use crate::metrics::cpu_time;
 use crate::protocol::frame::Welcome;
@@ -178,6 +178,7 @@ impl<'a> Coordinator<'a> {
         let sum = |of: fn(&Tally) -> u64| measured.iter().map(of).sum::<u64>();
         let per_second = |count| as_float(count) / options.seconds;
         report.frames_per_second = per_second(sum(|tally| tally.frames));
+        report.not_made = sum(|tally| tally.not_made);
         let mut latencies = Recorder::default();
         for recorder in self.recorders {
             latencies.merge(&recorder.lock());

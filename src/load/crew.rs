@@ -13,8 +13,9 @@ use super::connection::{Arrival, Connection, Phase, Stopwatch, idle};
 use super::coordinator::Coordinator;
 use super::errors::Errors;
 use super::ids::Ids;
+use super::plan::Plan;
 use super::recorder::Recorder;
-use super::traffic::{Plan, Traffic};
+use super::traffic::Traffic;
 use super::{Live, LoadError, LoadOptions, Progress, Report};
 use crate::client::{ClientError, Greeted, greet};
 use crate::protocol::frame::Welcome;
@@ -67,20 +68,20 @@ pub(super) fn run(
     thread::scope(|scope| {
         let hire = || -> Result<Report, LoadError> {
             for (number, recorder) in recorders.iter().enumerate() {
+                let runtime = runtime()?;
                 let crew = Crew {
                     shared: shared.clone(),
-                    runtime: runtime()?,
                     number,
                     recorder: Arc::clone(recorder),
                     phases: phases.subscribe(),
                     arrivals: arrivals.clone(),
                 };
-                thread::Builder::new().name(format!("load-{number}")).spawn_scoped(scope, || crew.run())?;
+                thread::Builder::new().name(format!("load-{number}")).spawn_scoped(scope, || crew.run(runtime))?;
             }
             let coordinator = Coordinator::new(shared.clone(), &phases, arrived, &recorders, progress);
             // On a thread of its own, since the caller's may belong to a runtime already.
             let thread = thread::Builder::new().name("load".to_owned());
-            let coordinator = thread.spawn_scoped(scope, || coordinating.block_on(coordinator.run()))?;
+            let coordinator = thread.spawn_scoped(scope, || finish(coordinating, coordinator.run()))?;
             coordinator.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         let outcome = hire();
@@ -94,10 +95,16 @@ fn runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
+/// Runs it to its end, which waits for no resolver that is still asked.
+fn finish<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
+    let outcome = runtime.block_on(work);
+    runtime.shutdown_background();
+    outcome
+}
+
 /// A thread with its share of the connections.
 struct Crew {
     shared: Shared,
-    runtime: Runtime,
     number: usize,
     recorder: Arc<Mutex<Recorder>>,
     phases: watch::Receiver<Phase>,
@@ -105,8 +112,8 @@ struct Crew {
 }
 
 impl Crew {
-    fn run(self) {
-        self.runtime.block_on(async {
+    fn run(self, runtime: Runtime) {
+        finish(runtime, async {
             if self.shared.options.busy_poll {
                 tokio::spawn(stay_awake());
             }

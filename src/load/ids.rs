@@ -87,6 +87,10 @@ impl Ids {
         self.all_are_acked
     }
 
+    pub(super) const fn some_are_acked(&self) -> bool {
+        self.acked_below > 0
+    }
+
     pub(super) const fn with_clients(&self) -> bool {
         self.with_clients
     }

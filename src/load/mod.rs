@@ -38,6 +38,7 @@ mod options;
 mod order;
 mod outstanding;
 mod pace;
+mod plan;
 mod recorder;
 mod report;
 mod timeouts;

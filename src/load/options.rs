@@ -142,6 +142,8 @@ impl LoadOptions {
             ("--pipeline", self.pipeline.unwrap_or(1), MAX_PIPELINE),
             ("--ids-per-frame", self.ids_per_frame, MAX_MESSAGES),
             ("--threads", self.threads, self.connections),
+            // None is as good.
+            ("--idle-connections", self.idle_connections.max(1), MAX_CONNECTIONS),
         ] {
             if !(1..=most).contains(&value) {
                 return Err(impossible(format!("{flag} {value} is not possible: write 1 to {most}")));

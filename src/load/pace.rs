@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 /// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst: a
-/// logic node that pushes thousands of messages a second does not write them one by one either. Where the server is slower than the rate the schedule does not wait for it: latency
-/// counts from when a request was due, so that a server that stood still cannot hide how many would have waited.
+/// logic node that pushes thousands of messages a second does not write them one by one either. Where the server is slower
+/// than the rate the schedule does not wait for it: latency counts from when a request was due, so that a server that
+/// stood still cannot hide how many would have waited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// When the first burst is due, in ns since the load began.
@@ -58,6 +59,13 @@ impl Pace {
     /// The next was made.
     pub(super) const fn advance(&mut self) {
         self.made += 1;
+    }
+
+    /// What is left of the burst that is next will not be made; returns how many those are.
+    pub(super) const fn skip(&mut self) -> u64 {
+        let left = self.burst - self.made % self.burst;
+        self.made += left;
+        left
     }
 }
 

@@ -31,6 +31,14 @@ impl Default for Recorder {
 }
 
 impl Recorder {
+    /// Counts pairs, or without dels adds or Pings, that were due at `missed.sent_at` and never made.
+    pub(super) fn miss(&mut self, mut missed: Run, with_dels: bool, now: u64) {
+        if with_dels {
+            missed.clone().record(now, &mut self.dels);
+        }
+        missed.record(now, &mut self.adds);
+    }
+
     /// Adds what another has recorded.
     pub(super) fn merge(&mut self, other: &Recorder) {
         for (all, one) in [(&mut self.adds, &other.adds), (&mut self.dels, &other.dels)] {

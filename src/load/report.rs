@@ -38,6 +38,9 @@ pub struct Report {
     pub pairs_per_second: Option<f64>,
     /// Requests answered per second.
     pub frames_per_second: f64,
+    /// Pairs, or Pings, that were due at a fixed rate and never made, since the server was slower, or this load. Their
+    /// latency counts until the load gave them up: it is understated.
+    pub not_made: u64,
     /// From request to answer, in us; at a fixed rate from when the request was due.
     pub latency_us: LatencyReport,
     /// From the end of a tick to the arrival of its batch, in ms, counted per message; none where nothing timed out.
@@ -150,6 +153,7 @@ impl Report {
             seconds: options.seconds,
             pairs_per_second: None,
             frames_per_second: 0.0,
+            not_made: 0,
             latency_us: LatencyReport::default(),
             timeout_lateness_ms: None,
             timed_out: 0,

@@ -7,8 +7,8 @@ use hdrhistogram::Histogram;
 
 use super::errors::Errors;
 use super::ids::Ids;
+use super::plan::Tally;
 use super::recorder::{Sightings, histogram};
-use super::traffic::Tally;
 use crate::client::Delivered;
 use crate::core::batch::BatchId;
 use crate::protocol::frame::TimeoutBatch;

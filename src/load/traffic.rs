@@ -15,13 +15,12 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::errors::Errors;
-use super::ids::Ids;
 use super::order::acknowledged;
 use super::outstanding::{Kind, Outstanding, Sent};
 use super::pace::Pace;
-use super::recorder::{Recorder, Run, Sightings};
-use super::{Live, Op, Order};
+use super::plan::{Plan, Tally};
+use super::recorder::{Recorder, Run};
+use super::{Op, Order};
 use super::{unusual, wire};
 
 /// Requests are put together up to so many bytes ahead of what the server takes.
@@ -30,6 +29,10 @@ pub(super) const WRITE_AHEAD: usize = 256 * 1024;
 /// Messages that a connection adds beyond its window at most, where adds and dels are drawn. With more of them in a
 /// frame they take turns.
 const MOST_AHEAD: u64 = 8;
+
+/// For how long after the end, in ns, requests are still made that were due before it: where the server is slower than
+/// the rate there may be no end of them.
+const GRACE: u64 = 1_000_000_000;
 
 /// The first correlation id that the handshake leaves free.
 const FIRST_CORRELATION: u32 = 16;
@@ -41,43 +44,11 @@ pub(super) enum Goal {
     Rest,
     /// Add until the window is full.
     Fill,
-    /// Add and delete, or ping, until then, in ns since the load began. This is what is measured.
+    /// Add and delete, or ping, until then, in ns since the load began, and make what was due before that. This is
+    /// what is measured.
     Steady { until: u64 },
     /// Delete what is left.
     Clean,
-}
-
-/// What all connections of a load have in common.
-#[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) op: Op,
-    pub(super) ids: Ids,
-    pub(super) pipeline: usize,
-    pub(super) ids_per_frame: u64,
-    pub(super) order: Order,
-    pub(super) ack_timeout_ticks: u16,
-    pub(super) ping_length: usize,
-    pub(super) errors: Errors,
-    pub(super) live: Live,
-}
-
-/// What one connection has done and seen.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Tally {
-    /// Which connection it is.
-    pub(super) connection: usize,
-    /// Messages added while it was measured.
-    pub(super) added: u64,
-    /// Messages acknowledged while it was measured.
-    pub(super) acked: u64,
-    /// Requests answered while it was measured.
-    pub(super) frames: u64,
-    /// Messages in flight that are not to be acknowledged, since the beginning.
-    pub(super) left_to_time_out: u64,
-    /// Numbers that were given to messages, since the beginning.
-    pub(super) numbers: u64,
-    /// When the server was at which deadline.
-    pub(super) sightings: Sightings,
 }
 
 /// The traffic of one connection.
@@ -134,11 +105,11 @@ impl Traffic {
     }
 
     /// Whether what was to be done is done.
-    pub(super) const fn is_done(&self, now: u64) -> bool {
+    pub(super) fn is_done(&self, now: u64) -> bool {
         let made = match self.goal {
             Goal::Rest => true,
             Goal::Fill => self.next_add >= self.window,
-            Goal::Steady { until } => now >= until,
+            Goal::Steady { until } => now >= until && !self.is_behind(now, until),
             Goal::Clean => self.next_del >= self.next_add,
         };
         made && self.outstanding.is_empty()
@@ -151,7 +122,9 @@ impl Traffic {
             let more = match self.goal {
                 Goal::Rest => false,
                 Goal::Fill => self.next_add < self.window && self.add(now, self.window - self.next_add, out),
-                Goal::Steady { until } => now < until && self.steady(now, out),
+                Goal::Steady { until } => {
+                    (now < until || self.is_behind(now, until)) && self.steady(now, until, out)
+                }
                 Goal::Clean => self.next_del < self.next_add && self.del(now, self.next_add, out),
             };
             if !more {
@@ -160,15 +133,37 @@ impl Traffic {
         }
     }
 
+    /// Whether, at a fixed rate, something is still to be made that was due before the end.
+    fn is_behind(&self, now: u64, until: u64) -> bool {
+        let is_due = |pace: &Pace| now < until.saturating_add(GRACE) && (pace.next() < until || self.can_del());
+        self.pace.as_ref().is_some_and(is_due)
+    }
+
+    /// Whether a pair has begun.
+    fn can_del(&self) -> bool {
+        self.next_add - self.next_del >= self.window + self.plan.ids_per_frame
+    }
+
+    /// Counts what was due before the end and never made as if it had been answered `now`: it would not have been before.
+    pub(super) fn give_up(&mut self, now: u64) {
+        let (Goal::Steady { until }, Some(pace)) = (self.goal, &mut self.pace) else { return };
+        let with_dels = self.plan.op == Op::Wheel && self.plan.ids.some_are_acked();
+        let mut recorder = self.recorder.lock();
+        while pace.next() < until {
+            let missed = Run { sent_at: pace.next(), count: pace.skip() };
+            self.tally.not_made += missed.count;
+            recorder.miss(missed, with_dels, now);
+        }
+    }
+
     /// The next of a pair, or a Ping, if it is due.
-    fn steady(&mut self, now: u64, out: &mut Vec<u8>) -> bool {
-        let frame = self.plan.ids_per_frame;
-        let can_del = self.next_add - self.next_del >= self.window + frame;
+    fn steady(&mut self, now: u64, until: u64, out: &mut Vec<u8>) -> bool {
+        let (frame, can_del) = (self.plan.ids_per_frame, self.can_del());
         if can_del && !self.adds_first() {
             return self.second(now, out);
         }
         let due_at = self.pace.as_ref().map_or(now, Pace::next);
-        if due_at > now {
+        if due_at > now || due_at >= until {
             return can_del && self.second(now, out);
         }
         self.due_at = due_at;
@@ -247,6 +242,8 @@ impl Traffic {
         let recorder = Arc::clone(&self.recorder);
         let mut recorder = recorder.lock();
         let measured = matches!(self.goal, Goal::Steady { until } if now < until);
+        // At a fixed rate everything counts that was due, however late its answer.
+        let timed = measured || (matches!(self.goal, Goal::Steady { .. }) && self.pace.is_some());
         let (mut taken, mut messages, mut frames) = (0, 0, 0);
         let before = (self.tally.added, self.tally.acked);
         while let Some(frame) = wire::next_frame(&input[taken..]).map_err(unusual::broken)? {
@@ -259,11 +256,13 @@ impl Traffic {
             };
             frames += 1;
             messages += u64::from(sent.count);
-            self.answer(frame, sent, now, measured.then_some(&mut *recorder))?;
+            self.answer(frame, sent, now, timed.then_some(&mut *recorder))?;
         }
-        if measured {
+        if timed {
             self.add_run.record(now, &mut recorder.adds);
             self.del_run.record(now, &mut recorder.dels);
+        }
+        if measured {
             self.tally.frames += frames;
         } else {
             (self.tally.added, self.tally.acked) = before;

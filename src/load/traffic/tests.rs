@@ -3,6 +3,9 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio_util::codec::Decoder;
 
+use super::super::Live;
+use super::super::errors::Errors;
+use super::super::ids::Ids;
 use super::*;
 use crate::core::message::{AddOutcome, DelOutcome, Message};
 use crate::core::ring::AddNewMsgAnswer;
@@ -18,6 +21,8 @@ struct Server {
     /// Messages of each AddNewMsg and DelMsg, and Pings as none.
     asked: Vec<(FrameKind, Vec<u64>)>,
 }
+
+const MS: u64 = 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FrameKind {
@@ -221,10 +226,8 @@ fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
     let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
     let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
     // A pair every 5 ms, so that five are due at 20 ms; none was made since the server took so long.
-    traffic.pursue(
-        Goal::Steady { until: filled + 1_000_000_000 },
-        Some(Pace::new(filled, 200.0, Duration::from_millis(4), 0, 1)),
-    );
+    let pace = Pace::new(filled, 200.0, Duration::from_millis(4), 0, 1);
+    traffic.pursue(Goal::Steady { until: filled + 1_000 * MS }, Some(pace));
     let mut out = Vec::new();
     traffic.requests(filled + 20_000_000, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
@@ -242,14 +245,56 @@ fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
 }
 
 #[test]
+fn at_a_fixed_rate_a_server_that_stands_still_at_the_end_hides_nothing() {
+    let plan = Arc::new(Plan { pipeline: 4, ..plan_of(Op::Wheel, 1.0, 1) });
+    let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
+    let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+    // A pair every 100 ms for a second. Two are asked, and then nothing is answered for 3 s.
+    let (until, mut out) = (filled + 1_000 * MS, Vec::new());
+    traffic.pursue(Goal::Steady { until }, Some(Pace::new(filled, 10.0, Duration::from_millis(4), 0, 1)));
+    for now in [0, 100, 200, 900, 1_100, 1_900] {
+        traffic.requests(filled + now * MS, &mut out);
+    }
+    assert!(!traffic.is_done(filled + 1_950 * MS), "what was made is not answered");
+    let now = filled + 3_000 * MS;
+    let answers = server.answer(&std::mem::take(&mut out));
+    assert_eq!(traffic.answers(&answers, now, &mut out), Ok(answers.len()));
+    traffic.requests(now, &mut out);
+    assert!(out.is_empty() && traffic.is_done(now), "a second after the end no more is made");
+    traffic.give_up(now);
+    let (tally, recorder) = (traffic.tally(), traffic.recorder.lock());
+    assert_eq!((tally.added, tally.acked, tally.frames, tally.not_made), (0, 0, 0, 8), "none in time");
+    for histogram in [&recorder.adds, &recorder.dels] {
+        assert_eq!(histogram.len(), 10);
+        assert!(histogram.min().abs_diff(2_100 * MS) <= 5 * MS && histogram.max().abs_diff(3_000 * MS) <= 5 * MS);
+    }
+}
+
+#[test]
+fn what_was_due_before_the_end_is_made_after_it_and_nothing_else() {
+    let plan = plan(Op::Ping, 1.0, 1);
+    let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
+    let (until, mut out) = (1_000 * MS, Vec::new());
+    traffic.pursue(Goal::Steady { until }, Some(Pace::new(0, 10.0, Duration::from_millis(4), 0, 1)));
+    assert!(!traffic.is_done(until), "ten Pings were due");
+    traffic.requests(until + 1, &mut out);
+    let answers = server.answer(&std::mem::take(&mut out));
+    assert_eq!(traffic.answers(&answers, until + 2, &mut out), Ok(answers.len()));
+    traffic.requests(until + 500 * MS, &mut out);
+    assert!(traffic.is_done(until + 500 * MS));
+    traffic.give_up(until + 500 * MS);
+    let (tally, recorder) = (traffic.tally(), traffic.recorder.lock());
+    assert_eq!((server.asked.len(), tally.not_made, tally.frames), (10, 0, 0));
+    assert_eq!((recorder.adds.len(), recorder.dels.len()), (10, 0));
+}
+
+#[test]
 fn the_tick_is_seen_when_a_request_is_made_and_not_when_it_was_due() {
     let plan = plan(Op::Wheel, 0.0, 1);
     let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
     let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
-    traffic.pursue(
-        Goal::Steady { until: filled + 1_000_000_000 },
-        Some(Pace::new(filled, 200.0, Duration::from_millis(4), 0, 1)),
-    );
+    let pace = Pace::new(filled, 200.0, Duration::from_millis(4), 0, 1);
+    traffic.pursue(Goal::Steady { until: filled + 1_000 * MS }, Some(pace));
     let (mut out, made_at) = (Vec::new(), filled + 22_000_000);
     traffic.requests(made_at, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
