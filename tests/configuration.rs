@@ -57,7 +57,14 @@ fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
     ] {
         assert_refused(&[redis, flags].concat(), &words);
     }
-    assert_refused(&["--log", "a=b=c"], &["a=b=c", "--log"]);
+    for (text, word) in [("a=b=c", "a=b=c"), ("warning", "warning"), ("info, verbose", "verbose"), ("", "\"\"")] {
+        assert_refused(&["--log", text], &[word, "--log", "warn", "off"]);
+    }
+    for flag in ["--redeliver-after", "--hello-timeout", "--outbox-retention"] {
+        assert_refused(&[flag, "500000000000years"], &[flag, "500000000000years", "a year"]);
+    }
+    assert_refused(&["--threads", "3000"], &["--threads 3000", "1024"]);
+    assert_refused(&["--listen", "127.0.0.1"], &["127.0.0.1", "HOST:PORT"]);
     assert_refused(&["--token-file", "/nonexistent/token"], &["/nonexistent/token", "--token-file"]);
     assert_refused(&["--config", "/nonexistent/file"], &["/nonexistent/file"]);
 }
@@ -136,6 +143,8 @@ fn a_file_with_an_unknown_key_or_a_wrong_value_is_refused_by_name() {
         ("slots = \"five\"\n", &["slots", "line 1"]),
         ("tick = \"soon\"\n", &["tick", "soon"]),
         ("slots = \n", &["line 1"]),
+        ("slots = 5\nstor = \"redis://:secret@h:1\"\n", &["stor", "line 2", "store"]),
+        ("store = \"redis://:secret@h:1\n", &["line 1"]),
         ("slots = 0\n", &["0 slots", "15 is usual"]),
         ("listen = \"0.0.0.0:0\"\n", &["0.0.0.0:0", "--token-file"]),
     ] {
@@ -143,6 +152,7 @@ fn a_file_with_an_unknown_key_or_a_wrong_value_is_refused_by_name() {
         let path = file.to_str().unwrap();
         let run = check(&["--config", path]);
         assert_names(run.error(64), words);
+        assert!(!run.stderr.contains("secret"), "{}", run.stderr);
         let run = Run::of(&mut program(&["serve", "--admin", "127.0.0.1:0", "--config", path]));
         assert_names(run.error(64), words);
         if text.contains("tik") || text.contains("five") {

@@ -7,6 +7,7 @@ use clap::{Args, ValueHint};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::field::display;
 use tracing::{info, warn};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, registry};
@@ -139,11 +140,19 @@ fn usage(error: impl std::fmt::Display) -> Failure {
 
 /// What is logged; of that, the lines about lines that were left out always.
 fn filter(text: &str) -> Result<EnvFilter, Failure> {
-    let filter = EnvFilter::try_new(text).map_err(|error| {
+    let wrong = |why: &dyn std::fmt::Display| {
         Failure::Usage(format!(
-            "--log {text:?}: {error}; write a level, or a filter as in info,ackwheel::server=debug"
+            "--log {text:?}: {why}; write error, warn, info, debug, trace or off, or a filter as in \
+             info,ackwheel::server=debug"
         ))
-    })?;
+    };
+    // A word that is no level counts as the name of a module, and then nothing else is logged.
+    let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
+    let is_known = |word: &str| word.contains(['=', '[', ':']) || is_level(word);
+    if let Some(word) = text.split(',').map(str::trim).find(|word| !is_known(word)) {
+        return Err(wrong(&format_args!("{word:?} is no level")));
+    }
+    let filter = EnvFilter::try_new(text).map_err(|error| wrong(&error))?;
     let counts = format!("{}=info", log::TARGET).parse().expect("a target and a level make a directive");
     Ok(filter.add_directive(counts))
 }

@@ -6,6 +6,7 @@
 mod settings;
 mod store;
 
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -65,6 +66,11 @@ pub struct Config {
 
 /// A drain must leave time to end within the 10 s that orchestrators are told.
 const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// The longest time that a setting may be.
+pub const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+const MAX_THREADS: u16 = 1_024;
 
 /// The longest name of a sidecar, in bytes.
 const MAX_NAME_LENGTH: usize = 128;
@@ -134,6 +140,9 @@ impl Settings {
     fn threads(&self) -> Result<usize, ConfigError> {
         match self.threads {
             Some(0) => Err(ConfigError(String::from("--threads 0 serves nobody: give at least 1"))),
+            Some(threads) if threads > MAX_THREADS => Err(ConfigError(format!(
+                "--threads {threads} are more than serve anybody faster: choose at most {MAX_THREADS}"
+            ))),
             Some(threads) => Ok(threads.into()),
             None => Ok((std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)),
         }
@@ -209,17 +218,23 @@ impl Settings {
 }
 
 fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
-    let resolved = text.to_socket_addrs().map(|mut addresses| addresses.next());
-    match resolved {
+    const FORM: &str = "write HOST:PORT, as in 127.0.0.1:7415 (port 0 takes a free one)";
+    match text.to_socket_addrs().map(|mut addresses| addresses.next()) {
         Ok(Some(address)) => Ok(address),
-        _ => Err(ConfigError(format!(
-            "{flag} {text:?} is not an address: write HOST:PORT, as in 127.0.0.1:7415 (port 0 takes a free one)"
-        ))),
+        Err(error) if error.kind() != io::ErrorKind::InvalidInput => {
+            Err(ConfigError(format!("{flag} {text:?} cannot be resolved ({error}): {FORM}")))
+        }
+        _ => Err(ConfigError(format!("{flag} {text:?} is not an address: {FORM}"))),
     }
 }
 
+/// Above 0, and no longer than clocks can tell.
 fn positive(flag: &str, given: Option<Duration>, default_secs: u64) -> Result<Duration, ConfigError> {
     match given {
+        Some(longer) if longer > LONGEST => Err(ConfigError(format!(
+            "{flag} {} is too long: choose at most a year (default {default_secs}s)",
+            humantime::format_duration(longer)
+        ))),
         Some(Duration::ZERO) => Err(ConfigError(format!(
             "{flag} 0s leaves no time at all: choose a duration above 0 (default {default_secs}s)"
         ))),

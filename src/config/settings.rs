@@ -185,12 +185,7 @@ impl Settings {
         let text = fs::read_to_string(path).map_err(|error| {
             ConfigError(format!("cannot read the configuration file {}: {error}", path.display()))
         })?;
-        toml::from_str(&text).map_err(|error| {
-            ConfigError(format!(
-                "{}: {error}mend or remove that line; `ackwheel serve --help` lists the keys (without the dashes)",
-                path.display()
-            ))
-        })
+        toml::from_str(&text).map_err(|error| wrong_line(path, &text, &error))
     }
 
     /// These settings, and where they are silent those of `fallback`.
@@ -206,4 +201,19 @@ impl Settings {
             max_queued_bytes hello_timeout drain_timeout threads log log_format
         }
     }
+}
+
+/// What is wrong with a line of a file. The line itself is not shown: a store's URL has its password in it.
+fn wrong_line(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let number = before.matches('\n').count();
+    let key = text.lines().nth(number).and_then(|line| line.split_once('=')).map_or("", |(key, _)| key.trim());
+    let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
+    let key = if is_key { format!(" ({key})") } else { String::new() };
+    ConfigError(format!(
+        "{}, line {}{key}: {}: mend or remove it; ackwheel serve --help lists the keys (without the dashes)",
+        path.display(),
+        number + 1,
+        error.message().trim_end(),
+    ))
 }
