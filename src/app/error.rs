@@ -9,7 +9,7 @@ use crate::redis::RedisStoreError;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// An address could not be listened on.
-    #[error("cannot listen on {address}: {cause}; is another sidecar running there? choose another {flag}")]
+    #[error("cannot listen on {address}: {cause}{}; choose another {flag}", suspicion(cause))]
     Listen {
         /// The flag that names the address.
         flag: &'static str,
@@ -34,4 +34,9 @@ pub enum StartError {
         /// The cause.
         cause: RedisStoreError,
     },
+}
+
+/// Who may be in the way.
+fn suspicion(cause: &io::Error) -> &'static str {
+    if cause.kind() == io::ErrorKind::AddrInUse { "; is another sidecar running there?" } else { "" }
 }

@@ -93,6 +93,11 @@ struct SavedMessage {
 /// Reads a state file, if there is one, and makes sure that one can be written.
 pub(super) fn load(path: &Path, wheel: Wheel) -> Result<Option<Saved>, StateError> {
     let io_error = |what| move |cause| StateError::Io { what, path: path.to_owned(), cause };
+    // What is no file may have no end.
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        let cause = io::Error::new(io::ErrorKind::InvalidInput, "it is not a file");
+        return Err(io_error("read")(cause));
+    }
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
