@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::support::frames;
-use crate::support::process::{Run, assert_names, program};
+use crate::support::process::{Process, Run, assert_names, lines, program};
 use crate::support::sidecar::Sidecar;
 use crate::support::watch::Watch;
-use crate::support::{SLACK, sleep_until, wait_until};
+use crate::support::{PATIENCE, SLACK, sleep_until, wait_until};
 
 const REVOLUTION: Duration = Duration::from_secs(3);
 const TICK: Duration = Duration::from_millis(200);
@@ -154,6 +154,30 @@ fn a_watch_ends_after_as_many_batches_as_asked_and_has_acknowledged_them() {
     let run = sidecar.run(&["watch", "--group", "default", "--count", "1"]);
     assert_names(run.output(), &[" 1/1 timed out delivery 2: 3\n"]);
     sidecar.wait_for_settled("default");
+}
+
+#[test]
+fn a_watch_whose_reader_is_slow_stays_connected_and_prints_everything() {
+    const COUNT: u64 = 12_000;
+    let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "5"]);
+    let mut watch = Process::spawn(&mut sidecar.command(&["watch", "--json"]));
+    sidecar.wait_for_subscribers(1);
+    // A line is longer than what a pipe holds.
+    let ids: Vec<String> = (1..=COUNT).map(|nth| (u64::MAX - nth).to_string()).collect();
+    let words: Vec<&str> = ["add"].into_iter().chain(ids.iter().map(String::as_str)).collect();
+    sidecar.run(&words).output();
+    // Who answers no Ping for two seconds is silent.
+    let begun = sidecar.pointer();
+    wait_until("four seconds have passed", || sidecar.pointer() >= begun + 40);
+    assert_eq!(sidecar.metrics().refusals("silent"), 0);
+    let printed = lines(watch.stdout());
+    let mut left = COUNT;
+    while left > 0 {
+        let (_, line) = printed.recv_timeout(PATIENCE).expect("what timed out is printed");
+        let line: Value = serde_json::from_str(&line).expect("a line of JSON");
+        assert_eq!(line["delivery"], 1);
+        left -= line["ids"].as_array().expect("a list").len() as u64;
+    }
 }
 
 #[test]

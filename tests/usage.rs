@@ -25,6 +25,15 @@ fn a_wrong_command_line_ends_with_64_and_names_the_word() {
         (&["add", "1", "--timeout", "soon"], &["soon", "--timeout"]),
         (&["add", "1", "--addr", "nowhere"], &["nowhere", "--addr"]),
         (&["add", "1", "--token-file", "/nonexistent/token"], &["/nonexistent/token", "--token-file"]),
+        (&["add", "1", "--token-file", "/dev/null"], &["--token-file /dev/null", "1 to 1024 bytes", "has 0"]),
+        (&["add", "1", "--timeout", "500000000000years"], &["500000000000years", "--timeout", "a year"]),
+        (&["status", "--timeout", "500000000000years"], &["500000000000years", "--timeout", "a year"]),
+        (&["status", "--admin", "http://127.0.0.1:7416"], &["http://127.0.0.1:7416", "--admin", "HOST:PORT"]),
+        (&["bench", "--admin", "7416"], &["7416", "--admin", "HOST:PORT"]),
+        (
+            &["bench", "--idle-connections", "18446744073709551615"],
+            &["18446744073709551615", "--idle-connections"],
+        ),
     ] {
         let run = Run::of(&mut program(arguments));
         assert_names(run.error(64), words);
@@ -63,7 +72,7 @@ fn what_answers_but_is_no_sidecar_is_no_success() {
     let sidecar = Sidecar::start(&[]);
     let admin = sidecar.admin.to_string();
     let run = Run::of(program(&["add", "1", "--timeout", "2s"]).args(["--addr", &admin]));
-    assert_names(run.error(1), &[&admin]);
+    assert_names(run.error(1), &[&admin, "admin port", "7415"]);
     let listen = sidecar.listen.to_string();
     let run = Run::of(program(&["status", "--timeout", "2s"]).args(["--admin", &listen]));
     assert_names(run.error(1), &[&listen, "--admin"]);

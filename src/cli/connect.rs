@@ -7,6 +7,21 @@ use clap::{Args, ValueHint};
 
 use super::Failure;
 use crate::client::{Address, Client, ClientOptions, Tls};
+use crate::config::LONGEST;
+use crate::server::token_in;
+
+/// How long somebody is ready to wait: clocks cannot tell all that could be written.
+pub(super) fn patience(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if time > LONGEST { Err(String::from("nobody waits for longer than a year")) } else { Ok(time) }
+}
+
+/// The address of an admin endpoint.
+pub(super) fn admin(text: &str) -> Result<String, String> {
+    let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
+    let is_one = !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok();
+    if is_one { Ok(text.to_owned()) } else { Err(String::from("write HOST:PORT, as in 127.0.0.1:7416")) }
+}
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct Connect {
@@ -14,7 +29,7 @@ pub(super) struct Connect {
     #[arg(long, env = "ACKWHEEL_ADDR", default_value = "127.0.0.1:7415", value_name = "ADDRESS")]
     addr: Address,
     /// How long to wait for a connection and for an answer
-    #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = patience)]
     timeout: Duration,
     /// File with the token, if the sidecar asks for one
     #[arg(long, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -39,9 +54,9 @@ impl Connect {
             options = options.tls(tls);
         }
         let Some(path) = &self.token_file else { return Ok(options) };
-        let token = std::fs::read(path)
-            .map_err(|error| Failure::Usage(format!("cannot read --token-file {}: {error}", path.display())))?;
-        Ok(options.token(token.trim_ascii()))
+        let token =
+            token_in(path).map_err(|error| Failure::Usage(format!("--token-file {}: {error}", path.display())))?;
+        Ok(options.token(token))
     }
 
     pub(super) async fn client(&self) -> Result<Client, Failure> {

@@ -129,7 +129,11 @@ pub fn run(cli: Cli) -> ExitCode {
 
 /// Runs a short-lived verb: one thread is enough for it.
 fn block_on(verb: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::run)?.block_on(verb)
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::run)?;
+    let outcome = runtime.block_on(verb);
+    // Not to wait for a resolver, or a reader of the output, that takes longer than --timeout.
+    runtime.shutdown_background();
+    outcome
 }
 
 #[cfg(test)]

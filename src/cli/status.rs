@@ -8,6 +8,7 @@ use clap::Args;
 use ureq::http::StatusCode;
 
 use super::Failure;
+use super::connect::{admin, patience};
 use super::text::{COLUMNS, fitted, padded, plain, span, span_of_seconds, whole};
 use crate::admin::status::{GroupReport, RingReport, StatusReport, TickReport};
 use crate::ticker::RECENT_TICKS;
@@ -43,7 +44,7 @@ const MAX_WORDS: usize = 1_000;
 #[derive(Args, Debug)]
 pub(super) struct Status {
     /// The sidecar's admin address
-    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = "127.0.0.1:7416", value_name = "HOST:PORT")]
+    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = "127.0.0.1:7416", value_name = "HOST:PORT", value_parser = admin)]
     admin: String,
     /// Print JSON, as GET /status does
     #[arg(long)]
@@ -52,7 +53,7 @@ pub(super) struct Status {
     #[arg(long, value_name = "N", conflicts_with = "json")]
     ring: Option<u16>,
     /// How long to wait for the answer
-    #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = patience)]
     timeout: Duration,
 }
 

@@ -80,26 +80,37 @@ impl Watch {
             let _ =
                 writeln!(stderr(), "ackwheel: waiting for timeout batches of the group {}", subscription.group());
         }
-        let mut printed = 0;
+        let (mut printed, mut reconnects) = (0, 0);
         while self.count.is_none_or(|count| printed < count) {
             let Some(delivered) = subscription.next().await else { break };
             let delivered = delivered?;
-            let line = if self.json { json_line(&delivered) } else { plain_line(&delivered) };
-            let mut out = stdout().lock();
-            writeln!(out, "{line}")?;
-            out.flush()?;
-            drop(out);
+            if subscription.reconnects() > reconnects {
+                reconnects = subscription.reconnects();
+                let missing =
+                    if self.group.is_none() { ", and what was handed out meanwhile is not here" } else { "" };
+                let _ = writeln!(stderr(), "ackwheel: the connection was lost and made anew{missing}");
+            }
+            print(if self.json { json_line(&delivered) } else { plain_line(&delivered) }).await?;
             printed += 1;
             if !self.no_ack
                 && let Err(error) = delivered.ack().await
             {
-                // The batch will come again with a higher delivery count: nothing is lost.
+                // It comes again with a higher delivery count, if its group is still there.
                 let _ =
                     writeln!(stderr(), "ackwheel: batch {} was printed, not acknowledged: {error}", delivered.id);
             }
         }
         Ok(())
     }
+}
+
+/// Prints a line, apart from the thread that answers the server's Pings: whoever reads may be slow.
+async fn print(line: String) -> Result<(), Failure> {
+    let printing = tokio::task::spawn_blocking(move || {
+        let mut out = stdout().lock();
+        writeln!(out, "{line}").and_then(|()| out.flush())
+    });
+    Ok(printing.await.map_err(Failure::run)??)
 }
 
 fn json_line(batch: &TimeoutBatch) -> String {

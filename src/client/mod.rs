@@ -86,7 +86,8 @@ use requests::{ask_for_messages, unexpected};
 /// dropped the connection is closed.
 ///
 /// When the connection is lost, requests that were written fail with [`ClientError::ConnectionLost`]; those
-/// that come later wait for the next connection, as long as a request may take.
+/// that come later wait for the next connection, as long as a request may take. If that is refused they fail with the
+/// server's [`Refused`](ClientError::Refused).
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,

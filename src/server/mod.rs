@@ -24,6 +24,7 @@ use tracing::{Instrument, debug, info_span, warn};
 
 pub use tls::TlsSource;
 pub use token::TokenSource;
+pub use token::token_in;
 
 use self::stream::Stream;
 use crate::clock::Clock;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
@@ -92,14 +92,23 @@ impl TokenFile {
     }
 }
 
-fn read(path: &PathBuf) -> io::Result<Read> {
+fn read(path: &Path) -> io::Result<Read> {
     let modified = fs::metadata(path)?.modified().ok();
+    Ok(Read { token: token_in(path)?, modified })
+}
+
+/// The token in a file, without the white space around it.
+///
+/// # Errors
+///
+/// When the file cannot be read, or holds none, or one that is too long.
+pub fn token_in(path: &Path) -> io::Result<Vec<u8>> {
     let token = fs::read(path)?.trim_ascii().to_vec();
     if token.is_empty() || token.len() > MAX_TOKEN_LENGTH {
         let why = format!("a token has 1 to {MAX_TOKEN_LENGTH} bytes, and this file has {}", token.len());
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
-    Ok(Read { token, modified })
+    Ok(token)
 }
 
 #[cfg(test)]

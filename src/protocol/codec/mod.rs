@@ -184,6 +184,10 @@ fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
             "this is an HTTP request, but this port speaks the ackwheel protocol: metrics, health and status \
              are served over HTTP on the admin port (127.0.0.1:7416 by default)",
         ),
+        b"HTTP" => Some(
+            "the other side answers in HTTP: that may be the admin port, and messages go to another one \
+             (127.0.0.1:7415 by default)",
+        ),
         [0x16, 0x03, ..] => Some(
             "this is a TLS handshake, but this port speaks no TLS: connect without it, or give the server a \
              certificate (--tls-cert, --tls-key)",
