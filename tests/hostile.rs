@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::refusals::random_numbers;
 use crate::support::frames::{self, ACKED, Request};
 use crate::support::raw::Raw;
+use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
 use crate::support::{SLACK, wait_until};
 
@@ -185,4 +186,42 @@ fn floods_that_ask_for_nothing_make_nobodys_timeout_late_and_hold_up_no_drain() 
     sidecar.terminate();
     let log = sidecar.log().text();
     assert!(!log.contains("did not take their last answers"), "a flood does not see that it is to end: {log}");
+}
+
+/// Adds the same 32,768 messages again and again, four frames ahead of the answers, until it is told to stop.
+fn flood_with_adds(address: SocketAddr, first: u64, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
+    let (mut connection, stopped) = (Raw::greeted(address), Arc::clone(stop));
+    let ids: Vec<u64> = (first..first + 32_768).collect();
+    thread::spawn(move || {
+        let frame = frames::add(&ids, 15, 1);
+        for _ in 0..4 {
+            connection.request(&frame);
+        }
+        while !stopped.load(Ordering::Relaxed) {
+            connection.next_answer().added();
+            connection.request(&frame);
+        }
+    })
+}
+
+#[test]
+fn floods_of_adds_stop_no_wheel_in_redis_and_hold_up_no_ack_of_others() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::on(&redis, "a", &["--tick", "200ms", "--lease", "1s"]);
+    sidecar.wait_until_ready();
+    let stop = Arc::new(AtomicBool::new(false));
+    let floods: Vec<_> = (1..=8).map(|nth| flood_with_adds(sidecar.listen, nth << 32, &stop)).collect();
+    wait_until("they flood", || sidecar.metrics().count("messages_rearmed_total") > 1_000_000);
+    let mut connection = sidecar.connect();
+    let mut subscriber = sidecar.connect().subscribed("default");
+    // What they have asked for is a lease or two, and many ticks, of Redis' work.
+    for round in 1..=5_u64 {
+        connection.ask(&frames::add(&[round], 10, 1)).added();
+        connection.ask(&frames::add(&[100 + round], 2, 1)).added();
+        assert_eq!(connection.ask(&frames::del(&[round])).outcomes(), [ACKED], "round {round}");
+        assert_eq!(subscriber.settled_batch().ids(), [100 + round]);
+    }
+    assert_eq!(sidecar.metrics().count("leader_changes_total"), 1, "{}", sidecar.log().text());
+    stop.store(true, Ordering::Relaxed);
+    floods.into_iter().for_each(|flood| flood.join().expect("every request is answered"));
 }

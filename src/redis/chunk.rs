@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use redis::Cmd;
-use tokio::sync::oneshot;
 
 use super::frames::{Frame, Frames};
 use crate::core::burst::Asks;
@@ -27,7 +26,7 @@ const _: () = assert!(MAX_CLASSES < BEGINS as usize, "a class is a number below 
 const _: () = assert!(MAX_CHUNK <= u16::MAX as usize, "a position is two bytes long");
 
 /// Messages `from..to` of a frame.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slice {
     pub(super) frame: u64,
     pub(super) from: usize,
@@ -39,29 +38,6 @@ pub(super) struct Slice {
 pub(super) struct Chunk {
     pub(super) number: u64,
     pub(super) slices: Vec<Slice>,
-    pub(super) barriers: Vec<oneshot::Sender<()>>,
-}
-
-impl Chunk {
-    /// Whether it carries no message.
-    pub(super) fn is_barrier(&self) -> bool {
-        self.slices.is_empty()
-    }
-
-    /// Lets whoever waits at a chunk without messages pass with this one.
-    pub(super) fn wait_for_it(&mut self, barrier: Chunk) {
-        self.barriers.extend(barrier.barriers);
-    }
-
-    /// Lets whoever waits pass.
-    pub(super) fn pass(self) {
-        self.barriers.into_iter().for_each(tell);
-    }
-}
-
-pub(super) fn tell(told: oneshot::Sender<()>) {
-    // Whoever waited may have given up.
-    let _ = told.send(());
 }
 
 /// Writes chunks as the script reads them. What it needs for that is kept from one to the next.

@@ -9,11 +9,13 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures_util::future::{MaybeDone, maybe_done};
 use futures_util::poll;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tracing::error;
 
 use super::chunk::Chunk;
@@ -124,12 +126,12 @@ impl Coalescer {
         self.unanswered_acks.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything asked for before is answered or refused.
-    pub(super) async fn flush(&self) {
+    /// Waits until everything asked for before is answered or refused; for so long at most.
+    pub(super) async fn flush(&self, patience: Duration) {
         let (told, passed) = oneshot::channel();
         self.inbox.bar(told);
         // It is dropped where Redis goes away: then there is nothing to wait for.
-        let _ = passed.await;
+        let _ = timeout(patience, passed).await;
     }
 }
 
@@ -251,15 +253,9 @@ impl Driver {
     ) {
         while flying.is_empty() || flying.len() < DEPTH && self.queue.is_worth_a_script(WORTH_A_SCRIPT) {
             let Some(chunk) = self.queue.next_chunk(*next) else { return };
-            match flying.back_mut() {
-                Some((last, _)) if chunk.is_barrier() => last.wait_for_it(chunk),
-                None if chunk.is_barrier() => chunk.pass(),
-                _ => {
-                    *next += 1;
-                    let sent = self.send(session, &chunk).await;
-                    flying.push_back((chunk, sent));
-                }
-            }
+            *next += 1;
+            let sent = self.send(session, &chunk).await;
+            flying.push_back((chunk, sent));
         }
     }
 

@@ -58,7 +58,17 @@ impl Frames {
         let count = messages.len();
         let frame = Frame { asked, count, sent: false, deadline: Tick(0), letters: Vec::new(), at };
         self.places.push_back(Place { frame: Some(frame), count });
-        self.first + self.places.len() as u64 - 1
+        self.next() - 1
+    }
+
+    /// The name of the first frame that is not answered; or that the next will have.
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The name that the next frame will have.
+    pub(super) fn next(&self) -> u64 {
+        self.first + self.places.len() as u64
     }
 
     fn index(&self, name: u64) -> Option<usize> {

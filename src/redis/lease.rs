@@ -162,6 +162,7 @@ impl Inner {
             is_aware: true,
             shifted,
             graced: None,
+            is_busy: false,
             frozen: Tick(0),
             seq: 0,
         });

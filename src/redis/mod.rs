@@ -22,6 +22,7 @@ mod frames;
 mod inbox;
 mod keeper;
 mod keys;
+mod lanes;
 mod lease;
 mod link;
 mod news;

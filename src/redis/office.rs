@@ -34,6 +34,8 @@ pub(super) struct Term {
     pub(super) shifted: Duration,
     /// Until when the pointer waits for the Acks that were held in an outage, since it last moved.
     pub(super) graced: Option<Instant>,
+    /// Whether too many ticks are not yet published for another.
+    pub(super) is_busy: bool,
     /// Where expiry goes on, as far as it is known.
     pub(super) frozen: Tick,
     pub(super) seq: u64,
@@ -49,7 +51,14 @@ impl Term {
     /// The pointer has moved, and moves again then.
     pub(super) fn moved(&mut self, next: Instant) {
         (self.pointer, self.next, self.is_aware) = (self.pointer.plus(1), next, false);
-        (self.graced, self.shifted) = (None, Duration::ZERO);
+        (self.graced, self.shifted, self.is_busy) = (None, Duration::ZERO, false);
+    }
+
+    /// How long the pointer may wait at a time `now` for what this sidecar has read: whoever asks for more than Redis
+    /// does may neither stop the wheel nor cost the lease.
+    pub(super) fn patience(&self, now: Instant, tick_length: Duration) -> Duration {
+        let patience = (self.lease_until.saturating_duration_since(now) / 2).min(tick_length / 4);
+        if self.is_busy { patience / 16 } else { patience }
     }
 
     /// The whole ticks by which it was put off.

@@ -6,9 +6,10 @@
 //! # Invariants
 //!
 //! 1. Every frame is answered exactly once, and none before all its messages have an outcome or it is refused.
-//! 2. Messages are sent in the order of their frames, and a message of a del is sent again only if its chunk is
+//! 2. Messages are sent in the order of their connection's frames, and a message of a del is sent again only if its chunk is
 //!    known not to have been applied.
 //! 3. A message of an add is never sent again.
+//! 4. Connections have turns ([`Lanes`]), and a frame of which a part was sent goes on before all others.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,19 +20,15 @@ use std::time::Duration;
 use redis::Cmd;
 use tokio::sync::oneshot;
 
-use super::chunk::{Chunk, MAX_CHUNK, Slice, Writer, tell};
+use super::chunk::{Chunk, MAX_CHUNK, Slice, Writer};
 use super::frames::{Frame, Frames};
 use super::inbox::Item;
+use super::lanes::{Lanes, Owner};
 use super::request::{away, silent, too_many};
 use crate::core::burst::Asks;
 use crate::core::message::Message;
 use crate::core::refusal::Refusal;
 use crate::core::tick::Tick;
-
-enum Entry {
-    Slice(Slice),
-    Barrier(oneshot::Sender<()>),
-}
 
 /// A script's answer to a chunk.
 #[derive(Debug)]
@@ -49,9 +46,11 @@ pub(super) struct Applied<'a> {
 #[derive(Default)]
 pub(super) struct Queue {
     frames: Frames,
-    entries: VecDeque<Entry>,
-    /// Messages in the entries, those of refused frames included.
+    lanes: Lanes,
+    /// Messages in the lanes, those of refused frames included.
     waiting: usize,
+    /// Who waits until all frames before this one are answered, in this order.
+    barriers: VecDeque<(u64, oneshot::Sender<()>)>,
     /// Chunks whose answer did not come, oldest first.
     unanswered: Vec<Chunk>,
     /// Messages of dels that are not answered, those that were not taken in yet included.
@@ -71,11 +70,12 @@ impl Queue {
     /// Takes a frame or a barrier in.
     pub(super) fn push(&mut self, item: Item, messages: &[Message]) {
         match item {
-            Item::Barrier(told) => self.entries.push_back(Entry::Barrier(told)),
+            Item::Barrier(told) => self.barriers.push_back((self.frames.next(), told)),
             Item::Frame(asked, _) if messages.is_empty() => self.wakers.extend(asked.answer(Tick(0), &[])),
             Item::Frame(asked, count) => {
+                let owner = asked.owner();
                 let frame = self.frames.push(asked, messages);
-                self.entries.push_back(Entry::Slice(Slice { frame, from: 0, to: count }));
+                self.lanes.push_back(owner, Slice { frame, from: 0, to: count });
                 self.waiting += count;
             }
         }
@@ -91,9 +91,15 @@ impl Queue {
         }
     }
 
-    /// Wakes those that were answered.
+    /// Wakes those that were answered, and tells who waited for that.
     pub(super) fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
+        let first = self.frames.first();
+        while self.barriers.front().is_some_and(|(before, _)| *before <= first) {
+            let (_, told) = self.barriers.pop_front().expect("it is there");
+            // Whoever waited may have given up.
+            let _ = told.send(());
+        }
     }
 
     /// How many messages wait to be sent.
@@ -103,7 +109,7 @@ impl Queue {
 
     /// Whether at least so many messages wait, or somebody waits for those that are under way.
     pub(super) fn is_worth_a_script(&self, messages: usize) -> bool {
-        self.waiting >= messages || matches!(self.entries.front(), Some(Entry::Barrier(_)))
+        self.waiting >= messages || !self.barriers.is_empty()
     }
 
     /// Whether a chunk adds something.
@@ -111,47 +117,42 @@ impl Queue {
         chunk.slices.iter().any(|slice| self.frames.frame(slice.frame).is_some_and(Frame::is_add))
     }
 
-    /// The next chunk, if anything waits. One without messages carries barriers only.
+    /// The next chunk, if anything waits.
     pub(super) fn next_chunk(&mut self, number: u64) -> Option<Chunk> {
-        if self.entries.is_empty() {
-            return None;
-        }
-        let slices = self.spare.pop().unwrap_or_default();
-        let mut chunk = Chunk { number, slices, barriers: Vec::new() };
+        let mut chunk = Chunk { number, slices: self.spare.pop().unwrap_or_default() };
         let mut room = MAX_CHUNK;
         self.writer.begin();
-        while room > 0 {
-            match self.entries.pop_front() {
-                None => break,
-                Some(Entry::Barrier(told)) => chunk.barriers.push(told),
-                Some(Entry::Slice(slice)) => {
-                    let count = slice.to - slice.from;
-                    self.waiting -= count;
-                    // Its frame was refused meanwhile.
-                    let Some(frame) = self.frames.frame(slice.frame) else { continue };
-                    let Some(class) = self.writer.admit(frame.asked.asks) else {
-                        self.put_back(slice);
-                        break;
-                    };
-                    let to = slice.to.min(slice.from + room);
-                    let messages = self.frames.messages(frame, slice.from..to);
-                    self.writer.push(class, slice.from == 0, messages);
-                    room -= to - slice.from;
-                    chunk.slices.push(Slice { to, ..slice });
-                    if to < slice.to {
-                        self.put_back(Slice { from: to, ..slice });
-                    }
-                    self.frames.frame_mut(slice.frame).expect("it is there").sent = true;
-                }
+        while room > 0
+            && let Some((owner, slice)) = self.lanes.pop()
+        {
+            self.waiting -= slice.to - slice.from;
+            // Its frame was refused meanwhile.
+            let Some(frame) = self.frames.frame(slice.frame) else { continue };
+            let Some(class) = self.writer.admit(frame.asked.asks) else {
+                self.put_back(owner, slice);
+                break;
+            };
+            let to = slice.to.min(slice.from + room);
+            let messages = self.frames.messages(frame, slice.from..to);
+            self.writer.push(class, slice.from == 0, messages);
+            room -= to - slice.from;
+            chunk.slices.push(Slice { to, ..slice });
+            if to < slice.to {
+                self.put_back(owner, Slice { from: to, ..slice });
             }
+            self.frames.frame_mut(slice.frame).expect("it is there").sent = true;
         }
-        (!chunk.slices.is_empty() || !chunk.barriers.is_empty()).then_some(chunk)
+        if chunk.slices.is_empty() {
+            self.spare.push(chunk.slices);
+            return None;
+        }
+        Some(chunk)
     }
 
     /// What is to be sent next.
-    fn put_back(&mut self, slice: Slice) {
+    fn put_back(&mut self, owner: Owner, slice: Slice) {
         self.waiting += slice.to - slice.from;
-        self.entries.push_front(Entry::Slice(slice));
+        self.lanes.push_front(owner, slice);
     }
 
     /// Room for the arguments of the chunk that was made last: their number, and their bytes.
@@ -168,7 +169,7 @@ impl Queue {
     pub(super) fn applied(&mut self, chunk: Chunk, applied: &Applied<'_>, max_in_flight: u64) {
         let mut rest = applied.letters.as_bytes();
         let mut latencies = applied.latencies();
-        let Chunk { mut slices, barriers, .. } = chunk;
+        let Chunk { mut slices, .. } = chunk;
         for Slice { frame: name, from, to } in slices.drain(..) {
             let (letters, others) = rest.split_at((to - from).min(rest.len()));
             rest = others;
@@ -204,7 +205,6 @@ impl Queue {
         }
         self.spare.push(slices);
         self.wake();
-        barriers.into_iter().for_each(tell);
     }
 
     /// Ends a frame, if it is not answered.
@@ -231,9 +231,6 @@ impl Queue {
     /// are refused, where a refusal is given.
     pub(super) fn send_again(&mut self, chunks: Vec<Chunk>, refusal: Option<&Refusal>) {
         for chunk in chunks.into_iter().rev() {
-            for told in chunk.barriers {
-                self.entries.push_front(Entry::Barrier(told));
-            }
             for slice in chunk.slices.into_iter().rev() {
                 let Some(frame) = self.frames.frame(slice.frame) else { continue };
                 match refusal {
@@ -243,7 +240,7 @@ impl Queue {
                         let refusal = if partly { silent(&refusal.text) } else { refusal.clone() };
                         self.end(slice.frame, |frame| frame.asked.refuse(refusal));
                     }
-                    _ => self.put_back(slice),
+                    _ => self.put_back(frame.asked.owner(), slice),
                 }
             }
         }
@@ -254,7 +251,7 @@ impl Queue {
     pub(super) fn refuse_adds(&mut self) {
         self.refuse_adds_with(&away());
         // Whoever waits for what was before it waits no longer.
-        self.entries.retain(|entry| matches!(entry, Entry::Slice(_)));
+        self.barriers.clear();
     }
 
     /// Refuses all adds; those of which a part was sent, with their outcome unknown.
@@ -268,11 +265,12 @@ impl Queue {
 
     /// Refuses every frame of a chunk that Redis will not carry out.
     pub(super) fn refuse(&mut self, chunk: Chunk, refusal: &Refusal) {
-        for slice in &chunk.slices {
+        let Chunk { mut slices, .. } = chunk;
+        for slice in slices.drain(..) {
             self.end(slice.frame, |frame| frame.asked.refuse(refusal.clone()));
         }
+        self.spare.push(slices);
         self.wake();
-        chunk.pass();
     }
 
     /// A new session says which chunk was applied last, and the answers to it and to the one before.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::task::Waker;
 
+use super::lanes::Owner;
 use crate::core::answers::Answers;
 use crate::core::burst::{Asks, Burst, Outcome};
 use crate::core::refusal::{Reason, Refusal};
@@ -21,6 +22,11 @@ pub(super) struct Asked {
 impl Asked {
     pub(super) fn new(asks: Asks, correlation: u32, messages: usize, answers: &Arc<Answers>) -> Asked {
         Asked { asks, correlation, messages, answers: Some(Arc::clone(answers)) }
+    }
+
+    /// Who asked, as far as it is told apart from others while this is not answered.
+    pub(super) fn owner(&self) -> Owner {
+        self.answers.as_ref().map_or(0, |answers| Arc::as_ptr(answers).addr())
     }
 
     pub(super) fn is_add(&self) -> bool {

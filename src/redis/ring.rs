@@ -48,8 +48,8 @@ const MAX_PUBLISHED: usize = 1_000;
 /// The longest that a request to move the pointer is under way in a Redis that serves.
 const UNDER_WAY: Duration = Duration::from_millis(250);
 
-/// Where too many ticks are to be published first, the pointer looks again this much later.
-const BUSY: Duration = Duration::from_millis(2);
+/// Where too many ticks are to be published first, the pointer looks again this much later: meanwhile some are.
+const BUSY: Duration = Duration::from_millis(50);
 
 /// How a ring in Redis is to be.
 #[derive(Clone, Copy, Debug)]
@@ -172,7 +172,7 @@ impl Inner {
             return Ok(Advance::Waiting(next));
         }
         // What this sidecar has read comes before the decision. If Redis went away meanwhile, the wait begins anew.
-        self.coalescer.flush().await;
+        self.coalescer.flush(term.patience(now, tick_length)).await;
         if self.link.session()?.number != session.number {
             return Ok(Advance::Waiting(now));
         }
@@ -215,7 +215,10 @@ impl Inner {
                 self.office.note(term.epoch, |term| term.put_off(next));
                 Ok(Advance::Waiting(next))
             }
-            "busy" => Ok(Advance::Waiting(at + BUSY)),
+            "busy" => {
+                self.office.note(term.epoch, |term| term.is_busy = true);
+                Ok(Advance::Waiting(at + BUSY.min(self.options.wheel.tick_length() / 4)))
+            }
             "deposed" => {
                 self.office.leave();
                 Ok(Advance::Deposed)

@@ -13,7 +13,7 @@ use futures_util::stream::FuturesUnordered;
 const MAX_REQUESTS: usize = 1_024;
 
 /// Messages in them beyond which it is not read from either: few frames can carry many.
-const MAX_MESSAGES: usize = 262_144;
+const MAX_MESSAGES: usize = 16_384;
 
 type Request<T> = Pin<Box<dyn Future<Output = (Load, T)> + Send>>;
 
