@@ -207,7 +207,8 @@ fn flood_with_adds(address: SocketAddr, first: u64, stop: &Arc<AtomicBool>) -> J
 #[test]
 fn floods_of_adds_stop_no_wheel_in_redis_and_hold_up_no_ack_of_others() {
     let redis = Redis::start();
-    let sidecar = Sidecar::on(&redis, "a", &["--tick", "200ms", "--lease", "1s"]);
+    // So many slots that nobody here has to answer a Ping soon.
+    let sidecar = Sidecar::on(&redis, "a", &["--tick", "200ms", "--slots", "60", "--lease", "1s"]);
     sidecar.wait_until_ready();
     let stop = Arc::new(AtomicBool::new(false));
     let floods: Vec<_> = (1..=8).map(|nth| flood_with_adds(sidecar.listen, nth << 32, &stop)).collect();
@@ -223,5 +224,7 @@ fn floods_of_adds_stop_no_wheel_in_redis_and_hold_up_no_ack_of_others() {
     }
     assert_eq!(sidecar.metrics().count("leader_changes_total"), 1, "{}", sidecar.log().text());
     stop.store(true, Ordering::Relaxed);
-    floods.into_iter().for_each(|flood| flood.join().expect("every request is answered"));
+    for flood in floods {
+        flood.join().expect("every request is answered");
+    }
 }
