@@ -1,5 +1,6 @@
 //! The admin endpoints: what they say, and that nobody can hold them.
 
+use std::io::Write;
 use std::net::TcpStream;
 
 use ackwheel::admin::status::{RingReport, TickReport};
@@ -34,6 +35,22 @@ fn idle_connections_to_the_admin_port_hold_up_neither_it_nor_the_data_port() {
     // The idle ones are closed after five seconds, 64 at a time.
     wait_until("the admin port answers again", || sidecar.get("/livez").0 == 200);
     drop(idle);
+}
+
+#[test]
+fn whoever_asks_much_of_the_admin_port_and_reads_nothing_keeps_no_place() {
+    let sidecar = Sidecar::start(&[]);
+    let ask = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n".repeat(400);
+    let deaf: Vec<TcpStream> = (0..64)
+        .map(|_| {
+            let mut stream = TcpStream::connect(sidecar.admin).unwrap();
+            // It may be closed after the first of them.
+            let _ = stream.write_all(&ask);
+            stream
+        })
+        .collect();
+    wait_until("a probe is answered", || sidecar.get("/livez").0 == 200);
+    drop(deaf);
 }
 
 #[test]

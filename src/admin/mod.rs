@@ -55,8 +55,10 @@ pub struct Health {
 /// The most connections at once: Prometheus, probes and people need few, and strangers get no more.
 const MAX_CONNECTIONS: usize = 64;
 
-/// How long a connection may take for the head of a request, the next one on a kept connection included.
+/// How long a connection may take for the head of its request, and for all of it, until its answer is read. Each has one
+/// request: who does not read may not keep the place of a probe.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// After a failed accept the listener rests.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -91,9 +93,12 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
         let service = TowerToHyperService::new(routes.clone());
         connections.spawn(async move {
             let mut http = hyper::server::conn::http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-            if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
-                debug!(%error, "a connection to the admin port ended");
+            http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).keep_alive(false);
+            let serving = http.serve_connection(TokioIo::new(stream), service);
+            match tokio::time::timeout(CONNECTION_TIMEOUT, serving).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => debug!(%error, "a connection to the admin port ended"),
+                Err(_) => debug!("a connection to the admin port took too long"),
             }
             drop(permit);
         });
