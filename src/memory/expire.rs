@@ -39,8 +39,9 @@ pub(super) struct Expiry {
     /// The tick that is decided next, once it is listed ahead.
     ahead: Option<Ahead>,
     frozen: VecDeque<Frozen>,
-    /// Published ticks that are remembered for `late`.
-    remembered: VecDeque<Tick>,
+    /// Published ticks that are remembered for `late`, with their messages, and how many these are together.
+    remembered: VecDeque<(Tick, u64)>,
+    late: u64,
     /// Messages of the first decided tick that fill no batch yet.
     listed: Vec<TimedOut>,
     /// How far the first of those that are remembered is forgotten.
@@ -101,9 +102,10 @@ impl Expiry {
         ahead.tick == tick && ahead.step(ring)
     }
 
-    /// Has a tick remembered that timed out before a restart.
-    pub(super) fn remember(&mut self, tick: Tick) {
-        self.remembered.push_back(tick);
+    /// Has so many messages of a tick remembered, which timed out.
+    pub(super) fn remember(&mut self, tick: Tick, messages: u64) {
+        self.remembered.push_back((tick, messages));
+        self.late += messages;
     }
 
     /// Does one step; says whether there is more to do.
@@ -121,26 +123,29 @@ impl Expiry {
         front.list(ring, &mut self.listed);
         let published = front.publish(ring, &mut self.listed, now);
         if front.published == front.counts.timed_out() {
-            if front.published > 0 {
-                self.remembered.push_back(front.tick);
-            }
+            let (tick, messages) = (front.tick, front.published);
             debug_assert!(self.listed.is_empty(), "what is listed is of this tick, and all of that is published");
             self.listed.shrink_to(2 * MAX_BATCH_MESSAGES);
             self.frozen.pop_front();
+            if messages > 0 {
+                self.remember(tick, messages);
+            }
         }
         Expired { published, more: true, ..Expired::default() }
     }
 
-    /// Forgets a part of what timed out a revolution ago; returns whether it had something to do.
+    /// Forgets a part of what timed out a revolution ago, or earlier where more is remembered than may be in flight: who
+    /// has short ack timeouts on a long ring would fill the memory. Returns whether it had something to do.
     fn forget(&mut self, ring: &MemoryRing) -> bool {
-        let Some(tick) = self.remembered.front().copied() else { return false };
-        if ring.options.wheel.remembers(tick, ring.pointer()) {
+        let Some((tick, messages)) = self.remembered.front().copied() else { return false };
+        if ring.options.wheel.remembers(tick, ring.pointer()) && self.late <= ring.options.max_in_flight {
             return false;
         }
         for _ in 0..STEP / LOCKED_STEP {
             let Some(shard) = ring.shards.get(self.forgotten.shard) else {
                 self.forgotten = Walk::default();
                 self.remembered.pop_front();
+                self.late -= messages;
                 break;
             };
             if in_turn(shard, |shard| shard.forget(tick, &mut self.forgotten.segment, LOCKED_STEP)) {
@@ -233,9 +238,10 @@ mod tests {
 
     use super::*;
     use crate::core::batch::StormRule;
+    use crate::core::message::DelOutcome;
     use crate::core::message::Message;
     use crate::core::outbox::Retention;
-    use crate::core::ring::{AddNewMsg, Ring};
+    use crate::core::ring::{AddNewMsg, DelMsg, Ring};
     use crate::core::tick::Wheel;
     use crate::memory::{MemoryOutbox, RingOptions};
 
@@ -252,6 +258,41 @@ mod tests {
             keeps_on_drain: false,
         };
         (MemoryRing::new(options, Arc::clone(&outbox), now), outbox)
+    }
+
+    #[test]
+    fn no_more_is_remembered_than_may_be_in_flight() {
+        let mut now = Instant::now();
+        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
+        let options = RingOptions {
+            wheel: Wheel::new(100, Duration::from_secs(1)).unwrap(),
+            storm: StormRule::default(),
+            max_in_flight: 1_000,
+            threads: 2,
+            epoch: 1,
+            pointer: Tick(1),
+            keeps_on_drain: false,
+        };
+        let ring = MemoryRing::new(options, outbox, now);
+        let answer = |messages: &[Message], now| {
+            let asked = DelMsg { messages, withdraw: false };
+            ring.del_msg(asked, now).now_or_never().unwrap().unwrap().outcomes
+        };
+        let of_round = |round: u64| -> Vec<Message> { (0..400).map(|id| Message::new(id, round)).collect() };
+        for round in 0..20 {
+            let request = AddNewMsg { messages: &of_round(round), ack_timeout_ticks: 1, attempt: 1 };
+            ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
+            // A tick closes before it is decided.
+            for _ in 0..2 {
+                now += Duration::from_secs(1);
+                ring.advance(now).now_or_never().unwrap().unwrap();
+                while ring.expire_step(now).more {}
+            }
+            let kept = ring.shards.iter().map(|shard| shard.lock().table.len()).sum::<usize>();
+            assert!(kept <= 1_000, "{kept} are remembered after round {round}");
+        }
+        assert_eq!(answer(&of_round(19), now), [DelOutcome::Late; 400], "the latest are");
+        assert_eq!(answer(&of_round(0), now), [DelOutcome::Unknown; 400]);
     }
 
     #[test]

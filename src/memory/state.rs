@@ -4,7 +4,7 @@
 //! postcard. It is written beside its place, synced and renamed, so that there is a whole file or none; and
 //! it is removed once it was taken over, so that a later crash cannot bring an old wheel back.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -211,11 +211,13 @@ impl Saved {
         let acked: Vec<(Tick, u64)> = self.acked.iter().map(|(tick, acked)| (Tick(*tick), *acked)).collect();
         let entries = self.messages.iter().map(|saved| saved.entry(away, stamp));
         let in_flight = ring.restore(entries, &acked, now);
-        let decided = self.messages.iter().map(|saved| Tick(saved.deadline)).filter(|tick| tick.0 < self.pointer);
-        let remembered: BTreeSet<Tick> = decided.collect();
+        let mut remembered: BTreeMap<Tick, u64> = BTreeMap::new();
+        for message in self.messages.iter().filter(|message| message.deadline < self.pointer) {
+            *remembered.entry(Tick(message.deadline)).or_default() += 1;
+        }
         let mut expiry = ring.expiry.lock();
-        for tick in remembered {
-            expiry.remember(tick);
+        for (tick, messages) in remembered {
+            expiry.remember(tick, messages);
         }
         drop(expiry);
         outbox.restore(self.outbox, away, now);
