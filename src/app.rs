@@ -321,8 +321,15 @@ fn open_memory(config: &Config, moment: Moment) -> Result<MemoryStore, StateErro
         state_file: config.state_file.clone(),
     };
     let (store, taken_over) = MemoryStore::open(options, moment)?;
-    if let Some(path) = &config.state_file {
-        info!(messages = taken_over, path = %path.display(), "messages in flight taken over from the state file");
+    if let Some(path) = config.state_file.as_ref().map(|path| path.display()) {
+        if let Some(messages) = taken_over {
+            info!(messages, %path, "messages in flight taken over from the state file");
+        } else {
+            info!(
+                %path,
+                "there is no state file, and the wheel begins empty: if a sidecar ran here before, it did not drain"
+            );
+        }
     }
     Ok(store)
 }

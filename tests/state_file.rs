@@ -177,6 +177,28 @@ fn a_damaged_state_file_is_refused_and_left_alone() {
 }
 
 #[test]
+fn a_state_that_cannot_be_kept_is_an_error_that_says_what_is_lost() {
+    let (folder, _) = folder();
+    let kept = folder.path().join("kept");
+    fs::create_dir(&kept).unwrap();
+    let mut sidecar = start(&kept.join("state"), &[]);
+    assert_names(&sidecar.log().text(), &["there is no state file", "begins empty"]);
+    sidecar.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();
+    fs::remove_dir(&kept).unwrap();
+    sidecar.signal(rustix::process::Signal::TERM);
+    assert_eq!(sidecar.exit().code(), Some(1));
+    assert_names(&sidecar.log().whole(), &["ERROR", "could not be kept", "in_flight=3", "--state"]);
+}
+
+#[test]
+fn what_is_no_file_is_no_state() {
+    // Read to its end it would be read for ever.
+    let mut command =
+        program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--state", "/dev/full"]);
+    assert_names(Run::of(&mut command).error(1), &["/dev/full", "not a file", "--state"]);
+}
+
+#[test]
 fn a_place_where_no_state_can_be_kept_is_refused_at_the_start() {
     let (folder, _) = folder();
     let nowhere = folder.path().join("no/such/folder/state");

@@ -76,7 +76,8 @@ impl MemoryOutbox {
                 taken: BTreeMap::new(),
                 released: group.held.into_iter().collect(),
                 unsettled: 0,
-                attended_at: before(group.unattended),
+                // While the sidecar was away nobody could attend.
+                attended_at: now.checked_sub(group.unattended).unwrap_or(now),
                 ephemeral: false,
             };
             queue.groups.insert(name, group);

@@ -146,7 +146,11 @@ pub(super) fn save(
         fs::rename(&beside, path)?;
         sync_folder(path)
     };
-    write().map_err(|cause| StateError::Io { what: "write", path: path.to_owned(), cause })?;
+    write().map_err(|cause| {
+        // A part of a state helps nobody, and the disk may be full.
+        let _ = fs::remove_file(beside(path));
+        StateError::Io { what: "write", path: path.to_owned(), cause }
+    })?;
     Ok(saved.messages.iter().filter(|message| message.deadline >= saved.pointer).count() as u64)
 }
 

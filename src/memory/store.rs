@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tracing::error;
 
 use super::lease::AlwaysLeads;
 use super::options::{MemoryOptions, RingOptions};
@@ -23,13 +26,13 @@ pub struct MemoryStore {
 
 impl MemoryStore {
     /// Opens the store: what a state file holds, or an empty one. Returns also how many messages in flight
-    /// it took over.
+    /// it took over, if there was a state file.
     ///
     /// # Errors
     ///
     /// When there is a state file that cannot be read, is damaged, or was written by a ring of other
     /// dimensions. The file is left as it is.
-    pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, u64), StateError> {
+    pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, Option<u64>), StateError> {
         let saved =
             options.state_file.as_deref().map(|path| state::load(path, options.wheel)).transpose()?.flatten();
         let (now, start_ms) = (moment.now, moment.unix_ms());
@@ -49,7 +52,7 @@ impl MemoryStore {
             keeps_on_drain: options.state_file.is_some(),
         };
         let ring = Arc::new(MemoryRing::new(ring_options, Arc::clone(&outbox), now));
-        let taken_over = saved.map_or(0, |saved| saved.restore(&ring, &outbox, moment));
+        let taken_over = saved.map(|saved| saved.restore(&ring, &outbox, moment));
         if let Some(path) = options.state_file.as_deref() {
             state::consume(path)?;
         }
@@ -78,7 +81,16 @@ impl Store for MemoryStore {
         };
         match state::save(path, &self.ring, &self.outbox, moment) {
             Ok(messages) => Reply::ok(format!("{messages} messages in flight are kept in {}", path.display())),
-            Err(error) => Reply::refused(Refusal::new(Reason::StoreSilent, error.to_string())),
+            Err(error) => {
+                let in_flight = self.ring.in_flight.load(Ordering::Relaxed);
+                error!(
+                    %error,
+                    in_flight,
+                    "the wheel could not be kept, and ends with this process, with what the outbox holds: nobody is told of \
+                     these messages; make room where --state is, and have the logic nodes add again what they wait for"
+                );
+                Reply::refused(Refusal::new(Reason::StoreSilent, error.to_string()))
+            }
         }
     }
 }
