@@ -139,7 +139,8 @@ mod tests {
                 lanes.push_back(owner, slice(u64::try_from(owner).unwrap() * 1_000 + nth, 0, 500));
             }
         }
-        assert_eq!(frames(&mut lanes, 3).len(), 3);
+        // Each has had its first turn.
+        assert_eq!(frames(&mut lanes, 16).len(), 16);
         // Two that never have more than one request waiting, and always one.
         let mut seen = Vec::new();
         for nth in 0..40 {
@@ -149,7 +150,7 @@ mod tests {
         let of_floods = seen.iter().filter(|frame| **frame < 8_000).count();
         assert!((38..=42).contains(&of_floods) && seen.len() == 80, "{of_floods} of {}", seen.len());
         let waited = seen.split(|frame| *frame == 9_000).map(<[u64]>::len).max();
-        assert!(waited <= Some(8), "{seen:?}");
+        assert!(waited <= Some(2), "{seen:?}");
     }
 
     #[test]
