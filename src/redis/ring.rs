@@ -45,9 +45,6 @@ pub(super) const CLOCK_SLACK: Duration = Duration::from_millis(50);
 /// The most messages that one script publishes.
 const MAX_PUBLISHED: usize = 1_000;
 
-/// The longest that a request to move the pointer is under way in a Redis that serves.
-const UNDER_WAY: Duration = Duration::from_millis(250);
-
 /// Where too many ticks are to be published first, the pointer looks again this much later: meanwhile some are.
 const BUSY: Duration = Duration::from_millis(50);
 
@@ -187,12 +184,13 @@ impl Inner {
             if term.is_aware {
                 call.arg("")
             } else {
-                call.arg(whole_ms(UNDER_WAY))
+                call.arg(whole_ms(term.under_way()))
             };
         });
         let mut answer = call.await?;
-        let at = now.max(self.link.clock().now());
-        self.advanced(term, &mut answer, at)
+        let answered = now.max(self.link.clock().now());
+        self.office.note(term.epoch, |term| term.took(answered - at));
+        self.advanced(term, &mut answer, answered)
     }
 
     fn advanced(&self, term: Term, answer: &mut Answer, at: Instant) -> Result<Advance, Refusal> {
