@@ -39,9 +39,10 @@ pub(super) struct Expiry {
     /// The tick that is decided next, once it is listed ahead.
     ahead: Option<Ahead>,
     frozen: VecDeque<Frozen>,
-    /// Published ticks that are remembered for `late`, with their messages, and how many these are together.
+    /// Published ticks that are remembered for `late`, each with the number of its messages.
     remembered: VecDeque<(Tick, u64)>,
-    late: u64,
+    /// The sum of these numbers.
+    remembered_messages: u64,
     /// Messages of the first decided tick that fill no batch yet.
     listed: Vec<TimedOut>,
     /// How far the first of those that are remembered is forgotten.
@@ -105,7 +106,7 @@ impl Expiry {
     /// Has so many messages of a tick remembered, which timed out.
     pub(super) fn remember(&mut self, tick: Tick, messages: u64) {
         self.remembered.push_back((tick, messages));
-        self.late += messages;
+        self.remembered_messages += messages;
     }
 
     /// Does one step; says whether there is more to do.
@@ -138,14 +139,15 @@ impl Expiry {
     /// has short ack timeouts on a long ring would fill the memory. Returns whether it had something to do.
     fn forget(&mut self, ring: &MemoryRing) -> bool {
         let Some((tick, messages)) = self.remembered.front().copied() else { return false };
-        if ring.options.wheel.remembers(tick, ring.pointer()) && self.late <= ring.options.max_in_flight {
+        let is_due = !ring.options.wheel.remembers(tick, ring.pointer());
+        if !is_due && self.remembered_messages <= ring.options.max_in_flight {
             return false;
         }
         for _ in 0..STEP / LOCKED_STEP {
             let Some(shard) = ring.shards.get(self.forgotten.shard) else {
                 self.forgotten = Walk::default();
                 self.remembered.pop_front();
-                self.late -= messages;
+                self.remembered_messages -= messages;
                 break;
             };
             if in_turn(shard, |shard| shard.forget(tick, &mut self.forgotten.segment, LOCKED_STEP)) {
@@ -239,7 +241,6 @@ mod tests {
     use super::*;
     use crate::core::batch::StormRule;
     use crate::core::message::DelOutcome;
-    use crate::core::message::Message;
     use crate::core::outbox::Retention;
     use crate::core::ring::{AddNewMsg, DelMsg, Ring};
     use crate::core::tick::Wheel;
@@ -247,11 +248,15 @@ mod tests {
 
     /// A ring of three slots of a second that stands at `pointer`.
     pub(super) fn ring_at(pointer: Tick, now: Instant) -> (MemoryRing, Arc<MemoryOutbox>) {
+        ring_of(3, 1_000_000, pointer, now)
+    }
+
+    fn ring_of(slots: u16, max_in_flight: u64, pointer: Tick, now: Instant) -> (MemoryRing, Arc<MemoryOutbox>) {
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
         let options = RingOptions {
-            wheel: Wheel::new(3, Duration::from_secs(1)).unwrap(),
+            wheel: Wheel::new(slots, Duration::from_secs(1)).unwrap(),
             storm: StormRule::default(),
-            max_in_flight: 1_000_000,
+            max_in_flight,
             threads: 1,
             epoch: 1,
             pointer,
@@ -263,17 +268,7 @@ mod tests {
     #[test]
     fn no_more_is_remembered_than_may_be_in_flight() {
         let mut now = Instant::now();
-        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
-        let options = RingOptions {
-            wheel: Wheel::new(100, Duration::from_secs(1)).unwrap(),
-            storm: StormRule::default(),
-            max_in_flight: 1_000,
-            threads: 2,
-            epoch: 1,
-            pointer: Tick(1),
-            keeps_on_drain: false,
-        };
-        let ring = MemoryRing::new(options, outbox, now);
+        let (ring, _outbox) = ring_of(100, 1_000, Tick(1), now);
         let answer = |messages: &[Message], now| {
             let asked = DelMsg { messages, withdraw: false };
             ring.del_msg(asked, now).now_or_never().unwrap().unwrap().outcomes

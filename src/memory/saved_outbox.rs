@@ -135,3 +135,28 @@ impl SavedBatch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::core::outbox::{Outbox, Retention};
+
+    #[test]
+    fn a_group_was_not_left_alone_while_the_sidecar_was_away() {
+        let (begun, hour) = (Instant::now(), Duration::from_secs(3_600));
+        let retention = Retention { time: 3 * hour, ..Retention::default() };
+        let group: GroupName = "logic".parse().unwrap();
+        let outbox = MemoryOutbox::new(retention, begun);
+        outbox.open_group(&group, Opening::default(), begun).now_or_never().unwrap().unwrap();
+        // For two hours nobody subscribes, then there is no sidecar for ten, and again nobody.
+        let saved = outbox.save(begun + 2 * hour);
+        let back = begun + 12 * hour;
+        let restored = MemoryOutbox::new(retention, back);
+        restored.restore(saved, 10 * hour, back);
+        let dropped = |now| restored.tend(&[], now).now_or_never().unwrap().unwrap().groups;
+        assert_eq!(dropped(back + hour / 2), []);
+        assert_eq!(dropped(back + 2 * hour), [group]);
+    }
+}
