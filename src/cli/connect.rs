@@ -7,13 +7,13 @@ use clap::{Args, ValueHint};
 
 use super::Failure;
 use crate::client::{Address, Client, ClientOptions, Tls};
-use crate::config::LONGEST;
+use crate::config::MAX_DURATION;
 use crate::server::token_in;
 
 /// How long somebody is ready to wait: clocks cannot tell all that could be written.
 pub(super) fn patience(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    if time > LONGEST { Err(String::from("nobody waits for longer than a year")) } else { Ok(time) }
+    if time > MAX_DURATION { Err(String::from("nobody waits for longer than a year")) } else { Ok(time) }
 }
 
 /// The address of an admin endpoint.

@@ -68,8 +68,9 @@ pub struct Config {
 const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The longest time that a setting may be.
-pub const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+pub const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
+/// With more, threads cost more than they serve, and the system may have no room for them.
 const MAX_THREADS: u16 = 1_024;
 
 /// The longest name of a sidecar, in bytes.
@@ -141,7 +142,7 @@ impl Settings {
         match self.threads {
             Some(0) => Err(ConfigError(String::from("--threads 0 serves nobody: give at least 1"))),
             Some(threads) if threads > MAX_THREADS => Err(ConfigError(format!(
-                "--threads {threads} are more than serve anybody faster: choose at most {MAX_THREADS}"
+                "--threads {threads} is too many: choose at most {MAX_THREADS} (default: half of the processors)"
             ))),
             Some(threads) => Ok(threads.into()),
             None => Ok((std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)),
@@ -231,7 +232,7 @@ fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
 /// Above 0, and no longer than clocks can tell.
 fn positive(flag: &str, given: Option<Duration>, default_secs: u64) -> Result<Duration, ConfigError> {
     match given {
-        Some(longer) if longer > LONGEST => Err(ConfigError(format!(
+        Some(longer) if longer > MAX_DURATION => Err(ConfigError(format!(
             "{flag} {} is too long: choose at most a year (default {default_secs}s)",
             humantime::format_duration(longer)
         ))),
