@@ -6,8 +6,8 @@
 //! # Invariants
 //!
 //! 1. Every frame is answered exactly once, and none before all its messages have an outcome or it is refused.
-//! 2. Messages are sent in the order of their connection's frames, and a message of a del is sent again only if its chunk is
-//!    known not to have been applied.
+//! 2. Messages are sent in the order of their connection's frames, and a message of a del is sent again only if its
+//!    chunk is known not to have been applied.
 //! 3. A message of an add is never sent again.
 //! 4. Connections have turns ([`Lanes`]), and a frame of which a part was sent goes on before all others.
 
