@@ -258,21 +258,19 @@ fn each_goes_on_where_it_was_when_connections_are_cut_or_fall_silent() {
         let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "40"]);
         let watch = Watch::start(&sidecar, &["--group", "audit"]);
         let trouble = |frame_type: FrameType, nth, trouble| Planned { frame_type: frame_type as u8, nth, trouble };
-        let proxy = FrameProxy::to(
-            sidecar.listen,
-            &[
-                // Of the adds some are applied and answered, some applied, one swallowed, and some never sent.
-                trouble(FrameType::AddNewMsg, 10, Trouble::Cut),
-                // These Acks are applied, but nobody hears of it.
-                trouble(FrameType::DelMsgAnswer, 3, Trouble::Cut),
-                // The first batch is lost in silence, which the client must notice by itself.
-                trouble(FrameType::TimeoutBatch, 1, Trouble::Silence),
-                // Of another there is half: no messages can be read from that.
-                trouble(FrameType::TimeoutBatch, 1, Trouble::CutInside),
-                // What was dealt with is handed out again, and must not be dealt with again.
-                trouble(FrameType::BatchAck, 1, Trouble::Cut),
-            ],
-        );
+        let troubles = [
+            // Of the adds some are applied and answered, some applied, one swallowed, and some never sent.
+            trouble(FrameType::AddNewMsg, 10, Trouble::Cut),
+            // These Acks are applied, but nobody hears of it.
+            trouble(FrameType::DelMsgAnswer, 3, Trouble::Cut),
+            // The first batch is lost in silence, which the client must notice by itself.
+            trouble(FrameType::TimeoutBatch, 1, Trouble::Silence),
+            // What was dealt with is handed out again, and must not be dealt with again.
+            trouble(FrameType::BatchAck, 1, Trouble::Cut),
+            // Of a frame there is half, and then no more: that is the end of a connection like any other.
+            trouble(FrameType::TimeoutBatch, 1, Trouble::CutInside),
+        ];
+        let proxy = FrameProxy::to(sidecar.listen, &troubles);
 
         let run = language.run(proxy.address, None).unwrap();
         let figures = language.figures(&run);

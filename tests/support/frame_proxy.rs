@@ -82,6 +82,9 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, plan: &Mutex<Vec<Planned>>, s
         if from.take(rest).read_to_end(&mut frame).is_err() || frame.len() < 12 {
             return;
         }
+        if silent.load(Ordering::SeqCst) {
+            continue;
+        }
         match due(plan, frame[4]) {
             Some(Trouble::Cut) => return,
             Some(Trouble::CutInside) => {
@@ -89,10 +92,8 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, plan: &Mutex<Vec<Planned>>, s
                 return;
             }
             Some(Trouble::Silence) => silent.store(true, Ordering::SeqCst),
+            None if to.write_all(&frame).is_err() => return,
             None => {}
-        }
-        if !silent.load(Ordering::SeqCst) && to.write_all(&frame).is_err() {
-            return;
         }
     }
 }
