@@ -2,24 +2,27 @@
 //! answers and changes of the leader between any two of them.
 //!
 //! Redis is a real server whose clock the test moves, and each store reaches it through a proxy that loses an
-//! answer when it is told to. The model keeps one map, and the rules of time as docs/REDIS.md tells them.
+//! answer when it is told to.
+
+mod model;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ackwheel::core::batch::{Delivery, TimedOut};
+use ackwheel::core::batch::Delivery;
 use ackwheel::core::group::GroupName;
 use ackwheel::core::lease::Leadership;
-use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
+use ackwheel::core::message::Message;
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::{AddNewMsg, Advance, DelMsg};
 use ackwheel::core::store::{Seat, Store};
-use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::core::tick::Wheel;
 use ackwheel::redis::{RedisOptions, RedisStore};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
+use self::model::Model;
 use crate::support::frozen::{self, FrozenRedis};
 use crate::support::proxy::Proxy;
 
@@ -64,114 +67,6 @@ enum Step {
     LoseAnswer {
         store: usize,
     },
-}
-
-/// The wheel as it is told, without a thought for cost.
-#[derive(Default)]
-struct Model {
-    slots: u64,
-    now: u64,
-    pointer: u64,
-    due: u64,
-    leader: Option<usize>,
-    /// When each store that believes it leads means to move the pointer.
-    next: [Option<u64>; STORES],
-    /// By how many ms the next move of each was put off.
-    shifted: [u64; STORES],
-    /// What each store has seen of the pointer while another led, and since when.
-    seen: [Option<(u64, u64)>; STORES],
-    /// Message → deadline, attempt, and the time before which it must not time out.
-    in_flight: BTreeMap<Message, (u64, u8, u64)>,
-    late: BTreeMap<Message, u64>,
-    acked: BTreeMap<u64, u64>,
-    decided: BTreeMap<u64, (BTreeSet<TimedOut>, u64)>,
-    unpublished: u64,
-}
-
-impl Model {
-    fn tick_due(&self) -> u64 {
-        self.pointer + (self.now.saturating_sub(self.due) / TICK_MS).min(CATCH_UP)
-    }
-
-    fn add(&mut self, message: Message, ack_timeout_ticks: u16, attempt: u8) -> AddOutcome {
-        let deadline = self.tick_due() + u64::from(ack_timeout_ticks);
-        self.late.remove(&message);
-        let not_before = self.now + u64::from(ack_timeout_ticks) * TICK_MS;
-        match self.in_flight.insert(message, (deadline, attempt, not_before)) {
-            Some(_) => AddOutcome::Rearmed,
-            None => AddOutcome::Added,
-        }
-    }
-
-    fn del(&mut self, message: Message, withdraw: bool) -> DelOutcome {
-        if let Some((deadline, ..)) = self.in_flight.remove(&message) {
-            if withdraw {
-                return DelOutcome::Withdrawn;
-            }
-            *self.acked.entry(deadline).or_default() += 1;
-            return DelOutcome::Acked;
-        }
-        match self.late.get(&message) {
-            Some(deadline) if self.pointer - (deadline + 1) < self.slots => DelOutcome::Late,
-            _ => DelOutcome::Unknown,
-        }
-    }
-
-    /// A look at the clock of a store, which leads or believes it does.
-    fn advance(&mut self, store: usize, time: &FrozenRedis) -> Advance {
-        let Some(next) = self.next[store] else { return Advance::Deposed };
-        let Some(late) = self.now.checked_sub(next) else { return Advance::Waiting(time.at(next)) };
-        if late >= CATCH_UP * TICK_MS {
-            let missed = late / TICK_MS - CATCH_UP + 1;
-            let next = next + missed * TICK_MS;
-            self.next[store] = Some(next);
-            self.shifted[store] += missed * TICK_MS;
-            return Advance::Waiting(time.at(next));
-        }
-        if self.leader != Some(store) {
-            self.next[store] = None;
-            return Advance::Deposed;
-        }
-        let by_clock = self.now - late;
-        let kept = self.due + TICK_MS;
-        self.due = if by_clock > kept + SLACK_MS { by_clock } else { kept };
-        let next = self.due + TICK_MS;
-        self.next[store] = Some(next);
-        let decided = self.pointer;
-        self.pointer += 1;
-        self.unpublished += 1;
-        let expired: Vec<Message> =
-            self.in_flight.iter().filter(|(_, life)| life.0 == decided).map(|(message, _)| *message).collect();
-        let mut timed_out = BTreeSet::new();
-        for message in expired {
-            let (_, attempt, not_before) = self.in_flight.remove(&message).expect("it was found there");
-            assert!(self.now >= not_before, "{message} times out {} ms early", not_before - self.now);
-            self.late.insert(message, decided);
-            timed_out.insert(TimedOut { message, attempt });
-        }
-        let acked = self.acked.remove(&decided).unwrap_or_default();
-        self.decided.insert(decided, (timed_out, acked));
-        let lateness = Duration::from_millis(self.now - self.due);
-        let shifted = std::mem::take(&mut self.shifted[store]) / TICK_MS;
-        Advance::Moved { decided: Tick(decided), lateness, shifted, next: time.at(next) }
-    }
-
-    fn acquire(&mut self, store: usize) {
-        let (gap, due_before) = (self.now - self.due, self.due);
-        if gap >= TICK_MS {
-            let own = self.seen[store].filter(|seen| seen.0 == self.pointer).map_or(0, |seen| self.now - seen.1);
-            self.due = self.due.max(self.now - own.min(CATCH_UP * TICK_MS));
-        }
-        self.next[store] = Some(self.due + TICK_MS);
-        self.shifted[store] = self.due - due_before;
-        self.leader = Some(store);
-    }
-
-    fn sees(&mut self, store: usize) {
-        if self.seen[store].is_none_or(|seen| seen.0 != self.pointer) {
-            self.seen[store] = Some((self.pointer, self.now));
-        }
-    }
 }
 
 /// Stores on one ring, and the model of it.
@@ -300,10 +195,16 @@ impl Subject<'_> {
                 if expired.deposed {
                     self.model.next[store] = None;
                 }
+                if let Some((tick, counts)) = expired.counted {
+                    let earlier = self.model.counted.insert(tick.0, counts);
+                    assert_eq!(earlier, None, "tick {tick} is counted twice");
+                }
+                self.model.in_doubt.take_if(|asked| *asked == store);
                 expired.more
             }
             Err(refusal) => {
                 assert_eq!(self.proxies[store].lost(), lost + 1, "refused without cause: {refusal}");
+                self.model.in_doubt = leads.then_some(store).or(self.model.in_doubt);
                 true
             }
         };
@@ -373,7 +274,12 @@ impl Subject<'_> {
                 found.entry(delivery.batch.id.tick.0).or_default().push(delivery);
             }
         }
+        let uncounted = self.model.decided.keys().filter(|tick| !self.model.counted.contains_key(*tick)).count();
+        assert!(uncounted <= self.model.untold, "{uncounted} ticks go uncounted, {} may", self.model.untold);
         for (tick, (timed_out, acked)) in &self.model.decided {
+            if let Some(counts) = self.model.counted.get(tick) {
+                assert_eq!((counts.acked, counts.timed_out()), (*acked, timed_out.len() as u64), "tick {tick}");
+            }
             let batches = found.remove(tick).unwrap_or_default();
             let listed: Vec<_> = batches.iter().flat_map(|delivery| delivery.batch.messages.clone()).collect();
             assert_eq!(listed.len(), timed_out.len(), "tick {tick}: {listed:?} and {timed_out:?}");
@@ -420,24 +326,46 @@ fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(200)
 }
 
+/// A runtime, and a Redis whose clock stands still.
+fn stage() -> (tokio::runtime::Runtime, FrozenRedis) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    (runtime.expect("threads can be had"), FrozenRedis::start())
+}
+
+async fn play(time: &mut FrozenRedis, slots: u16, steps: &[Step]) {
+    let mut subject = Subject::open(slots, time).await;
+    for step in steps {
+        subject.step(step).await;
+    }
+    subject.finish().await;
+}
+
 #[test]
 fn several_stores_on_one_ring_answer_as_the_model() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let time = RefCell::new(FrozenRedis::start());
+    let (runtime, time) = stage();
+    let time = RefCell::new(time);
     let config = ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() };
     let sequences = (1..=5_u16, prop::collection::vec(step(), 1..60));
     let ran = TestRunner::new(config).run(&sequences, |(slots, steps)| {
-        let mut time = time.borrow_mut();
-        runtime.block_on(async {
-            let mut subject = Subject::open(slots, &mut time).await;
-            for step in &steps {
-                subject.step(step).await;
-            }
-            subject.finish().await;
-        });
+        runtime.block_on(play(&mut time.borrow_mut(), slots, &steps));
         Ok(())
     });
     if let Err(error) = ran {
         panic!("{error}");
     }
+}
+
+#[test]
+fn every_tick_is_counted_whatever_answer_about_it_is_lost() {
+    let (runtime, mut time) = stage();
+    let message = |id: u64| Message::from((id, 0));
+    let mut steps = vec![Step::Lead { store: 0 }];
+    for round in 0..4 {
+        let messages = (10 * round..10 * round + 5).map(message).collect();
+        steps.push(Step::Add { store: 1, messages, ack_timeout_ticks: 1, attempt: 1 });
+        steps.push(Step::Del { store: 0, messages: vec![message(10 * round)], withdraw: false });
+        steps.extend([Step::Pass { ms: TICK_MS }, Step::Advance { store: 0 }]);
+        steps.extend([Step::LoseAnswer { store: 0 }, Step::Expire { store: 0 }, Step::Expire { store: 0 }]);
+    }
+    runtime.block_on(play(&mut time, 3, &steps));
 }

@@ -17,6 +17,8 @@
 //! The leader waits by its own monotonic clock for as long as the last script told it. A clock that was set shows
 //! as a difference beyond [`CLOCK_SLACK`], and then the monotonic clock decides.
 
+mod expire;
+
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,21 +31,17 @@ use super::link::{Link, Session};
 use super::office::{Identity, Office, Term, from_now, whole_ms};
 use super::script::{Answer, SCRIPTS};
 use crate::core::answers::Answers;
-use crate::core::batch::{StormRule, TickCounts};
+use crate::core::batch::StormRule;
 use crate::core::burst::{Asks, Burst, Request};
 use crate::core::message::Message;
 use crate::core::refusal::Refusal;
 use crate::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Later, Published, Reply, Ring,
-    RingStatus,
+    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Later, Reply, Ring, RingStatus,
 };
 use crate::core::tick::{Tick, Wheel};
 
 /// How far the leader's and Redis' clock may differ within a tick before one counts as set.
 pub(super) const CLOCK_SLACK: Duration = Duration::from_millis(50);
-
-/// The most messages that one script publishes.
-const MAX_PUBLISHED: usize = 1_000;
 
 /// Where too many ticks are to be published first, the pointer looks again this much later: meanwhile some are.
 const BUSY: Duration = Duration::from_millis(50);
@@ -253,62 +251,6 @@ impl Inner {
     /// A quarter of a short tick: a clock that was set by less is as good as one that was not.
     fn slack_ms(&self) -> u64 {
         whole_ms(CLOCK_SLACK.min(self.options.wheel.tick_length() / 4))
-    }
-
-    async fn expire(&self) -> Result<Expired, Refusal> {
-        let Some(term) = self.office.term() else { return Ok(Expired { deposed: true, ..Expired::default() }) };
-        if term.frozen == term.pointer {
-            return self.forget().await;
-        }
-        let keys = self.link.keys();
-        let names =
-            [keys.lease.as_str(), &keys.ticks, keys.list(term.frozen.0), &keys.outbox, &keys.late, &keys.news];
-        let asked = self.link.write(&SCRIPTS.expire, &names, |call| {
-            self.term_arguments(call, term);
-            call.arg(term.frozen.0).arg(term.seq).arg(MAX_PUBLISHED);
-        });
-        let mut answer = asked.await?;
-        match answer.text()?.as_str() {
-            "published" => self.published(term, &mut answer),
-            "expected" => {
-                let (tick, seq, is_frozen) = (Tick(answer.count()?), answer.count()?, answer.count()? > 0);
-                self.office.note(term.epoch, |term| {
-                    (term.frozen, term.seq) = (tick, seq);
-                });
-                if is_frozen { Ok(Expired { more: true, ..Expired::default() }) } else { self.forget().await }
-            }
-            "deposed" => {
-                self.office.leave();
-                Ok(Expired { deposed: true, ..Expired::default() })
-            }
-            word => Err(answer.strange(word).into()),
-        }
-    }
-
-    fn published(&self, term: Term, answer: &mut Answer) -> Result<Expired, Refusal> {
-        let (messages, is_last) = (answer.count()?, answer.count()? > 0);
-        let lateness = Duration::from_millis(answer.count()?);
-        let (timed_out, acked, storm) = (answer.count()?, answer.count()?, answer.count()? > 0);
-        self.office.note(term.epoch, |now| {
-            (now.frozen, now.seq) = if is_last { (term.frozen.plus(1), 0) } else { (term.frozen, term.seq + 1) };
-        });
-        let counts = TickCounts { added: timed_out + acked, acked, storm, drained: false };
-        Ok(Expired {
-            counted: is_last.then_some((term.frozen, counts)),
-            published: (messages > 0).then_some(Published { messages, lateness }),
-            more: true,
-            ..Expired::default()
-        })
-    }
-
-    async fn forget(&self) -> Result<Expired, Refusal> {
-        let keys = self.link.keys();
-        let mut answer = self.link.write(&SCRIPTS.forget, &[&keys.messages, &keys.late], |_| {}).await?;
-        match answer.text()?.as_str() {
-            "forgot" => Ok(Expired { more: true, ..Expired::default() }),
-            "idle" => Ok(Expired::default()),
-            word => Err(answer.strange(word).into()),
-        }
     }
 
     async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {

@@ -3,16 +3,23 @@
 -- KEYS[3] lease   KEYS[4] ticks   KEYS[5] the list of the tick   KEYS[6] outbox   KEYS[7] late   KEYS[8] news
 -- ARGV[2] token   ARGV[3] epoch   ARGV[4] the tick   ARGV[5] the seq expected   ARGV[6] most messages
 -- Reply {'published', messages, 1 if that was the last of its tick, ms late, timed out, acked, storm}
---   {'expected', tick, seq, 1 if it is frozen}: where to go on   {'deposed', what}
+--   {'expected', tick, seq, 1 if it is frozen}: where to go on; behind it, where this term has finished a tick, that
+--   and what it counted, since the answer that told may be lost: tick, timed out, acked, storm   {'deposed', what}
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return {'deposed', 'holder'} end
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[3] then return {'deposed', 'epoch'} end
 
 local pointer, frozen_from = numbers(KEYS[1], 'pointer', 'frozen_from')
-if frozen_from >= pointer then return {'expected', frozen_from, 0, 0} end
+local function expected(seq, is_frozen)
+  local by, finished, timed_out, acked, storm =
+    string.match(redis.call('HGET', KEYS[1], 'finished') or '', '^(%d+) (%d+) (%d+) (%d+) (%d)$')
+  if by ~= ARGV[3] then return {'expected', frozen_from, seq, is_frozen} end
+  return {'expected', frozen_from, seq, is_frozen, finished, timed_out, acked, storm}
+end
+if frozen_from >= pointer then return expected(0, 0) end
 local field = 'frozen:' .. frozen_from
 local epoch, decided_ms, due_ms, timed_out, acked, storm, published, seq =
   string.match(redis.call('HGET', KEYS[4], field), '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d) (%d+) (%d+)$')
-if tonumber(ARGV[4]) ~= frozen_from or ARGV[5] ~= seq then return {'expected', frozen_from, tonumber(seq), 1} end
+if tonumber(ARGV[4]) ~= frozen_from or ARGV[5] ~= seq then return expected(seq, 1) end
 
 timed_out, published = tonumber(timed_out), tonumber(published)
 local members = redis.call('SPOP', KEYS[5], ARGV[6])
@@ -31,7 +38,8 @@ if #members > 0 then
 end
 if last then
   redis.call('HDEL', KEYS[4], field)
-  redis.call('HSET', KEYS[1], 'frozen_from', frozen_from + 1)
+  redis.call('HSET', KEYS[1], 'frozen_from', frozen_from + 1,
+    'finished', table.concat({ARGV[3], frozen_from, timed_out, acked, storm}, ' '))
 else
   redis.call('HSET', KEYS[4], field,
     table.concat({epoch, decided_ms, due_ms, timed_out, acked, storm, published, seq + 1}, ' '))

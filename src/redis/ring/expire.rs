@@ -1,0 +1,85 @@
+//! Publishing the ticks that are decided, a part at a time, and forgetting what was late.
+
+use std::time::Duration;
+
+use super::Inner;
+use crate::core::batch::TickCounts;
+use crate::core::refusal::Refusal;
+use crate::core::ring::{Expired, Published};
+use crate::core::tick::Tick;
+use crate::redis::office::Term;
+use crate::redis::script::{Answer, SCRIPTS};
+
+/// The most messages that one script publishes.
+const MAX_PUBLISHED: usize = 1_000;
+
+impl Inner {
+    pub(super) async fn expire(&self) -> Result<Expired, Refusal> {
+        let Some(term) = self.office.term() else { return Ok(Expired { deposed: true, ..Expired::default() }) };
+        if term.frozen == term.pointer {
+            return self.forget().await;
+        }
+        let keys = self.link.keys();
+        let names =
+            [keys.lease.as_str(), &keys.ticks, keys.list(term.frozen.0), &keys.outbox, &keys.late, &keys.news];
+        let asked = self.link.write(&SCRIPTS.expire, &names, |call| {
+            self.term_arguments(call, term);
+            call.arg(term.frozen.0).arg(term.seq).arg(MAX_PUBLISHED);
+        });
+        let mut answer = asked.await?;
+        match answer.text()?.as_str() {
+            "published" => self.published(term, &mut answer),
+            "expected" => {
+                let (tick, seq, is_frozen) = (Tick(answer.count()?), answer.count()?, answer.count()? > 0);
+                self.office.note(term.epoch, |term| {
+                    (term.frozen, term.seq) = (tick, seq);
+                });
+                // The tick that was asked about is finished: the answer that told was lost.
+                let counted =
+                    if answer.is_empty() { None } else { Some((Tick(answer.count()?), counts(&mut answer)?)) };
+                let counted = counted.filter(|(finished, _)| *finished == term.frozen);
+                if is_frozen || counted.is_some() {
+                    Ok(Expired { counted, more: true, ..Expired::default() })
+                } else {
+                    self.forget().await
+                }
+            }
+            "deposed" => {
+                self.office.leave();
+                Ok(Expired { deposed: true, ..Expired::default() })
+            }
+            word => Err(answer.strange(word).into()),
+        }
+    }
+
+    fn published(&self, term: Term, answer: &mut Answer) -> Result<Expired, Refusal> {
+        let (messages, is_last) = (answer.count()?, answer.count()? > 0);
+        let lateness = Duration::from_millis(answer.count()?);
+        let counts = counts(answer)?;
+        self.office.note(term.epoch, |now| {
+            (now.frozen, now.seq) = if is_last { (term.frozen.plus(1), 0) } else { (term.frozen, term.seq + 1) };
+        });
+        Ok(Expired {
+            counted: is_last.then_some((term.frozen, counts)),
+            published: (messages > 0).then_some(Published { messages, lateness }),
+            more: true,
+            ..Expired::default()
+        })
+    }
+
+    async fn forget(&self) -> Result<Expired, Refusal> {
+        let keys = self.link.keys();
+        let mut answer = self.link.write(&SCRIPTS.forget, &[&keys.messages, &keys.late], |_| {}).await?;
+        match answer.text()?.as_str() {
+            "forgot" => Ok(Expired { more: true, ..Expired::default() }),
+            "idle" => Ok(Expired::default()),
+            word => Err(answer.strange(word).into()),
+        }
+    }
+}
+
+/// What a tick counted, at the end of an answer.
+fn counts(answer: &mut Answer) -> Result<TickCounts, Refusal> {
+    let (timed_out, acked, storm) = (answer.count()?, answer.count()?, answer.count()? > 0);
+    Ok(TickCounts { added: timed_out + acked, acked, storm, drained: false })
+}
