@@ -84,7 +84,6 @@ impl Race {
             threads: 8,
             epoch: 1,
             pointer: Tick(1),
-            keeps_on_drain: false,
         };
         let ring = MemoryRing::new(options, Arc::clone(&outbox), start);
         Race {

@@ -173,7 +173,6 @@ impl Subject {
             threads: 2,
             epoch: 1,
             pointer: Tick(FIRST_TICK),
-            keeps_on_drain: false,
         };
         Subject {
             counted: RefCell::default(),

@@ -176,18 +176,47 @@ fn a_damaged_state_file_is_refused_and_left_alone() {
     assert_eq!(start(&state, &[]).status().rings[0].in_flight, 1);
 }
 
-#[test]
-fn a_state_that_cannot_be_kept_is_an_error_that_says_what_is_lost() {
+/// A sidecar whose state file cannot be written any more, with three messages in flight.
+fn start_in_a_folder_that_goes() -> (tempfile::TempDir, Sidecar) {
     let (folder, _) = folder();
     let kept = folder.path().join("kept");
     fs::create_dir(&kept).unwrap();
-    let mut sidecar = start(&kept.join("state"), &[]);
+    let sidecar = start(&kept.join("state"), &[]);
     assert_names(&sidecar.log().text(), &["there is no state file", "begins empty"]);
     sidecar.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();
     fs::remove_dir(&kept).unwrap();
+    (folder, sidecar)
+}
+
+#[test]
+fn a_state_that_cannot_be_kept_is_handed_out_and_does_not_come_back() {
+    let (folder, mut sidecar) = start_in_a_folder_that_goes();
+    let mut subscriber = sidecar.connect().subscribed("default");
+    sidecar.signal(rustix::process::Signal::TERM);
+    let batch = subscriber.batch();
+    assert_eq!((batch.ids(), batch.drained), (vec![1, 2, 3], true));
+    // Now it can be: groups are kept, and what was handed out is not in flight any more.
+    let kept = folder.path().join("kept");
+    fs::create_dir(&kept).unwrap();
+    subscriber.ask(&frames::batch_ack(&[batch.id]));
+    assert_eq!(sidecar.exit().code(), Some(0));
+    assert_names(
+        &sidecar.log().whole(),
+        &["ERROR", "cannot be kept", "handed out", "--state", "0 messages in flight"],
+    );
+
+    let sidecar = start(&kept.join("state"), &[]);
+    let mut connection = sidecar.connect();
+    assert_eq!(connection.ask(&frames::del(&[1, 2, 3])).outcomes(), [UNKNOWN; 3]);
+    assert_eq!(sidecar.status().rings[0].in_flight, 0);
+}
+
+#[test]
+fn a_state_that_cannot_be_kept_and_that_nobody_takes_is_an_error_that_says_what_is_lost() {
+    let (_folder, mut sidecar) = start_in_a_folder_that_goes();
     sidecar.signal(rustix::process::Signal::TERM);
     assert_eq!(sidecar.exit().code(), Some(1));
-    assert_names(&sidecar.log().whole(), &["ERROR", "could not be kept", "in_flight=3", "--state"]);
+    assert_names(&sidecar.log().whole(), &["ERROR", "group=default batches=1", "could not be kept", "--state"]);
 }
 
 #[test]

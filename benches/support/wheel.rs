@@ -48,7 +48,6 @@ impl Subject {
             threads: 1,
             epoch: 1,
             pointer: Tick(1),
-            keeps_on_drain: false,
         };
         Subject {
             ring: MemoryRing::new(options, outbox, now),

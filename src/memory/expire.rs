@@ -260,7 +260,6 @@ mod tests {
             threads: 1,
             epoch: 1,
             pointer,
-            keeps_on_drain: false,
         };
         (MemoryRing::new(options, Arc::clone(&outbox), now), outbox)
     }

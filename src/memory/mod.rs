@@ -12,6 +12,7 @@ mod saved_outbox;
 mod shard;
 mod sorted;
 mod state;
+mod state_file;
 mod store;
 mod table;
 
@@ -19,5 +20,5 @@ pub use lease::AlwaysLeads;
 pub use options::{MemoryOptions, RingOptions};
 pub use outbox::MemoryOutbox;
 pub use ring::MemoryRing;
-pub use state::StateError;
+pub use state_file::StateError;
 pub use store::MemoryStore;

@@ -38,6 +38,4 @@ pub struct RingOptions {
     pub epoch: u64,
     /// Where it stands at the start.
     pub pointer: Tick,
-    /// Whether a drain keeps what is in flight, for a state file.
-    pub keeps_on_drain: bool,
 }

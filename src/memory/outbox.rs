@@ -69,6 +69,11 @@ impl MemoryOutbox {
         MemoryOutbox { retention, queue: Mutex::new(queue), told: RwLock::new(Vec::new()) }
     }
 
+    /// How many messages its batches have.
+    pub(super) fn ids(&self) -> u64 {
+        self.queue.lock().ids
+    }
+
     /// Appends a batch of a tick decided at `decided_at`.
     pub fn publish(&self, batch: Arc<TimeoutBatch>, decided_at: Instant) {
         self.queue.lock().append(batch, decided_at);

@@ -37,6 +37,8 @@ use super::expire::Expiry;
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
 use super::shard::{self, OfTick, Position, Shard, horizon};
+use super::state::Saved;
+use super::state_file::StateFile;
 use super::table::{Hash, HashMessage, Keyed, MAX_SHARD_BITS};
 use crate::core::message::Message;
 use crate::core::pace::{Pace, Turn};
@@ -64,6 +66,8 @@ pub struct MemoryRing {
     pub(super) in_flight: AtomicU64,
     pub(super) expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
+    /// Where a drain keeps what is in flight.
+    pub(super) state_file: Option<StateFile>,
 }
 
 /// Where the wheel stands.
@@ -74,6 +78,8 @@ pub(super) struct Standing {
     decided_below: Tick,
     /// Whether new messages are refused.
     pub(super) draining: bool,
+    /// Whether a drain has handed out what was in flight: nothing is left to decide.
+    handed_out: bool,
 }
 
 impl MemoryRing {
@@ -94,12 +100,19 @@ impl MemoryRing {
                 pace: Pace::new(options.wheel.tick_length(), options.pointer, now),
                 decided_below: options.pointer,
                 draining: false,
+                handed_out: false,
             }),
             latest_ns: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
             expiry: Mutex::new(Expiry::default()),
             outbox,
+            state_file: None,
         }
+    }
+
+    /// The same, but a drain keeps what is in flight for a state file.
+    pub(super) fn kept_in(self, state_file: Option<StateFile>) -> MemoryRing {
+        MemoryRing { state_file, ..self }
     }
 
     pub(super) fn stamp(&self, now: Instant) -> Stamp {
@@ -117,7 +130,7 @@ impl MemoryRing {
     /// The tick that is decided next, if any will be.
     pub(super) fn next_decided(&self) -> Option<Tick> {
         let standing = self.standing.read();
-        (!standing.draining || self.options.keeps_on_drain).then(|| standing.pace.pointer())
+        (!standing.handed_out).then(|| standing.pace.pointer())
     }
 
     pub(super) fn shard_of(&self, message: Message) -> (Hash, &Mutex<Shard<Keyed>>) {
@@ -184,7 +197,7 @@ impl MemoryRing {
                 let (decided, due_at) = (standing.pace.pointer(), standing.pace.next_advance());
                 let shifted = standing.pace.advanced();
                 let (pointer, next) = (standing.pace.pointer(), standing.pace.next_advance());
-                if !standing.draining || self.options.keeps_on_drain {
+                if !standing.handed_out {
                     self.decide(standing, decided..=decided, pointer, due_at, false);
                 }
                 Advance::Moved { decided, lateness, shifted, next }
@@ -251,10 +264,13 @@ impl Ring for MemoryRing {
     }
 
     fn drain(&self, now: Instant) -> Reply<Handover> {
+        let reserved = |file: &StateFile| file.reserve(Saved::most_bytes(self, &self.outbox));
+        let keeps = self.state_file.as_ref().is_some_and(reserved);
         let mut standing = self.standing.write();
-        if std::mem::replace(&mut standing.draining, true) || self.options.keeps_on_drain {
+        if std::mem::replace(&mut standing.draining, true) || keeps {
             return Reply::ok(Handover::Kept);
         }
+        standing.handed_out = true;
         let first = standing.pace.pointer();
         let below = first.plus(horizon(self.options.wheel));
         self.decide(standing, first..=Tick(below.0 - 1), below, now, true);
@@ -303,7 +319,6 @@ mod tests {
             threads: 1,
             epoch: 1,
             pointer: Tick(7),
-            keeps_on_drain: false,
         };
         let ring = MemoryRing::new(options, outbox, start);
         // The move is due at start + 1. The ticker reads that time and is held up; an add comes at 2.5.

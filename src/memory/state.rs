@@ -1,13 +1,6 @@
-//! The state file: a memory store across a planned restart.
-//!
-//! Layout: the magic, then u32 CRC-32 and u64 length of what follows (little-endian), then [`Saved`] in
-//! postcard. It is written beside its place, synced and renamed, so that there is a whole file or none; and
-//! it is removed once it was taken over, so that a later crash cannot bring an old wheel back.
+//! What a state file holds: a memory store across a planned restart.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -21,49 +14,12 @@ use crate::core::store::Moment;
 use crate::core::tally::{STAMP_UNIT, Stamp};
 use crate::core::tick::{Tick, Wheel};
 
-/// The first bytes of a state file; the digit is the version of its layout.
-const MAGIC: &[u8; 16] = b"ackwheel state 1";
-const HEAD_LENGTH: usize = MAGIC.len() + 4 + 8;
-
-/// Why a state file could not be used.
-#[derive(Debug, thiserror::Error)]
-pub enum StateError {
-    /// Reading or writing failed.
-    #[error("cannot {what} the state file {path}: {cause}; check --state and the permissions of its folder")]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        cause: io::Error,
-    },
-    /// The file is not what was written.
-    #[error(
-        "{path} is not a whole state file of this version ({why}): move it away to start with an empty wheel, \
-         or name another with --state"
-    )]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// The file is of a ring of other dimensions.
-    #[error(
-        "{path} was written by a ring of {} slots and {}ms ticks, and this one has {} slots and {}ms ticks: \
-         start with --slots {} --tick {}ms, or move the file away to start with an empty wheel",
-        saved.slots(), saved.tick_ms(), asked.slots(), asked.tick_ms(), saved.slots(), saved.tick_ms()
-    )]
-    OtherWheel {
-        /// The file.
-        path: PathBuf,
-        /// The dimensions that it holds.
-        saved: Wheel,
-        /// The dimensions asked for.
-        asked: Wheel,
-    },
-}
+/// The most bytes that a message in flight takes, or one that is remembered: numbers are as long as they are large.
+const MESSAGE_BYTES: u64 = 10 + 10 + 6 + 5 + 1 + 1;
+/// And one in the outbox.
+const TIMED_OUT_BYTES: u64 = 10 + 10 + 1;
+/// What all else takes: counts of ticks, groups, the heads of batches.
+const OTHER_BYTES: u64 = 1 << 20;
 
 /// What a state file holds. Ages count from `unix_ms`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -90,102 +46,24 @@ struct SavedMessage {
     late_counted: bool,
 }
 
-/// Reads a state file, if there is one, and makes sure that one can be written.
-pub(super) fn load(path: &Path, wheel: Wheel) -> Result<Option<Saved>, StateError> {
-    let io_error = |what| move |cause| StateError::Io { what, path: path.to_owned(), cause };
-    // What is no file may have no end.
-    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
-        let cause = io::Error::new(io::ErrorKind::InvalidInput, "it is not a file");
-        return Err(io_error("read")(cause));
-    }
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let beside = beside(path);
-            File::create(&beside).and_then(|_| fs::remove_file(&beside)).map_err(io_error("write"))?;
-            return Ok(None);
-        }
-        Err(error) => return Err(io_error("read")(error)),
-    };
-    let saved = decode(&bytes).map_err(|why| StateError::Damaged { path: path.to_owned(), why })?;
-    let saved_wheel = Wheel::new(saved.slots, Duration::from_millis(u64::from(saved.tick_ms)))
-        .map_err(|error| StateError::Damaged { path: path.to_owned(), why: error.to_string() })?;
-    if saved_wheel != wheel {
-        return Err(StateError::OtherWheel { path: path.to_owned(), saved: saved_wheel, asked: wheel });
-    }
-    Ok(Some(saved))
-}
-
-/// Removes a state file that was taken over.
-pub(super) fn consume(path: &Path) -> Result<(), StateError> {
-    match fs::remove_file(path).and_then(|()| sync_folder(path)) {
-        Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-            Err(StateError::Io { what: "remove", path: path.to_owned(), cause })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Writes the store to a state file; returns the number of messages in flight.
-pub(super) fn save(
-    path: &Path,
-    ring: &MemoryRing,
-    outbox: &MemoryOutbox,
-    moment: Moment,
-) -> Result<u64, StateError> {
-    let saved = Saved::of(ring, outbox, moment);
-    let body = postcard::to_stdvec(&saved).expect("a state has no type that postcard cannot write");
-    let write = || -> io::Result<()> {
-        let beside = beside(path);
-        let mut file = File::create(&beside)?;
-        file.write_all(MAGIC)?;
-        file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
-        file.write_all(&(body.len() as u64).to_le_bytes())?;
-        file.write_all(&body)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)?;
-        sync_folder(path)
-    };
-    write().map_err(|cause| {
-        // A part of a state helps nobody, and the disk may be full.
-        let _ = fs::remove_file(beside(path));
-        StateError::Io { what: "write", path: path.to_owned(), cause }
-    })?;
-    Ok(saved.messages.iter().filter(|message| message.deadline >= saved.pointer).count() as u64)
-}
-
-/// Makes a rename or a removal last, a power cut included.
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
-}
-
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    PathBuf::from(name)
-}
-
-fn decode(bytes: &[u8]) -> Result<Saved, String> {
-    let Some((head, body)) = bytes.split_at_checked(HEAD_LENGTH) else {
-        return Err(format!("it has only {} bytes", bytes.len()));
-    };
-    let (magic, numbers) = head.split_at(MAGIC.len());
-    if magic != MAGIC {
-        return Err(String::from("it begins with other bytes"));
-    }
-    let (crc, length) = numbers.split_at(4);
-    if length != (body.len() as u64).to_le_bytes() {
-        return Err(format!("its length is not the {} bytes that follow", body.len()));
-    }
-    if crc != crc32fast::hash(body).to_le_bytes() {
-        return Err(String::from("its checksum is wrong"));
-    }
-    postcard::from_bytes(body).map_err(|error| error.to_string())
-}
-
 impl Saved {
-    fn of(ring: &MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> Saved {
+    /// The bytes that the store would take now, and hardly more a moment later.
+    pub(super) fn most_bytes(ring: &MemoryRing, outbox: &MemoryOutbox) -> u64 {
+        let messages: usize = ring.shards.iter().map(|shard| shard.lock().table.len()).sum();
+        messages as u64 * MESSAGE_BYTES + outbox.ids() * TIMED_OUT_BYTES + OTHER_BYTES
+    }
+
+    /// The dimensions of the ring.
+    pub(super) fn wheel(&self) -> Result<Wheel, String> {
+        Wheel::new(self.slots, Duration::from_millis(u64::from(self.tick_ms))).map_err(|error| error.to_string())
+    }
+
+    /// How many messages are in flight.
+    pub(super) fn in_flight(&self) -> u64 {
+        self.messages.iter().filter(|message| message.deadline >= self.pointer).count() as u64
+    }
+
+    pub(super) fn of(ring: &MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> Saved {
         let now = moment.now;
         while ring.expire_step(now).more {}
         let pointer = ring.pointer();
@@ -193,6 +71,10 @@ impl Saved {
         let mut messages = Vec::new();
         for shard in &ring.shards {
             messages.extend(shard.lock().table.iter().map(|entry| SavedMessage::of(entry, pointer, stamp)));
+        }
+        if ring.next_decided().is_none() {
+            // What was in flight is in the outbox.
+            messages.retain(|message| message.deadline < pointer.0);
         }
         let acked = ring.alive().map(|tick| (tick.0, ring.counts(tick).acked));
         Saved {

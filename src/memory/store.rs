@@ -1,6 +1,5 @@
 //! The memory store as a whole.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,7 +9,8 @@ use super::lease::AlwaysLeads;
 use super::options::{MemoryOptions, RingOptions};
 use super::outbox::MemoryOutbox;
 use super::ring::MemoryRing;
-use super::state::{self, StateError};
+use super::state::Saved;
+use super::state_file::{StateError, StateFile};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Reply;
 use crate::core::store::{Moment, Seat, Store};
@@ -21,7 +21,6 @@ pub struct MemoryStore {
     ring: Arc<MemoryRing>,
     outbox: Arc<MemoryOutbox>,
     seat: Seat,
-    state_file: Option<PathBuf>,
 }
 
 impl MemoryStore {
@@ -33,8 +32,8 @@ impl MemoryStore {
     /// When there is a state file that cannot be read, is damaged, or was written by a ring of other
     /// dimensions. The file is left as it is.
     pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, Option<u64>), StateError> {
-        let saved =
-            options.state_file.as_deref().map(|path| state::load(path, options.wheel)).transpose()?.flatten();
+        let state_file = options.state_file.map(StateFile::at);
+        let saved = state_file.as_ref().map(|file| file.load(options.wheel)).transpose()?.flatten();
         let (now, start_ms) = (moment.now, moment.unix_ms());
         let (last_epoch, pointer) = saved.as_ref().map_or_else(
             || (0, Tick(start_ms / u64::from(options.wheel.tick_ms()))),
@@ -49,16 +48,14 @@ impl MemoryStore {
             threads: options.threads,
             epoch,
             pointer,
-            keeps_on_drain: options.state_file.is_some(),
         };
-        let ring = Arc::new(MemoryRing::new(ring_options, Arc::clone(&outbox), now));
+        let ring = MemoryRing::new(ring_options, Arc::clone(&outbox), now).kept_in(state_file);
+        let ring = Arc::new(ring);
         let taken_over = saved.map(|saved| saved.restore(&ring, &outbox, moment));
-        if let Some(path) = options.state_file.as_deref() {
-            state::consume(path)?;
-        }
+        ring.state_file.as_ref().map(StateFile::consume).transpose()?;
         let lease = Arc::new(AlwaysLeads { epoch });
         let seat = Seat { ring: Arc::clone(&ring) as _, outbox: Arc::clone(&outbox) as _, lease };
-        Ok((MemoryStore { ring, outbox, seat, state_file: options.state_file }, taken_over))
+        Ok((MemoryStore { ring, outbox, seat }, taken_over))
     }
 }
 
@@ -76,11 +73,15 @@ impl Store for MemoryStore {
     }
 
     fn close(&self, moment: Moment) -> Reply<String> {
-        let Some(path) = &self.state_file else {
+        let Some(state_file) = &self.ring.state_file else {
             return Reply::ok(String::from("the wheel of a memory store without --state ends with the process"));
         };
-        match state::save(path, &self.ring, &self.outbox, moment) {
-            Ok(messages) => Reply::ok(format!("{messages} messages in flight are kept in {}", path.display())),
+        let saved = Saved::of(&self.ring, &self.outbox, moment);
+        match state_file.save(&saved) {
+            Ok(()) => {
+                let path = state_file.path().display();
+                Reply::ok(format!("{} messages in flight are kept in {path}", saved.in_flight()))
+            }
             Err(error) => {
                 let in_flight = self.ring.in_flight.load(Ordering::Relaxed);
                 error!(

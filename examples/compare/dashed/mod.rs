@@ -36,7 +36,6 @@ impl DashStore {
             threads: config.threads,
             epoch,
             pointer: Tick(epoch / u64::from(config.wheel.tick_ms())),
-            keeps_on_drain: false,
         };
         let outbox = Arc::new(MemoryOutbox::new(config.retention, moment.now));
         let ring = Arc::new(DashRing::new(options, Arc::clone(&outbox), moment.now));

@@ -250,7 +250,6 @@ mod tests {
             threads: 1,
             epoch: 1,
             pointer: Tick(7),
-            keeps_on_drain: false,
         };
         DashRing::new(options, Arc::new(MemoryOutbox::new(Retention::default(), start)), start)
     }

@@ -61,7 +61,6 @@ impl<R: Ring + AtOnce> Wheeled<R> {
             threads,
             epoch: 1,
             pointer: Tick(1),
-            keeps_on_drain: false,
         };
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
         Wheeled { ring: Arc::new(make(options, outbox, now)), burst: Burst::default(), next: Some(now) }

@@ -81,7 +81,6 @@ impl<S: HashMessage> Table<S> {
         Table { hasher, segments: Segments::one(Segment::with_groups(1)), mask: 0, len: 0, shape: 0 }
     }
 
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.len
     }

@@ -1,0 +1,188 @@
+//! The state file: where a memory store is kept across a planned restart.
+//!
+//! Layout: the magic, then u32 CRC-32 and u64 length of what follows (little-endian), then [`Saved`] in
+//! postcard. It is written beside its place, synced and renamed, so that there is a whole file or none; and
+//! it is removed once it was taken over, so that a later crash cannot bring an old wheel back.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use tracing::error;
+
+use super::state::Saved;
+use crate::core::tick::Wheel;
+
+/// The first bytes of a state file; the digit is the version of its layout.
+const MAGIC: &[u8; 16] = b"ackwheel state 1";
+const HEAD_LENGTH: usize = MAGIC.len() + 4 + 8;
+
+/// Why a state file could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Reading or writing failed.
+    #[error("cannot {what} the state file {path}: {cause}; check --state and the permissions of its folder")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        cause: io::Error,
+    },
+    /// The file is not what was written.
+    #[error(
+        "{path} is not a whole state file of this version ({why}): move it away to start with an empty wheel, \
+         or name another with --state"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The file is of a ring of other dimensions.
+    #[error(
+        "{path} was written by a ring of {} slots and {}ms ticks, and this one has {} slots and {}ms ticks: \
+         start with --slots {} --tick {}ms, or move the file away to start with an empty wheel",
+        saved.slots(), saved.tick_ms(), asked.slots(), asked.tick_ms(), saved.slots(), saved.tick_ms()
+    )]
+    OtherWheel {
+        /// The file.
+        path: PathBuf,
+        /// The dimensions that it holds.
+        saved: Wheel,
+        /// The dimensions asked for.
+        asked: Wheel,
+    },
+}
+
+/// A state file, which may be there or not.
+#[derive(Debug)]
+pub(super) struct StateFile {
+    path: PathBuf,
+}
+
+impl StateFile {
+    pub(super) fn at(path: PathBuf) -> StateFile {
+        StateFile { path }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it holds, if it is there; makes sure that it can be written.
+    pub(super) fn load(&self, wheel: Wheel) -> Result<Option<Saved>, StateError> {
+        // What is no file may have no end.
+        if self.path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(self.error("read", io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
+        }
+        let bytes = match fs::read(&self.path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let written = self.open_beside().and_then(|_| fs::remove_file(self.beside()));
+                return written.map(|()| None).map_err(|cause| self.error("write", cause));
+            }
+            Err(cause) => return Err(self.error("read", cause)),
+        };
+        let damaged = |why| StateError::Damaged { path: self.path.clone(), why };
+        let saved = decode(&bytes).map_err(damaged)?;
+        let saved_wheel = saved.wheel().map_err(damaged)?;
+        if saved_wheel != wheel {
+            return Err(StateError::OtherWheel { path: self.path.clone(), saved: saved_wheel, asked: wheel });
+        }
+        Ok(Some(saved))
+    }
+
+    /// Removes it, once it was taken over.
+    pub(super) fn consume(&self) -> Result<(), StateError> {
+        match fs::remove_file(&self.path).and_then(|()| self.sync_folder()) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(self.error("remove", cause)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes room for so many bytes, at the begin of a drain; whether [`StateFile::save`] can be relied on.
+    pub(super) fn reserve(&self, bytes: u64) -> bool {
+        let reserved = self.open_beside().and_then(|file| {
+            match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+                // There are file systems that cannot tell.
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
+        });
+        if let Err(cause) = reserved {
+            error!(
+                error = %self.give_up(cause),
+                "the wheel cannot be kept: what is in flight is handed out now instead, in batches flagged drained"
+            );
+            return false;
+        }
+        true
+    }
+
+    /// Writes it.
+    pub(super) fn save(&self, saved: &Saved) -> Result<(), StateError> {
+        let body = postcard::to_stdvec(saved).expect("a state has no type that postcard cannot write");
+        let write = || -> io::Result<()> {
+            let mut file = self.open_beside()?;
+            file.write_all(MAGIC)?;
+            file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
+            file.write_all(&(body.len() as u64).to_le_bytes())?;
+            file.write_all(&body)?;
+            file.set_len((HEAD_LENGTH + body.len()) as u64)?;
+            file.sync_all()?;
+            fs::rename(self.beside(), &self.path)?;
+            self.sync_folder()
+        };
+        write().map_err(|cause| self.give_up(cause))
+    }
+
+    /// What it is written into. What is there, as reserved room, stays until it is written over.
+    fn open_beside(&self) -> io::Result<File> {
+        OpenOptions::new().write(true).create(true).truncate(false).open(self.beside())
+    }
+
+    fn beside(&self) -> PathBuf {
+        let mut name = self.path.as_os_str().to_owned();
+        name.push(".new");
+        PathBuf::from(name)
+    }
+
+    /// A part of a state helps nobody, and the disk may be full.
+    fn give_up(&self, cause: io::Error) -> StateError {
+        let _ = fs::remove_file(self.beside());
+        self.error("write", cause)
+    }
+
+    fn error(&self, what: &'static str, cause: io::Error) -> StateError {
+        StateError::Io { what, path: self.path.clone(), cause }
+    }
+
+    /// Makes a rename or a removal last, a power cut included.
+    fn sync_folder(&self) -> io::Result<()> {
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    }
+}
+
+fn decode(bytes: &[u8]) -> Result<Saved, String> {
+    let Some((head, body)) = bytes.split_at_checked(HEAD_LENGTH) else {
+        return Err(format!("it has only {} bytes", bytes.len()));
+    };
+    let (magic, numbers) = head.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(String::from("it begins with other bytes"));
+    }
+    let (crc, length) = numbers.split_at(4);
+    if length != (body.len() as u64).to_le_bytes() {
+        return Err(format!("its length is not the {} bytes that follow", body.len()));
+    }
+    if crc != crc32fast::hash(body).to_le_bytes() {
+        return Err(String::from("its checksum is wrong"));
+    }
+    postcard::from_bytes(body).map_err(|error| error.to_string())
+}
