@@ -52,8 +52,10 @@ pub struct Health {
     pub scrapes: tokio::sync::Mutex<()>,
 }
 
-/// The most connections at once: Prometheus, probes and people need few, and strangers get no more.
-const MAX_CONNECTIONS: usize = 64;
+/// The most connections at once, and the most of them that are served: Prometheus, probes and people need few, and
+/// strangers get no more. Who asks nothing takes no place from those who do.
+const MAX_CONNECTIONS: usize = 256;
+const MAX_SERVED: usize = 64;
 
 /// How long a connection may take for the head of its request, and for all of it, until its answer is read. Each has one
 /// request: who does not read may not keep the place of a probe.
@@ -73,7 +75,7 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
         .route("/status", get(status))
         .fallback(elsewhere)
         .with_state(health);
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (permits, places) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), Arc::new(Semaphore::new(MAX_SERVED)));
     // Dropped with this task, so that no connection outlives it.
     let mut connections = JoinSet::new();
     loop {
@@ -90,8 +92,13 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
                 continue;
             }
         };
-        let service = TowerToHyperService::new(routes.clone());
+        let (service, places) = (TowerToHyperService::new(routes.clone()), Arc::clone(&places));
         connections.spawn(async move {
+            // Whoever has only connected may be said to be readable.
+            if tokio::time::timeout(HEAD_TIMEOUT, stream.peek(&mut [0])).await.is_err() {
+                return debug!("a connection to the admin port asked nothing");
+            }
+            let place = places.acquire().await.expect("nobody closes the semaphore");
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).keep_alive(false);
             let serving = http.serve_connection(TokioIo::new(stream), service);
@@ -100,7 +107,7 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
                 Ok(Err(error)) => debug!(%error, "a connection to the admin port ended"),
                 Err(_) => debug!("a connection to the admin port took too long"),
             }
-            drop(permit);
+            drop((place, permit));
         });
         while connections.try_join_next().is_some() {}
     }
@@ -179,10 +186,15 @@ impl Health {
         let backlogs = join_all(led.map(|(seat, _)| seat.outbox.backlogs(now))).await;
         let refusals = statuses.iter().filter_map(|status| status.as_ref().err());
         let refusal = refusals.chain(backlogs.iter().filter_map(|backlogs| backlogs.as_ref().err())).next();
-        if let Some(refusal) = refusal {
-            debug!(%refusal, "the store does not answer; gauges of its rings are 0");
+        let is_up = self.store.is_up();
+        match refusal {
+            Some(refusal) if is_up => {
+                warn!(%refusal, "the store does not say how its rings are; their gauges are 0: look at the store");
+            }
+            Some(refusal) => debug!(%refusal, "the store is away; gauges of its rings are 0"),
+            None => {}
         }
-        self.metrics.store_up.set(i64::from(self.store.is_up() && refusal.is_none()));
+        self.metrics.store_up.set(i64::from(is_up));
         let led: Vec<RingStatus> = statuses.into_iter().flatten().filter(|status| status.leads).collect();
         self.metrics.show_rings(&led);
         let backlogs = merge_backlogs(backlogs.into_iter().flatten().collect());

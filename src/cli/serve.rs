@@ -72,7 +72,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
     for warning in &config.warnings {
         warn!("{warning}");
     }
-    let wanted = config.server.max_connections as u64 + 64;
+    let wanted = config.server.max_connections as u64 + 320;
     match rlimit::increase_nofile_limit(u64::MAX) {
         Ok(limit) if limit >= wanted => {}
         Ok(limit) => warn!(
