@@ -2,12 +2,16 @@
 //! answers later, and all answers that come at the same time.
 
 use std::cell::RefCell;
+use std::future::poll_fn;
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::pending::Load;
+use super::pending::{Load, Pending};
 use super::requests::bad_ack_timeout;
 use super::session::{Session, State};
+use crate::core::answers::Answers;
 use crate::core::burst::{Asks, Burst, Request};
+use crate::metrics::Metrics;
 use crate::protocol::frame::FrameType;
 
 /// With so many messages a burst is done: as many as share a lock and a wait for memory well. A frame is not cut, so
@@ -101,6 +105,21 @@ impl Session {
         }
         self.shared.metrics.count_frames(FrameType::AddNewMsgAnswer, adds);
         self.shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
+    }
+}
+
+/// Sees to the end what a connection that is gone has asked for: it is done all the same, and counts.
+pub(super) async fn outlive<T>(mut pending: Pending<T>, answers: Arc<Answers>, metrics: Arc<Metrics>) {
+    let mut answered = Burst::default();
+    while pending.is_waiting() {
+        tokio::select! {
+            () = poll_fn(|context| answers.poll(context, &mut answered)) => {
+                answered.requests.iter().for_each(|request| pending.end(load(request)));
+                metrics.count_burst(&answered);
+                answered.clear(0);
+            }
+            Some(_) = pending.next(), if !pending.is_empty() => {}
+        }
     }
 }
 

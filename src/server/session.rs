@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 use tracing::{Span, debug, info};
 
+use super::bursts;
 use super::pending::Pending;
 use super::stream::Stream;
 use super::watching::{first_patience, not_read};
@@ -131,6 +132,9 @@ impl Session {
         drop(self.subscription.take());
         // Nothing is read from here on, so the ticker need not wait for the good-bye.
         drop(self.gate);
+        if self.pending.is_waiting() {
+            tokio::spawn(bursts::outlive(self.pending, self.answers, Arc::clone(&self.shared.metrics)));
+        }
         // Whoever does not take the last words in time does not get them.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, self.wire.close()).await;
     }

@@ -76,6 +76,12 @@ pub struct Raw {
 }
 
 impl Raw {
+    /// Ends the connection as a machine does that has lost it.
+    pub fn reset(self) {
+        let Stream::Tcp(stream) = &self.stream else { panic!("only TCP can be reset") };
+        socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO)).expect("it is a socket");
+    }
+
     /// A TCP connection that has not said Hello.
     pub fn tcp(address: SocketAddr) -> Raw {
         let stream = TcpStream::connect(address).expect("the sidecar accepts");
