@@ -11,12 +11,13 @@ mod reading;
 mod recent;
 mod thread;
 mod tidying;
+mod trouble;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 pub use handle::TickerHandle;
 pub use pulse::LIVENESS;
@@ -27,6 +28,7 @@ use self::handle::Answer;
 use self::pulse::Pulse;
 use self::recent::Recent;
 use self::tidying::Tidying;
+use self::trouble::Trouble;
 use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::core::alive::BEAT;
@@ -67,8 +69,7 @@ pub struct Ticker {
     next_tend: Option<Instant>,
     /// The epoch under which this sidecar led last.
     last_epoch: Option<u64>,
-    /// Whether the store refused the last time: that is told when it begins and when it is over.
-    refused: bool,
+    trouble: Trouble,
     /// After a refusal nothing is tried before this.
     resume_at: Instant,
 }
@@ -128,7 +129,7 @@ impl Ticker {
             standing: Standing::Unknown,
             next_tend: Some(next_advance),
             last_epoch: None,
-            refused: false,
+            trouble: Trouble::new(seat.ring.wheel().tick_length()),
             resume_at: next_advance,
         };
         (ticker, handle)
@@ -171,19 +172,11 @@ impl Ticker {
         }
         match self.step().await {
             Ok(wait) => {
-                if std::mem::take(&mut self.refused) && self.standing != Standing::Resigned {
-                    info!("the ring turns again");
-                }
+                self.trouble.none(self.clock.now(), self.standing);
                 wait
             }
             Err(refusal) => {
-                if !std::mem::replace(&mut self.refused, true) {
-                    warn!(
-                        %refusal,
-                        "the store refused to turn the ring, and nothing times out meanwhile; trying again every \
-                         {RETRY:?}: look at the store"
-                    );
-                }
+                self.trouble.met(&refusal, self.clock.now());
                 self.resume_at = self.clock.now() + RETRY;
                 RETRY
             }
