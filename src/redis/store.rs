@@ -19,6 +19,7 @@ use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT, RedisOptions, connection
 use super::outbox::RedisOutbox;
 use super::ring::{RedisRing, RingOptions};
 use crate::clock::Clock;
+use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::ring::Reply;
 use crate::core::store::{Moment, Seat, Store};
@@ -140,7 +141,9 @@ impl RedisStore {
         let coalescer = Arc::new(Coalescer::new(Arc::clone(&link), bounds, Arc::clone(metrics)));
         self.coalescers.push(Arc::clone(&coalescer));
         let office = Arc::new(Office::default());
-        let ring_options = RingOptions { ring, wheel, storm: options.storm, outage_grace: options.outage_grace };
+        // Messages are spread evenly over the rings, and so is a storm.
+        let storm = StormRule { min: options.per_ring(options.storm.min), ..options.storm };
+        let ring_options = RingOptions { ring, wheel, storm, outage_grace: options.outage_grace };
         let lease_options = LeaseOptions {
             ring,
             duration: options.lease,
