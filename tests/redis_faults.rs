@@ -373,4 +373,50 @@ fn a_redis_without_memory_takes_no_adds_and_everything_else_goes_on() {
     sidecar.connect().subscribed("default");
     redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     sidecar.connect().ask(&frames::add(&[200], 10, 1)).added();
+    let log = sidecar.log().text();
+    for said in ["new messages are refused, and nobody watches", "Redis has memory again"] {
+        assert_eq!(log.matches(said).count(), 1, "{said}: {log}");
+    }
+}
+
+#[test]
+fn what_a_connection_asked_for_before_it_broke_is_done_and_counted() {
+    for rings in ["1", "2"] {
+        let redis = Redis::start();
+        let sidecar = Sidecar::on(&redis, "only", &["--rings", rings]);
+        let mut connection = sidecar.connect();
+        let ids: Vec<u64> = (1..=300).collect();
+        connection.ask(&frames::add(&ids, 15, 1)).added();
+        redis.stop();
+        send_acks(&mut connection, 1..=300);
+        wait_until("all are held", || sidecar.metrics().count("held_acks") == 300);
+        connection.reset();
+        wait_until("it is gone", || sidecar.metrics().count("connections") == 0);
+        redis.go_on();
+        let acked = "messages_acked_total{outcome=\"acked\"}";
+        wait_until("all are counted", || sidecar.metrics().count(acked) == 300);
+    }
+}
+
+#[test]
+fn what_a_script_may_not_do_is_told_for_as_long_and_the_rest_goes_on() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::on(&redis, "only", &PATIENT);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    let mut connection = sidecar.connect();
+    redis.command::<()>(&["ACL", "SETUSER", "default", "-spop"]);
+    connection.ask(&frames::add(&[1, 2], 1, 1)).added();
+    let forbidden = "redis_errors_total{kind=\"forbidden\"}";
+    wait_until("it was tried again and again", || sidecar.metrics().count(forbidden) > 30);
+    assert_eq!(connection.ask(&frames::add(&[3], 10, 1)).added().1, [false], "others are taken");
+    redis.command::<()>(&["ACL", "SETUSER", "default", "+spop"]);
+    assert_eq!(subscriber.settled_batch().ids(), [1, 2]);
+    wait_until("its end is told", || sidecar.log().text().contains("the ring turns again"));
+    let log = sidecar.log().text();
+    for said in ["refused to turn the ring", "the ring turns again"] {
+        assert_eq!(log.matches(said).count(), 1, "{said}: {log}");
+    }
+    redis.command::<()>(&["ACL", "SETUSER", "default", "-xinfo"]);
+    assert_eq!((sidecar.metrics().count("store_up"), sidecar.is_ready()), (1, true), "Redis is there");
+    assert_names(&sidecar.log().text(), &["does not say how its rings are"]);
 }

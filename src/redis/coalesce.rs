@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use tracing::error;
 
 use super::chunk::Chunk;
-use super::fault::{Fault, FaultKind};
+use super::fault::{Fault, FaultKind, Fullness};
 use super::inbox::{Inbox, Letters};
 use super::link::{Link, Session, State};
 use super::queue::{Applied, Queue};
@@ -75,6 +75,7 @@ impl Coalescer {
             bounds,
             held: Held { metrics, shown: 0 },
             unanswered_acks: Arc::clone(&unanswered_acks),
+            fullness: Fullness::default(),
         };
         let driver = tokio::spawn(driver.run());
         Coalescer { inbox, link, bounds, unanswered_acks, draining: AtomicBool::new(false), driver }
@@ -182,6 +183,7 @@ struct Driver {
     bounds: Bounds,
     held: Held,
     unanswered_acks: Arc<AtomicU64>,
+    fullness: Fullness,
 }
 
 impl Drop for Driver {
@@ -298,6 +300,9 @@ impl Driver {
                     let in_flight = Some(answer.count()?);
                     let applied =
                         Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight };
+                    if self.front_has_adds(flying) {
+                        self.fullness.ends();
+                    }
                     let (chunk, _) = flying.pop_front().expect("its answer has just come");
                     self.queue.applied(chunk, &applied, self.bounds.max_in_flight);
                     return Ok(());
@@ -309,10 +314,10 @@ impl Driver {
                 None
             }
             Err(fault) if fault.kind == FaultKind::OutOfMemory && self.front_has_adds(flying) => {
-                let refusal = Refusal::from(fault);
-                Some(refusal)
+                self.fullness.begins(&fault.text);
+                Some(Refusal::from(fault))
             }
-            Err(fault) if matches!(fault.kind, FaultKind::OutOfMemory | FaultKind::Other) => {
+            Err(fault) if matches!(fault.kind, FaultKind::OutOfMemory | FaultKind::Denied | FaultKind::Other) => {
                 error!(
                     cause = fault.text,
                     "Redis will not carry out some adds or acknowledgements, and they are refused: mend what the cause names; \

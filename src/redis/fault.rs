@@ -1,6 +1,7 @@
 //! What can go wrong with a command to Redis, and what that promises.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
+use tracing::{error, info};
 
 use crate::core::refusal::{Reason, Refusal};
 
@@ -36,6 +37,8 @@ pub(super) enum FaultKind {
     Away,
     /// User or password are wrong, or the user may not do this.
     Forbidden,
+    /// The user may not do something that a script does; other scripts may well be carried out.
+    Denied,
     /// Something else.
     Other,
 }
@@ -52,7 +55,7 @@ impl FaultKind {
             FaultKind::OutOfMemory => "oom",
             FaultKind::NoScript => "noscript",
             FaultKind::Stale => "stale",
-            FaultKind::Forbidden => "forbidden",
+            FaultKind::Forbidden | FaultKind::Denied => "forbidden",
             FaultKind::Clustered | FaultKind::Away | FaultKind::Other => "other",
         }
     }
@@ -73,7 +76,14 @@ impl FaultKind {
 
     /// Whether the command was certainly not carried out.
     pub(super) fn is_not_applied(self) -> bool {
-        !matches!(self, FaultKind::Timeout | FaultKind::Disconnected | FaultKind::Forbidden | FaultKind::Other)
+        !matches!(
+            self,
+            FaultKind::Timeout
+                | FaultKind::Disconnected
+                | FaultKind::Forbidden
+                | FaultKind::Denied
+                | FaultKind::Other
+        )
     }
 }
 
@@ -91,7 +101,7 @@ impl Fault {
             FaultKind::Clustered => {
                 "it is a node of a Redis Cluster, which ackwheel does not follow: name a single Redis, or a proxy"
             }
-            FaultKind::Forbidden => {
+            FaultKind::Forbidden | FaultKind::Denied => {
                 "check user and password in --store, and give that user the commands that docs/REDIS.md lists"
             }
             FaultKind::OutOfMemory => "it has no memory left: raise its maxmemory",
@@ -116,6 +126,7 @@ impl From<RedisError> for Fault {
     fn from(error: RedisError) -> Fault {
         let kind = match (error.kind(), error.code()) {
             _ if error.is_timeout() => FaultKind::Timeout,
+            _ if is_denied(&error) => FaultKind::Denied,
             _ if error.is_io_error() || error.is_connection_dropped() => FaultKind::Disconnected,
             (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => FaultKind::ReadOnly,
             (ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown), _) => {
@@ -146,6 +157,12 @@ impl From<RedisError> for Fault {
     }
 }
 
+/// Whether a script was denied a command or a key. Redis 7.0 says so with the code of any error.
+fn is_denied(error: &RedisError) -> bool {
+    let denied = ["The user executing the script can't", "ACL failure in script"];
+    error.detail().is_some_and(|detail| denied.iter().any(|words| detail.contains(words)))
+}
+
 impl From<Fault> for Refusal {
     fn from(fault: Fault) -> Refusal {
         let Fault { kind, text } = fault;
@@ -160,7 +177,7 @@ impl From<Fault> for Refusal {
             kind if kind.is_not_applied() => {
                 (Reason::StoreAway, format!("Redis cannot be used now ({text}): try again"))
             }
-            FaultKind::Other | FaultKind::Forbidden => (
+            FaultKind::Other | FaultKind::Forbidden | FaultKind::Denied => (
                 Reason::StoreSilent,
                 format!("Redis could not carry this out ({text}); any part of it may be applied: repeat it"),
             ),
@@ -170,5 +187,28 @@ impl From<Fault> for Refusal {
             ),
         };
         Refusal::new(reason, sentence)
+    }
+}
+
+/// Whether Redis has no memory for what is new, as people were told.
+#[derive(Debug, Default)]
+pub(super) struct Fullness(bool);
+
+impl Fullness {
+    /// Adds are refused for it.
+    pub(super) fn begins(&mut self, cause: &str) {
+        if !std::mem::replace(&mut self.0, true) {
+            error!(
+                cause,
+                "Redis has no memory left: new messages are refused, and nobody watches what is refused; raise its                  maxmemory, or lower --max-in-flight"
+            );
+        }
+    }
+
+    /// Adds were carried out.
+    pub(super) fn ends(&mut self) {
+        if std::mem::take(&mut self.0) {
+            info!("Redis has memory again, and new messages are taken");
+        }
     }
 }
