@@ -5,7 +5,7 @@ use std::time::Duration;
 use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::Message;
 use ackwheel::core::refusal::Promise;
-use ackwheel::core::ring::{AddNewMsg, Ring};
+use ackwheel::core::ring::{AddNewMsg, Asker, Ring};
 use ackwheel::core::store::{Seat, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::{RedisOptions, RedisStore};
@@ -28,7 +28,8 @@ fn scripts_run(redis: &Redis) -> u64 {
 }
 
 async fn add(ring: &dyn Ring, id: u64, time: &FrozenRedis) -> Result<(), Promise> {
-    let request = AddNewMsg { messages: &[Message::from(id)], ack_timeout_ticks: 1, attempt: 1 };
+    let request =
+        AddNewMsg { messages: &[Message::from(id)], ack_timeout_ticks: 1, attempt: 1, asker: Asker::default() };
     ring.add_new_msg(request, time.now()).await.map(drop).map_err(|refusal| refusal.reason.promise())
 }
 

@@ -44,6 +44,7 @@ mod redis_bulk;
 mod redis_bursts;
 mod redis_clock;
 mod redis_faults;
+mod redis_scripts;
 mod refusals;
 mod replay;
 mod requests;

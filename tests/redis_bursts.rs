@@ -9,7 +9,7 @@ use ackwheel::core::burst::{Asks, Burst, Outcome};
 use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::Message;
 use ackwheel::core::refusal::Reason;
-use ackwheel::core::ring::Ring;
+use ackwheel::core::ring::{Asker, Ring};
 use ackwheel::core::store::Store;
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::{RedisOptions, RedisStore};
@@ -53,7 +53,7 @@ impl Subject {
         for (correlation, (asks, messages)) in (0..).zip(requests) {
             burst.push(correlation, *asks, messages.iter().copied());
         }
-        self.ring.later().unwrap().take_over(&mut burst, &answers);
+        self.ring.later().unwrap().take_over(&mut burst, Asker::default(), &answers);
         let mut ended: Vec<Option<Ended>> = vec![None; requests.len()];
         while ended.iter().any(Option::is_none) {
             let mut answered = Burst::default();

@@ -2,15 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::flow::{Flow, Plan};
 use crate::support::frames::{self, ACKED, Frame, OUTCOME_UNKNOWN, RETRYABLE, UNKNOWN};
 use crate::support::process::assert_names;
 use crate::support::raw::Raw;
-use crate::support::redis::{Redis, ask};
+use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
 use crate::support::{PATIENCE, SLACK, sleep_until, wait_until};
 
@@ -186,40 +184,6 @@ fn a_redis_that_comes_back_empty_is_noticed_said_and_served() {
     assert_eq!((after.ids(), after.delivery), (vec![3], 1), "message 2 went with Redis");
     assert!(after.epoch > before.epoch, "{} came after {}", after.epoch, before.epoch);
     assert!(after.tick > before.tick, "the new ring begins at the time, and the old one did too");
-}
-
-#[test]
-fn a_flushed_script_cache_reaches_no_client() {
-    let redis = Redis::start();
-    let [a, b] = two(&redis, &["--tick", "200ms", "--slots", "10"]);
-    let ended = AtomicBool::new(false);
-    let flushes = thread::scope(|scope| {
-        let flusher = scope.spawn(|| {
-            let (mut connection, mut flushes) = (redis.connect().unwrap(), 0);
-            while !ended.load(Ordering::Relaxed) {
-                ask::<()>(&mut connection, &["SCRIPT", "FLUSH"]).unwrap();
-                flushes += 1;
-                thread::sleep(Duration::from_millis(3));
-            }
-            flushes
-        });
-        let (begun, plan) = (Instant::now(), Plan::ten_times_a_second(Duration::from_millis(200), 10));
-        let flow = Flow::start(plan, a.listen, b.listen);
-        sleep_until(begun + Duration::from_secs(6));
-        let evidence = flow.finish();
-        ended.store(true, Ordering::Relaxed);
-        assert_eq!(evidence.errors.len(), 0, "{:?}", evidence.errors);
-        let latest = evidence.assert_kept(Duration::from_secs(1) + SLACK);
-        println!("the latest came {latest:?} after its tick");
-        flusher.join().unwrap()
-    });
-    assert!(flushes > 500, "only {flushes} flushes");
-    for sidecar in [&a, &b] {
-        let metrics = sidecar.metrics();
-        for reason in ["store_away", "store_silent"] {
-            assert_eq!(metrics.refusals(reason), 0, "{reason}");
-        }
-    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ use super::tick::{Tick, Wheel};
 
 /// An answer that is there already or comes later.
 ///
-/// A request takes its place in the order of its connection when it is made, not when it is awaited.
+/// A request takes its place in the order of its asker when it is made, not when it is awaited.
 pub enum Reply<T> {
     /// It is there. `None` once it was taken.
     Ready(Option<Result<T, Refusal>>),
@@ -70,6 +71,19 @@ impl<T> fmt::Debug for Reply<T> {
     }
 }
 
+/// Who asks: requests of one asker are dealt with in their order, and askers have turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Asker(pub(crate) u64);
+
+impl Asker {
+    /// One that is no other, where the default is whoever does not say who it is.
+    #[must_use]
+    pub fn unique() -> Asker {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Asker(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// Messages that were pushed.
 #[derive(Clone, Copy, Debug)]
 pub struct AddNewMsg<'a> {
@@ -79,6 +93,8 @@ pub struct AddNewMsg<'a> {
     pub ack_timeout_ticks: u16,
     /// Comes back with the timeout.
     pub attempt: u8,
+    /// Who asks.
+    pub asker: Asker,
 }
 
 /// What became of an AddNewMsg.
@@ -105,6 +121,8 @@ pub struct DelMsg<'a> {
     pub messages: &'a [Message],
     /// Whether their push failed at once: they count neither as acknowledged nor in the latency.
     pub withdraw: bool,
+    /// Who asks.
+    pub asker: Asker,
 }
 
 /// What became of a DelMsg.
@@ -230,8 +248,8 @@ pub trait AtOnce: Send + Sync {
 pub trait Later: Send + Sync {
     /// Takes over what a burst asks for, as [`Ring::add_new_msg`] and [`Ring::del_msg`] would one by one. Each
     /// request is answered in `answers`, once; one that has a refusal already, with that. The requests have their
-    /// place in the order of their connection when this returns.
-    fn take_over(&self, burst: &mut Burst, answers: &Arc<Answers>);
+    /// place in the order of the asker when this returns.
+    fn take_over(&self, burst: &mut Burst, asker: Asker, answers: &Arc<Answers>);
 }
 
 /// One wheel.

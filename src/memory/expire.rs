@@ -242,7 +242,7 @@ mod tests {
     use crate::core::batch::StormRule;
     use crate::core::message::DelOutcome;
     use crate::core::outbox::Retention;
-    use crate::core::ring::{AddNewMsg, DelMsg, Ring};
+    use crate::core::ring::{AddNewMsg, Asker, DelMsg, Ring};
     use crate::core::tick::Wheel;
     use crate::memory::{MemoryOutbox, RingOptions};
 
@@ -269,12 +269,17 @@ mod tests {
         let mut now = Instant::now();
         let (ring, _outbox) = ring_of(100, 1_000, Tick(1), now);
         let answer = |messages: &[Message], now| {
-            let asked = DelMsg { messages, withdraw: false };
+            let asked = DelMsg { messages, withdraw: false, asker: Asker::default() };
             ring.del_msg(asked, now).now_or_never().unwrap().unwrap().outcomes
         };
         let of_round = |round: u64| -> Vec<Message> { (0..400).map(|id| Message::new(id, round)).collect() };
         for round in 0..20 {
-            let request = AddNewMsg { messages: &of_round(round), ack_timeout_ticks: 1, attempt: 1 };
+            let request = AddNewMsg {
+                messages: &of_round(round),
+                ack_timeout_ticks: 1,
+                attempt: 1,
+                asker: Asker::default(),
+            };
             ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
             // A tick closes before it is decided.
             for _ in 0..2 {
@@ -294,7 +299,7 @@ mod tests {
         let mut now = Instant::now();
         let (ring, _outbox) = ring_at(Tick(1), now);
         let messages: Vec<Message> = (0..200_000).map(Message::from).collect();
-        let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 3, attempt: 1 };
+        let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 3, attempt: 1, asker: Asker::default() };
         ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
         let room = || ring.shards.iter().map(|shard| shard.lock().table.capacity()).sum::<usize>();
         let peak = room();

@@ -305,6 +305,7 @@ mod tests {
     use super::*;
     use crate::core::batch::StormRule;
     use crate::core::outbox::Retention;
+    use crate::core::ring::Asker;
 
     const TICK: Duration = Duration::from_secs(1);
 
@@ -323,7 +324,12 @@ mod tests {
         let ring = MemoryRing::new(options, outbox, start);
         // The move is due at start + 1. The ticker reads that time and is held up; an add comes at 2.5.
         let woken = start + TICK * 5 / 2;
-        let request = AddNewMsg { messages: &[Message::new(1, 0)], ack_timeout_ticks: 1, attempt: 1 };
+        let request = AddNewMsg {
+            messages: &[Message::new(1, 0)],
+            ack_timeout_ticks: 1,
+            attempt: 1,
+            asker: Asker::default(),
+        };
         let answer = ring.add_new_msg(request, woken).now_or_never().unwrap().unwrap();
         assert_eq!(answer.deadline, Tick(8));
         let advance = |now| ring.advance(now).now_or_never().unwrap().unwrap();

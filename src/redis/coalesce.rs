@@ -28,7 +28,7 @@ use super::script::{Answer, SCRIPTS};
 use crate::core::answers::Answers;
 use crate::core::burst::{Burst, Request};
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::Later;
+use crate::core::ring::{Asker, Later};
 use crate::core::tick::Tick;
 use crate::metrics::Metrics;
 
@@ -137,7 +137,7 @@ impl Coalescer {
 }
 
 impl Later for Coalescer {
-    fn take_over(&self, burst: &mut Burst, answers: &Arc<Answers>) {
+    fn take_over(&self, burst: &mut Burst, asker: Asker, answers: &Arc<Answers>) {
         let is_up = self.link.is_up();
         if self.draining.load(Ordering::Relaxed) {
             burst.refuse_adds(&Refusal::new(
@@ -153,7 +153,7 @@ impl Later for Coalescer {
             }
         }
         Coalescer::refuse(burst, answers);
-        self.inbox.leave(burst, answers);
+        self.inbox.leave(burst, asker, answers);
     }
 }
 

@@ -21,6 +21,7 @@ use crate::clock::Clock;
 use crate::core::answers::Answers;
 use crate::core::burst::{Asks, Burst};
 use crate::core::message::Message;
+use crate::core::ring::Asker;
 use crate::core::tick::{Tick, Wheel};
 use crate::metrics::Metrics;
 
@@ -90,7 +91,7 @@ impl DirectCalls {
     }
 
     fn call(&mut self, asks: Asks, messages: &[Message]) -> Vec<u8> {
-        let asked = Asked::new(asks, 0, messages.len(), &self.answers);
+        let asked = Asked::new(asks, Asker::default(), 0, messages.len(), &self.answers);
         self.queue.push(Item::Frame(asked, messages.len()), messages);
         self.last += 1;
         let chunk = self.queue.next_chunk(self.last).expect("a call carries a message");

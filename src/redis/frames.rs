@@ -130,6 +130,7 @@ mod tests {
     use super::*;
     use crate::core::answers::Answers;
     use crate::core::burst::Asks;
+    use crate::core::ring::Asker;
 
     fn push(frames: &mut Frames, ids: Range<u64>) -> u64 {
         let messages: Vec<Message> = ids.map(Message::from).collect();
@@ -139,7 +140,7 @@ mod tests {
         } else {
             Asks::Del { withdraw: false }
         };
-        frames.push(Asked::new(asks, 1, messages.len(), &answers), &messages)
+        frames.push(Asked::new(asks, Asker::default(), 1, messages.len(), &answers), &messages)
     }
 
     fn messages(frames: &Frames, name: u64) -> Vec<u64> {

@@ -14,6 +14,7 @@ use super::request::Asked;
 use crate::core::answers::Answers;
 use crate::core::burst::{Burst, Request};
 use crate::core::message::Message;
+use crate::core::ring::Asker;
 
 /// Something left in the inbox.
 pub(super) enum Item {
@@ -63,18 +64,18 @@ struct State {
 
 impl Inbox {
     /// Leaves the requests of a burst that are not refused.
-    pub(super) fn leave(&self, burst: &Burst, answers: &Arc<Answers>) {
+    pub(super) fn leave(&self, burst: &Burst, asker: Asker, answers: &Arc<Answers>) {
         let mut state = self.state.lock();
         for request in burst.requests.iter().filter(|request| request.refusal.is_none()) {
             let Request { correlation, asks, .. } = request;
             let messages = &burst.messages()[request.range()];
-            let asked = Asked::new(*asks, *correlation, messages.len(), answers);
+            let frame = Asked::new(*asks, asker, *correlation, messages.len(), answers);
             if state.closed {
                 // Dropped, it is refused.
                 continue;
             }
             state.barred |= messages.is_empty();
-            state.letters.items.push(Item::Frame(asked, messages.len()));
+            state.letters.items.push(Item::Frame(frame, messages.len()));
             state.letters.messages.extend_from_slice(messages);
         }
         let waker = if state.has_enough() { state.waker.take() } else { None };
@@ -159,12 +160,12 @@ mod tests {
     #[test]
     fn requests_are_taken_in_order_with_their_messages() {
         let (inbox, answers, mut letters) = (Inbox::default(), Arc::default(), Letters::default());
-        inbox.leave(&burst(&[1, 2]), &answers);
+        inbox.leave(&burst(&[1, 2]), Asker::default(), &answers);
         assert!(is_ready(&inbox, 2) && !is_ready(&inbox, 3));
         let (told, _passed) = oneshot::channel();
         inbox.bar(told);
         assert!(is_ready(&inbox, 3), "a barrier is enough");
-        inbox.leave(&burst(&[3]), &answers);
+        inbox.leave(&burst(&[3]), Asker::default(), &answers);
         inbox.take(&mut letters);
         assert!(!is_ready(&inbox, 0), "nothing is left");
         let mut seen = Vec::new();
@@ -178,12 +179,12 @@ mod tests {
     #[test]
     fn what_nobody_will_take_out_is_refused() {
         let (inbox, answers, mut refused) = (Inbox::default(), Arc::default(), Burst::default());
-        inbox.leave(&burst(&[1]), &answers);
+        inbox.leave(&burst(&[1]), Asker::default(), &answers);
         let (told, mut passed) = oneshot::channel();
         inbox.bar(told);
         inbox.close();
         assert_eq!(passed.try_recv(), Err(oneshot::error::TryRecvError::Closed));
-        inbox.leave(&burst(&[2]), &answers);
+        inbox.leave(&burst(&[2]), Asker::default(), &answers);
         assert!(answers.poll(&mut Context::from_waker(Waker::noop()), &mut refused).is_ready());
         let reasons: Vec<_> = refused
             .requests

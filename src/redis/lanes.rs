@@ -8,6 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::chunk::Slice;
+use crate::core::ring::Asker;
 
 /// Messages after which a turn is over; a frame is not cut for it.
 const TURN: usize = 128;
@@ -16,74 +17,72 @@ const TURN: usize = 128;
 const SPARE: usize = 64;
 const LONGEST_SPARE: usize = 1_024;
 
-/// Whose lane it is: a connection.
-pub(super) type Owner = usize;
-
 /// Slices of frames, by who asked for them.
 #[derive(Default)]
 pub(super) struct Lanes {
-    slices: HashMap<Owner, VecDeque<Slice>, foldhash::fast::RandomState>,
+    slices: HashMap<Asker, VecDeque<Slice>, foldhash::fast::RandomState>,
     /// Lanes that were empty until lately, and those that had a turn since.
-    fresh: VecDeque<Owner>,
-    others: VecDeque<Owner>,
+    fresh: VecDeque<Asker>,
+    others: VecDeque<Asker>,
     /// Whether a fresh one is next.
     is_fresh_next: bool,
     /// Whose turn it is, and for how many messages more.
-    turn: Option<(Owner, usize)>,
+    turn: Option<(Asker, usize)>,
     spare: Vec<VecDeque<Slice>>,
 }
 
 impl Lanes {
     /// A slice that comes after all of its lane.
-    pub(super) fn push_back(&mut self, owner: Owner, slice: Slice) {
-        if let Some(lane) = self.slices.get_mut(&owner) {
+    pub(super) fn push_back(&mut self, asker: Asker, slice: Slice) {
+        if let Some(lane) = self.slices.get_mut(&asker) {
             lane.push_back(slice);
             return;
         }
         let mut lane = self.spare.pop().unwrap_or_default();
         lane.push_back(slice);
-        self.slices.insert(owner, lane);
-        self.fresh.push_back(owner);
+        self.slices.insert(asker, lane);
+        self.fresh.push_back(asker);
     }
 
-    /// A slice that comes before all others: it was taken, and is not sent.
-    pub(super) fn push_front(&mut self, owner: Owner, slice: Slice) {
+    /// A slice that comes before all others: it was taken, and is not sent. Its lane has no more of a turn than that:
+    /// else whoever has a frame cut again and again would keep it for ever.
+    pub(super) fn push_front(&mut self, asker: Asker, slice: Slice) {
         self.end_turn();
-        let lane = self.slices.entry(owner).or_default();
+        let lane = self.slices.entry(asker).or_default();
         match lane.front_mut() {
             // Parts of a frame that were taken apart.
             Some(next) if next.frame == slice.frame && next.from == slice.to => next.from = slice.from,
             _ => lane.push_front(slice),
         }
-        self.fresh.retain(|other| *other != owner);
-        self.others.retain(|other| *other != owner);
-        self.turn = Some((owner, TURN));
+        self.fresh.retain(|other| *other != asker);
+        self.others.retain(|other| *other != asker);
+        self.turn = Some((asker, 0));
     }
 
     /// The next slice, and whose it is.
-    pub(super) fn pop(&mut self) -> Option<(Owner, Slice)> {
-        let (owner, left) = match self.turn.take() {
+    pub(super) fn pop(&mut self) -> Option<(Asker, Slice)> {
+        let (asker, left) = match self.turn.take() {
             Some(turn) => turn,
             None => (self.next_turn()?, TURN),
         };
-        let lane = self.slices.get_mut(&owner)?;
+        let lane = self.slices.get_mut(&asker)?;
         let slice = lane.pop_front()?;
         let left = left.saturating_sub(slice.to - slice.from);
         if lane.is_empty() {
-            let lane = self.slices.remove(&owner)?;
+            let lane = self.slices.remove(&asker)?;
             if self.spare.len() < SPARE && lane.capacity() <= LONGEST_SPARE {
                 self.spare.push(lane);
             }
         } else if left > 0 {
-            self.turn = Some((owner, left));
+            self.turn = Some((asker, left));
         } else {
-            self.others.push_back(owner);
+            self.others.push_back(asker);
         }
-        Some((owner, slice))
+        Some((asker, slice))
     }
 
     /// The lane whose turn begins.
-    fn next_turn(&mut self) -> Option<Owner> {
+    fn next_turn(&mut self) -> Option<Asker> {
         self.is_fresh_next = !self.is_fresh_next;
         let (first, second) = if self.is_fresh_next {
             (&mut self.fresh, &mut self.others)
@@ -95,8 +94,8 @@ impl Lanes {
 
     /// Whoever has the turn goes on later.
     fn end_turn(&mut self) {
-        if let Some((owner, _)) = self.turn.take() {
-            self.others.push_front(owner);
+        if let Some((asker, _)) = self.turn.take() {
+            self.others.push_front(asker);
         }
     }
 }
@@ -117,12 +116,12 @@ mod tests {
     fn a_lane_keeps_its_order_and_a_turn_ends() {
         let mut lanes = Lanes::default();
         for nth in 0..1_000 {
-            (0..3).for_each(|owner| lanes.push_back(owner, slice(nth, 0, 1)));
+            (0..3).for_each(|asker| lanes.push_back(Asker(asker), slice(nth, 0, 1)));
         }
-        let taken: Vec<(Owner, u64)> =
-            std::iter::from_fn(|| lanes.pop()).map(|(owner, slice)| (owner, slice.frame)).collect();
-        for owner in 0..3 {
-            let own = taken.iter().filter(|(one, _)| *one == owner).map(|(_, frame)| *frame);
+        let taken: Vec<(Asker, u64)> =
+            std::iter::from_fn(|| lanes.pop()).map(|(asker, slice)| (asker, slice.frame)).collect();
+        for asker in 0..3 {
+            let own = taken.iter().filter(|(one, _)| *one == Asker(asker)).map(|(_, frame)| *frame);
             assert!(own.eq(0..1_000));
         }
         // All wait from the beginning: nobody has three turns while another has none.
@@ -134,9 +133,9 @@ mod tests {
     #[test]
     fn who_seldom_asks_waits_for_one_turn_and_starves_nobody() {
         let mut lanes = Lanes::default();
-        for owner in 0..8 {
+        for asker in 0..8 {
             for nth in 0..1_000 {
-                lanes.push_back(owner, slice(u64::try_from(owner).unwrap() * 1_000 + nth, 0, 500));
+                lanes.push_back(Asker(asker), slice(asker * 1_000 + nth, 0, 500));
             }
         }
         // Each has had its first turn.
@@ -144,7 +143,7 @@ mod tests {
         // Two that never have more than one request waiting, and always one.
         let mut seen = Vec::new();
         for nth in 0..40 {
-            lanes.push_back(8 + nth % 2, slice(9_000, 0, 1));
+            lanes.push_back(Asker(8 + nth % 2), slice(9_000, 0, 1));
             seen.extend(frames(&mut lanes, 2));
         }
         let of_floods = seen.iter().filter(|frame| **frame < 8_000).count();
@@ -156,24 +155,25 @@ mod tests {
     #[test]
     fn what_was_not_sent_goes_first_and_in_one_piece() {
         let mut lanes = Lanes::default();
-        lanes.push_back(1, slice(1, 0, 10));
-        lanes.push_back(2, slice(2, 0, 3_000));
-        lanes.push_back(1, slice(3, 0, 10));
+        lanes.push_back(Asker(1), slice(1, 0, 10));
+        lanes.push_back(Asker(2), slice(2, 0, 3_000));
+        lanes.push_back(Asker(1), slice(3, 0, 10));
         assert_eq!(frames(&mut lanes, 2), [1, 3]);
-        assert_eq!(lanes.pop(), Some((2, slice(2, 0, 3_000))));
-        lanes.push_back(3, slice(4, 0, 1));
-        lanes.push_front(2, slice(2, 980, 3_000));
-        assert_eq!(lanes.pop(), Some((2, slice(2, 980, 3_000))));
+        assert_eq!(lanes.pop(), Some((Asker(2), slice(2, 0, 3_000))));
+        lanes.push_back(Asker(3), slice(4, 0, 1));
+        lanes.push_front(Asker(2), slice(2, 980, 3_000));
+        assert_eq!(lanes.pop(), Some((Asker(2), slice(2, 980, 3_000))));
         // All of it is sent again: what was taken is put back from its end.
-        lanes.push_front(2, slice(2, 980, 3_000));
-        lanes.push_front(2, slice(2, 0, 980));
-        lanes.push_front(1, slice(3, 0, 10));
-        lanes.push_front(1, slice(1, 0, 10));
-        assert_eq!(lanes.pop(), Some((1, slice(1, 0, 10))));
-        assert_eq!(lanes.pop(), Some((1, slice(3, 0, 10))));
-        let mut rest = [lanes.pop(), lanes.pop()];
-        rest.sort_by_key(|popped| popped.map(|(owner, _)| owner));
-        assert_eq!(rest, [Some((2, slice(2, 0, 3_000))), Some((3, slice(4, 0, 1)))]);
+        lanes.push_front(Asker(2), slice(2, 980, 3_000));
+        lanes.push_front(Asker(2), slice(2, 0, 980));
+        lanes.push_front(Asker(1), slice(3, 0, 10));
+        lanes.push_front(Asker(1), slice(1, 0, 10));
+        assert_eq!(lanes.pop(), Some((Asker(1), slice(1, 0, 10))));
+        // With that its turn is over, as it is for the others.
+        let mut rest = [lanes.pop(), lanes.pop(), lanes.pop()];
+        rest.sort_by_key(|popped| popped.map(|(asker, _)| asker.0));
+        let [one, two, three] = [(1, slice(3, 0, 10)), (2, slice(2, 0, 3_000)), (3, slice(4, 0, 1))];
+        assert_eq!(rest, [one, two, three].map(|(asker, slice)| Some((Asker(asker), slice))));
         assert_eq!(lanes.pop(), None);
     }
 }

@@ -23,11 +23,12 @@ use tokio::sync::oneshot;
 use super::chunk::{Chunk, MAX_CHUNK, Slice, Writer};
 use super::frames::{Frame, Frames};
 use super::inbox::Item;
-use super::lanes::{Lanes, Owner};
+use super::lanes::Lanes;
 use super::request::{away, silent, too_many};
 use crate::core::burst::Asks;
 use crate::core::message::Message;
 use crate::core::refusal::Refusal;
+use crate::core::ring::Asker;
 use crate::core::tick::Tick;
 
 /// A script's answer to a chunk.
@@ -73,9 +74,9 @@ impl Queue {
             Item::Barrier(told) => self.barriers.push_back((self.frames.next(), told)),
             Item::Frame(asked, _) if messages.is_empty() => self.wakers.extend(asked.answer(Tick(0), &[])),
             Item::Frame(asked, count) => {
-                let owner = asked.owner();
+                let of = asked.asker;
                 let frame = self.frames.push(asked, messages);
-                self.lanes.push_back(owner, Slice { frame, from: 0, to: count });
+                self.lanes.push_back(of, Slice { frame, from: 0, to: count });
                 self.waiting += count;
             }
         }
@@ -123,13 +124,13 @@ impl Queue {
         let mut room = MAX_CHUNK;
         self.writer.begin();
         while room > 0
-            && let Some((owner, slice)) = self.lanes.pop()
+            && let Some((asker, slice)) = self.lanes.pop()
         {
             self.waiting -= slice.to - slice.from;
             // Its frame was refused meanwhile.
             let Some(frame) = self.frames.frame(slice.frame) else { continue };
             let Some(class) = self.writer.admit(frame.asked.asks) else {
-                self.put_back(owner, slice);
+                self.put_back(asker, slice);
                 break;
             };
             let to = slice.to.min(slice.from + room);
@@ -138,7 +139,7 @@ impl Queue {
             room -= to - slice.from;
             chunk.slices.push(Slice { to, ..slice });
             if to < slice.to {
-                self.put_back(owner, Slice { from: to, ..slice });
+                self.put_back(asker, Slice { from: to, ..slice });
             }
             self.frames.frame_mut(slice.frame).expect("it is there").sent = true;
         }
@@ -150,9 +151,9 @@ impl Queue {
     }
 
     /// What is to be sent next.
-    fn put_back(&mut self, owner: Owner, slice: Slice) {
+    fn put_back(&mut self, asker: Asker, slice: Slice) {
         self.waiting += slice.to - slice.from;
-        self.lanes.push_front(owner, slice);
+        self.lanes.push_front(asker, slice);
     }
 
     /// Room for the arguments of the chunk that was made last: their number, and their bytes.
@@ -240,7 +241,7 @@ impl Queue {
                         let refusal = if partly { silent(&refusal.text) } else { refusal.clone() };
                         self.end(slice.frame, |frame| frame.asked.refuse(refusal));
                     }
-                    _ => self.put_back(frame.asked.owner(), slice),
+                    _ => self.put_back(frame.asked.asker, slice),
                 }
             }
         }

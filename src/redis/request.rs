@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use super::lanes::Owner;
 use crate::core::answers::Answers;
 use crate::core::burst::{Asks, Burst, Outcome};
 use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::Asker;
 use crate::core::tick::Tick;
 
 /// What a frame asks for, and who waits for the answer. Unanswered it never ends: where it is dropped, it is refused.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) asks: Asks,
+    pub(super) asker: Asker,
     correlation: u32,
     messages: usize,
     /// None once it is answered.
@@ -20,13 +21,14 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    pub(super) fn new(asks: Asks, correlation: u32, messages: usize, answers: &Arc<Answers>) -> Asked {
-        Asked { asks, correlation, messages, answers: Some(Arc::clone(answers)) }
-    }
-
-    /// Who asked, as far as it is told apart from others while this is not answered.
-    pub(super) fn owner(&self) -> Owner {
-        self.answers.as_ref().map_or(0, |answers| Arc::as_ptr(answers).addr())
+    pub(super) fn new(
+        asks: Asks,
+        asker: Asker,
+        correlation: u32,
+        messages: usize,
+        answers: &Arc<Answers>,
+    ) -> Asked {
+        Asked { asks, asker, correlation, messages, answers: Some(Arc::clone(answers)) }
     }
 
     pub(super) fn is_add(&self) -> bool {

@@ -36,7 +36,8 @@ use crate::core::burst::{Asks, Burst, Request};
 use crate::core::message::Message;
 use crate::core::refusal::Refusal;
 use crate::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, DelMsg, DelMsgAnswer, Expired, Handover, Later, Reply, Ring, RingStatus,
+    AddNewMsg, AddNewMsgAnswer, Advance, Asker, DelMsg, DelMsgAnswer, Expired, Handover, Later, Reply, Ring,
+    RingStatus,
 };
 use crate::core::tick::{Tick, Wheel};
 
@@ -81,12 +82,13 @@ impl RedisRing {
     fn ask<T: Send + 'static>(
         &self,
         asks: Asks,
+        asker: Asker,
         messages: &[Message],
         answer: impl FnOnce(&Burst, Tick) -> T + Send + 'static,
     ) -> Reply<T> {
         let (mut burst, answers) = (Burst::default(), Arc::new(Answers::default()));
         burst.push(0, asks, messages.iter().copied());
-        self.0.coalescer.take_over(&mut burst, &answers);
+        self.0.coalescer.take_over(&mut burst, asker, &answers);
         if let Some(refusal) = burst.requests.pop().and_then(|request| request.refusal) {
             return Reply::refused(*refusal);
         }
@@ -116,16 +118,16 @@ impl Ring for RedisRing {
     }
 
     fn add_new_msg(&self, request: AddNewMsg<'_>, _now: Instant) -> Reply<AddNewMsgAnswer> {
-        let AddNewMsg { messages, ack_timeout_ticks, attempt } = request;
-        self.ask(Asks::Add { ack_timeout_ticks, attempt }, messages, |answered, deadline| AddNewMsgAnswer {
+        let AddNewMsg { messages, ack_timeout_ticks, attempt, asker } = request;
+        self.ask(Asks::Add { ack_timeout_ticks, attempt }, asker, messages, |answered, deadline| AddNewMsgAnswer {
             deadline,
             outcomes: answered.outcomes().iter().map(|outcome| outcome.of_add()).collect(),
         })
     }
 
     fn del_msg(&self, request: DelMsg<'_>, _now: Instant) -> Reply<DelMsgAnswer> {
-        let DelMsg { messages, withdraw } = request;
-        self.ask(Asks::Del { withdraw }, messages, |answered, _| DelMsgAnswer {
+        let DelMsg { messages, withdraw, asker } = request;
+        self.ask(Asks::Del { withdraw }, asker, messages, |answered, _| DelMsgAnswer {
             outcomes: answered.outcomes().iter().map(|outcome| outcome.of_del()).collect(),
             ack_latency: answered.ack_latency.clone(),
         })

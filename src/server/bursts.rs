@@ -74,7 +74,7 @@ impl Session {
             for request in &burst.requests {
                 self.pending.begin(load(request));
             }
-            ring.take_over(burst, &self.answers);
+            ring.take_over(burst, self.asker, &self.answers);
         }
     }
 

@@ -88,7 +88,8 @@ impl Session {
             return self.refuse(correlation, &bad_ack_timeout(ack_timeout_ticks, slots));
         }
         let load = Load::Other(request.messages.len());
-        let request = ring::AddNewMsg { messages: &request.messages, ack_timeout_ticks, attempt: request.attempt };
+        let AddNewMsg { messages, attempt, .. } = request;
+        let request = ring::AddNewMsg { messages, ack_timeout_ticks, attempt: *attempt, asker: self.asker };
         let reply = self.shared.rings.add_new_msg(request, now);
         let metrics = self.shared.metrics.clone();
         self.answer_when_ready(correlation, load, reply, move |answer| {
@@ -99,7 +100,7 @@ impl Session {
 
     fn del_msg(&mut self, correlation: u32, request: &DelMsg, now: Instant) {
         let load = Load::Acks(request.messages.len());
-        let request = ring::DelMsg { messages: &request.messages, withdraw: request.withdraw };
+        let request = ring::DelMsg { messages: &request.messages, withdraw: request.withdraw, asker: self.asker };
         let reply = self.shared.rings.del_msg(request, now);
         let metrics = self.shared.metrics.clone();
         self.answer_when_ready(correlation, load, reply, move |answer| {

@@ -30,6 +30,7 @@ use crate::core::answers::Answers;
 use crate::core::batch::Delivery as Delivered;
 use crate::core::burst::Burst;
 use crate::core::refusal::Refusal;
+use crate::core::ring::Asker;
 use crate::delivery::Subscription;
 use crate::gate::Member;
 use crate::protocol::frame::{Body, Error, Frame, FrameType, GoAway, GoAwayReason, MAX_GREETING_LENGTH};
@@ -61,6 +62,7 @@ pub(super) struct Session {
     phase: watch::Receiver<Phase>,
     gate: Member,
     pub(super) state: State,
+    pub(super) asker: Asker,
     pub(super) pending: Pending<Done>,
     /// Where the answers to bursts come in, from a store that gives them later.
     pub(super) answers: Arc<Answers>,
@@ -106,6 +108,7 @@ impl Session {
             gate,
             phase,
             state: State::Greeting,
+            asker: Asker::unique(),
             pending: Pending::new(),
             answers: Arc::default(),
             answered: Burst::default(),

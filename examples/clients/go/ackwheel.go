@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand"
 	"net"
@@ -57,15 +58,22 @@ type Client struct {
 	closing  context.Context
 	stop     context.CancelFunc
 	interval time.Duration // of pings
-	writing  sync.Mutex    // held over a write; the reader never waits for it
 
-	mutex      sync.Mutex // guards what follows
-	conn       net.Conn
-	up         bool
-	down       Error // why it is not up
-	lastID     uint32
-	unanswered map[uint32]chan frame // closed when the connection is lost
-	waiting    []BatchID             // at its end those in Batches
+	mutex   sync.Mutex // guards what follows
+	link    *link      // nil without a connection
+	up      bool
+	down    Error // why it is not up
+	lastID  uint32
+	waiting []BatchID // at its end those in Batches
+}
+
+// link is one connection. What is in its queue is as good as sent; why it was lost is known when lost is closed.
+type link struct {
+	net.Conn
+	queue      chan frame
+	lost       chan struct{}
+	why        *Error
+	unanswered map[uint32]chan frame // guarded by the mutex of the client; closed when the connection is lost
 }
 
 type frame []byte // whole: its type at 4, its flags at 5, the status at 6, the correlation id at 8, its body at 12
@@ -78,17 +86,18 @@ func (c *Client) Connect(ctx context.Context) error {
 	// A batch takes credit for a message at least, so that no more batches than that wait.
 	c.Batches, c.waiting = make(chan *TimeoutBatch, c.Credit), nil
 	c.closing, c.stop = context.WithCancel(context.Background())
-	lost, err := c.connect(ctx)
+	link, err := c.connect(ctx)
 	if err != nil {
 		c.stop()
 		close(c.Batches)
 		return err
 	}
-	go c.run(lost)
+	go c.run(link)
 	return nil
 }
 
-// Close has GoAway said, and returns when the server has closed, so that no answer is lost. More than once is fine.
+// Close has GoAway said, and returns when the server has closed, so that no answer is lost, or after 5 s; what was not
+// answered by then has an unknown outcome. More than once is fine.
 func (c *Client) Close() {
 	if c.stop != nil { // Else there was no Connect.
 		c.stop()
@@ -128,49 +137,75 @@ func (c *Client) BatchNack(ctx context.Context, batch BatchID, delayMs uint32) (
 func (c *Client) do(ctx context.Context, kind, flags uint8, into []any, fields ...any) (uint8, error) {
 	body, answered := pack(fields...), make(chan frame, 1)
 	c.mutex.Lock()
-	if c.conn == nil || !c.up && kind != hello && kind != subscribe {
+	link := c.link
+	if link == nil || !c.up && kind != hello && kind != subscribe && kind != goAway {
 		defer c.mutex.Unlock()
 		return 0, &Error{c.down.Code, false, c.down.Retryable, "not connected: " + c.down.Text}
 	}
-	for c.lastID++; c.lastID == 0 || c.unanswered[c.lastID] != nil; c.lastID++ {
+	for c.lastID++; c.lastID == 0 || link.unanswered[c.lastID] != nil; c.lastID++ {
 	}
-	id, conn := c.lastID, c.conn
-	c.unanswered[id] = answered
+	id, queue := c.lastID, link.queue
+	link.unanswered[id] = answered
 	c.mutex.Unlock()
-	c.send(conn, kind, flags, id, body)
-	select {
-	case <-ctx.Done(): // The id stays in use until it is answered.
-		return 0, &Error{OutcomeUnknown: true, Retryable: true, Text: ctx.Err().Error()}
-	case f, ok := <-answered:
-		if !ok {
-			return 0, &Error{OutcomeUnknown: true, Retryable: true, Text: "the connection was lost"}
-		} else if f[4] == errorType {
-			return 0, f.refusal()
-		} else if f[4] != kind|answer || unpack(f[12:], into...) != nil {
-			conn.Close()
-			return 0, &Error{OutcomeUnknown: true, Text: "the server sent an answer that cannot be read"}
+	for request := frame(pack(uint32(8+len(body)), kind, flags, uint16(0), id, body)); ctx.Err() == nil; {
+		select {
+		case <-ctx.Done():
+		case queue <- request:
+			queue = nil // It is on its way: from here on it may be applied.
+		case f, ok := <-answered:
+			if !ok {
+				return 0, &Error{link.why.Code, queue == nil, true, "the connection was lost: " + link.why.Text}
+			} else if f[4] == errorType {
+				return 0, f.refusal()
+			} else if f[4] != kind|answer || unpack(f[12:], into...) != nil {
+				link.Close()
+				return 0, &Error{OutcomeUnknown: true, Text: "the server sent an answer that cannot be read"}
+			}
+			return f[5], nil
 		}
-		return f[5], nil
+	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if queue != nil { // Else the id stays in use until it is answered.
+		delete(link.unanswered, id)
+	}
+	return 0, &Error{OutcomeUnknown: queue == nil, Retryable: true, Text: ctx.Err().Error()}
+}
+
+// pass queues a frame that waits for no answer.
+func (l *link) pass(f frame) {
+	select {
+	case <-l.lost:
+	case l.queue <- f:
 	}
 }
 
-func (c *Client) send(conn net.Conn, kind, flags uint8, id uint32, body []byte) {
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	if _, err := conn.Write(pack(uint32(8+len(body)), kind, flags, uint16(0), id, body)); err != nil {
-		conn.Close() // The reader notices.
+// write writes what is queued, until the connection is lost. If that fails the reader notices, and learns why.
+func (l *link) write() {
+	for {
+		select {
+		case <-l.lost:
+			return
+		case f := <-l.queue:
+			l.Write(f)
+		}
 	}
 }
 
 // run connects anew whenever the connection is lost, until the client is closed, or refused for good.
-func (c *Client) run(lost chan struct{}) {
+func (c *Client) run(link *link) {
 	defer close(c.Batches)
-	for pause, err := firstPause, error(nil); err == nil || err.(*Error).Retryable; lost, err = c.connect(c.closing) {
+	for pause, err := firstPause, error(nil); err == nil || err.(*Error).Retryable; link, err = c.connect(c.closing) {
 		if err == nil {
 			select {
-			case <-lost:
+			case <-link.lost:
 			case <-c.closing.Done():
+				c.mutex.Lock()
+				c.up, c.down = false, Error{Text: "the client was closed"}
+				c.mutex.Unlock()
+				time.AfterFunc(patience, func() { link.Close() })
 				c.do(context.Background(), goAway, 0, nil, uint16(2), uint16(0), uint32(patience.Milliseconds()))
+				<-link.lost
 			}
 			pause = firstPause
 		} else if pause < longestPause {
@@ -184,81 +219,102 @@ func (c *Client) run(lost chan struct{}) {
 	}
 }
 
-// connect makes a connection, says Hello and subscribes. The channel tells when the connection is lost.
-func (c *Client) connect(ctx context.Context) (chan struct{}, error) {
+// connect makes a connection, says Hello and subscribes.
+func (c *Client) connect(ctx context.Context) (*link, error) {
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", c.Address)
 	if err != nil {
 		return nil, &Error{Retryable: true, Text: err.Error()}
 	}
+	l := &link{conn, make(chan frame), make(chan struct{}), nil, map[uint32]chan frame{}}
 	c.mutex.Lock()
-	c.conn, c.interval, c.unanswered = conn, patience, map[uint32]chan frame{}
+	c.link, c.interval = l, patience
 	c.mutex.Unlock()
-	lost := make(chan struct{})
-	go c.read(conn, lost)
+	go l.write()
+	go c.read(l)
 	_, err = c.do(ctx, hello, 0, nil, []byte("ACKW\x01\x01"), uint16(len(c.Token)), []byte(c.Token), uint8(len(c.Name)), []byte(c.Name))
 	if err == nil && c.Group != "" {
 		_, err = c.do(ctx, subscribe, c.SubscribeFlags, nil, c.Credit, uint8(len(c.Group)), []byte(c.Group))
 	}
-	if err != nil {
-		conn.Close()
-		<-lost
-	}
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
 	if failure, ok := err.(*Error); ok {
-		c.down = *failure
+		conn.Close()
+		<-l.lost
+		if failure.OutcomeUnknown && ctx.Err() == nil { // It was lost, and the reader knows why.
+			failure = l.why
+		}
+		c.mutex.Lock()
+		defer c.mutex.Unlock()
+		c.down, err = *failure, failure
 	}
-	return lost, err
+	return l, err
 }
 
 // read reads until the connection is lost. After an interval without a byte it asks for a sign of life, once.
-func (c *Client) read(conn net.Conn, lost chan struct{}) {
-	defer close(lost)
+func (c *Client) read(l *link) {
+	defer close(l.lost)
 	received, chunk, asked, count, err := []byte{}, make([]byte, 1<<16), false, 0, error(nil)
 	for err == nil {
-		conn.SetReadDeadline(time.Now().Add(c.interval))
-		count, err = conn.Read(chunk)
+		l.SetReadDeadline(time.Now().Add(c.interval))
+		count, err = l.Read(chunk)
 		if timeout, ok := err.(net.Error); ok && timeout.Timeout() && !asked {
 			go c.do(c.closing, ping, 0, nil)
 			err = nil
 		}
 		asked, received = count == 0, append(received, chunk[:count]...)
-		for err == nil && len(received) >= 12 {
+		for err == nil && len(received) >= 4 {
 			end := 4 + int(be.Uint32(received))
 			if end < 12 || end > 4+maxFrameLength {
-				err = fmt.Errorf("the server sent a frame of length %d", end-4)
+				err = wrongLength(received)
 			} else if end > len(received) {
 				break
-			} else if err = c.receive(frame(received[:end])); err == nil {
+			} else if err = c.receive(l, received[:end]); err == nil {
 				received = received[end:]
 			}
 		}
 	}
-	conn.Close()
+	l.Close()
+	why, said := err.(*Error)
+	if c.closing.Err() != nil {
+		why = &Error{Text: "the client was closed"}
+	} else if !said {
+		why = &Error{Retryable: true, Text: err.Error()}
+	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.conn, c.up, c.down = nil, false, Error{Retryable: c.closing.Err() == nil, Text: err.Error()}
-	for _, waiting := range c.unanswered {
+	c.link, c.up, c.down, l.why = nil, false, *why, why
+	for _, waiting := range l.unanswered {
 		close(waiting)
 	}
 }
 
-func (c *Client) receive(f frame) error {
+// wrongLength names the commonest mistakes: these are no frames at all.
+func wrongLength(received []byte) error {
+	switch length := be.Uint32(received); length >> 16 {
+	case 0x4854:
+		return errors.New("the server speaks HTTP: is this its admin port?")
+	case 0x1503:
+		return errors.New("the server wants TLS")
+	default:
+		return fmt.Errorf("the server sent a frame of length %d: is this an ackwheel port?", length)
+	}
+}
+
+func (c *Client) receive(l *link, f frame) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if f[4] == hello|answer && len(f) > 36 {
 		c.interval = time.Duration(be.Uint32(f[32:])) * time.Millisecond
 	}
 	id := be.Uint32(f[8:])
-	if waiting := c.unanswered[id]; f[4] == ping {
-		go c.send(c.conn, pong, 0, id, f[12:])
+	if waiting := l.unanswered[id]; f[4] == ping {
+		f[4] = pong
+		go l.pass(f)
 	} else if f[4] == timeoutBatch && len(f) > 68 {
 		return c.receiveBatch(f[5], f[12:])
 	} else if waiting != nil {
 		c.up = c.up || f[4] == subscribe|answer || f[4] == hello|answer && c.Group == "" // before its first batch is taken
 		waiting <- f
 		if f[4] != subscribe|answer { // Its id stays in use: batches carry it.
-			delete(c.unanswered, id)
+			delete(l.unanswered, id)
 		}
 	} else if f[4] == errorType { // It is about the connection, and ends it.
 		return f.refusal()

@@ -235,6 +235,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+    use ackwheel::core::ring::Asker;
 
     const TICK: Duration = Duration::from_secs(1);
 
@@ -256,11 +257,15 @@ mod tests {
 
     fn add(ring: &DashRing, ids: &[u64], ack_timeout_ticks: u16, attempt: u8, now: Instant) -> Vec<AddOutcome> {
         let messages: Vec<Message> = ids.iter().copied().map(Message::from).collect();
-        answer(ring.add_new_msg(AddNewMsg { messages: &messages, ack_timeout_ticks, attempt }, now)).outcomes
+        answer(ring.add_new_msg(
+            AddNewMsg { messages: &messages, ack_timeout_ticks, attempt, asker: Asker::default() },
+            now,
+        ))
+        .outcomes
     }
 
     fn del(ring: &DashRing, id: u64, now: Instant) -> DelOutcome {
-        let request = DelMsg { messages: &[Message::from(id)], withdraw: false };
+        let request = DelMsg { messages: &[Message::from(id)], withdraw: false, asker: Asker::default() };
         answer(ring.del_msg(request, now)).outcomes[0]
     }
 

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::core::group::GroupName;
     use crate::core::outbox::Outbox;
-    use crate::core::ring::{AddNewMsg, Advance, DelMsg, Ring};
+    use crate::core::ring::{AddNewMsg, Advance, Asker, DelMsg, Ring};
     use crate::memory::MemoryOutbox;
 
     /// Where the ring stands first. What is added then with an ack timeout of one tick is decided with the next.
@@ -125,13 +125,14 @@ mod tests {
 
         fn add(&self, ids: Range<u64>, ack_timeout_ticks: u16) {
             let messages: Vec<Message> = ids.map(Message::from).collect();
-            let request = AddNewMsg { messages: &messages, ack_timeout_ticks, attempt: 1 };
+            let request =
+                AddNewMsg { messages: &messages, ack_timeout_ticks, attempt: 1, asker: Asker::default() };
             self.ring.add_new_msg(request, self.now).now_or_never().unwrap().unwrap();
         }
 
         fn del(&self, ids: impl Iterator<Item = u64>, withdraw: bool) {
             let messages: Vec<Message> = ids.map(Message::from).collect();
-            let request = DelMsg { messages: &messages, withdraw };
+            let request = DelMsg { messages: &messages, withdraw, asker: Asker::default() };
             self.ring.del_msg(request, self.now).now_or_never().unwrap().unwrap();
         }
 

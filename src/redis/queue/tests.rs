@@ -41,13 +41,17 @@ impl Bench {
 
     /// Asks for something; the answer bears the number returned.
     fn ask(&mut self, asks: Asks, ids: impl Iterator<Item = u64>) -> u32 {
+        self.ask_as(Asker::default(), asks, ids)
+    }
+
+    fn ask_as(&mut self, asker: Asker, asks: Asks, ids: impl Iterator<Item = u64>) -> u32 {
         let messages: Vec<Message> = ids.map(Message::from).collect();
         self.asked += 1;
         if matches!(asks, Asks::Del { .. }) {
             self.held.fetch_add(messages.len() as u64, Ordering::Relaxed);
         }
-        let asked = Asked::new(asks, self.asked, messages.len(), &self.answers);
-        self.queue.push(Item::Frame(asked, messages.len()), &messages);
+        let frame = Asked::new(asks, asker, self.asked, messages.len(), &self.answers);
+        self.queue.push(Item::Frame(frame, messages.len()), &messages);
         self.asked
     }
 
@@ -269,4 +273,27 @@ fn whoever_asked_is_told_also_where_the_queue_ends() {
     bench.del(2);
     drop(std::mem::take(&mut bench.queue));
     assert_eq!(bench.answer().refusal.unwrap().reason, Reason::StoreAway);
+}
+
+#[test]
+fn frames_that_are_cut_again_and_again_hold_up_nobody() {
+    for size in [999, 1_000, 2_000, 5_000] {
+        let mut bench = Bench::new();
+        // The first is shorter by one, so that each of the others is cut.
+        bench.ask_as(Asker(1), DEL, 0..size - 1);
+        for _ in 0..20 {
+            bench.ask_as(Asker(1), DEL, 0..size);
+        }
+        bench.chunk(1);
+        let single = bench.ask_as(Asker(2), DEL, 0..1);
+        // What is left of two frames goes first.
+        let most = 2 + 2 * size.div_ceil(1_000);
+        for number in 2..=most {
+            let chunk = bench.chunk(number);
+            let messages = chunk.slices.iter().map(|slice| slice.to - slice.from).sum();
+            bench.applied(chunk, &"u".repeat(messages), "0");
+        }
+        let answered = bench.answers().into_iter().any(|answer| answer.correlation == single);
+        assert!(answered, "frames of {size}: the single one is in none of {most} chunks");
+    }
 }

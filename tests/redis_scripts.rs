@@ -1,0 +1,83 @@
+//! Redis forgets its scripts all the time: what was sent is sent again, and no client sees it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::flow::{Flow, Plan};
+use crate::support::frames::{self, ACKED};
+use crate::support::redis::{Redis, ask};
+use crate::support::sidecar::Sidecar;
+use crate::support::{SLACK, sleep_until};
+
+/// Has Redis forget its scripts every few milliseconds for as long as something is done; says how often it did.
+fn forgetting<T>(redis: &Redis, done: impl FnOnce() -> T) -> (T, u32) {
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let flusher = scope.spawn(|| {
+            let (mut connection, mut flushes) = (redis.connect().unwrap(), 0);
+            while !ended.load(Ordering::Relaxed) {
+                ask::<()>(&mut connection, &["SCRIPT", "FLUSH"]).unwrap();
+                flushes += 1;
+                thread::sleep(Duration::from_millis(3));
+            }
+            flushes
+        });
+        let result = done();
+        ended.store(true, Ordering::Relaxed);
+        (result, flusher.join().unwrap())
+    })
+}
+
+#[test]
+fn a_flushed_script_cache_reaches_no_client() {
+    let redis = Redis::start();
+    let [a, b] = ["a", "b"].map(|name| Sidecar::on(&redis, name, &["--tick", "200ms", "--slots", "10"]));
+    let (evidence, flushes) = forgetting(&redis, || {
+        let (begun, plan) = (Instant::now(), Plan::ten_times_a_second(Duration::from_millis(200), 10));
+        let flow = Flow::start(plan, a.listen, b.listen);
+        sleep_until(begun + Duration::from_secs(6));
+        flow.finish()
+    });
+    assert_eq!(evidence.errors.len(), 0, "{:?}", evidence.errors);
+    let latest = evidence.assert_kept(Duration::from_secs(1) + SLACK);
+    println!("the latest came {latest:?} after its tick");
+    assert!(flushes > 500, "only {flushes} flushes");
+    for sidecar in [&a, &b] {
+        let metrics = sidecar.metrics();
+        for reason in ["store_away", "store_silent"] {
+            assert_eq!(metrics.refusals(reason), 0, "{reason}");
+        }
+    }
+}
+
+#[test]
+fn a_connection_keeps_its_order_whatever_is_sent_again() {
+    for rings in ["1", "2"] {
+        let redis = Redis::start();
+        let sidecar = Sidecar::on(&redis, "only", &["--rings", rings]);
+        let mut connections = [(); 3].map(|()| sidecar.connect());
+        let (overtaken, flushes) = forgetting(&redis, || {
+            let mut overtaken = 0;
+            for round in 0..40 {
+                for (connection, nth) in connections.iter_mut().zip(0..) {
+                    let ids = 500 * (3 * round + nth)..500 * (3 * round + nth + 1);
+                    for id in ids.clone() {
+                        connection.request(&frames::add(&[id], 15, 1));
+                    }
+                    for id in ids {
+                        connection.request(&frames::del(&[id]));
+                    }
+                }
+                for connection in &mut connections {
+                    let answers = std::iter::repeat_with(|| connection.next_answer()).take(1_000);
+                    let of_dels = answers.filter(|answer| answer.kind == frames::DEL_ANSWER);
+                    overtaken += of_dels.filter(|answer| answer.outcomes() != [ACKED]).count();
+                }
+            }
+            overtaken
+        });
+        assert_eq!(overtaken, 0, "of 60,000 Acks, with {rings} rings and {flushes} flushes");
+        assert!(flushes > 20, "only {flushes} flushes");
+    }
+}
