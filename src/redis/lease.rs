@@ -163,7 +163,6 @@ impl Inner {
             shifted,
             graced: None,
             is_busy: false,
-            round_trips: [Duration::ZERO; 2],
             frozen: Tick(0),
             seq: 0,
         });

@@ -25,6 +25,7 @@ use super::fault::{Fault, FaultKind};
 use super::keeper::{Known, OpenError};
 use super::keys::Keys;
 use super::script::{Answer, Script};
+use super::silence::Silence;
 use crate::clock::Clock;
 use crate::core::refusal::Refusal;
 use crate::core::tick::Wheel;
@@ -85,6 +86,7 @@ pub(super) struct Shared {
     pub(super) options: LinkOptions,
     pub(super) state: watch::Sender<State>,
     pub(super) timeouts: AtomicU32,
+    pub(super) silence: Silence,
     /// Told when the session is of no use any more.
     pub(super) broken: Notify,
 }
@@ -99,7 +101,13 @@ impl Link {
     /// Connects, and from then on keeps the connection.
     pub(super) async fn open(options: LinkOptions) -> Result<Link, OpenError> {
         let (state, _) = watch::channel(State::Away(Arc::from("no connection was made yet")));
-        let shared = Arc::new(Shared { options, state, timeouts: AtomicU32::new(0), broken: Notify::new() });
+        let shared = Arc::new(Shared {
+            options,
+            state,
+            timeouts: AtomicU32::new(0),
+            silence: Silence::default(),
+            broken: Notify::new(),
+        });
         let mut known = Known::default();
         let session = shared.connect(&mut known).await?;
         shared.state.send_replace(State::Up(session));
@@ -113,6 +121,11 @@ impl Link {
 
     pub(super) fn clock(&self) -> &Clock {
         &self.shared.options.clock
+    }
+
+    /// Whether Redis stood still lately, as far as its answers tell.
+    pub(super) fn silence(&self) -> &Silence {
+        &self.shared.silence
     }
 
     /// Whether Redis is believed to answer.
@@ -203,14 +216,35 @@ impl Link {
     ) -> Result<Answer, Fault> {
         let Shared { options, timeouts, .. } = &*self.shared;
         let begun = options.clock.now();
-        let value = session.connection.clone().send_packed_command(call).await.and_then(Value::extract_error);
-        let value = value.map_err(|error| self.judge(session, error.into()))?;
+        let value = self.exchange(session, call).await.map_err(|fault| self.judge(session, fault))?;
         options.metrics.round_trip(script.name).record(options.clock.now().saturating_duration_since(begun));
         timeouts.store(0, Ordering::Relaxed);
         if is_stale(&value) {
             return Err(self.judge(session, Fault::stale()));
         }
         Answer::new(script, value)
+    }
+
+    /// Asks whether Redis is there, so that it is known if it is not.
+    pub(super) async fn ping(&self, session: &Session) {
+        if let Err(fault) = self.exchange(session, &redis::cmd("PING")).await {
+            self.judge(session, fault);
+        }
+    }
+
+    /// Sends a command and waits for its answer.
+    async fn exchange(&self, session: &Session, call: &Cmd) -> Result<Value, Fault> {
+        let clock = &self.shared.options.clock;
+        let unanswered = self.shared.silence.asked(clock.now());
+        let value = session.connection.clone().send_packed_command(call).await.and_then(Value::extract_error);
+        let value = value.map_err(Fault::from);
+        match &value {
+            Err(Fault { kind: FaultKind::Timeout | FaultKind::Disconnected, .. }) => {
+                unanswered.given_up(clock.now());
+            }
+            _ => unanswered.answered(clock.now()),
+        }
+        value
     }
 
     /// Counts a fault, and ends the session if it is of no use any more.

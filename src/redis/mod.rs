@@ -33,6 +33,7 @@ mod queue;
 mod request;
 mod ring;
 mod script;
+mod silence;
 mod store;
 
 #[doc(hidden)]

@@ -17,9 +17,6 @@ pub(super) struct Identity {
     pub(super) token: String,
 }
 
-/// The longest that a request to move the pointer is under way in a Redis that serves, on a network that is near.
-const UNDER_WAY: Duration = Duration::from_millis(250);
-
 /// A time of leadership.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Term {
@@ -37,8 +34,6 @@ pub(super) struct Term {
     pub(super) shifted: Duration,
     /// Until when the pointer waits for the Acks that were held in an outage, since it last moved.
     pub(super) graced: Option<Instant>,
-    /// How long the last two requests to move the pointer took.
-    pub(super) round_trips: [Duration; 2],
     /// Whether too many ticks are not yet published for another.
     pub(super) is_busy: bool,
     /// Where expiry goes on, as far as it is known.
@@ -64,17 +59,6 @@ impl Term {
     pub(super) fn patience(&self, now: Instant, tick_length: Duration) -> Duration {
         let patience = (self.lease_until.saturating_duration_since(now) / 2).min(tick_length / 4);
         if self.is_busy { patience / 16 } else { patience }
-    }
-
-    /// A request to move the pointer took so long.
-    pub(super) fn took(&mut self, round_trip: Duration) {
-        self.round_trips = [self.round_trips[1], round_trip];
-    }
-
-    /// How long such a request may be under way before Redis is taken to have stood still. Where two in a row took long
-    /// that is the way there, and no stall.
-    pub(super) fn under_way(&self) -> Duration {
-        (*self.round_trips.iter().min().expect("there are two") * 2).max(UNDER_WAY)
     }
 
     /// The whole ticks by which it was put off.
@@ -133,26 +117,10 @@ mod tests {
             is_aware: true,
             shifted: Duration::ZERO,
             graced: None,
-            round_trips: [Duration::ZERO; 2],
             is_busy: false,
             frozen: Tick(0),
             seq: 0,
         }
-    }
-
-    #[test]
-    fn a_long_way_to_redis_is_no_stall_and_a_stall_is_no_long_way() {
-        let ms = Duration::from_millis;
-        let mut term = term(Instant::now());
-        assert_eq!(term.under_way(), UNDER_WAY);
-        term.took(ms(1));
-        term.took(ms(2_000));
-        assert_eq!(term.under_way(), UNDER_WAY, "Redis stood still once");
-        term.took(ms(1));
-        assert_eq!(term.under_way(), UNDER_WAY);
-        term.took(ms(300));
-        term.took(ms(320));
-        assert_eq!(term.under_way(), ms(600));
     }
 
     #[test]

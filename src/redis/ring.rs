@@ -18,18 +18,21 @@
 //! as a difference beyond [`CLOCK_SLACK`], and then the monotonic clock decides.
 
 mod expire;
+mod watch;
 
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::Cmd;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::coalesce::Coalescer;
 use super::keys::{MAX_CATCH_UP, MAX_FROZEN};
 use super::link::{Link, Session};
 use super::office::{Identity, Office, Term, from_now, whole_ms};
 use super::script::{Answer, SCRIPTS};
+use super::silence::Look;
 use crate::core::answers::Answers;
 use crate::core::batch::StormRule;
 use crate::core::burst::{Asks, Burst, Request};
@@ -46,6 +49,9 @@ pub(super) const CLOCK_SLACK: Duration = Duration::from_millis(50);
 
 /// Where too many ticks are to be published first, the pointer looks again this much later: meanwhile some are.
 const BUSY: Duration = Duration::from_millis(50);
+
+/// While Redis stands still the pointer looks again this much later.
+const STILL_SILENT: Duration = Duration::from_millis(20);
 
 /// How a ring in Redis is to be.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +71,7 @@ struct Inner {
     coalescer: Arc<Coalescer>,
     identity: Identity,
     office: Arc<Office>,
+    _watch: AbortOnDropHandle<()>,
 }
 
 impl RedisRing {
@@ -75,7 +82,9 @@ impl RedisRing {
         identity: Identity,
         office: Arc<Office>,
     ) -> RedisRing {
-        RedisRing(Arc::new(Inner { options, link, coalescer, identity, office }))
+        let watch = tokio::spawn(watch::watch(Arc::clone(&link), Arc::clone(&office)));
+        let watch = AbortOnDropHandle::new(watch);
+        RedisRing(Arc::new(Inner { options, link, coalescer, identity, office, _watch: watch }))
     }
 
     /// Asks for one thing.
@@ -174,6 +183,9 @@ impl Inner {
             return Ok(Advance::Waiting(now));
         }
         let at = now.max(self.link.clock().now());
+        if let Some(until) = self.waits_for_others(term, at) {
+            return Ok(Advance::Waiting(until));
+        }
         let keys = self.link.keys();
         let names = [keys.lease.as_str(), &keys.ticks, keys.list(term.pointer.0)];
         let StormRule { min, share } = self.options.storm;
@@ -184,13 +196,29 @@ impl Inner {
             if term.is_aware {
                 call.arg("")
             } else {
-                call.arg(whole_ms(term.under_way()))
+                call.arg(whole_ms(self.link.silence().patience()))
             };
         });
         let mut answer = call.await?;
-        let answered = now.max(self.link.clock().now());
-        self.office.note(term.epoch, |term| term.took(answered - at));
-        self.advanced(term, &mut answer, answered)
+        self.advanced(term, &mut answer, now.max(self.link.clock().now()))
+    }
+
+    /// Until when the pointer has to wait at a time `at`, since Redis stands still or did so a moment ago: then all sidecars
+    /// have Acks that wait for it. Once, until it has moved, so that a slow Redis does not stop the wheel.
+    fn waits_for_others(&self, term: Term, at: Instant) -> Option<Instant> {
+        let grace = self.options.outage_grace;
+        if term.is_aware || grace.is_zero() {
+            return None;
+        }
+        match self.link.silence().look(self.link.clock().now()) {
+            Look::Answers => None,
+            Look::Silent => Some(at + STILL_SILENT),
+            Look::CatchesUp(left) => {
+                let until = at + left.min(grace);
+                self.office.note(term.epoch, |term| term.put_off(until));
+                Some(until)
+            }
+        }
     }
 
     fn advanced(&self, term: Term, answer: &mut Answer, at: Instant) -> Result<Advance, Refusal> {
@@ -209,7 +237,13 @@ impl Inner {
                 Ok(Advance::Waiting(next))
             }
             "delayed" => {
-                let next = at + self.options.outage_grace;
+                // It may have stood still for longer than since the move was due: others that asked know.
+                let known = match self.link.silence().look(self.link.clock().now()) {
+                    Look::CatchesUp(left) => left,
+                    Look::Answers | Look::Silent => Duration::ZERO,
+                };
+                let stood_still = Duration::from_millis(answer.count()?).max(known);
+                let next = at + stood_still.min(self.options.outage_grace);
                 self.office.note(term.epoch, |term| term.put_off(next));
                 Ok(Advance::Waiting(next))
             }

@@ -6,7 +6,7 @@
 -- ARGV[7], ARGV[8] least number and share of a storm   ARGV[9] most frozen ticks
 -- ARGV[10] ms that a request may be under way before Redis counts as having stood still; empty if the leader knows
 -- Reply {'moved', ms until the next move is due, ms late, 1 if it was now}   {'wait', ms}   {'busy'} too much is to be published first
---   {'delayed'} Redis stood still, or its clock was set: Acks may wait, nothing is decided
+--   {'delayed', ms} Redis stood still for so long, or its clock was set: Acks may wait, nothing is decided
 --   {'deposed', what}   {'elsewhere', pointer}
 local held = redis.call('GET', KEYS[3])
 if held ~= ARGV[2] then return {'deposed', 'holder'} end
@@ -25,7 +25,7 @@ if early > 0 and early <= slack then return {'wait', early} end
 if pointer + 1 - frozen_from >= tonumber(ARGV[9]) then return {'busy'} end
 
 -- The leader took it for less late than it is: what it did not know of, others did not either.
-if ARGV[10] ~= '' and -early - late > tonumber(ARGV[10]) then return {'delayed'} end
+if ARGV[10] ~= '' and -early - late > tonumber(ARGV[10]) then return {'delayed', -early - late} end
 
 local next_due = due_ms + tick_ms
 if early > slack then

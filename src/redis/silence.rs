@@ -1,0 +1,179 @@
+//! Redis' silence: whether it stood still while somebody waited for an answer.
+//!
+//! Acknowledgements that were read meanwhile wait in all sidecars, and a decision that comes before them reads as
+//! silence of clients. Every request tells something: how long nothing at all was answered while it waited.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::options::RESPONSE_TIMEOUT;
+
+/// A silence so short is none: a script takes as long, or a processor that has others to serve.
+const UNNOTICED: Duration = Duration::from_millis(100);
+
+/// What is known of it.
+#[derive(Debug, Default)]
+pub(super) struct Silence(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    unanswered: u32,
+    /// Since when nothing was answered. It counts while something is unanswered.
+    since: Option<Instant>,
+    /// How long the last two requests took that were answered.
+    round_trips: [Duration; 2],
+    /// When Redis had stood still, and for how long.
+    stall: Option<(Instant, Duration)>,
+}
+
+/// How it looks at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Redis answers.
+    Answers,
+    /// It does not, for longer than it should.
+    Silent,
+    /// It stood still, and what waited for it may be on its way for so long.
+    CatchesUp(Duration),
+}
+
+impl Silence {
+    /// A request goes out.
+    pub(super) fn asked(&self, now: Instant) -> Unanswered<'_> {
+        let mut state = self.0.lock();
+        if state.unanswered == 0 {
+            state.since = Some(now);
+        }
+        state.unanswered += 1;
+        Unanswered { silence: self, asked_at: now }
+    }
+
+    /// How long a request may be under way before Redis is taken to have stood still. Where two in a row took long that
+    /// is the way there, and no stall.
+    pub(super) fn patience(&self) -> Duration {
+        self.0.lock().patience()
+    }
+
+    pub(super) fn look(&self, now: Instant) -> Look {
+        let state = self.0.lock();
+        if state.unanswered > 0 && state.length(now) > state.patience() {
+            return Look::Silent;
+        }
+        let Some((end, length)) = state.stall else { return Look::Answers };
+        match (end + length).checked_duration_since(now) {
+            None | Some(Duration::ZERO) => Look::Answers,
+            // Who had no answer for so long may have to connect anew.
+            Some(_) if length >= RESPONSE_TIMEOUT => Look::CatchesUp(Duration::MAX),
+            Some(left) => Look::CatchesUp(left),
+        }
+    }
+}
+
+impl State {
+    fn patience(&self) -> Duration {
+        (*self.round_trips.iter().min().expect("there are two") * 2).max(UNNOTICED)
+    }
+
+    fn length(&self, now: Instant) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    /// Notes a stall, if this was one.
+    fn note(&mut self, now: Instant) {
+        let length = self.length(now);
+        if length > self.patience() {
+            self.stall = Some((now, length));
+        }
+    }
+}
+
+/// A request without an answer. Dropped, it counts no more.
+#[derive(Debug)]
+pub(super) struct Unanswered<'a> {
+    silence: &'a Silence,
+    asked_at: Instant,
+}
+
+impl Unanswered<'_> {
+    /// Its answer has come.
+    pub(super) fn answered(self, now: Instant) {
+        let mut state = self.silence.0.lock();
+        state.note(now);
+        state.since = Some(now);
+        state.round_trips = [state.round_trips[1], now.saturating_duration_since(self.asked_at)];
+    }
+
+    /// Nobody waits for it any longer.
+    pub(super) fn given_up(self, now: Instant) {
+        self.silence.0.lock().note(now);
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.silence.0.lock().unanswered -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_silence_while_somebody_waits_is_a_stall_and_one_while_nobody_does_is_none() {
+        let (silence, start) = (Silence::default(), Instant::now());
+        silence.asked(start).answered(start + ms(1));
+        assert_eq!(silence.look(start + ms(5_000)), Look::Answers);
+        let (first, second) = (silence.asked(start + ms(5_000)), silence.asked(start + ms(5_120)));
+        assert_eq!(silence.look(start + ms(5_090)), Look::Answers);
+        assert_eq!(silence.look(start + ms(5_130)), Look::Silent);
+        first.answered(start + ms(5_200));
+        assert_eq!(silence.look(start + ms(5_210)), Look::CatchesUp(ms(190)));
+        second.answered(start + ms(5_201));
+        assert_eq!(silence.look(start + ms(5_399)), Look::CatchesUp(ms(1)));
+        assert_eq!(silence.look(start + ms(5_400)), Look::Answers);
+    }
+
+    #[test]
+    fn who_has_many_requests_under_way_hears_of_redis_all_the_time() {
+        let (silence, start) = (Silence::default(), Instant::now());
+        // Each takes 300 ms, and one is answered every 60.
+        let mut under_way = Vec::new();
+        for nth in 0..50 {
+            under_way.push(silence.asked(start + ms(60 * nth)));
+            if nth >= 5 {
+                under_way.remove(0).answered(start + ms(60 * nth));
+                assert_eq!(silence.look(start + ms(60 * nth)), Look::Answers, "{nth}");
+            } else {
+                // The first answer is still to come.
+                silence.0.lock().since = Some(start + ms(60 * nth));
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_way_to_redis_is_no_stall_and_a_stall_is_no_long_way() {
+        let (silence, start) = (Silence::default(), Instant::now());
+        assert_eq!(silence.patience(), UNNOTICED);
+        for (took, patience) in
+            [(1, UNNOTICED), (400, UNNOTICED), (1, UNNOTICED), (300, UNNOTICED), (320, ms(600)), (310, ms(620))]
+        {
+            silence.asked(start).answered(start + ms(took));
+            assert_eq!(silence.patience(), patience, "after {took} ms");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_never_came_is_a_stall_too() {
+        let (silence, start) = (Silence::default(), Instant::now());
+        silence.asked(start).given_up(start + RESPONSE_TIMEOUT);
+        assert_eq!(silence.look(start + RESPONSE_TIMEOUT + ms(100)), Look::CatchesUp(Duration::MAX));
+        drop(silence.asked(start + ms(2_000)));
+        assert_eq!(silence.look(start + ms(3_000)), Look::Answers, "whoever asked has gone");
+    }
+}
