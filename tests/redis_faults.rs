@@ -384,3 +384,27 @@ fn what_a_script_may_not_do_is_told_for_as_long_and_the_rest_goes_on() {
     assert_eq!((sidecar.metrics().count("store_up"), sidecar.is_ready()), (1, true), "Redis is there");
     assert_names(&sidecar.log().text(), &["does not say how its rings are"]);
 }
+
+#[test]
+fn a_sidecar_that_starts_while_redis_loads_its_file_waits_for_it() {
+    let redis = Redis::start();
+    redis.command::<()>(&["EVAL", "for i = 1, 2000 do redis.call('SET', 'key:' .. i, i) end", "0"]);
+    // In µs a key, and answering others meanwhile.
+    redis.command::<()>(&[
+        "CONFIG",
+        "SET",
+        "key-load-delay",
+        "500",
+        "loading-process-events-interval-bytes",
+        "1024",
+    ]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| redis.command::<()>(&["DEBUG", "RELOAD"]));
+        wait_until("it loads", || {
+            redis.try_command::<String>(&["GET", "key:1"]).is_err_and(|error| error.to_string().contains("oading"))
+        });
+        let sidecar = Sidecar::on(&redis, "only", &[]);
+        assert_names(&sidecar.log().text(), &["WARN", "does not serve yet", "oading"]);
+        sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();
+    });
+}

@@ -74,6 +74,11 @@ impl FaultKind {
         )
     }
 
+    /// Whether it may pass by itself, and soon.
+    pub(super) fn passes(self) -> bool {
+        matches!(self, FaultKind::Timeout | FaultKind::Disconnected | FaultKind::Loading)
+    }
+
     /// Whether the command was certainly not carried out.
     pub(super) fn is_not_applied(self) -> bool {
         !matches!(

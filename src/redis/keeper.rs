@@ -102,6 +102,29 @@ impl Shared {
         }
     }
 
+    /// Connects, and tries again for as long as what is in the way passes by itself.
+    pub(super) async fn connect_at_last(
+        &self,
+        known: &mut Known,
+        patience: Duration,
+    ) -> Result<Session, OpenError> {
+        let (begun, mut is_told) = (self.options.clock.now(), false);
+        loop {
+            match self.connect(known).await {
+                Err(OpenError::Fault(fault))
+                    if fault.kind.passes()
+                        && self.options.clock.now().saturating_duration_since(begun) < patience =>
+                {
+                    if !std::mem::replace(&mut is_told, true) {
+                        warn!(cause = fault.text, "Redis does not serve yet; trying for {patience:?}");
+                    }
+                }
+                connected => return connected,
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
     pub(super) async fn connect(&self, known: &mut Known) -> Result<Session, OpenError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))

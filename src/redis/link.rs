@@ -98,8 +98,8 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// Connects, and from then on keeps the connection.
-    pub(super) async fn open(options: LinkOptions) -> Result<Link, OpenError> {
+    /// Connects, and from then on keeps the connection. What passes by itself, as that Redis loads its file, is waited for.
+    pub(super) async fn open(options: LinkOptions, patience: Duration) -> Result<Link, OpenError> {
         let (state, _) = watch::channel(State::Away(Arc::from("no connection was made yet")));
         let shared = Arc::new(Shared {
             options,
@@ -109,7 +109,7 @@ impl Link {
             broken: Notify::new(),
         });
         let mut known = Known::default();
-        let session = shared.connect(&mut known).await?;
+        let session = shared.connect_at_last(&mut known, patience).await?;
         shared.state.send_replace(State::Up(session));
         let keeper = tokio::spawn(Arc::clone(&shared).keep(known));
         Ok(Link { shared, keeper })

@@ -113,7 +113,7 @@ impl RedisStore {
     ) -> Result<(), RedisStoreError> {
         let wheel = options.wheel;
         let keys = Arc::new(Keys::new(&options.namespace, ring, wheel.slots(), &identity.sidecar));
-        let link = Link::open(LinkOptions {
+        let link_options = LinkOptions {
             client: client.clone(),
             ring,
             rings: options.rings,
@@ -123,7 +123,8 @@ impl RedisStore {
             incarnation: super::random_name(),
             clock: Arc::clone(clock),
             metrics: Arc::clone(metrics),
-        });
+        };
+        let link = Link::open(link_options, START_PATIENCE);
         let link = Arc::new(link.await.map_err(|error| explain(error, options))?);
         let caught_up = link.session().map_or(0, |session| session.catch_up_max_ticks);
         if caught_up != u32::from(options.catch_up_max_ticks) {

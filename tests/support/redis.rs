@@ -205,6 +205,7 @@ impl Redis {
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(self.folder.path());
         command.args(["--save", "", "--maxmemory-policy", "noeviction"]);
         command.args(["--slowlog-log-slower-than", "5000", "--slowlog-max-len", "1024"]);
+        command.args(["--enable-debug-command", "local"]);
         match self.keeps {
             Keeps::Nothing => command.args(["--appendonly", "no"]),
             Keeps::Everything => command.args(["--appendonly", "yes", "--appendfsync", "always"]),
