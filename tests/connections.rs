@@ -79,7 +79,16 @@ fn a_bad_hello_ends_the_connection() {
     }
     assert_eq!(sidecar.metrics().refusals("bad_hello"), bad.len() as u64);
     assert_turned_away(&sidecar, &frames::add(&[1], 0, 1), 3, &["hello", "add_new_msg"]);
-    assert_eq!(sidecar.metrics().refusals("hello_expected"), 1);
+    let others = [
+        Request::new(0x7f, 0, Vec::new()),
+        Request { status: 1, ..frames::ping(b"") },
+        frames::ping(&[0; 65]),
+        frames::add(&[], 0, 1),
+    ];
+    for other in &others {
+        assert_turned_away(&sidecar, other, 3, &["hello"]);
+    }
+    assert_eq!(sidecar.metrics().refusals("hello_expected"), 1 + others.len() as u64);
     assert_eq!(sidecar.metrics().count("messages_added_total"), 0);
 }
 

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::frames::{self, Frame, Request, u32_at};
+use crate::support::frames::{self, ACKED, Frame, Request, u32_at};
 use crate::support::process::assert_names;
 use crate::support::raw::Raw;
+use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
 
 /// A request, the code of its refusal, and words of its text.
@@ -160,6 +161,26 @@ fn a_broken_frame_ends_the_connection_as_soon_as_its_length_is_there() {
     }
     let metrics = sidecar.metrics();
     assert_eq!((metrics.refusals("malformed_frame"), metrics.refusals("frame_too_large")), (4, 7));
+}
+
+#[test]
+fn what_came_before_a_broken_frame_is_answered_first() {
+    let redis = Redis::start();
+    for sidecar in [Sidecar::start(&[]), Sidecar::on(&redis, "only", &[])] {
+        for round in 0..20 {
+            let mut connection = sidecar.connect();
+            let requests =
+                [frames::add(&[round], 15, 1).bytes(7), frames::del(&[round]).bytes(8), vec![0, 0, 0, 7]];
+            connection.send(&requests.concat());
+            let mut answers = [connection.next_answer(), connection.next_answer()];
+            answers.sort_by_key(|answer| answer.correlation);
+            assert_eq!(answers[1].outcomes(), [ACKED]);
+            let [added, _] = answers;
+            added.added();
+            connection.next_answer().assert_error(1, 0);
+            connection.assert_closed();
+        }
+    }
 }
 
 /// Numbers that look random and are the same in every run.

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use tracing::{debug, info};
+
 use super::pending::Load;
 use super::session::{Done, Session, State};
 use crate::core::batch::BatchId;
@@ -10,7 +12,7 @@ use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{self, Reply};
 use crate::delivery::{SubscribeRequest, Subscription};
 use crate::protocol::frame::{
-    self, AddNewMsg, Body, DelMsg, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome,
+    self, AddNewMsg, Body, DelMsg, Error, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome,
 };
 
 impl Session {
@@ -39,6 +41,30 @@ impl Session {
                 let text = format!("{kind} is not a request that a client can make here");
                 self.refuse(correlation, &Refusal::new(Reason::MalformedRequest, text));
             }
+        }
+    }
+
+    /// Refuses a request, and ends the connection if the refusal says so.
+    pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
+        if refusal.reason.closes() && self.state != State::Greeting {
+            info!(%refusal, "connection refused further service");
+        } else {
+            debug!(%refusal, "refused");
+        }
+        self.shared.metrics.count_refusal(refusal.reason);
+        self.send(&Frame::new(correlation, Body::Error(Error::from(refusal))));
+        if refusal.reason.closes() || self.state == State::Greeting {
+            self.state = State::Closing;
+        }
+    }
+
+    /// What was read is no frame. What came before it is answered first: its outcome is not that of the wrong frame.
+    pub(super) fn broken(&mut self, correlation: u32, refusal: Refusal) {
+        if self.pending.is_waiting() {
+            self.end();
+            self.last_word = Some((correlation, refusal));
+        } else {
+            self.refuse(correlation, &refusal);
         }
     }
 
@@ -228,6 +254,15 @@ pub(super) fn bad_ack_timeout(ack_timeout_ticks: u16, slots: u16) -> Refusal {
 
 fn not_subscribed() -> Refusal {
     Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
+}
+
+/// What a first frame is refused with that cannot be read.
+pub(super) fn not_hello(refusal: &Refusal) -> Refusal {
+    if refusal.reason.closes() {
+        return refusal.clone();
+    }
+    let text = format!("the first frame of a connection is hello, and this is none: {}", refusal.text);
+    Refusal::new(Reason::HelloExpected, text)
 }
 
 fn hello_expected(found: FrameType) -> Refusal {

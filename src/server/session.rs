@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::time::Sleep;
-use tracing::{Span, debug, info};
+use tracing::{Span, debug};
 
 use super::bursts;
 use super::pending::Pending;
+use super::requests::not_hello;
 use super::stream::Stream;
 use super::watching::{first_patience, not_read};
 use super::wire::{Event, READ_SIZE, Wire};
@@ -33,7 +34,7 @@ use crate::core::refusal::Refusal;
 use crate::core::ring::Asker;
 use crate::delivery::Subscription;
 use crate::gate::Member;
-use crate::protocol::frame::{Body, Error, Frame, FrameType, GoAway, GoAwayReason, MAX_GREETING_LENGTH};
+use crate::protocol::frame::{Body, Frame, FrameType, GoAway, GoAwayReason, MAX_GREETING_LENGTH};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
 /// A connection that is not read because too much waits for the store looks this often whether the store has gone:
@@ -62,6 +63,8 @@ pub(super) struct Session {
     phase: watch::Receiver<Phase>,
     gate: Member,
     pub(super) state: State,
+    /// Why the connection ends, once all that came before is answered.
+    pub(super) last_word: Option<(u32, Refusal)>,
     pub(super) asker: Asker,
     pub(super) pending: Pending<Done>,
     /// Where the answers to bursts come in, from a store that gives them later.
@@ -108,6 +111,7 @@ impl Session {
             gate,
             phase,
             state: State::Greeting,
+            last_word: None,
             asker: Asker::unique(),
             pending: Pending::new(),
             answers: Arc::default(),
@@ -146,7 +150,10 @@ impl Session {
         match self.state {
             State::Closing => true,
             // What it has asked for is done all the same.
-            State::Ended => self.wire.is_deaf() || !self.pending.is_waiting() && self.wire.is_flushed(),
+            State::Ended => {
+                self.wire.is_deaf()
+                    || !self.pending.is_waiting() && self.last_word.is_none() && self.wire.is_flushed()
+            }
             State::Greeting | State::Serving => false,
         }
     }
@@ -157,6 +164,11 @@ impl Session {
 
     /// Waits for the next thing to happen, and deals with it.
     async fn step(&mut self) {
+        if !self.pending.is_waiting()
+            && let Some((correlation, refusal)) = self.last_word.take()
+        {
+            return self.refuse(correlation, &refusal);
+        }
         // Mostly the wire can go on at once: then it does, a few times, before anything else is asked.
         for _ in 0..WIRE_ROUNDS {
             if self.read >= FAIR_SHARE {
@@ -244,8 +256,11 @@ impl Session {
                     self.shared.metrics.count_frame(frame.body.frame_type());
                     self.request(frame, now);
                 }
-                Ok(Some(Decoded::Refused { correlation, refusal }))
-                | Err(DecodeError::Broken { correlation, refusal }) => self.refuse(correlation, &refusal),
+                Ok(Some(Decoded::Refused { correlation, refusal })) => match self.state {
+                    State::Greeting => self.refuse(correlation, &not_hello(&refusal)),
+                    _ => self.refuse(correlation, &refusal),
+                },
+                Err(DecodeError::Broken { correlation, refusal }) => self.broken(correlation, refusal),
                 Err(DecodeError::Io(error)) => return self.wire_moved(Err(error)),
             }
         }
@@ -270,20 +285,6 @@ impl Session {
         Span::current().record("client", client_name);
         self.wire.accept_frames_of(self.shared.options.max_frame_length);
         self.state = State::Serving;
-    }
-
-    /// Refuses a request, and ends the connection if the refusal says so.
-    pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
-        if refusal.reason.closes() && self.state != State::Greeting {
-            info!(%refusal, "connection refused further service");
-        } else {
-            debug!(%refusal, "refused");
-        }
-        self.shared.metrics.count_refusal(refusal.reason);
-        self.send(&Frame::new(correlation, Body::Error(Error::from(refusal))));
-        if refusal.reason.closes() || self.state == State::Greeting {
-            self.state = State::Closing;
-        }
     }
 
     fn finish(&mut self, done: Done) {
