@@ -15,8 +15,9 @@ use crate::support::sidecar::Sidecar;
 use crate::support::{wait_for, wait_until};
 
 /// The alerts, by the names that routes and silences hold.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 12] = [
     "AckwheelDown",
+    "AckwheelRestarting",
     "AckwheelNoLeader",
     "AckwheelPointerLag",
     "AckwheelOutboxGrowing",
@@ -24,6 +25,7 @@ pub const NAMES: [&str; 10] = [
     "AckwheelStorm",
     "AckwheelLateAcksRising",
     "AckwheelRedisErrors",
+    "AckwheelRefusesAdds",
     "AckwheelNearBounds",
     "AckwheelStateLost",
 ];
