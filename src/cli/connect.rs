@@ -13,7 +13,11 @@ use crate::server::token_in;
 /// How long somebody is ready to wait: clocks cannot tell all that could be written.
 pub(super) fn patience(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    if time > MAX_DURATION { Err(String::from("nobody waits for longer than a year")) } else { Ok(time) }
+    match time {
+        Duration::ZERO => Err(String::from("no answer comes in no time")),
+        time if time > MAX_DURATION => Err(String::from("nobody waits for longer than a year")),
+        time => Ok(time),
+    }
 }
 
 /// The address of an admin endpoint.

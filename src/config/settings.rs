@@ -40,8 +40,8 @@ pub struct Settings {
     /// What the status calls this sidecar; 1 to 128 bytes [default: the host's name and the port of --listen]
     #[arg(long, help_heading = ADDRESSES, env = "ACKWHEEL_NAME", value_name = "NAME")]
     pub name: Option<String>,
-    /// File with the token that clients must present in their Hello, 1 to 1024 bytes. It is read again when it
-    /// changes [default: none]
+    /// File with the token that clients must present in their Hello, 1 to 1024 bytes; white space around it is not part
+    /// of it. It is read again when it changes [default: none]
     #[arg(long, help_heading = ACCESS, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE",
         value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
