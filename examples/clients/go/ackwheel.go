@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/rand"
 	"net"
@@ -15,7 +14,7 @@ import (
 	"time"
 )
 
-var be = binary.BigEndian
+var be, mistakes = binary.BigEndian, map[uint16]string{0x4854: " It is HTTP: the admin port?", 0x1503: " It wants TLS."}
 
 const (
 	hello, ping, goAway, addNewMsg, delMsg       = 0x01, 0x02, 0x03, 0x10, 0x11
@@ -54,50 +53,37 @@ type Client struct {
 	SubscribeFlags       uint8              // 1: ephemeral, 2: a new group begins with the next batch
 	Credit               uint32             // how many messages of batches wait for their BatchAck at most
 	Batches              chan *TimeoutBatch // made by Connect, and closed when the client ends
-
-	closing  context.Context
-	stop     context.CancelFunc
-	interval time.Duration // of pings
-
-	mutex   sync.Mutex // guards what follows
-	link    *link      // nil without a connection
-	up      bool
-	down    Error // why it is not up
-	lastID  uint32
-	waiting []BatchID // at its end those in Batches
+	closing              context.Context
+	stop                 context.CancelFunc
+	interval             time.Duration // of pings
+	writing              chan struct{} // holds one while a frame is written: who waits for that can wait for a context too
+	mutex                sync.Mutex    // guards what follows
+	conn                 net.Conn      // the last one
+	up                   bool
+	down                 Error // why it is not up
+	lastID               uint32
+	unanswered           map[uint32]chan []byte // nil without a connection
+	waiting              []BatchID              // at its end those in Batches
 }
 
-// link is one connection. What is in its queue is as good as sent; why it was lost is known when lost is closed.
-type link struct {
-	net.Conn
-	queue      chan frame
-	lost       chan struct{}
-	why        *Error
-	unanswered map[uint32]chan frame // guarded by the mutex of the client; closed when the connection is lost
-}
-
-type frame []byte // whole: its type at 4, its flags at 5, the status at 6, the correlation id at 8, its body at 12
-func (f frame) refusal() *Error {
-	return &Error{be.Uint16(f[6:]), f[5]&1 != 0, f[5]&2 != 0, string(f[12:])}
-}
+// why reads an Error. A frame has its type at 4, its flags at 5, its status at 6, its id at 8, and its body at 12.
+func why(f []byte) *Error { return &Error{be.Uint16(f[6:]), f[5]&1 > 0, f[5]&2 > 0, string(f[12:])} }
 
 // Connect makes the first connection, or says why there is none; it can be called again then.
 func (c *Client) Connect(ctx context.Context) error {
-	// A batch takes credit for a message at least, so that no more batches than that wait.
-	c.Batches, c.waiting = make(chan *TimeoutBatch, c.Credit), nil
+	c.Batches, c.waiting, c.writing = make(chan *TimeoutBatch, c.Credit), nil, make(chan struct{}, 1)
 	c.closing, c.stop = context.WithCancel(context.Background())
-	link, err := c.connect(ctx)
+	lost, err := c.connect(ctx)
 	if err != nil {
 		c.stop()
 		close(c.Batches)
 		return err
 	}
-	go c.run(link)
+	go c.run(lost)
 	return nil
 }
 
-// Close has GoAway said, and returns when the server has closed, so that no answer is lost, or after 5 s; what was not
-// answered by then has an unknown outcome. More than once is fine.
+// Close says GoAway, and returns when the server has closed, so that no answer is lost, or after 5 s. Twice is fine.
 func (c *Client) Close() {
 	if c.stop != nil { // Else there was no Connect.
 		c.stop()
@@ -133,79 +119,55 @@ func (c *Client) BatchNack(ctx context.Context, batch BatchID, delayMs uint32) (
 	return flags == 1, err
 }
 
-// do sends a request, and reads the fields of its answer into the places given.
+// do sends a request when its turn to write comes, and reads the fields of its answer into the places given.
 func (c *Client) do(ctx context.Context, kind, flags uint8, into []any, fields ...any) (uint8, error) {
-	body, answered := pack(fields...), make(chan frame, 1)
+	if c.stop == nil || ctx.Err() != nil {
+		return 0, &Error{Retryable: c.stop != nil, Text: "not sent: the context was done, or there was no Connect"}
+	}
+	body, answered, writing := pack(fields...), make(chan []byte, 2), c.writing // two: an answer and an end
+	select {
+	case <-ctx.Done():
+		return 0, &Error{Retryable: true, Text: "not sent: " + ctx.Err().Error()}
+	case writing <- struct{}{}:
+	}
 	c.mutex.Lock()
-	link := c.link
-	if link == nil || !c.up && kind != hello && kind != subscribe && kind != goAway {
+	if c.unanswered == nil || !c.up && kind != hello && kind != subscribe {
 		defer c.mutex.Unlock()
+		<-writing
 		return 0, &Error{c.down.Code, false, c.down.Retryable, "not connected: " + c.down.Text}
 	}
-	for c.lastID++; c.lastID == 0 || link.unanswered[c.lastID] != nil; c.lastID++ {
+	for c.lastID++; c.lastID == 0 || c.unanswered[c.lastID] != nil; c.lastID++ {
 	}
-	id, queue := c.lastID, link.queue
-	link.unanswered[id] = answered
+	c.unanswered[c.lastID] = answered
+	conn, request := c.conn, pack(uint32(8+len(body)), kind, flags, uint16(0), c.lastID, body)
 	c.mutex.Unlock()
-	for request := frame(pack(uint32(8+len(body)), kind, flags, uint16(0), id, body)); ctx.Err() == nil; {
-		select {
-		case <-ctx.Done():
-		case queue <- request:
-			queue = nil // It is on its way: from here on it may be applied.
-		case f, ok := <-answered:
-			if !ok {
-				return 0, &Error{link.why.Code, queue == nil, true, "the connection was lost: " + link.why.Text}
-			} else if f[4] == errorType {
-				return 0, f.refusal()
-			} else if f[4] != kind|answer || unpack(f[12:], into...) != nil {
-				link.Close()
-				return 0, &Error{OutcomeUnknown: true, Text: "the server sent an answer that cannot be read"}
-			}
-			return f[5], nil
-		}
-	}
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	if queue != nil { // Else the id stays in use until it is answered.
-		delete(link.unanswered, id)
-	}
-	return 0, &Error{OutcomeUnknown: queue == nil, Retryable: true, Text: ctx.Err().Error()}
-}
-
-// pass queues a frame that waits for no answer.
-func (l *link) pass(f frame) {
+	go func() { conn.Write(request); <-writing }() // If it fails the reader notices, and learns why.
 	select {
-	case <-l.lost:
-	case l.queue <- f:
-	}
-}
-
-// write writes what is queued, until the connection is lost. If that fails the reader notices, and learns why.
-func (l *link) write() {
-	for {
-		select {
-		case <-l.lost:
-			return
-		case f := <-l.queue:
-			l.Write(f)
+	case <-ctx.Done(): // The id stays in use until it is answered.
+		return 0, &Error{OutcomeUnknown: true, Retryable: true, Text: ctx.Err().Error()}
+	case f := <-answered:
+		if f[4] == errorType {
+			return 0, why(f)
+		} else if f[4] != kind|answer || unpack(f[12:], into...) != nil {
+			conn.Close()
+			return 0, &Error{OutcomeUnknown: true, Text: "the server sent an answer that cannot be read"}
 		}
+		return f[5], nil
 	}
 }
 
 // run connects anew whenever the connection is lost, until the client is closed, or refused for good.
-func (c *Client) run(link *link) {
+func (c *Client) run(lost chan struct{}) {
 	defer close(c.Batches)
-	for pause, err := firstPause, error(nil); err == nil || err.(*Error).Retryable; link, err = c.connect(c.closing) {
+	for pause, err := firstPause, error(nil); err == nil || err.(*Error).Retryable; lost, err = c.connect(c.closing) {
 		if err == nil {
 			select {
-			case <-link.lost:
+			case <-lost:
 			case <-c.closing.Done():
-				c.mutex.Lock()
-				c.up, c.down = false, Error{Text: "the client was closed"}
-				c.mutex.Unlock()
-				time.AfterFunc(patience, func() { link.Close() })
+				conn := c.conn
+				time.AfterFunc(patience, func() { conn.Close() })
 				c.do(context.Background(), goAway, 0, nil, uint16(2), uint16(0), uint32(patience.Milliseconds()))
-				<-link.lost
+				<-lost
 			}
 			pause = firstPause
 		} else if pause < longestPause {
@@ -219,42 +181,41 @@ func (c *Client) run(link *link) {
 	}
 }
 
-// connect makes a connection, says Hello and subscribes.
-func (c *Client) connect(ctx context.Context) (*link, error) {
+// connect makes a connection, says Hello and subscribes. The channel tells when the connection is lost.
+func (c *Client) connect(ctx context.Context) (chan struct{}, error) {
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", c.Address)
 	if err != nil {
 		return nil, &Error{Retryable: true, Text: err.Error()}
 	}
-	l := &link{conn, make(chan frame), make(chan struct{}), nil, map[uint32]chan frame{}}
 	c.mutex.Lock()
-	c.link, c.interval = l, patience
+	c.conn, c.interval, c.unanswered = conn, patience, map[uint32]chan []byte{}
 	c.mutex.Unlock()
-	go l.write()
-	go c.read(l)
+	lost := make(chan struct{})
+	go c.read(conn, lost)
 	_, err = c.do(ctx, hello, 0, nil, []byte("ACKW\x01\x01"), uint16(len(c.Token)), []byte(c.Token), uint8(len(c.Name)), []byte(c.Name))
 	if err == nil && c.Group != "" {
 		_, err = c.do(ctx, subscribe, c.SubscribeFlags, nil, c.Credit, uint8(len(c.Group)), []byte(c.Group))
 	}
 	if failure, ok := err.(*Error); ok {
 		conn.Close()
-		<-l.lost
-		if failure.OutcomeUnknown && ctx.Err() == nil { // It was lost, and the reader knows why.
-			failure = l.why
-		}
+		<-lost
 		c.mutex.Lock()
 		defer c.mutex.Unlock()
-		c.down, err = *failure, failure
+		if failure.Code == c.down.Code && failure.Retryable && ctx.Err() == nil {
+			*failure = c.down // It was lost, and the reader knows why.
+		}
+		c.down = *failure
 	}
-	return l, err
+	return lost, err
 }
 
 // read reads until the connection is lost. After an interval without a byte it asks for a sign of life, once.
-func (c *Client) read(l *link) {
-	defer close(l.lost)
+func (c *Client) read(conn net.Conn, lost chan struct{}) {
+	defer close(lost)
 	received, chunk, asked, count, err := []byte{}, make([]byte, 1<<16), false, 0, error(nil)
 	for err == nil {
-		l.SetReadDeadline(time.Now().Add(c.interval))
-		count, err = l.Read(chunk)
+		conn.SetReadDeadline(time.Now().Add(c.interval))
+		count, err = conn.Read(chunk)
 		if timeout, ok := err.(net.Error); ok && timeout.Timeout() && !asked {
 			go c.do(c.closing, ping, 0, nil)
 			err = nil
@@ -263,80 +224,63 @@ func (c *Client) read(l *link) {
 		for err == nil && len(received) >= 4 {
 			end := 4 + int(be.Uint32(received))
 			if end < 12 || end > 4+maxFrameLength {
-				err = wrongLength(received)
+				err = fmt.Errorf("the server sent a frame of length %d: no ackwheel port?%s", end-4, mistakes[be.Uint16(received)])
 			} else if end > len(received) {
 				break
-			} else if err = c.receive(l, received[:end]); err == nil {
+			} else if err = c.receive(received[:end]); err == nil {
 				received = received[end:]
 			}
 		}
 	}
-	l.Close()
-	why, said := err.(*Error)
-	if c.closing.Err() != nil {
-		why = &Error{Text: "the client was closed"}
-	} else if !said {
-		why = &Error{Retryable: true, Text: err.Error()}
-	}
+	conn.Close()
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.link, c.up, c.down, l.why = nil, false, *why, why
-	for _, waiting := range l.unanswered {
-		close(waiting)
+	c.up, c.down = false, Error{Retryable: true, Text: err.Error()}
+	if refused, ok := err.(*Error); c.closing.Err() != nil {
+		c.down = Error{Text: "the client was closed"}
+	} else if ok {
+		c.down = *refused
 	}
+	for _, waiting := range c.unanswered { // It ends as an Error with both flags would end it.
+		waiting <- pack(uint32(0), []byte{errorType, 3}, c.down.Code, uint32(0), []byte("connection lost: "+c.down.Text))
+	}
+	c.unanswered = nil
 }
 
-// wrongLength names the commonest mistakes: these are no frames at all.
-func wrongLength(received []byte) error {
-	switch length := be.Uint32(received); length >> 16 {
-	case 0x4854:
-		return errors.New("the server speaks HTTP: is this its admin port?")
-	case 0x1503:
-		return errors.New("the server wants TLS")
-	default:
-		return fmt.Errorf("the server sent a frame of length %d: is this an ackwheel port?", length)
-	}
-}
-
-func (c *Client) receive(l *link, f frame) error {
+func (c *Client) receive(f []byte) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if f[4] == hello|answer && len(f) > 36 {
 		c.interval = time.Duration(be.Uint32(f[32:])) * time.Millisecond
 	}
-	id := be.Uint32(f[8:])
-	if waiting := l.unanswered[id]; f[4] == ping {
+	if id := be.Uint32(f[8:]); f[4] == ping {
 		f[4] = pong
-		go l.pass(f)
+		go func(conn net.Conn, writing chan struct{}) { writing <- struct{}{}; conn.Write(f); <-writing }(c.conn, c.writing)
 	} else if f[4] == timeoutBatch && len(f) > 68 {
-		return c.receiveBatch(f[5], f[12:])
-	} else if waiting != nil {
+		count := uint32(len(f)-68) / 17
+		b := &TimeoutBatch{Last: f[5]&1 != 0, Storm: f[5]&2 != 0, Drained: f[5]&4 != 0,
+			MsgIDs: make([]uint64, count), Clients: make([]uint64, count), Attempts: make([]uint8, count)}
+		err := unpack(f[12:], &b.ID, &b.DeliveryCount, &b.AgeMs, &b.Added, &b.Acked, &count, b.MsgIDs, b.Clients, b.Attempts)
+		c.waiting = c.waiting[len(c.waiting)-len(c.Batches):]
+		leave := len(c.waiting) == cap(c.Batches) // As many wait as there is credit for: it will come again.
+		for _, id := range c.waiting {
+			leave = leave || id == b.ID // A slow consumer gets it once.
+		}
+		if !leave && err == nil {
+			c.waiting = append(c.waiting, b.ID)
+			c.Batches <- b
+		}
+		return err
+	} else if waiting := c.unanswered[id]; waiting != nil {
 		c.up = c.up || f[4] == subscribe|answer || f[4] == hello|answer && c.Group == "" // before its first batch is taken
 		waiting <- f
 		if f[4] != subscribe|answer { // Its id stays in use: batches carry it.
-			delete(l.unanswered, id)
+			delete(c.unanswered, id)
 		}
 	} else if f[4] == errorType { // It is about the connection, and ends it.
-		return f.refusal()
+		return why(f)
 	}
 	return nil
-}
-
-func (c *Client) receiveBatch(flags uint8, body []byte) error {
-	count := (len(body) - 56) / 17
-	b := &TimeoutBatch{Last: flags&1 != 0, Storm: flags&2 != 0, Drained: flags&4 != 0,
-		MsgIDs: make([]uint64, count), Clients: make([]uint64, count), Attempts: make([]uint8, count)}
-	err := unpack(body, &b.ID, &b.DeliveryCount, &b.AgeMs, &b.Added, &b.Acked, new(uint32), b.MsgIDs, b.Clients, b.Attempts)
-	c.waiting = c.waiting[len(c.waiting)-len(c.Batches):]
-	leave := len(c.waiting) == cap(c.Batches) // As many wait as there is credit for: it will come again.
-	for _, id := range c.waiting {
-		leave = leave || id == b.ID // A slow consumer gets it once.
-	}
-	if !leave && err == nil {
-		c.waiting = append(c.waiting, b.ID)
-		c.Batches <- b
-	}
-	return err
 }
 
 func pack(fields ...any) []byte {

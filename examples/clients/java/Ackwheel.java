@@ -65,12 +65,13 @@ public final class Ackwheel implements AutoCloseable {
     private final Thread reader = new Thread(this::run, "ackwheel reader");
     private final ThreadPoolExecutor writer = new ThreadPoolExecutor(1, 1, 0, TimeUnit.SECONDS,
             new LinkedBlockingQueue<>(), task -> new Thread(task, "ackwheel writer"));
-    private final CompletableFuture<Void> begun = new CompletableFuture<>(), ended = new CompletableFuture<>();
+    private final CompletableFuture<Boolean> begun = new CompletableFuture<>(), ended = new CompletableFuture<>();
     private final LinkedBlockingQueue<TimeoutBatch> batches = new LinkedBlockingQueue<>();
     private Map<Integer, Call<?>> unanswered = new HashMap<>(); // guarded by this, as is all below
     private OutputStream out;
     private int lastId = SUBSCRIBE_ID, pingIntervalMs, pauseMs = FIRST_PAUSE_MS;
     private volatile boolean up, closing;
+    private volatile Socket socket; // While the client closes no other follows it.
     private Failure lost = new Failure(0, false, true, "no connection in time");
     private Ackwheel(Options options) { this.options = options; }
 
@@ -78,27 +79,26 @@ public final class Ackwheel implements AutoCloseable {
     public static Ackwheel connect(Options options) {
         Ackwheel client = new Ackwheel(options);
         client.reader.start();
-        try {
-            client.begun.orTimeout(PATIENCE_MS, TimeUnit.MILLISECONDS).join();
+        if (client.begun.completeOnTimeout(false, PATIENCE_MS, TimeUnit.MILLISECONDS).join()) {
             return client;
-        } catch (CompletionException none) {
-            client.close();
-            throw client.lost;
         }
+        client.close();
+        throw client.lost;
     }
 
-    /** Says GoAway and waits until the server has closed, so that no answer is lost. */
-    @Override
-    public void close() {
+    /** Says GoAway and waits until the server has closed, so that no answer is lost; after 5 s it closes itself. */
+    @Override public void close() {
         synchronized (this) {
             if (up && !closing) {
                 send(GO_AWAY, 0, newId(), allocate(8).putInt(2 << 16).putInt(PATIENCE_MS)); // done
+                lost = new Failure(0, false, true, "the client was closed");
             }
             closing = true;
             LockSupport.unpark(reader); // It may be between two connections.
         }
-        ended.completeOnTimeout(null, PATIENCE_MS, TimeUnit.MILLISECONDS).join();
-        writer.shutdownNow();
+        CompletableFuture.delayedExecutor(up ? PATIENCE_MS : 0, TimeUnit.MILLISECONDS, Runnable::run).execute(
+                () -> { try { socket.close(); } catch (IOException gone) { /* The reader notices, and ends. */ } });
+        ended.copy().completeOnTimeout(false, PATIENCE_MS + FIRST_PAUSE_MS, TimeUnit.MILLISECONDS).join();
     }
 
     /** Takes messages into flight, before they are pushed; 0 ticks are the default, one revolution. */
@@ -194,40 +194,38 @@ public final class Ackwheel implements AutoCloseable {
     }
 
     private void run() {
-        while (!closing && lost.retryable) {
-            try (Socket socket = new Socket()) {
-                socket.setTcpNoDelay(true);
-                socket.connect(new InetSocketAddress(options.host, options.port), PATIENCE_MS);
-                read(socket);
+        for (socket = new Socket(); !closing && lost.retryable; socket = new Socket()) {
+            try (Socket connection = socket) {
+                connection.setTcpNoDelay(true);
+                connection.connect(new InetSocketAddress(options.host, options.port), PATIENCE_MS);
+                read(connection);
             } catch (IOException | RuntimeException error) { // the latter if refused, or if a frame cannot be read
                 disconnect(error instanceof Failure why ? why : new Failure(0, false, true, error.toString())).run();
             }
-            if (!closing) {
-                LockSupport.parkNanos(ThreadLocalRandom.current().nextLong(pauseMs / 2, pauseMs) * 1_000_000);
-            }
+            LockSupport.parkNanos(closing ? 0 : ThreadLocalRandom.current().nextLong(pauseMs / 2, pauseMs) * 1_000_000);
             pauseMs = Math.min(2 * pauseMs, PATIENCE_MS);
         }
-        ended.complete(null);
-        begun.completeExceptionally(lost);
+        writer.shutdown();
+        ended.complete(true);
+        begun.complete(false);
     }
 
     private synchronized Runnable disconnect(Failure why) {
-        Failure failure = new Failure(0, true, true, "the connection was lost: " + why.getMessage());
+        lost = closing ? lost : why;
+        Failure failure = new Failure(0, true, true, "the connection was lost: " + lost.getMessage());
         Collection<Call<?>> calls = unanswered.values();
         unanswered = new HashMap<>();
         up = false;
-        lost = why;
         batches.clear(); // They come again.
         return () -> calls.forEach(call -> call.result.completeExceptionally(failure));
     }
 
-    private void read(Socket socket) throws IOException {
-        out = new BufferedOutputStream(socket.getOutputStream());
+    private void read(Socket connection) throws IOException {
+        out = new BufferedOutputStream(connection.getOutputStream());
         pingIntervalMs = PATIENCE_MS;
-        InputStream listener = new FilterInputStream(socket.getInputStream()) {
-            @Override
-            public int read(byte[] bytes, int start, int length) throws IOException {
-                socket.setSoTimeout(pingIntervalMs);
+        InputStream listener = new FilterInputStream(connection.getInputStream()) {
+            @Override public int read(byte[] bytes, int start, int length) throws IOException {
+                connection.setSoTimeout(pingIntervalMs);
                 try {
                     return super.read(bytes, start, length);
                 } catch (SocketTimeoutException silence) { // After an interval it is asked for a sign of life, once.
@@ -241,7 +239,13 @@ public final class Ackwheel implements AutoCloseable {
         ByteBuffer hello = allocate(9 + token.length + name.length).put("ACKW\1\1".getBytes(UTF_8));
         send(HELLO, 0, HELLO_ID, hello.putShort((short) token.length).put(token).put((byte) name.length).put(name));
         while (up || !closing) { // It may be closed before it is connected.
-            byte[] frame = new byte[within(MAX_FRAME_LENGTH, in.readInt(), "the length of a frame")];
+            int length = in.readInt(), top = length >> 16;
+            if (length < BODY || length > MAX_FRAME_LENGTH) {
+                String why = top == 0x4854 ? " It is HTTP: the admin port?" : top == 0x1503 ? " It wants TLS." : "";
+                throw new Failure(0, false, true, "the server sent a frame of length "
+                        + Integer.toUnsignedString(length) + ": no ackwheel port?" + why);
+            }
+            byte[] frame = new byte[length];
             in.readFully(frame); // A part of a frame is none.
             receive(ByteBuffer.wrap(frame)).run();
         }
@@ -279,19 +283,17 @@ public final class Ackwheel implements AutoCloseable {
         if (kind == ((options.group.isEmpty() ? HELLO : SUBSCRIBE) | ANSWER)) {
             up = !closing;
             pauseMs = FIRST_PAUSE_MS;
-            begun.complete(null);
+            begun.complete(true);
         }
         return () -> { };
     }
 
     private static TimeoutBatch readBatch(int flags, ByteBuffer body) {
         BatchId id = new BatchId(body.getInt() >>> 16, body.getInt(), body.getLong(), body.getLong());
-        int deliveryCount = body.getInt();
-        long ageMs = body.getLong(), added = body.getLong(), acked = body.getLong();
-        int count = body.getInt(), at = body.position();
+        int at = BODY + 56, count = body.getInt(at - 4);
         IntFunction<Message> message = i -> new Message(body.getLong(at + 8 * i), body.getLong(at + 8 * (count + i)));
         int[] attempts = IntStream.range(0, count).map(i -> body.get(at + 16 * count + i) & 0xff).toArray();
-        return new TimeoutBatch(id, deliveryCount, ageMs, added, acked, (flags & 1) != 0, (flags & 2) != 0,
-                (flags & 4) != 0, IntStream.range(0, count).mapToObj(message).toList(), attempts);
+        return new TimeoutBatch(id, body.getInt(), body.getLong(), body.getLong(), body.getLong(), (flags & 1) != 0,
+                (flags & 2) != 0, (flags & 4) != 0, IntStream.range(0, count).mapToObj(message).toList(), attempts);
     }
 }

@@ -1,25 +1,41 @@
 import java.io.IOException;
+import java.io.OutputStream;
+import java.io.UncheckedIOException;
 import java.net.InetAddress;
 import java.net.ServerSocket;
+import java.net.Socket;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.HexFormat;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.CountDownLatch;
+import java.util.stream.Stream;
 
 /**
  * What the scenario does not show: java Manners ADDR GROUP GATE
  *
- * <p>Asks while it holds a lock that the callbacks want too, closes more than once, and is slow with its batches until
- * the file GATE is there: then one copy waits. Prints a line of JSON; exits with 1 and says why if something is wrong.
+ * <p>Asks while it holds a lock that the callbacks want too, closes at odd moments, names what is no sidecar, and is
+ * slow with its batches until the file GATE is there: then one copy waits. Prints a line of JSON; exits with 1 and says
+ * why if something is wrong.
  */
 public final class Manners {
     private static final List<Ackwheel.Message> UNKNOWN = List.of(new Ackwheel.Message(1, 0));
+    /** Version 1, 15 slots of 1 s, the usual limits, and a ping interval of 5 s; neither a store nor a name. */
+    private static final byte[] WELCOME = HexFormat.of().parseHex(
+            "000000228100000000000001" + "0100000f000003e80010000000008000000f4240000013880000");
 
     public static void main(String[] arguments) throws IOException, InterruptedException {
-        failWithoutServer();
+        // Each of these waits for as long as a client does, so they wait together.
+        List<CompletableFuture<Void>> waits = Stream.<Runnable>of(
+                () -> mustNotConnect(unused(), ""),
+                () -> mustNotConnect(served("HTTP/1.1 400 Bad Request\r\n\r\n".getBytes()), "HTTP"),
+                () -> mustNotConnect(served(HexFormat.of().parseHex("15030300020246")), "TLS"),
+                Manners::closeWhileAnAckIsHeld
+        ).map(check -> CompletableFuture.runAsync(check, task -> new Thread(task).start())).toList();
+        waits.forEach(CompletableFuture::join);
         int colon = arguments[0].lastIndexOf(':');
         Ackwheel client = Ackwheel.connect(new Ackwheel.Options(arguments[0].substring(0, colon),
                 Integer.parseInt(arguments[0].substring(colon + 1)), "", "Manners", arguments[1], 100, true));
@@ -44,17 +60,60 @@ public final class Manners {
         System.out.printf("{\"lost\":%d,\"waiting\":%d,\"attempt\":%d}%n", lost, waiting, batch.attempts()[0]);
     }
 
-    private static void failWithoutServer() throws IOException {
-        int port;
+    private static int unused() {
         try (ServerSocket nobody = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
-            port = nobody.getLocalPort();
+            return nobody.getLocalPort();
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
         }
+    }
+
+    /** Has every connection answered with these bytes, and kept until the client is gone. */
+    private static int served(byte[] answer) {
         try {
-            Ackwheel.connect(new Ackwheel.Options("127.0.0.1", port, "", "Manners", "nobody", 10, true));
-            fail("nobody listens there");
+            ServerSocket server = new ServerSocket(0, 10, InetAddress.getLoopbackAddress());
+            Thread thread = new Thread(() -> {
+                while (true) {
+                    try (Socket connection = server.accept()) {
+                        connection.getOutputStream().write(answer);
+                        connection.getInputStream().transferTo(OutputStream.nullOutputStream());
+                    } catch (IOException gone) { /* The next one, please. */ }
+                }
+            });
+            thread.setDaemon(true);
+            thread.start();
+            return server.getLocalPort();
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+    }
+
+    private static Ackwheel.Options without(int port) {
+        return new Ackwheel.Options("127.0.0.1", port, "", "Manners", "", 10, true);
+    }
+
+    private static void mustNotConnect(int port, String named) {
+        try {
+            Ackwheel.connect(without(port));
+            fail("there is no sidecar");
         } catch (Ackwheel.Failure failure) {
-            if (!failure.retryable || failure.outcomeUnknown) {
+            if (!failure.retryable || failure.outcomeUnknown || !failure.getMessage().contains(named)) {
                 fail(failure.toString());
+            }
+        }
+    }
+
+    /** A server that holds an Ack is waited for, but not for ever: then nobody knows what became of it. */
+    private static void closeWhileAnAckIsHeld() {
+        Ackwheel client = Ackwheel.connect(without(served(WELCOME)));
+        CompletableFuture<?> held = client.delMsg(UNKNOWN, false);
+        client.close();
+        try {
+            held.getNow(null);
+            fail("it should have ended");
+        } catch (CompletionException error) {
+            if (!(error.getCause() instanceof Ackwheel.Failure failure) || !failure.outcomeUnknown) {
+                fail(error.toString());
             }
         }
     }

@@ -5,7 +5,10 @@
         [outcome] = await client.del_msg([Message(101, client=7)])    # its Ack has come
         async for batch in client.batches():                          # nobody acknowledged these
             await store_offline(batch.messages)
-            await client.batch_ack(batch)                             # after it was dealt with, never before
+            try:
+                await client.batch_ack(batch)                         # after it was dealt with, never before
+            except AckwheelError as error:
+                print(error.text)                                     # and go on: the batch comes again
 
 It speaks version 1 of docs/PROTOCOL.md. When its connection is lost it connects anew and subscribes again. The
 requests that were not answered by then end with an AckwheelError that says `outcome_unknown`; while there is no
@@ -28,9 +31,9 @@ FLAGS = {TIMEOUT_BATCH: 7, SUBSCRIBE | ANSWER: 1, BATCH_NACK | ANSWER: 1, ERROR:
 HEAD = struct.Struct(">IBBHI")  # length, type, flags, status, correlation id
 WELCOME = struct.Struct(">BBHIIIII")  # version, reserved, slots, tick_ms, three limits, ping_interval_ms
 BATCH = struct.Struct(">HHIQQIQQQI")  # batch id with its tick, delivery count, age_ms, added, acked, count
-MAX_FRAME_LENGTH = 1_048_576
+MISTAKES = {0x4854: " It is HTTP: the admin port?", 0x1503: " It wants TLS."}  # by the first bytes of no frame
 HELLO_ID, SUBSCRIBE_ID, LAST_ID = 1, 2, 0xFFFF_FFFF  # The ids of other requests lie behind the first two.
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to connect
+MAX_FRAME_LENGTH, FIRST_PAUSE, LONGEST_PAUSE = 1_048_576, 0.1, 5.0  # pauses in seconds, between attempts to connect
 
 
 class Message(NamedTuple):
@@ -85,8 +88,7 @@ class Client:
         self._task: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._to_write: list[bytes] = []
-        self._last_id, self._pause = SUBSCRIBE_ID, FIRST_PAUSE
-        self._up, self._closing, self._begun = False, False, asyncio.Event()
+        self._last_id, self._pause, self._begun, self._up, self._closing = 2, FIRST_PAUSE, asyncio.Event(), False, False
         self._lost = AckwheelError(0, False, True, "no connection within the time limit")
 
     async def __aenter__(self) -> Client:
@@ -107,6 +109,7 @@ class Client:
         """Says GoAway and reads until the server has closed, so that no answer is lost. More than once is fine."""
         self._closing = True
         if self._up:
+            self._lost = AckwheelError(0, False, True, "the client was closed")
             self._send(GO_AWAY, 0, self._new_id(), struct.pack(">HHI", 2, 0, int(1_000 * self._time_limit)))
             await asyncio.wait({self._task}, timeout=self._time_limit)
         while self._task and not self._task.done():  # Before Python 3.12 wait_for may swallow a cancellation.
@@ -214,12 +217,14 @@ class Client:
         received = bytearray()
         while True:
             received += await self._hear(reader)
-            while len(received) >= HEAD.size:
-                length, kind, flags, status, correlation_id = HEAD.unpack_from(received)
+            while len(received) >= 4:
+                length = int.from_bytes(received[:4], "big")
                 if not 8 <= length <= MAX_FRAME_LENGTH:
-                    raise ValueError(f"the server sent a frame of length {length}")
+                    mistake = MISTAKES.get(length >> 16, "")
+                    raise ValueError(f"the server sent a frame of length {length}: no ackwheel port?{mistake}")
                 if len(received) < 4 + length:
                     break
+                _, kind, flags, status, correlation_id = HEAD.unpack_from(received)
                 self._receive(kind, flags, status, correlation_id, bytes(received[HEAD.size : 4 + length]))
                 del received[: 4 + length]
 
@@ -278,11 +283,6 @@ def _read_added(_: int, body: bytes) -> tuple[int, list[bool]]:
     return deadline, [bool(bits[i // 8] >> i % 8 & 1) for i in range(count)]
 
 
-def _read_outcomes(_: int, body: bytes) -> list[Outcome]:
-    _count, *outcomes = struct.unpack(f">I{len(body) - 4}B", body)
-    return list(map(Outcome, outcomes))
-
-
 def _read_batch(flags: int, body: bytes) -> TimeoutBatch:
     _, _, _, _, tick, delivery_count, age_ms, added, acked, count = BATCH.unpack_from(body)
     *numbers, attempts = struct.unpack(f">{2 * count}Q{count}s", body[BATCH.size :])
@@ -293,7 +293,7 @@ def _read_batch(flags: int, body: bytes) -> TimeoutBatch:
 
 READERS: dict[int, Callable[[int, bytes], Any]] = {
     ADD_NEW_MSG | ANSWER: _read_added,
-    DEL_MSG | ANSWER: _read_outcomes,
+    DEL_MSG | ANSWER: lambda _, body: list(map(Outcome, struct.unpack(f">4x{len(body) - 4}B", body))),
     BATCH_ACK | ANSWER: lambda _, body: struct.unpack(">I", body)[0],
     BATCH_NACK | ANSWER: lambda flags, _: bool(flags),
 }

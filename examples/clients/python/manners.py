@@ -1,7 +1,8 @@
 """What the scenario does not show: python3 manners.py ADDR GROUP GATE
 
-Closes a client at odd moments, repeats a request whose connection is lost, and is slow with its batches until the
-file GATE is there: then one copy waits. Prints a line of JSON; exits with 1 and says why if something is wrong.
+Closes a client at odd moments, names what is no sidecar, repeats a request whose connection is lost, and is slow
+with its batches until the file GATE is there: then one copy waits. Prints a line of JSON; exits with 1 and says why
+if something is wrong.
 """
 
 import asyncio
@@ -11,6 +12,9 @@ import socket
 import sys
 
 from ackwheel import AckwheelError, Client, Message
+
+# Version 1, 15 slots of 1 s, the usual limits, and a ping interval of 5 s; neither a store nor a name.
+WELCOME = bytes.fromhex("00000022810000000000000101 00 000f 000003e8 00100000 00008000 000f4240 00001388 00 00")
 
 
 async def close_without_connection():
@@ -25,6 +29,40 @@ async def close_without_connection():
     except AckwheelError as error:
         assert error.retryable and not error.outcome_unknown, error
     await client.__aexit__()
+
+
+async def close_while_an_ack_is_held():
+    """A server that holds an Ack is waited for, but not for ever: then nobody knows what became of it."""
+    async def hold(reader, writer):
+        writer.write(WELCOME)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    client = await Client("127.0.0.1:{}".format(server.sockets[0].getsockname()[1]), time_limit=0.5).__aenter__()
+    held = asyncio.create_task(client.del_msg([Message(1)]))
+    await asyncio.sleep(0.1)
+    await client.__aexit__()
+    error = (await asyncio.gather(held, return_exceptions=True))[0]
+    assert error.outcome_unknown and "the client was closed" in error.text, error
+    server.close()
+
+
+async def name_what_is_no_sidecar():
+    """The mistakes that are made most are named, where the server says enough."""
+    for answer, name in (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"), (bytes.fromhex("15030300020246"), "TLS"):
+        async def refuse(reader, writer):
+            await reader.read(1)
+            writer.write(answer)
+            writer.close()
+
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        try:
+            await Client("127.0.0.1:{}".format(server.sockets[0].getsockname()[1]), time_limit=0.2).__aenter__()
+            sys.exit("that is no sidecar")
+        except AckwheelError as error:
+            assert name in error.text, error
+        server.close()
 
 
 async def leave_no_task_behind():
@@ -62,6 +100,8 @@ async def must_refuse(request):
 async def run(address, group, gate):
     await close_without_connection()
     await leave_no_task_behind()
+    await close_while_an_ack_is_held()
+    await name_what_is_no_sidecar()
     async with Client(address, name="manners.py", group=group, credit=100, from_end=True) as client:
         lost = sum([await until_it_succeeds(client) for _ in range(20)])
         for ticks, attempt in (-1, 1), (65_536, 1), (1, -1), (1, 256):
