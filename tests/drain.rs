@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use crate::support::checker::{Ledger, Loader, Taker, assert_every_answer_was_kept};
 use crate::support::frames::{self, ACKED, LATE};
 use crate::support::process::{Log, Process, assert_names};
+use crate::support::raw::Raw;
 use crate::support::sidecar::{Sidecar, serve};
 use crate::support::wait_until;
 
@@ -108,6 +109,20 @@ fn a_subscriber_that_does_not_acknowledge_holds_the_end_up_only_so_long() {
     assert!(took >= Duration::from_secs(1), "it waited for {took:?} only");
     assert!(took < Duration::from_secs(4), "it took {took:?}");
     assert!(subscriber.batch().drained);
+}
+
+#[test]
+fn whoever_has_its_answers_and_stays_is_not_said_to_miss_them() {
+    let mut sidecar = Sidecar::start(&[]);
+    let mut connections: Vec<Raw> = (0..300).map(|_| sidecar.connect()).collect();
+    for connection in &mut connections {
+        connection.ask(&frames::ping(b"on"));
+    }
+    sidecar.signal(Signal::TERM);
+    assert_eq!(sidecar.exit().code(), Some(0));
+    let log = sidecar.log().whole();
+    assert!(!log.contains("last answers"), "{log}");
+    drop(connections);
 }
 
 #[test]

@@ -125,6 +125,8 @@ pub(crate) enum Phase {
 pub struct Server {
     phase: watch::Sender<Phase>,
     tasks: TaskTracker,
+    /// A token for each connection that has not got its last answers.
+    unanswered: TaskTracker,
 }
 
 impl Server {
@@ -132,18 +134,19 @@ impl Server {
     #[must_use]
     pub fn start(listeners: Vec<Listener>, shared: &Arc<Shared>) -> Server {
         let (phase, _) = watch::channel(Phase::Serving);
-        let tasks = TaskTracker::new();
+        let (tasks, unanswered) = (TaskTracker::new(), TaskTracker::new());
         let open = Arc::new(AtomicUsize::new(0));
         for listener in listeners {
             let acceptor = Acceptor {
                 shared: Arc::clone(shared),
                 phase: phase.subscribe(),
                 tasks: tasks.clone(),
+                unanswered: unanswered.clone(),
                 open: Arc::clone(&open),
             };
             tasks.spawn(acceptor.run(listener));
         }
-        Server { phase, tasks }
+        Server { phase, tasks, unanswered }
     }
 
     /// Accepts no more connections and tells those open to go; they are still served.
@@ -155,9 +158,9 @@ impl Server {
     pub async fn close(&self, patience: Duration) {
         self.phase.send_replace(Phase::Closed);
         self.tasks.close();
-        if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
+        if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() && !self.unanswered.is_empty() {
             warn!(
-                connections = self.tasks.len(),
+                connections = self.unanswered.len(),
                 "some connections did not take their last answers in time and are closed: their clients repeat what was \
                  not answered, at another sidecar or after the restart"
             );
@@ -175,6 +178,7 @@ struct Acceptor {
     shared: Arc<Shared>,
     phase: watch::Receiver<Phase>,
     tasks: TaskTracker,
+    unanswered: TaskTracker,
     open: Arc<AtomicUsize>,
 }
 
@@ -209,11 +213,11 @@ impl Acceptor {
         let guard = OpenConnection { open: Arc::clone(&self.open), shared: Arc::clone(&self.shared) };
         self.shared.metrics.connections.inc();
         self.shared.metrics.connections_opened.inc();
-        let phase = self.phase.clone();
+        let (phase, unanswered) = (self.phase.clone(), self.unanswered.token());
         let span = info_span!("connection", peer = %accepted.peer(), client = Empty);
         let connection = async move {
             if let Some(stream) = guard.shared.greet(accepted).await {
-                session::Session::new(stream, Arc::clone(&guard.shared), phase).run().await;
+                session::Session::new(stream, Arc::clone(&guard.shared), phase).run(unanswered).await;
             }
         };
         self.tasks.spawn(connection.instrument(span));

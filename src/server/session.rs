@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::time::Sleep;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{Span, debug};
 
 use super::bursts;
@@ -129,7 +130,8 @@ impl Session {
         }
     }
 
-    pub(super) async fn run(mut self) {
+    /// Serves the peer. Where it has all that was said to it, `unanswered` is dropped.
+    pub(super) async fn run(mut self, unanswered: TaskTrackerToken) {
         if *self.phase.borrow_and_update() != Phase::Serving {
             self.phase_changed();
         }
@@ -143,7 +145,7 @@ impl Session {
             tokio::spawn(bursts::outlive(self.pending, self.answers, Arc::clone(&self.shared.metrics)));
         }
         // Whoever does not take the last words in time does not get them.
-        let _ = tokio::time::timeout(CLOSE_PATIENCE, self.wire.close()).await;
+        let _ = tokio::time::timeout(CLOSE_PATIENCE, self.wire.close(unanswered)).await;
     }
 
     fn is_over(&self) -> bool {

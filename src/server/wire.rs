@@ -12,6 +12,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio_util::codec::Decoder;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::stream::Stream;
 use crate::core::batch::{Delivery, MAX_BATCH_MESSAGES};
@@ -256,9 +257,9 @@ impl Wire {
         }
     }
 
-    /// Says all that is queued, then good-bye: closing with unread bytes in the socket would take back what
-    /// was said last.
-    pub(super) async fn close(mut self) {
+    /// Says all that is queued, then good-bye, and drops `unanswered`; then waits for the peer's: closing with unread
+    /// bytes in the socket would take back what was said last.
+    pub(super) async fn close(mut self, unanswered: TaskTrackerToken) {
         while !self.is_flushed() && !self.deaf {
             if self.progress(false).await.is_err() {
                 return;
@@ -267,6 +268,7 @@ impl Wire {
         if self.stream.shutdown().await.is_err() {
             return;
         }
+        drop(unanswered);
         let mut thrown_away = 0;
         let mut scratch = vec![0; 4096];
         while thrown_away < LINGER_BYTES {
