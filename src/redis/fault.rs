@@ -205,7 +205,8 @@ impl Fullness {
         if !std::mem::replace(&mut self.0, true) {
             error!(
                 cause,
-                "Redis has no memory left: new messages are refused, and nobody watches what is refused; raise its                  maxmemory, or lower --max-in-flight"
+                "Redis has no memory left: new messages are refused, and nobody watches what is refused; raise its \
+                 maxmemory, or lower --max-in-flight"
             );
         }
     }
