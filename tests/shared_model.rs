@@ -199,7 +199,7 @@ impl Subject<'_> {
                     let earlier = self.model.counted.insert(tick.0, counts);
                     assert_eq!(earlier, None, "tick {tick} is counted twice");
                 }
-                self.model.in_doubt.take_if(|asked| *asked == store);
+                self.model.in_doubt.take_if(|asked| *asked == store && !expired.deposed);
                 expired.more
             }
             Err(refusal) => {

@@ -159,7 +159,7 @@ impl Inner {
             session,
             pointer,
             next,
-            is_aware: true,
+            is_aware: false,
             shifted,
             graced: None,
             is_busy: false,

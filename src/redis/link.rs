@@ -225,9 +225,10 @@ impl Link {
         Answer::new(script, value)
     }
 
-    /// Asks whether Redis is there, so that its silence is known. Without an answer nothing was lost, and it is no fault.
-    pub(super) async fn ping(&self, session: &Session) {
-        match self.exchange(session, &redis::cmd("PING")).await {
+    /// Asks whether Redis carries scripts out, so that its silence is known: one that takes no writes for a moment answers
+    /// a PING. Without an answer nothing was lost, and it is no fault.
+    pub(super) async fn probe(&self, session: &Session) {
+        match self.exchange(session, redis::cmd("EVAL").arg("return 1").arg(0)).await {
             Ok(_) | Err(Fault { kind: FaultKind::Timeout, .. }) => {}
             Err(fault) => drop(self.judge(session, fault)),
         }

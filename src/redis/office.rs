@@ -48,10 +48,11 @@ impl Term {
         (self.next, self.is_aware) = (next, true);
     }
 
-    /// The pointer has moved, and moves again then.
-    pub(super) fn moved(&mut self, next: Instant) {
+    /// The pointer has moved, and moves again then. Of what it was put off a part of a tick is left, and counts later.
+    pub(super) fn moved(&mut self, next: Instant, wheel: Wheel) {
         (self.pointer, self.next, self.is_aware) = (self.pointer.plus(1), next, false);
-        (self.graced, self.shifted, self.is_busy) = (None, Duration::ZERO, false);
+        self.shifted -= wheel.ticks(self.shifted_ticks(wheel));
+        (self.graced, self.is_busy) = (None, false);
     }
 
     /// How long the pointer may wait at a time `now` for what this sidecar has read: whoever asks for more than Redis
@@ -133,5 +134,20 @@ mod tests {
         assert_eq!(term.patience(now + ms(3_100), ms(1_000)), Duration::ZERO);
         term.is_busy = true;
         assert_eq!(term.patience(now, ms(1_600)), ms(25));
+    }
+
+    #[test]
+    fn what_is_put_off_by_parts_of_a_tick_counts_once_it_is_a_tick() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        let wheel = Wheel::new(15, ms(1_000)).unwrap();
+        let mut term = term(now);
+        let mut told = Vec::new();
+        for _ in 0..5 {
+            term.put_off(term.next + ms(450));
+            told.push(term.shifted_ticks(wheel));
+            term.moved(term.next + ms(1_000), wheel);
+        }
+        assert_eq!(told, [0, 0, 1, 0, 1]);
+        assert_eq!(term.shifted, ms(250));
     }
 }

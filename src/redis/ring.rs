@@ -213,12 +213,15 @@ impl Inner {
         match self.link.silence().look(self.link.clock().now()) {
             Look::Answers => None,
             Look::Silent => Some(at + STILL_SILENT),
-            Look::CatchesUp(left) => {
-                let until = at + left.min(grace);
-                self.office.note(term.epoch, |term| term.put_off(until));
-                Some(until)
-            }
+            Look::CatchesUp(left) => Some(self.put_off(term, at, left)),
         }
+    }
+
+    /// Puts the next move off, since Redis stood still for so long; returns until when.
+    fn put_off(&self, term: Term, at: Instant, wait: Duration) -> Instant {
+        let until = at + wait.min(self.options.outage_grace);
+        self.office.note(term.epoch, |term| term.put_off(until));
+        until
     }
 
     fn advanced(&self, term: Term, answer: &mut Answer, at: Instant) -> Result<Advance, Refusal> {
@@ -228,7 +231,7 @@ impl Inner {
                 let lateness = Duration::from_millis(answer.count()?);
                 // A move whose answer was lost in an outage came before that, and was not put off by it.
                 let shifted = if answer.count()? > 0 { term.shifted_ticks(self.options.wheel) } else { 0 };
-                self.office.note(term.epoch, |term| term.moved(next));
+                self.office.note(term.epoch, |term| term.moved(next, self.options.wheel));
                 Ok(Advance::Moved { decided: term.pointer, lateness, shifted, next })
             }
             "wait" => {
@@ -243,9 +246,7 @@ impl Inner {
                     Look::Answers | Look::Silent => Duration::ZERO,
                 };
                 let stood_still = Duration::from_millis(answer.count()?).max(known);
-                let next = at + stood_still.min(self.options.outage_grace);
-                self.office.note(term.epoch, |term| term.put_off(next));
-                Ok(Advance::Waiting(next))
+                Ok(Advance::Waiting(self.put_off(term, at, stood_still)))
             }
             "busy" => {
                 self.office.note(term.epoch, |term| term.is_busy = true);

@@ -103,7 +103,9 @@ impl Model {
         let acked = self.acked.remove(&decided).unwrap_or_default();
         self.decided.insert(decided, (timed_out, acked));
         let lateness = Duration::from_millis(self.now - self.due);
-        let shifted = std::mem::take(&mut self.shifted[store]) / TICK_MS;
+        // A part of a tick counts later.
+        let shifted = self.shifted[store] / TICK_MS;
+        self.shifted[store] %= TICK_MS;
         Advance::Moved { decided: Tick(decided), lateness, shifted, next: time.at(next) }
     }
 

@@ -22,7 +22,7 @@ pub(super) async fn watch(link: Arc<Link>, office: Arc<Office>) {
         let early = office.term().map_or(BEFORE, |term| term.next.saturating_duration_since(now + BEFORE));
         if early.is_zero() {
             if let Ok(session) = link.session() {
-                link.ping(&session).await;
+                link.probe(&session).await;
             }
             tokio::time::sleep(EVERY).await;
         } else {
