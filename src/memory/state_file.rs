@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use tracing::error;
 
 use super::state::Saved;
@@ -108,7 +108,7 @@ impl StateFile {
     /// Makes room for so many bytes, at the begin of a drain; whether [`StateFile::save`] can be relied on.
     pub(super) fn reserve(&self, bytes: u64) -> bool {
         let reserved = self.open_beside().and_then(|file| {
-            match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+            match retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes)) {
                 // There are file systems that cannot tell.
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
                 Err(error) => Err(error.into()),

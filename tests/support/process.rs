@@ -202,7 +202,12 @@ impl Log {
                 return found;
             }
             let wait = deadline.saturating_duration_since(Instant::now());
-            assert!(wait > Duration::ZERO, "no {what:?} in the log within {PATIENCE:?}: {:#?}", state.lines);
+            if wait.is_zero() {
+                let lines = state.lines.clone();
+                // Whoever shows the log afterwards needs the lock.
+                drop(state);
+                panic!("no {what:?} in the log within {PATIENCE:?}: {lines:#?}");
+            }
             state = changed.wait_timeout(state, wait).expect("no holder panics").0;
         }
     }
