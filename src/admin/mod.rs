@@ -52,13 +52,14 @@ pub struct Health {
     pub scrapes: tokio::sync::Mutex<()>,
 }
 
-/// The most connections at once, and the most of them that are served: Prometheus, probes and people need few, and
-/// strangers get no more. Who asks nothing takes no place from those who do.
-const MAX_CONNECTIONS: usize = 256;
+/// The most connections at once: who asks nothing takes no place from those who do.
+pub const MAX_CONNECTIONS: usize = 256;
+
+/// The most of them that are served: Prometheus, probes and people need few, and strangers get no more.
 const MAX_SERVED: usize = 64;
 
-/// How long a connection may take for the head of its request, and for all of it, until its answer is read. Each has one
-/// request: who does not read may not keep the place of a probe.
+/// How long a connection may take to ask, for the head of its request once that has begun, and from then on until its
+/// answer is read. Each has one request: who does not read may not keep the place of a probe.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -13,12 +13,16 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, registry};
 
 use super::Failure;
+use crate::admin;
 use crate::app::{Sidecar, StartError};
 use crate::clock::Clock;
 use crate::config::{Config, LogFormat, Settings};
 use crate::log::{self, Limit};
 use crate::redis::RedisStoreError;
 use crate::systemd::ServiceManager;
+
+/// Files that are open beside connections: listeners, links to Redis, timers, and the process' own.
+const OTHER_FILES: u64 = 64;
 
 /// Keep the account of messages in flight
 ///
@@ -72,7 +76,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
     for warning in &config.warnings {
         warn!("{warning}");
     }
-    let wanted = config.server.max_connections as u64 + 320;
+    let wanted = (config.server.max_connections + admin::MAX_CONNECTIONS) as u64 + OTHER_FILES;
     match rlimit::increase_nofile_limit(u64::MAX) {
         Ok(limit) if limit >= wanted => {}
         Ok(limit) => warn!(

@@ -19,7 +19,8 @@ use tokio::time::timeout;
 use tracing::error;
 
 use super::chunk::Chunk;
-use super::fault::{Fault, FaultKind, Fullness};
+use super::fault::{Fault, FaultKind};
+use super::fullness::Fullness;
 use super::inbox::{Inbox, Letters};
 use super::link::{Link, Session, State};
 use super::queue::{Applied, Queue};
@@ -300,10 +301,8 @@ impl Driver {
                     let in_flight = Some(answer.count()?);
                     let applied =
                         Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight };
-                    if self.front_has_adds(flying) {
-                        self.fullness.ends();
-                    }
                     let (chunk, _) = flying.pop_front().expect("its answer has just come");
+                    self.fullness.ends_if(|| self.queue.has_adds(&chunk));
                     self.queue.applied(chunk, &applied, self.bounds.max_in_flight);
                     return Ok(());
                 }

@@ -1,7 +1,6 @@
 //! What can go wrong with a command to Redis, and what that promises.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
-use tracing::{error, info};
 
 use crate::core::refusal::{Reason, Refusal};
 
@@ -192,29 +191,5 @@ impl From<Fault> for Refusal {
             ),
         };
         Refusal::new(reason, sentence)
-    }
-}
-
-/// Whether Redis has no memory for what is new, as people were told.
-#[derive(Debug, Default)]
-pub(super) struct Fullness(bool);
-
-impl Fullness {
-    /// Adds are refused for it.
-    pub(super) fn begins(&mut self, cause: &str) {
-        if !std::mem::replace(&mut self.0, true) {
-            error!(
-                cause,
-                "Redis has no memory left: new messages are refused, and nobody watches what is refused; raise its \
-                 maxmemory, or lower --max-in-flight"
-            );
-        }
-    }
-
-    /// Adds were carried out.
-    pub(super) fn ends(&mut self) {
-        if std::mem::take(&mut self.0) {
-            info!("Redis has memory again, and new messages are taken");
-        }
     }
 }

@@ -19,6 +19,7 @@ mod coalesce;
 mod direct;
 mod fault;
 mod frames;
+mod fullness;
 mod inbox;
 mod keeper;
 mod keys;

@@ -257,9 +257,9 @@ fn not_subscribed() -> Refusal {
 }
 
 /// What a first frame is refused with that cannot be read.
-pub(super) fn not_hello(refusal: &Refusal) -> Refusal {
+pub(super) fn not_hello(refusal: Refusal) -> Refusal {
     if refusal.reason.closes() {
-        return refusal.clone();
+        return refusal;
     }
     let text = format!("the first frame of a connection is hello, and this is none: {}", refusal.text);
     Refusal::new(Reason::HelloExpected, text)

@@ -258,10 +258,10 @@ impl Session {
                     self.shared.metrics.count_frame(frame.body.frame_type());
                     self.request(frame, now);
                 }
-                Ok(Some(Decoded::Refused { correlation, refusal })) => match self.state {
-                    State::Greeting => self.refuse(correlation, &not_hello(&refusal)),
-                    _ => self.refuse(correlation, &refusal),
-                },
+                Ok(Some(Decoded::Refused { correlation, refusal })) => {
+                    let is_first = self.state == State::Greeting;
+                    self.refuse(correlation, &if is_first { not_hello(refusal) } else { refusal });
+                }
                 Err(DecodeError::Broken { correlation, refusal }) => self.broken(correlation, refusal),
                 Err(DecodeError::Io(error)) => return self.wire_moved(Err(error)),
             }

@@ -1,0 +1,28 @@
+//! A Redis without memory, as people are told of it: when adds are first refused for it, and when they are taken again.
+
+use tracing::{error, info};
+
+/// Whether adds are refused, as far as people were told.
+#[derive(Debug, Default)]
+pub(super) struct Fullness(bool);
+
+impl Fullness {
+    /// Adds are refused for it.
+    pub(super) fn begins(&mut self, cause: &str) {
+        if !std::mem::replace(&mut self.0, true) {
+            error!(
+                cause,
+                "Redis has no memory left: new messages are refused, and nobody watches what is refused; raise its \
+                 maxmemory, or lower --max-in-flight"
+            );
+        }
+    }
+
+    /// A script was carried out; whether it added anything is asked only where adds were refused before.
+    pub(super) fn ends_if(&mut self, has_added: impl FnOnce() -> bool) {
+        if self.0 && has_added() {
+            self.0 = false;
+            info!("Redis has memory again, and new messages are taken");
+        }
+    }
+}
