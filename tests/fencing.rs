@@ -117,7 +117,7 @@ impl Leader {
     fn advance(&self, token: &str, epoch: u64) -> String {
         let pointer = self.field("meta", "pointer");
         let list = format!("tick:{}", pointer % self.field("meta", "lists"));
-        let arguments = [token, &epoch.to_string(), &pointer.to_string(), "0", "50", "1000", "0.5", "16", ""];
+        let arguments = [token, &epoch.to_string(), &pointer.to_string(), "0", "50", "1000", "0.5", "16", "0", ""];
         let keys = Leader::keys(&["lease", "ticks", &list]);
         self.run(include_str!("../src/redis/lua/advance.lua"), &keys, &arguments)
     }

@@ -43,6 +43,7 @@ mod redelivery;
 mod redis_bulk;
 mod redis_bursts;
 mod redis_clock;
+mod redis_far;
 mod redis_faults;
 mod redis_scripts;
 mod redis_stalls;

@@ -159,6 +159,7 @@ impl Inner {
             session,
             pointer,
             next,
+            ahead: Duration::ZERO,
             is_aware: false,
             shifted,
             graced: None,

@@ -28,6 +28,8 @@ pub(super) struct Term {
     pub(super) pointer: Tick,
     /// When the pointer is to move next, by the monotonic clock.
     pub(super) next: Instant,
+    /// How much later than that it is due for certain: what is asked of a far Redis sets out ahead of its time.
+    pub(super) ahead: Duration,
     /// Whether the leader knows why the pointer is late: it waited on purpose, or gave up what it had missed.
     pub(super) is_aware: bool,
     /// By how much the next move was put off, and so every deadline is shifted, since the last one.
@@ -48,9 +50,15 @@ impl Term {
         (self.next, self.is_aware) = (next, true);
     }
 
+    /// When the move is due for certain, if no clock is set.
+    pub(super) fn certain(&self) -> Instant {
+        self.next + self.ahead
+    }
+
     /// The pointer has moved, and moves again then. Of what it was put off a part of a tick is left, and counts later.
-    pub(super) fn moved(&mut self, next: Instant, wheel: Wheel) {
-        (self.pointer, self.next, self.is_aware) = (self.pointer.plus(1), next, false);
+    pub(super) fn moved(&mut self, due: Due, wheel: Wheel) {
+        (self.pointer, self.next, self.ahead) = (self.pointer.plus(1), due.next, due.ahead);
+        self.is_aware = false;
         self.shifted -= wheel.ticks(self.shifted_ticks(wheel));
         (self.graced, self.is_busy) = (None, false);
     }
@@ -65,6 +73,32 @@ impl Term {
     /// The whole ticks by which it was put off.
     pub(super) fn shifted_ticks(&self, wheel: Wheel) -> u64 {
         whole_ms(self.shifted) / u64::from(wheel.tick_ms())
+    }
+}
+
+/// When a move is due, as an answer of Redis told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Due {
+    /// When to ask for it.
+    pub(super) next: Instant,
+    /// How much later than that it is due for certain.
+    pub(super) ahead: Duration,
+}
+
+impl Due {
+    /// Of an answer that said "in so many ms", which Redis did at some time between these two. What is asked as long
+    /// after `asked` arrives in time if the way takes as long again, or up to `spare` less; and a near Redis is asked
+    /// when it is certain. So the way there lengthens no tick.
+    pub(super) fn told(ms: i64, asked: Instant, answered: Instant, spare: Duration) -> Due {
+        let round_trip = answered.saturating_duration_since(asked);
+        let ahead = round_trip.saturating_sub(spare);
+        Due { next: from_now(answered, ms).checked_sub(ahead).unwrap_or(answered), ahead }
+    }
+
+    /// The same, where it was certain before.
+    pub(super) fn no_later_than(self, certain: Instant) -> Due {
+        let next = self.next.min(certain);
+        Due { next, ahead: (self.next + self.ahead).min(certain) - next }
     }
 }
 
@@ -115,6 +149,7 @@ mod tests {
             session: 1,
             pointer: Tick(7),
             next: now,
+            ahead: Duration::ZERO,
             is_aware: true,
             shifted: Duration::ZERO,
             graced: None,
@@ -145,9 +180,21 @@ mod tests {
         for _ in 0..5 {
             term.put_off(term.next + ms(450));
             told.push(term.shifted_ticks(wheel));
-            term.moved(term.next + ms(1_000), wheel);
+            term.moved(Due { next: term.next + ms(1_000), ahead: Duration::ZERO }, wheel);
         }
         assert_eq!(told, [0, 0, 1, 0, 1]);
         assert_eq!(term.shifted, ms(250));
+    }
+    #[test]
+    fn what_a_far_redis_is_asked_sets_out_ahead_and_a_near_one_is_asked_when_it_is_certain() {
+        let (asked, ms) = (Instant::now(), Duration::from_millis);
+        let told = |round_trip| Due::told(1_000, asked, asked + ms(round_trip), ms(25));
+        assert_eq!(told(0), Due { next: asked + ms(1_000), ahead: ms(0) });
+        assert_eq!(told(20), Due { next: asked + ms(1_020), ahead: ms(0) });
+        assert_eq!(told(200), Due { next: asked + ms(1_025), ahead: ms(175) });
+        let before = told(200).no_later_than(asked + ms(1_100));
+        assert_eq!(before, Due { next: asked + ms(1_025), ahead: ms(75) });
+        assert_eq!(before.no_later_than(asked + ms(1_000)), Due { next: asked + ms(1_000), ahead: ms(0) });
+        assert_eq!(told(20).no_later_than(asked + ms(2_000)), told(20));
     }
 }

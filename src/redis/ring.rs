@@ -30,7 +30,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::coalesce::Coalescer;
 use super::keys::{MAX_CATCH_UP, MAX_FROZEN};
 use super::link::{Link, Session};
-use super::office::{Identity, Office, Term, from_now, whole_ms};
+use super::office::{Due, Identity, Office, Term, whole_ms};
 use super::script::{Answer, SCRIPTS};
 use super::silence::Look;
 use crate::core::answers::Answers;
@@ -191,8 +191,8 @@ impl Inner {
         let StormRule { min, share } = self.options.storm;
         let call = self.link.write_in(&session, &SCRIPTS.advance, &names, |call| {
             self.term_arguments(call, term);
-            call.arg(term.pointer.0).arg(whole_ms(at - term.next)).arg(self.slack_ms()).arg(min).arg(share);
-            call.arg(MAX_FROZEN);
+            call.arg(term.pointer.0).arg(whole_ms(at - term.next)).arg(whole_ms(self.slack())).arg(min).arg(share);
+            call.arg(MAX_FROZEN).arg(whole_ms(term.ahead));
             if term.is_aware {
                 call.arg("")
             } else {
@@ -200,7 +200,7 @@ impl Inner {
             };
         });
         let mut answer = call.await?;
-        self.advanced(term, &mut answer, now.max(self.link.clock().now()))
+        self.advanced(term, &mut answer, at, at.max(self.link.clock().now()))
     }
 
     /// Until when the pointer has to wait at a time `at`, since Redis stands still or did so a moment ago: then all sidecars
@@ -224,20 +224,22 @@ impl Inner {
         until
     }
 
-    fn advanced(&self, term: Term, answer: &mut Answer, at: Instant) -> Result<Advance, Refusal> {
+    fn advanced(&self, term: Term, answer: &mut Answer, asked: Instant, at: Instant) -> Result<Advance, Refusal> {
         match answer.text()?.as_str() {
             "moved" => {
-                let next = from_now(at, answer.number()?);
+                let due = self.due(answer, asked, at)?;
                 let lateness = Duration::from_millis(answer.count()?);
                 // A move whose answer was lost in an outage came before that, and was not put off by it.
                 let shifted = if answer.count()? > 0 { term.shifted_ticks(self.options.wheel) } else { 0 };
-                self.office.note(term.epoch, |term| term.moved(next, self.options.wheel));
-                Ok(Advance::Moved { decided: term.pointer, lateness, shifted, next })
+                self.office.note(term.epoch, |term| term.moved(due, self.options.wheel));
+                Ok(Advance::Moved { decided: term.pointer, lateness, shifted, next: due.next })
             }
             "wait" => {
-                let next = from_now(at, answer.number()?);
-                self.office.note(term.epoch, |term| term.next = next);
-                Ok(Advance::Waiting(next))
+                let due = self.due(answer, asked, at)?;
+                // Asked ahead of its time, no answer moves that time: a clock may have been set back.
+                let due = if asked < term.certain() { due.no_later_than(term.certain()) } else { due };
+                self.office.note(term.epoch, |term| (term.next, term.ahead) = (due.next, due.ahead));
+                Ok(Advance::Waiting(due.next))
             }
             "delayed" => {
                 // It may have stood still for longer than since the move was due: others that asked know.
@@ -285,9 +287,14 @@ impl Inner {
         call.arg(&self.identity.token).arg(term.epoch);
     }
 
+    /// What an answer says about the next move.
+    fn due(&self, answer: &mut Answer, asked: Instant, answered: Instant) -> Result<Due, Refusal> {
+        Ok(Due::told(answer.number()?, asked, answered, self.slack() / 2))
+    }
+
     /// A quarter of a short tick: a clock that was set by less is as good as one that was not.
-    fn slack_ms(&self) -> u64 {
-        whole_ms(CLOCK_SLACK.min(self.options.wheel.tick_length() / 4))
+    fn slack(&self) -> Duration {
+        CLOCK_SLACK.min(self.options.wheel.tick_length() / 4)
     }
 
     async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {

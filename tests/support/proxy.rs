@@ -1,10 +1,14 @@
-//! A way to Redis that loses an answer, or holds a request back, when it is told to.
+//! A way to Redis that is long, or loses an answer, or holds a request back, when it is told to.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
+
+use super::sleep_until;
 
 /// What is to become of the next bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +23,8 @@ enum Order {
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// How long bytes are under way, each way.
+    way: Duration,
     order: Mutex<Order>,
     /// How often held requests were let go.
     releases: Mutex<u64>,
@@ -37,9 +43,14 @@ pub struct Proxy {
 impl Proxy {
     /// A proxy to a port of this machine. Its threads end with their connections.
     pub fn to(port: u16) -> Proxy {
+        Proxy::with_way(Duration::ZERO, port)
+    }
+
+    /// The same, where all takes so long each way.
+    pub fn with_way(way: Duration, port: u16) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { way, ..Shared::default() });
         let serving = Arc::clone(&shared);
         thread::spawn(move || {
             for near in listener.incoming().map_while(Result::ok) {
@@ -92,7 +103,8 @@ fn join(near: &TcpStream, far: &TcpStream, shared: &Arc<Shared>) {
     near.set_nodelay(true).expect("it is TCP");
     far.set_nodelay(true).expect("it is TCP");
     let scripts = Arc::new(AtomicBool::new(false));
-    let (mut from, mut to, requests, sends) = (clone(near), clone(far), Arc::clone(shared), Arc::clone(&scripts));
+    let (mut from, requests, sends) = (clone(near), Arc::clone(shared), Arc::clone(&scripts));
+    let mut to = Way::to(clone(far), shared.way, Shutdown::Write);
     thread::spawn(move || {
         let mut bytes = vec![0; 1 << 16];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
@@ -101,13 +113,13 @@ fn join(near: &TcpStream, far: &TcpStream, shared: &Arc<Shared>) {
                 sends.store(true, Ordering::SeqCst);
                 requests.wait_while_held();
             }
-            if to.write_all(bytes).is_err() {
+            if to.carry(bytes).is_err() {
                 break;
             }
         }
-        let _ = to.shutdown(Shutdown::Write);
     });
-    let (mut from, mut to, answers) = (clone(far), clone(near), Arc::clone(shared));
+    let (mut from, answers) = (clone(far), Arc::clone(shared));
+    let mut to = Way::to(clone(near), shared.way, Shutdown::Both);
     thread::spawn(move || {
         let mut bytes = vec![0; 1 << 16];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
@@ -115,12 +127,60 @@ fn join(near: &TcpStream, far: &TcpStream, shared: &Arc<Shared>) {
                 let _ = from.shutdown(Shutdown::Both);
                 break;
             }
-            if to.write_all(&bytes[..count]).is_err() {
+            if to.carry(&bytes[..count]).is_err() {
                 break;
             }
         }
-        let _ = to.shutdown(Shutdown::Both);
     });
+}
+
+/// One way of a connection. Dropped, it ends when all has arrived.
+struct Way {
+    to: Arrivals,
+    takes: Duration,
+}
+
+/// Where bytes arrive: now, or later by way of a thread.
+enum Arrivals {
+    Now(TcpStream, Shutdown),
+    Later(Sender<(Instant, Vec<u8>)>),
+}
+
+impl Way {
+    fn to(mut to: TcpStream, takes: Duration, at_end: Shutdown) -> Way {
+        if takes.is_zero() {
+            return Way { to: Arrivals::Now(to, at_end), takes };
+        }
+        let (sender, arriving) = channel::<(Instant, Vec<u8>)>();
+        thread::spawn(move || {
+            for (arrives_at, bytes) in arriving {
+                sleep_until(arrives_at);
+                if to.write_all(&bytes).is_err() {
+                    break;
+                }
+            }
+            let _ = to.shutdown(at_end);
+        });
+        Way { to: Arrivals::Later(sender), takes }
+    }
+
+    fn carry(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match &mut self.to {
+            Arrivals::Now(to, _) => to.write_all(bytes),
+            Arrivals::Later(way) => {
+                let arriving = (Instant::now() + self.takes, bytes.to_vec());
+                way.send(arriving).map_err(|_| std::io::ErrorKind::BrokenPipe.into())
+            }
+        }
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        if let Arrivals::Now(to, at_end) = &self.to {
+            let _ = to.shutdown(*at_end);
+        }
+    }
 }
 
 impl Shared {

@@ -4,8 +4,10 @@
 -- ARGV[2] token   ARGV[3] epoch   ARGV[4] D   ARGV[5] ms that the leader is late by its monotonic clock
 -- ARGV[6] ms that clocks may differ before a clock counts as set
 -- ARGV[7], ARGV[8] least number and share of a storm   ARGV[9] most frozen ticks
--- ARGV[10] ms that a request may be under way before Redis counts as having stood still; empty if the leader knows
--- Reply {'moved', ms until the next move is due, ms late, 1 if it was now}   {'wait', ms}   {'busy'} too much is to be published first
+-- ARGV[10] ms that the leader asks ahead: only so much later, by its monotonic clock, is the move due for certain
+-- ARGV[11] ms that a request may be under way before Redis counts as having stood still; empty if the leader knows
+-- Reply {'moved', ms until the next move is due, ms late, 1 if it was now}   {'wait', ms}
+--   {'busy'} too much is to be published first
 --   {'delayed', ms} Redis stood still for so long, or its clock was set: Acks may wait, nothing is decided
 --   {'deposed', what}   {'elsewhere', pointer}
 local held = redis.call('GET', KEYS[3])
@@ -16,16 +18,19 @@ if epoch ~= ARGV[3] then return {'deposed', 'epoch'} end
 local pointer, due_ms, tick_ms, in_flight, frozen_from =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'in_flight', 'frozen_from')
 local tick, late, slack, now = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), now_ms()
+local uncertain = tonumber(ARGV[10]) - late
 -- It has moved already, and the answer was lost.
 if pointer == tick + 1 then return {'moved', due_ms + tick_ms - now, 0, 0} end
 if pointer ~= tick then return {'elsewhere', pointer} end
 -- Never before its time: deadlines were given by this clock.
 local early = due_ms + tick_ms - now
-if early > 0 and early <= slack then return {'wait', early} end
+if early > 0 and (early <= slack or uncertain > 0) then
+  return {'wait', math.min(early, math.max(slack, uncertain))}
+end
 if pointer + 1 - frozen_from >= tonumber(ARGV[9]) then return {'busy'} end
 
 -- The leader took it for less late than it is: what it did not know of, others did not either.
-if ARGV[10] ~= '' and -early - late > tonumber(ARGV[10]) then return {'delayed', -early - late} end
+if ARGV[11] ~= '' and -early - late > tonumber(ARGV[11]) then return {'delayed', -early - late} end
 
 local next_due = due_ms + tick_ms
 if early > slack then

@@ -1,0 +1,52 @@
+//! Redis is far away: what a script is asked takes a while to get there.
+
+use std::time::Duration;
+
+use crate::support::clock::Clock;
+use crate::support::proxy::Proxy;
+use crate::support::redis::Redis;
+use crate::support::sidecar::{Sidecar, serve};
+
+const TICK_MS: u64 = 1_000;
+const WAY: Duration = Duration::from_millis(100);
+const HOUR: i64 = 3_600;
+
+/// A leader whose Redis is so far away.
+fn far_from(redis: &Redis) -> Sidecar {
+    let way = Proxy::with_way(WAY, redis.port);
+    let mut command = serve(&["--store", &way.url()]);
+    let sidecar = Sidecar::spawn(&mut command);
+    sidecar.wait_until_ready();
+    // The first move is that of a new leader, which knows nothing of the way yet.
+    sidecar.wait_for_pointer(sidecar.pointer() + 2);
+    sidecar
+}
+
+/// Where the pointer is, and when it was due there.
+fn standing(redis: &Redis) -> (u64, u64) {
+    redis.command(&["HMGET", "{ackwheel:0}:meta", "pointer", "due_ms"])
+}
+
+#[test]
+fn a_long_way_lengthens_no_tick() {
+    let redis = Redis::start();
+    let sidecar = far_from(&redis);
+    let (first, due) = standing(&redis);
+    sidecar.wait_for_pointer(first + 6);
+    let (pointer, due_then) = standing(&redis);
+    assert_eq!(due_then - due, (pointer - first) * TICK_MS, "{}", sidecar.log().text());
+    let late_ms = redis.unix_ms() - due_then;
+    assert!(late_ms < TICK_MS + 250, "it is where it should be, or a way later: {late_ms} ms");
+    assert_eq!(sidecar.metrics().count("shifted_ticks_total"), 0);
+}
+
+#[test]
+fn a_long_way_and_a_clock_that_is_set_stop_no_ring() {
+    let redis = Redis::with_clock(Clock::Offset(0));
+    let sidecar = far_from(&redis);
+    for offset in [-HOUR, 0] {
+        redis.set_offset(offset);
+        let (pointer, _) = standing(&redis);
+        sidecar.wait_for_pointer(pointer + 4);
+    }
+}
