@@ -92,8 +92,8 @@ impl Leader {
         self.time.redis.command(&["GET", "{test:0}:lease"])
     }
 
-    /// The first word of the reply of a script to the leader's own link.
-    fn run(&self, script: &str, keys: &[String], arguments: &[&str]) -> String {
+    /// The reply of a script to the leader's own link.
+    fn run(&self, script: &str, keys: &[String], arguments: &[&str]) -> Vec<redis::Value> {
         let [link] = &self.time.redis.command::<Vec<String>>(&["KEYS", "{test:0}:link:*"])[..] else {
             panic!("there is one sidecar");
         };
@@ -105,7 +105,10 @@ impl Leader {
         words.push(generation);
         words.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let reply: Vec<redis::Value> = self.time.redis.command(&words);
+        self.time.redis.command(&words)
+    }
+
+    fn word(reply: &[redis::Value]) -> String {
         redis::from_redis_value(reply[0].clone()).unwrap()
     }
 
@@ -115,7 +118,10 @@ impl Leader {
 
     /// Moves the pointer as the leader of this token and epoch would.
     fn advance(&self, token: &str, epoch: u64) -> String {
-        let pointer = self.field("meta", "pointer");
+        Leader::word(&self.advance_from(self.field("meta", "pointer"), token, epoch))
+    }
+
+    fn advance_from(&self, pointer: u64, token: &str, epoch: u64) -> Vec<redis::Value> {
         let list = format!("tick:{}", pointer % self.field("meta", "lists"));
         let arguments = [token, &epoch.to_string(), &pointer.to_string(), "0", "50", "1000", "0.5", "16", "0", ""];
         let keys = Leader::keys(&["lease", "ticks", &list]);
@@ -128,7 +134,7 @@ impl Leader {
         let list = format!("tick:{}", tick % self.field("meta", "lists"));
         let arguments = [token, &epoch.to_string(), &tick.to_string(), &seq.to_string(), "1000"];
         let keys = Leader::keys(&["lease", "ticks", &list, "outbox", "late", "news"]);
-        self.run(include_str!("../src/redis/lua/expire.lua"), &keys, &arguments)
+        Leader::word(&self.run(include_str!("../src/redis/lua/expire.lua"), &keys, &arguments))
     }
 
     fn published(&self) -> u64 {
@@ -153,6 +159,24 @@ async fn the_pointer_moves_for_the_holder_in_his_epoch_alone() {
     let _: u64 = leader.time.redis.command(&["DEL", "{test:0}:lease"]);
     assert_eq!(leader.advance(&token, leader.epoch), "deposed", "the lease has run out");
     assert_eq!(leader.field("meta", "pointer"), pointer + 1);
+    drop(leader.store);
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_back_as_an_answer_is_lost_puts_the_next_move_off_by_a_tick_at_most() {
+    const HOUR_MS: u64 = 3_600_000;
+    let leader = Leader::with_a_decided_tick().await;
+    let (token, pointer) = (leader.token(), leader.field("meta", "pointer"));
+    assert_eq!(leader.advance(&token, leader.epoch), "moved");
+    let wait_ms = |reply: &[redis::Value], at: usize| redis::from_redis_value::<u64>(reply[at].clone()).unwrap();
+    leader.time.redis.set_frozen(leader.time.redis.unix_ms() - HOUR_MS);
+    let moved = leader.advance_from(pointer, &token, leader.epoch);
+    assert_eq!((Leader::word(&moved).as_str(), wait_ms(&moved, 1)), ("moved", 1_000), "{moved:?}");
+    // So does an election whose answer was lost.
+    let epoch = leader.epoch.to_string();
+    let arguments = [&token, "leader", "3000", "0", "0", "60000", &epoch, "", "", "0", "50"];
+    let won = leader.run(include_str!("../src/redis/lua/acquire.lua"), &Leader::keys(&["lease"]), &arguments);
+    assert_eq!((Leader::word(&won).as_str(), wait_ms(&won, 3)), ("won", 1_000), "{won:?}");
     drop(leader.store);
 }
 

@@ -50,4 +50,5 @@ end
 local waited_ms = now + wait - tick_ms - due_ms
 if wait > 0 and waited_ms > 0 then due_ms, shifted_ms = due_ms + waited_ms, shifted_ms + waited_ms end
 redis.call('HSET', KEYS[1], 'due_ms', due_ms, 'elected_at', pointer, 'shifted_ms', shifted_ms)
-return {'won', epoch, pointer, due_ms + tick_ms - now, shifted_ms}
+-- If the clock was set back since our election, whose answer was lost, the first move shows it.
+return {'won', epoch, pointer, math.min(due_ms - now, wait) + tick_ms, shifted_ms}
