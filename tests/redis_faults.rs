@@ -8,7 +8,7 @@ use crate::support::flow::{Flow, Plan};
 use crate::support::frames::{self, ACKED, Frame, OUTCOME_UNKNOWN, RETRYABLE, UNKNOWN};
 use crate::support::process::assert_names;
 use crate::support::raw::Raw;
-use crate::support::redis::Redis;
+use crate::support::redis::{Redis, ask};
 use crate::support::sidecar::Sidecar;
 use crate::support::{PATIENCE, SLACK, sleep_until, wait_until};
 
@@ -331,16 +331,42 @@ fn a_redis_without_memory_takes_no_adds_and_everything_else_goes_on() {
     connection.ask(&frames::add(&[200], 10, 1)).assert_error(STORE_AWAY, RETRYABLE);
     assert_eq!(connection.ask(&frames::del(&[7, 300])).outcomes(), [ACKED, UNKNOWN]);
     assert_eq!(connection.ask(&frames::del(&[300])).outcomes(), [UNKNOWN], "what is unknown blocks nobody");
-    let expected: Vec<u64> = ids.into_iter().filter(|id| *id != 7).collect();
+    // What frees memory is in the same script.
+    connection.send(&[frames::del(&[8]).bytes(1_001), frames::add(&[201], 10, 1).bytes(1_002)].concat());
+    let mut answers = [connection.next_answer(), connection.next_answer()];
+    answers.sort_by_key(|answer| answer.correlation);
+    assert_eq!(answers[0].outcomes(), [ACKED]);
+    answers[1].assert_error(STORE_AWAY, RETRYABLE);
+    let expected: Vec<u64> = ids.into_iter().filter(|id| ![7, 8].contains(id)).collect();
     assert_eq!(take_until(&mut subscriber, &expected), expected, "the wheel turns, which is what frees memory");
     drop(subscriber);
     sidecar.connect().subscribed("default");
     redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     sidecar.connect().ask(&frames::add(&[200], 10, 1)).added();
-    let log = sidecar.log().text();
     for said in ["new messages are refused, and nobody watches", "Redis has memory again"] {
+        sidecar.log().line(said).expect("it is said");
+        let log = sidecar.log().text();
         assert_eq!(log.matches(said).count(), 1, "{said}: {log}");
     }
+}
+
+#[test]
+fn acks_sent_while_somebody_elses_script_runs_without_end_count() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::on(&redis, "only", &[]);
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1], 10, 1)).added();
+    redis.command::<()>(&["CONFIG", "SET", "busy-reply-threshold", "1"]);
+    let mut endless = redis.connect().expect("it is there");
+    let endless = std::thread::spawn(move || ask::<()>(&mut endless, &["EVAL", "while true do end", "0"]));
+    wait_until("Redis is busy", || {
+        redis.try_command::<()>(&["PING"]).is_err_and(|error| error.code() == Some("BUSY"))
+    });
+    connection.request(&frames::del(&[1]));
+    wait_until("the sidecar has seen it", || sidecar.metrics().value("redis_errors_total{kind=\"busy\"}") > 0.0);
+    redis.command::<()>(&["SCRIPT", "KILL"]);
+    assert_eq!(connection.next_answer().outcomes(), [ACKED]);
+    endless.join().expect("it does not panic").expect_err("it was killed");
 }
 
 #[test]

@@ -56,6 +56,7 @@ pub const REDIS_ERRORS: &[&str] = &[
     "readonly",
     "unwritable",
     "loading",
+    "busy",
     "oom",
     "noscript",
     "stale",

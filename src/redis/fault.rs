@@ -26,6 +26,8 @@ pub(super) enum FaultKind {
     Clustered,
     /// It is not ready yet.
     Loading,
+    /// Somebody's script takes too long, and it does nothing else.
+    Busy,
     /// It has no memory left.
     OutOfMemory,
     /// The script is not in its cache.
@@ -51,6 +53,7 @@ impl FaultKind {
             FaultKind::ReadOnly => "readonly",
             FaultKind::Unwritable => "unwritable",
             FaultKind::Loading => "loading",
+            FaultKind::Busy => "busy",
             FaultKind::OutOfMemory => "oom",
             FaultKind::NoScript => "noscript",
             FaultKind::Stale => "stale",
@@ -68,6 +71,7 @@ impl FaultKind {
                 | FaultKind::Unwritable
                 | FaultKind::Clustered
                 | FaultKind::Loading
+                | FaultKind::Busy
                 | FaultKind::Stale
                 | FaultKind::Forbidden
         )
@@ -75,7 +79,7 @@ impl FaultKind {
 
     /// Whether it may pass by itself, and soon.
     pub(super) fn passes(self) -> bool {
-        matches!(self, FaultKind::Timeout | FaultKind::Disconnected | FaultKind::Loading)
+        matches!(self, FaultKind::Timeout | FaultKind::Disconnected | FaultKind::Loading | FaultKind::Busy)
     }
 
     /// Whether the command was certainly not carried out.
@@ -109,6 +113,7 @@ impl Fault {
                 "check user and password in --store, and give that user the commands that docs/REDIS.md lists"
             }
             FaultKind::OutOfMemory => "it has no memory left: raise its maxmemory",
+            FaultKind::Busy => "somebody runs a script without end: find whose, and end it with SCRIPT KILL",
             _ => "look at its log",
         };
         format!("{}; {remedy}", self.text)
@@ -149,6 +154,7 @@ impl From<RedisError> for Fault {
             (ErrorKind::Server(ServerErrorKind::NoPerm) | ErrorKind::AuthenticationFailed, _)
             | (_, Some("NOAUTH" | "WRONGPASS")) => FaultKind::Forbidden,
             (_, Some("OOM")) => FaultKind::OutOfMemory,
+            (_, Some("BUSY")) => FaultKind::Busy,
             (_, Some("MISCONF" | "NOREPLICAS")) => FaultKind::Unwritable,
             (_, Some("READONLY")) => FaultKind::ReadOnly,
             _ if error.is_unrecoverable_error() => FaultKind::Disconnected,
