@@ -32,6 +32,8 @@ if ARGV[4] == '0' then redis.call('HDEL', link, 'refused') end
 
 local pointer, due_ms, tick_ms, slots, lists, in_flight, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'slots', 'lists', 'in_flight', 'catch_up')
+-- And with adds it is to refuse all of it, so that the dels alone come again: else what is written after them would pass.
+if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'in_flight', in_flight) end
 local max_in_flight, now = tonumber(ARGV[3]), now_ms()
 local behind = math.floor((now - due_ms) / tick_ms)
 -- A leader moves at most so many ticks at once; what it does not catch up shifts. Being late by less than a tick is
