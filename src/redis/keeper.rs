@@ -136,7 +136,10 @@ impl Shared {
             loads.add_command(script.load()).ignore();
         }
         loads.query_async::<()>(&mut connection).await.map_err(Fault::from)?;
+        let (clock, metrics) = (&self.options.clock, &self.options.metrics);
+        let begun = clock.now();
         let registered = connection.send_packed_command(&registration(&self.options, known.sessions)).await;
+        metrics.round_trip(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
         let value = registered.and_then(Value::extract_error).map_err(Fault::from)?;
         let mut answer = Answer::new(&SCRIPTS.open, value)?;
         match answer.text()?.as_str() {
