@@ -72,7 +72,7 @@ impl Sidecar {
         let store = open_store(&config, &prepared).await?;
         // To wait for Redis was not to stand still.
         prepared.clock.beat();
-        Sidecar::start_from(config, prepared, store)
+        Ok(Sidecar::start_from(config, prepared, store))
     }
 
     /// The same on a store of the caller's, in place of the one that the configuration names.
@@ -82,11 +82,11 @@ impl Sidecar {
     /// When an address is in use, or the system has no thread to give.
     pub async fn start_on(config: Config, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
         let prepared = Prepared::new(&config).await?;
-        Sidecar::start_from(config, prepared, store)
+        Ok(Sidecar::start_from(config, prepared, store))
     }
 
-    fn start_from(config: Config, prepared: Prepared, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
-        let Prepared { name, listening, clock, metrics } = prepared;
+    fn start_from(config: Config, prepared: Prepared, store: Arc<dyn Store>) -> Sidecar {
+        let Prepared { name, listening, clock, metrics, thread } = prepared;
         let Listening { listeners, address, admin_listener, admin_address } = listening;
         let gate = ReadGate::new();
         show_settings(&config, store.seats().len(), &metrics);
@@ -96,7 +96,6 @@ impl Sidecar {
             Arc::clone(&metrics),
             config.redeliver_after,
         ));
-        let thread = TickerThread::start().map_err(StartError::Thread)?;
         let (mut tickers, mut tasks) = (Vec::new(), Vec::new());
         for (ring, seat) in store.seats().iter().enumerate() {
             let (clock, gate, metrics) = (Arc::clone(&clock), Arc::clone(&gate), Arc::clone(&metrics));
@@ -128,7 +127,7 @@ impl Sidecar {
         });
         tasks.push(tokio::spawn(tend(Arc::clone(&delivery))));
         tasks.push(tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))));
-        Ok(Sidecar {
+        Sidecar {
             name,
             address,
             admin_address,
@@ -141,7 +140,7 @@ impl Sidecar {
             tasks,
             store,
             drain_timeout: config.drain_timeout,
-        })
+        }
     }
 
     /// What it is called among sidecars that share a store.

@@ -7,6 +7,7 @@ use super::listening::Listening;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::ticker::TickerThread;
 
 /// Where a host says its name.
 const HOST_NAME_FILES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
@@ -17,14 +18,17 @@ pub(super) struct Prepared {
     pub(super) listening: Listening,
     pub(super) clock: Arc<Clock>,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) thread: TickerThread,
 }
 
 impl Prepared {
-    /// Listens, and begins to measure time.
+    /// Listens, and begins to measure time. Whatever can fail is done here: once a store is open, a state file is used up.
     pub(super) async fn new(config: &Config) -> Result<Prepared, StartError> {
         let listening = Listening::open(config).await?;
         let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host_name(), listening.address.port()));
-        Ok(Prepared { name, listening, clock: Arc::new(Clock::start()), metrics: Arc::new(Metrics::new()) })
+        let thread = TickerThread::start().map_err(StartError::Thread)?;
+        let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
+        Ok(Prepared { name, listening, clock, metrics, thread })
     }
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
-use tracing::error;
+use tracing::{error, warn};
 
 use super::state::Saved;
 use crate::core::tick::Wheel;
@@ -99,9 +99,19 @@ impl StateFile {
 
     /// Removes it, once it was taken over.
     pub(super) fn consume(&self) -> Result<(), StateError> {
-        match fs::remove_file(&self.path).and_then(|()| self.sync_folder()) {
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(self.error("remove", cause)),
-            _ => Ok(()),
+        match fs::remove_file(&self.path) {
+            Ok(()) => {
+                // What it held is in memory alone now, whatever becomes of the folder.
+                if let Err(error) = self.sync_folder() {
+                    warn!(
+                        %error,
+                        "the folder of the state file could not be synced: a power cut within seconds may bring the old wheel back"
+                    );
+                }
+                Ok(())
+            }
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(cause) => Err(self.error("remove", cause)),
         }
     }
 
@@ -162,10 +172,21 @@ impl StateFile {
         StateError::Io { what, path: self.path.clone(), cause }
     }
 
-    /// Makes a rename or a removal last, a power cut included.
+    /// Makes a rename or a removal last, a power cut included; where the file system can, and we may read the folder.
     fn sync_folder(&self) -> io::Result<()> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        let synced = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
+        match synced {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
+                ) =>
+            {
+                Ok(())
+            }
+            synced => synced,
+        }
     }
 }
 
