@@ -30,7 +30,7 @@ pub(super) struct Queue {
     pub(super) places: VecDeque<Option<Stored>>,
     positions: HashMap<BatchId, u64>,
     /// Messages in all batches stored.
-    ids: u64,
+    pub(super) ids: u64,
     pub(super) groups: HashMap<GroupName, Group>,
 }
 
@@ -67,11 +67,6 @@ impl MemoryOutbox {
             Queue { first: 0, places: VecDeque::new(), positions: HashMap::new(), ids: 0, groups: HashMap::new() };
         queue.open_group(&GroupName::default_group(), Opening::default(), now);
         MemoryOutbox { retention, queue: Mutex::new(queue), told: RwLock::new(Vec::new()) }
-    }
-
-    /// How many messages its batches have.
-    pub(super) fn ids(&self) -> u64 {
-        self.queue.lock().ids
     }
 
     /// Appends a batch of a tick decided at `decided_at`.

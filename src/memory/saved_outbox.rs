@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::outbox::{Group, MemoryOutbox, Stored};
 use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
-use crate::core::group::GroupName;
+use crate::core::group::{GroupName, MAX_NAME_LENGTH};
 use crate::core::message::Message;
 use crate::core::outbox::Opening;
 use crate::core::tick::Tick;
@@ -47,7 +47,26 @@ struct SavedGroup {
     unattended: Duration,
 }
 
+/// The most bytes that a message of a batch takes: numbers are as long as they are large.
+const MESSAGE_BYTES: u64 = 10 + 10 + 1;
+/// And a batch, without them.
+const BATCH_BYTES: u64 = 1 + 10 + 10 + 3 + 5 + 10 + 10 + 3 + 15 + 5;
+/// And a group, with its name and without the batches that it holds.
+const GROUP_BYTES: u64 = 2 + MAX_NAME_LENGTH as u64 + 10 + 5 + 15;
+/// And one of those.
+const HELD_BYTES: u64 = 10 + 5;
+
 impl MemoryOutbox {
+    /// The most bytes that it takes in a state file.
+    pub(super) fn most_saved_bytes(&self) -> u64 {
+        let queue = self.queue.lock();
+        let held: usize = queue.groups.values().map(|group| group.taken.len() + group.released.len()).sum();
+        queue.ids * MESSAGE_BYTES
+            + queue.places.len() as u64 * BATCH_BYTES
+            + queue.groups.len() as u64 * GROUP_BYTES
+            + held as u64 * HELD_BYTES
+    }
+
     pub(super) fn save(&self, now: Instant) -> SavedOutbox {
         let queue = self.queue.lock();
         let save_group = |(name, group): (&GroupName, &Group)| SavedGroup {
@@ -158,5 +177,28 @@ mod tests {
         let dropped = |now| restored.tend(&[], now).now_or_never().unwrap().unwrap().groups;
         assert_eq!(dropped(back + hour / 2), []);
         assert_eq!(dropped(back + 2 * hour), [group]);
+    }
+    #[test]
+    fn no_outbox_takes_more_than_it_says() {
+        let now = Instant::now();
+        let outbox = MemoryOutbox::new(Retention::default(), now);
+        let group: GroupName = "g".repeat(MAX_NAME_LENGTH).parse().unwrap();
+        outbox.open_group(&group, Opening::default(), now).now_or_never().unwrap().unwrap();
+        let most = |outbox: &MemoryOutbox| {
+            let bytes = postcard::to_stdvec(&outbox.save(now)).unwrap().len() as u64;
+            let said = outbox.most_saved_bytes();
+            assert!(bytes <= said, "{bytes} bytes of {said}");
+        };
+        most(&outbox);
+        for seq in 0..2_000 {
+            let id = BatchId { tick: Tick(u64::MAX), epoch: u64::MAX, ring: u16::MAX, seq: u32::MAX - seq };
+            let counts = TickCounts { added: u64::MAX, acked: 0, storm: false, drained: false };
+            let message = TimedOut { message: Message::new(u64::MAX, u64::MAX), attempt: u8::MAX };
+            let batch = TimeoutBatch { id, counts, last: true, messages: vec![message] };
+            outbox.publish(Arc::new(batch), now);
+        }
+        most(&outbox);
+        outbox.take(&group, u64::MAX, now).now_or_never().unwrap().unwrap();
+        most(&outbox);
     }
 }

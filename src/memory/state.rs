@@ -16,9 +16,7 @@ use crate::core::tick::{Tick, Wheel};
 
 /// The most bytes that a message in flight takes, or one that is remembered: numbers are as long as they are large.
 const MESSAGE_BYTES: u64 = 10 + 10 + 6 + 5 + 1 + 1;
-/// And one in the outbox.
-const TIMED_OUT_BYTES: u64 = 10 + 10 + 1;
-/// What all else takes: counts of ticks, groups, the heads of batches.
+/// What all else takes but the outbox: counts of ticks, and what comes in a moment.
 const OTHER_BYTES: u64 = 1 << 20;
 
 /// What a state file holds. Ages count from `unix_ms`.
@@ -50,7 +48,7 @@ impl Saved {
     /// The bytes that the store would take now, and hardly more a moment later.
     pub(super) fn most_bytes(ring: &MemoryRing, outbox: &MemoryOutbox) -> u64 {
         let messages: usize = ring.shards.iter().map(|shard| shard.lock().table.len()).sum();
-        messages as u64 * MESSAGE_BYTES + outbox.ids() * TIMED_OUT_BYTES + OTHER_BYTES
+        messages as u64 * MESSAGE_BYTES + outbox.most_saved_bytes() + OTHER_BYTES
     }
 
     /// The dimensions of the ring.
