@@ -202,8 +202,8 @@ impl Session {
         let Some((_, subscription)) = &self.subscription else {
             return self.refuse(correlation, &not_subscribed());
         };
-        let settled = subscription.ack(batches);
-        self.pending.push(Load::Other(0), async move {
+        let (load, settled) = (Load::Other(batches.len()), subscription.ack(batches));
+        self.pending.push(load, async move {
             let body = outcome(settled.await, |settled| Body::BatchAckAnswer {
                 settled: u32::try_from(settled).unwrap_or(u32::MAX),
             });
