@@ -76,7 +76,8 @@ async fn serve(config: Config) -> Result<(), Failure> {
     for warning in &config.warnings {
         warn!("{warning}");
     }
-    let wanted = (config.server.max_connections + admin::MAX_CONNECTIONS) as u64 + OTHER_FILES;
+    let wanted =
+        (config.server.max_connections as u64).saturating_add(admin::MAX_CONNECTIONS as u64 + OTHER_FILES);
     match rlimit::increase_nofile_limit(u64::MAX) {
         Ok(limit) if limit >= wanted => {}
         Ok(limit) => warn!(

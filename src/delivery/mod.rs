@@ -28,6 +28,9 @@ use crate::metrics::Metrics;
 /// How often a drain looks whether all groups are left.
 const DESERTED_POLL: Duration = Duration::from_millis(5);
 
+/// How often a group whose last member has left is looked at until its task ends.
+const LEAVING: Duration = Duration::from_millis(1);
+
 /// What a subscriber asks for.
 #[derive(Clone, Debug)]
 pub struct SubscribeRequest {
@@ -181,7 +184,7 @@ impl Delivery {
             }
             // Its last member has left and its task is about to end, for which it needs the lock.
             drop(membership);
-            tokio::task::yield_now().await;
+            tokio::time::sleep(LEAVING).await;
         };
         if self.shared.outbox.delete_group(group).await? {
             info!(%group, "group deleted");

@@ -114,7 +114,10 @@ pub(super) async fn outlive<T>(mut pending: Pending<T>, answers: Arc<Answers>, m
     while pending.is_waiting() {
         tokio::select! {
             () = poll_fn(|context| answers.poll(context, &mut answered)) => {
-                answered.requests.iter().for_each(|request| pending.end(load(request)));
+                for request in &answered.requests {
+                    pending.end(load(request));
+                    request.refusal.iter().for_each(|refusal| metrics.count_refusal(refusal.reason));
+                }
                 metrics.count_burst(&answered);
                 answered.clear(0);
             }

@@ -204,7 +204,7 @@ impl Session {
                 None => self.refuse(0, &not_read(self.shared.options.ping_interval * 2)),
             },
             () = self.gate.asked() => self.read_waiting().await,
-            changed = self.phase.changed() => match changed {
+            changed = self.phase.changed(), if self.is_listening() => match changed {
                 Ok(()) if *self.phase.borrow() != Phase::Closed => self.phase_changed(),
                 _ => self.closed().await,
             },
