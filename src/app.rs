@@ -57,6 +57,7 @@ pub struct Sidecar {
     server: Option<Server>,
     tickers: Vec<TickerHandle>,
     _thread: TickerThread,
+    ticking: Vec<JoinHandle<()>>,
     tasks: Vec<JoinHandle<()>>,
     drain_timeout: Duration,
 }
@@ -96,12 +97,12 @@ impl Sidecar {
             Arc::clone(&metrics),
             config.redeliver_after,
         ));
-        let (mut tickers, mut tasks) = (Vec::new(), Vec::new());
+        let (mut tickers, mut ticking) = (Vec::new(), Vec::new());
         for (ring, seat) in store.seats().iter().enumerate() {
             let (clock, gate, metrics) = (Arc::clone(&clock), Arc::clone(&gate), Arc::clone(&metrics));
             let (ticker, handle) = Ticker::new(seat, clock, gate, metrics);
             let span = span_of(ring, &*store);
-            tasks.push(thread.spawn(async move { ticker.run(Alarm::precise()).await }.instrument(span)));
+            ticking.push(thread.spawn(async move { ticker.run(Alarm::precise()).await }.instrument(span)));
             tickers.push(handle);
         }
         let health = Arc::new(Health {
@@ -125,8 +126,10 @@ impl Sidecar {
             gate,
             metrics,
         });
-        tasks.push(tokio::spawn(tend(Arc::clone(&delivery))));
-        tasks.push(tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))));
+        let tasks = vec![
+            tokio::spawn(tend(Arc::clone(&delivery))),
+            tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))),
+        ];
         Sidecar {
             name,
             address,
@@ -137,6 +140,7 @@ impl Sidecar {
             server: Some(Server::start(listeners, &shared)),
             tickers,
             _thread: thread,
+            ticking,
             tasks,
             store,
             drain_timeout: config.drain_timeout,
@@ -185,13 +189,11 @@ impl Sidecar {
         }
         // Clients that have not seen GoAway yet still get their answers.
         tokio::time::sleep_until(grace_over.into()).await;
+        // Who is not heard any more is not judged either: nothing is decided from here on.
+        end_all(&mut self.ticking).await;
         server.close(CLOSE_PATIENCE).await;
         self.delivery.deserted(LEAVE_PATIENCE).await;
-        for task in self.tasks.drain(..) {
-            task.abort();
-            // It may be in the middle of a move; what is put away must be after that.
-            let _ = task.await;
-        }
+        end_all(&mut self.tasks).await;
         let last = (begun + STORE_PATIENCE.1).min(self.clock.now() + STORE_PATIENCE.0);
         let closing = self.store.close(self.clock.moment());
         let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
@@ -282,6 +284,14 @@ fn show_settings(config: &Config, rings: usize, metrics: &Metrics) {
     let max_connections = config.server.max_connections;
     metrics.show_limits(&Limits { max_in_flight, max_held_acks, max_connections });
     metrics.show_wheel(rings, wheel.ticks(wheel.slots().into()));
+}
+
+/// Ends tasks. One may be in the middle of a move, and what comes next must be after that.
+async fn end_all(tasks: &mut Vec<JoinHandle<()>>) {
+    for task in tasks.drain(..) {
+        task.abort();
+        let _ = task.await;
+    }
 }
 
 async fn open_store(config: &Config, prepared: &Prepared) -> Result<Arc<dyn Store>, StartError> {

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use crate::support::frames::{self, ACKED, LATE, UNKNOWN};
 use crate::support::process::{Run, assert_names, program};
 use crate::support::sidecar::Sidecar;
-use crate::support::wait_until;
+use crate::support::{sleep_until, wait_until};
 
 fn start(state: &Path, more: &[&str]) -> Sidecar {
-    let flags = ["--tick", "200ms", "--state", state.to_str().unwrap()];
-    Sidecar::start(&[&flags[..], more].concat())
+    let tick: &[&str] = if more.contains(&"--tick") { &[] } else { &["--tick", "200ms"] };
+    Sidecar::start(&[tick, &["--state", state.to_str().unwrap()], more].concat())
 }
 
 fn folder() -> (tempfile::TempDir, PathBuf) {
@@ -129,6 +129,25 @@ fn a_drain_with_a_state_file_hands_nothing_out_before_its_time() {
 }
 
 /// A state file with one message in flight.
+#[test]
+fn nothing_is_decided_once_nobody_is_heard_any_more() {
+    let (_folder, state) = folder();
+    let mut sidecar = start(&state, &["--tick", "1s"]);
+    let ids: Vec<u64> = (1..=100).collect();
+    let mut connection = sidecar.connect();
+    let (deadline, _) = connection.ask(&frames::add(&ids, 2, 1)).added();
+    // It neither reads nor closes, so the sidecar has patience with it when all others are gone.
+    let silent = sidecar.connect();
+    let decided_at = sidecar.wait_for_pointer(deadline) + Duration::from_secs(1);
+    sleep_until(decided_at.checked_sub(Duration::from_millis(900)).unwrap());
+    let took = sidecar.terminate();
+    assert!(Instant::now() > decided_at, "the decision was due while it ended, which took {took:?}");
+    assert_names(&sidecar.log().text(), &["100 messages in flight are kept"]);
+    drop(silent);
+    let sidecar = start(&state, &["--tick", "1s"]);
+    assert_eq!(sidecar.connect().ask(&frames::del(&ids)).outcomes(), [ACKED; 100]);
+}
+
 fn write_state(state: &Path) -> Vec<u8> {
     let mut sidecar = start(state, &[]);
     sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();
