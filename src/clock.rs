@@ -41,6 +41,11 @@ impl Clock {
         self.alive.read().at(monotonic())
     }
 
+    /// Whether the process stood still a moment ago.
+    pub fn is_waking(&self) -> bool {
+        self.alive.read().is_waking(monotonic())
+    }
+
     /// Notes that the process runs; returns for how long it did not since the last beat.
     pub fn beat(&self) -> Duration {
         self.alive.write().beat(monotonic())

@@ -248,3 +248,28 @@ fn a_decision_waits_for_acks_that_nobody_has_read() {
     assert_all_acked(&mut scene, Vec::new());
     assert_exactly_the_others_timed_out(&scene.timed_out(50));
 }
+
+/// More than a socket holds: the rest waits at the peer, and comes as there is room for it.
+#[test]
+fn acks_that_waited_at_the_peer_in_a_stall_shorter_than_a_tick_count() {
+    const TICK: Duration = Duration::from_secs(1);
+    const MANY: u64 = 20_000;
+    let sidecar = Sidecar::start(&["--tick", "1s"]);
+    for round in 0..4 {
+        // The system makes room for a connection as it is used: one that is new has little.
+        let mut connection = sidecar.connect();
+        let ids: Vec<u64> = (round * MANY..(round + 1) * MANY).collect();
+        let (deadline, _) = connection.ask(&frames::add(&ids, 1, 1)).added();
+        let acks: Vec<u8> = ids.iter().flat_map(|id| frames::del(&[*id]).bytes(1)).collect();
+        let begun = sidecar.wait_for_pointer(deadline);
+        sleep_until(begun + TICK / 2);
+        sidecar.stop();
+        std::thread::scope(|scope| {
+            scope.spawn(|| connection.send(&acks));
+            sleep_until(begun + TICK + TICK / 10);
+            sidecar.go_on();
+        });
+        let late = ids.iter().filter(|_| connection.next_answer().outcomes() != [ACKED]).count();
+        assert_eq!(late, 0, "in round {round}");
+    }
+}

@@ -12,6 +12,9 @@ pub const BEAT: Duration = Duration::from_millis(50);
 /// How long a beat may fail to come before the process counts as stalled.
 pub const STALL: Duration = Duration::from_millis(150);
 
+/// How long after a stall what was sent meanwhile may still be on its way here.
+pub const WAKING: Duration = Duration::from_secs(1);
+
 const _: () = assert!(STALL.as_millis() >= 2 * BEAT.as_millis(), "one beat that is late is no stall");
 
 /// A clock that does not count stalls.
@@ -19,13 +22,15 @@ const _: () = assert!(STALL.as_millis() >= 2 * BEAT.as_millis(), "one beat that 
 pub struct AliveTime {
     last_beat: Instant,
     stalled: Duration,
+    /// When the end of the last stall was noticed.
+    woken: Option<Instant>,
 }
 
 impl AliveTime {
     /// A clock that starts at `now`.
     #[must_use]
     pub fn new(now: Instant) -> AliveTime {
-        AliveTime { last_beat: now, stalled: Duration::ZERO }
+        AliveTime { last_beat: now, stalled: Duration::ZERO, woken: None }
     }
 
     /// Notes that the process runs, and returns for how long it did not since the last beat.
@@ -33,7 +38,17 @@ impl AliveTime {
         let stalled = self.stalled_since_beat(now);
         self.stalled += stalled;
         self.last_beat = now;
+        if !stalled.is_zero() {
+            self.woken = Some(now);
+        }
         stalled
+    }
+
+    /// Whether a stall has ended within the last [`WAKING`].
+    #[must_use]
+    pub fn is_waking(&self, now: Instant) -> bool {
+        let since = |woken| now.saturating_duration_since(woken) < WAKING;
+        self.woken.is_some_and(since) || !self.stalled_since_beat(now).is_zero()
     }
 
     /// The time alive at `now`: also right in the moment after a stall, before the next beat.
@@ -59,7 +74,12 @@ mod tests {
         assert_eq!(alive.beat(start + BEAT), Duration::ZERO);
         let woken = start + BEAT + Duration::from_secs(60);
         assert_eq!(alive.at(woken), start + BEAT * 2);
+        assert!(!alive.is_waking(start + BEAT * 2) && alive.is_waking(woken), "before it is noticed too");
         assert_eq!(alive.beat(woken), Duration::from_secs(60).saturating_sub(BEAT));
         assert_eq!(alive.at(woken + BEAT), start + BEAT * 3);
+        assert!(alive.is_waking(woken + BEAT));
+        let beats = (1..).map(|beat| woken + BEAT * beat).take_while(|beat| *beat <= woken + WAKING);
+        beats.for_each(|beat| assert_eq!(alive.beat(beat), Duration::ZERO));
+        assert!(!alive.is_waking(woken + WAKING));
     }
 }

@@ -2,6 +2,7 @@
 
 mod bursts;
 mod pending;
+mod reading;
 mod requests;
 mod session;
 mod stream;

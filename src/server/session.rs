@@ -23,7 +23,6 @@ use tracing::{Span, debug};
 
 use super::bursts;
 use super::pending::Pending;
-use super::requests::not_hello;
 use super::stream::Stream;
 use super::watching::{first_patience, not_read};
 use super::wire::{Event, READ_SIZE, Wire};
@@ -35,8 +34,8 @@ use crate::core::refusal::Refusal;
 use crate::core::ring::Asker;
 use crate::delivery::Subscription;
 use crate::gate::Member;
+use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, GoAway, GoAwayReason, MAX_GREETING_LENGTH};
-use crate::protocol::{Codec, DecodeError, Decoded};
 
 /// A connection that is not read because too much waits for the store looks this often whether the store has gone:
 /// nothing else may happen to it for as long as that is away.
@@ -62,7 +61,7 @@ pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
     pub(super) wire: Wire,
     phase: watch::Receiver<Phase>,
-    gate: Member,
+    pub(super) gate: Member,
     pub(super) state: State,
     /// Why the connection ends, once all that came before is answered.
     pub(super) last_word: Option<(u32, Refusal)>,
@@ -216,7 +215,7 @@ impl Session {
         self.pending.has_room(self.shared.store.is_up())
     }
 
-    fn wire_moved(&mut self, event: std::io::Result<Event>) {
+    pub(super) fn wire_moved(&mut self, event: std::io::Result<Event>) {
         match event {
             Ok(Event::Read(count)) => {
                 self.read += count;
@@ -228,42 +227,6 @@ impl Session {
             Err(error) => {
                 debug!(%error, "connection lost");
                 self.state = State::Closing;
-            }
-        }
-    }
-
-    /// Reads all that waits in the socket, for the ticker; what a tireless sender adds meanwhile can wait.
-    async fn read_waiting(&mut self) {
-        let mut most = self.wire.most_waiting();
-        while self.is_listening() && most > 0 && self.pending.has_room_for_messages(self.shared.store.is_up()) {
-            match self.wire.read_waiting().await {
-                Ok(None) => break,
-                Ok(Some(event)) => {
-                    most -= most.min(event.bytes_read());
-                    self.wire_moved(Ok(event));
-                }
-                Err(error) => self.wire_moved(Err(error)),
-            }
-        }
-        self.gate.passed();
-    }
-
-    fn read_frames(&mut self) {
-        let now = self.shared.clock.now();
-        while self.is_listening() {
-            self.read_bursts(now);
-            match self.wire.decode() {
-                Ok(None) => break,
-                Ok(Some(Decoded::Frame(frame))) => {
-                    self.shared.metrics.count_frame(frame.body.frame_type());
-                    self.request(frame, now);
-                }
-                Ok(Some(Decoded::Refused { correlation, refusal })) => {
-                    let is_first = self.state == State::Greeting;
-                    self.refuse(correlation, &if is_first { not_hello(refusal) } else { refusal });
-                }
-                Err(DecodeError::Broken { correlation, refusal }) => self.broken(correlation, refusal),
-                Err(DecodeError::Io(error)) => return self.wire_moved(Err(error)),
             }
         }
     }
@@ -318,14 +281,6 @@ impl Session {
             }
             // It came in the very moment; nothing was said yet.
             Phase::Closed => self.state = State::Ended,
-        }
-    }
-
-    /// The server closes: what has arrived is still answered.
-    async fn closed(&mut self) {
-        self.read_waiting().await;
-        if self.is_listening() {
-            self.end();
         }
     }
 
