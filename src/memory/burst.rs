@@ -30,29 +30,35 @@ impl AtOnce for MemoryRing {
             self.see(now);
         }
         let standing = self.standing.read();
-        let position = self.position(&standing, now);
-        let all = 0..burst.requests.len();
         if standing.draining {
             burst.refuse_adds(&Refusal::new(
                 Reason::Draining,
                 "this sidecar is draining and takes no new messages: add them through another one",
             ));
-            self.run(burst, all, &position, 0);
+            self.run(burst, 0..burst.requests.len(), &self.position(&standing, now), 0);
         } else if self.reserve(adds) {
-            self.run(burst, all, &position, adds);
+            self.run(burst, 0..burst.requests.len(), &self.position(&standing, now), adds);
         } else {
-            // Near the limit it matters who comes first.
-            for number in all {
-                match self.admit(burst, &burst.requests[number], &position) {
-                    Ok(reserved) => self.run(burst, number..number + 1, &position, reserved),
-                    Err(refusal) => burst.requests[number].refusal = Some(Box::new(refusal)),
-                }
-            }
+            drop(standing);
+            self.do_near_limit(burst, now);
         }
     }
 }
 
 impl MemoryRing {
+    /// Does each request by itself, since it matters who comes first, and alone: others count re-arms as new messages
+    /// until they are done.
+    fn do_near_limit(&self, burst: &mut Burst, now: Instant) {
+        let standing = self.standing.write();
+        let position = self.position(&standing, now);
+        for number in 0..burst.requests.len() {
+            match self.admit(burst, &burst.requests[number], &position) {
+                Ok(reserved) => self.run(burst, number..number + 1, &position, reserved),
+                Err(refusal) => burst.requests[number].refusal = Some(Box::new(refusal)),
+            }
+        }
+    }
+
     /// Notes the time of a request, before the pace is asked about it.
     fn see(&self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.origin).as_nanos();
@@ -127,5 +133,55 @@ impl MemoryRing {
         if change != 0 {
             self.in_flight.fetch_add(change, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::core::batch::StormRule;
+    use crate::core::outbox::Retention;
+    use crate::core::ring::{AddNewMsg, Asker, DelMsg, Ring};
+    use crate::core::tick::{Tick, Wheel};
+    use crate::memory::{MemoryOutbox, RingOptions};
+
+    #[test]
+    fn what_is_added_again_takes_no_room_from_others_also_while_it_is() {
+        let now = Instant::now();
+        let options = RingOptions {
+            wheel: Wheel::new(15, Duration::from_secs(1)).unwrap(),
+            storm: StormRule::default(),
+            max_in_flight: 40_000,
+            threads: 2,
+            epoch: 1,
+            pointer: Tick(1),
+        };
+        let ring = MemoryRing::new(options, Arc::new(MemoryOutbox::new(Retention::default(), now)), now);
+        let messages = |ids: Range<u64>| ids.map(Message::from).collect::<Vec<Message>>();
+        let add = |messages: &[Message]| {
+            let request = AddNewMsg { messages, ack_timeout_ticks: 15, attempt: 1, asker: Asker::default() };
+            ring.add_new_msg(request, now).now_or_never().unwrap().map(drop)
+        };
+        add(&messages(0..30_000)).unwrap();
+        let (again, others) = (messages(0..10_000), messages(50_000..50_500));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..200).for_each(|_| add(&again).unwrap());
+                done.store(true, Ordering::SeqCst);
+            });
+            while !done.load(Ordering::SeqCst) {
+                add(&others).unwrap();
+                let request = DelMsg { messages: &others, withdraw: false, asker: Asker::default() };
+                ring.del_msg(request, now).now_or_never().unwrap().unwrap();
+            }
+        });
+        assert_eq!(ring.in_flight.load(Ordering::Relaxed), 30_000);
     }
 }
