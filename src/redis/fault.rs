@@ -1,5 +1,7 @@
 //! What can go wrong with a command to Redis, and what that promises.
 
+use std::time::Duration;
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::core::refusal::{Reason, Refusal};
@@ -123,6 +125,11 @@ impl Fault {
     pub(super) fn strange(script: &str, what: &str) -> Fault {
         let text = format!("the reply of the script {script} is not understood: {what}");
         Fault { kind: FaultKind::Other, text }
+    }
+
+    /// No answer came within this time.
+    pub(super) fn silent(patience: Duration) -> Fault {
+        Fault { kind: FaultKind::Timeout, text: format!("no answer within {patience:?}") }
     }
 
     /// The refusal of a link that was opened anew since.

@@ -9,9 +9,9 @@ use tracing::{error, info, warn};
 
 use super::fault::Fault;
 use super::keys::{OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
-use super::link::{LINK_LIFETIME, LinkOptions, Session, Shared, State};
+use super::link::{LINK_LIFETIME, LinkOptions, Session, Shared, State, in_time};
 use super::office::whole_ms;
-use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT};
+use super::options::CONNECT_TIMEOUT;
 use super::script::{Answer, SCRIPTS};
 
 /// After a failed attempt to connect the next one comes this much later.
@@ -128,17 +128,19 @@ impl Shared {
     pub(super) async fn connect(&self, known: &mut Known) -> Result<Session, OpenError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(RESPONSE_TIMEOUT));
+            // Everyone who asks waits by `in_time`.
+            .set_response_timeout(None);
         let connected = self.options.client.get_multiplexed_async_connection_with_config(&config).await;
         let mut connection = connected.map_err(Fault::from)?;
         let mut loads = redis::pipe();
         for script in SCRIPTS.all() {
             loads.add_command(script.load()).ignore();
         }
-        loads.query_async::<()>(&mut connection).await.map_err(Fault::from)?;
+        in_time(loads.query_async::<()>(&mut connection)).await?.map_err(Fault::from)?;
         let (clock, metrics) = (&self.options.clock, &self.options.metrics);
         let begun = clock.now();
-        let registered = connection.send_packed_command(&registration(&self.options, known.sessions)).await;
+        let registration = registration(&self.options, known.sessions);
+        let registered = in_time(connection.send_packed_command(&registration)).await?;
         metrics.round_trip(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
         let value = registered.and_then(Value::extract_error).map_err(Fault::from)?;
         let mut answer = Answer::new(&SCRIPTS.open, value)?;

@@ -115,10 +115,10 @@ local is_careful = is_near or is_refused
 
 -- Messages as they stand in the list of their deadline.
 local function in_lists(life, names)
-  if life.suffix ~= '' then
-    for i = 1, #names do names[i] = names[i] .. life.suffix end
-  end
-  return names
+  if life.suffix == '' then return names end
+  local listed = {}
+  for i = 1, #names do listed[i] = names[i] .. life.suffix end
+  return listed
 end
 
 -- Every message is written once, as it is in the end: its entry, and the lists that it leaves and joins.
@@ -192,20 +192,23 @@ if not is_once then
   end
 end
 
--- First what frees memory.
-in_chunks('HDEL', messages, removed)
+-- First what frees memory. If Redis refuses one of these, what came before stays done: then a message that is in no
+-- list any more still has its entry, so that to repeat the DelMsg is right.
 for _, life in pairs(lives) do
   local list = KEYS[5 + life.deadline % lists]
-  in_chunks('HDEL', messages, life.over)
   in_chunks('SREM', list, in_lists(life, life.over))
   in_chunks('SREM', list, in_lists(life, life.left))
+  in_chunks('HDEL', messages, life.over)
 end
+in_chunks('HDEL', messages, removed)
 for _, life in pairs(lives) do
   in_chunks('SADD', KEYS[5 + life.deadline % lists], in_lists(life, life.joined))
-  if life.acked > 0 then redis.call('HINCRBY', ticks, 'acked:' .. life.deadline, life.acked) end
 end
 in_chunks('HSET', messages, set)
 redis.call('HSET', KEYS[1], 'in_flight', in_flight)
+for _, life in pairs(lives) do
+  if life.acked > 0 then redis.call('HINCRBY', ticks, 'acked:' .. life.deadline, life.acked) end
+end
 
 -- The answer is kept, so that a sidecar whose link broke can ask what became of its last chunks.
 local letters = table.concat(outcomes)

@@ -26,15 +26,28 @@ local members = redis.call('SPOP', KEYS[5], ARGV[6])
 published = published + #members
 local last = #members == 0 or published >= timed_out
 if #members > 0 then
-  local packed = table.concat(members, ' ')
-  redis.call('XADD', KEYS[6], frozen_from .. '-' .. seq,
+  local packed, failed = table.concat(members, ' '), nil
+  local function try(...)
+    if failed then return nil end
+    local reply = redis.pcall(...)
+    if type(reply) == 'table' and reply.err then failed = reply end
+    return reply
+  end
+  try('RPUSH', KEYS[7], frozen_from .. ' ' .. packed)
+  local remembered = not failed
+  local batches = try('HINCRBY', KEYS[1], 'published_batches', 1)
+  local ids = try('HINCRBY', KEYS[1], 'published_ids', #members)
+  try('XADD', KEYS[6], frozen_from .. '-' .. seq,
     'epoch', epoch, 'count', #members, 'added', timed_out + acked, 'acked', acked, 'storm', storm,
-    'last', last and 1 or 0, 'decided_ms', decided_ms,
-    'batches', redis.call('HINCRBY', KEYS[1], 'published_batches', 1),
-    'ids', redis.call('HINCRBY', KEYS[1], 'published_ids', #members),
-    'messages', packed)
-  redis.call('RPUSH', KEYS[7], frozen_from .. ' ' .. packed)
-  redis.call('XADD', KEYS[8], 'MAXLEN', 16, '*', 'published', frozen_from)
+    'last', last and 1 or 0, 'decided_ms', decided_ms, 'batches', batches, 'ids', ids, 'messages', packed)
+  if failed then
+    -- What a script did before it failed stays done: so what has left its list goes back there.
+    if remembered then redis.pcall('RPOP', KEYS[7]) end
+    redis.call('SADD', KEYS[5], unpack(members))
+    return failed
+  end
+  -- Who does not get the hint looks by himself.
+  redis.pcall('XADD', KEYS[8], 'MAXLEN', 16, '*', 'published', frozen_from)
 end
 if last then
   redis.call('HDEL', KEYS[4], field)
