@@ -45,6 +45,7 @@ mod redis_bursts;
 mod redis_clock;
 mod redis_far;
 mod redis_faults;
+mod redis_losses;
 mod redis_refusals;
 mod redis_scripts;
 mod redis_stalls;

@@ -183,7 +183,9 @@ impl Shared {
 /// The call that registers a session, the `sessions`-th of its link.
 pub(super) fn registration(options: &LinkOptions, sessions: u64) -> Cmd {
     let LinkOptions { keys, wheel, rings, incarnation, catch_up_max_ticks, .. } = options;
-    let names = [&keys.meta, &keys.link, &keys.outbox, &keys.groups];
+    let shared = [&keys.meta, &keys.link, &keys.outbox, &keys.groups];
+    let of_the_ring = [&keys.lease, &keys.messages, &keys.ticks, &keys.late];
+    let names: Vec<&String> = shared.into_iter().chain(of_the_ring).chain(keys.lists()).collect();
     let mut call = SCRIPTS.open.call(names.into_iter().map(String::as_str));
     call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
     // A ring made in a later session is another one.

@@ -5,10 +5,11 @@
 -- ARGV[2] sidecar   ARGV[3] ms that an unused link is kept   ARGV[4] most batches let go of in one group
 -- ARGV[5..] for each group that was joined here: name | `e` ephemeral, `-` not | 1 if it has a subscriber now
 -- Reply {'beaten', groups that had to be made anew, sidecar, its beats, ...}
-local sidecar, joined, made = ARGV[2], {}, 0
+local sidecar, joined = ARGV[2], {}
 -- A Redis without memory lets a script finish whose first write needs none.
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 redis.call('HINCRBY', sidecars, sidecar, 1)
+local made = mend()
 
 for i = 5, #ARGV, 3 do
   local group, kind, attended = ARGV[i], kind_of(ARGV[i]), ARGV[i + 2] == '1'

@@ -87,10 +87,28 @@ local function attend(group, kind)
   redis.call('HSET', groups, group, now_ms() .. ' ' .. kind)
 end
 
--- Makes a group that begins behind the id `start`.
+-- Makes a group that begins behind the id `start`. The outbox may know it, where `groups` alone was lost.
 local function make(group, start, kind)
-  redis.call('XGROUP', 'CREATE', outbox, group, start, 'MKSTREAM')
+  local made = redis.pcall('XGROUP', 'CREATE', outbox, group, start, 'MKSTREAM')
+  if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then error(made.err) end
   attend(group, kind)
+end
+
+-- Makes what the outbox lost: itself, or a group, where somebody deleted it or a Redis evicted it. Returns how many groups
+-- that were.
+local function mend()
+  local known, lost = {}, 0
+  local found = redis.pcall('XINFO', 'GROUPS', outbox)
+  if not found.err then
+    for _, reader in ipairs(found) do known[by_field(reader).name] = true end
+  end
+  for _, group in ipairs(redis.call('HKEYS', groups)) do
+    if not known[group] then
+      redis.call('XGROUP', 'CREATE', outbox, group, kind_of(group) == 'e' and '$' or '0', 'MKSTREAM')
+      lost = lost + 1
+    end
+  end
+  return lost
 end
 
 -- Every membership: a list of {field, group, sidecar}.

@@ -1,7 +1,7 @@
 -- Registers a link, and makes the ring where there is none. The only script without a guard: it gives the
 -- generation that the guard compares.
 --
--- KEYS[1] meta   KEYS[2] link of the sidecar   KEYS[3] outbox   KEYS[4] groups
+-- KEYS[1] meta   KEYS[2] link of the sidecar   KEYS[3] outbox   KEYS[4] groups   KEYS[5..] what is of one ring alone
 -- ARGV[1] schema   ARGV[2] oldest schema served   ARGV[3] slots   ARGV[4] tick in ms   ARGV[5] rings
 -- ARGV[6] lists   ARGV[7] incarnation, if the ring is new   ARGV[8] ms that an unused link is kept
 -- ARGV[9] most ticks that are caught up, if the ring is new
@@ -15,12 +15,14 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = redis.call('HMGET', meta, 'schema', 'slots', 'tick_ms', 'rings', 'incarnation', 'catch_up')
 if not found[1] then
+  -- What is left of a ring whose `meta` was lost counts from another pointer: it would time out at a wrong time.
+  redis.pcall('UNLINK', unpack(KEYS, 5))
   local pointer = math.floor(now / ARGV[4])
   found = {ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[7], ARGV[9]}
   redis.call('HSET', meta, 'schema', ARGV[1], 'slots', ARGV[3], 'tick_ms', ARGV[4], 'rings', ARGV[5],
     'lists', ARGV[6], 'catch_up', ARGV[9], 'incarnation', ARGV[7], 'born_ms', now, 'pointer', pointer, 'due_ms', now,
     'frozen_from', pointer, 'in_flight', 0, 'epoch', 0, 'renewals', 0)
-  redis.call('XGROUP', 'CREATE', KEYS[3], 'default', '0', 'MKSTREAM')
+  redis.pcall('XGROUP', 'CREATE', KEYS[3], 'default', '0', 'MKSTREAM')
   redis.call('HSET', KEYS[4], 'default', now .. ' -')
 end
 local schema = tonumber(found[1])

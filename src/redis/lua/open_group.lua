@@ -6,6 +6,7 @@
 -- Reply {'open', 1 if it is new, what it is}   {'full'} there are as many groups as there may be
 local sidecar, group = ARGV[2], ARGV[3]
 local kind = kind_of(group)
+mend()
 local is_new = not kind
 if is_new then
   if redis.call('HLEN', groups) >= tonumber(ARGV[4]) then return {'full'} end
