@@ -91,9 +91,30 @@ fn messages_and_batches_travel_encrypted_to_whom_the_client_trusts() {
     assert_eq!(add(&sidecar, &trusted).output(), "101 added\n");
     assert_eq!(watch.next().plain_ids(), [101]);
 
-    assert_names(add(&sidecar, &["--tls-ca", other.to_str().unwrap()]).error(1), &["certificate"]);
+    let untrusted = add(&sidecar, &["--tls-ca", other.to_str().unwrap()]);
+    assert_names(untrusted.error(1), &["certificate", "none of those who are trusted vouches for it"]);
+    assert!(!untrusted.error(1).contains("is ackwheel serving there"), "it is");
     add(&sidecar, &[]).error(1);
     assert!(sidecar.metrics().refusals("tls_handshake") >= 2, "a wrong trust and a plain client");
+}
+
+#[test]
+fn a_certificate_that_vouches_for_itself_is_trusted_if_it_is_none_of_an_authority() {
+    for (is_ca, error) in
+        [(IsCa::ExplicitNoCa, None), (IsCa::Ca(BasicConstraints::Unconstrained), Some("CA:FALSE"))]
+    {
+        let files = Files::new();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![String::from("127.0.0.1")]).unwrap();
+        params.is_ca = is_ca;
+        fs::write(&files.certificate, params.self_signed(&key).unwrap().pem()).unwrap();
+        fs::write(&files.key, key.serialize_pem()).unwrap();
+        let added = add(&serve(&files), &["--tls-ca", files.certificate.to_str().unwrap()]);
+        match error {
+            None => assert_eq!(added.output(), "101 added\n"),
+            Some(words) => assert_names(added.error(1), &["certificate", words]),
+        }
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub enum ClientError {
     Refused(frame::Error),
 
     /// No connection could be made.
-    #[error("cannot connect to {address}: {cause}; is ackwheel serving there?")]
+    #[error("cannot connect to {address}: {cause}{}", question(cause))]
     Connect {
         /// Where to.
         address: Address,
@@ -132,6 +132,11 @@ impl ClientError {
     pub(super) fn connect(address: &Address, cause: io::Error) -> ClientError {
         ClientError::Connect { address: address.clone(), cause: Arc::new(cause) }
     }
+}
+
+/// What to ask oneself, unless somebody is there who is not trusted, or speaks no TLS.
+fn question(cause: &io::Error) -> &'static str {
+    if cause.kind() == io::ErrorKind::InvalidData { "" } else { "; is ackwheel serving there?" }
 }
 
 fn word(error: &frame::Error) -> String {

@@ -18,7 +18,7 @@ mod with_tls {
     use tokio_rustls::rustls::crypto::ring;
     use tokio_rustls::rustls::pki_types::pem::PemObject;
     use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-    use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore};
+    use tokio_rustls::rustls::{CertificateError, ClientConfig, Error, RootCertStore};
 
     /// Whom to trust when a server speaks TLS.
     #[derive(Clone)]
@@ -61,14 +61,28 @@ mod with_tls {
             let name = ServerName::try_from(host.to_owned())
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{host:?}: {error}")))?;
             TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await.map_err(|error| {
-                let rustls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
-                if matches!(rustls, Some(Error::InvalidMessage(_))) {
-                    io::Error::new(error.kind(), "the server speaks no TLS there: connect without it")
-                } else {
-                    error
+                match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+                    Some(Error::InvalidMessage(_)) => {
+                        io::Error::new(error.kind(), "the server speaks no TLS there: connect without it")
+                    }
+                    Some(Error::InvalidCertificate(cause)) => io::Error::new(error.kind(), not_trusted(cause)),
+                    _ => error,
                 }
             })
         }
+    }
+
+    fn not_trusted(cause: &CertificateError) -> String {
+        let cause = match cause {
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                String::from("none of those who are trusted vouches for it")
+            }
+            CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => String::from(
+                "it is that of an authority; one that vouches for itself needs basicConstraints CA:FALSE",
+            ),
+            cause => cause.to_string(),
+        };
+        format!("the server's certificate is not accepted: {cause}")
     }
 
     impl PartialEq for Tls {
