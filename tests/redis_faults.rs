@@ -241,6 +241,7 @@ fn no_more_acks_are_held_than_may_be() {
     other.ask(&frames::del(&[11])).assert_error(MAX_HELD_ACKS, RETRYABLE);
     assert!(refused.elapsed() < Duration::from_millis(100) + SLACK, "refused after {:?}", refused.elapsed());
     assert_eq!(a.metrics().refusals("max_held_acks"), 1);
+    a.log().line("raise --max-held-acks").expect("it is an error, whose clients are reported offline");
     redis.go_on();
     for correlation in held {
         assert_eq!(acker.answer(correlation).outcomes(), [ACKED]);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tracing::{debug, info};
+use tracing::{debug, error, info};
 
 use super::pending::Load;
 use super::session::{Done, Session, State};
@@ -51,6 +51,7 @@ impl Session {
         } else {
             debug!(%refusal, "refused");
         }
+        say_what_is_full(refusal.reason);
         self.shared.metrics.count_refusal(refusal.reason);
         self.send(&Frame::new(correlation, Body::Error(Error::from(refusal))));
         if refusal.reason.closes() || self.state == State::Greeting {
@@ -254,6 +255,21 @@ pub(super) fn bad_ack_timeout(ack_timeout_ticks: u16, slots: u16) -> Refusal {
 
 fn not_subscribed() -> Refusal {
     Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
+}
+
+/// Says that messages are refused for want of room, which somebody has to make. The log leaves out what it repeats.
+fn say_what_is_full(reason: Reason) {
+    match reason {
+        Reason::MaxInFlight => error!(
+            "as many messages are in flight as may be: new ones are refused, and nobody watches what is refused; raise \
+             --max-in-flight, or find out why they are not acknowledged"
+        ),
+        Reason::MaxHeldAcks => error!(
+            "as many acknowledgements are held as may be while Redis is away: more are refused, and their messages will time \
+             out; mend Redis, or raise --max-held-acks"
+        ),
+        _ => {}
+    }
 }
 
 /// What a first frame is refused with that cannot be read.
