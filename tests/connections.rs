@@ -205,7 +205,9 @@ fn one_connection_too_many_is_told_so_and_may_come_later() {
     let run = sidecar.run(&["add", "1"]);
     assert_names(run.error(1), &["--max-connections", "too_many_connections"]);
     assert_eq!(open[0].ask(&frames::ping(b"on")).body, b"on");
-    assert_eq!(sidecar.metrics().count("connections"), 3);
+    let metrics = sidecar.metrics();
+    assert_eq!(metrics.count("connections"), 3);
+    assert_eq!((metrics.refusals("too_many_connections"), metrics.count("frames_total{type=\"error\"}")), (2, 2));
 
     drop(open.pop());
     wait_until("there is room again", || sidecar.metrics().count("connections") == 2);

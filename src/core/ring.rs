@@ -174,8 +174,8 @@ pub struct Expired {
 pub struct Published {
     /// Number of its messages.
     pub messages: u64,
-    /// How long after its tick was due to be decided.
-    pub lateness: Duration,
+    /// How long after its tick was due to be decided, if it was: a drain hands messages out before that.
+    pub lateness: Option<Duration>,
 }
 
 /// What becomes of the messages in flight when the sidecar goes.

@@ -219,7 +219,8 @@ impl Frozen {
         ring.outbox.publish(Arc::new(TimeoutBatch { id, counts: self.counts, last, messages }), self.due_at);
         self.batches += 1;
         self.published += count;
-        Some(Published { messages: count, lateness: now.saturating_duration_since(self.due_at) })
+        let lateness = (!self.counts.drained).then(|| now.saturating_duration_since(self.due_at));
+        Some(Published { messages: count, lateness })
     }
 }
 

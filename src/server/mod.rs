@@ -35,7 +35,7 @@ use crate::core::store::Store;
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::metrics::Metrics;
-use crate::protocol::frame::{Body, Error, Frame};
+use crate::protocol::frame::{Body, Error, Frame, FrameType};
 
 /// After a failed accept the listener rests, so that a full table of files does not become a busy loop.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -236,11 +236,14 @@ impl Acceptor {
         let frame = Frame::new(0, Body::Error(Error::from(&refusal)));
         crate::protocol::Codec::default().encode_frame(&frame, &mut bytes);
         // Best effort: the peer also sees that the connection is closed.
-        let _ = match accepted {
+        let told = match accepted {
             Accepted::Tcp(_) if self.shared.tls.is_some() => return,
             Accepted::Tcp(stream) => stream.try_write(&bytes),
             Accepted::Unix(stream) => stream.try_write(&bytes),
         };
+        if told.is_ok() {
+            self.shared.metrics.count_frame(FrameType::Error);
+        }
     }
 }
 

@@ -27,9 +27,11 @@ impl Ticker {
         }
         if let Some(published) = expired.published {
             self.metrics.batches_published.inc();
-            let mut tally = LatencyTally::default();
-            tally.record(published.lateness, published.messages);
-            self.metrics.timeout_lateness.add(&tally);
+            if let Some(lateness) = published.lateness {
+                let mut tally = LatencyTally::default();
+                tally.record(lateness, published.messages);
+                self.metrics.timeout_lateness.add(&tally);
+            }
         }
     }
 }

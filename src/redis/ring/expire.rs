@@ -61,7 +61,7 @@ impl Inner {
         });
         Ok(Expired {
             counted: is_last.then_some((term.frozen, counts)),
-            published: (messages > 0).then_some(Published { messages, lateness }),
+            published: (messages > 0).then_some(Published { messages, lateness: Some(lateness) }),
             more: true,
             ..Expired::default()
         })
