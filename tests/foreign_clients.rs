@@ -322,7 +322,7 @@ fn each_example_of_the_readme_runs_as_it_stands() {
         let mut process = Process::spawn(&mut command(&words));
         let (_, line) = lines(process.stdout()).recv_timeout(PATIENCE).unwrap();
         assert_names(&line, &["102", "7", "offline"]);
-        sidecar.wait_for_settled("logic");
+        sidecar.wait_for_settled("default");
         let metrics = sidecar.metrics();
         assert_eq!(
             (metrics.acked("acked"), metrics.count("messages_timed_out_total")),
