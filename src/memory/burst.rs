@@ -30,24 +30,27 @@ impl AtOnce for MemoryRing {
             self.see(now);
         }
         let standing = self.standing.read();
-        if standing.draining {
+        let reserved = if standing.draining {
             burst.refuse_adds(&Refusal::new(
                 Reason::Draining,
                 "this sidecar is draining and takes no new messages: add them through another one",
             ));
-            self.run(burst, 0..burst.requests.len(), &self.position(&standing, now), 0);
+            0
         } else if self.reserve(adds) {
-            self.run(burst, 0..burst.requests.len(), &self.position(&standing, now), adds);
+            adds
         } else {
             drop(standing);
-            self.do_near_limit(burst, now);
-        }
+            return self.do_near_limit(burst, now);
+        };
+        let position = self.position(&standing, now);
+        self.run(burst, 0..burst.requests.len(), &position, reserved);
     }
 }
 
 impl MemoryRing {
     /// Does each request by itself, since it matters who comes first, and alone: others count re-arms as new messages
     /// until they are done.
+    #[cold]
     fn do_near_limit(&self, burst: &mut Burst, now: Instant) {
         let standing = self.standing.write();
         let position = self.position(&standing, now);
