@@ -128,7 +128,6 @@ fn a_drain_with_a_state_file_hands_nothing_out_before_its_time() {
     assert_eq!((batch.ids(), batch.drained, batch.delivery), (vec![1], false, 1));
 }
 
-/// A state file with one message in flight.
 #[test]
 fn nothing_is_decided_once_nobody_is_heard_any_more() {
     let (_folder, state) = folder();
@@ -148,6 +147,7 @@ fn nothing_is_decided_once_nobody_is_heard_any_more() {
     assert_eq!(sidecar.connect().ask(&frames::del(&ids)).outcomes(), [ACKED; 100]);
 }
 
+/// A state file with one message in flight.
 fn write_state(state: &Path) -> Vec<u8> {
     let mut sidecar = start(state, &[]);
     sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();

@@ -8,7 +8,7 @@ use redis::{AsyncConnectionConfig, Cmd, Value};
 use tracing::{error, info, warn};
 
 use super::fault::Fault;
-use super::keys::{OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
+use super::keys::{Keys, OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
 use super::link::{LINK_LIFETIME, LinkOptions, Session, Shared, State, in_time};
 use super::office::whole_ms;
 use super::options::CONNECT_TIMEOUT;
@@ -183,9 +183,9 @@ impl Shared {
 /// The call that registers a session, the `sessions`-th of its link.
 pub(super) fn registration(options: &LinkOptions, sessions: u64) -> Cmd {
     let LinkOptions { keys, wheel, rings, incarnation, catch_up_max_ticks, .. } = options;
-    let shared = [&keys.meta, &keys.link, &keys.outbox, &keys.groups];
-    let of_the_ring = [&keys.lease, &keys.messages, &keys.ticks, &keys.late];
-    let names: Vec<&String> = shared.into_iter().chain(of_the_ring).chain(keys.lists()).collect();
+    let Keys { meta, link, outbox, groups, lease, messages, ticks, late, .. } = &**keys;
+    let names = [meta, link, outbox, groups, lease, messages, ticks, late].into_iter().chain(keys.lists());
+    let names: Vec<&String> = names.collect();
     let mut call = SCRIPTS.open.call(names.into_iter().map(String::as_str));
     call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
     // A ring made in a later session is another one.

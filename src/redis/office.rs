@@ -185,6 +185,7 @@ mod tests {
         assert_eq!(told, [0, 0, 1, 0, 1]);
         assert_eq!(term.shifted, ms(250));
     }
+
     #[test]
     fn what_a_far_redis_is_asked_sets_out_ahead_and_a_near_one_is_asked_when_it_is_certain() {
         let (asked, ms) = (Instant::now(), Duration::from_millis);

@@ -32,7 +32,8 @@ if ARGV[4] == '0' then redis.call('HDEL', link, 'refused') end
 
 local pointer, due_ms, tick_ms, slots, lists, in_flight, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'slots', 'lists', 'in_flight', 'catch_up')
--- And with adds it is to refuse all of it, so that the dels alone come again: else what is written after them would pass.
+-- With adds, a Redis without memory is to refuse all of the script, and the dels come again alone: behind their writes,
+-- which need none, the adds would pass.
 if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'in_flight', in_flight) end
 local max_in_flight, now = tonumber(ARGV[3]), now_ms()
 local behind = math.floor((now - due_ms) / tick_ms)

@@ -51,8 +51,7 @@ impl Shared {
             warn!(
                 ring,
                 groups,
-                "groups with subscribers here were not in Redis any more and are made anew, without what they had not \
-                 acknowledged: see whether Redis lost data, or somebody deleted keys"
+                "groups were not in Redis any more and are made anew, without what they had not acknowledged: see whether Redis lost data, or somebody deleted keys"
             );
         }
         let now = self.calls.link.clock().now();
