@@ -69,6 +69,8 @@ pub mod log;
 pub mod memory;
 #[cfg(feature = "sidecar")]
 pub mod metrics;
+#[cfg(feature = "sidecar")]
+mod patience;
 #[cfg(feature = "client")]
 pub mod protocol;
 #[cfg(feature = "sidecar")]

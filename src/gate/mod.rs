@@ -28,13 +28,7 @@ use tokio::sync::Notify;
 use self::arrivals::{Arrivals, Waiting};
 use self::member::Line;
 pub use self::member::{Member, Taking};
-
-/// A patience is waited for in so many parts, if they are long enough for a timer that counts in ms: while the process
-/// stands still, only one of them runs out.
-const PARTS: u32 = 4;
-
-/// As long as a part is at least.
-const LEAST_PART: Duration = Duration::from_millis(5);
+use crate::patience::in_time;
 
 /// Where the ticker meets the connections.
 #[derive(Debug)]
@@ -100,8 +94,7 @@ impl ReadGate {
     }
 
     /// Waits until what was waiting in the sockets is read; at most `patience` from the begin of its round,
-    /// and says whether all of it was. A pause of the process takes away a quarter of a patience of 20 ms or more: the
-    /// connections have not had that time either.
+    /// and says whether all of it was. A pause of the process does not use the patience up.
     pub async fn pass(&self, patience: Duration) -> bool {
         // A round that goes on already may have asked some connections too early.
         let wanted = self.members.lock().round + 1;
@@ -158,14 +151,7 @@ impl ReadGate {
                 notified.await;
             }
         };
-        let mut all_passed = std::pin::pin!(all_passed);
-        let parts = if patience < LEAST_PART * PARTS { 1 } else { PARTS };
-        for _ in 0..parts {
-            if tokio::time::timeout(patience / parts, &mut all_passed).await.is_ok() {
-                return true;
-            }
-        }
-        false
+        in_time(patience, all_passed).await.is_some()
     }
 
     /// A member has passed the round in which it was asked.

@@ -9,7 +9,7 @@ use tracing::{error, info, warn};
 
 use super::fault::Fault;
 use super::keys::{Keys, OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
-use super::link::{LINK_LIFETIME, LinkOptions, Session, Shared, State, in_time};
+use super::link::{LINK_LIFETIME, LinkOptions, Session, Shared, State, answer_in_time};
 use super::office::whole_ms;
 use super::options::CONNECT_TIMEOUT;
 use super::script::{Answer, SCRIPTS};
@@ -128,7 +128,7 @@ impl Shared {
     pub(super) async fn connect(&self, known: &mut Known) -> Result<Session, OpenError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            // Everyone who asks waits by `in_time`.
+            // Everyone who asks waits by `answer_in_time`.
             .set_response_timeout(None);
         let connected = self.options.client.get_multiplexed_async_connection_with_config(&config).await;
         let mut connection = connected.map_err(Fault::from)?;
@@ -136,11 +136,11 @@ impl Shared {
         for script in SCRIPTS.all() {
             loads.add_command(script.load()).ignore();
         }
-        in_time(loads.query_async::<()>(&mut connection)).await?.map_err(Fault::from)?;
+        answer_in_time(loads.query_async::<()>(&mut connection)).await?.map_err(Fault::from)?;
         let (clock, metrics) = (&self.options.clock, &self.options.metrics);
         let begun = clock.now();
         let registration = registration(&self.options, known.sessions);
-        let registered = in_time(connection.send_packed_command(&registration)).await?;
+        let registered = answer_in_time(connection.send_packed_command(&registration)).await?;
         metrics.round_trip(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
         let value = registered.and_then(Value::extract_error).map_err(Fault::from)?;
         let mut answer = Answer::new(&SCRIPTS.open, value)?;

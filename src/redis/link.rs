@@ -11,7 +11,6 @@
 //! judged here, and the connection is made anew. Each session registers first: from then on a late write of
 //! the one before is refused by the scripts, and its `open` tells which chunks of adds and dels were applied.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -32,12 +31,10 @@ use crate::clock::Clock;
 use crate::core::refusal::Refusal;
 use crate::core::tick::Wheel;
 use crate::metrics::Metrics;
+use crate::patience::in_time;
 
 /// How many answers in a row may fail to come before the connection is made anew.
 const MOST_TIMEOUTS: u32 = 2;
-
-/// An answer is waited for in so many parts: while the process stands still, only one of them runs out.
-const PARTS: u32 = 4;
 
 /// How long the traces of a sidecar that is gone are kept.
 pub(super) const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
@@ -244,7 +241,7 @@ impl Link {
         let clock = &self.shared.options.clock;
         let unanswered = self.shared.silence.asked(clock.now());
         let mut connection = session.connection.clone();
-        let answered = in_time(connection.send_packed_command(call)).await;
+        let answered = answer_in_time(connection.send_packed_command(call)).await;
         let value = answered.and_then(|value| value.and_then(Value::extract_error).map_err(Fault::from));
         match &value {
             Err(Fault { kind: FaultKind::Timeout | FaultKind::Disconnected, .. }) => {
@@ -289,16 +286,9 @@ impl Link {
     }
 }
 
-/// What is awaited, if it comes within [`RESPONSE_TIMEOUT`]. A pause of this process takes away a quarter of that: the
-/// answer may have come meanwhile.
-pub(super) async fn in_time<T>(awaited: impl Future<Output = T>) -> Result<T, Fault> {
-    let mut awaited = pin!(awaited);
-    for _ in 0..PARTS {
-        if let Ok(answered) = tokio::time::timeout(RESPONSE_TIMEOUT / PARTS, &mut awaited).await {
-            return Ok(answered);
-        }
-    }
-    Err(Fault::silent(RESPONSE_TIMEOUT))
+/// The answer that is awaited, if it comes within [`RESPONSE_TIMEOUT`].
+pub(super) async fn answer_in_time<T>(awaited: impl Future<Output = T>) -> Result<T, Fault> {
+    in_time(RESPONSE_TIMEOUT, awaited).await.ok_or_else(|| Fault::silent(RESPONSE_TIMEOUT))
 }
 
 /// Whether a script's reply says that the guard did not let it through.
