@@ -159,8 +159,31 @@ fn a_file_with_an_unknown_key_or_a_wrong_value_is_refused_by_name() {
             assert_names(&run.stderr, &[path]);
         }
     }
-    let run = Run::of(program(&["serve"]).env("ACKWHEEL_SLOTS", "some"));
-    assert_names(run.error(64), &["some", "--slots"]);
+}
+
+#[test]
+fn an_error_tells_where_a_setting_stands_that_is_not_on_the_command_line() {
+    const IN_ENVIRONMENT: &str = "--slots stands in the environment, as ACKWHEEL_SLOTS\n";
+    for wrong in ["some", "", "0"] {
+        let run = Run::of(program(&["serve", "--check-config"]).env("ACKWHEEL_SLOTS", wrong));
+        assert_names(run.error(64), &["--slots", IN_ENVIRONMENT]);
+    }
+    let run = Run::of(program(&["add", "1"]).env("ACKWHEEL_ADDR", "here"));
+    assert_names(run.error(64), &["here", "--addr stands in the environment, as ACKWHEEL_ADDR\n"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = file_with(&folder, "slots = 0\ntick = \"1s\"\n");
+    let in_file = format!("--slots stands in {}\n--tick stands in {0}\n", file.display());
+    let with_file = || {
+        let mut command = program(&["serve", "--check-config"]);
+        command.env("ACKWHEEL_CONFIG", &file);
+        command
+    };
+    assert_names(Run::of(&mut with_file()).error(64), &["0 slots", &in_file]);
+    assert_names(Run::of(with_file().env("ACKWHEEL_SLOTS", "0")).error(64), &["0 slots", IN_ENVIRONMENT]);
+    for given in [&["--slots", "0", "--tick", "1s"][..], &["--slots=0", "--tick=1s"]] {
+        let run = Run::of(with_file().args(given).env("ACKWHEEL_SLOTS", "0"));
+        assert!(run.error(64).contains("0 slots") && !run.stderr.contains("stands in"), "{}", run.stderr);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod connect;
 mod group;
 mod man;
 mod messages;
+mod origin;
 mod serve;
 mod status;
 mod text;
@@ -14,6 +15,7 @@ mod watch;
 use std::io::{Write, stderr};
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use crate::client::ClientError;
@@ -99,6 +101,10 @@ pub fn parse() -> Result<Cli, ExitCode> {
     Cli::try_parse().map_err(|error| {
         // Help goes to stdout and errors to stderr; a closed one cannot be helped.
         let _ = error.print();
+        if matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
+            let origins = origin::of_flags_in(&error.to_string(), None);
+            let _ = if origins.is_empty() { Ok(()) } else { writeln!(stderr(), "{origins}") };
+        }
         if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
     })
 }

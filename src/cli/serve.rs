@@ -12,7 +12,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, registry};
 
-use super::Failure;
+use super::{Failure, origin};
 use crate::admin;
 use crate::app::{Sidecar, StartError};
 use crate::clock::Clock;
@@ -45,6 +45,17 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self) -> Result<(), Failure> {
+        let file = self.config.clone();
+        self.check_and_serve().map_err(|failure| match failure {
+            Failure::Usage(text) => {
+                let origins = origin::of_flags_in(&text, file.as_deref());
+                Failure::Usage(text + &origins)
+            }
+            failure => failure,
+        })
+    }
+
+    fn check_and_serve(self) -> Result<(), Failure> {
         let file = self.config.as_deref().map(Settings::from_file).transpose();
         let settings = self.settings.or(file.map_err(usage)?.unwrap_or_default());
         let (log, log_format) = (settings.log.clone(), settings.log_format.unwrap_or_default());

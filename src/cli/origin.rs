@@ -1,0 +1,55 @@
+//! Where a setting that an error names was given, if not on the command line: its error calls it by its flag.
+
+use std::path::Path;
+use std::{env, fs};
+
+use clap::{Arg, CommandFactory};
+
+use super::Cli;
+
+/// A line for each flag in `text` that stands in the environment or, if there is one, in the file of settings.
+pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
+    let command = Cli::command();
+    let mut flags: Vec<&Arg> = command.get_subcommands().flat_map(clap::Command::get_arguments).collect();
+    flags.sort_by_key(|flag| flag.get_long());
+    flags.dedup_by_key(|flag| flag.get_long());
+    let in_file = file.and_then(|path| Some((path, fs::read_to_string(path).ok()?.parse::<toml::Table>().ok()?)));
+    let line = |flag: &Arg| {
+        let (name, variable) = (flag.get_long()?, flag.get_env()?);
+        if !names(text, name) || is_given(name) {
+            return None;
+        }
+        if env::var_os(variable).is_some() {
+            return Some(format!("\n--{name} stands in the environment, as {}", variable.display()));
+        }
+        let (path, _) = in_file.as_ref().filter(|(_, settings)| settings.contains_key(name))?;
+        Some(format!("\n--{name} stands in {}", path.display()))
+    };
+    flags.into_iter().filter_map(line).collect()
+}
+
+/// Whether a text names a flag, and not only one that begins like it.
+fn names(text: &str, flag: &str) -> bool {
+    let goes_on = |rest: &str| rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-');
+    text.split("--").skip(1).any(|rest| rest.strip_prefix(flag).is_some_and(|rest| !goes_on(rest)))
+}
+
+/// Whether a flag is on the command line.
+fn is_given(flag: &str) -> bool {
+    let is_it =
+        |argument: &str| argument == flag || argument.split_once('=').is_some_and(|(name, _)| name == flag);
+    env::args_os().any(|argument| argument.to_str().and_then(|text| text.strip_prefix("--")).is_some_and(is_it))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_is_named_by_all_of_its_name() {
+        assert!(names("--tls-cert and --tls-key belong together", "tls-key"));
+        assert!(names("invalid value '' for '--tick <DURATION>'", "tick"));
+        assert!(!names("--token-file is empty", "token"));
+        assert!(!names("a tick", "tick"));
+    }
+}
