@@ -1,6 +1,7 @@
 //! The pages name what there is: verbs, flags, variables, metrics, reasons, files and headings. README.md and
 //! docs/*.md are read as they are written, and compared with the program as it runs.
 
+mod metric_reference;
 mod shown_status;
 
 use std::collections::{BTreeMap, BTreeSet};
