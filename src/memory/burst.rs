@@ -31,10 +31,7 @@ impl AtOnce for MemoryRing {
         }
         let standing = self.standing.read();
         let reserved = if standing.draining {
-            burst.refuse_adds(&Refusal::new(
-                Reason::Draining,
-                "this sidecar is draining and takes no new messages: add them through another one",
-            ));
+            burst.refuse_adds(&draining());
             0
         } else if self.reserve(adds) {
             adds
@@ -53,6 +50,10 @@ impl MemoryRing {
     #[cold]
     fn do_near_limit(&self, burst: &mut Burst, now: Instant) {
         let standing = self.standing.write();
+        if standing.draining {
+            // Since it was looked at before. What is in flight has perhaps been handed out already.
+            burst.refuse_adds(&draining());
+        }
         let position = self.position(&standing, now);
         for number in 0..burst.requests.len() {
             match self.admit(burst, &burst.requests[number], &position) {
@@ -139,6 +140,13 @@ impl MemoryRing {
     }
 }
 
+fn draining() -> Refusal {
+    Refusal::new(
+        Reason::Draining,
+        "this sidecar is draining and takes no new messages: add them through another one",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -149,23 +157,48 @@ mod tests {
 
     use super::*;
     use crate::core::batch::StormRule;
+    use crate::core::burst::{Asks, Outcome};
     use crate::core::outbox::Retention;
-    use crate::core::ring::{AddNewMsg, Asker, DelMsg, Ring};
+    use crate::core::ring::{AddNewMsg, Asker, DelMsg, Handover, Ring};
     use crate::core::tick::{Tick, Wheel};
     use crate::memory::{MemoryOutbox, RingOptions};
 
-    #[test]
-    fn what_is_added_again_takes_no_room_from_others_also_while_it_is() {
-        let now = Instant::now();
+    fn ring(max_in_flight: u64, now: Instant) -> MemoryRing {
         let options = RingOptions {
             wheel: Wheel::new(15, Duration::from_secs(1)).unwrap(),
             storm: StormRule::default(),
-            max_in_flight: 40_000,
+            max_in_flight,
             threads: 2,
             epoch: 1,
             pointer: Tick(1),
         };
-        let ring = MemoryRing::new(options, Arc::new(MemoryOutbox::new(Retention::default(), now)), now);
+        MemoryRing::new(options, Arc::new(MemoryOutbox::new(Retention::default(), now)), now)
+    }
+
+    #[test]
+    fn a_drain_that_comes_before_a_burst_near_the_limit_has_its_turn_is_heeded() {
+        let now = Instant::now();
+        let ring = ring(1, now);
+        let (one, other) = (Message::from(1), Message::from(2));
+        let mut burst = Burst::default();
+        burst.push_single(1, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, one);
+        ring.do_all(&mut burst, now);
+        assert!(matches!(ring.drain(now).now_or_never(), Some(Ok(Handover::HandedOut))));
+        let mut burst = Burst::default();
+        burst.push_single(2, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, other);
+        burst.push_single(3, Asks::Del { withdraw: false }, one);
+        burst.open();
+        ring.do_near_limit(&mut burst, now);
+        let refused = burst.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
+        assert_eq!(refused, Some(Reason::Draining));
+        assert!(burst.requests[1].refusal.is_none());
+        assert_eq!(burst.outcomes()[1], Outcome::Late);
+    }
+
+    #[test]
+    fn what_is_added_again_takes_no_room_from_others_also_while_it_is() {
+        let now = Instant::now();
+        let ring = ring(40_000, now);
         let messages = |ids: Range<u64>| ids.map(Message::from).collect::<Vec<Message>>();
         let add = |messages: &[Message]| {
             let request = AddNewMsg { messages, ack_timeout_ticks: 15, attempt: 1, asker: Asker::default() };

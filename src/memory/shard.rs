@@ -99,6 +99,7 @@ impl<S: HashMessage> Shard<S> {
     #[inline]
     fn of_deadline(&mut self, deadline: ShortTick, position: &Position) -> &mut OfTick {
         let ahead = usize::from(deadline.since(ShortTick::of(position.pointer)));
+        debug_assert!(ahead < self.ticks.len(), "no message outlives the horizon");
         let index = position.pointer_index + ahead;
         let wraps = index >= self.ticks.len();
         &mut self.ticks[if wraps { index - self.ticks.len() } else { index }]
