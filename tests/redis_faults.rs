@@ -384,6 +384,26 @@ fn what_a_connection_asked_for_before_it_broke_is_done_and_counted() {
 }
 
 #[test]
+fn what_is_refused_to_a_connection_that_broke_is_counted() {
+    for rings in ["1", "2"] {
+        let redis = Redis::start();
+        let sidecar = Sidecar::on(&redis, "only", &["--rings", rings]);
+        let mut connection = sidecar.connect();
+        redis.stop();
+        for id in 1..=3 {
+            connection.request(&frames::add(&[id], 15, 1));
+        }
+        wait_until("all were read", || sidecar.metrics().count("frames_total{type=\"add_new_msg\"}") == 3);
+        connection.reset();
+        let refused = || {
+            let metrics = sidecar.metrics();
+            metrics.refusals("store_silent") + metrics.refusals("store_away")
+        };
+        wait_until("all are counted", || refused() == 3);
+    }
+}
+
+#[test]
 fn a_sidecar_that_starts_while_redis_loads_its_file_waits_for_it() {
     let redis = Redis::start();
     redis.command::<()>(&["EVAL", "for i = 1, 2000 do redis.call('SET', 'key:' .. i, i) end", "0"]);

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::pending::{Load, Pending};
 use super::requests::bad_ack_timeout;
-use super::session::{Session, State};
+use super::session::{Done, Session, State};
 use crate::core::answers::Answers;
 use crate::core::burst::{Asks, Burst, Request};
 use crate::metrics::Metrics;
@@ -109,7 +109,7 @@ impl Session {
 }
 
 /// Sees to the end what a connection that is gone has asked for: it is done all the same, and counts.
-pub(super) async fn outlive<T>(mut pending: Pending<T>, answers: Arc<Answers>, metrics: Arc<Metrics>) {
+pub(super) async fn outlive(mut pending: Pending<Done>, answers: Arc<Answers>, metrics: Arc<Metrics>) {
     let mut answered = Burst::default();
     while pending.is_waiting() {
         tokio::select! {
@@ -121,7 +121,9 @@ pub(super) async fn outlive<T>(mut pending: Pending<T>, answers: Arc<Answers>, m
                 metrics.count_burst(&answered);
                 answered.clear(0);
             }
-            Some(_) = pending.next(), if !pending.is_empty() => {}
+            Some(done) = pending.next(), if !pending.is_empty() => {
+                done.refused().into_iter().for_each(|reason| metrics.count_refusal(reason));
+            }
         }
     }
 }

@@ -30,7 +30,7 @@ use super::{DRAIN_GRACE, Phase, Shared};
 use crate::core::answers::Answers;
 use crate::core::batch::Delivery as Delivered;
 use crate::core::burst::Burst;
-use crate::core::refusal::Refusal;
+use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Asker;
 use crate::delivery::Subscription;
 use crate::gate::Member;
@@ -55,6 +55,17 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 pub(super) enum Done {
     Answer(Frame),
     Subscribed { correlation: u32, outcome: Result<Subscription, Refusal> },
+}
+
+impl Done {
+    /// Why the request was refused, if it was.
+    pub(super) fn refused(&self) -> Option<Reason> {
+        match self {
+            Done::Answer(Frame { body: Body::Error(error), .. }) => error.reason(),
+            Done::Subscribed { outcome: Err(refusal), .. } => Some(refusal.reason),
+            Done::Answer(_) | Done::Subscribed { .. } => None,
+        }
+    }
 }
 
 pub(super) struct Session {
