@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::support::flow::{Flow, Plan};
 use crate::support::frames::{self, ACKED};
+use crate::support::proxy::Proxy;
 use crate::support::redis::{Redis, ask};
-use crate::support::sidecar::Sidecar;
-use crate::support::{SLACK, sleep_until};
+use crate::support::sidecar::{Sidecar, serve};
+use crate::support::{SLACK, sleep_until, wait_until};
 
 /// Has Redis forget its scripts every few milliseconds for as long as something is done; says how often it did.
 fn forgetting<T>(redis: &Redis, done: impl FnOnce() -> T) -> (T, u32) {
@@ -80,4 +81,21 @@ fn a_connection_keeps_its_order_whatever_is_sent_again() {
         assert_eq!(overtaken, 0, "of 60,000 Acks, with {rings} rings and {flushes} flushes");
         assert!(flushes > 20, "only {flushes} flushes");
     }
+}
+
+#[test]
+fn a_script_whose_loading_is_never_answered_holds_nobody_up() {
+    let redis = Redis::start();
+    let way = Proxy::to(redis.port);
+    let sidecar = Sidecar::spawn(&mut serve(&["--store", &way.url(), "--outage-grace", "0s"]));
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1, 2], 15, 1)).added();
+    way.hold_a_load();
+    redis.command::<()>(&["SCRIPT", "FLUSH"]);
+    let held = connection.request(&frames::del(&[1]));
+    wait_until("the load is under way", || way.holding() == 1);
+    assert_eq!(connection.answer(held).outcomes(), [ACKED], "by a connection that was made anew");
+    assert_eq!(connection.ask(&frames::del(&[2])).outcomes(), [ACKED]);
+    assert_eq!(sidecar.metrics().count("redis_reconnects_total"), 1);
+    way.let_go();
 }

@@ -205,8 +205,7 @@ impl Link {
 
     /// Puts a script into Redis' cache.
     pub(super) async fn load(&self, session: &Session, script: &'static Script) -> Result<(), Fault> {
-        let loaded = session.connection.clone().send_packed_command(&script.load()).await;
-        loaded.and_then(Value::extract_error).map(drop).map_err(|error| self.judge(session, error.into()))
+        self.exchange(session, &script.load()).await.map(drop).map_err(|fault| self.judge(session, fault))
     }
 
     /// Sends a call and waits for its answer. What goes wrong is counted, and ends the session where it must.

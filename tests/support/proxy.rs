@@ -17,8 +17,10 @@ enum Order {
     Pass,
     /// The next answer is lost, and its connection ends.
     LoseAnswer,
-    /// What is sent next waits, with all that comes after it on its connection; others pass.
+    /// The next script that is run waits, with all that comes after it on its connection; others pass.
     HoldRequests,
+    /// The same for the next script that is loaded.
+    HoldLoads,
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +83,11 @@ impl Proxy {
         self.set(Order::HoldRequests);
     }
 
+    /// The next script that is loaded waits, with all that follows on its connection.
+    pub fn hold_a_load(&self) {
+        self.set(Order::HoldLoads);
+    }
+
     /// How many connections hold requests back.
     pub fn holding(&self) -> u64 {
         self.shared.holding.load(Ordering::SeqCst)
@@ -109,9 +116,13 @@ fn join(near: &TcpStream, far: &TcpStream, shared: &Arc<Shared>) {
         let mut bytes = vec![0; 1 << 16];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
             let bytes = &bytes[..count];
-            if bytes.windows(7).any(|word| word == b"EVALSHA") {
+            let has = |wanted: &[u8]| bytes.windows(wanted.len()).any(|word| word == wanted);
+            if has(b"EVALSHA") {
                 sends.store(true, Ordering::SeqCst);
-                requests.wait_while_held();
+                requests.wait_while_held(Order::HoldRequests);
+            }
+            if has(b"LOAD") {
+                requests.wait_while_held(Order::HoldLoads);
             }
             if to.carry(bytes).is_err() {
                 break;
@@ -184,11 +195,11 @@ impl Drop for Way {
 }
 
 impl Shared {
-    /// Waits, if this request is the one to be held.
-    fn wait_while_held(&self) {
+    /// Waits, if what is sent is to be held.
+    fn wait_while_held(&self, held: Order) {
         {
             let mut order = self.order.lock().expect("no holder panics");
-            if *order != Order::HoldRequests {
+            if *order != held {
                 return;
             }
             *order = Order::Pass;
