@@ -129,7 +129,7 @@ fn by_default_a_silent_connection_is_closed_after_five_seconds() {
         thread::sleep(Duration::from_millis(300));
     }
     for connection in [&mut silent, &mut trickling] {
-        connection.receive().expect("an Error").assert_error(4, 0);
+        connection.receive().expect("an Error").assert_error(4, frames::RETRYABLE);
         assert!(before.elapsed() >= Duration::from_secs(5), "closed after {:?}", before.elapsed());
         connection.assert_closed();
     }

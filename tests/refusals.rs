@@ -80,7 +80,7 @@ fn requests_out_of_their_limits_are_refused() {
         (frames::group_delete(""), 36, &[]),
         (frames::group_delete("a/b"), 36, &["a/b"]),
         (frames::group_delete("nobody"), 38, &["no group nobody"]),
-        (frames::group_delete("default"), 39, &["default"]),
+        (frames::group_delete("default"), 36, &["default"]),
         (frames::batch_ack(&[[0; 24]]), 41, &["Subscribe"]),
         (frames::batch_nack([0; 24], 5), 41, &["Subscribe"]),
     ];

@@ -65,7 +65,7 @@ reasons! {
     /// The first frame was not Hello.
     HelloExpected = 3, "hello_expected", Traits::Closes;
     /// No Hello came in time.
-    HelloTimeout = 4, "hello_timeout", Traits::Closes;
+    HelloTimeout = 4, "hello_timeout", Traits::ClosesRetryable;
     /// Hello does not begin with the magic, or its body is malformed.
     BadHello = 5, "bad_hello", Traits::Closes;
     /// Server and client share no version of the protocol.
@@ -89,7 +89,8 @@ reasons! {
     BadCount = 34, "bad_count", Traits::Wrong;
     /// The ack timeout is longer than the ring.
     BadAckTimeout = 35, "bad_ack_timeout", Traits::Wrong;
-    /// The group's name has other characters or another length than a group's name may have.
+    /// The group's name has other characters or another length than a group's name may have, or is of a group that is
+    /// always there.
     BadGroupName = 36, "bad_group_name", Traits::Wrong;
     /// There are as many groups as there may be.
     TooManyGroups = 37, "too_many_groups", Traits::NotNow;

@@ -166,7 +166,7 @@ impl Delivery {
     pub async fn delete_group(&self, group: &GroupName) -> Result<(), Refusal> {
         if group.is_default() {
             return Err(Refusal::new(
-                Reason::GroupInUse,
+                Reason::BadGroupName,
                 "the default group is always there and cannot be deleted",
             ));
         }
