@@ -33,6 +33,10 @@ fn no_message_is_lost_where_a_script_that_publishes_fails_halfway() {
         let mut subscriber = sidecar.connect().subscribed("default");
         let taken = take_until(&mut subscriber, &ids);
         assert_eq!(taken, ids, "without {command}");
+        let counted: (u64, u64) =
+            redis.command(&["HMGET", "{ackwheel:0}:meta", "published_ids", "published_batches"]);
+        let batches = sidecar.metrics().count("batches_published_total");
+        assert_eq!(counted, (first - 1, batches), "the outbox would seem to be fuller than it is: {command}");
     }
     wait_until("what is late is forgotten", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:messages"]) == 0);
 }

@@ -41,8 +41,10 @@ if #members > 0 then
     'epoch', epoch, 'count', #members, 'added', timed_out + acked, 'acked', acked, 'storm', storm,
     'last', last and 1 or 0, 'decided_ms', decided_ms, 'batches', batches, 'ids', ids, 'messages', packed)
   if failed then
-    -- What a script did before it failed stays done: so what has left its list goes back there.
+    -- What a script did before it failed stays done: so what has left its list goes back there, and is not counted.
     if remembered then redis.pcall('RPOP', KEYS[7]) end
+    if type(batches) == 'number' then redis.pcall('HINCRBY', KEYS[1], 'published_batches', -1) end
+    if type(ids) == 'number' then redis.pcall('HINCRBY', KEYS[1], 'published_ids', -#members) end
     redis.call('SADD', KEYS[5], unpack(members))
     return failed
   end
