@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::redis_faults::take_until;
+use crate::support::clock::Clock;
 use crate::support::frames;
+use crate::support::process::assert_names;
 use crate::support::raw::Raw;
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
@@ -69,4 +71,42 @@ fn a_ring_whose_head_is_lost_is_another_ring_that_times_nobody_out_early() {
     assert!(epoch() > before, "{} after {before}", epoch());
     let in_flight: i64 = redis.command(&["HGET", "{ackwheel:0}:meta", "in_flight"]);
     assert_eq!(in_flight, 0);
+}
+
+#[test]
+fn an_outbox_whose_ring_is_lost_keeps_its_bound_and_is_published_to_also_by_a_clock_that_was_set_back() {
+    const HOUR: i64 = 3_600;
+    let redis = Redis::with_clock(Clock::Offset(0));
+    let sidecar = Sidecar::on(&redis, "only", &["--tick", "200ms", "--outbox-max-ids", "100"]);
+    let waiting = || sidecar.metrics().count("outbox_batches{group=\"default\"}");
+    let dropped = || sidecar.metrics().count("outbox_dropped_ids_total");
+    sidecar.connect().ask(&frames::add(&(0..60).collect::<Vec<u64>>(), 1, 1)).added();
+    wait_until("they are published", || waiting() == 1);
+    redis.set_offset(-HOUR);
+    redis.command::<()>(&["DEL", "{ackwheel:0}:meta"]);
+    wait_until("it is noticed", || sidecar.metrics().count("redis_lost_total") == 1);
+    sidecar.wait_until_ready();
+    assert_eq!(dropped(), 0);
+    let ids: Vec<u64> = (60..120).collect();
+    sidecar.connect().ask(&frames::add(&ids, 1, 1)).added();
+    wait_until("those of before are dropped, since both are too many", || dropped() == 60);
+    assert_eq!(waiting(), 1);
+    assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &ids), ids);
+}
+
+#[test]
+fn a_group_that_only_the_outbox_knows_can_be_seen_and_deleted() {
+    let redis = Redis::start();
+    let sidecar = sidecar(&redis);
+    drop(sidecar.connect().subscribed("audit"));
+    wait_until("it has left", || sidecar.metrics().count("subscribers{group=\"audit\"}") == 0);
+    redis.command::<()>(&["DEL", "{ackwheel:0}:groups"]);
+    wait_until("both are there again", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 2);
+    assert_names(sidecar.run(&["group", "delete", "audit"]).output(), &["audit"]);
+    redis.command::<()>(&["DEL", "{ackwheel:0}:groups", "{ackwheel:0}:outbox"]);
+    wait_until("the default group is", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 1);
+    let ids = [7, 8, 9];
+    sidecar.connect().ask(&frames::add(&ids, 1, 1)).added();
+    sidecar.wait_for_pointer(sidecar.pointer() + 3);
+    assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &ids), ids);
 }

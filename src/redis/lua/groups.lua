@@ -94,8 +94,8 @@ local function make(group, start, kind)
   attend(group, kind)
 end
 
--- Makes what the outbox lost: itself, or a group, where somebody deleted it or a Redis evicted it. Returns how many groups
--- that were.
+-- Makes what was lost, where somebody deleted it or a Redis evicted it: the outbox, a group in it, or its entry in
+-- `groups`. Returns how many groups that were.
 local function mend()
   local known, lost = {}, 0
   local found = redis.pcall('XINFO', 'GROUPS', outbox)
@@ -103,10 +103,17 @@ local function mend()
     for _, reader in ipairs(found) do known[by_field(reader).name] = true end
   end
   for _, group in ipairs(redis.call('HKEYS', groups)) do
-    if not known[group] then
+    if known[group] then
+      known[group] = nil
+    else
       redis.call('XGROUP', 'CREATE', outbox, group, kind_of(group) == 'e' and '$' or '0', 'MKSTREAM')
       lost = lost + 1
     end
+  end
+  if not kind_of('default') then known.default = true end
+  for group in pairs(known) do
+    make(group, '0', '-')
+    lost = lost + 1
   end
   return lost
 end

@@ -9,6 +9,26 @@
 --   before it}
 --   {'differs', schema, slots, tick in ms, rings}
 local meta, link = KEYS[1], KEYS[2]
+
+-- What an outbox whose `meta` was lost goes on from: the last tick that is in it or was read, and what it counted.
+local function left_in_outbox()
+  local tick, batches, ids = 0, 0, 0
+  local function read(fields)
+    for i = 1, #fields, 2 do
+      local field, value = fields[i], fields[i + 1]
+      if field == 'batches' then batches = tonumber(value) or 0 end
+      if field == 'ids' then ids = tonumber(value) or 0 end
+      if field == 'last-delivered-id' then tick = math.max(tick, tonumber(string.match(value, '^%d+'))) end
+    end
+  end
+  for _, entry in ipairs(redis.pcall('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)) do
+    tick = tonumber(string.match(entry[1], '^%d+'))
+    read(entry[2])
+  end
+  for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[3])) do read(group) end
+  return tick, batches, ids
+end
+
 -- A Redis without memory lets a script finish whose first write needs none.
 redis.call('PEXPIRE', link, ARGV[8])
 local time = redis.call('TIME')
@@ -17,11 +37,13 @@ local found = redis.call('HMGET', meta, 'schema', 'slots', 'tick_ms', 'rings', '
 if not found[1] then
   -- What is left of a ring whose `meta` was lost counts from another pointer: it would time out at a wrong time.
   redis.pcall('UNLINK', unpack(KEYS, 5))
-  local pointer = math.floor(now / ARGV[4])
+  local tick, batches, ids = left_in_outbox()
+  local pointer = math.max(math.floor(now / ARGV[4]), tick + 1)
   found = {ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[7], ARGV[9]}
   redis.call('HSET', meta, 'schema', ARGV[1], 'slots', ARGV[3], 'tick_ms', ARGV[4], 'rings', ARGV[5],
     'lists', ARGV[6], 'catch_up', ARGV[9], 'incarnation', ARGV[7], 'born_ms', now, 'pointer', pointer, 'due_ms', now,
-    'frozen_from', pointer, 'in_flight', 0, 'epoch', 0, 'renewals', 0)
+    'frozen_from', pointer, 'in_flight', 0, 'epoch', 0, 'renewals', 0, 'published_batches', batches,
+    'published_ids', ids)
   redis.pcall('XGROUP', 'CREATE', KEYS[3], 'default', '0', 'MKSTREAM')
   redis.call('HSET', KEYS[4], 'default', now .. ' -')
 end
