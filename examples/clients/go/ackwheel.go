@@ -63,7 +63,7 @@ type Client struct {
 	down                 Error // why it is not up
 	lastID               uint32
 	unanswered           map[uint32]chan []byte // nil without a connection
-	waiting              []BatchID              // at its end those in Batches
+	waiting              []*TimeoutBatch        // at its end those in Batches
 }
 
 // why reads an Error. A frame has its type at 4, its flags at 5, its status at 6, its id at 8, and its body at 12.
@@ -263,11 +263,11 @@ func (c *Client) receive(f []byte) error {
 		err := unpack(f[12:], &b.ID, &b.DeliveryCount, &b.AgeMs, &b.Added, &b.Acked, &count, b.MsgIDs, b.Clients, b.Attempts)
 		c.waiting = c.waiting[len(c.waiting)-len(c.Batches):]
 		leave := len(c.waiting) == cap(c.Batches) // As many wait as there is credit for: it will come again.
-		for _, id := range c.waiting {
-			leave = leave || id == b.ID // A slow consumer gets it once.
+		for _, w := range c.waiting {             // A slow consumer gets it once, unless a failed-over Redis put others in it.
+			leave = leave || w.ID == b.ID && bytes.Equal(pack(w.MsgIDs), pack(b.MsgIDs))
 		}
 		if !leave && err == nil {
-			c.waiting = append(c.waiting, b.ID)
+			c.waiting = append(c.waiting, b)
 			c.Batches <- b
 		}
 		return err

@@ -10,9 +10,8 @@
             except AckwheelError as error:
                 print(error.text)                                     # and go on: the batch comes again
 
-It speaks version 1 of docs/PROTOCOL.md. When its connection is lost it connects anew and subscribes again. The
-requests that were not answered by then end with an AckwheelError that says `outcome_unknown`; while there is no
-connection they fail at once, not applied. Repeating is left to the caller, who knows what was acknowledged since.
+It speaks version 1 of docs/PROTOCOL.md; when its connection is lost it connects and subscribes anew. What was not
+answered ends with an AckwheelError that says `outcome_unknown`; without a connection requests fail, not applied.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class Client:
 
     def __init__(self, address: str, *, token: bytes = b"", name: str = "", group: str = "", credit: int = 10_000,
                  from_end: bool = False, time_limit: float = 5.0) -> None:
-        self._host, _, self._port = address.rpartition(":")
-        self._time_limit = time_limit
+        self._host, _, self._port, self._time_limit = *address.rpartition(":"), time_limit
         self._hello = struct.pack(">4sBBH", b"ACKW", 1, 1, len(token)) + token + _text(name)
         self._subscribe = (2 * from_end, struct.pack(">I", credit) + _text(group)) if group else None
         self._unanswered: dict[int, asyncio.Future[Any]] = {}  # by correlation id
@@ -130,13 +128,16 @@ class Client:
         flags, body = self._list(messages)
         return await self._request(DEL_MSG, flags | 2 * withdraw, body, limited=False)
 
-    async def batches(self) -> AsyncIterator[TimeoutBatch]:
-        """Timeout batches, until the client ends; some of them more than once."""
-        while batch_id := await self._batches.get():
-            yield self._waiting.pop(batch_id)
+    def batches(self) -> AsyncIterator[TimeoutBatch]:
+        """Timeout batches, until the client ends; some of them more than once. Who gives up waiting may wait again."""
+        return self
+    __aiter__ = batches
+
+    async def __anext__(self) -> TimeoutBatch:
+        if batch_id := await self._batches.get():
+            return self._waiting.pop(batch_id)
         self._batches.put_nowait(None)  # for others who iterate
-        if not self._closing:
-            raise self._lost
+        raise StopAsyncIteration if self._closing else self._lost
 
     async def batch_ack(self, *batches: TimeoutBatch) -> int:
         """Settles batches that were dealt with; returns how many were not settled before."""
@@ -156,8 +157,8 @@ class Client:
 
     async def _request(self, kind: int, flags: int, body: bytes, limited: bool = True) -> Any:
         if not self._up or self._closing:
-            retryable = self._lost.retryable and not self._closing
-            raise AckwheelError(0, False, retryable, f"not connected: {self._lost.text}")
+            goes_on = self._lost.retryable and not self._closing
+            raise AckwheelError(0, False, goes_on, f"not connected: {self._lost.text}")
         correlation_id, result = self._new_id(), asyncio.get_running_loop().create_future()
         self._unanswered[correlation_id] = result
         self._send(kind, flags, correlation_id, body)
@@ -190,7 +191,7 @@ class Client:
                     await self._read(reader)
                 except AckwheelError as error:  # The server refuses the connection, perhaps for good.
                     self._lost = error
-                except (OSError, ValueError, struct.error, asyncio.TimeoutError) as error:
+                except (OSError, ValueError, LookupError, struct.error, asyncio.TimeoutError) as error:
                     self._lost = AckwheelError(0, False, True, str(error) or "nothing was heard of the server")
                 finally:
                     self._disconnect()
@@ -279,8 +280,7 @@ def _text(text: str) -> bytes:
 
 def _read_added(_: int, body: bytes) -> tuple[int, list[bool]]:
     deadline, count, _rearmed = struct.unpack_from(">QII", body)
-    bits = struct.unpack(f">16x{(count + 7) // 8}B", body)
-    return deadline, [bool(bits[i // 8] >> i % 8 & 1) for i in range(count)]
+    return deadline, [bool(body[16 + i // 8] >> i % 8 & 1) for i in range(count)]
 
 
 def _read_batch(flags: int, body: bytes) -> TimeoutBatch:

@@ -106,10 +106,15 @@ async def run(address, group, gate):
         lost = sum([await until_it_succeeds(client) for _ in range(20)])
         for ticks, attempt in (-1, 1), (65_536, 1), (1, -1), (1, 256):
             await must_refuse(client.add_new_msg([Message(7)], ticks, attempt))
+        batches = client.batches()
+        try:
+            await asyncio.wait_for(anext(batches), 0.001)
+            sys.exit("nothing can have timed out yet")
+        except asyncio.TimeoutError:
+            pass  # Who gives up waiting may wait again.
         await client.add_new_msg([Message(7)], ack_timeout_ticks=1, attempt=200)
         while not pathlib.Path(gate).exists():
             await asyncio.sleep(0.01)
-        batches = client.batches()
         batch, waiting = await anext(batches), 1
         try:
             await asyncio.wait_for(anext(batches), 0.001)
