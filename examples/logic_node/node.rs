@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use ackwheel::client::{AddOptions, Client, ClientError, Subscription};
 use ackwheel::core::batch::TimedOut;
-use ackwheel::core::message::{DelOutcome, Message};
+use ackwheel::core::message::Message;
+use ackwheel::core::refusal::Reason;
 use ackwheel::protocol::frame::TimeoutBatch;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -84,36 +85,28 @@ impl LogicNode {
     pub async fn acknowledge(self: Arc<Self>, mut acks: UnboundedReceiver<Message>) {
         let mut waiting = Vec::new();
         while acks.recv_many(&mut waiting, ACKS_AT_ONCE).await > 0 {
-            match self.client.del_msg(&waiting).await {
-                Ok(outcomes) => waiting.iter().zip(outcomes).for_each(|(ack, outcome)| self.acked(*ack, outcome)),
-                Err(error) => {
-                    println!("{} Acks are in no wheel, and will time out there: {error}", waiting.len());
-                    // The phone has answered all the same, and will not do so twice.
-                    for ack in &waiting {
-                        self.records().arrived(*ack);
-                    }
-                }
-            }
-            waiting.clear();
+            let mut records = self.records();
+            // Whatever the sidecar says of it: the phone has answered, and will not do so twice.
+            let arrived = waiting.drain(..).map(|ack| (ack, records.arrived(ack))).collect();
+            records.unanswered += 1;
+            // No Ack waits for the answer to another: while Redis is away the sidecar holds them, and must have them for that.
+            tokio::spawn(Arc::clone(&self).report(arrived));
         }
     }
 
-    fn acked(&self, message: Message, outcome: DelOutcome) {
+    /// Reports messages that have arrived, each with the attempt that it was on, if it was still on the way.
+    async fn report(self: Arc<Self>, arrived: Vec<(Message, Option<u8>)>) {
+        let messages: Vec<Message> = arrived.iter().map(|(message, _)| *message).collect();
+        let answered = self.client.del_msg(&messages).await;
         let mut records = self.records();
-        match outcome {
-            DelOutcome::Acked => match records.arrived(message) {
-                Some(1) => records.counts.first_push += 1,
-                Some(_) => records.counts.second_push += 1,
-                // It was counted when its late Ack came, and answered the second push too.
-                None => {}
-            },
-            // It timed out, but the phone is alive after all.
-            DelOutcome::Late => {
-                records.counts.late += 1;
-                records.arrived(message);
+        records.unanswered -= 1;
+        match answered {
+            Ok(outcomes) => {
+                for ((_, attempt), outcome) in arrived.into_iter().zip(outcomes) {
+                    records.counts.acked(outcome, attempt);
+                }
             }
-            // The second Ack of one message, or a very old one: it says nothing new.
-            DelOutcome::Unknown | DelOutcome::Withdrawn => {}
+            Err(error) => println!("{} Acks are in no wheel, and will time out there: {error}", messages.len()),
         }
     }
 
@@ -144,9 +137,17 @@ impl LogicNode {
             self.records().counts.batches_again += 1;
             return Ok(());
         }
-        let (again, given_up) = self.judge(batch);
-        self.push(&again, MAX_ATTEMPTS).await?;
-        let says_offline = says_offline(batch);
+        let (again, mut given_up) = self.judge(batch);
+        let mut says_offline = says_offline(batch);
+        match self.push(&again, MAX_ATTEMPTS).await {
+            // This sidecar takes no more messages, and given back the batch would end with it: they are stored, and nobody
+            // who had one push only is offline for that.
+            Err(error) if error.reason() == Some(Reason::Draining) => {
+                given_up.extend(again);
+                says_offline = false;
+            }
+            pushed => pushed?,
+        }
         let mut records = self.records();
         for message in given_up {
             // Its late Ack may have come while the others were pushed.
@@ -178,9 +179,10 @@ impl LogicNode {
         (messages(again), messages(given_up))
     }
 
-    /// Whether every message has arrived or is stored, and no phone will say anything more.
+    /// Whether every message has arrived or is stored, and neither a phone nor the sidecar will say anything more.
     pub fn is_settled(&self) -> bool {
-        self.records().on_the_way.is_empty() && self.phones.are_quiet()
+        let records = self.records();
+        records.on_the_way.is_empty() && records.unanswered == 0 && self.phones.are_quiet()
     }
 
     /// What came of it all.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ackwheel::core::batch::BatchId;
-use ackwheel::core::message::Message;
+use ackwheel::core::message::{DelOutcome, Message};
 
 /// Everything that the node writes down.
 #[derive(Debug, Default)]
@@ -18,6 +18,8 @@ pub struct Records {
     /// Batches that were dealt with: one that comes again is acknowledged, and that is all. A node that runs
     /// for years forgets them after an hour.
     pub dealt_with: HashSet<BatchId>,
+    /// DelMsgs that the sidecar has not answered.
+    pub unanswered: usize,
     /// For the summary.
     pub counts: Counts,
 }
@@ -41,6 +43,22 @@ pub struct Counts {
     pub given_up: usize,
     /// Batches that came again.
     pub batches_again: usize,
+}
+
+impl Counts {
+    /// What the sidecar said to the Ack of a message, which was on this attempt if it was on the way.
+    pub fn acked(&mut self, outcome: DelOutcome, attempt: Option<u8>) {
+        match (outcome, attempt) {
+            (DelOutcome::Acked, Some(1)) => self.first_push += 1,
+            (DelOutcome::Acked, Some(_)) => self.second_push += 1,
+            // It timed out, but the phone is alive after all.
+            (DelOutcome::Late, _) => self.late += 1,
+            // It was counted when its late Ack came, and answered the second push too.
+            (DelOutcome::Acked, None) => {}
+            // The second Ack of one message, a very old one, or one that a sidecar has lost: it says nothing new.
+            (DelOutcome::Unknown | DelOutcome::Withdrawn, _) => {}
+        }
+    }
 }
 
 impl Records {
