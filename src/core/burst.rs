@@ -218,6 +218,13 @@ impl Burst {
         }
     }
 
+    /// Refuses all that is not refused yet.
+    pub fn refuse_all(&mut self, refusal: &Refusal) {
+        for request in &mut self.requests {
+            request.refusal.get_or_insert_with(|| Box::new(refusal.clone()));
+        }
+    }
+
     /// Says what became of a message.
     pub fn set(&mut self, message: usize, outcome: Outcome) {
         self.outcomes[message] = outcome;

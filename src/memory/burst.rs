@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::ring::MemoryRing;
+use super::ring::{MemoryRing, Standing};
 use super::shard::Position;
 use super::sorted::Sorted;
 use super::table::{HashMessage, MAX_SHARD_BITS};
@@ -31,7 +31,7 @@ impl AtOnce for MemoryRing {
         }
         let standing = self.standing.read();
         let reserved = if standing.draining {
-            burst.refuse_adds(&draining());
+            refuse(burst, &standing);
             0
         } else if self.reserve(adds) {
             adds
@@ -52,7 +52,7 @@ impl MemoryRing {
         let standing = self.standing.write();
         if standing.draining {
             // Since it was looked at before. What is in flight has perhaps been handed out already.
-            burst.refuse_adds(&draining());
+            refuse(burst, &standing);
         }
         let position = self.position(&standing, now);
         for number in 0..burst.requests.len() {
@@ -140,11 +140,17 @@ impl MemoryRing {
     }
 }
 
-fn draining() -> Refusal {
-    Refusal::new(
-        Reason::Draining,
+/// Refuses what a ring that drains does not do.
+#[cold]
+fn refuse(burst: &mut Burst, standing: &Standing) {
+    let (adds, all) = (
         "this sidecar is draining and takes no new messages: add them through another one",
-    )
+        "this sidecar has gone, and its messages are kept for its next start: ask again then",
+    );
+    match standing.saved {
+        true => burst.refuse_all(&Refusal::new(Reason::Draining, all)),
+        false => burst.refuse_adds(&Refusal::new(Reason::Draining, adds)),
+    }
 }
 
 #[cfg(test)]
@@ -160,7 +166,9 @@ mod tests {
     use crate::core::burst::{Asks, Outcome};
     use crate::core::outbox::Retention;
     use crate::core::ring::{AddNewMsg, Asker, DelMsg, Handover, Ring};
+    use crate::core::store::Moment;
     use crate::core::tick::{Tick, Wheel};
+    use crate::memory::state::Saved;
     use crate::memory::{MemoryOutbox, RingOptions};
 
     fn ring(max_in_flight: u64, now: Instant) -> MemoryRing {
@@ -193,6 +201,27 @@ mod tests {
         assert_eq!(refused, Some(Reason::Draining));
         assert!(burst.requests[1].refusal.is_none());
         assert_eq!(burst.outcomes()[1], Outcome::Late);
+    }
+
+    #[test]
+    fn what_is_written_down_is_not_changed_any_more() {
+        let now = Instant::now();
+        let ring = ring(10, now);
+        let mut burst = Burst::default();
+        burst.push_single(1, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(1));
+        ring.do_all(&mut burst, now);
+        ring.standing.write().draining = true;
+        let saved = Saved::of(&ring, &ring.outbox, Moment { now, unix_time: Duration::ZERO });
+        let mut burst = Burst::default();
+        burst.push_single(2, Asks::Del { withdraw: false }, Message::from(1));
+        ring.do_all(&mut burst, now);
+        let refused = burst.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
+        assert_eq!(
+            refused,
+            Some(Reason::Draining),
+            "else it would be acknowledged here, and time out in the next process"
+        );
+        assert_eq!(saved.in_flight(), 1);
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub(super) struct Standing {
     pub(super) draining: bool,
     /// Whether a drain has handed out what was in flight: nothing is left to decide.
     handed_out: bool,
+    /// Whether all of it was written down for the next start: what changes from now on would be forgotten.
+    pub(super) saved: bool,
 }
 
 impl MemoryRing {
@@ -100,6 +102,7 @@ impl MemoryRing {
                 pace: Pace::new(options.wheel.tick_length(), options.pointer, now),
                 decided_below: options.pointer,
                 draining: false,
+                saved: false,
                 handed_out: false,
             }),
             latest_ns: AtomicU64::new(0),

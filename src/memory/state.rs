@@ -63,6 +63,7 @@ impl Saved {
 
     pub(super) fn of(ring: &MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> Saved {
         let now = moment.now;
+        ring.standing.write().saved = true;
         while ring.expire_step(now).more {}
         let pointer = ring.pointer();
         let stamp = ring.stamp(now);

@@ -35,6 +35,7 @@ use crate::core::store::Store;
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::metrics::Metrics;
+use crate::patience::in_time;
 use crate::protocol::frame::{Body, Error, Frame, FrameType};
 
 /// After a failed accept the listener rests, so that a full table of files does not become a busy loop.
@@ -159,7 +160,7 @@ impl Server {
     pub async fn close(&self, patience: Duration) {
         self.phase.send_replace(Phase::Closed);
         self.tasks.close();
-        if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() && !self.unanswered.is_empty() {
+        if in_time(patience, self.tasks.wait()).await.is_none() && !self.unanswered.is_empty() {
             warn!(
                 connections = self.unanswered.len(),
                 "some connections did not take their last answers in time and are closed: their clients repeat what was \
@@ -214,11 +215,16 @@ impl Acceptor {
         let guard = OpenConnection { open: Arc::clone(&self.open), shared: Arc::clone(&self.shared) };
         self.shared.metrics.connections.inc();
         self.shared.metrics.connections_opened.inc();
-        let (phase, unanswered) = (self.phase.clone(), self.unanswered.token());
+        let (phase, mut closing, unanswered) = (self.phase.clone(), self.phase.clone(), self.unanswered.clone());
         let span = info_span!("connection", peer = %accepted.peer(), client = Empty);
         let connection = async move {
-            if let Some(stream) = guard.shared.greet(accepted).await {
-                session::Session::new(stream, Arc::clone(&guard.shared), phase).run(unanswered).await;
+            let greeted = tokio::select! {
+                greeted = guard.shared.greet(accepted) => greeted,
+                _ = closing.wait_for(|phase| *phase == Phase::Closed) => None,
+            };
+            if let Some(stream) = greeted {
+                let session = session::Session::new(stream, Arc::clone(&guard.shared), phase);
+                session.run(unanswered.token()).await;
             }
         };
         self.tasks.spawn(connection.instrument(span));

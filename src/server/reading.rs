@@ -1,10 +1,12 @@
 //! How a connection is read: all that waits in its socket, before a decision and at the end, and frame by frame.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::requests::not_hello;
 use super::session::{Session, State};
 use super::wire::READ_SIZE;
+use crate::core::alive::WAKING;
 use crate::protocol::{DecodeError, Decoded};
 
 /// How soon a socket that was emptied may have been filled again by a peer that had more to say.
@@ -12,9 +14,13 @@ const REFILL: Duration = Duration::from_millis(2);
 
 impl Session {
     /// Reads all that waits in the socket, for the ticker; what a tireless sender adds meanwhile can wait. But where the
-    /// process stood still, the peer may have sent more than the socket holds: that is read for as long as it comes.
+    /// process stood still, the peer may have sent more than the socket holds: that is read for as long as it comes, but
+    /// no longer than a stall counts. (Once the ticker has ended nobody beats, and every moment is one after a stall.)
     pub(super) async fn read_waiting(&mut self) {
-        while self.read_socket().await >= READ_SIZE && self.shared.clock.is_waking() {
+        let clock = Arc::clone(&self.shared.clock);
+        let begun = clock.now();
+        let may_go_on = || clock.is_waking() && clock.now().saturating_duration_since(begun) < WAKING;
+        while self.read_socket().await >= READ_SIZE && may_go_on() {
             // The peer's system hears of the room that there is now.
             tokio::time::sleep(REFILL).await;
         }

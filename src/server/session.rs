@@ -34,6 +34,7 @@ use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Asker;
 use crate::delivery::Subscription;
 use crate::gate::Member;
+use crate::patience::in_time;
 use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, GoAway, GoAwayReason, MAX_GREETING_LENGTH};
 
@@ -155,7 +156,7 @@ impl Session {
             tokio::spawn(bursts::outlive(self.pending, self.answers, Arc::clone(&self.shared.metrics)));
         }
         // Whoever does not take the last words in time does not get them.
-        let _ = tokio::time::timeout(CLOSE_PATIENCE, self.wire.close(unanswered)).await;
+        let _ = in_time(CLOSE_PATIENCE, self.wire.close(unanswered)).await;
     }
 
     fn is_over(&self) -> bool {
