@@ -28,8 +28,8 @@ impl Trouble {
         if self.refused_at.replace(now).is_none() {
             warn!(
                 %refusal,
-                "the store refused to turn the ring, and nothing times out meanwhile; trying again every \
-                 {RETRY:?}: look at the store"
+                "the store refused to turn the ring, and nothing times out meanwhile, unless another sidecar reaches it and \
+                 turns the ring; trying again every {RETRY:?}: look at the store, and at the way to it"
             );
         }
     }

@@ -15,7 +15,7 @@ use crate::support::sidecar::Sidecar;
 use crate::support::{wait_for, wait_until};
 
 /// The alerts, by the names that routes and silences hold.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 13] = [
     "AckwheelDown",
     "AckwheelRestarting",
     "AckwheelNoLeader",
@@ -23,6 +23,7 @@ pub const NAMES: [&str; 12] = [
     "AckwheelOutboxGrowing",
     "AckwheelOutboxDroppedIds",
     "AckwheelStorm",
+    "AckwheelMostTimeOut",
     "AckwheelLateAcksRising",
     "AckwheelRedisErrors",
     "AckwheelRefusesAdds",
