@@ -45,8 +45,16 @@ fn a_new_group_begins_at_the_outboxs_beginning_or_at_its_end_if_asked() {
     let mut joined = sidecar.connect();
     let answer = joined.ask(&frames::subscribe("end", 10, 0));
     assert_eq!((answer.kind, answer.flags), (frames::SUBSCRIBED, 0), "it is there already: {answer:?}");
-    drop(ephemeral);
+    let other = sidecar.connect().subscribed_with(&frames::subscribe("", 10, EPHEMERAL));
+    let metrics = sidecar.metrics();
+    assert_eq!(metrics.count("subscribers{group=\"(ephemeral)\"}"), 2, "no series for each");
+    assert_eq!(metrics.count("outbox_batches{group=\"(ephemeral)\"}"), 1);
+    assert_eq!(metrics.find(&format!("ackwheel_subscribers{{group=\"{made_up}\"}}")), None);
+    drop((ephemeral, other));
     wait_until("an ephemeral group goes with its last member", || sidecar.group(&made_up).is_none());
+    let log =
+        sidecar.log().line("the last subscriber of this group here has left").expect("who looks for it finds it");
+    assert!(log.contains("group=ephemeral-"), "{log}");
 }
 
 #[test]

@@ -11,6 +11,9 @@ pub const MAX_NAME_LENGTH: usize = 64;
 /// The most groups that can exist at once, ephemeral ones included.
 pub const MAX_GROUPS: usize = 64;
 
+/// How the names of groups begin that nobody has named.
+const MADE_UP: &str = "ephemeral-";
+
 /// Subscribers that share one copy of every timeout batch go by one such name: `[A-Za-z0-9_.-]{1,64}`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupName(Arc<str>);
@@ -34,6 +37,21 @@ impl GroupName {
     #[must_use]
     pub fn is_default(&self) -> bool {
         &*self.0 == GroupName::DEFAULT
+    }
+
+    /// The name of a group that nobody has named, which no other process makes up either.
+    #[must_use]
+    pub fn made_up(process: u32, subscriber: u64) -> GroupName {
+        GroupName(Arc::from(format!("{MADE_UP}{process:08x}-{subscriber}")))
+    }
+
+    /// Whether it is such a name.
+    #[must_use]
+    pub fn is_made_up(&self) -> bool {
+        let numbers = self.0.strip_prefix(MADE_UP).and_then(|numbers| numbers.split_once('-'));
+        numbers.is_some_and(|(process, subscriber)| {
+            process.len() == 8 && u32::from_str_radix(process, 16).is_ok() && subscriber.parse::<u64>().is_ok()
+        })
     }
 
     /// The name as text.
@@ -71,6 +89,14 @@ impl Borrow<str> for GroupName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn made_up_names_can_be_told_from_given_ones() {
+        assert!(GroupName::made_up(0xa, 7).is_made_up() && GroupName::made_up(u32::MAX, u64::MAX).is_made_up());
+        for given in ["default", "ephemeral", "ephemeral-audit", "ephemeral-0000000a", "ephemeral-a-7"] {
+            assert!(!given.parse::<GroupName>().unwrap().is_made_up(), "{given}");
+        }
+    }
 
     #[test]
     fn only_plain_names_are_groups() {

@@ -145,7 +145,7 @@ impl Delivery {
     /// When there are too many groups, or the store is away.
     pub async fn subscribe(&self, request: SubscribeRequest) -> Result<Subscription, Refusal> {
         let member = MemberId(self.shared.next_member.fetch_add(1, Ordering::Relaxed));
-        let group = request.group.unwrap_or_else(|| self.shared.ephemeral_name(member));
+        let group = request.group.unwrap_or_else(|| GroupName::made_up(self.shared.process, member.0));
         let start = if request.ephemeral { Start::End } else { request.start };
         let opening = Opening { start, ephemeral: request.ephemeral };
         let _membership = self.shared.membership.lock().await;
@@ -257,12 +257,6 @@ impl Shared {
         // The task ends only under this lock, after it has found its queue empty.
         let _ = handle.commands.send(join);
         handle.commands.clone()
-    }
-
-    /// A name that no other sidecar makes up either.
-    fn ephemeral_name(&self, member: MemberId) -> GroupName {
-        let name = format!("ephemeral-{:08x}-{}", self.process, member.0);
-        name.parse().expect("letters, digits and hyphens name a group")
     }
 }
 

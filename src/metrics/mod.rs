@@ -299,14 +299,15 @@ impl Metrics {
         self.outbox_oldest.reset();
         self.subscribers.reset();
         for backlog in backlogs {
-            let label = &[backlog.group.as_str()];
-            self.outbox_batches.with_label_values(label).set(gauge_value(backlog.batches));
-            self.outbox_oldest.with_label_values(label).set(backlog.oldest.as_secs_f64());
+            let label = &[group_label(&backlog.group)];
+            self.outbox_batches.with_label_values(label).add(gauge_value(backlog.batches));
+            let oldest = self.outbox_oldest.with_label_values(label);
+            oldest.set(oldest.get().max(backlog.oldest.as_secs_f64()));
             // There is a 0 for a group without subscribers, too.
             self.subscribers.with_label_values(label);
         }
         for (group, count) in subscribers {
-            self.subscribers.with_label_values(&[group.as_str()]).set(gauge_value(*count));
+            self.subscribers.with_label_values(&[group_label(group)]).add(gauge_value(*count));
         }
     }
 
@@ -325,6 +326,11 @@ impl Default for Metrics {
     fn default() -> Metrics {
         Metrics::new()
     }
+}
+
+/// What a group is called in a label. Groups that nobody has named are one: each would be a series of its own, and gone soon.
+fn group_label(group: &GroupName) -> &str {
+    if group.is_made_up() { "(ephemeral)" } else { group.as_str() }
 }
 
 fn gauge_value(value: u64) -> i64 {
