@@ -114,6 +114,10 @@ fn draw_notes(text: &mut String, report: &StatusReport) {
     let unled = report.rings.iter().filter(|ring| ring.leader.is_none()).count();
     let standing = report.rings.iter().filter(|ring| stands_still(ring, report.tick_ms)).count();
     let waiting = report.groups.iter().filter(|group| waits_long(group)).count();
+    // On a shared wheel somebody may subscribe elsewhere.
+    let alone =
+        |group: &&GroupReport| report.store == "memory" && group.outbox_batches > 0 && group.subscribers == 0;
+    let deserted = report.groups.iter().filter(alone).count();
     let limit = span(LONG_WAIT);
     if unled > 0 {
         let _ = writeln!(text, "! led by nobody: {unled} of {rings} rings; nothing times out there");
@@ -132,8 +136,15 @@ fn draw_notes(text: &mut String, report: &StatusReport) {
             "! batches older than {limit}: {waiting} of {groups} groups; does a subscriber acknowledge?"
         );
     }
+    if deserted > 0 {
+        let groups = report.groups.len();
+        let _ = writeln!(text, "! batches that nobody subscribes to: {deserted} of {groups} groups");
+    }
     if text.len() == begin {
         let _ = writeln!(text, "ok: every ring is led, and no batch has waited for more than {limit}");
+    }
+    if report.rings.iter().any(|ring| !ring.leads && ring.leader.is_some()) {
+        let _ = writeln!(text, "storms are told by the leader of each ring: ask it too");
     }
 }
 
@@ -386,7 +397,8 @@ mod tests {
         // Too old; not one; and of a ring that was lost, whose ticks are to come.
         for recent in [vec![tick(pointer - 61, true)], vec![tick(pointer - 1, false)], vec![tick(pointer, true)]] {
             let text = drawn(&report(vec![of(recent)], Vec::new()), None);
-            assert!(text.contains("\nok: ") && !text.contains("storm"), "{text}");
+            assert!(text.contains("\nok: ") && !text.contains("! storm"), "{text}");
+            assert!(text.contains("\nstorms are told by the leader of each ring: ask it too\n"), "{text}");
         }
         let text = drawn(&report(vec![of(vec![tick(pointer - 60, true)])], Vec::new()), None);
         let words = ":\n  1,812 of 2,000 messages timed out; look for a fault between\n  clients and logic nodes \
@@ -425,6 +437,13 @@ mod tests {
         assert!(text.contains("      0             3       -\n"), "without a batch there is no oldest: {text}");
         assert!(text.contains("\n  default ") && text.contains("\n  audit "), "{text}");
         assert!(!text.contains("\nok: "), "{text}");
+        let led = RingReport { leads: true, ..ring(0, Some("a"), vec![0]) };
+        let mut alone = report(vec![led], vec![GroupReport { subscribers: 0, ..group("default", 1, 0.0) }]);
+        assert!(drawn(&alone, None).contains("\nok: "), "of others' subscribers nothing is known here");
+        alone.store = String::from("memory");
+        let text = drawn(&alone, None);
+        assert!(text.contains("\n! batches that nobody subscribes to: 1 of 1 groups\n"), "{text}");
+        assert!(!text.contains("\nok: ") && !text.contains("ask it too"), "{text}");
         let text = drawn(&report(vec![ring(0, Some("a"), vec![0])], groups[..1].to_vec()), None);
         assert!(text.contains("\nok: every ring is led, and no batch has waited for more than 1m\n"), "{text}");
     }

@@ -169,7 +169,11 @@ impl GroupTask {
                 if let Err(refusal) = self.shared.outbox.release(&self.name, &released).await {
                     warn!(group = %self.name, %refusal, "batches could not be given back; that follows by itself");
                 }
-                return self.dispatch.members() == 0;
+                let is_last = self.dispatch.members() == 0;
+                if is_last {
+                    info!(group = %self.name, "the last subscriber of this group here has left");
+                }
+                return is_last;
             }
             Command::Ack { batches, answer } => {
                 let settled = self.shared.outbox.settle(&self.name, &batches).await;
