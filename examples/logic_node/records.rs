@@ -53,10 +53,9 @@ impl Counts {
             (DelOutcome::Acked, Some(_)) => self.second_push += 1,
             // It timed out, but the phone is alive after all.
             (DelOutcome::Late, _) => self.late += 1,
-            // It was counted when its late Ack came, and answered the second push too.
-            (DelOutcome::Acked, None) => {}
-            // The second Ack of one message, a very old one, or one that a sidecar has lost: it says nothing new.
-            (DelOutcome::Unknown | DelOutcome::Withdrawn, _) => {}
+            // It was counted when its late Ack came, and answered the second push too; or it is the second Ack of one
+            // message, a very old one, or one of a message that a sidecar has lost: it says nothing new.
+            (DelOutcome::Acked, None) | (DelOutcome::Unknown | DelOutcome::Withdrawn, _) => {}
         }
     }
 }

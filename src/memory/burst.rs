@@ -143,13 +143,12 @@ impl MemoryRing {
 /// Refuses what a ring that drains does not do.
 #[cold]
 fn refuse(burst: &mut Burst, standing: &Standing) {
-    let (adds, all) = (
-        "this sidecar is draining and takes no new messages: add them through another one",
-        "this sidecar has gone, and its messages are kept for its next start: ask again then",
-    );
-    match standing.saved {
-        true => burst.refuse_all(&Refusal::new(Reason::Draining, all)),
-        false => burst.refuse_adds(&Refusal::new(Reason::Draining, adds)),
+    if standing.saved {
+        let text = "this sidecar has gone, and its messages are kept for its next start: ask again then";
+        burst.refuse_all(&Refusal::new(Reason::Draining, text));
+    } else {
+        let text = "this sidecar is draining and takes no new messages: add them through another one";
+        burst.refuse_adds(&Refusal::new(Reason::Draining, text));
     }
 }
 

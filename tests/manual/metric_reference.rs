@@ -12,13 +12,13 @@ type Shape = (String, String);
 fn shown(text: &str) -> BTreeMap<String, Shape> {
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let label_of = |metric: &str| {
-        let labels = text.lines().filter_map(|line| {
+        let mut labels = text.lines().filter_map(|line| {
             let (series, labels) = line.split_once('{')?;
             let belongs = series == metric || series.strip_suffix("_bucket") == Some(metric);
             let label = labels.split_once('=')?.0;
             (belongs && label != "le").then(|| label.to_owned())
         });
-        labels.last().unwrap_or_default()
+        labels.next().unwrap_or_default()
     };
     types.map(|(metric, kind)| (metric.to_owned(), (kind.to_owned(), label_of(metric)))).collect()
 }
