@@ -341,6 +341,8 @@ fn a_sidecar_with_other_settings_is_refused() {
     assert_refused(&redis, &["--tick", "300ms", "--slots", "7"], &["slots", "7", "15"]);
     assert_refused(&redis, &["--tick", "200ms"], &["tick", "200ms", "300ms"]);
     assert_refused(&redis, &["--tick", "300ms", "--rings", "2"], &["rings", "2", "1"]);
+    redis.command::<()>(&["HSET", "{ackwheel:0}:meta", "schema", "99"]);
+    assert_refused(&redis, &["--tick", "300ms"], &["schema", "99", "update"]);
     let elsewhere = Sidecar::on(&redis, "elsewhere", &["--slots", "7", "--namespace", "another"]);
     assert_eq!(elsewhere.status().slots, 7, "another namespace is another wheel");
 }

@@ -7,8 +7,10 @@ use std::time::{Duration, SystemTime};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 
+use crate::support::frames::{self, ACKED};
 use crate::support::process::{Run, assert_names, program};
-use crate::support::sidecar::Sidecar;
+use crate::support::redis::{Redis, free_port};
+use crate::support::sidecar::{self, Sidecar};
 use crate::support::watch::Watch;
 
 /// Who vouches for servers.
@@ -178,4 +180,28 @@ fn a_wrong_certificate_is_refused_at_the_start() {
     assert_names(check(&files.flags()).error(64), &["key.pem", "no private key", "PEM"]);
     fs::write(&files.certificate, "no certificate").unwrap();
     assert_names(check(&files.flags()).error(64), &["cert.pem", "no certificate in it", "PEM"]);
+}
+
+#[test]
+fn a_redis_that_speaks_tls_is_served_if_its_certificate_is_trusted() {
+    let (authority, files, redis) = (Authority::new(), Files::new(), Redis::start());
+    authority.certify(&files, 0);
+    let trusted = authority.write(&files.folder.path().join("ca.pem"));
+    let port = free_port().to_string();
+    for (setting, value) in [
+        ("tls-cert-file", files.certificate.to_str().unwrap()),
+        ("tls-key-file", files.key.to_str().unwrap()),
+        ("tls-ca-cert-file", trusted.to_str().unwrap()),
+        ("tls-auth-clients", "no"),
+        ("tls-port", &port),
+    ] {
+        redis.command::<()>(&["CONFIG", "SET", setting, value]);
+    }
+    let store = format!("rediss://127.0.0.1:{port}/");
+    let sidecar = Sidecar::spawn(sidecar::serve(&["--store", &store]).env("SSL_CERT_FILE", &trusted));
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1], 15, 1)).added();
+    assert_eq!(connection.ask(&frames::del(&[1])).outcomes(), [ACKED]);
+    let untrusted = Run::of(&mut sidecar::serve(&["--store", &store]));
+    assert_names(untrusted.error(1), &["certificate", "SSL_CERT_FILE"]);
 }

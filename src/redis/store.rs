@@ -44,7 +44,7 @@ pub enum RedisStoreError {
     #[error("--store: {0}; write redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for TLS")]
     Address(String),
     /// There is no Redis.
-    #[error("Redis cannot be reached within {START_PATIENCE:?}: {0}; is it running, and is the address right?")]
+    #[error("Redis cannot be reached within {START_PATIENCE:?}: {0}; {hint}", hint = hint(.0))]
     Unreachable(String),
     /// This Redis cannot be used.
     #[error("this Redis cannot be used: {0}")]
@@ -232,7 +232,8 @@ async fn check(client: &Client) -> Result<(), RedisStoreError> {
                     if cause.replace(fault.text.clone()).is_none() {
                         warn!(
                             cause = fault.text,
-                            "Redis cannot be reached; trying for {START_PATIENCE:?}: is it running, and is --store right?"
+                            "Redis cannot be reached; trying for {START_PATIENCE:?}: {}",
+                            hint(&fault.text)
                         );
                     }
                 }
@@ -243,6 +244,15 @@ async fn check(client: &Client) -> Result<(), RedisStoreError> {
     let in_time = tokio::time::timeout(START_PATIENCE, reached).await;
     in_time
         .unwrap_or_else(|_| Err(RedisStoreError::Unreachable(cause.unwrap_or_else(|| String::from("no answer")))))
+}
+
+/// Where to look for what keeps a Redis from being reached.
+fn hint(cause: &str) -> &'static str {
+    if cause.contains("certificate") {
+        "name the certificate of whoever signed that of Redis in SSL_CERT_FILE, in the environment of this sidecar"
+    } else {
+        "is it running, and is the address in --store right?"
+    }
 }
 
 fn explain(error: OpenError, options: &RedisOptions) -> RedisStoreError {

@@ -233,7 +233,7 @@ pub fn ask<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> Re
 }
 
 /// A port that nobody listens on now.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let tries = std::iter::repeat_with(|| rand::random_range(PORTS));
     let mut free = tries.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
     free.next().expect("the tries do not end")
