@@ -102,6 +102,14 @@ fn a_group_that_only_the_outbox_knows_can_be_seen_and_deleted() {
     wait_until("it has left", || sidecar.metrics().count("subscribers{group=\"audit\"}") == 0);
     redis.command::<()>(&["DEL", "{ackwheel:0}:groups"]);
     wait_until("both are there again", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 2);
+    let ephemeral = sidecar.connect().subscribed_with(&frames::subscribe("", 10, frames::EPHEMERAL));
+    redis.command::<()>(&["XGROUP", "CREATE", "{ackwheel:0}:outbox", "no name of a group", "0"]);
+    redis.command::<()>(&["DEL", "{ackwheel:0}:groups"]);
+    wait_until("three are there again", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 3);
+    assert_eq!(sidecar.status().groups.len(), 3);
+    drop(ephemeral);
+    wait_until("it goes with its last member", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 2);
+    redis.command::<()>(&["XGROUP", "DESTROY", "{ackwheel:0}:outbox", "no name of a group"]);
     assert_names(sidecar.run(&["group", "delete", "audit"]).output(), &["audit"]);
     redis.command::<()>(&["DEL", "{ackwheel:0}:groups", "{ackwheel:0}:outbox"]);
     wait_until("the default group is", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 1);
@@ -109,4 +117,19 @@ fn a_group_that_only_the_outbox_knows_can_be_seen_and_deleted() {
     sidecar.connect().ask(&frames::add(&ids, 1, 1)).added();
     sidecar.wait_for_pointer(sidecar.pointer() + 3);
     assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &ids), ids);
+}
+
+#[test]
+fn a_group_that_was_there_is_none_too_many_when_all_are_lost() {
+    let redis = Redis::start();
+    let sidecar = sidecar(&redis);
+    for number in 1..64 {
+        drop(sidecar.connect().subscribed(&format!("group-{number}")));
+    }
+    wait_until("all have left", || redis.command::<u64>(&["EXISTS", "{ackwheel:0}:members"]) == 0);
+    redis.command::<()>(&["DEL", "{ackwheel:0}:groups"]);
+    // Nobody knows whether the beat or the subscriber comes first.
+    drop(sidecar.connect().subscribed("group-7"));
+    wait_until("all are there again", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 64);
+    sidecar.connect().ask(&frames::subscribe("one-more", 10, 0)).assert_error(37, frames::RETRYABLE);
 }

@@ -9,7 +9,7 @@ local sidecar, joined = ARGV[2], {}
 -- A Redis without memory lets a script finish whose first write needs none.
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 redis.call('HINCRBY', sidecars, sidecar, 1)
-local made = mend()
+local made = 0
 
 for i = 5, #ARGV, 3 do
   local group, kind, attended = ARGV[i], kind_of(ARGV[i]), ARGV[i + 2] == '1'
@@ -29,6 +29,7 @@ for _, membership in ipairs(memberships()) do
   local group = membership[2]
   if membership[3] == sidecar and not joined[group] then leave(group, sidecar) end
 end
+made = made + mend()
 local freed = 0
 for _, group in ipairs(redis.call('HKEYS', groups)) do
   if not joined[group] then freed = freed + let_go_all(group, sidecar, ARGV[4]) end

@@ -94,30 +94,6 @@ local function make(group, start, kind)
   attend(group, kind)
 end
 
--- Makes what was lost, where somebody deleted it or a Redis evicted it: the outbox, a group in it, or its entry in
--- `groups`. Returns how many groups that were.
-local function mend()
-  local known, lost = {}, 0
-  local found = redis.pcall('XINFO', 'GROUPS', outbox)
-  if not found.err then
-    for _, reader in ipairs(found) do known[by_field(reader).name] = true end
-  end
-  for _, group in ipairs(redis.call('HKEYS', groups)) do
-    if known[group] then
-      known[group] = nil
-    else
-      redis.call('XGROUP', 'CREATE', outbox, group, kind_of(group) == 'e' and '$' or '0', 'MKSTREAM')
-      lost = lost + 1
-    end
-  end
-  if not kind_of('default') then known.default = true end
-  for group in pairs(known) do
-    make(group, '0', '-')
-    lost = lost + 1
-  end
-  return lost
-end
-
 -- Every membership: a list of {field, group, sidecar}.
 local function memberships()
   local found = {}
@@ -126,6 +102,33 @@ local function memberships()
     found[i] = {field, group, sidecar}
   end
   return found
+end
+
+-- Makes what was lost, where somebody deleted it or a Redis evicted it: the outbox, a group in it, or its entry in
+-- `groups`. Returns how many groups lost what they had not settled.
+local function mend()
+  local known, lost = {}, 0
+  local found = redis.pcall('XINFO', 'GROUPS', outbox)
+  if not found.err then
+    for _, reader in ipairs(found) do known[by_field(reader).name] = true end
+  end
+  if not kind_of('default') then attend('default', '-') end
+  for _, group in ipairs(redis.call('HKEYS', groups)) do
+    if not known[group] then
+      redis.call('XGROUP', 'CREATE', outbox, group, kind_of(group) == 'e' and '$' or '0', 'MKSTREAM')
+      lost = lost + 1
+    end
+    known[group] = nil
+  end
+  -- A group with members is noted by the beat of their sidecar, which knows what it is. What is no name of a group, others
+  -- have made.
+  for _, membership in ipairs(memberships()) do known[membership[2]] = nil end
+  for group in pairs(known) do
+    if #group <= 64 and not string.find(group, '[^%w_.%-]') then
+      attend(group, string.find(group, '^ephemeral%-%x+%-%d+$') and 'e' or '-')
+    end
+  end
+  return lost
 end
 
 -- How many sidecars have a subscriber of a group, one of them not counted.

@@ -10,23 +10,20 @@
 --   {'differs', schema, slots, tick in ms, rings}
 local meta, link = KEYS[1], KEYS[2]
 
--- What an outbox whose `meta` was lost goes on from: the last tick that is in it or was read, and what it counted.
+-- What an outbox whose `meta` was lost goes on from: the last tick that was in it, and what its last entry counted.
+-- Where there is none, and where Redis will not tell, that is 0.
 local function left_in_outbox()
-  local tick, batches, ids = 0, 0, 0
-  local function read(fields)
-    for i = 1, #fields, 2 do
-      local field, value = fields[i], fields[i + 1]
-      if field == 'batches' then batches = tonumber(value) or 0 end
-      if field == 'ids' then ids = tonumber(value) or 0 end
-      if field == 'last-delivered-id' then tick = math.max(tick, tonumber(string.match(value, '^%d+'))) end
-    end
+  local function by_field(list)
+    local named = {}
+    for i = 1, #list, 2 do named[list[i]] = list[i + 1] end
+    return named
   end
-  for _, entry in ipairs(redis.pcall('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)) do
-    tick = tonumber(string.match(entry[1], '^%d+'))
-    read(entry[2])
-  end
-  for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[3])) do read(group) end
-  return tick, batches, ids
+  local stream = by_field(redis.pcall('XINFO', 'STREAM', KEYS[3]))
+  local last = by_field(stream['last-entry'] and stream['last-entry'][2] or {})
+  local tick = tonumber(string.match(stream['last-generated-id'] or '', '^%d+')) or 0
+  -- What others wrote there may be no tick, nor any number that Lua keeps.
+  if tick >= 1e14 then tick = 0 end
+  return tick, tonumber(last.batches) or 0, tonumber(last.ids) or 0
 end
 
 -- A Redis without memory lets a script finish whose first write needs none.

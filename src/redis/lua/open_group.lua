@@ -5,8 +5,8 @@
 -- ARGV[5] where a new group begins: behind the id `0` or `$`   ARGV[6] what it is: `e` ephemeral, `-` not
 -- Reply {'open', 1 if it is new, what it is}   {'full'} there are as many groups as there may be
 local sidecar, group = ARGV[2], ARGV[3]
-local kind = kind_of(group)
 mend()
+local kind = kind_of(group)
 local is_new = not kind
 if is_new then
   if redis.call('HLEN', groups) >= tonumber(ARGV[4]) then return {'full'} end
