@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::requests::not_hello;
 use super::session::{Session, State};
 use super::wire::READ_SIZE;
-use crate::core::alive::WAKING;
+use crate::core::alive::{STALL, WAKING};
 use crate::protocol::{DecodeError, Decoded};
 
 /// How soon a socket that was emptied may have been filled again by a peer that had more to say.
@@ -18,9 +18,12 @@ impl Session {
     /// no longer than a stall counts. (Once the ticker has ended nobody beats, and every moment is one after a stall.)
     pub(super) async fn read_waiting(&mut self) {
         let clock = Arc::clone(&self.shared.clock);
-        let begun = clock.now();
-        let may_go_on = || clock.is_waking() && clock.now().saturating_duration_since(begun) < WAKING;
-        while self.read_socket().await >= READ_SIZE && may_go_on() {
+        let (mut spent, mut last) = (Duration::ZERO, clock.now());
+        while self.read_socket().await >= READ_SIZE && clock.is_waking() && spent < WAKING {
+            // A stall meanwhile is not time that the peer had.
+            let now = clock.now();
+            spent += now.saturating_duration_since(last).min(STALL);
+            last = now;
             // The peer's system hears of the room that there is now.
             tokio::time::sleep(REFILL).await;
         }
