@@ -239,8 +239,14 @@ pub trait AtOnce: Send + Sync {
         let mut burst = Burst::default();
         burst.push(0, Asks::Del { withdraw: request.withdraw }, request.messages.iter().copied());
         self.do_all(&mut burst, now);
-        let outcomes = burst.outcomes().iter().map(|outcome| outcome.of_del()).collect();
-        Reply::ok(DelMsgAnswer { outcomes, ack_latency: burst.ack_latency })
+        let done = burst.requests.pop().expect("one was pushed");
+        match done.refusal {
+            Some(refusal) => Reply::refused(*refusal),
+            None => Reply::ok(DelMsgAnswer {
+                outcomes: burst.outcomes().iter().map(|outcome| outcome.of_del()).collect(),
+                ack_latency: burst.ack_latency,
+            }),
+        }
     }
 }
 
