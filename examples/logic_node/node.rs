@@ -61,11 +61,11 @@ impl LogicNode {
         }
         let options = AddOptions::default().ack_timeout_ticks(self.patience.ticks).attempt(attempt);
         self.client.add_new_msg(messages, options).await?;
-        self.records().on_the_way.extend(messages.iter().map(|message| (*message, attempt)));
+        let meant = self.records().set_out(messages, attempt);
         let mut failed = Vec::new();
-        for message in messages {
-            if let Err(PushFailed) = self.phones.push(*message, attempt) {
-                failed.push(*message);
+        for message in meant {
+            if let Err(PushFailed) = self.phones.push(message, attempt) {
+                failed.push(message);
             }
         }
         for message in &failed {

@@ -61,6 +61,15 @@ impl Counts {
 }
 
 impl Records {
+    /// These messages are to be pushed. What was pushed before and has arrived since is left out: should it time out after
+    /// all, it finds no push noted.
+    pub fn set_out(&mut self, messages: &[Message], attempt: u8) -> Vec<Message> {
+        let is_meant = |message: &&Message| attempt == 1 || self.on_the_way.contains_key(message);
+        let meant: Vec<Message> = messages.iter().filter(is_meant).copied().collect();
+        self.on_the_way.extend(meant.iter().map(|message| (*message, attempt)));
+        meant
+    }
+
     /// The message has arrived, whatever was thought before. The attempt it was on, if it was on the way.
     pub fn arrived(&mut self, message: Message) -> Option<u8> {
         self.stored.remove(&message);

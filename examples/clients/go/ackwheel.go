@@ -63,7 +63,7 @@ type Client struct {
 	down                 Error // why it is not up
 	lastID               uint32
 	unanswered           map[uint32]chan []byte // nil without a connection
-	waiting              []*TimeoutBatch        // at its end those in Batches
+	waiting              []string               // at its end those in Batches
 }
 
 // why reads an Error. A frame has its type at 4, its flags at 5, its status at 6, its id at 8, and its body at 12.
@@ -262,12 +262,12 @@ func (c *Client) receive(f []byte) error {
 			MsgIDs: make([]uint64, count), Clients: make([]uint64, count), Attempts: make([]uint8, count)}
 		err := unpack(f[12:], &b.ID, &b.DeliveryCount, &b.AgeMs, &b.Added, &b.Acked, &count, b.MsgIDs, b.Clients, b.Attempts)
 		c.waiting = c.waiting[len(c.waiting)-len(c.Batches):]
-		leave := len(c.waiting) == cap(c.Batches) // As many wait as there is credit for: it will come again.
-		for _, w := range c.waiting {             // A slow consumer gets it once, unless a failed-over Redis put others in it.
-			leave = leave || w.ID == b.ID && bytes.Equal(pack(w.MsgIDs), pack(b.MsgIDs))
+		content, leave := string(f[12:36])+string(f[68:]), len(c.waiting) == cap(c.Batches) // Full: it will come again.
+		for _, other := range c.waiting {                                                   // A slow consumer gets it once.
+			leave = leave || other == content
 		}
 		if !leave && err == nil {
-			c.waiting = append(c.waiting, b)
+			c.waiting = append(c.waiting, content)
 			c.Batches <- b
 		}
 		return err
