@@ -96,6 +96,6 @@ fn a_script_whose_loading_is_never_answered_holds_nobody_up() {
     wait_until("the load is under way", || way.holding() == 1);
     assert_eq!(connection.answer(held).outcomes(), [ACKED], "by a connection that was made anew");
     assert_eq!(connection.ask(&frames::del(&[2])).outcomes(), [ACKED]);
-    assert_eq!(sidecar.metrics().count("redis_reconnects_total"), 1);
+    assert!(sidecar.metrics().count("redis_reconnects_total") >= 1);
     way.let_go();
 }

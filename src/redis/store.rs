@@ -248,7 +248,7 @@ async fn check(client: &Client) -> Result<(), RedisStoreError> {
 
 /// Where to look for what keeps a Redis from being reached.
 fn hint(cause: &str) -> &'static str {
-    if cause.contains("certificate") {
+    if cause.contains("UnknownIssuer") {
         "name the certificate of whoever signed that of Redis in SSL_CERT_FILE, in the environment of this sidecar"
     } else {
         "is it running, and is the address in --store right?"
