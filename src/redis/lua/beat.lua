@@ -24,12 +24,12 @@ for i = 5, #ARGV, 3 do
   local membership = group .. ' ' .. sidecar
   if redis.call('HEXISTS', members, membership) == 0 then redis.call('HSET', members, membership, 1) end
 end
+made = made + mend()
 
 for _, membership in ipairs(memberships()) do
   local group = membership[2]
   if membership[3] == sidecar and not joined[group] then leave(group, sidecar) end
 end
-made = made + mend()
 local freed = 0
 for _, group in ipairs(redis.call('HKEYS', groups)) do
   if not joined[group] then freed = freed + let_go_all(group, sidecar, ARGV[4]) end

@@ -141,7 +141,10 @@ local function sidecars_of(group, except)
 end
 
 local function delete(group)
-  redis.call('XGROUP', 'DESTROY', outbox, group)
+  local destroyed = redis.pcall('XGROUP', 'DESTROY', outbox, group)
+  -- Where the outbox itself is lost, so is the group in it.
+  local failed = type(destroyed) == 'table' and destroyed.err
+  if failed and not string.find(failed, 'requires the key to exist', 1, true) then error(failed) end
   redis.call('HDEL', groups, group)
   for _, membership in ipairs(memberships()) do
     if membership[2] == group then redis.call('HDEL', members, membership[1]) end
