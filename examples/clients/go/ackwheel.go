@@ -263,8 +263,8 @@ func (c *Client) receive(f []byte) error {
 		err := unpack(f[12:], &b.ID, &b.DeliveryCount, &b.AgeMs, &b.Added, &b.Acked, &count, b.MsgIDs, b.Clients, b.Attempts)
 		c.waiting = c.waiting[len(c.waiting)-len(c.Batches):]
 		content, leave := string(f[12:36])+string(f[68:]), len(c.waiting) == cap(c.Batches) // Full: it will come again.
-		for _, other := range c.waiting {                                                   // A slow consumer gets it once.
-			leave = leave || other == content
+		for _, other := range c.waiting {
+			leave = leave || other == content // A slow consumer gets it once.
 		}
 		if !leave && err == nil {
 			c.waiting = append(c.waiting, content)
