@@ -26,6 +26,7 @@ mod deploy;
 mod drain;
 mod example_configuration;
 mod failover;
+mod fault_run;
 mod fencing;
 mod foreign_clients;
 mod glance;

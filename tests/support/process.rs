@@ -58,7 +58,12 @@ impl Process {
 
     /// Waits for its end.
     pub fn exit(&mut self) -> ExitStatus {
-        wait_for("the process ends", || self.child.try_wait().expect("a child can be waited for"))
+        wait_for("the process ends", || self.exited())
+    }
+
+    /// How it ended, if it has.
+    pub fn exited(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be waited for")
     }
 
     pub fn stdout(&mut self) -> impl Read + Send + 'static {

@@ -93,8 +93,9 @@ impl Proxy {
         self.shared.holding.load(Ordering::SeqCst)
     }
 
-    /// What was held back goes on.
+    /// What was held back goes on, and nothing more is held.
     pub fn let_go(&self) {
+        self.set(Order::Pass);
         *self.shared.releases.lock().expect("no holder panics") += 1;
         self.shared.released.notify_all();
     }

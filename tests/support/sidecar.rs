@@ -204,6 +204,11 @@ impl Sidecar {
         status
     }
 
+    /// How it ended, if it has.
+    pub fn exited(&mut self) -> Option<ExitStatus> {
+        self.process.exited()
+    }
+
     /// Drains it; returns how long that took.
     pub fn terminate(&mut self) -> Duration {
         let begun = Instant::now();
