@@ -122,9 +122,9 @@ impl Stage {
             };
             self.cause(fault);
             // Mostly one after the other, sometimes several at once, sometimes time to come to rest.
-            let pause = match self.random.random_range(0..10) {
-                0..4 => 0..300,
-                4..9 => 300..4_000,
+            let pause = match self.random.random_range(0..40) {
+                0..30 => 0..500,
+                30..39 => 500..2_500,
                 _ => 10_000..15_000,
             };
             let next = Instant::now() + self.ms(pause);
@@ -191,9 +191,9 @@ impl Stage {
         let place_rests = !self.places[place].busy;
         let redis_rests = self.redis.is_some() && !self.redis_busy;
         let (fault, possible) = match self.random.random_range(0..100) {
-            0..20 => (Fault::Terminate(place), place_rests),
-            20..40 => (Fault::Pause(place), place_rests),
-            40..50 => (Fault::Kill(place), place_rests && self.redis.is_some()),
+            0..15 => (Fault::Terminate(place), place_rests),
+            15..30 => (Fault::Pause(place), place_rests),
+            30..50 => (Fault::Kill(place), place_rests && self.redis.is_some()),
             50..58 => (Fault::LoseAnswer(place), place_rests && redis_rests),
             58..66 => (Fault::HoldScript(place), place_rests && self.redis.is_some()),
             66..72 => (Fault::CutAll, redis_rests),

@@ -67,10 +67,10 @@ fn subscribe(
         batches.push(batch);
         let prompt = manners == Manners::Prompt || shared.is(Phase::Calm);
         match if prompt { 0 } else { random.random_range(0..100) } {
-            0..85 => peer.request(&frames::batch_ack(&[id]))?,
-            85..90 => peer.request(&frames::batch_nack(id, random.random_range(0..500)))?,
+            0..60 => peer.request(&frames::batch_ack(&[id]))?,
+            60..70 => peer.request(&frames::batch_nack(id, random.random_range(0..500)))?,
             // It stays silent about this one.
-            90..95 => continue,
+            70..90 => continue,
             _ => return None,
         };
     }
