@@ -103,7 +103,9 @@ fn a_group_that_only_the_outbox_knows_can_be_seen_and_deleted() {
     redis.command::<()>(&["DEL", "{ackwheel:0}:groups"]);
     wait_until("both are there again", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 2);
     let ephemeral = sidecar.connect().subscribed_with(&frames::subscribe("", 10, frames::EPHEMERAL));
-    redis.command::<()>(&["XGROUP", "CREATE", "{ackwheel:0}:outbox", "no name of a group", "0"]);
+    for none in ["", "no name of a group"] {
+        redis.command::<()>(&["XGROUP", "CREATE", "{ackwheel:0}:outbox", none, "0"]);
+    }
     redis.command::<()>(&["DEL", "{ackwheel:0}:groups"]);
     wait_until("three are there again", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 3);
     assert_eq!(sidecar.status().groups.len(), 3);
@@ -133,4 +135,51 @@ fn a_group_that_was_there_is_none_too_many_when_all_are_lost() {
     drop(sidecar.connect().subscribed("group-7"));
     wait_until("all are there again", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 64);
     sidecar.connect().ask(&frames::subscribe("one-more", 10, 0)).assert_error(37, frames::RETRYABLE);
+}
+
+#[test]
+fn what_a_dead_sidecar_held_goes_to_another_also_where_groups_or_sidecars_were_lost() {
+    for lost in ["groups", "sidecars"] {
+        let redis = Redis::start();
+        let [mut dead, lives] =
+            ["dead", "lives"].map(|name| Sidecar::on(&redis, name, &["--tick", "200ms", "--lease", "500ms"]));
+        let mut holder = dead.connect().subscribed("audit");
+        dead.connect().ask(&frames::add(&[1, 2, 3], 1, 1)).added();
+        assert_eq!(holder.batch().delivery, 1);
+        dead.kill();
+        redis.command::<()>(&["DEL", &format!("{{ackwheel:0}}:{lost}")]);
+        let batch = lives.connect().subscribed("audit").settled_batch();
+        assert_eq!((batch.ids(), batch.delivery), (vec![1, 2, 3], 2), "{lost}");
+    }
+}
+
+#[test]
+fn a_ring_whose_head_is_lost_begins_anew_also_where_its_user_lacks_what_came_later() {
+    let redis = Redis::start();
+    let sidecar = sidecar(&redis);
+    sidecar.connect().ask(&frames::add(&(0..20).collect::<Vec<u64>>(), 15, 1)).added();
+    redis.command::<()>(&["ACL", "SETUSER", "default", "-unlink", "-rpop", "-xinfo|stream"]);
+    let before = redis.command::<u64>(&["HGET", "{ackwheel:0}:meta", "epoch"]);
+    redis.command::<()>(&["DEL", "{ackwheel:0}:meta"]);
+    wait_until("it is noticed", || sidecar.metrics().count("redis_lost_total") == 1);
+    sidecar.wait_until_ready();
+    assert_eq!(redis.command::<u64>(&["HLEN", "{ackwheel:0}:messages"]), 0);
+    wait_until("it leads", || sidecar.leader().is_some());
+    let after = redis.command::<u64>(&["HGET", "{ackwheel:0}:meta", "epoch"]);
+    assert!(after > before, "{after} after {before}");
+}
+
+#[test]
+fn an_ephemeral_group_that_nobody_can_leave_any_more_goes_within_minutes() {
+    let redis = Redis::with_clock(Clock::Offset(0));
+    let sidecar = sidecar(&redis);
+    let groups = || redis.command::<Vec<String>>(&["HKEYS", "{ackwheel:0}:groups"]);
+    let orphan = "ephemeral-0123abcd-7";
+    redis.command::<()>(&["XGROUP", "CREATE", "{ackwheel:0}:outbox", orphan, "$"]);
+    redis.command::<()>(&["XGROUP", "CREATE", "{ackwheel:0}:outbox", "ephemeral-a-7", "$"]);
+    let _watch = sidecar.connect().subscribed_with(&frames::subscribe("", 10, frames::EPHEMERAL));
+    wait_until("all are known", || groups().len() == 4);
+    redis.set_offset(120);
+    wait_until("it has gone", || !groups().iter().any(|group| group == orphan));
+    assert_eq!(groups().len(), 3, "the default group, one that has a subscriber, and one that somebody named");
 }

@@ -164,8 +164,9 @@ impl Shared {
             self.options.metrics.redis_lost.inc();
             error!(
                 ring = self.options.ring,
-                "Redis came back without this ring: what was in flight and what was not yet acknowledged in its \
-                 outbox is lost, and a new ring begins now; turn on persistence (appendonly yes) to keep it"
+                "Redis came back without this ring: what was in flight is lost, with what its outbox lost of \
+                 what was not acknowledged, and a new ring begins now; turn on persistence (appendonly yes) \
+                 to keep it"
             );
         }
         Ok(Session {

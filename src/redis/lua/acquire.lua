@@ -12,7 +12,8 @@ local pointer, due_ms, tick_ms, epoch, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'epoch', 'catch_up')
 local renewals = redis.call('HGET', KEYS[1], 'renewals') or '0'
 local holder = redis.call('GET', KEYS[3])
-if holder and holder == ARGV[9] and renewals == ARGV[10] then
+-- A lease of our own from before `meta` was lost has no epoch any more.
+if holder and (holder == ARGV[9] and renewals == ARGV[10] or holder == ARGV[2] and epoch == 0) then
   redis.call('DEL', KEYS[3])
   holder = false
 end

@@ -4,7 +4,7 @@
 -- KEYS as in groups.lua
 -- ARGV[2] sidecar   ARGV[3] ms that an unused link is kept   ARGV[4] most batches let go of in one group
 -- ARGV[5..] for each group that was joined here: name | `e` ephemeral, `-` not | 1 if it has a subscriber now
--- Reply {'beaten', groups that had to be made anew, sidecar, its beats, ...}
+-- Reply {'beaten', groups that had to be made anew, by this or before, sidecar, its beats, ...}
 local sidecar, joined = ARGV[2], {}
 -- A Redis without memory lets a script finish whose first write needs none.
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
@@ -16,23 +16,26 @@ for i = 5, #ARGV, 3 do
   joined[group] = true
   if not kind then
     -- Redis came back empty, or the sidecar was taken for dead.
-    kind, made = ARGV[i + 1], made + 1
-    make(group, kind == 'e' and '$' or '0', kind)
+    kind = ARGV[i + 1]
+    if make(group, kind == 'e' and '$' or '0', kind) then made = made + 1 end
   elseif attended then
     attend(group, kind)
   end
   local membership = group .. ' ' .. sidecar
   if redis.call('HEXISTS', members, membership) == 0 then redis.call('HSET', members, membership, 1) end
 end
-made = made + mend()
+made = made + mend() + tonumber(redis.call('HGET', KEYS[1], 'remade') or '0')
+redis.call('HDEL', KEYS[1], 'remade')
 
 for _, membership in ipairs(memberships()) do
-  local group = membership[2]
-  if membership[3] == sidecar and not joined[group] then leave(group, sidecar) end
+  local group, other = membership[2], membership[3]
+  if other == sidecar and not joined[group] then leave(group, sidecar) end
+  -- Where `sidecars` was lost: who lives beats on, and who does not is found dead.
+  if redis.call('HEXISTS', sidecars, other) == 0 then redis.call('HSET', sidecars, other, 0) end
 end
 local freed = 0
-for _, group in ipairs(redis.call('HKEYS', groups)) do
-  if not joined[group] then freed = freed + let_go_all(group, sidecar, ARGV[4]) end
+for _, reader in ipairs(readers()) do
+  if not joined[reader.name] then freed = freed + let_go_all(reader.name, sidecar, ARGV[4]) end
 end
 if freed > 0 then tell_returned() end
 

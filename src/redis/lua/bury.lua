@@ -8,15 +8,16 @@ local goes = ARGV[3] == 'goes'
 if not goes and redis.call('HGET', sidecars, dead) ~= ARGV[3] then return {'alive'} end
 
 local freed = 0
-for _, group in ipairs(redis.call('HKEYS', groups)) do
-  local here = let_go_all(group, dead, left)
+-- Also of a group that `groups` has lost.
+for _, reader in ipairs(readers()) do
+  local here = let_go_all(reader.name, dead, left)
   freed, left = freed + here, left - here
   if left == 0 then
     tell_returned()
     return {'more', freed}
   end
   -- What a consumer holds goes with it: this one holds nothing.
-  redis.call('XGROUP', 'DELCONSUMER', outbox, group, dead)
+  redis.call('XGROUP', 'DELCONSUMER', outbox, reader.name, dead)
 end
 for _, membership in ipairs(memberships()) do
   if membership[3] == dead then leave(membership[2], dead) end

@@ -4,7 +4,7 @@
 -- ARGV[2] sidecar   ARGV[3] group
 -- Reply {'deleted'}   {'unknown'}   {'in use', number of other sidecars with a subscriber}
 local sidecar, group = ARGV[2], ARGV[3]
-mend()
+mend_untold()
 if not kind_of(group) then return {'unknown'} end
 local others = sidecars_of(group, sidecar)
 if others > 0 then return {'in use', others} end

@@ -48,10 +48,11 @@ local function behind(id)
   return string.format('%s-%.0f', tick, seq + 1)
 end
 
--- What Redis knows of every group: name, pending, last-delivered-id.
+-- What Redis knows of every group: name, pending, last-delivered-id. Nothing where the outbox is lost.
 local function readers()
-  local found = {}
-  for i, reader in ipairs(redis.call('XINFO', 'GROUPS', outbox)) do found[i] = by_field(reader) end
+  local found, known = {}, redis.pcall('XINFO', 'GROUPS', outbox)
+  if known.err then return found end
+  for i, reader in ipairs(known) do found[i] = by_field(reader) end
   return found
 end
 
@@ -87,11 +88,13 @@ local function attend(group, kind)
   redis.call('HSET', groups, group, now_ms() .. ' ' .. kind)
 end
 
--- Makes a group that begins behind the id `start`. The outbox may know it, where `groups` alone was lost.
+-- Makes a group that begins behind the id `start`. Returns false where the outbox knew it, and `groups` alone was
+-- lost.
 local function make(group, start, kind)
   local made = redis.pcall('XGROUP', 'CREATE', outbox, group, start, 'MKSTREAM')
   if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then error(made.err) end
   attend(group, kind)
+  return not made.err
 end
 
 -- Every membership: a list of {field, group, sidecar}.
@@ -105,30 +108,36 @@ local function memberships()
 end
 
 -- Makes what was lost, where somebody deleted it or a Redis evicted it: the outbox, a group in it, or its entry in
--- `groups`. Returns how many groups lost what they had not settled.
+-- `groups`. Returns how many groups had to be made.
 local function mend()
-  local known, lost = {}, 0
-  local found = redis.pcall('XINFO', 'GROUPS', outbox)
-  if not found.err then
-    for _, reader in ipairs(found) do known[by_field(reader).name] = true end
-  end
+  local known, made = {}, 0
+  for _, reader in ipairs(readers()) do known[reader.name] = true end
   if not kind_of('default') then attend('default', '-') end
   for _, group in ipairs(redis.call('HKEYS', groups)) do
     if not known[group] then
       redis.call('XGROUP', 'CREATE', outbox, group, kind_of(group) == 'e' and '$' or '0', 'MKSTREAM')
-      lost = lost + 1
+      made = made + 1
     end
     known[group] = nil
   end
-  -- A group with members is noted by the beat of their sidecar, which knows what it is. What is no name of a group, others
-  -- have made.
+  -- A group with members is noted by the beat of their sidecar, which knows what it is. Others have made what is no
+  -- name of a group.
   for _, membership in ipairs(memberships()) do known[membership[2]] = nil end
   for group in pairs(known) do
-    if #group <= 64 and not string.find(group, '[^%w_.%-]') then
-      attend(group, string.find(group, '^ephemeral%-%x+%-%d+$') and 'e' or '-')
+    if string.find(group, '^[%w_.%-]+$') and #group <= 64 then
+      attend(group, string.find(group, '^ephemeral%-' .. string.rep('%x', 8) .. '%-%d+$') and 'e' or '-')
     end
   end
-  return lost
+  return made
+end
+
+-- The same, where the next beat is to tell of it.
+local function mend_untold()
+  -- A Redis without memory lets a script finish whose first write needs none, as this one, which deletes nothing: who
+  -- subscribes, and who deletes a group, is what frees some.
+  redis.call('HDEL', members, '')
+  local made = mend()
+  if made > 0 then redis.call('HINCRBY', KEYS[1], 'remade', made) end
 end
 
 -- How many sidecars have a subscriber of a group, one of them not counted.
@@ -151,16 +160,10 @@ local function delete(group)
   end
 end
 
--- Ends the membership of a sidecar. An ephemeral group goes with its last one. Returns whether the group is still
--- there.
+-- Ends the membership of a sidecar. An ephemeral group goes with its last one.
 local function leave(group, sidecar)
   redis.call('HDEL', members, group .. ' ' .. sidecar)
-  local kind = kind_of(group)
-  if kind == 'e' and sidecars_of(group, sidecar) == 0 then
-    delete(group)
-    kind = nil
-  end
-  return kind ~= nil and kind ~= false
+  if kind_of(group) == 'e' and sidecars_of(group, sidecar) == 0 then delete(group) end
 end
 
 -- Lets go of batches, for anyone to take. Their delivery counts stay as they are.
@@ -172,10 +175,12 @@ local function let_go(group, ids)
   redis.call(unpack(claim))
 end
 
--- Lets go of what a sidecar holds of a group, up to `most` batches. Returns how many those were.
+-- Lets go of what a sidecar holds of a group, up to `most` batches. Returns how many those were: none, where the group
+-- is not there.
 local function let_go_all(group, sidecar, most)
-  local ids = {}
-  for i, held in ipairs(redis.call('XPENDING', outbox, group, '-', '+', most, sidecar)) do ids[i] = held[1] end
+  local ids, pending = {}, redis.pcall('XPENDING', outbox, group, '-', '+', most, sidecar)
+  if pending.err and not string.find(pending.err, 'NOGROUP', 1, true) then error(pending.err) end
+  for i, held in ipairs(pending) do ids[i] = held[1] end
   let_go(group, ids)
   return #ids
 end

@@ -5,7 +5,7 @@
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4] most batches
 -- Reply {'left', 1 if it may hold more}
 local sidecar, group, most = ARGV[2], ARGV[3], tonumber(ARGV[4])
-if not leave(group, sidecar) then return {'left', 0} end
+leave(group, sidecar)
 local freed = let_go_all(group, sidecar, most)
 if freed > 0 then tell_returned() end
 return {'left', freed == most and 1 or 0}

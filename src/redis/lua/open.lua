@@ -33,7 +33,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = redis.call('HMGET', meta, 'schema', 'slots', 'tick_ms', 'rings', 'incarnation', 'catch_up')
 if not found[1] then
   -- What is left of a ring whose `meta` was lost counts from another pointer: it would time out at a wrong time.
-  redis.pcall('UNLINK', unpack(KEYS, 5))
+  if type(redis.pcall('UNLINK', unpack(KEYS, 5))) == 'table' then redis.call('DEL', unpack(KEYS, 5)) end
   local tick, batches, ids = left_in_outbox()
   local pointer = math.max(math.floor(now / ARGV[4]), tick + 1)
   found = {ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[7], ARGV[9]}

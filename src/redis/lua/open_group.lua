@@ -5,7 +5,7 @@
 -- ARGV[5] where a new group begins: behind the id `0` or `$`   ARGV[6] what it is: `e` ephemeral, `-` not
 -- Reply {'open', 1 if it is new, what it is}   {'full'} there are as many groups as there may be
 local sidecar, group = ARGV[2], ARGV[3]
-mend()
+mend_untold()
 local kind = kind_of(group)
 local is_new = not kind
 if is_new then
@@ -15,8 +15,6 @@ if is_new then
   trim()
   make(group, ARGV[5], kind)
 else
-  -- A Redis without memory lets a script finish whose first write needs none; a subscriber is what frees some.
-  redis.call('HDEL', members, group .. ' ' .. sidecar)
   attend(group, kind)
 end
 redis.call('HSET', members, group .. ' ' .. sidecar, 1)

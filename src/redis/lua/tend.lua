@@ -62,16 +62,19 @@ if last then redis.call('XTRIM', outbox, 'MINID', '=', behind(last)) end
 if last and not may_look() or not trimmed_all then return {'tended', 1, ids, batches} end
 
 -- The groups come last, so that what only an abandoned group had not settled is counted.
+-- A group that is ephemeral has a member as long as it is there. This long after a loss it has one again.
+local orphaned_ms = 60000
 local reply, attended = {'tended', 0, ids, batches}, {}
 for i = 5, #ARGV do attended[ARGV[i]] = true end
 local kept = redis.call('HGETALL', groups)
 for i = 1, #kept, 2 do
-  local group, attended_ms = kept[i], string.match(kept[i + 1], '^%-?%d+')
+  local group, attended_ms, kind = kept[i], string.match(kept[i + 1], '^(%-?%d+) (%S+)$')
+  local unattended_ms = now - attended_ms
+  local too_long = unattended_ms > retention or kind == 'e' and unattended_ms > orphaned_ms
   -- A clock that was set forwards does not take away a group with subscribers elsewhere.
-  if now - attended_ms > retention and group ~= 'default' and not attended[group]
-    and sidecars_of(group, sidecar) == 0 then
+  if too_long and group ~= 'default' and not attended[group] and sidecars_of(group, sidecar) == 0 then
     delete(group)
-    reply[#reply + 1] = group
+    if kind ~= 'e' then reply[#reply + 1] = group end
   end
 end
 return reply
