@@ -253,8 +253,9 @@ impl Sidecar {
                     error!(
                         group = %backlog.group,
                         batches = backlog.batches,
-                        "this group did not acknowledge its last batches, and they end with the process: subscribe \
-                         before the sidecar stops, or keep the wheel with --state"
+                        "this group did not acknowledge its last batches, and they end with the process, unless a state \
+                         file with room for them keeps them: subscribe before the sidecar stops, or keep the \
+                         wheel with --state"
                     );
                 }
                 return;

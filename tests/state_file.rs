@@ -195,6 +195,20 @@ fn a_damaged_state_file_is_refused_and_left_alone() {
     assert_eq!(start(&state, &[]).status().rings[0].in_flight, 1);
 }
 
+#[test]
+fn a_state_file_is_of_one_sidecar_at_a_time() {
+    let (_folder, state) = folder();
+    let mut first = start(&state, &[]);
+    first.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();
+    let mut second = program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    let refused = Run::of(second.arg("--state").arg(&state));
+    assert_names(refused.error(1), &["another sidecar keeps its wheel in", state.to_str().unwrap(), "--state"]);
+    first.terminate();
+    assert_eq!(start(&state, &[]).status().rings[0].in_flight, 3);
+    // One that is killed holds nothing up.
+    assert_eq!(start(&state, &[]).status().rings[0].in_flight, 0);
+}
+
 /// A sidecar whose state file cannot be written any more, with three messages in flight.
 fn start_in_a_folder_that_goes() -> (tempfile::TempDir, Sidecar) {
     let (folder, _) = folder();
@@ -203,7 +217,7 @@ fn start_in_a_folder_that_goes() -> (tempfile::TempDir, Sidecar) {
     let sidecar = start(&kept.join("state"), &[]);
     assert_names(&sidecar.log().text(), &["there is no state file", "begins empty"]);
     sidecar.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();
-    fs::remove_dir(&kept).unwrap();
+    fs::remove_dir_all(&kept).unwrap();
     (folder, sidecar)
 }
 

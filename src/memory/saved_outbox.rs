@@ -22,6 +22,13 @@ pub(super) struct SavedOutbox {
     groups: Vec<SavedGroup>,
 }
 
+impl SavedOutbox {
+    /// How many batches some group has not acknowledged.
+    pub(super) fn count(&self) -> usize {
+        self.batches.iter().flatten().count()
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedBatch {
     tick: u64,

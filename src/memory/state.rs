@@ -61,6 +61,11 @@ impl Saved {
         self.messages.iter().filter(|message| message.deadline >= self.pointer).count() as u64
     }
 
+    /// How many batches it holds that some group has not acknowledged.
+    pub(super) fn batches(&self) -> usize {
+        self.outbox.count()
+    }
+
     pub(super) fn of(ring: &MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> Saved {
         let now = moment.now;
         ring.standing.write().saved = true;

@@ -2,10 +2,12 @@
 //!
 //! Layout: the magic, then u32 CRC-32 and u64 length of what follows (little-endian), then [`Saved`] in
 //! postcard. It is written beside its place, synced and renamed, so that there is a whole file or none; and
-//! it is removed once it was taken over, so that a later crash cannot bring an old wheel back.
+//! it is removed once it was taken over, so that a later crash cannot bring an old wheel back. What it is
+//! written into is locked from the start on: two sidecars with one state file would each lose the other's wheel.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate};
@@ -31,6 +33,12 @@ pub enum StateError {
         path: PathBuf,
         /// The cause.
         cause: io::Error,
+    },
+    /// Another process keeps its wheel there.
+    #[error("another sidecar keeps its wheel in {path}: give each one a --state of its own")]
+    InUse {
+        /// The file.
+        path: PathBuf,
     },
     /// The file is not what was written.
     #[error(
@@ -63,29 +71,43 @@ pub enum StateError {
 #[derive(Debug)]
 pub(super) struct StateFile {
     path: PathBuf,
+    /// Locked as long as it is open.
+    _beside: File,
 }
 
 impl StateFile {
-    pub(super) fn at(path: PathBuf) -> StateFile {
-        StateFile { path }
+    /// Makes sure that it can be written, and is by nobody else.
+    pub(super) fn open(path: PathBuf) -> Result<StateFile, StateError> {
+        let failed = |what, cause| StateError::Io { what, path: path.clone(), cause };
+        // What is no file may have no end.
+        if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(failed("read", io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
+        }
+        loop {
+            let file = open_beside(&path).map_err(|cause| failed("write", cause))?;
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => return Err(StateError::InUse { path }),
+                // There are file systems that cannot lock.
+                Ok(()) | Err(TryLockError::Error(_)) => {}
+            }
+            // Who had it may have put it in its place before it let go.
+            let inode = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+            let there = beside(&path).metadata().map(inode).ok();
+            if there.is_some() && there == file.metadata().map(inode).ok() {
+                return Ok(StateFile { path, _beside: file });
+            }
+        }
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it holds, if it is there; makes sure that it can be written.
+    /// What it holds, if it is there.
     pub(super) fn load(&self, wheel: Wheel) -> Result<Option<Saved>, StateError> {
-        // What is no file may have no end.
-        if self.path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
-            return Err(self.error("read", io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
-        }
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let written = self.open_beside().and_then(|_| fs::remove_file(self.beside()));
-                return written.map(|()| None).map_err(|cause| self.error("write", cause));
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(cause) => return Err(self.error("read", cause)),
         };
         let damaged = |why| StateError::Damaged { path: self.path.clone(), why };
@@ -117,7 +139,7 @@ impl StateFile {
 
     /// Makes room for so many bytes, at the begin of a drain; whether [`StateFile::save`] can be relied on.
     pub(super) fn reserve(&self, bytes: u64) -> bool {
-        let reserved = self.open_beside().and_then(|file| {
+        let reserved = open_beside(&self.path).and_then(|file| {
             match retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes)) {
                 // There are file systems that cannot tell.
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
@@ -138,33 +160,22 @@ impl StateFile {
     pub(super) fn save(&self, saved: &Saved) -> Result<(), StateError> {
         let body = postcard::to_stdvec(saved).expect("a state has no type that postcard cannot write");
         let write = || -> io::Result<()> {
-            let mut file = self.open_beside()?;
+            let mut file = open_beside(&self.path)?;
             file.write_all(MAGIC)?;
             file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
             file.write_all(&(body.len() as u64).to_le_bytes())?;
             file.write_all(&body)?;
             file.set_len((HEAD_LENGTH + body.len()) as u64)?;
             file.sync_all()?;
-            fs::rename(self.beside(), &self.path)?;
+            fs::rename(beside(&self.path), &self.path)?;
             self.sync_folder()
         };
         write().map_err(|cause| self.give_up(cause))
     }
 
-    /// What it is written into. What is there, as reserved room, stays until it is written over.
-    fn open_beside(&self) -> io::Result<File> {
-        OpenOptions::new().write(true).create(true).truncate(false).open(self.beside())
-    }
-
-    fn beside(&self) -> PathBuf {
-        let mut name = self.path.as_os_str().to_owned();
-        name.push(".new");
-        PathBuf::from(name)
-    }
-
     /// A part of a state helps nobody, and the disk may be full.
     fn give_up(&self, cause: io::Error) -> StateError {
-        let _ = fs::remove_file(self.beside());
+        let _ = fs::remove_file(beside(&self.path));
         self.error("write", cause)
     }
 
@@ -188,6 +199,17 @@ impl StateFile {
             synced => synced,
         }
     }
+}
+
+/// What it is written into. What is there, as reserved room, stays until it is written over.
+fn open_beside(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(false).open(beside(path))
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    PathBuf::from(name)
 }
 
 fn decode(bytes: &[u8]) -> Result<Saved, String> {

@@ -30,9 +30,9 @@ impl MemoryStore {
     /// # Errors
     ///
     /// When there is a state file that cannot be read, is damaged, or was written by a ring of other
-    /// dimensions. The file is left as it is.
+    /// dimensions, and when another process keeps its wheel there. The file is left as it is.
     pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, Option<u64>), StateError> {
-        let state_file = options.state_file.map(StateFile::at);
+        let state_file = options.state_file.map(StateFile::open).transpose()?;
         let saved = state_file.as_ref().map(|file| file.load(options.wheel)).transpose()?.flatten();
         let (now, start_ms) = (moment.now, moment.unix_ms());
         let (last_epoch, pointer) = saved.as_ref().map_or_else(
@@ -80,7 +80,11 @@ impl Store for MemoryStore {
         match state_file.save(&saved) {
             Ok(()) => {
                 let path = state_file.path().display();
-                Reply::ok(format!("{} messages in flight are kept in {path}", saved.in_flight()))
+                let batches = match saved.batches() {
+                    0 => String::new(),
+                    count => format!(", with {count} batches that were not acknowledged"),
+                };
+                Reply::ok(format!("{} messages in flight are kept in {path}{batches}", saved.in_flight()))
             }
             Err(error) => {
                 let in_flight = self.ring.in_flight.load(Ordering::Relaxed);
