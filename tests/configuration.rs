@@ -198,6 +198,17 @@ fn checking_the_settings_serves_nothing_and_touches_nothing() {
 }
 
 #[test]
+fn a_variable_that_is_nearly_a_setting_is_named_and_what_kubernetes_sets_is_not() {
+    let mut command = program(&["serve", "--check-config"]);
+    command.env("ACKWHEEL_TOKENFILE", "/run/token").env("ACKWHEEL_SLOTS", "10");
+    command.env("ACKWHEEL_SERVICE_HOST", "10.0.0.1").env("ACKWHEEL_PORT_7415_TCP", "tcp://10.0.0.1:7415");
+    let run = Run::of(&mut command);
+    assert_eq!((run.code, run.stdout.as_str()), (0, "the configuration is right\n"), "{run:?}");
+    assert_eq!(run.stderr.lines().count(), 1, "{run:?}");
+    assert_names(&run.stderr, &["ACKWHEEL_TOKENFILE", "no setting", "is ACKWHEEL_TOKEN_FILE meant?"]);
+}
+
+#[test]
 fn the_log_can_be_json_and_says_where_it_listens() {
     let sidecar = Sidecar::start(&[]);
     let log = sidecar.log().text();

@@ -1,5 +1,7 @@
 //! Where a setting that an error names was given, if not on the command line: its error calls it by its flag.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::{env, fs};
 
@@ -26,6 +28,28 @@ pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
         Some(format!("\n--{name} stands in {}", path.display()))
     };
     flags.into_iter().filter_map(line).collect()
+}
+
+/// A sentence for each variable of the environment that looks like a setting, and is none.
+pub(super) fn strangers() -> Vec<String> {
+    let command = Cli::command();
+    let flags = command.get_subcommands().flat_map(clap::Command::get_arguments);
+    let known: BTreeSet<&str> = flags.filter_map(Arg::get_env).filter_map(OsStr::to_str).collect();
+    let given = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut strangers: Vec<String> = given.filter(|name| is_stranger(name, &known)).collect();
+    strangers.sort();
+    let sentence = |name: &String| {
+        let meant = known.iter().find(|known| known.replace('_', "") == name.replace('_', ""));
+        let meant = meant.map(|known| format!(": is {known} meant?")).unwrap_or_default();
+        format!("the environment has {name}, which is no setting and changes nothing{meant}")
+    };
+    strangers.iter().map(sentence).collect()
+}
+
+fn is_stranger(name: &str, known: &BTreeSet<&str>) -> bool {
+    // Kubernetes tells every container of a service with the name ackwheel in these words.
+    let of_a_service = |rest: &str| rest.starts_with("SERVICE_") || rest == "PORT" || rest.starts_with("PORT_");
+    name.strip_prefix("ACKWHEEL_").is_some_and(|rest| !of_a_service(rest)) && !known.contains(name)
 }
 
 /// Whether a text names a flag, and not only one that begins like it.

@@ -61,10 +61,17 @@ impl Serve {
         let (log, log_format) = (settings.log.clone(), settings.log_format.unwrap_or_default());
         let config = settings.check().map_err(usage)?;
         let filter = filter(log.as_deref().unwrap_or("info"))?;
+        let strangers = origin::strangers();
         if self.check_config {
+            for stranger in strangers {
+                writeln!(stderr(), "ackwheel: {stranger}")?;
+            }
             return Ok(writeln!(stdout(), "the configuration is right")?);
         }
         let limit = start_logging(filter, log_format);
+        for stranger in strangers {
+            warn!("{stranger}");
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(config.threads)
             .enable_all()
@@ -127,8 +134,8 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let going = async { tokio::join!(manager.stopping("draining: new messages are refused"), sidecar.drain()).1 };
     tokio::select! {
         drained = going => drained.map_err(Failure::run),
-        _ = terminate.recv() => Err(Failure::Run(String::from("a second SIGTERM ended the drain"))),
-        _ = interrupt.recv() => Err(Failure::Run(String::from("a second SIGINT ended the drain"))),
+        _ = terminate.recv() => Err(Failure::Run(String::from("a second SIGTERM ended the drain, before what was in flight could be kept or handed out"))),
+        _ = interrupt.recv() => Err(Failure::Run(String::from("a second SIGINT ended the drain, before what was in flight could be kept or handed out"))),
     }
 }
 
