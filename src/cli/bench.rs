@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Failure;
-use super::connect::{Connect, admin};
+use super::connect::{Connect, DEFAULT_ADMIN, admin};
 use super::text::whole;
 use crate::load::{self, Latency, LoadError, LoadOptions, Op, Order, Progress, Report, Stage};
 
@@ -81,9 +81,9 @@ pub(super) struct Bench {
     /// server beside them spends no time on waking them. Only where there are processors to spare
     #[arg(long)]
     busy_poll: bool,
-    /// The sidecar's admin address, for its CPU time and memory
-    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = "127.0.0.1:7416", value_name = "HOST:PORT", value_parser = admin)]
-    admin: String,
+    /// The sidecar's admin address, for its CPU time and memory [default: 127.0.0.1:7416 where --addr is the default too]
+    #[arg(long, env = "ACKWHEEL_ADMIN", value_name = "HOST:PORT", value_parser = admin)]
+    admin: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -144,7 +144,7 @@ impl Bench {
             token: client.token,
             tls: client.tls,
             connect_timeout: client.connect_timeout,
-            admin: Some(self.admin.clone()),
+            admin: self.admin.clone().or_else(|| self.connect.is_default().then(|| String::from(DEFAULT_ADMIN))),
             connections: self.connections,
             pipeline: self.pipeline,
             ids_per_frame: self.ids_per_frame,

@@ -10,6 +10,10 @@ use crate::client::{Address, Client, ClientOptions, Tls};
 use crate::config::MAX_DURATION;
 use crate::server::token_in;
 
+/// Where a sidecar is reached unless it is told otherwise.
+pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:7415";
+pub(super) const DEFAULT_ADMIN: &str = "127.0.0.1:7416";
+
 /// How long somebody is ready to wait: clocks cannot tell all that could be written.
 pub(super) fn patience(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
@@ -30,7 +34,7 @@ pub(super) fn admin(text: &str) -> Result<String, String> {
 #[derive(Args, Clone, Debug)]
 pub(super) struct Connect {
     /// The sidecar: HOST:PORT, or unix:PATH
-    #[arg(long, env = "ACKWHEEL_ADDR", default_value = "127.0.0.1:7415", value_name = "ADDRESS")]
+    #[arg(long, env = "ACKWHEEL_ADDR", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
     addr: Address,
     /// How long to wait for a connection and for an answer
     #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = patience)]
@@ -46,6 +50,11 @@ pub(super) struct Connect {
 impl Connect {
     pub(super) fn address(&self) -> Address {
         self.addr.clone()
+    }
+
+    /// Whether no other address was asked for.
+    pub(super) fn is_default(&self) -> bool {
+        self.addr.to_string() == DEFAULT_ADDRESS
     }
 
     pub(super) fn options(&self) -> Result<ClientOptions, Failure> {

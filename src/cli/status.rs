@@ -8,7 +8,7 @@ use clap::Args;
 use ureq::http::StatusCode;
 
 use super::Failure;
-use super::connect::{admin, patience};
+use super::connect::{DEFAULT_ADMIN, admin, patience};
 use super::text::{COLUMNS, fitted, padded, plain, span, span_of_seconds, whole};
 use crate::admin::status::{GroupReport, RingReport, StatusReport, TickReport};
 use crate::ticker::RECENT_TICKS;
@@ -44,7 +44,7 @@ const MAX_WORDS: usize = 1_000;
 #[derive(Args, Debug)]
 pub(super) struct Status {
     /// The sidecar's admin address
-    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = "127.0.0.1:7416", value_name = "HOST:PORT", value_parser = admin)]
+    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = DEFAULT_ADMIN, value_name = "HOST:PORT", value_parser = admin)]
     admin: String,
     /// Print JSON, as GET /status does
     #[arg(long)]
