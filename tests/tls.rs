@@ -176,6 +176,8 @@ fn a_wrong_certificate_is_refused_at_the_start() {
     let beyond_loopback = [&["--listen", "0.0.0.0:0"][..], &files.flags()[..]].concat();
     assert_eq!(check(&beyond_loopback).output(), "the configuration is right\n");
     assert_names(check(&files.flags()[..2]).error(64), &["--tls-cert", "--tls-key", "both"]);
+    fs::write(&files.key, KeyPair::generate().unwrap().serialize_pem()).unwrap();
+    assert_names(check(&files.flags()).error(64), &["key.pem", "not that of the certificate"]);
     fs::write(&files.key, "no key").unwrap();
     assert_names(check(&files.flags()).error(64), &["key.pem", "no private key", "PEM"]);
     fs::write(&files.certificate, "no certificate").unwrap();

@@ -246,13 +246,25 @@ async fn check(client: &Client) -> Result<(), RedisStoreError> {
         .unwrap_or_else(|_| Err(RedisStoreError::Unreachable(cause.unwrap_or_else(|| String::from("no answer")))))
 }
 
-/// Where to look for what keeps a Redis from being reached.
+/// What a cause says, and where to look then for what keeps a Redis from being reached.
+const HINTS: &[(&str, &str)] = &[
+    (
+        "UnknownIssuer",
+        "name the certificate of whoever signed that of Redis in SSL_CERT_FILE, in the environment of this sidecar",
+    ),
+    ("PEM", "mend the file that SSL_CERT_FILE names in the environment of this sidecar, or name another"),
+    ("not valid for name", "reach it in --store by a name that its certificate has"),
+    ("DB index", "correct the number of the database at the end of --store"),
+    ("timed out", MAYBE_TLS),
+    ("reset by peer", MAYBE_TLS),
+    ("InvalidContentType", MAYBE_TLS),
+];
+
+const MAYBE_TLS: &str = "is it running, is the address in --store right, and does it begin with rediss:// where that port speaks TLS, and with redis:// where it does not?";
+
 fn hint(cause: &str) -> &'static str {
-    if cause.contains("UnknownIssuer") {
-        "name the certificate of whoever signed that of Redis in SSL_CERT_FILE, in the environment of this sidecar"
-    } else {
-        "is it running, and is the address in --store right?"
-    }
+    let found = HINTS.iter().find(|(words, _)| cause.contains(words));
+    found.map_or("is it running, and is the address in --store right?", |(_, hint)| hint)
 }
 
 fn explain(error: OpenError, options: &RedisOptions) -> RedisStoreError {

@@ -83,6 +83,11 @@ fn read(certificate: &Path, key: &Path) -> io::Result<Arc<ServerConfig>> {
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret))
-        .map_err(|error| in_file(certificate, &error))?;
+        .map_err(|error| match error {
+            tokio_rustls::rustls::Error::InconsistentKeys(_) => {
+                in_file(key, &"this private key is not that of the certificate: name the two that belong together")
+            }
+            error => in_file(certificate, &error),
+        })?;
     Ok(Arc::new(config))
 }
