@@ -2,12 +2,11 @@
 //!
 //! Layout: the magic, then u32 CRC-32 and u64 length of what follows (little-endian), then [`Saved`] in
 //! postcard. It is written beside its place, synced and renamed, so that there is a whole file or none; and
-//! it is removed once it was taken over, so that a later crash cannot bring an old wheel back. What it is
-//! written into is locked from the start on: two sidecars with one state file would each lose the other's wheel.
+//! it is removed once it was taken over, so that a later crash cannot bring an old wheel back. A file beside it that
+//! stays is locked from the start on: two sidecars with one state file would each lose the other's wheel.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate};
@@ -20,6 +19,9 @@ use crate::core::tick::Wheel;
 /// The first bytes of a state file; the digit is the version of its layout.
 const MAGIC: &[u8; 16] = b"ackwheel state 1";
 const HEAD_LENGTH: usize = MAGIC.len() + 4 + 8;
+
+/// The ending of what it is written into.
+const NEW: &str = ".new";
 
 /// Why a state file could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -72,42 +74,40 @@ pub enum StateError {
 pub(super) struct StateFile {
     path: PathBuf,
     /// Locked as long as it is open.
-    _beside: File,
+    _lock: File,
 }
 
 impl StateFile {
-    /// Makes sure that it can be written, and is by nobody else.
+    /// Makes sure that nobody else has it.
     pub(super) fn open(path: PathBuf) -> Result<StateFile, StateError> {
         let failed = |what, cause| StateError::Io { what, path: path.clone(), cause };
         // What is no file may have no end.
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Err(failed("read", io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
         }
-        loop {
-            let file = open_beside(&path).map_err(|cause| failed("write", cause))?;
-            match file.try_lock() {
-                Err(TryLockError::WouldBlock) => return Err(StateError::InUse { path }),
-                // There are file systems that cannot lock.
-                Ok(()) | Err(TryLockError::Error(_)) => {}
-            }
-            // Who had it may have put it in its place before it let go.
-            let inode = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-            let there = beside(&path).metadata().map(inode).ok();
-            if there.is_some() && there == file.metadata().map(inode).ok() {
-                return Ok(StateFile { path, _beside: file });
+        let lock = open_beside(&path, ".lock").map_err(|cause| failed("write", cause))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(StateError::InUse { path }),
+            Err(TryLockError::Error(error)) => {
+                warn!(%error, "the state file cannot be locked where it is: see that no other sidecar has this --state");
             }
         }
+        Ok(StateFile { path, _lock: lock })
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it holds, if it is there.
+    /// What it holds, if it is there; makes sure that it can be written.
     pub(super) fn load(&self, wheel: Wheel) -> Result<Option<Saved>, StateError> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let written = open_beside(&self.path, NEW).and_then(|_| fs::remove_file(beside(&self.path, NEW)));
+                return written.map(|()| None).map_err(|cause| self.error("write", cause));
+            }
             Err(cause) => return Err(self.error("read", cause)),
         };
         let damaged = |why| StateError::Damaged { path: self.path.clone(), why };
@@ -139,7 +139,7 @@ impl StateFile {
 
     /// Makes room for so many bytes, at the begin of a drain; whether [`StateFile::save`] can be relied on.
     pub(super) fn reserve(&self, bytes: u64) -> bool {
-        let reserved = open_beside(&self.path).and_then(|file| {
+        let reserved = open_beside(&self.path, NEW).and_then(|file| {
             match retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes)) {
                 // There are file systems that cannot tell.
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
@@ -160,14 +160,14 @@ impl StateFile {
     pub(super) fn save(&self, saved: &Saved) -> Result<(), StateError> {
         let body = postcard::to_stdvec(saved).expect("a state has no type that postcard cannot write");
         let write = || -> io::Result<()> {
-            let mut file = open_beside(&self.path)?;
+            let mut file = open_beside(&self.path, NEW)?;
             file.write_all(MAGIC)?;
             file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
             file.write_all(&(body.len() as u64).to_le_bytes())?;
             file.write_all(&body)?;
             file.set_len((HEAD_LENGTH + body.len()) as u64)?;
             file.sync_all()?;
-            fs::rename(beside(&self.path), &self.path)?;
+            fs::rename(beside(&self.path, NEW), &self.path)?;
             self.sync_folder()
         };
         write().map_err(|cause| self.give_up(cause))
@@ -175,7 +175,7 @@ impl StateFile {
 
     /// A part of a state helps nobody, and the disk may be full.
     fn give_up(&self, cause: io::Error) -> StateError {
-        let _ = fs::remove_file(beside(&self.path));
+        let _ = fs::remove_file(beside(&self.path, NEW));
         self.error("write", cause)
     }
 
@@ -201,14 +201,14 @@ impl StateFile {
     }
 }
 
-/// What it is written into. What is there, as reserved room, stays until it is written over.
-fn open_beside(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(false).open(beside(path))
+/// Opens a file beside it. What is there, as reserved room, stays until it is written over.
+fn open_beside(path: &Path, ending: &str) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(false).open(beside(path, ending))
 }
 
-fn beside(path: &Path) -> PathBuf {
+fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".new");
+    name.push(ending);
     PathBuf::from(name)
 }
 
