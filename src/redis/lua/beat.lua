@@ -11,6 +11,11 @@ redis.call('PEXPIRE', KEYS[2], ARGV[3])
 redis.call('HINCRBY', sidecars, sidecar, 1)
 local made = 0
 
+-- Where `sidecars` was lost: who lives beats on, and who does not is found dead.
+local function know(other)
+  if redis.call('HEXISTS', sidecars, other) == 0 then redis.call('HSET', sidecars, other, 0) end
+end
+
 for i = 5, #ARGV, 3 do
   local group, kind, attended = ARGV[i], kind_of(ARGV[i]), ARGV[i + 2] == '1'
   joined[group] = true
@@ -30,11 +35,13 @@ redis.call('HDEL', KEYS[1], 'remade')
 for _, membership in ipairs(memberships()) do
   local group, other = membership[2], membership[3]
   if other == sidecar and not joined[group] then leave(group, sidecar) end
-  -- Where `sidecars` was lost: who lives beats on, and who does not is found dead.
-  if redis.call('HEXISTS', sidecars, other) == 0 then redis.call('HSET', sidecars, other, 0) end
+  know(other)
 end
 local freed = 0
 for _, reader in ipairs(readers()) do
+  for _, holder in ipairs(reader.pending > 0 and redis.call('XPENDING', outbox, reader.name)[4] or {}) do
+    if holder[1] ~= nobody then know(holder[1]) end
+  end
   if not joined[reader.name] then freed = freed + let_go_all(reader.name, sidecar, ARGV[4]) end
 end
 if freed > 0 then tell_returned() end

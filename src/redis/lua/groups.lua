@@ -51,7 +51,8 @@ end
 -- What Redis knows of every group: name, pending, last-delivered-id. Nothing where the outbox is lost.
 local function readers()
   local found, known = {}, redis.pcall('XINFO', 'GROUPS', outbox)
-  if known.err then return found end
+  if known.err and string.find(known.err, 'no such key', 1, true) then return found end
+  if known.err then error(known.err) end
   for i, reader in ipairs(known) do found[i] = by_field(reader) end
   return found
 end
@@ -100,9 +101,9 @@ end
 -- Every membership: a list of {field, group, sidecar}.
 local function memberships()
   local found = {}
-  for i, field in ipairs(redis.call('HKEYS', members)) do
+  for _, field in ipairs(redis.call('HKEYS', members)) do
     local group, sidecar = string.match(field, '^(%S+) (.*)$')
-    found[i] = {field, group, sidecar}
+    if group then found[#found + 1] = {field, group, sidecar} end
   end
   return found
 end

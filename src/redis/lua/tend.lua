@@ -69,7 +69,7 @@ for i = 5, #ARGV do attended[ARGV[i]] = true end
 local kept = redis.call('HGETALL', groups)
 for i = 1, #kept, 2 do
   local group, attended_ms, kind = kept[i], string.match(kept[i + 1], '^(%-?%d+) (%S+)$')
-  local unattended_ms = now - attended_ms
+  local unattended_ms = now - (attended_ms or now)
   local too_long = unattended_ms > retention or kind == 'e' and unattended_ms > orphaned_ms
   -- A clock that was set forwards does not take away a group with subscribers elsewhere.
   if too_long and group ~= 'default' and not attended[group] and sidecars_of(group, sidecar) == 0 then
