@@ -113,14 +113,14 @@ impl History<'_> {
         }
         let mut courses = BTreeSet::from([Course { place: Place::Out, timed_out: 0, pending: 0 }]);
         for index in 0..self.asked.len() {
-            let before = self.unasked(courses, seen);
+            let before = self.unasked(courses, seen, Some(self.asked[index].ended));
             courses = before.iter().filter_map(|course| self.after(index, *course)).collect();
             if courses.is_empty() {
                 return Err(format!("answer {index} cannot be, after {before:?}"));
             }
         }
         let over = |course: &Course| course.timed_out == seen && !matches!(course.place, Place::InFlight(_));
-        let ends = self.unasked(courses, seen);
+        let ends = self.unasked(courses, seen, None);
         if ends.iter().any(over) { Ok(()) } else { Err(format!("batches of {seen:b}, and none of {ends:?}")) }
     }
 
@@ -144,15 +144,15 @@ impl History<'_> {
         u8::try_from(before.count()).expect("a message has few lives")
     }
 
-    /// All that may have become of these courses without another answer.
-    fn unasked(&self, courses: BTreeSet<Course>, seen: u32) -> BTreeSet<Course> {
+    /// All that may have become of these courses by a moment, without another answer.
+    fn unasked(&self, courses: BTreeSet<Course>, seen: u32, by: Option<Instant>) -> BTreeSet<Course> {
         let mut all = courses.clone();
         let mut open: Vec<Course> = courses.into_iter().collect();
         while let Some(course) = open.pop() {
             let mut next = Vec::new();
             if let Place::InFlight(life) = course.place {
                 let timed_out = course.timed_out | 1 << life;
-                if timed_out & !seen == 0 {
+                if timed_out & !seen == 0 && by.is_none_or(|by| by >= self.deadline(life)) {
                     next.push(Course { place: Place::Late(life), timed_out, ..course });
                 }
             }
@@ -269,6 +269,7 @@ mod tests {
             (&[(0, ADDED), (9, del(Deleted::Unknown))], &[(1, 6)], "forgotten early"),
             (&[(0, ADDED), (1, REARMED)], &[(1, 6), (2, 7)], "re-armed, and in the batch of before"),
             (&[(0, ADDED), (1, ADDED)], &[(2, 7)], "in flight, and not re-armed"),
+            (&[(0, ADDED), (4, ADDED)], &[(1, 6), (2, 10)], "in flight until its time, and not re-armed"),
             (&[(0, ADDED), (1, del(Deleted::Done)), (2, REARMED)], &[(2, 8)], "acknowledged, and re-armed"),
             (&[(0, ADDED), (1, MAYBE_ADDED)], &[], "lost, re-armed or not"),
             (&[(0, MAYBE_ADDED), (1, del(Deleted::Done))], &[(1, 6)], "acknowledged, so it had been added"),

@@ -21,6 +21,9 @@ use crate::support::wait_until;
 /// How long a drain may take: 10 s, and what a busy machine needs.
 const LONGEST_DRAIN: Duration = Duration::from_secs(11);
 
+/// How long after a fault a sidecar may take to reach Redis again.
+const HEARS_AGAIN: Duration = Duration::from_secs(2);
+
 /// From one look at what is to end to the next.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -149,7 +152,9 @@ impl Stage {
     pub fn heard(&self, asked: &Asked) -> bool {
         // A wheel of one's own waits for its process.
         let concerns = |disturbance: &Disturbance| disturbance.place == Some(asked.at) && self.redis.is_some();
-        let meets = |disturbance: &Disturbance| disturbance.from <= asked.ended && asked.begun <= disturbance.to;
+        let meets = |disturbance: &Disturbance| {
+            disturbance.from <= asked.ended && asked.begun <= disturbance.to + HEARS_AGAIN
+        };
         !self.disturbances.iter().any(|disturbance| concerns(disturbance) && meets(disturbance))
     }
 
