@@ -134,9 +134,15 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let going = async { tokio::join!(manager.stopping("draining: new messages are refused"), sidecar.drain()).1 };
     tokio::select! {
         drained = going => drained.map_err(Failure::run),
-        _ = terminate.recv() => Err(Failure::Run(String::from("a second SIGTERM ended the drain, before what was in flight could be kept or handed out"))),
-        _ = interrupt.recv() => Err(Failure::Run(String::from("a second SIGINT ended the drain, before what was in flight could be kept or handed out"))),
+        _ = terminate.recv() => Err(ended_by("SIGTERM")),
+        _ = interrupt.recv() => Err(ended_by("SIGINT")),
     }
+}
+
+fn ended_by(signal: &str) -> Failure {
+    Failure::Run(format!(
+        "a second {signal} ended the drain, before what was in flight could be kept or handed out"
+    ))
 }
 
 /// Whoever started this process and wants to be told how it does.

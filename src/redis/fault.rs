@@ -112,7 +112,8 @@ impl Fault {
                 "it is a node of a Redis Cluster, which ackwheel does not follow: name a single Redis, or a proxy"
             }
             FaultKind::Forbidden | FaultKind::Denied => {
-                "check user and password in --store, and give that user the commands that docs/REDIS.md lists, on the keys of this --namespace"
+                "check user and password in --store, and give that user the commands that docs/REDIS.md lists, on the \
+                 keys of this --namespace"
             }
             FaultKind::OutOfMemory => "it has no memory left: raise its maxmemory",
             FaultKind::Busy => "somebody runs a script without end: find whose, and end it with SCRIPT KILL",

@@ -260,7 +260,8 @@ const HINTS: &[(&str, &str)] = &[
     ("InvalidContentType", MAYBE_TLS),
 ];
 
-const MAYBE_TLS: &str = "is it running, is the address in --store right, and does it begin with rediss:// where that port speaks TLS, and with redis:// where it does not?";
+const MAYBE_TLS: &str = "is it running, is the address in --store right, and does that begin with rediss:// where the \
+                         port speaks TLS, and with redis:// where it does not?";
 
 fn hint(cause: &str) -> &'static str {
     let found = HINTS.iter().find(|(words, _)| cause.contains(words));

@@ -51,7 +51,9 @@ impl Shared {
             warn!(
                 ring,
                 groups,
-                "groups were not in Redis any more and are made anew: what the outbox still has comes again, as if it were new, and what else they had not acknowledged is lost; see whether Redis lost data, or somebody deleted keys"
+                "groups were not in Redis any more and are made anew: what the outbox still has comes again, as if it \
+                 were new, and what else they had not acknowledged is lost; see whether Redis lost data, or somebody \
+                 deleted keys"
             );
         }
         let now = self.calls.link.clock().now();
