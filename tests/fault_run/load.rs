@@ -109,15 +109,9 @@ impl Loader {
         let request = frames::add(ids, ack_timeout_ticks, attempt);
         let asked = self.ask(&request, ids, |answer, index| {
             let added = match answer {
-                None => Added::Unclear,
-                Some(answer) if answer.kind == frames::ERROR => {
-                    if is_unclear(answer) {
-                        Added::Unclear
-                    } else {
-                        Added::Refused
-                    }
-                }
-                Some(answer) => Added::Accepted { rearmed: answer.added().1[index] },
+                Answer::Unclear => Added::Unclear,
+                Answer::Refused => Added::Refused,
+                Answer::Frame(frame) => Added::Accepted { rearmed: frame.added().1[index] },
             };
             Did::Add { ack_timeout_ticks, added }
         });
@@ -146,15 +140,9 @@ impl Loader {
         let request = if withdraws { frames::withdraw(ids) } else { frames::del(ids) };
         self.ask(&request, ids, |answer, index| {
             Did::Del(match answer {
-                None => Deleted::Unclear,
-                Some(answer) if answer.kind == frames::ERROR => {
-                    if is_unclear(answer) {
-                        Deleted::Unclear
-                    } else {
-                        Deleted::Refused
-                    }
-                }
-                Some(answer) => match answer.outcomes()[index] {
+                Answer::Unclear => Deleted::Unclear,
+                Answer::Refused => Deleted::Refused,
+                Answer::Frame(frame) => match frame.outcomes()[index] {
                     ACKED if !withdraws => Deleted::Done,
                     WITHDRAWN if withdraws => Deleted::Done,
                     LATE => Deleted::Late,
@@ -172,24 +160,41 @@ impl Loader {
     }
 
     /// Asks, and writes down for each message what that was; false where nobody could be asked.
-    fn ask(&mut self, request: &Request, ids: &[u64], did: impl Fn(Option<&Frame>, usize) -> Did) -> bool {
+    fn ask(&mut self, request: &Request, ids: &[u64], did: impl Fn(&Answer, usize) -> Did) -> bool {
         let kept = self.connection.take().filter(|_| self.random.random_bool(0.85));
         let Some((at, mut peer)) = kept.or_else(|| self.shared.connect(&mut self.random)) else { return false };
         let patience = if self.random.random_bool(0.01) { Duration::from_millis(1) } else { GIVES_UP };
         let begun = Instant::now();
-        let answer = peer.ask(request, patience);
+        let frame = peer.ask(request, patience);
         let ended = Instant::now();
+        self.connection = (frame.is_some() && !peer.went_away).then_some((at, peer));
+        let answer = Answer::of(frame);
         for (index, id) in ids.iter().enumerate() {
-            let asked = Asked { begun, ended, at, did: did(answer.as_ref(), index) };
+            let asked = Asked { begun, ended, at, did: did(&answer, index) };
             self.ledger.entry(*id).or_default().push(asked);
         }
-        self.connection = (answer.is_some() && !peer.went_away).then_some((at, peer));
         true
     }
 }
 
-/// Whether an Error says that its request may be done; it must be one that says: try again.
-fn is_unclear(error: &Frame) -> bool {
-    assert_eq!(error.flags & RETRYABLE, RETRYABLE, "{error:?}");
-    error.flags & OUTCOME_UNKNOWN != 0
+/// What came of a request.
+enum Answer {
+    Frame(Frame),
+    Refused,
+    /// Nobody knows: there was no answer, or an Error that says so.
+    Unclear,
+}
+
+impl Answer {
+    /// An Error must be one that says: try again.
+    fn of(frame: Option<Frame>) -> Answer {
+        match frame {
+            Some(error) if error.kind == frames::ERROR => {
+                assert_eq!(error.flags & RETRYABLE, RETRYABLE, "{error:?}");
+                if error.flags & OUTCOME_UNKNOWN == 0 { Answer::Refused } else { Answer::Unclear }
+            }
+            Some(frame) => Answer::Frame(frame),
+            None => Answer::Unclear,
+        }
+    }
 }
