@@ -61,9 +61,9 @@ end
 if last then redis.call('XTRIM', outbox, 'MINID', '=', behind(last)) end
 if last and not may_look() or not trimmed_all then return {'tended', 1, ids, batches} end
 
--- The groups come last, so that what only an abandoned group had not settled is counted.
--- A group that is ephemeral has a member as long as it is there. This long after a loss it has one again.
+-- An ephemeral group has a member as long as it is there. This long after a loss it has one again, or never will.
 local orphaned_ms = 60000
+-- The groups come last, so that what only an abandoned group had not settled is counted.
 local reply, attended = {'tended', 0, ids, batches}, {}
 for i = 5, #ARGV do attended[ARGV[i]] = true end
 local kept = redis.call('HGETALL', groups)
