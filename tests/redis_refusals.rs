@@ -2,9 +2,9 @@
 
 use crate::redis_faults::{PATIENT, take_until};
 use crate::support::frames::{self, ACKED, OUTCOME_UNKNOWN, RETRYABLE, UNKNOWN};
-use crate::support::process::assert_names;
+use crate::support::process::{Log, Process, assert_names};
 use crate::support::redis::Redis;
-use crate::support::sidecar::Sidecar;
+use crate::support::sidecar::{Sidecar, serve};
 use crate::support::wait_until;
 
 const STORE_AWAY: u16 = 66;
@@ -112,4 +112,18 @@ fn what_a_script_may_not_do_is_told_for_as_long_and_the_rest_goes_on() {
     redis.command::<()>(&["ACL", "SETUSER", "default", "-xinfo"]);
     assert_eq!((sidecar.metrics().count("store_up"), sidecar.is_ready()), (1, true), "Redis is there");
     assert_names(&sidecar.log().text(), &["does not say how its rings are"]);
+}
+
+#[test]
+fn a_redis_that_cannot_be_reached_is_told_with_what_to_look_at() {
+    let redis = Redis::start();
+    let port = redis.port;
+    for (url, remedy) in [
+        (format!("redis://127.0.0.1:{port}/99"), "correct the number of the database"),
+        (format!("rediss://127.0.0.1:{port}/"), "begin with rediss:// where the port speaks TLS"),
+    ] {
+        let mut process = Process::spawn(&mut serve(&["--store", &url]));
+        let log = Log::of(process.stderr());
+        log.line(remedy).unwrap_or_else(|| panic!("{url}: {}", log.text()));
+    }
 }
