@@ -203,6 +203,10 @@ fn without_the_admin_endpoint_only_the_figures_of_the_server_are_missing() {
     assert_names(&run.stderr, &["no figures of the server", &admin, "--admin"]);
     let report: Value = serde_json::from_str(&run.stdout).expect("JSON");
     assert_eq!((run.code, &report["server"]), (0, &Value::Null), "{run:?}");
+    // Nor is another sidecar asked, whose address is the default.
+    let run = sidecar.run(&["bench", "--json", "--op", "ping", "--seconds", "0.1"]);
+    let report: Value = serde_json::from_str(run.output()).unwrap();
+    assert_eq!(report["server"], Value::Null, "{run:?}");
 }
 
 #[test]
