@@ -1,0 +1,142 @@
+//! Bytes that anybody may send, to either side of a connection: what the decoder makes of them, and the two readers of
+//! the hot path beside it, which must see the same.
+//!
+//! The first byte of an input says how the rest comes: as a stream of any bytes, or as bodies whose lengths are put
+//! before them, since a search finds those less easily than what stands in a frame; and in pieces of which size.
+
+#![no_main]
+
+use ackwheel::core::burst::{Asks, Burst};
+use ackwheel::core::message::Message;
+use ackwheel::core::refusal::Reason;
+use ackwheel::protocol::frame::{AddNewMsg, DelMsg, Error, MAX_PING_LENGTH};
+use ackwheel::protocol::{Body, Codec, DecodeError, Decoded, Frame};
+use bytes::BytesMut;
+use libfuzzer_sys::fuzz_target;
+use tokio_util::codec::Decoder;
+
+/// Small, so that inputs reach it.
+const MAX_FRAME_LENGTH: u32 = 1_024;
+
+/// What an AddNewMsg without an ack timeout asks for, in ticks.
+const REVOLUTION: u16 = 15;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((how, bytes)) = input.split_first() else { return };
+    let (is_framed, piece) = (how & 0x80 != 0, usize::from(how & 0x7f).max(1));
+    let bytes = if is_framed { framed(bytes) } else { bytes.to_vec() };
+    let whole = Read::all(&bytes, bytes.len().max(1));
+    assert_eq!(Read::all(&bytes, piece), whole, "it does not matter how bytes arrive");
+    whole.decoded.iter().for_each(survives);
+    takes_the_same_requests(&bytes, usize::from(*how));
+    answers_the_same_pings(&bytes, &whole);
+});
+
+/// Puts the length before each of the frames: a byte says how much of the rest is one.
+fn framed(mut bytes: &[u8]) -> Vec<u8> {
+    let mut stream = Vec::new();
+    while let Some((length, rest)) = bytes.split_first() {
+        let (frame, rest) = rest.split_at(usize::from(*length).min(rest.len()));
+        stream.extend_from_slice(&u32::try_from(frame.len()).expect("it is below 256").to_be_bytes());
+        stream.extend_from_slice(frame);
+        bytes = rest;
+    }
+    stream
+}
+
+/// What a connection reads until nothing more comes, or it is broken.
+#[derive(Debug, PartialEq)]
+struct Read {
+    decoded: Vec<Decoded>,
+    broken: Option<Reason>,
+}
+
+impl Read {
+    fn all(bytes: &[u8], piece: usize) -> Read {
+        let (mut codec, mut received) = (Codec::new(MAX_FRAME_LENGTH), BytesMut::new());
+        let mut decoded = Vec::new();
+        for piece in bytes.chunks(piece) {
+            received.extend_from_slice(piece);
+            loop {
+                match codec.decode(&mut received) {
+                    Ok(Some(found)) => decoded.push(found),
+                    Ok(None) => break,
+                    Err(DecodeError::Broken { refusal, .. }) => {
+                        assert!(!refusal.text.is_empty(), "whoever is sent away is told why");
+                        return Read { decoded, broken: Some(refusal.reason) };
+                    }
+                    Err(DecodeError::Io(error)) => panic!("there is no I/O here: {error}"),
+                }
+            }
+        }
+        Read { decoded, broken: None }
+    }
+}
+
+/// What was decoded is the same after its own bytes, and so is the Error that answers what was refused.
+fn survives(decoded: &Decoded) {
+    let frame = match decoded {
+        Decoded::Frame(frame) => frame.clone(),
+        Decoded::Refused { correlation, refusal } => {
+            assert!(!refusal.text.is_empty(), "whoever is refused is told why");
+            Frame::new(*correlation, Body::Error(Error::from(refusal)))
+        }
+    };
+    let mut bytes = BytesMut::new();
+    Codec::default().encode_frame(&frame, &mut bytes);
+    let again = Codec::default().decode(&mut bytes);
+    assert!(matches!(&again, Ok(Some(Decoded::Frame(again))) if *again == frame), "{frame:?} became {again:?}");
+    assert!(bytes.is_empty(), "{frame:?} left bytes behind");
+}
+
+/// The reader of bursts takes requests that the decoder reads too, and leaves none that it could take.
+fn takes_the_same_requests(bytes: &[u8], most: usize) {
+    let codec = Codec::new(MAX_FRAME_LENGTH);
+    let mut burst = Burst::default();
+    let taken = codec.take_requests(bytes, &mut burst, most, REVOLUTION);
+    let (taken, left) = bytes.split_at(taken);
+    let mut taken = BytesMut::from(taken);
+    for request in &burst.requests {
+        let messages = burst.messages()[request.range()].to_vec();
+        assert_eq!(next_request(&mut taken), Some((request.correlation, request.asks, messages)));
+    }
+    assert!(taken.is_empty(), "it passes over nothing");
+    if burst.messages().len() < most {
+        assert_eq!(next_request(&mut BytesMut::from(left)), None, "it takes what it may");
+    }
+}
+
+/// What the decoder makes of the next frame, if that is a request without a fault.
+fn next_request(bytes: &mut BytesMut) -> Option<(u32, Asks, Vec<Message>)> {
+    let Ok(Some(Decoded::Frame(frame))) = Codec::new(MAX_FRAME_LENGTH).decode(bytes) else { return None };
+    let (asks, messages) = match frame.body {
+        Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt }) => {
+            let ack_timeout_ticks = if ack_timeout_ticks == 0 { REVOLUTION } else { ack_timeout_ticks };
+            (Asks::Add { ack_timeout_ticks, attempt }, messages)
+        }
+        Body::DelMsg(DelMsg { messages, withdraw }) => (Asks::Del { withdraw }, messages),
+        _ => return None,
+    };
+    Some((frame.correlation, asks, messages))
+}
+
+/// The reader of Pings answers those that come first, as the encoder would.
+fn answers_the_same_pings(bytes: &[u8], whole: &Read) {
+    let mut answers = BytesMut::new();
+    let echoed = Codec::new(MAX_FRAME_LENGTH).echo_pings(bytes, &mut answers);
+    let (mut pings, mut pongs, mut expected) = (0, 0, BytesMut::new());
+    for decoded in &whole.decoded {
+        match decoded {
+            Decoded::Frame(Frame { correlation, body: Body::Ping(payload) }) => {
+                assert!(payload.len() <= MAX_PING_LENGTH);
+                Codec::default()
+                    .encode_frame(&Frame::new(*correlation, Body::Pong(payload.clone())), &mut expected);
+                pings += 1;
+            }
+            Decoded::Frame(Frame { body: Body::Pong(_), .. }) => pongs += 1,
+            _ => break,
+        }
+    }
+    assert_eq!((echoed.pings, echoed.pongs), (pings, pongs));
+    assert_eq!(answers, expected);
+}
