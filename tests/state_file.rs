@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::frames::{self, ACKED, LATE, UNKNOWN};
@@ -258,6 +259,15 @@ fn what_is_no_file_is_no_state() {
     let mut command =
         program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--state", "/dev/full"]);
     assert_names(Run::of(&mut command).error(1), &["/dev/full", "not a file", "--state"]);
+    // Whoever opens a pipe waits for who reads it.
+    for ending in ["lock", "new"] {
+        let (folder, state) = folder();
+        let made = Command::new("mkfifo").arg(folder.path().join(format!("state.{ending}"))).status().unwrap();
+        assert!(made.success());
+        let mut command = program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--state"]);
+        let run = Run::of(command.arg(&state));
+        assert_names(run.error(1), &["write the state file", state.to_str().unwrap(), "--state"]);
+    }
 }
 
 #[test]

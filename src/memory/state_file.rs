@@ -7,9 +7,10 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 use tracing::{error, warn};
 
@@ -201,9 +202,12 @@ impl StateFile {
     }
 }
 
-/// Opens a file beside it. What is there, as reserved room, stays until it is written over.
+/// Opens a file beside it. What is there, as reserved room, stays until it is written over. A pipe of that name is an
+/// error: to wait for who reads it would be to hang.
 fn open_beside(path: &Path, ending: &str) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(false).open(beside(path, ending))
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    options.open(beside(path, ending))
 }
 
 fn beside(path: &Path, ending: &str) -> PathBuf {
