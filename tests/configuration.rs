@@ -25,6 +25,10 @@ fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
     assert_refused(&["--slots", "many"], &["many", "--slots"]);
     assert_refused(&["--tick", "0s"], &["--tick"]);
     assert_refused(&["--tick", "soon"], &["soon", "--tick"]);
+    assert_refused(
+        &["--max-in-flight", "4M"],
+        &["4M", "--max-in-flight", "a whole number is wanted, such as 1000000"],
+    );
     assert_refused(&["--max-in-flight", "0"], &["--max-in-flight 0", "at least 1"]);
     assert_refused(&["--max-connections", "0"], &["--max-connections 0", "at least 1"]);
     assert_refused(&["--max-frame-length", "1000"], &["1000", "1048576"]);
@@ -142,6 +146,8 @@ fn a_file_with_an_unknown_key_or_a_wrong_value_is_refused_by_name() {
         ("slots = 5\ntik = \"1s\"\n", &["tik", "line 2", "--help"][..]),
         ("slots = \"five\"\n", &["slots", "line 1"]),
         ("tick = \"soon\"\n", &["tick", "soon"]),
+        ("tick = 1\n", &["(tick)", "such as \"15s\""]),
+        ("max_in_flight = 9\n", &["max-in-flight is meant"]),
         ("slots = \n", &["line 1"]),
         ("slots = 5\nstor = \"redis://:secret@h:1\"\n", &["stor", "line 2", "store"]),
         ("store = \"redis://:secret@h:1\n", &["line 1"]),

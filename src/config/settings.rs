@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
@@ -68,7 +69,8 @@ pub struct Settings {
     #[serde(with = "humantime_serde", default)]
     pub tick: Option<Duration>,
     /// Most messages in flight; more are refused. In memory one takes about 43 bytes [default: 4000000]
-    #[arg(long, help_heading = RING, env = "ACKWHEEL_MAX_IN_FLIGHT", value_name = "MESSAGES")]
+    #[arg(long, help_heading = RING, env = "ACKWHEEL_MAX_IN_FLIGHT", value_name = "MESSAGES",
+        value_parser = whole::<u64>)]
     pub max_in_flight: Option<u64>,
     /// Where the wheel lives: `memory`, in this process, or redis://HOST:PORT/DB (rediss:// with TLS, redis+unix://
     /// over a socket), shared by all sidecars that name the same [default: memory]
@@ -107,7 +109,8 @@ pub struct Settings {
     #[arg(long, help_heading = STORE, env = "ACKWHEEL_CATCH_UP_MAX_TICKS", value_name = "N")]
     pub catch_up_max_ticks: Option<u16>,
     /// Redis: most acknowledged messages that are held while it is away; more are refused [default: 1000000]
-    #[arg(long, help_heading = STORE, env = "ACKWHEEL_MAX_HELD_ACKS", value_name = "MESSAGES")]
+    #[arg(long, help_heading = STORE, env = "ACKWHEEL_MAX_HELD_ACKS", value_name = "MESSAGES",
+        value_parser = whole::<u64>)]
     pub max_held_acks: Option<u64>,
     /// Time after which an unacknowledged batch is handed out again [default: 30s]
     #[arg(long, help_heading = BATCHES, env = "ACKWHEEL_REDELIVER_AFTER", value_name = "DURATION",
@@ -122,24 +125,28 @@ pub struct Settings {
     pub outbox_retention: Option<Duration>,
     /// Most messages in unacknowledged batches. Beyond them the oldest batches are dropped, counted, and logged
     /// [default: 10000000]
-    #[arg(long, help_heading = BATCHES, env = "ACKWHEEL_OUTBOX_MAX_IDS", value_name = "MESSAGES")]
+    #[arg(long, help_heading = BATCHES, env = "ACKWHEEL_OUTBOX_MAX_IDS", value_name = "MESSAGES",
+        value_parser = whole::<u64>)]
     pub outbox_max_ids: Option<u64>,
     /// Fewest timed-out messages that make a tick a storm: its batches are flagged, and it is logged
     /// [default: 1000]
-    #[arg(long, help_heading = BATCHES, env = "ACKWHEEL_STORM_MIN", value_name = "MESSAGES")]
+    #[arg(long, help_heading = BATCHES, env = "ACKWHEEL_STORM_MIN", value_name = "MESSAGES",
+        value_parser = whole::<u64>)]
     pub storm_min: Option<u64>,
     /// Least share of a tick's messages, 0 to 1, that makes it a storm, together with --storm-min [default: 0.5]
     #[arg(long, help_heading = BATCHES, env = "ACKWHEEL_STORM_SHARE", value_name = "SHARE")]
     pub storm_share: Option<f64>,
     /// Most connections of logic nodes at once; more are refused [default: 16384]
-    #[arg(long, help_heading = CONNECTIONS, env = "ACKWHEEL_MAX_CONNECTIONS", value_name = "N")]
+    #[arg(long, help_heading = CONNECTIONS, env = "ACKWHEEL_MAX_CONNECTIONS", value_name = "N",
+        value_parser = whole::<usize>)]
     pub max_connections: Option<usize>,
     /// Longest frame accepted, in bytes; at least 1048576 [default: 1048576]
     #[arg(long, help_heading = CONNECTIONS, env = "ACKWHEEL_MAX_FRAME_LENGTH", value_name = "BYTES")]
     pub max_frame_length: Option<u32>,
     /// Bytes that may wait for a connection to take them. Beyond them it is not read from, and if it takes nothing
     /// more it is closed [default: 4194304]
-    #[arg(long, help_heading = CONNECTIONS, env = "ACKWHEEL_MAX_QUEUED_BYTES", value_name = "BYTES")]
+    #[arg(long, help_heading = CONNECTIONS, env = "ACKWHEEL_MAX_QUEUED_BYTES", value_name = "BYTES",
+        value_parser = whole::<usize>)]
     pub max_queued_bytes: Option<usize>,
     /// Time that a new connection may take to say Hello before it is closed [default: 5s]
     #[arg(long, help_heading = CONNECTIONS, env = "ACKWHEEL_HELLO_TIMEOUT", value_name = "DURATION",
@@ -209,11 +216,24 @@ fn wrong_line(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
     let number = before.matches('\n').count();
     let key = text.lines().nth(number).and_then(|line| line.split_once('=')).map_or("", |(key, _)| key.trim());
     let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
-    let key = if is_key { format!(" ({key})") } else { String::new() };
+    let named = if is_key { format!(" ({key})") } else { String::new() };
+    let message = error.message().trim_end();
+    let with_dashes = key.replace('_', "-");
+    let hint = if message.ends_with("expected a duration") {
+        String::from(", in quotes and with its unit, such as \"15s\" or \"500ms\"")
+    } else if with_dashes != key && message.contains(&format!("`{with_dashes}`")) {
+        format!("; {with_dashes} is meant")
+    } else {
+        String::new()
+    };
     ConfigError(format!(
-        "{}, line {}{key}: {}: mend or remove it; ackwheel serve --help lists the keys (without the dashes)",
+        "{}, line {}{named}: {message}{hint}: mend or remove it; ackwheel serve --help lists the keys (without the dashes)",
         path.display(),
         number + 1,
-        error.message().trim_end(),
     ))
+}
+
+/// A number from the command line or the environment.
+fn whole<N: FromStr>(text: &str) -> Result<N, &'static str> {
+    text.parse().map_err(|_| "a whole number is wanted, such as 1000000")
 }
