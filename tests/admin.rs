@@ -1,6 +1,6 @@
 //! The admin endpoints: what they say, and that nobody can hold them.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -28,15 +28,40 @@ fn the_routes_are_there_and_elsewhere_is_a_sign_post() {
 }
 
 #[test]
-fn idle_connections_to_the_admin_port_hold_up_neither_it_nor_the_data_port() {
+fn connections_that_ask_nothing_hold_up_neither_the_admin_port_nor_the_data_port() {
     let sidecar = Sidecar::start(&[]);
-    let idle: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(sidecar.admin).unwrap()).collect();
+    // Three hundred are more than there may be; half of them say something, and no request.
+    let idle: Vec<TcpStream> = (0..300)
+        .map(|number| {
+            let mut stream = TcpStream::connect(sidecar.admin).unwrap();
+            stream.write_all(&b"GET /livez HT"[..number % 2 * 13]).unwrap();
+            stream
+        })
+        .collect();
     let mut connection = sidecar.connect();
     connection.ask(&frames::add(&[1], 0, 1)).added();
-    // They would hold it up until they are closed, after five seconds, had they a place there.
+    // They would hold it up until they are closed, after five seconds, had they places that nobody else gets.
     let asked = Instant::now();
     assert_eq!(sidecar.get("/livez").0, 200);
     assert!(asked.elapsed() < Duration::from_secs(4), "answered after {:?}", asked.elapsed());
+    drop(idle);
+}
+
+#[test]
+fn whoever_asks_something_is_not_closed_for_those_who_ask_nothing() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::start(&["--store", &redis.url()]);
+    redis.stop();
+    let mut asking: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(sidecar.admin).unwrap()).collect();
+    for stream in &mut asking {
+        stream.write_all(b"GET /status HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    }
+    let idle: Vec<TcpStream> = (0..600).map(|_| TcpStream::connect(sidecar.admin).unwrap()).collect();
+    for mut stream in asking {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503"), "the store does not answer, and that is said: {answer}");
+    }
     drop(idle);
 }
 

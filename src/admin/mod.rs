@@ -1,5 +1,6 @@
 //! The admin endpoints: metrics, probes, status, and the ring on a page. They change nothing.
 
+mod connections;
 mod page;
 pub mod status;
 
@@ -13,13 +14,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures_util::future::{join_all, try_join_all};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
+use self::connections::Connections;
+pub use self::connections::MAX_CONNECTIONS;
 use self::status::{GroupReport, RingReport, StatusReport};
 use crate::clock::Clock;
 use crate::core::alive::BEAT;
@@ -52,17 +51,6 @@ pub struct Health {
     pub scrapes: tokio::sync::Mutex<()>,
 }
 
-/// The most connections at once: who asks nothing takes no place from those who do.
-pub const MAX_CONNECTIONS: usize = 256;
-
-/// The most of them that are served: Prometheus, probes and people need few, and strangers get no more.
-const MAX_SERVED: usize = 64;
-
-/// How long a connection may take to ask, for the head of its request once that has begun, and from then on until its
-/// answer is read. Each has one request: who does not read may not keep the place of a probe.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// After a failed accept the listener rests.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
@@ -76,13 +64,10 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
         .route("/status", get(status))
         .fallback(elsewhere)
         .with_state(health);
-    let (permits, places) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), Arc::new(Semaphore::new(MAX_SERVED)));
-    // Dropped with this task, so that no connection outlives it.
-    let mut connections = JoinSet::new();
+    let mut connections = Connections::default();
     loop {
-        let permit = Arc::clone(&permits).acquire_owned().await.expect("nobody closes the semaphore");
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        match listener.accept().await {
+            Ok((stream, _)) => connections.serve(stream, &routes),
             Err(error) => {
                 warn!(
                     %error,
@@ -90,27 +75,8 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
                      limit (ulimit -n, LimitNOFILE of systemd)"
                 );
                 tokio::time::sleep(ACCEPT_REST).await;
-                continue;
             }
-        };
-        let (service, places) = (TowerToHyperService::new(routes.clone()), Arc::clone(&places));
-        connections.spawn(async move {
-            // Whoever has only connected may be said to be readable.
-            if tokio::time::timeout(HEAD_TIMEOUT, stream.peek(&mut [0])).await.is_err() {
-                return debug!("a connection to the admin port asked nothing");
-            }
-            let place = places.acquire().await.expect("nobody closes the semaphore");
-            let mut http = hyper::server::conn::http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).keep_alive(false);
-            let serving = http.serve_connection(TokioIo::new(stream), service);
-            match tokio::time::timeout(CONNECTION_TIMEOUT, serving).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => debug!(%error, "a connection to the admin port ended"),
-                Err(_) => debug!("a connection to the admin port took too long"),
-            }
-            drop((place, permit));
-        });
-        while connections.try_join_next().is_some() {}
+        }
     }
 }
 
