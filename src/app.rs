@@ -226,15 +226,19 @@ impl Sidecar {
                 "the store refused to drain a ring: look at the store; what Redis has, other sidecars go on with"
             ),
             Err(_) => error!(
-                "a ring could not be drained in time: in Redis it stays, but in memory what is in flight ends with \
-                 the process; keep it with --state, or have its subscribers acknowledge faster"
+                "a ring could not be drained in time: in Redis it stays, but in memory what is not handed out yet ends \
+                 with the process; keep it with --state, or give the drain more time (--drain-timeout)"
             ),
         }
         // Its ticker has not given the lease up.
         if let Err(refusal) = seat.lease.release(self.clock.now()).await {
             warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
         }
-        drained.ok().and_then(Result::ok).unwrap_or(Handover::Kept)
+        match drained {
+            Ok(drained) => drained.unwrap_or(Handover::Kept),
+            // In part, perhaps; what nobody acknowledges is told.
+            Err(_) => Handover::HandedOut,
+        }
     }
 
     /// Waits until every group with a subscriber has acknowledged everything.

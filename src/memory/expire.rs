@@ -39,6 +39,8 @@ pub(super) struct Expiry {
     /// The tick that is decided next, once it is listed ahead.
     ahead: Option<Ahead>,
     frozen: VecDeque<Frozen>,
+    /// How far a drain's ticks are listed, all in one walk: one for each would take as long as there are ticks.
+    gathered: Option<Walk>,
     /// Published ticks that are remembered for `late`, each with the number of its messages.
     remembered: VecDeque<(Tick, u64)>,
     /// The sum of these numbers.
@@ -83,6 +85,9 @@ impl Expiry {
     pub(super) fn freeze(&mut self, tick: Tick, counts: TickCounts, due_at: Instant, unlisted: Vec<Vec<Message>>) {
         let ahead = self.ahead.take_if(|ahead| ahead.tick == tick).unwrap_or_else(|| Ahead::of(tick));
         let (walked, ahead) = (ahead.walked, ahead.decided(unlisted));
+        if counts.drained {
+            self.gathered.get_or_insert_default();
+        }
         self.frozen.push_back(Frozen {
             tick,
             due_at,
@@ -121,6 +126,10 @@ impl Expiry {
         if !std::mem::replace(&mut front.told, true) {
             return Expired { counted: Some((front.tick, front.counts)), more: true, ..Expired::default() };
         }
+        if front.counts.drained && self.gathered.is_some() {
+            self.gather(ring);
+            return Expired { more: true, ..Expired::default() };
+        }
         front.list(ring, &mut self.listed);
         let published = front.publish(ring, &mut self.listed, now);
         if front.published == front.counts.timed_out() {
@@ -133,6 +142,25 @@ impl Expiry {
             }
         }
         Expired { published, more: true, ..Expired::default() }
+    }
+
+    /// Lists a part of what is in the ticks of a drain, which are all that is left.
+    fn gather(&mut self, ring: &MemoryRing) {
+        let (Some(walk), Some(first), Some(last)) = (&mut self.gathered, self.frozen.front(), self.frozen.back())
+        else {
+            return;
+        };
+        let ticks = first.tick..=last.tick;
+        for _ in 0..STEP / LOCKED_STEP {
+            let Some(shard) = ring.shards.get(walk.shard) else {
+                self.gathered = None;
+                return;
+            };
+            let note = |tick: usize, timed_out| self.frozen[tick].ahead.push(timed_out);
+            if in_turn(shard, |shard| shard.list_all(ticks.clone(), &mut walk.segment, LOCKED_STEP, note)) {
+                walk.next_shard();
+            }
+        }
     }
 
     /// Forgets a part of what timed out a revolution ago, or earlier where more is remembered than may be in flight: who
@@ -241,8 +269,9 @@ mod tests {
 
     use super::*;
     use crate::core::batch::StormRule;
+    use crate::core::group::GroupName;
     use crate::core::message::DelOutcome;
-    use crate::core::outbox::Retention;
+    use crate::core::outbox::{Outbox, Retention};
     use crate::core::ring::{AddNewMsg, Asker, DelMsg, Ring};
     use crate::core::tick::Wheel;
     use crate::memory::{MemoryOutbox, RingOptions};
@@ -293,6 +322,41 @@ mod tests {
         }
         assert_eq!(answer(&of_round(19), now), [DelOutcome::Late; 400], "the latest are");
         assert_eq!(answer(&of_round(0), now), [DelOutcome::Unknown; 400]);
+    }
+
+    #[test]
+    fn a_drain_hands_out_all_ticks_after_one_walk() {
+        const SLOTS: u16 = 300;
+        const IN_TICK: u64 = 1_000;
+        let now = Instant::now();
+        let (ring, outbox) = ring_of(SLOTS, 1_000_000, Tick(1), now);
+        for ticks in 1..=SLOTS {
+            let first = u64::from(ticks) * IN_TICK;
+            let messages: Vec<Message> = (first..first + IN_TICK).map(Message::from).collect();
+            let request =
+                AddNewMsg { messages: &messages, ack_timeout_ticks: ticks, attempt: 1, asker: Asker::default() };
+            ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
+        }
+        // The first of them was listed ahead.
+        assert!(matches!(ring.advance(now + Duration::from_secs(1)).now_or_never(), Some(Ok(_))));
+        while ring.list_ahead() {}
+        ring.drain(now).now_or_never().unwrap().unwrap();
+        let mut steps = 0;
+        while ring.expire_step(now).more {
+            steps += 1;
+        }
+        // Each tick is told, and published if it has messages; a walk for each would be three steps more.
+        let most = 2 * usize::from(SLOTS) + 50;
+        assert!((usize::from(SLOTS)..most).contains(&steps), "{steps} steps");
+        let taken = outbox.take(&GroupName::default_group(), u64::MAX, now).now_or_never().unwrap().unwrap();
+        assert_eq!(taken.len(), usize::from(SLOTS));
+        for (delivery, first) in taken.iter().zip((IN_TICK..).step_by(1_000)) {
+            let batch = &delivery.batch;
+            let mut ids: Vec<u64> = batch.messages.iter().map(|timed_out| timed_out.message.msg_id.0).collect();
+            ids.sort_unstable();
+            assert!(ids.into_iter().eq(first..first + IN_TICK), "{:?}", batch.id);
+            assert!(batch.last && batch.counts.drained);
+        }
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Everything about a message happens under the lock of its shard, so whoever takes it out of flight decides its
 //! outcome. The table is the one truth; the counts change with it, under the same lock.
 
+use std::ops::RangeInclusive;
+
 use super::entry::{Entry, Marks, ShortTick};
 use super::sorted::{Item, Verb};
 use super::table::{Hash, HashMessage, Home, Kept, Table};
@@ -240,6 +242,25 @@ impl<S: HashMessage> Shard<S> {
             listed.extend(of_tick.map(|(_, timed_out)| timed_out));
         }
         all
+    }
+
+    /// Lists messages of all these ticks in one walk, each with the number of its tick among them, and marks them.
+    /// Otherwise as [`Shard::list`]; nothing is added any more.
+    pub(super) fn list_all(
+        &mut self,
+        ticks: RangeInclusive<Tick>,
+        at: &mut usize,
+        budget: usize,
+        mut listed: impl FnMut(usize, TimedOut),
+    ) -> bool {
+        let (first, last) = (ShortTick::of(*ticks.start()), ShortTick::of(*ticks.end()));
+        self.table.visit(at, budget, |entry| {
+            let ahead = entry.deadline.since(first);
+            if ahead <= last.since(first) && !entry.marks.set(Marks::LISTED) {
+                listed(ahead.into(), TimedOut { message: entry.message, attempt: entry.attempt });
+            }
+        });
+        self.table.is_scanned(*at)
     }
 
     /// Forgets messages of a tick whose revolution is over; returns whether all are forgotten.

@@ -78,6 +78,14 @@ pub(super) struct Listed {
 }
 
 impl Listed {
+    /// Notes one more.
+    pub(super) fn push(&mut self, timed_out: TimedOut) {
+        match self.batches.back_mut() {
+            Some(batch) if batch.len() < MAX_BATCH_MESSAGES => batch.push(timed_out),
+            _ => self.batches.push_back(vec![timed_out]),
+        }
+    }
+
     /// Moves messages to `listed` until that fills a batch, as far as there are any.
     pub(super) fn take(&mut self, listed: &mut Vec<TimedOut>) {
         self.left.extend(self.unlisted.drain(..).flatten());

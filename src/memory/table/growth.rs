@@ -141,6 +141,23 @@ impl<S: HashMessage> Table<S> {
         found.drain(..).for_each(|spot| self.visit_spot(spot, &mut visit));
     }
 
+    /// Visits all entries, in whole segments from number `position` on, which moves, until about `budget` places were
+    /// looked at.
+    pub(in crate::memory) fn visit(
+        &mut self,
+        position: &mut usize,
+        budget: usize,
+        mut visit: impl FnMut(&mut Entry),
+    ) {
+        let mut looked_at = 0;
+        while *position < self.segments.len() && looked_at < budget {
+            let (segment, _) = self.segments.at(*position);
+            looked_at += segment.entries.len() * PLACES;
+            segment.visit(&mut visit);
+            *position += 1;
+        }
+    }
+
     fn visit_spot(
         &mut self,
         Spot { segment: number, group, place }: Spot,

@@ -297,6 +297,12 @@ impl Segment {
         Found { entry, groups: &mut self.groups, home, at, place, room }.remove();
     }
 
+    pub(super) fn visit(&mut self, visit: &mut impl FnMut(&mut Entry)) {
+        for (group, entries) in self.groups.iter().zip(&mut self.entries) {
+            group.occupied().for_each(|place| visit(&mut entries[place]));
+        }
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         let groups = self.groups.iter().zip(&self.entries);
         groups.flat_map(|(group, entries)| group.occupied().map(|place| &entries[place]))
