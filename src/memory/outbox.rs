@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -32,7 +32,12 @@ pub(super) struct Queue {
     /// Messages in all batches stored.
     pub(super) ids: u64,
     pub(super) groups: HashMap<GroupName, Group>,
+    /// When it was taken over from a state file: what came of age while nobody could take it is kept for a while.
+    pub(super) restored_at: Option<Instant>,
 }
+
+/// For how long nothing is too old after a restart, where it is kept for so long at all.
+const RESTORED_FOR: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug)]
 pub(super) struct Stored {
@@ -63,8 +68,14 @@ impl MemoryOutbox {
     /// An empty outbox with the default group.
     #[must_use]
     pub fn new(retention: Retention, now: Instant) -> MemoryOutbox {
-        let mut queue =
-            Queue { first: 0, places: VecDeque::new(), positions: HashMap::new(), ids: 0, groups: HashMap::new() };
+        let mut queue = Queue {
+            first: 0,
+            places: VecDeque::new(),
+            positions: HashMap::new(),
+            ids: 0,
+            groups: HashMap::new(),
+            restored_at: None,
+        };
         queue.open_group(&GroupName::default_group(), Opening::default(), now);
         MemoryOutbox { retention, queue: Mutex::new(queue), told: RwLock::new(Vec::new()) }
     }
@@ -277,9 +288,11 @@ impl Queue {
 
     fn keep_bounds(&mut self, retention: Retention, now: Instant) -> Dropped {
         let mut dropped = Dropped::default();
-        let is_old = |since: Instant| now.saturating_duration_since(since) > retention.time;
+        let lasts = |since: Instant, time: Duration| now.saturating_duration_since(since) <= time;
+        let is_old = |since: Instant| !lasts(since, retention.time);
+        let is_back = self.restored_at.is_some_and(|since| lasts(since, retention.time.min(RESTORED_FOR)));
         while let Some(Some(oldest)) = self.places.front() {
-            if self.ids <= retention.max_ids && !is_old(oldest.decided_at) {
+            if self.ids <= retention.max_ids && (is_back || !is_old(oldest.decided_at)) {
                 break;
             }
             let ids = oldest.batch.messages.len() as u64;

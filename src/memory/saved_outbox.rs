@@ -126,6 +126,7 @@ impl MemoryOutbox {
         }
         queue.drop_empty_places();
         queue.open_group(&GroupName::default_group(), Opening::default(), now);
+        queue.restored_at = Some(now);
     }
 }
 
@@ -185,6 +186,27 @@ mod tests {
         assert_eq!(dropped(back + hour / 2), []);
         assert_eq!(dropped(back + 2 * hour), [group]);
     }
+
+    #[test]
+    fn a_batch_that_came_of_age_while_the_sidecar_was_away_is_kept_for_a_while() {
+        let (begun, hour) = (Instant::now(), Duration::from_secs(3_600));
+        let retention = Retention { time: 3 * hour, ..Retention::default() };
+        let outbox = MemoryOutbox::new(retention, begun);
+        let id = BatchId { tick: Tick(7), epoch: 1, ring: 0, seq: 0 };
+        let counts = TickCounts { added: 1, acked: 0, storm: false, drained: false };
+        let message = TimedOut { message: Message::from(1), attempt: 1 };
+        outbox.publish(Arc::new(TimeoutBatch { id, counts, last: true, messages: vec![message] }), begun);
+        let saved = outbox.save(begun);
+        let back = begun + 40 * hour;
+        let restored = MemoryOutbox::new(retention, back);
+        restored.restore(saved, 40 * hour, back);
+        let dropped = |now| restored.tend(&[], now).now_or_never().unwrap().unwrap().batches;
+        assert_eq!(dropped(back + hour), 0);
+        let taken = restored.take(&GroupName::default_group(), 1, back + hour).now_or_never().unwrap().unwrap();
+        assert_eq!(taken[0].age, 41 * hour, "its age is told all the same");
+        assert_eq!(dropped(back + hour + Duration::from_secs(1)), 1);
+    }
+
     #[test]
     fn no_outbox_takes_more_than_it_says() {
         let now = Instant::now();
