@@ -168,10 +168,16 @@ impl StateFile {
             file.write_all(&body)?;
             file.set_len((HEAD_LENGTH + body.len()) as u64)?;
             file.sync_all()?;
-            fs::rename(beside(&self.path, NEW), &self.path)?;
-            self.sync_folder()
+            fs::rename(beside(&self.path, NEW), &self.path)
         };
-        write().map_err(|cause| self.give_up(cause))
+        write().map_err(|cause| self.give_up(cause))?;
+        if let Err(error) = self.sync_folder() {
+            warn!(
+                %error,
+                "the folder of the state file could not be synced: the wheel is kept, unless the power fails within seconds"
+            );
+        }
+        Ok(())
     }
 
     /// A part of a state helps nobody, and the disk may be full.
