@@ -108,6 +108,9 @@ async fn serve(config: Config) -> Result<(), Failure> {
     }
     // Before anything is announced, so that whoever saw the announcement can signal.
     let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    // Heeded by nobody: a file that may not grow any more (ulimit -f, LimitFSIZE) is an error where it is written, and
+    // not the end of the process with what is in flight.
+    let _file_too_large = on(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?;
     let manager = service_manager();
     manager.starting("opening the store").await;
     let socket = config.socket.clone();
