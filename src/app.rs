@@ -23,7 +23,7 @@ use crate::core::outboxes::Outboxes;
 use crate::core::refusal::Refusal;
 use crate::core::ring::Handover;
 use crate::core::rings::Rings;
-use crate::core::store::{Moment, Seat, Store};
+use crate::core::store::{Seat, Store};
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::log;
@@ -301,7 +301,7 @@ async fn end_all(tasks: &mut Vec<JoinHandle<()>>) {
 
 async fn open_store(config: &Config, prepared: &Prepared) -> Result<Arc<dyn Store>, StartError> {
     let shared = match &config.store {
-        StoreKind::Memory => return Ok(Arc::new(open_memory(config, prepared.clock.moment())?)),
+        StoreKind::Memory => return Ok(Arc::new(open_memory(config, &prepared.clock)?)),
         StoreKind::Redis(shared) => shared.clone(),
     };
     let options = RedisOptions {
@@ -325,7 +325,7 @@ async fn open_store(config: &Config, prepared: &Prepared) -> Result<Arc<dyn Stor
     }
 }
 
-fn open_memory(config: &Config, moment: Moment) -> Result<MemoryStore, StateError> {
+fn open_memory(config: &Config, clock: &Clock) -> Result<MemoryStore, StateError> {
     let options = MemoryOptions {
         wheel: config.wheel,
         storm: config.storm,
@@ -334,10 +334,14 @@ fn open_memory(config: &Config, moment: Moment) -> Result<MemoryStore, StateErro
         threads: config.threads,
         state_file: config.state_file.clone(),
     };
-    let (store, taken_over) = MemoryStore::open(options, moment)?;
+    let (store, taken_over) = MemoryStore::open(options, clock.moment())?;
     if let Some(path) = config.state_file.as_ref().map(|path| path.display()) {
         if let Some(messages) = taken_over {
             info!(messages, %path, "messages in flight taken over from the state file");
+            if messages > 0 {
+                // To read the file took its time.
+                store.wait_for_clients(clock.now());
+            }
         } else {
             info!(
                 %path,

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::frames::{self, ACKED, LATE, UNKNOWN};
 use crate::support::process::{Run, assert_names, program};
-use crate::support::sidecar::Sidecar;
+use crate::support::sidecar::{Sidecar, serve};
 use crate::support::{sleep_until, wait_until};
 
 fn start(state: &Path, more: &[&str]) -> Sidecar {
@@ -58,6 +58,38 @@ fn messages_in_flight_and_their_deadlines_survive_a_restart() {
     assert!(batch.messages.contains(&(u64::MAX, u64::MAX)), "{batch:?}");
     let batch = subscriber.settled_batch();
     assert_eq!((batch.ids(), &batch.attempts[..]), (vec![5], &[3][..]));
+}
+
+#[test]
+fn clients_have_time_to_come_back_after_a_restart() {
+    let (_folder, state) = folder();
+    let mut sidecar = start(&state, &[]);
+    sidecar.connect().ask(&frames::add(&[1], 2, 1)).added();
+    sidecar.terminate();
+    let sidecar = start(&state, &[]);
+    let listening = Instant::now();
+    // Its tick would be over 0.6 s after the start; a client that comes back after 1.5 s has its Ack in time.
+    sleep_until(listening + Duration::from_millis(1_500));
+    assert_eq!(sidecar.connect().ask(&frames::del(&[1])).outcomes(), [ACKED]);
+}
+
+#[test]
+fn a_file_that_may_not_grow_is_no_end_of_the_process() {
+    let (_folder, state) = folder();
+    let mut limited = Command::new("/bin/sh");
+    limited.args(["-c", "ulimit -f 8; exec \"$@\"", "sh"]);
+    let serve = serve(&["--state", state.to_str().unwrap()]);
+    limited.arg(serve.get_program()).args(serve.get_args());
+    limited.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut sidecar = Sidecar::spawn(&mut limited);
+    sidecar.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();
+    let mut subscriber = sidecar.connect().subscribed("default");
+    sidecar.signal(rustix::process::Signal::TERM);
+    let batch = subscriber.batch();
+    assert_eq!((batch.ids(), batch.drained), (vec![1, 2, 3], true));
+    subscriber.ask(&frames::batch_ack(&[batch.id]));
+    assert!(sidecar.exit().code().is_some(), "no signal ended it");
+    assert_names(&sidecar.log().whole(), &["ERROR", "cannot be kept", "handed out"]);
 }
 
 #[test]

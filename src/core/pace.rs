@@ -45,6 +45,11 @@ impl Pace {
         Pace { tick_length, pointer, next_advance: now + tick_length, shifted: 0 }
     }
 
+    /// Waits for those who have not been heard since the wheel stood last: the next move comes a tick after `until`.
+    pub fn hold(&mut self, until: Instant) {
+        self.next_advance = until + self.tick_length;
+    }
+
     /// The tick at which the wheel stands.
     #[must_use]
     pub const fn pointer(&self) -> Tick {

@@ -118,6 +118,11 @@ impl MemoryRing {
         MemoryRing { state_file, ..self }
     }
 
+    /// Lets the pointer stay where it is until then, and for a tick more.
+    pub(super) fn hold(&self, until: Instant) {
+        self.standing.write().pace.hold(until);
+    }
+
     pub(super) fn stamp(&self, now: Instant) -> Stamp {
         Stamp::after(now.saturating_duration_since(self.origin))
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use tracing::error;
 
@@ -56,6 +57,17 @@ impl MemoryStore {
         let lease = Arc::new(AlwaysLeads { epoch });
         let seat = Seat { ring: Arc::clone(&ring) as _, outbox: Arc::clone(&outbox) as _, lease };
         Ok((MemoryStore { ring, outbox, seat }, taken_over))
+    }
+}
+
+/// How long the pointer waits after a restart for clients to connect again, with the acknowledgements that came meanwhile.
+pub const RESTART_GRACE: Duration = Duration::from_secs(2);
+
+impl MemoryStore {
+    /// To be called when clients can connect to a wheel that was taken over. Until then nobody was heard, and for that
+    /// nobody is taken for silent: the pointer moves [`RESTART_GRACE`] and a tick later.
+    pub fn wait_for_clients(&self, now: Instant) {
+        self.ring.hold(now + RESTART_GRACE);
     }
 }
 
