@@ -3,7 +3,7 @@
 use crate::redis_faults::{PATIENT, take_until};
 use crate::support::frames::{self, ACKED, OUTCOME_UNKNOWN, RETRYABLE, UNKNOWN};
 use crate::support::process::{Log, Process, assert_names};
-use crate::support::redis::Redis;
+use crate::support::redis::{Redis, ask};
 use crate::support::sidecar::{Sidecar, serve};
 use crate::support::wait_until;
 
@@ -126,4 +126,18 @@ fn a_redis_that_cannot_be_reached_is_told_with_what_to_look_at() {
         let log = Log::of(process.stderr());
         log.line(remedy).unwrap_or_else(|| panic!("{url}: {}", log.text()));
     }
+}
+
+#[test]
+fn a_password_that_redis_asks_for_later_is_told_and_counted() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::on(&redis, "only", &[]);
+    let mut own = redis.connect().expect("it is there");
+    ask::<()>(&mut own, &["CONFIG", "SET", "requirepass", "secret"]).unwrap();
+    ask::<()>(&mut own, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
+    let forbidden = || sidecar.metrics().count("redis_errors_total{kind=\"forbidden\"}");
+    wait_until("it was tried", || forbidden() > 0);
+    assert_names(&sidecar.log().text(), &["NOAUTH", "check user and password"]);
+    ask::<()>(&mut own, &["CONFIG", "SET", "requirepass", ""]).unwrap();
+    sidecar.wait_until_ready();
 }

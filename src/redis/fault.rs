@@ -141,6 +141,10 @@ impl Fault {
 
 impl From<RedisError> for Fault {
     fn from(error: RedisError) -> Fault {
+        // Of several commands sent together, the first that failed says what the others do.
+        let first = error.clone().into_server_errors().and_then(|errors| Some(errors.first()?.1.clone()));
+        let text = first.as_ref().map_or_else(|| error.to_string(), ToString::to_string);
+        let error = first.map_or(error, RedisError::from);
         let kind = match (error.kind(), error.code()) {
             _ if error.is_timeout() => FaultKind::Timeout,
             _ if is_denied(&error) => FaultKind::Denied,
@@ -168,10 +172,7 @@ impl From<RedisError> for Fault {
             _ if error.is_unrecoverable_error() => FaultKind::Disconnected,
             _ => FaultKind::Other,
         };
-        let text = error.to_string();
-        // Of several commands sent together, the first that failed says what the others do.
-        let first = error.into_server_errors().and_then(|errors| Some(errors.first()?.1.to_string()));
-        Fault { kind, text: first.unwrap_or(text) }
+        Fault { kind, text }
     }
 }
 

@@ -89,9 +89,14 @@ impl Shared {
                     }
                     let cause = error.to_string();
                     if told.as_ref() != Some(&cause) {
+                        let with_remedy = match &error {
+                            OpenError::Fault(fault) => fault.with_remedy(),
+                            error => error.to_string(),
+                        };
                         warn!(
                             ring = self.options.ring,
-                            cause, "Redis cannot be used; trying again: mend what the cause names"
+                            cause = with_remedy,
+                            "Redis cannot be used; trying again: mend what the cause names"
                         );
                         self.state.send_replace(State::Away(Arc::from(cause.as_str())));
                         told = Some(cause);
