@@ -190,7 +190,7 @@ impl Metrics {
             store_up: make.gauge("store_up", "1 if the store answers, else 0."),
             redis_round_trips: make.latencies_each(
                 "redis_round_trip_seconds",
-                "Time from sending a script to Redis to its answer.",
+                "Time from sending a script to Redis to its answer, or until it was given up.",
                 "script",
                 SCRIPTS,
             ),

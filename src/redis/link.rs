@@ -217,8 +217,12 @@ impl Link {
     ) -> Result<Answer, Fault> {
         let Shared { options, timeouts, .. } = &*self.shared;
         let begun = options.clock.now();
-        let value = self.exchange(session, call).await.map_err(|fault| self.judge(session, fault))?;
-        options.metrics.round_trip(script.name).record(options.clock.now().saturating_duration_since(begun));
+        let answered = self.exchange(session, call).await;
+        // One that was given up lasted at least as long.
+        if answered.as_ref().err().is_none_or(|fault| fault.kind == FaultKind::Timeout) {
+            options.metrics.round_trip(script.name).record(options.clock.now().saturating_duration_since(begun));
+        }
+        let value = answered.map_err(|fault| self.judge(session, fault))?;
         timeouts.store(0, Ordering::Relaxed);
         if is_stale(&value) {
             return Err(self.judge(session, Fault::stale()));
