@@ -8,7 +8,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"math/rand"
 	"net"
 	"sync"
 	"time"
@@ -176,7 +175,7 @@ func (c *Client) run(lost chan struct{}) {
 		select {
 		case <-c.closing.Done():
 			return
-		case <-time.After(pause/2 + time.Duration(rand.Int63n(int64(pause/2)))):
+		case <-time.After(pause/2 + time.Duration(time.Now().UnixNano())%(pause/2)):
 		}
 	}
 }
