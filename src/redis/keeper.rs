@@ -91,7 +91,7 @@ impl Shared {
                     if told.as_ref() != Some(&cause) {
                         let with_remedy = match &error {
                             OpenError::Fault(fault) => fault.with_remedy(),
-                            error => error.to_string(),
+                            OpenError::Differs(_) => cause.clone(),
                         };
                         warn!(
                             ring = self.options.ring,
