@@ -15,11 +15,13 @@ use crate::support::sidecar::Sidecar;
 use crate::support::{wait_for, wait_until};
 
 /// The alerts, by the names that routes and silences hold.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 16] = [
     "AckwheelDown",
     "AckwheelRestarting",
     "AckwheelNoLeader",
     "AckwheelPointerLag",
+    "AckwheelWheelSlow",
+    "AckwheelLeaderFlapping",
     "AckwheelOutboxGrowing",
     "AckwheelOutboxDroppedIds",
     "AckwheelStorm",
@@ -27,6 +29,7 @@ pub const NAMES: [&str; 13] = [
     "AckwheelLateAcksRising",
     "AckwheelRedisErrors",
     "AckwheelRefusesAdds",
+    "AckwheelClientsRefused",
     "AckwheelNearBounds",
     "AckwheelStateLost",
 ];
