@@ -237,7 +237,7 @@ impl Acceptor {
             format!("this sidecar has {max} connections already: share connections, or raise --max-connections"),
         );
         self.shared.metrics.count_refusal(refusal.reason);
-        debug!(%refusal, "connection turned away");
+        requests::say_what_is_full(refusal.reason);
         let mut bytes = bytes::BytesMut::new();
         let frame = Frame::new(0, Body::Error(Error::from(&refusal)));
         crate::protocol::Codec::default().encode_frame(&frame, &mut bytes);
@@ -277,7 +277,12 @@ impl Shared {
         let handshake = tls.acceptor().accept(tcp);
         match tokio::time::timeout(self.options.hello_timeout, handshake).await {
             Ok(Ok(stream)) => return Some(Stream::Tls(Box::new(stream))),
-            Ok(Err(error)) => debug!(%error, "no TLS handshake"),
+            // A probe of the port says nothing.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => debug!(%error, "no TLS handshake"),
+            Ok(Err(error)) => warn!(
+                %error,
+                "a client made no TLS handshake: does it speak TLS, and trust the certificate of --tls-cert?"
+            ),
             Err(_) => debug!("the TLS handshake took too long"),
         }
         self.metrics.count_refusal(Reason::TlsHandshake);

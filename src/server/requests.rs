@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, warn};
 
 use super::pending::Load;
 use super::session::{Done, Session, State};
@@ -46,7 +46,9 @@ impl Session {
 
     /// Refuses a request, and ends the connection if the refusal says so.
     pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
-        if refusal.reason.closes() && self.state != State::Greeting {
+        if refusal.reason == Reason::Unauthorized {
+            warn!("a client showed another token than --token-file has, or none: give both the same");
+        } else if refusal.reason.closes() && self.state != State::Greeting {
             info!(%refusal, "connection refused further service");
         } else {
             debug!(%refusal, "refused");
@@ -258,7 +260,7 @@ fn not_subscribed() -> Refusal {
 }
 
 /// Says that messages are refused for want of room, which somebody has to make. The log leaves out what it repeats.
-fn say_what_is_full(reason: Reason) {
+pub(super) fn say_what_is_full(reason: Reason) {
     match reason {
         Reason::MaxInFlight => error!(
             "as many messages are in flight as may be: new ones are refused, and nobody watches what is refused; raise \
@@ -267,6 +269,9 @@ fn say_what_is_full(reason: Reason) {
         Reason::MaxHeldAcks => error!(
             "as many acknowledgements are held as may be while Redis is away: more are refused, and their messages will time \
              out; mend Redis, or raise --max-held-acks"
+        ),
+        Reason::TooManyConnections => error!(
+            "as many connections are open as may be: more are turned away; share connections, or raise --max-connections"
         ),
         _ => {}
     }
