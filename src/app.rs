@@ -3,6 +3,7 @@
 mod error;
 mod listening;
 mod prepared;
+mod stores;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,10 +16,11 @@ use tracing::{Instrument, Span, error, error_span, info, warn};
 pub use self::error::StartError;
 use self::listening::Listening;
 use self::prepared::Prepared;
+use self::stores::open_store;
 use crate::admin::{self, Health};
 use crate::alarm::Alarm;
 use crate::clock::Clock;
-use crate::config::{Config, StoreKind, without_password};
+use crate::config::{Config, StoreKind};
 use crate::core::outboxes::Outboxes;
 use crate::core::refusal::Refusal;
 use crate::core::ring::Handover;
@@ -27,9 +29,7 @@ use crate::core::store::{Seat, Store};
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::log;
-use crate::memory::{MemoryOptions, MemoryStore, StateError};
 use crate::metrics::{Limits, Metrics};
-use crate::redis::{RedisOptions, RedisStore};
 use crate::server::{self, DRAIN_GRACE, Server};
 use crate::ticker::{Ticker, TickerHandle, TickerThread};
 
@@ -297,59 +297,6 @@ async fn end_all(tasks: &mut Vec<JoinHandle<()>>) {
         task.abort();
         let _ = task.await;
     }
-}
-
-async fn open_store(config: &Config, prepared: &Prepared) -> Result<Arc<dyn Store>, StartError> {
-    let shared = match &config.store {
-        StoreKind::Memory => return Ok(Arc::new(open_memory(config, &prepared.clock)?)),
-        StoreKind::Redis(shared) => shared.clone(),
-    };
-    let options = RedisOptions {
-        url: shared.url,
-        namespace: shared.namespace,
-        rings: shared.rings,
-        wheel: config.wheel,
-        storm: config.storm,
-        retention: config.retention,
-        max_in_flight: config.max_in_flight,
-        max_held_acks: shared.max_held_acks,
-        name: prepared.name.clone(),
-        never_lead: shared.never_lead,
-        lease: shared.lease,
-        outage_grace: shared.outage_grace,
-        catch_up_max_ticks: shared.catch_up_max_ticks,
-    };
-    match RedisStore::open(&options, &prepared.clock, &prepared.metrics).await {
-        Ok(store) => Ok(Arc::new(store)),
-        Err(cause) => Err(StartError::Redis { url: without_password(&options.url), cause }),
-    }
-}
-
-fn open_memory(config: &Config, clock: &Clock) -> Result<MemoryStore, StateError> {
-    let options = MemoryOptions {
-        wheel: config.wheel,
-        storm: config.storm,
-        retention: config.retention,
-        max_in_flight: config.max_in_flight,
-        threads: config.threads,
-        state_file: config.state_file.clone(),
-    };
-    let (store, taken_over) = MemoryStore::open(options, clock.moment())?;
-    if let Some(path) = config.state_file.as_ref().map(|path| path.display()) {
-        if let Some(messages) = taken_over {
-            info!(messages, %path, "messages in flight taken over from the state file");
-            if messages > 0 {
-                // To read the file took its time.
-                store.wait_for_clients(clock.now());
-            }
-        } else {
-            info!(
-                %path,
-                "there is no state file, and the wheel begins empty: if a sidecar ran here before, it did not drain"
-            );
-        }
-    }
-    Ok(store)
 }
 
 /// What is logged of a ring says which, where there are several; with `--log error` too.

@@ -1,0 +1,67 @@
+//! From the configuration to the store.
+
+use std::sync::Arc;
+
+use tracing::info;
+
+use super::error::StartError;
+use super::prepared::Prepared;
+use crate::clock::Clock;
+use crate::config::{Config, StoreKind, without_password};
+use crate::core::store::Store;
+use crate::memory::{MemoryOptions, MemoryStore, StateError};
+use crate::redis::{RedisOptions, RedisStore};
+
+/// Opens the store that the configuration asks for.
+pub(super) async fn open_store(config: &Config, prepared: &Prepared) -> Result<Arc<dyn Store>, StartError> {
+    let shared = match &config.store {
+        StoreKind::Memory => return Ok(Arc::new(open_memory(config, &prepared.clock)?)),
+        StoreKind::Redis(shared) => shared.clone(),
+    };
+    let options = RedisOptions {
+        url: shared.url,
+        namespace: shared.namespace,
+        rings: shared.rings,
+        wheel: config.wheel,
+        storm: config.storm,
+        retention: config.retention,
+        max_in_flight: config.max_in_flight,
+        max_held_acks: shared.max_held_acks,
+        name: prepared.name.clone(),
+        never_lead: shared.never_lead,
+        lease: shared.lease,
+        outage_grace: shared.outage_grace,
+        catch_up_max_ticks: shared.catch_up_max_ticks,
+    };
+    match RedisStore::open(&options, &prepared.clock, &prepared.metrics).await {
+        Ok(store) => Ok(Arc::new(store)),
+        Err(cause) => Err(StartError::Redis { url: without_password(&options.url), cause }),
+    }
+}
+
+fn open_memory(config: &Config, clock: &Clock) -> Result<MemoryStore, StateError> {
+    let options = MemoryOptions {
+        wheel: config.wheel,
+        storm: config.storm,
+        retention: config.retention,
+        max_in_flight: config.max_in_flight,
+        threads: config.threads,
+        state_file: config.state_file.clone(),
+    };
+    let (store, taken_over) = MemoryStore::open(options, clock.moment())?;
+    if let Some(path) = config.state_file.as_ref().map(|path| path.display()) {
+        if let Some(messages) = taken_over {
+            info!(messages, %path, "messages in flight taken over from the state file");
+            if messages > 0 {
+                // To read the file took its time.
+                store.wait_for_clients(clock.now());
+            }
+        } else {
+            info!(
+                %path,
+                "there is no state file, and the wheel begins empty: if a sidecar ran here before, it did not drain"
+            );
+        }
+    }
+    Ok(store)
+}
