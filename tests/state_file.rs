@@ -74,6 +74,21 @@ fn clients_have_time_to_come_back_after_a_restart() {
 }
 
 #[test]
+fn a_sidecar_that_was_killed_is_told_by_the_next() {
+    let (_folder, state) = folder();
+    let mut sidecar = start(&state, &[]);
+    sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();
+    let words = "ended without a drain";
+    assert!(!sidecar.log().text().contains(words), "there was none before");
+    sidecar.kill();
+    let mut sidecar = start(&state, &[]);
+    assert_names(&sidecar.log().text(), &["WARN", words, "begins empty"]);
+    sidecar.terminate();
+    let sidecar = start(&state, &[]);
+    assert!(!sidecar.log().text().contains(words), "this one drained");
+}
+
+#[test]
 fn a_file_that_may_not_grow_is_no_end_of_the_process() {
     let (_folder, state) = folder();
     let mut limited = Command::new("/bin/sh");

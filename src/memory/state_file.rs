@@ -24,6 +24,9 @@ const HEAD_LENGTH: usize = MAGIC.len() + 4 + 8;
 /// The ending of what it is written into.
 const NEW: &str = ".new";
 
+/// The ending of what is locked.
+const LOCK: &str = ".lock";
+
 /// Why a state file could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
@@ -74,6 +77,8 @@ pub enum StateError {
 #[derive(Debug)]
 pub(super) struct StateFile {
     path: PathBuf,
+    /// Whether another sidecar had it before.
+    was_used: bool,
     /// Locked as long as it is open.
     _lock: File,
 }
@@ -86,7 +91,8 @@ impl StateFile {
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Err(failed("read", io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
         }
-        let lock = open_beside(&path, ".lock").map_err(|cause| failed("write", cause))?;
+        let was_used = beside(&path, LOCK).exists();
+        let lock = open_beside(&path, LOCK).map_err(|cause| failed("write", cause))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(StateError::InUse { path }),
@@ -94,7 +100,7 @@ impl StateFile {
                 warn!(%error, "the state file cannot be locked where it is: see that no other sidecar has this --state");
             }
         }
-        Ok(StateFile { path, _lock: lock })
+        Ok(StateFile { path, was_used, _lock: lock })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -106,6 +112,12 @@ impl StateFile {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if self.was_used {
+                    warn!(
+                        "the sidecar before this one ended without a drain, and what it had in flight is lost: nobody is told \
+                         of it; look at the sessions that were pushed to within the last ack timeout"
+                    );
+                }
                 let written = open_beside(&self.path, NEW).and_then(|_| fs::remove_file(beside(&self.path, NEW)));
                 return written.map(|()| None).map_err(|cause| self.error("write", cause));
             }
