@@ -12,7 +12,6 @@ use super::error::ClientError;
 use super::handshake::{Dialer, Established};
 use super::inbox::Inbox;
 use super::link::{Lane, Link, Shared, link};
-use crate::core::refusal::Reason;
 
 /// Starts the task on a connection that is ready, and returns the callers' end.
 pub(super) fn start(dialer: Dialer, established: Established, inbox: Option<Arc<Inbox>>) -> Link {
@@ -69,7 +68,7 @@ impl Task {
                 }
                 Err(refused @ ClientError::Refused(_)) => {
                     self.lane.fail_all(&refused);
-                    if let Some(inbox) = self.inbox.as_ref().filter(|_| cannot_heal(&refused)) {
+                    if let Some(inbox) = self.inbox.as_ref().filter(|_| !refused.is_retryable()) {
                         inbox.end(Some(refused.clone()));
                         self.lane.end(&refused);
                         return None;
@@ -94,11 +93,6 @@ impl Drop for Task {
             inbox.end(None);
         }
     }
-}
-
-/// Whether a subscription that was refused like this will be refused again.
-fn cannot_heal(refused: &ClientError) -> bool {
-    !refused.is_retryable() || refused.reason() == Some(Reason::TooManyGroups)
 }
 
 /// Does something while there is no connection: requests wait, each as long as it may. None when nobody
