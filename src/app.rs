@@ -234,11 +234,7 @@ impl Sidecar {
         if let Err(refusal) = seat.lease.release(self.clock.now()).await {
             warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
         }
-        match drained {
-            Ok(drained) => drained.unwrap_or(Handover::Kept),
-            // In part, perhaps; what nobody acknowledges is told.
-            Err(_) => Handover::HandedOut,
-        }
+        drained.ok().and_then(Result::ok).unwrap_or(Handover::Kept)
     }
 
     /// Waits until every group with a subscriber has acknowledged everything.

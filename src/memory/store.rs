@@ -24,6 +24,9 @@ pub struct MemoryStore {
     seat: Seat,
 }
 
+/// How long the pointer waits after a restart for clients to connect again, with the acknowledgements that came meanwhile.
+pub const RESTART_GRACE: Duration = Duration::from_secs(2);
+
 impl MemoryStore {
     /// Opens the store: what a state file holds, or an empty one. Returns also how many messages in flight
     /// it took over, if there was a state file.
@@ -58,12 +61,7 @@ impl MemoryStore {
         let seat = Seat { ring: Arc::clone(&ring) as _, outbox: Arc::clone(&outbox) as _, lease };
         Ok((MemoryStore { ring, outbox, seat }, taken_over))
     }
-}
 
-/// How long the pointer waits after a restart for clients to connect again, with the acknowledgements that came meanwhile.
-pub const RESTART_GRACE: Duration = Duration::from_secs(2);
-
-impl MemoryStore {
     /// To be called when clients can connect to a wheel that was taken over. Until then nobody was heard, and for that
     /// nobody is taken for silent: the pointer moves [`RESTART_GRACE`] and a tick later.
     pub fn wait_for_clients(&self, now: Instant) {
