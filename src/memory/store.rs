@@ -25,7 +25,7 @@ pub struct MemoryStore {
 }
 
 /// How long the pointer waits after a restart for clients to connect again, with the acknowledgements that came meanwhile.
-pub const RESTART_GRACE: Duration = Duration::from_secs(2);
+const RESTART_GRACE: Duration = Duration::from_secs(2);
 
 impl MemoryStore {
     /// Opens the store: what a state file holds, or an empty one. Returns also how many messages in flight
@@ -63,7 +63,7 @@ impl MemoryStore {
     }
 
     /// To be called when clients can connect to a wheel that was taken over. Until then nobody was heard, and for that
-    /// nobody is taken for silent: the pointer moves [`RESTART_GRACE`] and a tick later.
+    /// nobody is taken for silent: the pointer moves 2 s and a tick later.
     pub fn wait_for_clients(&self, now: Instant) {
         self.ring.hold(now + RESTART_GRACE);
     }
