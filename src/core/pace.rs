@@ -46,6 +46,7 @@ impl Pace {
     }
 
     /// Waits for those who have not been heard since the wheel stood last: the next move comes a tick after `until`.
+    #[inline]
     pub fn hold(&mut self, until: Instant) {
         self.next_advance = until + self.tick_length;
     }

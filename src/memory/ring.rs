@@ -119,6 +119,7 @@ impl MemoryRing {
     }
 
     /// Lets the pointer stay where it is until then, and for a tick more.
+    #[cold]
     pub(super) fn hold(&self, until: Instant) {
         self.standing.write().pace.hold(until);
     }
