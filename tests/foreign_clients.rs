@@ -18,6 +18,7 @@ use serde::Deserialize;
 
 use crate::support::frame_proxy::{FrameProxy, Planned, Trouble};
 use crate::support::process::{Process, Run, assert_names, lines};
+use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
 use crate::support::watch::{Line, Watch};
 use crate::support::{PATIENCE, wait_until};
@@ -276,6 +277,34 @@ fn each_goes_on_where_it_was_when_connections_are_cut_or_fall_silent() {
         let figures = language.figures(&run);
         assert!(proxy.still_planned().is_empty(), "{}: {:?}", language.name, proxy.still_planned());
         assert!(figures.outcome_unknown >= 2 && figures.redelivered >= 2, "{}: {figures:?}", language.name);
+        assert_seen(&sidecar, &watched(&watch));
+    });
+}
+
+/// Who comes back while Redis is away cannot subscribe, but what it acknowledges is held for Redis all the same.
+#[test]
+fn each_passes_on_its_acks_before_it_can_subscribe_again() {
+    each(|language| {
+        let redis = Redis::start();
+        let sidecar = Sidecar::on(&redis, "a", &["--tick", "200ms", "--slots", "40"]);
+        let watch = Watch::start(&sidecar, &["--group", "audit"]);
+        let cut = Planned { frame_type: FrameType::DelMsg as u8, nth: 1, trouble: Trouble::CutAndClose };
+        let proxy = FrameProxy::to(sidecar.listen, &[cut]);
+        thread::scope(|scope| {
+            let run = scope.spawn(|| language.run(proxy.address, None).unwrap());
+            wait_until("its first Ack is lost with the connection", || {
+                run.is_finished() || proxy.still_planned().is_empty()
+            });
+            redis.stop();
+            wait_until("Redis is known to be away", || run.is_finished() || !sidecar.is_ready());
+            proxy.open();
+            wait_until("all 900 Acks are held", || {
+                run.is_finished() || sidecar.metrics().count("held_acks") == 900
+            });
+            assert!(!run.is_finished(), "{}: {:?}", language.name, run.join());
+            redis.go_on();
+            language.figures(&run.join().unwrap());
+        });
         assert_seen(&sidecar, &watched(&watch));
     });
 }

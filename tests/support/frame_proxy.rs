@@ -11,7 +11,9 @@ use std::thread;
 pub enum Trouble {
     /// It ends, for both sides.
     Cut,
-    /// The same, after the first half of the frame was carried.
+    /// The same, and others end as they come, until the proxy is opened again.
+    CutAndClose,
+    /// It ends, after the first half of the frame was carried.
     CutInside,
     /// It stays, but carries nothing more in either direction, not even that the sidecar has closed.
     Silence,
@@ -29,7 +31,13 @@ pub struct Planned {
 #[derive(Debug)]
 pub struct FrameProxy {
     pub address: SocketAddr,
-    plan: Arc<Mutex<Vec<Planned>>>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    plan: Mutex<Vec<Planned>>,
+    closed: AtomicBool,
 }
 
 impl FrameProxy {
@@ -37,33 +45,39 @@ impl FrameProxy {
     pub fn to(address: SocketAddr, plan: &[Planned]) -> FrameProxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let near_address = listener.local_addr().expect("it is bound");
-        let plan = Arc::new(Mutex::new(plan.to_vec()));
-        let serving = Arc::clone(&plan);
+        let shared = Arc::new(Shared { plan: Mutex::new(plan.to_vec()), closed: AtomicBool::new(false) });
+        let serving = Arc::clone(&shared);
         thread::spawn(move || {
             for near in listener.incoming().map_while(Result::ok) {
-                if let Ok(far) = TcpStream::connect(address) {
+                let far = (!serving.closed.load(Ordering::SeqCst)).then(|| TcpStream::connect(address));
+                if let Some(Ok(far)) = far {
                     join(&near, &far, &serving);
                 }
             }
         });
-        FrameProxy { address: near_address, plan }
+        FrameProxy { address: near_address, shared }
+    }
+
+    /// Connections are carried again, after [`Trouble::CutAndClose`].
+    pub fn open(&self) {
+        self.shared.closed.store(false, Ordering::SeqCst);
     }
 
     /// The troubles that did not come yet.
     pub fn still_planned(&self) -> Vec<Planned> {
-        self.plan.lock().expect("no holder panics").clone()
+        self.shared.plan.lock().expect("no holder panics").clone()
     }
 }
 
-fn join(near: &TcpStream, far: &TcpStream, plan: &Arc<Mutex<Vec<Planned>>>) {
+fn join(near: &TcpStream, far: &TcpStream, shared: &Arc<Shared>) {
     let clone = |stream: &TcpStream| stream.try_clone().expect("a socket can be cloned");
     near.set_nodelay(true).expect("it is TCP");
     far.set_nodelay(true).expect("it is TCP");
     let silent = Arc::new(AtomicBool::new(false));
     for (from, to, to_near) in [(near, far, false), (far, near, true)] {
-        let (from, to, plan, silent) = (clone(from), clone(to), Arc::clone(plan), Arc::clone(&silent));
+        let (from, to, shared, silent) = (clone(from), clone(to), Arc::clone(shared), Arc::clone(&silent));
         thread::spawn(move || {
-            carry(&from, &to, &plan, &silent);
+            carry(&from, &to, &shared, &silent);
             let _ = from.shutdown(Shutdown::Both);
             // Whichever side ended, or was cut, the other one ends too; but silence hides the end of the sidecar.
             if !(to_near && silent.load(Ordering::SeqCst)) {
@@ -74,7 +88,7 @@ fn join(near: &TcpStream, far: &TcpStream, plan: &Arc<Mutex<Vec<Planned>>>) {
 }
 
 /// Carries frames one way, until a side ends or the connection is to be cut.
-fn carry(mut from: &TcpStream, mut to: &TcpStream, plan: &Mutex<Vec<Planned>>, silent: &AtomicBool) {
+fn carry(mut from: &TcpStream, mut to: &TcpStream, shared: &Shared, silent: &AtomicBool) {
     let mut length = [0; 4];
     while from.read_exact(&mut length).is_ok() {
         let mut frame = length.to_vec();
@@ -85,8 +99,12 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, plan: &Mutex<Vec<Planned>>, s
         if silent.load(Ordering::SeqCst) {
             continue;
         }
-        match due(plan, frame[4]) {
+        match shared.due(frame[4]) {
             Some(Trouble::Cut) => return,
+            Some(Trouble::CutAndClose) => {
+                shared.closed.store(true, Ordering::SeqCst);
+                return;
+            }
             Some(Trouble::CutInside) => {
                 let _ = to.write_all(&frame[..frame.len() / 2]);
                 return;
@@ -98,10 +116,12 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, plan: &Mutex<Vec<Planned>>, s
     }
 }
 
-/// The trouble that comes with a frame of this type, if it is the one that was counted for.
-fn due(plan: &Mutex<Vec<Planned>>, frame_type: u8) -> Option<Trouble> {
-    let mut plan = plan.lock().expect("no holder panics");
-    let position = plan.iter().position(|planned| planned.frame_type == frame_type)?;
-    plan[position].nth -= 1;
-    (plan[position].nth == 0).then(|| plan.remove(position).trouble)
+impl Shared {
+    /// The trouble that comes with a frame of this type, if it is the one that was counted for.
+    fn due(&self, frame_type: u8) -> Option<Trouble> {
+        let mut plan = self.plan.lock().expect("no holder panics");
+        let position = plan.iter().position(|planned| planned.frame_type == frame_type)?;
+        plan[position].nth -= 1;
+        (plan[position].nth == 0).then(|| plan.remove(position).trouble)
+    }
 }

@@ -13,8 +13,6 @@ import (
 	"time"
 )
 
-var be, mistakes = binary.BigEndian, map[uint16]string{0x4854: " It is HTTP: the admin port?", 0x1503: " It wants TLS."}
-
 const (
 	hello, ping, goAway, addNewMsg, delMsg       = 0x01, 0x02, 0x03, 0x10, 0x11
 	subscribe, timeoutBatch, batchAck, batchNack = 0x20, 0x21, 0x22, 0x23
@@ -22,6 +20,7 @@ const (
 	firstPause, longestPause, patience           = 100 * time.Millisecond, 5 * time.Second, 5 * time.Second
 )
 const Unknown, Acked, Late, Withdrawn, Withdraw uint8 = 0, 1, 2, 3, 2 // the outcomes of DelMsg, and its flag
+var be, mistakes = binary.BigEndian, map[uint16]string{0x4854: " It is HTTP: the admin port?", 0x1503: " It wants TLS."}
 
 // BatchID names a batch. It is the same on every delivery: a consumer knows by it what it has dealt with already.
 type BatchID [24]byte
@@ -72,10 +71,10 @@ func why(f []byte) *Error { return &Error{be.Uint16(f[6:]), f[5]&1 > 0, f[5]&2 >
 func (c *Client) Connect(ctx context.Context) error {
 	c.Batches, c.waiting, c.writing = make(chan *TimeoutBatch, c.Credit), nil, make(chan struct{}, 1)
 	c.closing, c.stop = context.WithCancel(context.Background())
-	lost, err := c.connect(ctx)
+	lost, err := c.connect(ctx, nil)
 	if err != nil {
 		c.stop()
-		close(c.Batches)
+		c.run(lost) // It ends at once.
 		return err
 	}
 	go c.run(lost)
@@ -130,7 +129,7 @@ func (c *Client) do(ctx context.Context, kind, flags uint8, into []any, fields .
 	case writing <- struct{}{}:
 	}
 	c.mutex.Lock()
-	if c.unanswered == nil || !c.up && kind != hello && kind != subscribe {
+	if c.unanswered == nil || !c.up && kind != hello {
 		defer c.mutex.Unlock()
 		<-writing
 		return 0, &Error{c.down.Code, false, c.down.Retryable, "not connected: " + c.down.Text}
@@ -158,45 +157,47 @@ func (c *Client) do(ctx context.Context, kind, flags uint8, into []any, fields .
 // run connects anew whenever the connection is lost, until the client is closed, or refused for good.
 func (c *Client) run(lost chan struct{}) {
 	defer close(c.Batches)
-	for pause, err := firstPause, error(nil); err == nil || err.(*Error).Retryable; lost, err = c.connect(c.closing) {
+	for pause, err := firstPause, error(nil); err == nil || err.(*Error).Retryable; {
+		again := time.After(pause/2 + time.Duration(time.Now().UnixNano())%(pause/2))
 		if err == nil {
-			select {
-			case <-lost:
-			case <-c.closing.Done():
-				conn := c.conn
-				time.AfterFunc(patience, func() { conn.Close() })
+			again, pause = nil, firstPause
+		} else if pause *= 2; pause > longestPause {
+			pause = longestPause
+		}
+		select {
+		case <-again:
+			lost, err = c.connect(c.closing, lost)
+		case <-lost: // There is one to lose unless it is nil.
+			lost, err = nil, &Error{Retryable: true}
+		case <-c.closing.Done():
+			if lost != nil {
+				time.AfterFunc(patience, func() { c.conn.Close() })
 				c.do(context.Background(), goAway, 0, nil, uint16(2), uint16(0), uint32(patience.Milliseconds()))
 				<-lost
 			}
-			pause = firstPause
-		} else if pause < longestPause {
-			pause *= 2
-		}
-		select {
-		case <-c.closing.Done():
 			return
-		case <-time.After(pause/2 + time.Duration(time.Now().UnixNano())%(pause/2)):
 		}
 	}
 }
 
-// connect makes a connection, says Hello and subscribes. The channel tells when the connection is lost.
-func (c *Client) connect(ctx context.Context) (chan struct{}, error) {
-	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", c.Address)
-	if err != nil {
-		return nil, &Error{Retryable: true, Text: err.Error()}
+// connect connects and says Hello, unless that is done, and subscribes. Until that is granted requests are served, DelMsg above all.
+func (c *Client) connect(ctx context.Context, lost chan struct{}) (_ chan struct{}, err error) {
+	if lost == nil {
+		conn, failed := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", c.Address)
+		if failed != nil {
+			return nil, &Error{Retryable: true, Text: failed.Error()}
+		}
+		c.mutex.Lock()
+		c.conn, c.interval, c.unanswered, lost = conn, patience, map[uint32]chan []byte{}, make(chan struct{})
+		c.mutex.Unlock()
+		go c.read(conn, lost)
+		_, err = c.do(ctx, hello, 0, nil, []byte("ACKW\x01\x01"), uint16(len(c.Token)), []byte(c.Token), uint8(len(c.Name)), []byte(c.Name))
 	}
-	c.mutex.Lock()
-	c.conn, c.interval, c.unanswered = conn, patience, map[uint32]chan []byte{}
-	c.mutex.Unlock()
-	lost := make(chan struct{})
-	go c.read(conn, lost)
-	_, err = c.do(ctx, hello, 0, nil, []byte("ACKW\x01\x01"), uint16(len(c.Token)), []byte(c.Token), uint8(len(c.Name)), []byte(c.Name))
 	if err == nil && c.Group != "" {
 		_, err = c.do(ctx, subscribe, c.SubscribeFlags, nil, c.Credit, uint8(len(c.Group)), []byte(c.Group))
 	}
-	if failure, ok := err.(*Error); ok {
-		conn.Close()
+	if failure, ok := err.(*Error); ok && (!failure.Retryable || failure.Code == 0) {
+		c.conn.Close()
 		<-lost
 		c.mutex.Lock()
 		defer c.mutex.Unlock()
@@ -204,6 +205,7 @@ func (c *Client) connect(ctx context.Context) (chan struct{}, error) {
 			*failure = c.down // It was lost, and the reader knows why.
 		}
 		c.down = *failure
+		return nil, failure
 	}
 	return lost, err
 }
@@ -250,7 +252,7 @@ func (c *Client) receive(f []byte) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if f[4] == hello|answer && len(f) > 36 {
-		c.interval = time.Duration(be.Uint32(f[32:])) * time.Millisecond
+		c.up, c.interval = true, time.Duration(be.Uint32(f[32:]))*time.Millisecond
 	}
 	if id := be.Uint32(f[8:]); f[4] == ping {
 		f[4] = pong
@@ -271,7 +273,6 @@ func (c *Client) receive(f []byte) error {
 		}
 		return err
 	} else if waiting := c.unanswered[id]; waiting != nil {
-		c.up = c.up || f[4] == subscribe|answer || f[4] == hello|answer && c.Group == "" // before its first batch is taken
 		waiting <- f
 		if f[4] != subscribe|answer { // Its id stays in use: batches carry it.
 			delete(c.unanswered, id)

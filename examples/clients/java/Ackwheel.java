@@ -11,11 +11,10 @@ import java.util.function.*;
 import java.util.stream.IntStream;
 
 /**
- * A client of ackwheel in one file, for Java 17 and version 1 of docs/PROTOCOL.md. When its connection is lost it
- * connects anew and subscribes again. Requests that were not answered by then end with a {@link Failure} that says
- * {@code outcomeUnknown}; without a connection they fail at once, not applied. The caller repeats what should be.
- * Futures are completed by the thread that reads, which holds no lock then: do not block it. Ids and clients are
- * unsigned: see {@link Long#toUnsignedString(long)} and {@link Long#parseUnsignedLong(String)}.
+ * A client of ackwheel in one file, for Java 17 and version 1 of docs/PROTOCOL.md. When its connection is lost it connects anew and
+ * subscribes again. Requests that were not answered by then end with a {@link Failure} that says {@code outcomeUnknown}; without a
+ * connection they fail at once, not applied. The caller repeats what should be. Futures are completed by the thread that reads, which holds
+ * no lock then: do not block it. Ids and clients are unsigned: see {@link Long#toUnsignedString(long)}.
  */
 public final class Ackwheel implements AutoCloseable {
     private static final int HELLO = 0x01, PING = 0x02, GO_AWAY = 0x03, ADD_NEW_MSG = 0x10, DEL_MSG = 0x11;
@@ -79,11 +78,10 @@ public final class Ackwheel implements AutoCloseable {
     public static Ackwheel connect(Options options) {
         Ackwheel client = new Ackwheel(options);
         client.reader.start();
-        if (client.begun.completeOnTimeout(false, PATIENCE_MS, TimeUnit.MILLISECONDS).join()) {
-            return client;
-        }
+        if (client.begun.completeOnTimeout(false, PATIENCE_MS, TimeUnit.MILLISECONDS).join()) { return client; }
+        Failure why = client.lost;
         client.close();
-        throw client.lost;
+        throw why;
     }
 
     /** Says GoAway and waits until the server has closed, so that no answer is lost; after 5 s it closes itself. */
@@ -117,9 +115,7 @@ public final class Ackwheel implements AutoCloseable {
     /** The next timeout batch; null if none came in time. Throws a {@link Failure} when the client has ended. */
     public TimeoutBatch nextBatch(Duration wait) throws InterruptedException {
         TimeoutBatch batch = batches.poll(wait.toMillis(), TimeUnit.MILLISECONDS);
-        if (batch == null && ended.isDone()) {
-            throw lost;
-        }
+        if (batch == null && ended.isDone()) { throw lost; }
         return batch;
     }
 
@@ -137,15 +133,11 @@ public final class Ackwheel implements AutoCloseable {
     }
 
     private static int within(long most, long value, String name) {
-        if (value < 0 || value > most) {
-            throw new IllegalArgumentException(name + " must be from 0 to " + most + ", not " + value);
-        }
+        if (value < 0 || value > most) { throw new IllegalArgumentException(name + " must be from 0 to " + most + ", not " + value); }
         return (int) value;
     }
 
-    private static ByteBuffer put(ByteBuffer body, BatchId id) {
-        return body.putInt(id.ring << 16).putInt(id.seq).putLong(id.epoch).putLong(id.tick);
-    }
+    private static ByteBuffer put(ByteBuffer to, BatchId id) { return to.putInt(id.ring << 16).putInt(id.seq).putLong(id.epoch).putLong(id.tick); }
 
     private static ByteBuffer list(ByteBuffer body, List<Message> messages) {
         body.putInt(messages.size());
@@ -154,8 +146,7 @@ public final class Ackwheel implements AutoCloseable {
         return body;
     }
 
-    private synchronized <T> CompletableFuture<T> request(int kind, int flags, ByteBuffer body,
-            Function<ByteBuffer, T> read) {
+    private synchronized <T> CompletableFuture<T> request(int kind, int flags, ByteBuffer body, Function<ByteBuffer, T> read) {
         if (!up || closing) {
             Failure down = new Failure(0, false, !closing && lost.retryable, "not connected: " + lost.getMessage());
             return CompletableFuture.failedFuture(down);
@@ -210,6 +201,15 @@ public final class Ackwheel implements AutoCloseable {
         begun.complete(false);
     }
 
+    /** Asks for batches, if that is still the connection. */
+    private synchronized void subscribe(OutputStream to) {
+        byte[] group = options.group.getBytes(UTF_8);
+        if (group.length > 0 && up && to == out) {
+            send(SUBSCRIBE, options.fromEnd ? 2 : 0, SUBSCRIBE_ID,
+                    allocate(5 + group.length).putInt(options.credit).put((byte) group.length).put(group));
+        }
+    }
+
     private synchronized Runnable disconnect(Failure why) {
         lost = closing ? lost : why;
         Failure failure = new Failure(0, true, true, "the connection was lost: " + lost.getMessage());
@@ -241,9 +241,8 @@ public final class Ackwheel implements AutoCloseable {
         while (up || !closing) { // It may be closed before it is connected.
             int length = in.readInt(), top = length >> 16;
             if (length < BODY || length > MAX_FRAME_LENGTH) {
-                String why = top == 0x4854 ? " It is HTTP: the admin port?" : top == 0x1503 ? " It wants TLS." : "";
-                throw new Failure(0, false, true, "the server sent a frame of length "
-                        + Integer.toUnsignedString(length) + ": no ackwheel port?" + why);
+                String why = ": no ackwheel port?" + (top == 0x4854 ? " It is HTTP: the admin port?" : top == 0x1503 ? " It wants TLS." : "");
+                throw new Failure(0, false, true, "the server sent a frame of length " + Integer.toUnsignedString(length) + why);
             }
             byte[] frame = new byte[length];
             in.readFully(frame); // A part of a frame is none.
@@ -263,25 +262,26 @@ public final class Ackwheel implements AutoCloseable {
             batches.add(batch);
         } else if (kind == (HELLO | ANSWER)) {
             pingIntervalMs = frame.getInt(BODY + 20);
-            byte[] group = options.group.getBytes(UTF_8);
-            ByteBuffer body = allocate(5 + group.length).putInt(options.credit).put((byte) group.length).put(group);
-            if (group.length > 0) {
-                send(SUBSCRIBE, options.fromEnd ? 2 : 0, SUBSCRIBE_ID, body);
-            }
+            up = !closing;
+            subscribe(out);
         } else if (kind == ERROR) {
             Failure failure = new Failure(status, (flags & 1) != 0, (flags & 2) != 0, UTF_8.decode(frame).toString());
-            if (call == null) {
+            if (id == SUBSCRIBE_ID && failure.retryable) { // Meanwhile requests are served, delMsg above all.
+                OutputStream to = out; // There may be another later.
+                CompletableFuture.delayedExecutor(1, TimeUnit.SECONDS).execute(() -> subscribe(to));
+                lost = failure;
+            } else if (call == null) {
                 throw failure; // It is about the connection, and ends it.
+            } else {
+                unanswered.remove(id);
+                return () -> call.result.completeExceptionally(failure);
             }
-            unanswered.remove(id);
-            return () -> call.result.completeExceptionally(failure);
         } else if (call != null && kind == call.answer) {
             Runnable completion = call.completion(frame);
             unanswered.remove(id);
             return completion;
         }
         if (kind == ((options.group.isEmpty() ? HELLO : SUBSCRIBE) | ANSWER)) {
-            up = !closing;
             pauseMs = FIRST_PAUSE_MS;
             begun.complete(true);
         }

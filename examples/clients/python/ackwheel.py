@@ -79,12 +79,13 @@ class Client:
                  from_end: bool = False, time_limit: float = 5.0) -> None:
         self._host, _, self._port, self._time_limit = *address.rpartition(":"), time_limit
         self._hello = struct.pack(">4sBBH", b"ACKW", 1, 1, len(token)) + token + _text(name)
-        self._subscribe = (2 * from_end, struct.pack(">I", credit) + _text(group)) if group else None
+        self._subscribe = (SUBSCRIBE, 2 * from_end, SUBSCRIBE_ID, struct.pack(">I", credit) + _text(group)) if group else ()
         self._unanswered: dict[int, asyncio.Future[Any]] = {}  # by correlation id
         self._batches: asyncio.Queue[bytes | None] = asyncio.Queue()  # their ids; None is the end
         self._waiting: dict[bytes, TimeoutBatch] = {}
         self._task: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._again: asyncio.TimerHandle | None = None  # for a Subscribe that was refused for now
         self._to_write: list[bytes] = []
         self._last_id, self._pause, self._begun, self._up, self._closing = 2, FIRST_PAUSE, asyncio.Event(), False, False
         self._lost = AckwheelError(0, False, True, "no connection within the time limit")
@@ -100,8 +101,9 @@ class Client:
         except asyncio.CancelledError:  # It must not go on alone.
             await self.__aexit__()
             raise
+        lost = self._lost
         await self.__aexit__()
-        raise self._lost
+        raise lost
 
     async def __aexit__(self, *_: object) -> None:
         """Says GoAway and reads until the server has closed, so that no answer is lost. More than once is fine."""
@@ -114,8 +116,7 @@ class Client:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=0.1)
 
-    async def add_new_msg(self, messages: Sequence[Message], ack_timeout_ticks: int = 0,
-                          attempt: int = 1) -> tuple[int, list[bool]]:
+    async def add_new_msg(self, messages: Sequence[Message], ack_timeout_ticks: int = 0, attempt: int = 1) -> tuple[int, list[bool]]:
         """Takes messages into flight, before they are pushed; 0 ticks are the default, one revolution. Returns the
         tick of their deadline, and for each message whether it was in flight already and is re-armed."""
         if not (0 <= ack_timeout_ticks <= self.slots and 0 <= attempt <= 255):
@@ -141,8 +142,7 @@ class Client:
 
     async def batch_ack(self, *batches: TimeoutBatch) -> int:
         """Settles batches that were dealt with; returns how many were not settled before."""
-        body = struct.pack(">I", len(batches)) + b"".join(batch.id for batch in batches)
-        return await self._request(BATCH_ACK, 0, body)
+        return await self._request(BATCH_ACK, 0, struct.pack(">I", len(batches)) + b"".join(batch.id for batch in batches))
 
     async def batch_nack(self, batch: TimeoutBatch, delay_ms: int) -> bool:
         """Gives a batch back for others, or for later; returns whether this connection held it."""
@@ -157,8 +157,7 @@ class Client:
 
     async def _request(self, kind: int, flags: int, body: bytes, limited: bool = True) -> Any:
         if not self._up or self._closing:
-            goes_on = self._lost.retryable and not self._closing
-            raise AckwheelError(0, False, goes_on, f"not connected: {self._lost.text}")
+            raise AckwheelError(0, False, self._lost.retryable and not self._closing, f"not connected: {self._lost.text}")
         correlation_id, result = self._new_id(), asyncio.get_running_loop().create_future()
         self._unanswered[correlation_id] = result
         self._send(kind, flags, correlation_id, body)
@@ -206,7 +205,9 @@ class Client:
         """Ends what belongs to the connection. Batches that nobody took yet come again on the next."""
         if self._writer:
             self._writer.transport.abort()
-        self._writer, self._up = None, False
+        if self._again:
+            self._again.cancel()
+        self._writer, self._again, self._up = None, None, False
         for correlation_id in list(self._unanswered):
             self._finish(correlation_id, AckwheelError(0, True, True, f"connection lost: {self._lost.text}"))
         while not self._batches.empty():
@@ -216,29 +217,26 @@ class Client:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Reads frames until the connection is lost, which is always an exception."""
         received = bytearray()
-        while True:
-            received += await self._hear(reader)
+        while data := await self._hear(reader):
+            received += data
             while len(received) >= 4:
                 length = int.from_bytes(received[:4], "big")
                 if not 8 <= length <= MAX_FRAME_LENGTH:
-                    mistake = MISTAKES.get(length >> 16, "")
-                    raise ValueError(f"the server sent a frame of length {length}: no ackwheel port?{mistake}")
+                    raise ValueError(f"the server sent a frame of length {length}: no ackwheel port?{MISTAKES.get(length >> 16, '')}")
                 if len(received) < 4 + length:
                     break
                 _, kind, flags, status, correlation_id = HEAD.unpack_from(received)
                 self._receive(kind, flags, status, correlation_id, bytes(received[HEAD.size : 4 + length]))
                 del received[: 4 + length]
+        raise ConnectionResetError("the server closed the connection")
 
     async def _hear(self, reader: asyncio.StreamReader) -> bytes:
         """The next bytes. Each is a sign of life; without one for a ping interval the server is asked, once."""
         try:
-            data = await asyncio.wait_for(reader.read(1 << 16), self._ping_interval)
+            return await asyncio.wait_for(reader.read(1 << 16), self._ping_interval)
         except asyncio.TimeoutError:
             self._send(PING, 0, self._new_id(), b"")
-            data = await asyncio.wait_for(reader.read(1 << 16), self._ping_interval)
-        if not data:
-            raise ConnectionResetError("the server closed the connection")
-        return data
+            return await asyncio.wait_for(reader.read(1 << 16), self._ping_interval)
 
     def _receive(self, kind: int, flags: int, status: int, correlation_id: int, body: bytes) -> None:
         if kind in FLAGS and flags & ~FLAGS[kind]:
@@ -254,18 +252,22 @@ class Client:
             self._waiting[batch.id] = batch  # For a slow consumer it takes the place of its copy that waits.
         elif kind == HELLO | ANSWER:
             _, _, self.slots, self.tick_ms, _, self.max_messages, _, ping_ms = WELCOME.unpack_from(body)
-            self._ping_interval = ping_ms / 1_000
+            self._up, self.draining, self._ping_interval = True, False, ping_ms / 1_000
             if self._subscribe:
-                self._send(SUBSCRIBE, self._subscribe[0], SUBSCRIBE_ID, self._subscribe[1])
+                self._send(*self._subscribe)
         elif kind == ERROR:
             error = AckwheelError(status, bool(flags & 1), bool(flags & 2), body.decode(errors="replace"))
-            if correlation_id not in self._unanswered:
+            if correlation_id == SUBSCRIBE_ID and error.retryable:  # Requests are served meanwhile, DelMsg above all.
+                self._lost = error
+                self._again = asyncio.get_running_loop().call_later(random.uniform(0.5, 1), self._send, *self._subscribe)
+            elif correlation_id not in self._unanswered:
                 raise error  # It is about the connection, and ends it.
-            self._finish(correlation_id, error)
+            else:
+                self._finish(correlation_id, error)
         elif kind in READERS and correlation_id in self._unanswered:
             self._finish(correlation_id, READERS[kind](flags, body))
         if kind == (SUBSCRIBE if self._subscribe else HELLO) | ANSWER:
-            self._up, self.draining, self._pause, self.connections = True, False, FIRST_PAUSE, self.connections + 1
+            self._pause, self.connections = FIRST_PAUSE, self.connections + 1
             self._begun.set()
 
     def _finish(self, correlation_id: int, value: Any) -> None:
@@ -278,21 +280,17 @@ def _text(text: str) -> bytes:
     return bytes([len(text.encode())]) + text.encode()
 
 
-def _read_added(_: int, body: bytes) -> tuple[int, list[bool]]:
-    deadline, count, _rearmed = struct.unpack_from(">QII", body)
-    return deadline, [bool(body[16 + i // 8] >> i % 8 & 1) for i in range(count)]
-
-
 def _read_batch(flags: int, body: bytes) -> TimeoutBatch:
     _, _, _, _, tick, delivery_count, age_ms, added, acked, count = BATCH.unpack_from(body)
     *numbers, attempts = struct.unpack(f">{2 * count}Q{count}s", body[BATCH.size :])
     messages = list(map(Message, numbers[:count], numbers[count:]))
-    last, storm, drained = (bool(flags & bit) for bit in (1, 2, 4))
-    return TimeoutBatch(body[:24], tick, delivery_count, age_ms, added, acked, last, storm, drained, messages, attempts)
+    marks = (bool(flags & bit) for bit in (1, 2, 4))  # last, storm, drained
+    return TimeoutBatch(body[:24], tick, delivery_count, age_ms, added, acked, *marks, messages, attempts)
 
 
 READERS: dict[int, Callable[[int, bytes], Any]] = {
-    ADD_NEW_MSG | ANSWER: _read_added,
+    ADD_NEW_MSG | ANSWER: lambda _, body: (
+        int.from_bytes(body[:8], "big"), [bool(body[16 + i // 8] >> i % 8 & 1) for i in range(int.from_bytes(body[8:12], "big"))]),
     DEL_MSG | ANSWER: lambda _, body: list(map(Outcome, struct.unpack(f">4x{len(body) - 4}B", body))),
     BATCH_ACK | ANSWER: lambda _, body: struct.unpack(">I", body)[0],
     BATCH_NACK | ANSWER: lambda flags, _: bool(flags),
