@@ -240,19 +240,19 @@ impl Sidecar {
     /// Waits until every group with a subscriber has acknowledged everything.
     async fn wait_for_subscribers(&self, deadline: Instant) {
         loop {
-            let backlogs = match self.delivery.backlogs().await {
-                Ok(backlogs) => backlogs,
+            let backlog = match self.delivery.backlog().await {
+                Ok(backlog) => backlog,
                 Err(refusal) => {
                     return warn!(%refusal, "the outbox cannot be asked what is left, and is not waited for: Redis keeps it for the other sidecars");
                 }
             };
-            let left: Vec<_> = backlogs.iter().filter(|backlog| backlog.batches > 0).collect();
-            let waits = left.iter().any(|backlog| self.delivery.subscribers(&backlog.group) > 0);
+            let left: Vec<_> = backlog.groups.iter().filter(|of| of.batches > 0).collect();
+            let waits = left.iter().any(|of| self.delivery.subscribers(&of.group) > 0);
             if !waits || self.clock.now() >= deadline {
-                for backlog in left {
+                for of in left {
                     error!(
-                        group = %backlog.group,
-                        batches = backlog.batches,
+                        group = %of.group,
+                        batches = of.batches,
                         "this group did not acknowledge its last batches, and they end with the process, unless a state \
                          file with room for them keeps them: subscribe before the sidecar stops, or keep the \
                          wheel with --state"
@@ -281,9 +281,14 @@ fn show_settings(config: &Config, rings: usize, metrics: &Metrics) {
         StoreKind::Memory => 0,
         StoreKind::Redis(shared) => shared.max_held_acks,
     };
-    let Config { wheel, max_in_flight, .. } = *config;
+    let Config { wheel, max_in_flight, retention, .. } = *config;
     let max_connections = config.server.max_connections;
-    metrics.show_limits(&Limits { max_in_flight, max_held_acks, max_connections });
+    metrics.show_limits(&Limits {
+        max_in_flight,
+        max_held_acks,
+        outbox_max_ids: retention.max_ids,
+        max_connections,
+    });
     metrics.show_wheel(rings, wheel.ticks(wheel.slots().into()));
 }
 

@@ -102,6 +102,12 @@ impl<M: Mount> Subject<M> {
         let batches: Vec<BatchId> = deliveries.iter().map(|delivery| delivery.batch.id).collect();
         self.outbox.settle(&self.group, &batches).await.unwrap()
     }
+
+    /// How many messages the outbox holds, once it was tended.
+    async fn held_ids(&self) -> u64 {
+        self.outbox.tend(std::slice::from_ref(&self.group), self.mount.now()).await.unwrap();
+        self.outbox.backlog(self.mount.now()).await.unwrap().ids
+    }
 }
 
 async fn a_message_times_out_after_its_whole_time_and_less_than_a_tick_more<M: Mount>() {
@@ -285,12 +291,26 @@ async fn every_group_has_its_own_copy_until_all_have_settled_it<M: Mount>() {
     assert_eq!(subject.settle(&mine).await, 0, "settling is final and harmless");
     let theirs = subject.outbox.take(&other, u64::MAX, subject.mount.now()).await.unwrap();
     assert_eq!(ids(&theirs), BTreeSet::from([1]));
-    let backlogs = subject.outbox.backlogs(subject.mount.now()).await.unwrap();
-    let found: Vec<_> =
-        backlogs.iter().map(|group| (group.group.as_str(), group.batches, group.unacked)).collect();
+    let backlog = subject.outbox.backlog(subject.mount.now()).await.unwrap();
+    let found: Vec<_> = backlog.groups.iter().map(|of| (of.group.as_str(), of.batches, of.unacked)).collect();
     assert_eq!(found, [("default", 0, 0), ("other", 1, 1)]);
     assert!(subject.outbox.delete_group(&other).await.unwrap());
     assert!(!subject.outbox.delete_group(&other).await.unwrap());
+}
+
+async fn the_outbox_holds_what_some_group_has_not_settled<M: Mount>() {
+    let mut subject = Subject::<M>::open().await;
+    assert_eq!(subject.held_ids().await, 0);
+    subject.add_with(&messages(&[1, 2, 3]), 1, 1).await;
+    subject.turn(1).await;
+    subject.add_with(&messages(&[4, 5]), 1, 1).await;
+    subject.turn(2).await;
+    assert_eq!(subject.held_ids().await, 5);
+    let taken = subject.take().await;
+    assert_eq!(subject.settle(&taken[..1]).await, 1);
+    assert_eq!(subject.held_ids().await, 2, "the first batch is settled");
+    assert_eq!(subject.settle(&taken[1..]).await, 1);
+    assert_eq!(subject.held_ids().await, 0);
 }
 
 async fn what_is_released_is_taken_first_with_its_count<M: Mount>() {
@@ -357,8 +377,8 @@ async fn an_ephemeral_group_goes_with_its_last_subscriber_and_others_stay<M: Mou
     for group in [&brief, &lasting] {
         subject.outbox.leave_group(group).await.unwrap();
     }
-    let backlogs = subject.outbox.backlogs(subject.mount.now()).await.unwrap();
-    let found: Vec<_> = backlogs.iter().map(|backlog| backlog.group.as_str()).collect();
+    let backlog = subject.outbox.backlog(subject.mount.now()).await.unwrap();
+    let found: Vec<_> = backlog.groups.iter().map(|of| of.group.as_str()).collect();
     assert_eq!(found, ["default", "lasting"], "a group stays what it was made as");
 }
 
@@ -390,6 +410,7 @@ macro_rules! suite {
             a_frame_beyond_the_limit_is_refused_as_a_whole
             status_counts_every_slot
             every_group_has_its_own_copy_until_all_have_settled_it
+            the_outbox_holds_what_some_group_has_not_settled
             what_is_released_is_taken_first_with_its_count
             a_window_is_overshot_by_at_most_one_batch
             groups_begin_where_they_are_asked_to_and_retention_counts_its_losses

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ackwheel::core::batch::{BatchId, StormRule};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::{Opening, Outbox, Retention};
+use ackwheel::core::outbox::{Backlog, Opening, Outbox, Retention};
 use ackwheel::core::outboxes::{Outboxes, merge_backlogs};
 use ackwheel::core::refusal::{Promise, Reason, Refusal};
 use ackwheel::core::ring::{
@@ -231,10 +231,11 @@ async fn batches_of_all_rings_are_taken_in_turns_within_the_window() {
         .flat_map(|delivery| delivery.batch.messages.iter().map(|lost| lost.message.msg_id.0))
         .collect();
     assert!(found.into_iter().eq(0..30));
-    let backlogs = outbox.backlogs(now).await.unwrap();
-    let found: Vec<_> = backlogs.iter().map(|of| (of.group.as_str(), of.batches, of.unacked)).collect();
+    let backlog = outbox.backlog(now).await.unwrap();
+    let found: Vec<_> = backlog.groups.iter().map(|of| (of.group.as_str(), of.batches, of.unacked)).collect();
     assert_eq!(found, [("audit", 3, 3), ("default", 3, 0)]);
-    assert_eq!(merge_backlogs(vec![backlogs.clone(), Vec::new()]), backlogs);
+    assert_eq!(backlog.ids, 30);
+    assert_eq!(merge_backlogs(vec![backlog.clone(), Backlog::default()]), backlog);
     assert!(outbox.delete_group(&audit).await.unwrap());
     assert!(!outbox.delete_group(&audit).await.unwrap());
 }
@@ -291,7 +292,7 @@ impl Outbox for Away {
         away()
     }
 
-    fn backlogs(&self, _: Instant) -> Reply<Vec<ackwheel::core::outbox::GroupBacklog>> {
+    fn backlog(&self, _: Instant) -> Reply<Backlog> {
         away()
     }
 
@@ -314,7 +315,7 @@ async fn a_ring_that_is_away_does_not_hide_what_the_others_hold() {
     let dropped = outbox.tend(&[], late).await.unwrap();
     assert_eq!(dropped.batches, 2, "what was dropped is told once");
     assert_eq!(outbox.tend(&[], late).await.unwrap_err().reason, Reason::StoreAway);
-    assert_eq!(outbox.backlogs(now).await.unwrap_err().reason, Reason::StoreSilent);
+    assert_eq!(outbox.backlog(now).await.unwrap_err().reason, Reason::StoreSilent);
     let unknown = outbox.open_group(&"audit".parse().unwrap(), Opening::default(), now).await.unwrap_err();
     assert_eq!(unknown.reason, Reason::StoreSilent, "some rings have it now");
 }

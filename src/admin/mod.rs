@@ -150,7 +150,7 @@ impl Health {
         let statuses = join_all(seats.iter().map(|seat| seat.ring.status(now))).await;
         let leads = |status: &Result<RingStatus, Refusal>| status.as_ref().is_ok_and(|status| status.leads);
         let led = seats.iter().zip(&statuses).filter(|(_, status)| leads(status));
-        let backlogs = join_all(led.map(|(seat, _)| seat.outbox.backlogs(now))).await;
+        let backlogs = join_all(led.map(|(seat, _)| seat.outbox.backlog(now))).await;
         let refusals = statuses.iter().filter_map(|status| status.as_ref().err());
         let refusal = refusals.chain(backlogs.iter().filter_map(|backlogs| backlogs.as_ref().err())).next();
         let is_up = self.store.is_up();
@@ -164,8 +164,8 @@ impl Health {
         self.metrics.store_up.set(i64::from(is_up));
         let led: Vec<RingStatus> = statuses.into_iter().flatten().filter(|status| status.leads).collect();
         self.metrics.show_rings(&led);
-        let backlogs = merge_backlogs(backlogs.into_iter().flatten().collect());
-        self.metrics.show_groups(&backlogs, &self.delivery.attended());
+        let backlog = merge_backlogs(backlogs.into_iter().flatten().collect());
+        self.metrics.show_outbox(&backlog, &self.delivery.attended());
     }
 
     async fn report(&self) -> Result<StatusReport, Refusal> {
@@ -173,7 +173,7 @@ impl Health {
         // Before the pointers, so that no tick is told as decided that a pointer has not left.
         let recent: Vec<_> = self.tickers.iter().map(TickerHandle::recent).collect();
         let statuses = try_join_all(seats.iter().map(|seat| seat.ring.status(now))).await?;
-        let backlogs = self.delivery.backlogs().await?;
+        let backlog = self.delivery.backlog().await?;
         let rings = statuses.into_iter().zip(&recent).map(|(status, recent)| RingReport::new(status, recent));
         let group = |backlog: &GroupBacklog| GroupReport::new(backlog, self.delivery.subscribers(&backlog.group));
         let wheel = seats[0].ring.wheel();
@@ -183,7 +183,7 @@ impl Health {
             slots: wheel.slots(),
             tick_ms: wheel.tick_ms(),
             rings: rings.collect(),
-            groups: backlogs.iter().map(group).collect(),
+            groups: backlog.groups.iter().map(group).collect(),
         })
     }
 }

@@ -60,6 +60,15 @@ pub struct GroupBacklog {
     pub oldest: Duration,
 }
 
+/// What an outbox holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Messages in its batches; [`Retention::max_ids`] bounds them.
+    pub ids: u64,
+    /// What each group has not acknowledged, ordered by name.
+    pub groups: Vec<GroupBacklog>,
+}
+
 /// What retention dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
@@ -113,8 +122,8 @@ pub trait Outbox: Send + Sync {
     /// Keeps the bounds; `attended` are the groups with a subscriber here.
     fn tend(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped>;
 
-    /// What each group has not acknowledged.
-    fn backlogs(&self, now: Instant) -> Reply<Vec<GroupBacklog>>;
+    /// What it holds, and for which groups.
+    fn backlog(&self, now: Instant) -> Reply<Backlog>;
 
     /// Registers who is to be told that there may be something new to take.
     fn on_news(&self, tell: Box<dyn Fn() + Send + Sync>);

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::batch::{BatchId, Delivery};
 use super::group::GroupName;
-use super::outbox::{Dropped, GroupBacklog, Opening, Outbox};
+use super::outbox::{Backlog, Dropped, GroupBacklog, Opening, Outbox};
 use super::ring::Reply;
 use super::rings::{all, together};
 use super::store::Seat;
@@ -165,8 +165,8 @@ impl Outbox for Outboxes {
         }))
     }
 
-    fn backlogs(&self, now: Instant) -> Reply<Vec<GroupBacklog>> {
-        self.ask_all(|outbox| outbox.backlogs(now), merge_backlogs)
+    fn backlog(&self, now: Instant) -> Reply<Backlog> {
+        self.ask_all(|outbox| outbox.backlog(now), merge_backlogs)
     }
 
     fn on_news(&self, tell: Box<dyn Fn() + Send + Sync>) {
@@ -194,11 +194,12 @@ fn add_dropped(sum: &mut Dropped, dropped: Dropped) {
     }
 }
 
-/// What each group has not acknowledged of several rings, ordered by name.
+/// What the outboxes of several rings hold together.
 #[must_use]
-pub fn merge_backlogs(of_rings: Vec<Vec<GroupBacklog>>) -> Vec<GroupBacklog> {
+pub fn merge_backlogs(of_rings: Vec<Backlog>) -> Backlog {
+    let ids = of_rings.iter().map(|backlog| backlog.ids).sum();
     let mut merged: BTreeMap<GroupName, GroupBacklog> = BTreeMap::new();
-    for backlog in of_rings.into_iter().flatten() {
+    for backlog in of_rings.into_iter().flat_map(|backlog| backlog.groups) {
         match merged.get_mut(&backlog.group) {
             None => {
                 merged.insert(backlog.group.clone(), backlog);
@@ -210,5 +211,5 @@ pub fn merge_backlogs(of_rings: Vec<Vec<GroupBacklog>>) -> Vec<GroupBacklog> {
             }
         }
     }
-    merged.into_values().collect()
+    Backlog { ids, groups: merged.into_values().collect() }
 }

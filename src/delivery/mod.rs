@@ -21,7 +21,7 @@ use crate::clock::Clock;
 use crate::core::batch::{BatchId, Delivery as Delivered};
 use crate::core::dispatch::MemberId;
 use crate::core::group::GroupName;
-use crate::core::outbox::{GroupBacklog, Opening, Outbox, Start};
+use crate::core::outbox::{Backlog, Opening, Outbox, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::metrics::Metrics;
 
@@ -199,13 +199,13 @@ impl Delivery {
         self.shared.groups.lock().get(group).map_or(0, |handle| handle.members)
     }
 
-    /// What each group has not acknowledged.
+    /// What waits for subscribers.
     ///
     /// # Errors
     ///
     /// When the store is away.
-    pub async fn backlogs(&self) -> Result<Vec<GroupBacklog>, Refusal> {
-        self.shared.outbox.backlogs(self.shared.clock.now()).await
+    pub async fn backlog(&self) -> Result<Backlog, Refusal> {
+        self.shared.outbox.backlog(self.shared.clock.now()).await
     }
 
     /// The groups with subscribers here, and how many each has.
@@ -341,7 +341,7 @@ mod tests {
         let request = SubscribeRequest { group: None, credit: 1, ephemeral: true, start: Start::End };
         let refusal = delivery.subscribe(request).await.err().unwrap();
         assert_eq!(refusal.reason, Reason::TooManyGroups);
-        let left = seats[0].outbox.backlogs(clock.now()).await.unwrap();
-        assert_eq!(left.len(), 1, "the default group alone: {left:?}");
+        let left = seats[0].outbox.backlog(clock.now()).await.unwrap();
+        assert_eq!(left.groups.len(), 1, "the default group alone: {left:?}");
     }
 }

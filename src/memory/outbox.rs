@@ -8,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::core::batch::{BatchId, Delivery, TimeoutBatch};
 use crate::core::group::{GroupName, MAX_GROUPS};
-use crate::core::outbox::{Dropped, GroupBacklog, Opening, Outbox, Retention, Start};
+use crate::core::outbox::{Backlog, Dropped, GroupBacklog, Opening, Outbox, Retention, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Reply;
 
@@ -151,12 +151,12 @@ impl Outbox for MemoryOutbox {
         Reply::ok(queue.keep_bounds(self.retention, now))
     }
 
-    fn backlogs(&self, now: Instant) -> Reply<Vec<GroupBacklog>> {
+    fn backlog(&self, now: Instant) -> Reply<Backlog> {
         let queue = self.queue.lock();
-        let mut backlogs: Vec<_> =
+        let mut groups: Vec<_> =
             queue.groups.iter().map(|(name, group)| queue.backlog(name, group, now)).collect();
-        backlogs.sort_by(|a, b| a.group.cmp(&b.group));
-        Reply::ok(backlogs)
+        groups.sort_by(|a, b| a.group.cmp(&b.group));
+        Reply::ok(Backlog { ids: queue.ids, groups })
     }
 
     fn on_news(&self, tell: Tell) {

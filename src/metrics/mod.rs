@@ -16,7 +16,7 @@ use self::make::Maker;
 use crate::core::burst::{Burst, Outcome};
 use crate::core::group::GroupName;
 use crate::core::message::DelOutcome;
-use crate::core::outbox::GroupBacklog;
+use crate::core::outbox::Backlog;
 use crate::core::refusal::Reason;
 use crate::core::ring::{AddNewMsgAnswer, DelMsgAnswer, RingStatus};
 use crate::protocol::frame::FrameType;
@@ -71,6 +71,8 @@ pub struct Limits {
     pub max_in_flight: u64,
     /// Messages of DelMsg that are held while the store is away; 0 where the store is never away.
     pub max_held_acks: u64,
+    /// Messages in the outbox, over all rings.
+    pub outbox_max_ids: u64,
     /// Connections.
     pub max_connections: usize,
 }
@@ -103,6 +105,8 @@ pub struct Metrics {
     pub batches_redelivered: IntCounter,
     pub outbox_batches: IntGaugeVec,
     pub outbox_oldest: prometheus::GaugeVec,
+    pub outbox_ids: IntGauge,
+    pub outbox_max_ids: IntGauge,
     pub outbox_dropped_ids: IntCounter,
     pub groups_dropped: IntCounter,
     pub subscribers: IntGaugeVec,
@@ -165,13 +169,14 @@ impl Metrics {
             leader_changes: make.counter("leader_changes_total", "Times that this sidecar became the leader."),
             storm_ticks: make.counter("storm_ticks_total", "Ticks in which suspiciously many messages timed out."),
             batches_published: make.counter("batches_published_total", "Batches put into the outbox."),
-            batches_delivered: make
-                .counter("batches_delivered_total", "Batches handed to subscribers, every time."),
+            batches_delivered: make.counter("batches_delivered_total", "Batches handed out, every time."),
             batches_acked: make.counter("batches_acked_total", "Batches settled by a BatchAck."),
             batches_nacked: make.counter("batches_nacked_total", "Batches given back by a BatchNack."),
             batches_redelivered: make.counter("batches_redelivered_total", "Batches handed out more than once."),
             outbox_batches: make.gauges("outbox_batches", "Batches that a group has not acknowledged.", "group"),
             outbox_oldest: make.gauges_f64("outbox_oldest_seconds", "Age of a group's oldest batch.", "group"),
+            outbox_ids: make.gauge("outbox_ids", "Messages in batches that not every group has acknowledged."),
+            outbox_max_ids: make.gauge("outbox_max_ids", "The most messages kept in the outbox, over all rings."),
             outbox_dropped_ids: make.counter("outbox_dropped_ids_total", "Messages lost to the outbox's bounds."),
             groups_dropped: make.counter("groups_dropped_total", "Groups dropped for want of a subscriber."),
             subscribers: make.gauges("subscribers", "Subscribers of a group here.", "group"),
@@ -205,6 +210,7 @@ impl Metrics {
     pub fn show_limits(&self, limits: &Limits) {
         self.max_in_flight.set(gauge_value(limits.max_in_flight));
         self.max_held_acks.set(gauge_value(limits.max_held_acks));
+        self.outbox_max_ids.set(gauge_value(limits.outbox_max_ids));
         self.max_connections.set(i64::try_from(limits.max_connections).unwrap_or(i64::MAX));
     }
 
@@ -293,16 +299,17 @@ impl Metrics {
         self.pointer_lag.set(lag.as_secs_f64());
     }
 
-    /// Shows the groups as they are now: what the rings led here hold for them, and who subscribes here.
-    pub fn show_groups(&self, backlogs: &[GroupBacklog], subscribers: &[(GroupName, u64)]) {
+    /// Shows what the outboxes of the rings led here hold, for which groups, and who subscribes here.
+    pub fn show_outbox(&self, backlog: &Backlog, subscribers: &[(GroupName, u64)]) {
+        self.outbox_ids.set(gauge_value(backlog.ids));
         self.outbox_batches.reset();
         self.outbox_oldest.reset();
         self.subscribers.reset();
-        for backlog in backlogs {
-            let label = &[group_label(&backlog.group)];
-            self.outbox_batches.with_label_values(label).add(gauge_value(backlog.batches));
+        for of in &backlog.groups {
+            let label = &[group_label(&of.group)];
+            self.outbox_batches.with_label_values(label).add(gauge_value(of.batches));
             let oldest = self.outbox_oldest.with_label_values(label);
-            oldest.set(oldest.get().max(backlog.oldest.as_secs_f64()));
+            oldest.set(oldest.get().max(of.oldest.as_secs_f64()));
             // There is a 0 for a group without subscribers, too.
             self.subscribers.with_label_values(label);
         }

@@ -11,7 +11,7 @@ use super::*;
 use crate::alarm::Alarm;
 use crate::core::group::GroupName;
 use crate::core::lease::Lease;
-use crate::core::outbox::{Dropped, GroupBacklog, Opening, Outbox};
+use crate::core::outbox::{Backlog, Dropped, Opening, Outbox};
 use crate::core::refusal::Reason;
 use crate::core::ring::{AddNewMsg, AddNewMsgAnswer, DelMsg, DelMsgAnswer, Reply, Ring, RingStatus};
 use crate::core::tick::{Tick, Wheel};
@@ -201,7 +201,7 @@ impl Outbox for Script {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn backlogs(&self, _: Instant) -> Reply<Vec<GroupBacklog>> {
+    fn backlog(&self, _: Instant) -> Reply<Backlog> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 

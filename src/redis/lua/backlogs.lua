@@ -1,12 +1,13 @@
--- What each group has not acknowledged. Writes nothing.
+-- How many messages the outbox holds, and what each group has not acknowledged. Writes nothing.
 --
 -- KEYS[1] meta   KEYS[2] outbox   KEYS[3] groups
--- Reply {{group, batches, batches in somebody's hands, ms since the oldest was decided}...}
+-- Reply {messages, {group, batches, batches in somebody's hands, ms since the oldest was decided}...}
 local meta, outbox, groups = KEYS[1], KEYS[2], KEYS[3]
-if redis.call('EXISTS', outbox) == 0 then return {} end
+if redis.call('EXISTS', outbox) == 0 then return {0} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local published = tonumber(redis.call('HGET', meta, 'published_batches') or '0')
+local counts = redis.call('HMGET', meta, 'published_batches', 'published_ids')
+local published, published_ids = tonumber(counts[1] or '0'), tonumber(counts[2] or '0')
 
 local function by_field(list)
   local named = {}
@@ -28,7 +29,11 @@ local function returned(consumers)
   return 0
 end
 
-local reply = {}
+-- Each entry knows how many messages were published with it, so those behind the first need not be looked at.
+local front = first('-')
+local gone = front and tonumber(front.ids) and tonumber(front.count) and front.ids - front.count or published_ids
+
+local reply = {math.max(0, published_ids - gone)}
 for _, reader in ipairs(redis.call('XINFO', 'GROUPS', outbox)) do
   reader = by_field(reader)
   if redis.call('HEXISTS', groups, reader.name) == 1 then

@@ -10,7 +10,7 @@ use super::entry::{Unreadable, delivery, entry_id};
 use super::sidecars::Beats;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::{GroupName, MAX_GROUPS};
-use crate::core::outbox::{Dropped, GroupBacklog, Opening, Retention, Start};
+use crate::core::outbox::{Backlog, Dropped, GroupBacklog, Opening, Retention, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::redis::link::{LINK_LIFETIME, Link};
 use crate::redis::office::whole_ms;
@@ -272,22 +272,24 @@ impl Calls {
         }
     }
 
-    /// What each group has not acknowledged, in no order.
-    pub(super) async fn backlogs(&self) -> Result<Vec<GroupBacklog>, Refusal> {
+    /// What the outbox holds, and for which groups.
+    pub(super) async fn backlog(&self) -> Result<Backlog, Refusal> {
         let keys = self.link.keys();
         let mut answer =
             self.link.read(&SCRIPTS.backlogs, &[&keys.meta, &keys.outbox, &keys.groups], |_| {}).await?;
-        let mut backlogs = Vec::with_capacity(answer.len());
+        let ids = answer.count()?;
+        let mut groups = Vec::with_capacity(answer.len());
         while !answer.is_empty() {
             let mut backlog = answer.nested()?;
-            backlogs.push(GroupBacklog {
+            groups.push(GroupBacklog {
                 group: group_name(&mut backlog)?,
                 batches: backlog.count()?,
                 unacked: backlog.count()?,
                 oldest: Duration::from_millis(backlog.count()?),
             });
         }
-        Ok(backlogs)
+        groups.sort_by(|a, b| a.group.cmp(&b.group));
+        Ok(Backlog { ids, groups })
     }
 }
 

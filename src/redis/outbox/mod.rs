@@ -42,7 +42,7 @@ use self::sidecars::{Beats, Sidecars};
 use super::link::Link;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
-use crate::core::outbox::{Dropped, GroupBacklog, Opening, Outbox, Retention};
+use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Retention};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Reply;
 
@@ -170,12 +170,8 @@ impl Outbox for RedisOutbox {
         self.later(|shared| async move { shared.tend(attended).await })
     }
 
-    fn backlogs(&self, _now: Instant) -> Reply<Vec<GroupBacklog>> {
-        self.later(|shared| async move {
-            let mut backlogs = shared.calls.backlogs().await?;
-            backlogs.sort_by(|a, b| a.group.cmp(&b.group));
-            Ok(backlogs)
-        })
+    fn backlog(&self, _now: Instant) -> Reply<Backlog> {
+        self.later(|shared| async move { shared.calls.backlog().await })
     }
 
     fn on_news(&self, tell: Tell) {
