@@ -239,9 +239,11 @@ fn a_watch_comes_back_when_the_sidecar_does() {
     assert_eq!(watch.next().plain_ids(), [1]);
     sidecar.wait_for_settled("default");
     sidecar.terminate();
+    assert_names(&watch.remark(), &["no connection, and trying again"]);
     let restarted = Sidecar::start(&flags);
     assert_eq!(add("2").output(), "2 added\n");
     let batch = watch.next();
     assert_eq!((batch.plain_ids(), batch.delivery), (vec![2], 1));
+    assert_names(&watch.remark(), &["the connection was lost and made anew"]);
     restarted.wait_for_settled("default");
 }

@@ -6,16 +6,20 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use tokio::time::timeout;
 
 use super::Failure;
 use super::connect::Connect;
 use super::text::{COLUMNS, span};
-use crate::client::{SubscribeOptions, Subscription};
+use crate::client::{ClientError, Delivered, SubscribeOptions, Subscription};
 use crate::core::group::GroupName;
 use crate::protocol::frame::TimeoutBatch;
 
 /// Age from which a plain line says how old its batch is: its clients may have come back meanwhile.
 const OLD: Duration = Duration::from_secs(10);
+
+/// How often is looked whether there is still a connection.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Print timeout batches as they come
 ///
@@ -82,7 +86,7 @@ impl Watch {
         }
         let (mut printed, mut reconnects) = (0, 0);
         while self.count.is_none_or(|count| printed < count) {
-            let Some(delivered) = subscription.next().await else { break };
+            let Some(delivered) = next(&mut subscription).await else { break };
             let delivered = delivered?;
             if subscription.reconnects() > reconnects {
                 reconnects = subscription.reconnects();
@@ -101,6 +105,23 @@ impl Watch {
             }
         }
         Ok(())
+    }
+}
+
+/// The next batch. Where the connection is lost meanwhile that is said, once: nothing comes until there is another.
+async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, ClientError>> {
+    let mut said = false;
+    loop {
+        match timeout(LOOK, subscription.next()).await {
+            Ok(next) => return next,
+            Err(_) => match subscription.outage() {
+                Some(outage) if !said => {
+                    said = true;
+                    let _ = writeln!(stderr(), "ackwheel: no connection, and trying again: {}", outage.cause);
+                }
+                outage => said &= outage.is_some(),
+            },
+        }
     }
 }
 

@@ -11,7 +11,7 @@
 //! one that does not answer lets anything grow.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -57,16 +57,26 @@ enum Command {
     Close,
 }
 
+/// A time without a connection.
+#[derive(Clone, Debug)]
+pub struct Outage {
+    /// When the connection was lost.
+    pub since: std::time::Instant,
+    /// Why there is none: how the last one ended, or why the last attempt to make one failed.
+    pub cause: Arc<str>,
+}
+
 /// What callers and the background task both see.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) address: Address,
     welcome: Mutex<Welcome>,
+    outage: Mutex<Option<Outage>>,
 }
 
 impl Shared {
     pub(super) fn new(address: Address, welcome: Welcome) -> Shared {
-        Shared { address, welcome: Mutex::new(welcome) }
+        Shared { address, welcome: Mutex::new(welcome), outage: Mutex::new(None) }
     }
 
     /// What the server of the current connection, or of the last one, said of itself.
@@ -74,8 +84,22 @@ impl Shared {
         self.welcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// There is a connection again.
     pub(super) fn welcomed(&self, welcome: Welcome) {
         *self.welcome.lock().unwrap_or_else(PoisonError::into_inner) = welcome;
+        *self.outage() = None;
+    }
+
+    /// There is no connection, or none yet.
+    pub(super) fn lost(&self, cause: &Arc<str>) {
+        let (mut outage, cause) = (self.outage(), Arc::clone(cause));
+        let since = outage.as_ref().map_or_else(std::time::Instant::now, |outage| outage.since);
+        *outage = Some(Outage { since, cause });
+    }
+
+    /// Since when there is no connection.
+    pub(super) fn outage(&self) -> MutexGuard<'_, Option<Outage>> {
+        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

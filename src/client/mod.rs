@@ -68,6 +68,7 @@ pub use address::{Address, AddressError};
 pub use error::ClientError;
 #[cfg(feature = "sidecar")]
 pub(crate) use handshake::{Greeted, greet};
+pub use link::Outage;
 pub use options::{AddOptions, ClientOptions, SubscribeOptions};
 pub use subscription::{Delivered, Subscription};
 pub use tls::Tls;
@@ -209,6 +210,13 @@ impl Client {
     /// As [`Subscription::open`].
     pub async fn subscribe(&self, subscription: SubscribeOptions) -> Result<Subscription, ClientError> {
         Subscription::open(self.address().clone(), subscription, self.inner.options.clone()).await
+    }
+
+    /// Since when there is no connection, and why; none while there is one. Requests made meanwhile wait for one, up
+    /// to the request timeout.
+    #[must_use]
+    pub fn outage(&self) -> Option<Outage> {
+        self.inner.link.shared.outage().clone()
     }
 
     /// What the server said of itself when the current connection began, or the last one.

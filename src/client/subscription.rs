@@ -14,7 +14,7 @@ use super::address::Address;
 use super::error::ClientError;
 use super::handshake::Dialer;
 use super::inbox::Inbox;
-use super::link::Link;
+use super::link::{Link, Outage};
 use super::options::{ClientOptions, SubscribeOptions};
 use super::requests::{merge, unexpected};
 use super::task;
@@ -108,6 +108,12 @@ impl Subscription {
     #[must_use]
     pub fn reconnects(&self) -> u64 {
         self.inbox.reconnects()
+    }
+
+    /// Since when there is no connection, and why; none while there is one. Nothing arrives meanwhile.
+    #[must_use]
+    pub fn outage(&self) -> Option<Outage> {
+        self.link.shared.outage().clone()
     }
 
     /// What the server said of itself when the current connection began, or the last one.

@@ -57,6 +57,7 @@ impl Task {
     async fn reconnect(&mut self, mut cause: Arc<str>) -> Option<Established> {
         let mut pause = self.backoff.next();
         loop {
+            self.shared.lost(&cause);
             while_away(&mut self.lane, &self.dialer, &cause, sleep(pause)).await?;
             match while_away(&mut self.lane, &self.dialer, &cause, self.dialer.dial()).await? {
                 Ok(mut established) => {

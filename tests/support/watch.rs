@@ -57,6 +57,7 @@ impl Line {
 pub struct Watch {
     process: Process,
     lines: Receiver<(Instant, String)>,
+    remarks: Receiver<(Instant, String)>,
 }
 
 impl Watch {
@@ -71,8 +72,14 @@ impl Watch {
     /// Watches an address.
     pub fn spawn(address: &str, flags: &[&str]) -> Watch {
         let mut process = Process::spawn(program(&["watch", "--json", "--addr", address]).args(flags));
-        let lines = lines(process.stdout());
-        Watch { process, lines }
+        let (remarks, lines) = (lines(process.stderr()), lines(process.stdout()));
+        Watch { process, lines, remarks }
+    }
+
+    /// The next line that it says beside them.
+    #[track_caller]
+    pub fn remark(&self) -> String {
+        self.remarks.recv_timeout(PATIENCE).expect("it says something").1
     }
 
     /// The next line.

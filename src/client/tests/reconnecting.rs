@@ -51,9 +51,11 @@ async fn a_server_that_accepts_and_says_nothing_is_not_waited_for_for_ever() {
 async fn requests_wait_for_the_next_connection_and_keep_their_order() {
     let peer = Peer::new().await;
     let (client, session) = peer.connect().await;
+    assert!(client.outage().is_none());
     drop(session);
     // Now the client knows that the connection is lost, and the next one is not yet ready.
     let mut session = peer.accept().await;
+    assert_eq!(&*client.outage().unwrap().cause, "the server closed the connection");
     let calls = async { tokio::join!(client.group_delete("a"), client.ping(b"b")) };
     let ((delete, ping), ()) = tokio::join!(calls, async {
         session.hello().await;
@@ -64,6 +66,7 @@ async fn requests_wait_for_the_next_connection_and_keep_their_order() {
     delete.unwrap();
     ping.unwrap();
     assert_eq!(client.welcome().server_name, "another");
+    assert!(client.outage().is_none());
 }
 
 #[tokio::test(start_paused = true)]
