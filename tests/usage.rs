@@ -30,6 +30,9 @@ fn a_wrong_command_line_ends_with_64_and_names_the_word() {
         (&["add", "1", "--timeout", "500000000000years"], &["500000000000years", "--timeout", "a year"]),
         (&["status", "--timeout", "500000000000years"], &["500000000000years", "--timeout", "a year"]),
         (&["status", "--admin", "http://127.0.0.1:7416"], &["http://127.0.0.1:7416", "--admin", "HOST:PORT"]),
+        (&["status", "--addr", "127.0.0.1:7415"], &["'--addr'", "--admin HOST:PORT"]),
+        (&["watch", "--admin", "127.0.0.1:7416"], &["'--admin'", "--addr HOST:PORT"]),
+        (&["serve", "--addr", "127.0.0.1:7415"], &["'--addr'", "--listen"]),
         (&["bench", "--admin", "7416"], &["7416", "--admin", "HOST:PORT"]),
         (
             &["bench", "--idle-connections", "18446744073709551615"],

@@ -15,7 +15,7 @@ mod watch;
 use std::io::{Write, stderr};
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
 use crate::client::ClientError;
@@ -98,7 +98,8 @@ impl From<std::io::Error> for Failure {
 ///
 /// 0 where help or version was asked for, 64 for a wrong command line.
 pub fn parse() -> Result<Cli, ExitCode> {
-    Cli::try_parse().map_err(|error| {
+    Cli::try_parse().map_err(|mut error| {
+        name_address(&mut error);
         // Help goes to stdout and errors to stderr; a closed one cannot be helped.
         let _ = error.print();
         if matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
@@ -107,6 +108,21 @@ pub fn parse() -> Result<Cli, ExitCode> {
         }
         if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
     })
+}
+
+/// Where a flag for an address is given to a verb that has another one, names that.
+fn name_address(error: &mut clap::Error) {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return };
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+    let tip = match flag.as_str() {
+        "--addr" if usage.contains("ackwheel status") => {
+            "the status is asked for at the admin address: --admin HOST:PORT (by default 127.0.0.1:7416)"
+        }
+        "--addr" if usage.contains("ackwheel serve") => "a sidecar listens where --listen says",
+        "--admin" => "requests and batches go over the address that the sidecar listens at: --addr HOST:PORT",
+        _ => return,
+    };
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
 }
 
 /// Carries out the verb; returns the exit code of the process.
