@@ -1,6 +1,9 @@
 //! Groups and credit: where a group begins, and how much a subscriber holds.
 
-use crate::support::frames::{self, EPHEMERAL, FROM_END, u32_at};
+use std::thread;
+use std::time::Duration;
+
+use crate::support::frames::{self, EPHEMERAL, FROM_END, Request, u32_at};
 use crate::support::raw::Raw;
 use crate::support::sidecar::Sidecar;
 use crate::support::wait_until;
@@ -146,6 +149,32 @@ fn a_tick_in_which_nearly_everything_timed_out_is_flagged_as_a_storm() {
     }
     assert_eq!(sidecar.metrics().count("storm_ticks_total"), 1);
     assert!(sidecar.log().line("storm:").is_some(), "a person is told");
+}
+
+#[test]
+fn what_a_member_cannot_take_any_more_goes_to_others_at_once() {
+    const COUNT: u64 = 10;
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "150", "--socket", socket.to_str().unwrap()]);
+    let mut deaf = Raw::unix(&socket).greet().subscribed("logic");
+    let mut healthy = sidecar.connect().subscribed("logic");
+    deaf.close_ears();
+    // It is not silent: it ends with the sidecar.
+    let sign_of_life = Request::new(frames::PONG, 0, Vec::new()).bytes(0);
+    thread::spawn(move || {
+        while deaf.try_send(&sign_of_life).is_ok() {
+            thread::sleep(Duration::from_millis(500))
+        }
+    });
+    for id in 0..COUNT {
+        let ticks = u16::try_from(id).unwrap() + 1;
+        sidecar.connect().ask(&frames::add(&[id], ticks, 1)).added();
+    }
+    let mut ids: Vec<u64> = (0..COUNT).map(|_| healthy.settled_batch().ids()[0]).collect();
+    ids.sort_unstable();
+    assert!(ids.into_iter().eq(0..COUNT));
+    assert_eq!(sidecar.group("logic").unwrap().subscribers, 1);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Whoever misbehaves is cut off, counted, and costs the others nothing.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -159,6 +160,29 @@ fn whoever_asks_without_end_and_never_reads_fills_no_memory_and_is_cut_off() {
     }
     assert!(grown < 12.0 * MEGABYTE, "grew by {} MB", grown / MEGABYTE);
     busy.assert_was_served();
+}
+
+/// Requests without messages, answered as fast as may be: what is read before a decision is bounded for them, too.
+#[test]
+fn a_flood_of_requests_without_messages_fills_no_memory() {
+    let sidecar = Sidecar::start(&["--tick", "10ms", "--slots", "1000"]);
+    let resident_before = resident_bytes(&sidecar);
+    let stream = TcpStream::connect(sidecar.listen).unwrap();
+    let mut asking = Raw::over_tcp(stream.try_clone().unwrap()).greet();
+    let bytes = frames::group_delete("nobody").bytes(7).repeat(10_000);
+    let flood = thread::spawn(move || while asking.try_send(&bytes).is_ok() {});
+    let hearing = stream.try_clone().unwrap();
+    let hears = thread::spawn(move || io::copy(&mut &hearing, &mut io::sink()));
+    let begun = sidecar.pointer();
+    let mut grown = 0.0_f64;
+    wait_until("200 ticks were decided", || {
+        grown = grown.max(resident_bytes(&sidecar) - resident_before);
+        sidecar.pointer() >= begun + 200
+    });
+    stream.shutdown(Shutdown::Both).unwrap();
+    flood.join().unwrap();
+    let _ = hears.join().unwrap();
+    assert!(grown < 40.0 * MEGABYTE, "grew by {} MB", grown / MEGABYTE);
 }
 
 #[test]

@@ -73,6 +73,23 @@ fn a_subscriber_that_does_not_read_is_cut_off_and_its_batches_go_to_others() {
     assert!(seen <= handed, "{seen} of {handed}");
 }
 
+/// Batches fill what is queued for it, but not so far that it is not listened to.
+#[test]
+fn the_acks_of_a_subscriber_that_does_not_read_are_heard() {
+    const LIVE: u64 = u64::MAX;
+    let flags = ["--tick", "100ms", "--slots", "100", "--max-queued-bytes", "300000"];
+    let sidecar = Sidecar::start(&flags);
+    let mut busy = with_a_small_buffer(sidecar.listen).subscribed("default");
+    let mut other = sidecar.connect();
+    let (deadline, _) = other.ask(&frames::add(&[LIVE], 80, 1)).added();
+    add_many(sidecar.listen);
+    wait_until("the others time out", || sidecar.metrics().count("messages_timed_out_total") == MESSAGES);
+    sidecar.wait_for_pointer(sidecar.pointer() + 5);
+    busy.request(&frames::del(&[LIVE]));
+    wait_until("it is decided", || sidecar.metrics().acked("acked") == 1 || sidecar.pointer() > deadline);
+    assert_eq!((sidecar.metrics().acked("acked"), sidecar.metrics().refusals("slow_reader")), (1, 0));
+}
+
 #[test]
 fn a_subscriber_that_reads_slowly_but_steadily_is_not_cut_off() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "20", "--max-queued-bytes", "100000"]);

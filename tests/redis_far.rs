@@ -1,11 +1,13 @@
 //! Redis is far away: what a script is asked takes a while to get there.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::clock::Clock;
+use crate::support::frames;
 use crate::support::proxy::Proxy;
 use crate::support::redis::Redis;
 use crate::support::sidecar::{Sidecar, serve};
+use crate::support::wait_until;
 
 const TICK_MS: u64 = 1_000;
 const WAY: Duration = Duration::from_millis(100);
@@ -38,6 +40,27 @@ fn a_long_way_lengthens_no_tick() {
     let late_ms = redis.unix_ms() - due_then;
     assert!(late_ms < TICK_MS + 250, "it is where it should be, or a way later: {late_ms} ms");
     assert_eq!(sidecar.metrics().count("shifted_ticks_total"), 0);
+}
+
+/// Whoever deletes groups without end waits for itself; what it has not begun when it goes is not begun any more.
+#[test]
+fn deleting_many_groups_holds_up_no_subscribe_of_others() {
+    let redis = Redis::start();
+    let way = Proxy::with_way(Duration::from_millis(5), redis.port);
+    let sidecar = Sidecar::spawn(&mut serve(&["--store", &way.url()]));
+    sidecar.wait_until_ready();
+    let mut flood = sidecar.connect();
+    flood.send(&frames::group_delete("nobody").bytes(7).repeat(1_000));
+    let subscribe = || {
+        let asked = Instant::now();
+        let subscribed = sidecar.connect().subscribed("default");
+        assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+        subscribed
+    };
+    wait_until("it is heard", || sidecar.metrics().count("frames_total{type=\"group_delete\"}") == 1_000);
+    drop(subscribe());
+    flood.reset();
+    drop(subscribe());
 }
 
 #[test]

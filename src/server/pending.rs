@@ -12,7 +12,8 @@ use futures_util::stream::FuturesUnordered;
 /// Requests beyond which a connection is not read from.
 const MAX_REQUESTS: usize = 1_024;
 
-/// Messages in them beyond which it is not read from either: few frames can carry many.
+/// Messages in them beyond which it is not read from either: few frames can carry many. A request without messages counts
+/// as one, for before a decision this is the only bound.
 const MAX_MESSAGES: usize = 16_384;
 
 type Request<T> = Pin<Box<dyn Future<Output = (Load, T)> + Send>>;
@@ -74,8 +75,8 @@ impl<T> Pending<T> {
 
     fn sum_of(&mut self, load: Load) -> (&mut Sum, usize) {
         match load {
-            Load::Acks(messages) => (&mut self.acks, messages),
-            Load::Other(messages) => (&mut self.others, messages),
+            Load::Acks(messages) => (&mut self.acks, messages.max(1)),
+            Load::Other(messages) => (&mut self.others, messages.max(1)),
         }
     }
 
@@ -130,6 +131,11 @@ mod tests {
         }
         assert!(!pending.has_room(true) && pending.has_room_for_messages(true));
         assert!(!pending.has_room(false), "what is no acknowledgement counts whether the store is there or not");
+        for _ in MAX_REQUESTS..=MAX_MESSAGES {
+            assert!(pending.has_room_for_messages(true));
+            pending.push(Load::Other(0), async {});
+        }
+        assert!(!pending.has_room_for_messages(true), "requests without messages are bounded, too");
     }
 
     #[tokio::test]

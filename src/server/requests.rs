@@ -1,5 +1,6 @@
 //! What each request does.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, error, info, warn};
@@ -232,8 +233,9 @@ impl Session {
                 return self.refuse(correlation, &Refusal::new(Reason::BadGroupName, error.to_string()));
             }
         };
-        let delivery = self.shared.delivery.clone();
+        let (delivery, deleting) = (self.shared.delivery.clone(), Arc::clone(&self.deleting));
         self.pending.push(Load::Other(0), async move {
+            let Ok(_turn) = deleting.acquire().await else { return Done::Forgone };
             let body = outcome(delivery.delete_group(&group).await, |()| Body::GroupDeleteAnswer);
             Done::Answer(Frame::new(correlation, body))
         });

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Sleep;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{Span, debug};
@@ -55,7 +55,12 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 /// The end of a request that had to wait.
 pub(super) enum Done {
     Answer(Frame),
-    Subscribed { correlation: u32, outcome: Result<Subscription, Refusal> },
+    Subscribed {
+        correlation: u32,
+        outcome: Result<Subscription, Refusal>,
+    },
+    /// It was not begun, and nobody is left to be told.
+    Forgone,
 }
 
 impl Done {
@@ -64,7 +69,7 @@ impl Done {
         match self {
             Done::Answer(Frame { body: Body::Error(error), .. }) => error.reason(),
             Done::Subscribed { outcome: Err(refusal), .. } => Some(refusal.reason),
-            Done::Answer(_) | Done::Subscribed { .. } => None,
+            Done::Answer(_) | Done::Subscribed { .. } | Done::Forgone => None,
         }
     }
 }
@@ -86,6 +91,8 @@ pub(super) struct Session {
     pub(super) subscription: Option<(u32, Subscription)>,
     /// Whether a Subscribe waits for the store.
     pub(super) subscribing: bool,
+    /// Groups are deleted one after the other, for others wait meanwhile; closed at the end of the connection.
+    pub(super) deleting: Arc<Semaphore>,
     /// When it was accepted, in time alive.
     pub(super) opened_at: Instant,
     /// When something was heard of the peer, in time alive.
@@ -130,6 +137,7 @@ impl Session {
             answered: Burst::default(),
             subscription: None,
             subscribing: false,
+            deleting: Arc::new(Semaphore::new(1)),
             opened_at: now,
             heard_at: now,
             patience: first_patience(shared.options.ping_interval),
@@ -152,6 +160,7 @@ impl Session {
         drop(self.subscription.take());
         // Nothing is read from here on, so the ticker need not wait for the good-bye.
         drop(self.gate);
+        self.deleting.close();
         if self.pending.is_waiting() {
             tokio::spawn(bursts::outlive(self.pending, self.answers, Arc::clone(&self.shared.metrics)));
         }
@@ -205,7 +214,7 @@ impl Session {
         }
         let wait = self.next_check().saturating_duration_since(self.shared.clock.alive());
         self.wake_after(if has_room { wait } else { wait.min(DEAF_CHECK) });
-        let room_for_batches = self.wire.has_room();
+        let room_for_batches = self.wire.has_room_for_batches();
         tokio::select! {
             event = self.wire.progress(reading) => self.wire_moved(event),
             () = poll_fn(|context| self.answers.poll(context, &mut self.answered)) => self.send_answered(),
@@ -235,6 +244,8 @@ impl Session {
                 self.read_frames();
             }
             Ok(Event::Wrote) => self.written_at = self.shared.clock.alive(),
+            // What it is handed reaches nobody: others are to have it.
+            Ok(Event::Deaf) => self.subscription = None,
             Ok(Event::Ended) => self.end(),
             Err(error) => {
                 debug!(%error, "connection lost");
@@ -273,6 +284,7 @@ impl Session {
             }
             Done::Answer(frame) => self.send(&frame),
             Done::Subscribed { correlation, outcome } => self.subscribed(correlation, outcome),
+            Done::Forgone => {}
         }
     }
 

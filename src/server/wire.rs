@@ -42,13 +42,15 @@ pub(super) enum Event {
     Ended,
     /// Bytes went out.
     Wrote,
+    /// The peer takes nothing any more, but what it sent can still be read.
+    Deaf,
 }
 
 impl Event {
     pub(super) fn bytes_read(self) -> usize {
         match self {
             Event::Read(count) => count,
-            Event::Ended | Event::Wrote => 0,
+            Event::Ended | Event::Wrote | Event::Deaf => 0,
         }
     }
 }
@@ -153,6 +155,12 @@ impl Wire {
         self.output.len() < self.max_queued
     }
 
+    /// Whether a batch may be queued. They have half of the queue: a peer that does not read them for a while can go on
+    /// asking, and its Acks are heard.
+    pub(super) fn has_room_for_batches(&self) -> bool {
+        self.output.len() < self.max_queued.div_ceil(2)
+    }
+
     /// Whether everything queued went out.
     pub(super) fn is_flushed(&self) -> bool {
         self.output.is_empty() && !self.unflushed
@@ -194,6 +202,7 @@ impl Wire {
                 self.deaf = true;
                 self.unflushed = false;
                 self.output = BytesMut::new();
+                return Poll::Ready(Ok(Event::Deaf));
             }
         }
         if read && !self.ended && self.has_room() { self.poll_read(context) } else { Poll::Pending }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -76,6 +76,15 @@ pub struct Raw {
 }
 
 impl Raw {
+    /// Takes nothing more, but goes on speaking.
+    pub fn close_ears(&self) {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Read),
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Read),
+        }
+        .expect("the connection is open");
+    }
+
     /// Ends the connection as a machine does that has lost it.
     pub fn reset(self) {
         let Stream::Tcp(stream) = &self.stream else { panic!("only TCP can be reset") };
