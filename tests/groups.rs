@@ -164,7 +164,7 @@ fn what_a_member_cannot_take_any_more_goes_to_others_at_once() {
     let sign_of_life = Request::new(frames::PONG, 0, Vec::new()).bytes(0);
     thread::spawn(move || {
         while deaf.try_send(&sign_of_life).is_ok() {
-            thread::sleep(Duration::from_millis(500))
+            thread::sleep(Duration::from_millis(500));
         }
     });
     for id in 0..COUNT {

@@ -19,8 +19,9 @@ use super::inbox::Inbox;
 use super::link::Lane;
 use super::silence::{Silence, Verdict};
 use crate::core::alive::{BEAT, STALL};
+use crate::core::batch::BatchId;
 use crate::core::refusal::Reason;
-use crate::protocol::frame::{Body, Error, Frame, FrameType, GoAway, GoAwayReason};
+use crate::protocol::frame::{BatchNack, Body, Error, Frame, FrameType, GoAway, GoAwayReason};
 use crate::protocol::{DecodeError, Decoded};
 
 /// Requests are encoded up to this many bytes ahead of what the server takes.
@@ -34,6 +35,9 @@ const READS_BEFORE_JUDGING: usize = 64;
 
 /// How long saying goodbye may take.
 const GOODBYE_MS: u32 = 1_000;
+
+/// For how long a batch is not wanted that there was no room for. Others may have it at once.
+const GIVEN_BACK_FOR_MS: u32 = 5_000;
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -194,8 +198,9 @@ impl Connection {
                 Ok(())
             }
             Body::TimeoutBatch(batch) if self.is_subscription(correlation) => {
-                if let Some(inbox) = &self.inbox {
-                    inbox.deliver(batch);
+                let id = batch.id;
+                if self.inbox.as_ref().is_some_and(|inbox| !inbox.deliver(batch)) {
+                    self.give_back(id);
                 }
                 Ok(())
             }
@@ -207,8 +212,10 @@ impl Connection {
                 let frame_type = body.frame_type();
                 match self.in_flight.answer(correlation, body) {
                     Answered::Delivered | Answered::TooLate => Ok(()),
-                    // A sign of life all the same.
-                    Answered::Unasked if frame_type == FrameType::Pong => Ok(()),
+                    // A sign of life all the same, or the answer for a batch that was given back.
+                    Answered::Unasked if matches!(frame_type, FrameType::Pong | FrameType::BatchNackAnswer) => {
+                        Ok(())
+                    }
                     Answered::Unasked | Answered::Wrong => {
                         let frame = frame_type.as_str();
                         Err(Lost(format!("the server sent {frame} without being asked for it")))
@@ -216,6 +223,13 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// There was no room for a batch. Whatever is answered, it comes again.
+    fn give_back(&mut self, batch: BatchId) {
+        let body = Body::BatchNack(BatchNack { batch, delay_ms: GIVEN_BACK_FOR_MS });
+        let frame = Frame::new(self.in_flight.next_correlation(), body);
+        self.stream.codec.encode_frame(&frame, &mut self.out);
     }
 
     /// A refusal goes to who asked. It may also be the last word of the server.

@@ -5,8 +5,8 @@
 //! The server keeps to the credit for batches that it believes to be in our hands. One that a reader leaves
 //! lying for too long, or that came on a connection now lost, it gives to another member, or to us again,
 //! and then the credit no longer counts our old copy. So a copy replaces the one that lies here, and where
-//! the inbox holds more than the credit allows, what arrives is not kept: it is not acknowledged, so the
-//! server hands it out again. What lies here is kept, also across connections: the server that sent it may
+//! the inbox holds more than the credit allows, what arrives is not kept, but given back: the server
+//! hands it to others, or to us again. What lies here is kept, also across connections: the server that sent it may
 //! have gone, and with it the only other copy.
 
 use std::collections::{HashSet, VecDeque};
@@ -65,8 +65,9 @@ impl Inbox {
         self.state().reconnects
     }
 
-    /// A batch arrived.
-    pub(super) fn deliver(&self, batch: TimeoutBatch) {
+    /// A batch arrived. Whether it is kept; where there is no room it is to be given back.
+    #[must_use]
+    pub(super) fn deliver(&self, batch: TimeoutBatch) -> bool {
         let mut state = self.state();
         if !state.ids.insert(batch.id) {
             let messages = batch.messages.len();
@@ -74,17 +75,18 @@ impl Inbox {
             let before = std::mem::replace(copy.expect("its id is known, so it is here"), batch);
             // Not always as many: a Redis that failed over may have decided the tick again.
             state.messages = state.messages - before.messages.len() + messages;
-            return;
+            return true;
         }
         if state.messages >= self.credit {
             state.ids.remove(&batch.id);
-            return;
+            return false;
         }
         state.messages += batch.messages.len();
         state.batches.push_back(batch);
         let reader = state.reader.take();
         drop(state);
         wake(reader);
+        true
     }
 
     /// The subscription was renewed on a new connection.
@@ -167,13 +169,13 @@ mod tests {
     #[test]
     fn a_copy_replaces_what_lies_unread_and_nothing_exceeds_the_credit_by_more_than_a_batch() {
         let inbox = Inbox::new(10, "default".to_owned());
-        inbox.deliver(batch(0, 5, 1));
-        inbox.deliver(batch(1, 4, 1));
-        inbox.deliver(batch(0, 5, 2));
-        inbox.deliver(batch(2, 5, 1));
-        inbox.deliver(batch(3, 1, 1));
+        assert!(inbox.deliver(batch(0, 5, 1)));
+        assert!(inbox.deliver(batch(1, 4, 1)));
+        assert!(inbox.deliver(batch(0, 5, 2)));
+        assert!(inbox.deliver(batch(2, 5, 1)));
+        assert!(!inbox.deliver(batch(3, 1, 1)));
         assert_eq!(read_all(&inbox), [(0, 2), (1, 1), (2, 1)], "the last did not fit");
-        inbox.deliver(batch(3, 1, 2));
+        assert!(inbox.deliver(batch(3, 1, 2)));
         assert_eq!(read_all(&inbox), [(3, 2)], "and fits when it comes again");
     }
 
@@ -181,22 +183,22 @@ mod tests {
     fn a_copy_with_more_or_fewer_messages_takes_as_much_of_the_credit_as_it_has() {
         let inbox = Inbox::new(10, "default".to_owned());
         for (before, after) in [(1, 25), (25, 1)] {
-            inbox.deliver(batch(0, before, 1));
-            inbox.deliver(batch(0, after, 2));
-            inbox.deliver(batch(1, 5, 1));
+            assert!(inbox.deliver(batch(0, before, 1)));
+            assert!(inbox.deliver(batch(0, after, 2)));
+            assert_eq!(inbox.deliver(batch(1, 5, 1)), after == 1);
             let fits = if after == 1 { &[(0, 2), (1, 1)][..] } else { &[(0, 2)] };
             assert_eq!(read_all(&inbox), fits);
         }
-        inbox.deliver(batch(2, 9, 1));
-        inbox.deliver(batch(3, 1, 1));
-        inbox.deliver(batch(4, 1, 1));
+        assert!(inbox.deliver(batch(2, 9, 1)));
+        assert!(inbox.deliver(batch(3, 1, 1)));
+        assert!(!inbox.deliver(batch(4, 1, 1)));
         assert_eq!(read_all(&inbox), [(2, 1), (3, 1)], "all of the credit is there again");
     }
 
     #[test]
     fn what_lies_unread_comes_before_the_end() {
         let inbox = Inbox::new(10, "default".to_owned());
-        inbox.deliver(batch(0, 1, 1));
+        assert!(inbox.deliver(batch(0, 1, 1)));
         inbox.end(Some(ClientError::InvalidRequest("wrong".to_owned())));
         inbox.end(None);
         assert_eq!(read_all(&inbox), [(0, 1)]);

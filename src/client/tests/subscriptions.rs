@@ -126,6 +126,21 @@ async fn what_was_not_read_survives_a_lost_connection_and_is_not_doubled() {
 }
 
 #[tokio::test]
+async fn what_there_is_no_room_for_is_given_back() {
+    let peer = Peer::new().await;
+    let options = SubscribeOptions { credit: 1, ..default_group() };
+    let (mut subscription, mut session) = peer.subscribe(options).await;
+    session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(0))).await;
+    session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(1))).await;
+    let asked = session.answer(Body::BatchNackAnswer { held: true }).await;
+    assert_eq!(asked, Body::BatchNack(BatchNack { batch: batch(1).id, delay_ms: 5_000 }));
+    assert_eq!(subscription.next().await.unwrap().unwrap().id, batch(0).id);
+    session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 2, ..batch(1) })).await;
+    let again = subscription.next().await.unwrap().unwrap();
+    assert_eq!((again.id, again.delivery_count, subscription.reconnects()), (batch(1).id, 2, 0));
+}
+
+#[tokio::test]
 async fn an_ephemeral_group_is_named_by_the_server_each_time() {
     let peer = Peer::new().await;
     let (subscription, session) = peer.subscribe(SubscribeOptions::default()).await;
