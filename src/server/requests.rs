@@ -194,7 +194,7 @@ impl Session {
             Ok(subscription) => {
                 let answer = Subscribed { group: subscription.group.to_string(), created: subscription.created };
                 self.send(&Frame::new(correlation, Body::Subscribed(answer)));
-                if self.state == State::Serving {
+                if self.state == State::Serving && !self.wire.is_deaf() {
                     self.subscription = Some((correlation, subscription));
                 }
             }
