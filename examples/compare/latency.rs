@@ -7,7 +7,7 @@ use ackwheel::load::{LoadOptions, Op};
 use anyhow::{Context, ensure};
 
 use crate::echo::Echo;
-use crate::machine::waking;
+use crate::machine::{taken, waking};
 use crate::numbers::figure;
 use crate::plan::Plan;
 use crate::report::PartReport;
@@ -18,6 +18,8 @@ use crate::wire::{CPU, P99, PAIRS};
 const P999: &str = "us, p99.9 of add and del";
 const SINGLE_P99: &str = "us, p99";
 const SINGLE_P999: &str = "us, p99.9";
+const SHARE_TAKEN: &str = "thousandths of it taken, 200 us or more at once";
+const LONGEST_TAKEN: &str = "us, the longest at once";
 const LATE_P50: &str = "ms late, p50 of timeouts";
 const LATE_P99: &str = "ms late, p99 of timeouts";
 
@@ -32,6 +34,8 @@ const PINGS: &str = "Pings to it, as many frames a second";
 const ECHOED: &str = "Pings to a bare echo, as many frames a second";
 /// What is the machine's: nothing else has anything to do then.
 const WAKING: &str = "a thread that sleeps, woken so late";
+/// The same: what is taken from those that do not sleep has to be made up for, in the time that is left.
+const TAKEN: &str = "threads that only look at the clock, a processor each";
 
 /// The share that is acknowledged.
 const ACKED: f64 = 0.99;
@@ -74,6 +78,9 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
         let (p99, p999) = waking(plan.run);
         rows.record(WAKING, SINGLE_P99, p99);
         rows.record(WAKING, SINGLE_P999, p999);
+        let (share, longest) = taken(plan.run);
+        rows.record(TAKEN, SHARE_TAKEN, share);
+        rows.record(TAKEN, LONGEST_TAKEN, longest);
     }
     let rows = report.rows.clone();
     report.at_most("half rate: us, p99 of add and del", rows.median(HALF, P99), 1_000.0, 1_000.0);

@@ -14,6 +14,9 @@ const NAP: Duration = Duration::from_micros(500);
 /// most of the time.
 const HANDING: Duration = Duration::from_millis(200);
 
+/// A step of the clock that a thread which does nothing else would not see: something else had its processor.
+const GAP: Duration = Duration::from_micros(200);
+
 /// How often it is handed over between two looks at the clock.
 const TURNS: u32 = 200;
 
@@ -55,6 +58,31 @@ pub fn waking(length: Duration) -> (f64, f64) {
     late.sort_unstable_by(f64::total_cmp);
     let percentile = |thousandths| late[late.len() * thousandths / 1_000];
     (percentile(990), percentile(999))
+}
+
+/// How much of the time is taken from threads that only look at the clock, one a processor, for about so long: the share,
+/// in thousandths, that passes in steps longer than [`GAP`], of the processor that loses more; and the longest step, in us.
+pub fn taken(length: Duration) -> (f64, f64) {
+    let look = || {
+        let begun = Instant::now();
+        let (mut last, mut lost, mut longest) = (begun, Duration::ZERO, Duration::ZERO);
+        while last - begun < length {
+            let now = Instant::now();
+            let step = now - last;
+            if step >= GAP {
+                lost += step;
+                longest = longest.max(step);
+            }
+            last = now;
+        }
+        (lost.as_secs_f64() / (last - begun).as_secs_f64() * 1e3, longest.as_secs_f64() * 1e6)
+    };
+    thread::scope(|scope| {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let threads: Vec<_> = (0..processors).map(|_| scope.spawn(look)).collect();
+        let found = threads.into_iter().map(|thread| thread.join().expect("it only looks at the clock"));
+        found.fold((0.0, 0.0), |(share, longest), found| (f64::max(share, found.0), f64::max(longest, found.1)))
+    })
 }
 
 /// How long it takes, in ns, until one of two threads sees what the other has written. The processors of a virtual

@@ -13,12 +13,13 @@ const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 #[must_use]
 pub const fn acknowledged(nth: u64, in_flight: u64, added: u64) -> u64 {
     let Some(bits) = (in_flight / 4).checked_ilog2() else { return nth };
-    let block = 1 << bits;
-    let first = nth - nth % block;
-    if first + block > added {
+    // Of a power of two the remainder is what the lowest bits say: no division, which would cost as much as the rest.
+    let within = (1 << bits) - 1;
+    let first = nth & !within;
+    if first + within >= added {
         return nth;
     }
-    first + nth.wrapping_mul(SCATTER) % block
+    first | nth.wrapping_mul(SCATTER) & within
 }
 
 #[cfg(test)]

@@ -26,10 +26,39 @@ pub(super) struct Sent {
     pub(super) kind: Kind,
 }
 
+/// A [`Sent`] in half of a cache line: a load of many connections goes through all that they have had unanswered before
+/// it comes back to the first, and it shares caches with the server.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
+    at: u64,
+    first: u64,
     correlation: u32,
-    sent: Option<Sent>,
+    /// By how much `made_at` is later than `at`, in ns. What is longer than four seconds counts as that: a request may be
+    /// taken to have been made too early, and never too late.
+    made_after: u32,
+    /// How many messages; 0 where nothing is unanswered.
+    count: u32,
+    kind: Kind,
+}
+
+const _: () = assert!(size_of::<Slot>() == 32, "two slots are a cache line");
+
+impl Slot {
+    const FREE: Slot = Slot { at: 0, first: 0, correlation: 0, made_after: 0, count: 0, kind: Kind::Add };
+
+    fn of(correlation: u32, Sent { at, made_at, first, count, kind }: Sent) -> Slot {
+        let made_after = u32::try_from(made_at.saturating_sub(at)).unwrap_or(u32::MAX);
+        Slot { at, first, correlation, made_after, count, kind }
+    }
+
+    fn sent(self) -> Sent {
+        let Slot { at, first, made_after, count, kind, .. } = self;
+        Sent { at, made_at: at + u64::from(made_after), first, count, kind }
+    }
+
+    const fn is_free(&self) -> bool {
+        self.count == 0
+    }
 }
 
 /// Room for this many times as many requests as may be unanswered: answers may come in any order, and the place of one
@@ -53,7 +82,7 @@ pub(super) struct Outstanding {
 impl Outstanding {
     /// For up to `pipeline` requests; `first` is the first correlation id that may be used.
     pub(super) fn new(pipeline: usize, first: u32) -> Outstanding {
-        let slots = vec![Slot { correlation: 0, sent: None }; (pipeline * SPARE).next_power_of_two()];
+        let slots = vec![Slot::FREE; (pipeline * SPARE).next_power_of_two()];
         let first = u64::from(first);
         Outstanding { slots: slots.into_boxed_slice(), pipeline, count: 0, next: first, oldest: first }
     }
@@ -82,11 +111,12 @@ impl Outstanding {
         self.next as u32
     }
 
-    /// Notes a request under [`next_correlation`](Outstanding::next_correlation).
+    /// Notes a request, of one message at least, under [`next_correlation`](Outstanding::next_correlation).
     pub(super) fn push(&mut self, sent: Sent) {
+        debug_assert!(sent.count > 0, "a place without messages is free");
         let correlation = self.next_correlation();
         let place = self.place(self.next);
-        self.slots[place] = Slot { correlation, sent: Some(sent) };
+        self.slots[place] = Slot::of(correlation, sent);
         self.next += 1;
         self.count += 1;
     }
@@ -95,10 +125,11 @@ impl Outstanding {
     pub(super) fn take(&mut self, correlation: u32) -> Option<Sent> {
         let place = self.place(u64::from(correlation));
         let slot = &mut self.slots[place];
-        if slot.correlation != correlation {
+        if slot.correlation != correlation || slot.is_free() {
             return None;
         }
-        let sent = slot.sent.take()?;
+        let sent = slot.sent();
+        slot.count = 0;
         self.count -= 1;
         if self.count == 0 {
             // From the first place on: a load of bursts stays in the caches.
@@ -106,7 +137,7 @@ impl Outstanding {
             self.oldest = self.next;
             return Some(sent);
         }
-        while self.oldest < self.next && self.slots[self.place(self.oldest)].sent.is_none() {
+        while self.oldest < self.next && self.slots[self.place(self.oldest)].is_free() {
             self.oldest += 1;
         }
         Some(sent)
@@ -135,6 +166,19 @@ mod tests {
             assert_eq!(outstanding.take(id), None);
         }
         assert!(outstanding.is_empty() && outstanding.take(8).is_none() && outstanding.take(0).is_none());
+    }
+
+    #[test]
+    fn a_request_is_what_it_was_when_it_is_answered_and_was_made_no_later() {
+        for (late_by, told) in [(0, 0), (77, 77), (5_000_000_000, u64::from(u32::MAX))] {
+            for kind in [Kind::Add, Kind::Del, Kind::Ping] {
+                let mut outstanding = Outstanding::new(1, 1);
+                let sent =
+                    Sent { at: 1 << 50, made_at: (1 << 50) + late_by, first: u64::MAX, count: 32_768, kind };
+                outstanding.push(sent);
+                assert_eq!(outstanding.take(1), Some(Sent { made_at: sent.at + told, ..sent }));
+            }
+        }
     }
 
     #[test]

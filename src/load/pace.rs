@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+/// Connections whose bursts would begin within so many ns are due together: whoever makes a load shares its machine with
+/// the server, and waking up for each of them costs both as much as dozens of requests.
+const ROUND: u64 = 250_000;
+
 /// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst: a
 /// logic node that pushes thousands of messages a second does not write them one by one either. Where the server is slower
 /// than the rate the schedule does not wait for it: latency counts from when a request was due, so that a server that
@@ -14,13 +18,17 @@ pub(super) struct Pace {
     interval: f64,
     /// Requests in a burst.
     burst: u64,
-    /// How many were made.
+    /// Bursts that were made.
+    bursts: u64,
+    /// Requests that were made of the one that is next.
     made: u64,
+    /// When that one is due, in ns since the load began.
+    due_at: u64,
 }
 
 impl Pace {
     /// The schedule of connection `connection` of `connections` that make `per_second` requests together, evenly spread,
-    /// from `from` on; those that fall into the time `every` are one burst.
+    /// from `from` on; those that fall into the time `every` are one burst, and bursts begin where a [`ROUND`] does.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -31,7 +39,9 @@ impl Pace {
         let apart = 1e9 * connections as f64 / per_second;
         let burst = (every.as_nanos() as f64 / apart).max(1.0) as u64;
         let interval = apart * burst as f64;
-        Pace { first: from as f64 + interval * connection as f64 / connections as f64, interval, burst, made: 0 }
+        let after = (interval * connection as f64 / connections as f64) as u64;
+        let first = (from + after - after % ROUND) as f64;
+        Pace { first, interval, burst, bursts: 0, made: 0, due_at: first as u64 }
     }
 
     /// How many are due together.
@@ -40,14 +50,8 @@ impl Pace {
     }
 
     /// When the next is due, in ns since the load began.
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "2^53 ns are a hundred days, and no time is negative"
-    )]
-    pub(super) fn next(&self) -> u64 {
-        (self.first + self.interval * (self.made / self.burst) as f64) as u64
+    pub(super) const fn next(&self) -> u64 {
+        self.due_at
     }
 
     /// From one burst to the next, in ns, rounded up: who looks too early would find nothing due.
@@ -57,15 +61,31 @@ impl Pace {
     }
 
     /// The next was made.
-    pub(super) const fn advance(&mut self) {
+    pub(super) fn advance(&mut self) {
         self.made += 1;
+        if self.made == self.burst {
+            self.begin_next();
+        }
     }
 
     /// What is left of the burst that is next will not be made; returns how many those are.
-    pub(super) const fn skip(&mut self) -> u64 {
-        let left = self.burst - self.made % self.burst;
-        self.made += left;
+    pub(super) fn skip(&mut self) -> u64 {
+        let left = self.burst - self.made;
+        self.begin_next();
         left
+    }
+
+    /// Computed once a burst: a load asks for each request when it is due.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "2^53 ns are a hundred days, and no time is negative"
+    )]
+    fn begin_next(&mut self) {
+        self.bursts += 1;
+        self.made = 0;
+        self.due_at = (self.first + self.interval * self.bursts as f64) as u64;
     }
 }
 
@@ -86,6 +106,32 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn connections_whose_bursts_begin_in_the_same_round_make_them_together() {
+        // 64 connections with a burst every 4 ms each: one after the other they would be 62.5 us apart.
+        let due = |burst: u32| -> Vec<u64> {
+            let next = |connection| {
+                let mut pace = Pace::new(7, 64_000.0, Duration::from_millis(4), connection, 64);
+                (0..burst).for_each(|_| assert_eq!(pace.skip(), 4));
+                pace.next()
+            };
+            (0..64).map(next).collect()
+        };
+        for burst in 0..3 {
+            let together: Vec<u64> = (0..64).map(|n| 7 + u64::from(burst) * 4_000_000 + n / 4 * ROUND).collect();
+            assert_eq!(due(burst), together);
+        }
+    }
+
+    #[test]
+    fn what_is_left_of_a_burst_can_be_skipped() {
+        let mut pace = Pace::new(0, 1_000.0, Duration::from_millis(4), 0, 1);
+        pace.advance();
+        assert_eq!((pace.skip(), pace.next()), (3, 4_000_000));
+        (0..4).for_each(|_| pace.advance());
+        assert_eq!((pace.next(), pace.skip(), pace.next()), (8_000_000, 4, 12_000_000));
     }
 
     #[test]

@@ -19,6 +19,13 @@ pub(super) struct Plan {
     pub(super) live: Live,
 }
 
+impl Plan {
+    /// Whether every frame has one message, without a client: then it is made in one piece.
+    pub(super) const fn is_plain(&self) -> bool {
+        self.ids_per_frame == 1 && !self.ids.with_clients()
+    }
+}
+
 /// What one connection has done and seen.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {

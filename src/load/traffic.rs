@@ -195,8 +195,13 @@ impl Traffic {
         let (ids, connection) = (self.plan.ids, self.connection);
         let numbers = self.next_add..self.next_add + most.min(self.plan.ids_per_frame);
         let correlation = self.outstanding.next_correlation();
-        let messages = numbers.clone().map(|number| ids.message(connection, number));
-        wire::put_add(out, correlation, self.plan.ack_timeout_ticks, ids.with_clients(), messages);
+        if self.plan.is_plain() {
+            let id = ids.message(connection, numbers.start).msg_id;
+            wire::put_single_add(out, correlation, self.plan.ack_timeout_ticks, id);
+        } else {
+            let messages = numbers.clone().map(|number| ids.message(connection, number));
+            wire::put_add(out, correlation, self.plan.ack_timeout_ticks, ids.with_clients(), messages);
+        }
         self.remember(at, numbers.start, length(&numbers), Kind::Add);
         self.next_add = numbers.end;
         true
@@ -204,13 +209,21 @@ impl Traffic {
 
     /// Deletes those of a frame's messages, up to `end`, that are to be acknowledged; perhaps none.
     fn del(&mut self, at: u64, end: u64, out: &mut Vec<u8>) -> bool {
-        let (ids, connection) = (self.plan.ids, self.connection);
+        let (ids, connection, window, added) = (self.plan.ids, self.connection, self.window, self.next_add);
         let numbers = self.next_del..end.min(self.next_del + self.plan.ids_per_frame);
         let correlation = self.outstanding.next_correlation();
-        let scattered = numbers.clone().map(|nth| acknowledged(nth, self.window, self.next_add));
-        let acked = scattered.filter(|number| ids.is_acked(connection, *number));
-        let messages = acked.map(|number| ids.message(connection, number));
-        let count = wire::put_del(out, correlation, ids.with_clients(), messages);
+        let scattered = numbers.clone().map(|nth| acknowledged(nth, window, added));
+        let mut acked = scattered.filter(|number| ids.is_acked(connection, *number));
+        let count = if self.plan.is_plain() {
+            let number = acked.next();
+            if let Some(number) = number {
+                wire::put_single_del(out, correlation, ids.message(connection, number).msg_id);
+            }
+            u32::from(number.is_some())
+        } else {
+            let messages = acked.map(|number| ids.message(connection, number));
+            wire::put_del(out, correlation, ids.with_clients(), messages)
+        };
         if count > 0 {
             self.remember(at, numbers.start, count, Kind::Del);
         }

@@ -4,7 +4,7 @@
 //! only the requests that it makes and the answers that it hopes for. Whatever is not exactly that goes through
 //! [`Codec`](crate::protocol::Codec), which can say what it is.
 
-use crate::core::message::Message;
+use crate::core::message::{Message, MsgId};
 use crate::protocol::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, FrameType, HEAD_LENGTH};
 
 /// Bytes of the length, which it does not count.
@@ -67,6 +67,30 @@ pub(super) fn put_del(
         out.truncate(start);
     }
     count
+}
+
+/// Appends an AddNewMsg of one message without a client, in one piece.
+pub(super) fn put_single_add(out: &mut Vec<u8>, correlation: u32, ack_timeout_ticks: u16, id: MsgId) {
+    const LENGTH: usize = HEAD_LENGTH + ADD_FIELDS + 8;
+    let mut frame = [0; LENGTH];
+    frame[..8].copy_from_slice(&head(FrameType::AddNewMsg, 0, LENGTH).to_be_bytes());
+    frame[8..12].copy_from_slice(&correlation.to_be_bytes());
+    frame[12..14].copy_from_slice(&ack_timeout_ticks.to_be_bytes());
+    frame[14] = ATTEMPT;
+    frame[16..20].copy_from_slice(&1_u32.to_be_bytes());
+    frame[20..].copy_from_slice(&id.0.to_be_bytes());
+    out.extend_from_slice(&frame);
+}
+
+/// Appends a DelMsg of one message without a client, in one piece.
+pub(super) fn put_single_del(out: &mut Vec<u8>, correlation: u32, id: MsgId) {
+    const LENGTH: usize = HEAD_LENGTH + DEL_FIELDS + 8;
+    let mut frame = [0; LENGTH];
+    frame[..8].copy_from_slice(&head(FrameType::DelMsg, 0, LENGTH).to_be_bytes());
+    frame[8..12].copy_from_slice(&correlation.to_be_bytes());
+    frame[12..16].copy_from_slice(&1_u32.to_be_bytes());
+    frame[16..].copy_from_slice(&id.0.to_be_bytes());
+    out.extend_from_slice(&frame);
 }
 
 /// Appends ids and clients to a frame whose fixed part is there, and fills in what depends on how many they are.
@@ -206,6 +230,13 @@ mod tests {
             assert_eq!(put_del(&mut out, 9, with_clients, messages.iter().copied()), count);
             assert_eq!(out[6..], encoded(9, Body::DelMsg(DelMsg { messages, withdraw: false })));
         }
+        let message = Message::new(0x0102_0304_0506_0708, 0);
+        let (mut single, mut one_of_many) = (Vec::new(), Vec::new());
+        put_single_add(&mut single, 7, 3, message.msg_id);
+        put_single_del(&mut single, 9, message.msg_id);
+        put_add(&mut one_of_many, 7, 3, false, std::iter::once(message));
+        put_del(&mut one_of_many, 9, false, std::iter::once(message));
+        assert_eq!(single, one_of_many);
         let mut out = Vec::new();
         assert_eq!((put_del(&mut out, 9, false, std::iter::empty()), out.len()), (0, 0));
         for length in [8, 16, 64] {
