@@ -130,20 +130,29 @@ fn whoever_has_its_answers_and_stays_is_not_said_to_miss_them() {
 }
 
 #[test]
-fn sigint_drains_too_and_a_second_signal_ends_at_once() {
-    let mut sidecar = Sidecar::start(&[]);
-    sidecar.signal(Signal::INT);
-    assert_eq!(sidecar.exit().code(), Some(0));
-    assert_names(&sidecar.log().text(), &["SIGINT", "drained"]);
+fn sigint_and_sighup_drain_too_and_a_second_signal_ends_at_once() {
+    for (signal, name) in [(Signal::INT, "SIGINT"), (Signal::HUP, "SIGHUP")] {
+        let mut sidecar = Sidecar::start(&[]);
+        sidecar.signal(signal);
+        assert_eq!(sidecar.exit().code(), Some(0));
+        assert_names(&sidecar.log().text(), &[name, "drained"]);
+    }
 
     let mut sidecar = Sidecar::start(&[]);
     let _subscriber = sidecar.connect().subscribed("default");
     sidecar.connect().ask(&frames::add(&[1], 0, 1)).added();
     sidecar.signal(Signal::TERM);
+    let begun = Instant::now();
     wait_until("it drains", || sidecar.get("/readyz").0 == 503);
+    // What comes within a second is the same stop: `timeout` signals its child, and then its group.
+    sidecar.signal(Signal::INT);
+    sidecar.signal(Signal::TERM);
+    wait_until("it drains for longer than that", || begun.elapsed() > Duration::from_millis(1_500));
+    assert_eq!(sidecar.get("/readyz").0, 503);
     let again = Instant::now();
     sidecar.signal(Signal::TERM);
     assert_eq!(sidecar.exit().code(), Some(1));
+    assert_names(&sidecar.log().text(), &["SIGTERM ended the drain"]);
     assert!(again.elapsed() < Duration::from_secs(3), "took {:?}", again.elapsed());
 }
 

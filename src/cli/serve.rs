@@ -1,7 +1,9 @@
 //! `serve`: check, build, announce, serve, drain.
 
+use std::future::pending;
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueHint};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -30,7 +32,8 @@ const OTHER_FILES: u64 = 64;
 /// comes before the environment, that before the file, that before the default. A DURATION is written 200ms, 3s, 5m
 /// or 24h.
 ///
-/// SIGTERM drains: new messages are refused, what is in flight is handed out (or kept with --state), exit 0 within 10 s.
+/// SIGTERM, SIGINT and SIGHUP drain: new messages are refused, what is in flight is handed out (or kept with --state),
+/// exit 0 within 10 s.
 #[derive(Args, Debug)]
 pub(super) struct Serve {
     /// TOML file with settings; examples/ackwheel.toml has every key with its default [default: none]
@@ -107,7 +110,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
         }
     }
     // Before anything is announced, so that whoever saw the announcement can signal.
-    let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let mut stops = Stops::heed()?;
     // Heeded by nobody: a file that may not grow any more (ulimit -f, LimitFSIZE) is an error where it is written, and
     // not the end of the process with what is in flight.
     let _file_too_large = on(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?;
@@ -121,31 +124,78 @@ async fn serve(config: Config) -> Result<(), Failure> {
     };
     let sidecar = tokio::select! {
         started = Sidecar::start(config) => started.map_err(not_started)?,
-        _ = terminate.recv() => return went("SIGTERM"),
-        _ = interrupt.recv() => return went("SIGINT"),
+        signal = stops.next() => return went(signal),
     };
     let socket = socket.as_ref().map(|path| display(path.display()));
     info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), socket, name = sidecar.name(), "listening");
     manager.ready(&format!("listening on {}, admin on {}", sidecar.address(), sidecar.admin_address())).await;
     let health = sidecar.health();
     tokio::select! {
-        _ = terminate.recv() => info!("SIGTERM"),
-        _ = interrupt.recv() => info!("SIGINT"),
+        signal = stops.next() => info!("{signal}"),
         never = manager.watch(|| health.stalled()) => match never {},
     }
     // At the same time: a manager that does not listen must not hold the drain up.
     let going = async { tokio::join!(manager.stopping("draining: new messages are refused"), sidecar.drain()).1 };
     tokio::select! {
         drained = going => drained.map_err(Failure::run),
-        _ = terminate.recv() => Err(ended_by("SIGTERM")),
-        _ = interrupt.recv() => Err(ended_by("SIGINT")),
+        signal = stops.again() => Err(Failure::Run(format!(
+            "{signal} ended the drain, before what was in flight could be kept or handed out"
+        ))),
     }
 }
 
-fn ended_by(signal: &str) -> Failure {
-    Failure::Run(format!(
-        "a second {signal} ended the drain, before what was in flight could be kept or handed out"
-    ))
+/// For how long after a signal others mean the same: a process manager sends one to the process and then to its group,
+/// a terminal sends one beside that of whoever started the process.
+const SAME_STOP: Duration = Duration::from_secs(1);
+
+/// The signals that end a sidecar.
+struct Stops {
+    terminate: Signal,
+    interrupt: Signal,
+    /// The terminal is gone; heeded unless whoever started the process wants it ignored, as nohup does.
+    hangup: Option<Signal>,
+}
+
+impl Stops {
+    fn heed() -> Result<Stops, Failure> {
+        let hangup = if hangup_is_ignored() { None } else { Some(on(SignalKind::hangup())?) };
+        Ok(Stops { terminate: on(SignalKind::terminate())?, interrupt: on(SignalKind::interrupt())?, hangup })
+    }
+
+    /// The next one.
+    async fn next(&mut self) -> &'static str {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(signal) => signal.recv().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = hangup => "SIGHUP",
+        }
+    }
+
+    /// The next one that does not mean the same as the first.
+    async fn again(&mut self) -> &'static str {
+        let same = tokio::time::sleep(SAME_STOP);
+        tokio::pin!(same);
+        loop {
+            tokio::select! {
+                () = &mut same => return self.next().await,
+                _ = self.next() => {}
+            }
+        }
+    }
+}
+
+/// Whether this process was started with SIGHUP ignored. Where the system does not say, it was not.
+fn hangup_is_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & 1 << (rustix::process::Signal::HUP.as_raw() - 1) != 0)
 }
 
 /// Whoever started this process and wants to be told how it does.
@@ -180,7 +230,7 @@ fn filter(text: &str) -> Result<EnvFilter, Failure> {
     };
     // A word that is no level counts as the name of a module, and then nothing else is logged.
     let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
-    let is_known = |word: &str| word.contains(['=', '[', ':']) || is_level(word);
+    let is_known = |word: &str| word.contains(['=', '[']) || is_level(word);
     if let Some(word) = text.split(',').map(str::trim).find(|word| !is_known(word)) {
         return Err(wrong(&format_args!("{word:?} is no level")));
     }
