@@ -21,6 +21,11 @@ fn assert_refused(flags: &[&str], words: &[&str]) {
 #[test]
 fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
     assert_refused(&["--slots", "0"], &["0 slots", "15 is usual"]);
+    assert_refused(&["--store", "redis://127.0.0.1:1/?db=3"], &["\"db\"", "redis://USER:PASSWORD@HOST:PORT/DB"]);
+    assert_refused(
+        &["--log", "ackwheel:debug"],
+        &["ackwheel:debug", "is no level", "info,ackwheel::server=debug"],
+    );
     assert_refused(&["--slots", "3601"], &["3601", "3600"]);
     assert_refused(&["--slots", "many"], &["many", "--slots"]);
     assert_refused(&["--tick", "0s"], &["--tick"]);
@@ -148,6 +153,7 @@ fn a_file_with_an_unknown_key_or_a_wrong_value_is_refused_by_name() {
         ("tick = \"soon\"\n", &["tick", "soon"]),
         ("tick = 1\n", &["(tick)", "such as \"15s\""]),
         ("max_in_flight = 9\n", &["max-in-flight is meant"]),
+        ("state = \"\"\n", &["--state is empty", "leave it out"]),
         ("slots = \n", &["line 1"]),
         ("slots = 5\nstor = \"redis://:secret@h:1\"\n", &["stor", "line 2", "store"]),
         ("store = \"redis://:secret@h:1\n", &["line 1"]),

@@ -133,8 +133,8 @@ impl Settings {
             drain_timeout,
             threads: self.threads()?,
             warnings,
-            socket: self.socket,
-            state_file: self.state,
+            socket: a_path("--socket", self.socket)?,
+            state_file: a_path("--state", self.state)?,
         })
     }
 
@@ -226,6 +226,16 @@ fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
             Err(ConfigError(format!("{flag} {text:?} cannot be resolved ({error}): {FORM}")))
         }
         _ => Err(ConfigError(format!("{flag} {text:?} is not an address: {FORM}"))),
+    }
+}
+
+/// A path that is not empty, as flags and the environment refuse one, too.
+fn a_path(flag: &str, given: Option<PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
+    match given {
+        Some(path) if path.as_os_str().is_empty() => {
+            Err(ConfigError(format!("{flag} is empty: write the path of a file, or leave it out")))
+        }
+        given => Ok(given),
     }
 }
 

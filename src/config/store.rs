@@ -89,6 +89,24 @@ pub fn without_password(url: &str) -> String {
     if scheme.is_empty() { shown } else { format!("{scheme}://{shown}") }
 }
 
+/// What a URL says behind `?` and nobody reads is a mistake: above all the database, which is the path.
+fn refuse_unknown_parameters(url: &str) -> Result<(), ConfigError> {
+    let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
+    let parameters = parameters.split('#').next().unwrap_or_default();
+    let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
+    let known: &[&str] = if is_socket { &["db", "user", "pass", "protocol"] } else { &["protocol"] };
+    let names = parameters.split('&').filter(|parameter| !parameter.is_empty());
+    match names.map(|parameter| parameter.split('=').next().unwrap_or_default()).find(|name| !known.contains(name))
+    {
+        None => Ok(()),
+        Some(name) => Err(ConfigError(format!(
+            "--store {:?} says {name:?} behind the `?`, which nobody reads there: write redis://USER:PASSWORD@HOST:PORT/DB, \
+             or redis+unix:///PATH/OF/SOCKET?db=DB",
+            without_password(url)
+        ))),
+    }
+}
+
 impl Settings {
     pub(super) fn store(&self, wheel: Wheel) -> Result<StoreKind, ConfigError> {
         match self.store.as_deref().unwrap_or("memory") {
@@ -114,6 +132,7 @@ impl Settings {
                         without_password(url)
                     )));
                 }
+                refuse_unknown_parameters(url)?;
                 self.shared(url, wheel).map(StoreKind::Redis)
             }
         }
