@@ -65,17 +65,17 @@ pub fn waking(length: Duration) -> (f64, f64) {
 pub fn taken(length: Duration) -> (f64, f64) {
     let look = || {
         let begun = Instant::now();
-        let (mut last, mut lost, mut longest) = (begun, Duration::ZERO, Duration::ZERO);
+        let (mut last, mut taken, mut longest) = (begun, Duration::ZERO, Duration::ZERO);
         while last - begun < length {
             let now = Instant::now();
             let step = now - last;
             if step >= GAP {
-                lost += step;
+                taken += step;
                 longest = longest.max(step);
             }
             last = now;
         }
-        (lost.as_secs_f64() / (last - begun).as_secs_f64() * 1e3, longest.as_secs_f64() * 1e6)
+        (taken.as_secs_f64() / (last - begun).as_secs_f64() * 1e3, longest.as_secs_f64() * 1e6)
     };
     thread::scope(|scope| {
         let processors = thread::available_parallelism().map_or(1, usize::from);
