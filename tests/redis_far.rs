@@ -63,6 +63,27 @@ fn deleting_many_groups_holds_up_no_subscribe_of_others() {
     drop(subscribe());
 }
 
+/// Of one group only the first needs the store, and those of others do not wait for it.
+#[test]
+fn many_subscribe_at_the_same_time() {
+    const EACH: usize = 20;
+    let redis = Redis::start();
+    let sidecar = far_from(&redis);
+    let named = |number| if number < EACH { String::from("default") } else { format!("group-{number}") };
+    let mut connections: Vec<_> = (0..2 * EACH).map(|number| (named(number), sidecar.connect())).collect();
+    let asked = Instant::now();
+    for (group, connection) in &mut connections {
+        connection.request(&frames::subscribe(group, 100, 0));
+    }
+    for (group, connection) in &mut connections {
+        assert_eq!(connection.next_answer().kind, frames::SUBSCRIBED, "{group}");
+    }
+    // One after the other they would need a way for each.
+    let elapsed = asked.elapsed();
+    assert!(elapsed < WAY * 10, "{elapsed:?} for {} of them", connections.len());
+    assert_eq!(sidecar.metrics().count("subscribers{group=\"default\"}"), EACH as u64);
+}
+
 #[test]
 fn a_long_way_and_a_clock_that_is_set_stop_no_ring() {
     let redis = Redis::with_clock(Clock::Offset(0));

@@ -197,7 +197,7 @@ impl GroupTask {
     /// Ends the task after its last member, unless another has joined meanwhile.
     async fn ended(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
-        let _membership = shared.membership.lock().await;
+        let _membership = shared.memberships.lock(&self.name).await;
         if !self.commands.is_empty() {
             return false;
         }

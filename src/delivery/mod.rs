@@ -5,6 +5,7 @@
 //! hands them to members, and settles or releases them.
 
 mod group;
+mod membership;
 mod tending;
 
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ use crate::core::group::GroupName;
 use crate::core::outbox::{Backlog, Opening, Outbox, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::metrics::Metrics;
+use membership::Memberships;
 
 /// How often a drain looks whether all groups are left.
 const DESERTED_POLL: Duration = Duration::from_millis(5);
@@ -55,8 +57,7 @@ struct Shared {
     metrics: Arc<Metrics>,
     redeliver_after: Duration,
     groups: Mutex<HashMap<GroupName, Handle>>,
-    /// Held while a group is opened and joined, or found empty and deleted: the two must not interleave.
-    membership: tokio::sync::Mutex<()>,
+    memberships: Memberships,
     next_member: AtomicU64,
     /// Part of the names of ephemeral groups.
     process: u32,
@@ -78,6 +79,7 @@ enum Command {
 }
 
 /// The group's end of the way to a subscriber.
+#[derive(Clone)]
 struct Sink {
     batches: mpsc::UnboundedSender<Delivered>,
     /// Messages on the way.
@@ -125,7 +127,7 @@ impl Delivery {
             metrics,
             redeliver_after,
             groups: Mutex::default(),
-            membership: tokio::sync::Mutex::default(),
+            memberships: Memberships::new(),
             next_member: AtomicU64::new(1),
             process: random_number(),
         });
@@ -148,13 +150,11 @@ impl Delivery {
         let group = request.group.unwrap_or_else(|| GroupName::made_up(self.shared.process, member.0));
         let start = if request.ephemeral { Start::End } else { request.start };
         let opening = Opening { start, ephemeral: request.ephemeral };
-        let _membership = self.shared.membership.lock().await;
-        let created = self.shared.open_group(&group, opening).await?;
         let (sender, batches) = mpsc::unbounded_channel();
         let queued = Arc::new(AtomicU64::new(0));
         let sink = Sink { batches: sender, queued: Arc::clone(&queued) };
-        let join = Command::Join { member, credit: request.credit, sink };
-        let commands = self.shared.tell_or_spawn(&group, join);
+        let join = || Command::Join { member, credit: request.credit, sink: sink.clone() };
+        let (created, commands) = self.shared.join(&group, opening, join).await?;
         Ok(Subscription { group, created, batches, queued, member, commands, shared: Arc::clone(&self.shared) })
     }
 
@@ -171,7 +171,7 @@ impl Delivery {
             ));
         }
         let _membership = loop {
-            let membership = self.shared.membership.lock().await;
+            let membership = self.shared.memberships.lock(group).await;
             match self.shared.groups.lock().get(group).map(|handle| handle.members) {
                 None => break membership,
                 Some(0) => {}
@@ -231,6 +231,38 @@ impl Delivery {
 }
 
 impl Shared {
+    /// Has a subscriber join a group, which is opened if nobody here attends it; returns whether it is new, and the way to
+    /// its task.
+    async fn join(
+        self: &Arc<Self>,
+        group: &GroupName,
+        opening: Opening,
+        join: impl Fn() -> Command,
+    ) -> Result<(bool, mpsc::UnboundedSender<Command>), Refusal> {
+        if let Some(commands) = self.join_attended(group, &join) {
+            return Ok((false, commands));
+        }
+        let _membership = self.memberships.lock(group).await;
+        // Whoever had the lock before may have opened it.
+        if let Some(commands) = self.join_attended(group, &join) {
+            return Ok((false, commands));
+        }
+        let created = self.open_group(group, opening).await?;
+        Ok((created, self.tell_or_spawn(group, join())))
+    }
+
+    /// The same, if the group has a subscriber here: then it is open, stays so, and the store need not be asked. A handle
+    /// without members is of a group that is about to be left.
+    fn join_attended(
+        &self,
+        group: &GroupName,
+        join: impl Fn() -> Command,
+    ) -> Option<mpsc::UnboundedSender<Command>> {
+        let mut groups = self.groups.lock();
+        let handle = groups.get_mut(group).filter(|handle| handle.members > 0)?;
+        Some(handle.admit(join()))
+    }
+
     /// Opens a group in all rings, or, as far as that can be, in none. The membership is locked.
     async fn open_group(&self, group: &GroupName, opening: Opening) -> Result<bool, Refusal> {
         let opened = self.outbox.open_group(group, opening, self.clock.now()).await;
@@ -253,10 +285,17 @@ impl Shared {
             tokio::spawn(task.run());
             Handle { commands, news, members: 0 }
         });
-        handle.members += 1;
-        // The task ends only under this lock, after it has found its queue empty.
-        let _ = handle.commands.send(join);
-        handle.commands.clone()
+        handle.admit(join)
+    }
+}
+
+impl Handle {
+    /// Counts a subscriber in, and tells the task of it.
+    fn admit(&mut self, join: Command) -> mpsc::UnboundedSender<Command> {
+        self.members += 1;
+        // The task ends only when it has found its queue empty, and while nobody can join.
+        let _ = self.commands.send(join);
+        self.commands.clone()
     }
 }
 

@@ -61,10 +61,11 @@ struct Shared {
     told: RwLock<Vec<Tell>>,
     /// The groups with a subscriber here, as of when the outbox was last looked after; none before the first time.
     attended: watch::Sender<Option<Vec<GroupName>>>,
-    /// The groups that were opened here and not left, and whether they are ephemeral. The lock is held until Redis
-    /// has answered, so that the beat does not tell of a group that is just being left; and no longer, since the
-    /// beat waits for it.
-    joined: tokio::sync::Mutex<BTreeMap<GroupName, bool>>,
+    /// The groups that were opened here and not left, and whether they are ephemeral. Who opens, leaves or deletes one reads
+    /// it until Redis has answered, and no longer; what they do with the same group comes one after the other. The beat
+    /// writes, so that it tells neither of a group that is just being left, nor that one is not here which is just being
+    /// opened.
+    joined: tokio::sync::RwLock<Mutex<BTreeMap<GroupName, bool>>>,
     hands: Hands,
     sidecars: Mutex<Sidecars>,
     /// What became of the last beat, and who was found dead by it.
@@ -86,7 +87,7 @@ impl RedisOutbox {
             lease,
             told: RwLock::default(),
             attended: watch::Sender::default(),
-            joined: tokio::sync::Mutex::default(),
+            joined: tokio::sync::RwLock::default(),
             hands: Hands::default(),
             sidecars: Mutex::default(),
             beaten: Mutex::new(Ok(Vec::new())),
@@ -190,16 +191,16 @@ impl Shared {
     }
 
     async fn open_group(&self, group: GroupName, opening: Opening) -> Result<bool, Refusal> {
-        let mut joined = self.joined.lock().await;
+        let joined = self.joined.read().await;
         let (is_new, ephemeral) = self.calls.open_group(&group, opening).await?;
-        joined.insert(group, ephemeral);
+        joined.lock().insert(group, ephemeral);
         Ok(is_new)
     }
 
     /// Where Redis does not answer, the next beat does the same.
     async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
-        let mut joined = self.joined.lock().await;
-        joined.remove(group);
+        let joined = self.joined.read().await;
+        joined.lock().remove(group);
         self.hands.drop(group);
         let mut more = self.calls.leave_group(group).await?;
         drop(joined);
@@ -210,9 +211,9 @@ impl Shared {
     }
 
     async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
-        let mut joined = self.joined.lock().await;
+        let joined = self.joined.read().await;
         let deleted = self.calls.delete_group(group).await?;
-        joined.remove(group);
+        joined.lock().remove(group);
         self.hands.drop(group);
         Ok(deleted)
     }

@@ -37,9 +37,9 @@ impl Shared {
     /// Tells that this sidecar lives; returns which others are dead.
     async fn beat(&self) -> Result<Vec<Beats>, Refusal> {
         let attended = self.attended.borrow().clone().unwrap_or_default();
-        let joined = self.joined.lock().await;
+        let mut joined = self.joined.write().await;
         let session = self.calls.link.session()?.number;
-        let groups = joined.iter().map(|(group, ephemeral)| Joined {
+        let groups = joined.get_mut().iter().map(|(group, ephemeral)| Joined {
             group,
             ephemeral: *ephemeral,
             attended: attended.contains(group),
@@ -109,7 +109,7 @@ impl Shared {
 
     /// Leaves nothing of this sidecar behind. From when the lock is held nothing beats: a beat would bring it back.
     pub(super) async fn depart(&self, beating: &AbortHandle) -> Result<(), Refusal> {
-        let _joined = self.joined.lock().await;
+        let _joined = self.joined.write().await;
         beating.abort();
         while self.calls.depart().await?.is_some_and(|burial| burial.more) {}
         Ok(())
@@ -121,9 +121,9 @@ impl Shared {
             dropped.ids += step.ids;
             dropped.batches += step.batches;
             if !step.groups.is_empty() {
-                let mut joined = self.joined.lock().await;
+                let mut joined = self.joined.write().await;
                 for group in step.groups {
-                    joined.remove(&group);
+                    joined.get_mut().remove(&group);
                     self.hands.drop(&group);
                     dropped.groups.push(group);
                 }
