@@ -84,6 +84,15 @@ impl Store for MemoryStore {
 
     fn close(&self, moment: Moment) -> Reply<String> {
         let Some(state_file) = &self.ring.state_file else {
+            let messages = self.ring.in_flight.load(Ordering::Relaxed) + self.ring.expiry.lock().unpublished();
+            if messages > 0 {
+                error!(
+                    messages,
+                    "the drain ended before all that was in flight was handed out, and nobody is told of these messages: give \
+                     it more time (--drain-timeout) or keep the wheel with --state, and have the logic nodes add again what \
+                     they wait for"
+                );
+            }
             return Reply::ok(String::from("the wheel of a memory store without --state ends with the process"));
         };
         let saved = Saved::of(&self.ring, &self.outbox, moment);
