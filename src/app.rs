@@ -227,7 +227,7 @@ impl Sidecar {
             ),
             Err(_) => error!(
                 "a ring could not be drained in time: in Redis it stays, but in memory what is not handed out yet ends \
-                 with the process; keep it with --state, or give the drain more time (--drain-timeout)"
+                 with the process; keep it with --state, or give the drain all of its 8 s (--drain-timeout)"
             ),
         }
         // Its ticker has not given the lease up.

@@ -21,7 +21,9 @@ fn assert_refused(flags: &[&str], words: &[&str]) {
 #[test]
 fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
     assert_refused(&["--slots", "0"], &["0 slots", "15 is usual"]);
-    assert_refused(&["--store", "redis://127.0.0.1:1/?db=3"], &["\"db\"", "redis://USER:PASSWORD@HOST:PORT/DB"]);
+    assert_refused(&["--store", "redis://127.0.0.1:1/?db=3"], &["\"db=3\"", "redis://USER:PASSWORD@HOST:PORT/DB"]);
+    assert_refused(&["--store", "redis://127.0.0.1:1?auth=se"], &["127.0.0.1:1?auth=***", "\"auth=***\""]);
+    assert_refused(&["--store", "redis://me:?1secret@h:1/0"], &["redis://me:***@h:1/0"]);
     assert_refused(
         &["--log", "ackwheel:debug"],
         &["ackwheel:debug", "is no level", "info,ackwheel::server=debug"],

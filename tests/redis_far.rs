@@ -78,9 +78,9 @@ fn many_subscribe_at_the_same_time() {
     for (group, connection) in &mut connections {
         assert_eq!(connection.next_answer().kind, frames::SUBSCRIBED, "{group}");
     }
-    // One after the other they would need a way for each.
+    // One after the other, those of groups alone would need twice the way for each.
     let elapsed = asked.elapsed();
-    assert!(elapsed < WAY * 10, "{elapsed:?} for {} of them", connections.len());
+    assert!(elapsed < WAY * 25, "{elapsed:?} for {} of them", connections.len());
     assert_eq!(sidecar.metrics().count("subscribers{group=\"default\"}"), EACH as u64);
 }
 

@@ -1,5 +1,6 @@
 //! Which store, and what belongs to a shared one alone.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -83,10 +84,20 @@ pub fn without_password(url: &str) -> String {
     let mut mark = '?';
     for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
         shown.push(mark);
-        shown.push_str(if parameter.starts_with("pass") { "pass=***" } else { parameter });
+        shown.push_str(&shown_parameter(parameter));
         mark = '&';
     }
     if scheme.is_empty() { shown } else { format!("{scheme}://{shown}") }
+}
+
+/// A parameter as it may be told: what has no name that is read may be a password, or a part of one.
+fn shown_parameter(parameter: &str) -> Cow<'_, str> {
+    let is_word = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'_');
+    match parameter.split_once('=') {
+        Some(("db" | "protocol" | "user", _)) => Cow::Borrowed(parameter),
+        Some((name, _)) if is_word(name) => Cow::Owned(format!("{name}=***")),
+        _ => Cow::Borrowed("***"),
+    }
 }
 
 /// What a URL says behind `?` and nobody reads is a mistake: above all the database, which is the path.
@@ -95,14 +106,14 @@ fn refuse_unknown_parameters(url: &str) -> Result<(), ConfigError> {
     let parameters = parameters.split('#').next().unwrap_or_default();
     let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
     let known: &[&str] = if is_socket { &["db", "user", "pass", "protocol"] } else { &["protocol"] };
-    let names = parameters.split('&').filter(|parameter| !parameter.is_empty());
-    match names.map(|parameter| parameter.split('=').next().unwrap_or_default()).find(|name| !known.contains(name))
-    {
+    let is_known = |parameter: &&str| known.contains(&parameter.split('=').next().unwrap_or_default());
+    match parameters.split('&').filter(|parameter| !parameter.is_empty()).find(|parameter| !is_known(parameter)) {
         None => Ok(()),
-        Some(name) => Err(ConfigError(format!(
-            "--store {:?} says {name:?} behind the `?`, which nobody reads there: write redis://USER:PASSWORD@HOST:PORT/DB, \
-             or redis+unix:///PATH/OF/SOCKET?db=DB",
-            without_password(url)
+        Some(parameter) => Err(ConfigError(format!(
+            "--store {:?} says {:?} behind the `?`, which nobody reads there: write redis://USER:PASSWORD@HOST:PORT/DB, or \
+             redis+unix:///PATH/OF/SOCKET?db=DB; a `?` in a password is written %3F",
+            without_password(url),
+            shown_parameter(parameter)
         ))),
     }
 }
@@ -290,6 +301,8 @@ mod tests {
             ("redis://:se:c@ret@here/1?protocol=resp3", "redis://:***@here/1?protocol=resp3"),
             ("redis://:sec/ret@here", "redis://:***@here"),
             ("redis+unix:///run/redis?db=1&pass=secret&user=x", "redis+unix:///run/redis?db=1&pass=***&user=x"),
+            ("redis://here:6379?auth=secret", "redis://here:6379?auth=***"),
+            ("redis://here:6379?secret", "redis://here:6379?***"),
             ("me:secret@here", "me:***@here"),
         ] {
             assert_eq!(without_password(url), shown);

@@ -22,7 +22,9 @@ impl HeldThread {
     /// When the process has no such thread, and gets none.
     pub fn hold(process: u32, name: &str) -> Option<HeldThread> {
         // A thread bears its name once it has begun to run, and on a busy machine that may be later than it is there.
-        let thread = wait_for("the thread runs", || find(process, name));
+        // One that sleeps holds no lock that others wait for; while it runs it might, and would hold them too.
+        let thread =
+            wait_for("the thread sleeps", || find(process, name).filter(|thread| sleeps(process, *thread)));
         if let Err(error) = ptrace::seize(thread, ptrace::Options::empty()) {
             eprintln!("this system lets nobody hold a thread ({error}): what follows from it is not tested");
             return None;
@@ -43,6 +45,12 @@ fn find(process: u32, name: &str) -> Option<Pid> {
     let task = tasks.filter_map(Result::ok).find(is_named)?;
     let id = task.file_name().into_string().expect("an id is ASCII");
     Some(Pid::from_raw(id.parse().expect("a task is named by its id")))
+}
+
+fn sleeps(process: u32, thread: Pid) -> bool {
+    // Behind the name, which stands in brackets and may have any in it.
+    let stat = fs::read_to_string(format!("/proc/{process}/task/{thread}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('S'))
 }
 
 impl Drop for HeldThread {

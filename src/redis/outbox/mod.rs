@@ -64,7 +64,7 @@ struct Shared {
     /// The groups that were opened here and not left, and whether they are ephemeral. Who opens, leaves or deletes one reads
     /// it until Redis has answered, and no longer; what they do with the same group comes one after the other. The beat
     /// writes, so that it tells neither of a group that is just being left, nor that one is not here which is just being
-    /// opened.
+    /// opened; and so does who drops groups that nobody attends.
     joined: tokio::sync::RwLock<Mutex<BTreeMap<GroupName, bool>>>,
     hands: Hands,
     sidecars: Mutex<Sidecars>,

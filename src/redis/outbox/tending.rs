@@ -117,17 +117,17 @@ impl Shared {
 
     async fn keep_bounds(&self, attended: &[GroupName], dropped: &mut Dropped) -> Result<(), Refusal> {
         loop {
+            // Who opens a group in this moment does so before it, or makes anew what it dropped.
+            let mut joined = self.joined.write().await;
             let (step, more) = self.calls.tend(self.retention, attended).await?;
             dropped.ids += step.ids;
             dropped.batches += step.batches;
-            if !step.groups.is_empty() {
-                let mut joined = self.joined.write().await;
-                for group in step.groups {
-                    joined.get_mut().remove(&group);
-                    self.hands.drop(&group);
-                    dropped.groups.push(group);
-                }
+            for group in step.groups {
+                joined.get_mut().remove(&group);
+                self.hands.drop(&group);
+                dropped.groups.push(group);
             }
+            drop(joined);
             if !more {
                 return Ok(());
             }
