@@ -21,6 +21,7 @@ use crate::admin::{self, Health};
 use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::config::{Config, StoreKind};
+use crate::core::outbox::GroupBacklog;
 use crate::core::outboxes::Outboxes;
 use crate::core::refusal::Refusal;
 use crate::core::ring::Handover;
@@ -184,7 +185,8 @@ impl Sidecar {
         server.drain();
         info!("draining: new messages are refused");
         // Before anything is waited for: where others could lead, one of them does from here on.
-        if self.drain_rings(deadline).await == Handover::HandedOut {
+        let handover = self.drain_rings(deadline).await;
+        if handover == Handover::HandedOut {
             self.wait_for_subscribers(deadline).await;
         }
         // Clients that have not seen GoAway yet still get their answers.
@@ -193,6 +195,9 @@ impl Sidecar {
         end_all(&mut self.ticking).await;
         server.close(CLOSE_PATIENCE).await;
         self.delivery.deserted(LEAVE_PATIENCE).await;
+        if handover == Handover::HandedOut {
+            self.tell_what_is_left().await;
+        }
         end_all(&mut self.tasks).await;
         let last = (begun + STORE_PATIENCE.1).min(self.clock.now() + STORE_PATIENCE.0);
         let closing = self.store.close(self.clock.moment());
@@ -227,40 +232,49 @@ impl Sidecar {
             ),
             Err(_) => error!(
                 "a ring could not be drained in time: in Redis it stays, but in memory what is not handed out yet ends \
-                 with the process; keep it with --state, or give the drain all of its 8 s (--drain-timeout)"
+                 with the process; keep it with --state, or leave --drain-timeout as long as it can be"
             ),
         }
         // Its ticker has not given the lease up.
         if let Err(refusal) = seat.lease.release(self.clock.now()).await {
             warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
         }
-        drained.ok().and_then(Result::ok).unwrap_or(Handover::Kept)
+        // What ends with the process is handed out as far as it came.
+        if seat.outbox.is_shared() { Handover::Kept } else { Handover::HandedOut }
     }
 
     /// Waits until every group with a subscriber has acknowledged everything.
     async fn wait_for_subscribers(&self, deadline: Instant) {
-        loop {
-            let backlog = match self.delivery.backlog().await {
-                Ok(backlog) => backlog,
-                Err(refusal) => {
-                    return warn!(%refusal, "the outbox cannot be asked what is left, and is not waited for: Redis keeps it for the other sidecars");
-                }
-            };
-            let left: Vec<_> = backlog.groups.iter().filter(|of| of.batches > 0).collect();
-            let waits = left.iter().any(|of| self.delivery.subscribers(&of.group) > 0);
-            if !waits || self.clock.now() >= deadline {
-                for of in left {
-                    error!(
-                        group = %of.group,
-                        batches = of.batches,
-                        "this group did not acknowledge its last batches, and they end with the process, unless a state \
-                         file with room for them keeps them: subscribe before the sidecar stops, or keep the \
-                         wheel with --state"
-                    );
-                }
+        while self.clock.now() < deadline {
+            let left = self.left().await;
+            if !left.iter().any(|of| self.delivery.subscribers(&of.group) > 0) {
                 return;
             }
             tokio::time::sleep(DRAIN_POLL).await;
+        }
+    }
+
+    /// Says what no one will acknowledge any more.
+    async fn tell_what_is_left(&self) {
+        for of in self.left().await {
+            error!(
+                group = %of.group,
+                batches = of.batches,
+                "this group did not acknowledge its last batches, and they end with the process, unless a state \
+                 file with room for them keeps them: subscribe before the sidecar stops, or keep the \
+                 wheel with --state"
+            );
+        }
+    }
+
+    /// The groups that have not acknowledged everything.
+    async fn left(&self) -> Vec<GroupBacklog> {
+        match self.delivery.backlog().await {
+            Ok(backlog) => backlog.groups.into_iter().filter(|of| of.batches > 0).collect(),
+            Err(refusal) => {
+                warn!(%refusal, "the outbox cannot be asked what is left, and is not waited for: Redis keeps it for the other sidecars");
+                Vec::new()
+            }
         }
     }
 }

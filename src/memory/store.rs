@@ -84,15 +84,13 @@ impl Store for MemoryStore {
 
     fn close(&self, moment: Moment) -> Reply<String> {
         let Some(state_file) = &self.ring.state_file else {
-            let in_flight = self.ring.in_flight.load(Ordering::Relaxed) + self.ring.expiry.lock().unpublished();
-            let in_outbox = self.outbox.queue.lock().ids;
-            if in_flight + in_outbox > 0 {
+            let messages = self.ring.in_flight.load(Ordering::Relaxed) + self.ring.expiry.lock().unpublished();
+            if messages > 0 {
                 error!(
-                    in_flight,
-                    in_outbox,
-                    "messages end with the process: of those in flight nobody is told, and those in the outbox some group has \
-                     not acknowledged; keep the wheel with --state, give the drain all of its 8 s (--drain-timeout), and have \
-                     the logic nodes add again what they wait for"
+                    messages,
+                    "the drain ended before all that was in flight was handed out, and nobody is told of these messages: \
+                     keep the wheel with --state, or leave --drain-timeout as long as it can be, and have the logic nodes \
+                     add again what they wait for"
                 );
             }
             return Reply::ok(String::from("the wheel of a memory store without --state ends with the process"));
