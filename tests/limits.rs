@@ -90,6 +90,30 @@ fn the_acks_of_a_subscriber_that_does_not_read_are_heard() {
     assert_eq!((sidecar.metrics().acked("acked"), sidecar.metrics().refusals("slow_reader")), (1, 0));
 }
 
+/// Batches are overdue again and again before two ping intervals are over: that is no reason to cut it off.
+#[test]
+fn what_a_subscriber_does_not_read_does_not_pile_up_while_it_is_overdue() {
+    let flags = ["--tick", "100ms", "--slots", "150", "--max-queued-bytes", "300000", "--redeliver-after", "300ms"];
+    let sidecar = Sidecar::start(&flags);
+    let credit = u32::try_from(MESSAGES).unwrap();
+    let paused = with_a_small_buffer(sidecar.listen);
+    let mut paused = paused.subscribed_with(&frames::subscribe("default", credit, 0));
+    add_many(sidecar.listen);
+    wait_until("all time out", || sidecar.metrics().count("messages_timed_out_total") == MESSAGES);
+    sidecar.wait_for_pointer(sidecar.pointer() + 20);
+    // The kernel's buffers hold fewer than all of them, and the way there no more than its credit.
+    let handed = sidecar.metrics().count("batches_delivered_total");
+    assert!(handed <= 2 * MESSAGES.div_ceil(4_096) + 20, "{handed} batches were handed out");
+
+    let mut settled = BTreeMap::new();
+    while settled.values().sum::<usize>() < usize::try_from(MESSAGES).unwrap() {
+        let batch = paused.batch();
+        paused.ask(&frames::batch_ack(&[batch.id]));
+        settled.insert(batch.id, batch.messages.len());
+    }
+    assert_eq!((sidecar.metrics().refusals("slow_reader"), sidecar.subscribers()), (0, 1));
+}
+
 #[test]
 fn a_subscriber_that_reads_slowly_but_steadily_is_not_cut_off() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "20", "--max-queued-bytes", "100000"]);

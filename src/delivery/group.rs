@@ -139,20 +139,17 @@ impl GroupTask {
         Ok(())
     }
 
+    /// A member that does not read has it in its name all the same, so that it is overdue some day, and others get it.
     fn hand(&mut self, delivery: Delivered, member: MemberId) {
         let batch = &delivery.batch;
         self.dispatch.hand(batch.id, batch.messages.len() as u64, member, self.shared.clock.alive());
+        let Some((sink, _)) = self.sinks.get(&member).filter(|(sink, credit)| sink.has_room(*credit)) else { return };
         self.shared.metrics.batches_delivered.inc();
         if delivery.delivery_count > 1 {
             self.shared.metrics.batches_redelivered.inc();
         }
         debug!(group = %self.name, batch = %batch.id, delivery = delivery.delivery_count, "handed out");
-        if let Some((sink, credit)) = self.sinks.get(&member)
-            && !sink.send(delivery, *credit)
-        {
-            // Its end sees that this one is gone, and leaves.
-            self.sinks.remove(&member);
-        }
+        sink.send(delivery);
     }
 
     /// Carries out a command; returns whether the last member has left.

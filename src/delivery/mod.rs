@@ -87,15 +87,16 @@ struct Sink {
 }
 
 impl Sink {
-    /// Sends a batch, unless the subscriber takes nothing out: then what is handed to it for the second time
-    /// would pile up. Returns whether it was sent; a subscriber that has just gone says so by itself.
-    fn send(&self, delivery: Delivered, credit: u64) -> bool {
-        let ids = delivery.batch.messages.len() as u64;
-        if self.queued.fetch_add(ids, Ordering::Relaxed) > credit {
-            return false;
-        }
+    /// Whether there is room for a batch on the way to a subscriber with this credit. There is none while it takes nothing
+    /// out: what is handed to it for the second time would pile up.
+    fn has_room(&self, credit: u64) -> bool {
+        self.queued.load(Ordering::Relaxed) <= credit
+    }
+
+    /// Sends a batch; a subscriber that has just gone says so by itself.
+    fn send(&self, delivery: Delivered) {
+        self.queued.fetch_add(delivery.batch.messages.len() as u64, Ordering::Relaxed);
         let _ = self.batches.send(delivery);
-        true
     }
 }
 
@@ -306,8 +307,7 @@ fn random_number() -> u32 {
 }
 
 impl Subscription {
-    /// The next batch handed out. `None` if the subscriber has let so many overdue batches pile up that it gets
-    /// no more. Cancel-safe.
+    /// The next batch handed out. `None` once nobody hands out any more, since the process ends. Cancel-safe.
     pub async fn next(&mut self) -> Option<Delivered> {
         let delivery = self.batches.recv().await?;
         self.queued.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);

@@ -24,7 +24,7 @@ use tracing::{Span, debug};
 use super::bursts;
 use super::pending::Pending;
 use super::stream::Stream;
-use super::watching::{first_patience, not_read};
+use super::watching::first_patience;
 use super::wire::{Event, READ_SIZE, Wire};
 use super::{DRAIN_GRACE, Phase, Shared};
 use crate::core::answers::Answers;
@@ -219,10 +219,9 @@ impl Session {
             event = self.wire.progress(reading) => self.wire_moved(event),
             () = poll_fn(|context| self.answers.poll(context, &mut self.answered)) => self.send_answered(),
             Some(done) = self.pending.next(), if !self.pending.is_empty() => self.finish(done),
-            batch = next_batch(&mut self.subscription), if room_for_batches => match batch {
-                Some((correlation, delivery)) => self.send_batch(correlation, &delivery),
-                None => self.refuse(0, &not_read(self.shared.options.ping_interval * 2)),
-            },
+            Some((correlation, delivery)) = next_batch(&mut self.subscription), if room_for_batches => {
+                self.send_batch(correlation, &delivery);
+            }
             () = self.gate.asked() => self.read_waiting().await,
             changed = self.phase.changed(), if self.is_listening() => match changed {
                 Ok(()) if *self.phase.borrow() != Phase::Closed => self.phase_changed(),

@@ -79,7 +79,7 @@ pub(super) fn first_patience(interval: Duration) -> Duration {
     interval / 8 + interval * 7 / 8 * part / u32::from(u16::MAX)
 }
 
-pub(super) fn not_read(interval: Duration) -> Refusal {
+fn not_read(interval: Duration) -> Refusal {
     let text =
         format!("what was sent was not read for {interval:?} or longer: read answers while sending requests");
     Refusal::new(Reason::SlowReader, text)
