@@ -106,6 +106,7 @@ impl Sidecar {
             ticking.push(thread.spawn(async move { ticker.run(Alarm::precise()).await }.instrument(span)));
             tickers.push(handle);
         }
+        let certificate = config.certificate.map(Arc::new);
         let health = Arc::new(Health {
             name: name.clone(),
             store: Arc::clone(&store),
@@ -113,13 +114,14 @@ impl Sidecar {
             metrics: Arc::clone(&metrics),
             clock: Arc::clone(&clock),
             tickers: tickers.clone(),
+            certificate: certificate.clone(),
             draining: false.into(),
             scrapes: tokio::sync::Mutex::default(),
         });
         let shared = Arc::new(server::Shared {
             options: config.server,
             token: config.token,
-            tls: config.tls,
+            certificate,
             store: Arc::clone(&store),
             rings: Arc::new(Rings::new(store.seats())),
             delivery: Arc::clone(&delivery),

@@ -33,6 +33,7 @@
 //! | [`ticker`] | where time moves: the only caller of advance |
 //! | [`delivery`] | from the outbox to subscribers |
 //! | [`server`], [`admin`] | the two doors |
+//! | [`certificate`] | what the first of them speaks TLS with |
 //! | [`metrics`] | every metric, once |
 //! | [`systemd`] | what a service manager wants to hear: ready, alive, going |
 //! | [`load`] | many requests a second over the real protocol, each answer checked: `ackwheel bench` |
@@ -48,6 +49,8 @@ pub mod admin;
 pub mod alarm;
 #[cfg(feature = "sidecar")]
 pub mod app;
+#[cfg(feature = "sidecar")]
+pub mod certificate;
 #[cfg(feature = "sidecar")]
 pub mod cli;
 #[cfg(feature = "client")]

@@ -84,8 +84,9 @@ fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
 fn beyond_loopback_a_token_is_needed_or_a_word_that_none_is() {
     for address in ["0.0.0.0:0", "[::]:0"] {
         assert_refused(&["--listen", address], &[address, "--token-file", "127.0.0.1", "--insecure"]);
-        let insecure = ["--listen", address, "--insecure"];
-        assert_eq!(check(&insecure).output(), "the configuration is right\n");
+        let insecure = check(&["--listen", address, "--insecure"]);
+        assert_eq!((insecure.code, insecure.stdout.as_str()), (0, "the configuration is right\n"));
+        assert_names(&insecure.stderr, &["--insecure", address, "anyone"]);
     }
     assert_refused(&["--listen", "here"], &["here", "HOST:PORT"]);
     let folder = tempfile::tempdir().unwrap();

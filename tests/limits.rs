@@ -93,7 +93,8 @@ fn the_acks_of_a_subscriber_that_does_not_read_are_heard() {
 /// Batches are overdue again and again before two ping intervals are over: that is no reason to cut it off.
 #[test]
 fn what_a_subscriber_does_not_read_does_not_pile_up_while_it_is_overdue() {
-    let flags = ["--tick", "100ms", "--slots", "150", "--max-queued-bytes", "300000", "--redeliver-after", "300ms"];
+    let flags =
+        ["--tick", "100ms", "--slots", "150", "--max-queued-bytes", "300000", "--redeliver-after", "300ms"];
     let sidecar = Sidecar::start(&flags);
     let credit = u32::try_from(MESSAGES).unwrap();
     let paused = with_a_small_buffer(sidecar.listen);

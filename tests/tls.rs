@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use tempfile::TempDir;
 
 use crate::support::frames::{self, ACKED};
@@ -33,8 +33,14 @@ impl Authority {
 
     /// Writes a server's certificate and key, `age` seconds newer than whatever stood there.
     fn certify(&self, files: &Files, age: u64) {
+        self.certify_for(files, age, (2000, 4000));
+    }
+
+    /// The same, valid from the first day of a year to that of another.
+    fn certify_for(&self, files: &Files, age: u64, (from, to): (i32, i32)) {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![String::from("127.0.0.1")]).unwrap();
+        let mut params = CertificateParams::new(vec![String::from("127.0.0.1")]).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(from, 1, 1), date_time_ymd(to, 1, 1));
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         fs::write(&files.certificate, certificate.pem()).unwrap();
         fs::write(&files.key, key.serialize_pem()).unwrap();
@@ -165,6 +171,47 @@ fn a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not() {
     fs::write(&files.certificate, "no certificate").unwrap();
     assert_eq!(add(&sidecar, &second_trust.map(String::as_str)).output(), "101 rearmed\n");
     assert!(sidecar.log().line("the old one stays").is_some());
+}
+
+/// 2000-01-01, 2500-01-01 and 3000-01-01, in seconds since 1970 (`date -ud 2500-01-01 +%s`).
+const YEAR_2000: u64 = 946_684_800;
+const YEAR_2500: u64 = 16_725_225_600;
+const YEAR_3000: u64 = 32_503_680_000;
+
+#[test]
+fn a_scrape_says_when_the_certificate_runs_out_and_sees_that_it_was_renewed() {
+    let expiry = |sidecar: &Sidecar| sidecar.metrics().count("tls_certificate_expiry_timestamp_seconds");
+    assert_eq!(expiry(&Sidecar::start(&[])), 0, "there is none");
+    let (files, authority) = (Files::new(), Authority::new());
+    authority.certify_for(&files, 0, (2000, 2500));
+    let sidecar = serve(&files);
+    assert_eq!(expiry(&sidecar), YEAR_2500);
+    authority.certify_for(&files, 10, (2000, 3000));
+    assert_eq!(expiry(&sidecar), YEAR_3000, "nobody has connected since");
+    fs::write(&files.certificate, "no certificate").unwrap();
+    assert_eq!(expiry(&sidecar), YEAR_3000, "the old one stays");
+}
+
+#[test]
+fn a_certificate_whose_time_is_not_now_is_named_before_clients_refuse_it() {
+    let (files, authority) = (Files::new(), Authority::new());
+    let trusted = files.authority("ca.pem", &authority);
+    for (years, says, clients_say) in
+        [((1999, 2000), "ran out on", "run out"), ((2500, 3000), "is valid from", "not valid yet")]
+    {
+        authority.certify_for(&files, 0, years);
+        let check = Run::of(program(&["serve", "--check-config"]).args(files.flags()));
+        assert_eq!((check.code, check.stdout.as_str()), (0, "the configuration is right\n"));
+        assert_names(&check.stderr, &["--tls-cert", "cert.pem", says]);
+        let sidecar = serve(&files);
+        assert!(sidecar.log().line(says).is_some(), "{}", sidecar.log().text());
+        let refused = add(&sidecar, &["--tls-ca", trusted.to_str().unwrap()]);
+        assert_names(refused.error(1), &["certificate", clients_say]);
+    }
+    let sidecar = serve(&files);
+    authority.certify_for(&files, 10, (1999, 2000));
+    assert_eq!(sidecar.metrics().count("tls_certificate_expiry_timestamp_seconds"), YEAR_2000);
+    assert!(sidecar.log().line("ran out on").is_some(), "{}", sidecar.log().text());
 }
 
 #[test]

@@ -20,6 +20,7 @@ use tracing::{debug, warn};
 use self::connections::Connections;
 pub use self::connections::MAX_CONNECTIONS;
 use self::status::{GroupReport, RingReport, StatusReport};
+use crate::certificate::Certificate;
 use crate::clock::Clock;
 use crate::core::alive::BEAT;
 use crate::core::outbox::GroupBacklog;
@@ -45,6 +46,8 @@ pub struct Health {
     pub clock: Arc<Clock>,
     /// The tickers, in the order of the rings.
     pub tickers: Vec<TickerHandle>,
+    /// The certificate of the TCP listener, if it has one.
+    pub certificate: Option<Arc<Certificate>>,
     /// Whether the sidecar is going.
     pub draining: AtomicBool,
     /// Held while the gauges are made anew and read.
@@ -162,6 +165,8 @@ impl Health {
             None => {}
         }
         self.metrics.store_up.set(i64::from(is_up));
+        let expiry = self.certificate.as_ref().and_then(|certificate| certificate.expiry());
+        self.metrics.certificate_expiry.set(expiry.unwrap_or_default());
         let led: Vec<RingStatus> = statuses.into_iter().flatten().filter(|status| status.leads).collect();
         self.metrics.show_rings(&led);
         let backlog = merge_backlogs(backlogs.into_iter().flatten().collect());

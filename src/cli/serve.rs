@@ -66,8 +66,8 @@ impl Serve {
         let filter = filter(log.as_deref().unwrap_or("info"))?;
         let strangers = origin::strangers();
         if self.check_config {
-            for stranger in strangers {
-                writeln!(stderr(), "ackwheel: {stranger}")?;
+            for warning in strangers.iter().chain(&config.warnings) {
+                writeln!(stderr(), "ackwheel: {warning}")?;
             }
             return Ok(writeln!(stdout(), "the configuration is right")?);
         }

@@ -77,6 +77,12 @@ mod with_tls {
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 String::from("none of those who are trusted vouches for it")
             }
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                String::from("it has run out: renew it there")
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                String::from("it is not valid yet: are the clocks right, here and there?")
+            }
             CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => String::from(
                 "it is that of an authority; one that vouches for itself needs basicConstraints CA:FALSE",
             ),

@@ -14,11 +14,12 @@ use std::time::Duration;
 pub use settings::{LogFormat, Settings};
 pub use store::{SharedStore, StoreKind, without_password};
 
+use crate::certificate::Certificate;
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
 use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
-use crate::server::{ServerOptions, TlsSource, TokenSource};
+use crate::server::{ServerOptions, TokenSource};
 
 /// A setting, or a combination of settings, that cannot be.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +54,7 @@ pub struct Config {
     /// Who may come in.
     pub token: TokenSource,
     /// The certificate of the TCP listener.
-    pub tls: Option<TlsSource>,
+    pub certificate: Option<Certificate>,
     /// Limits of connections.
     pub server: ServerOptions,
     /// Time that a drain may take.
@@ -90,9 +91,9 @@ impl Settings {
             self.tick.unwrap_or(Wheel::default().tick_length()),
         )
         .map_err(|error| ConfigError(format!("--slots and --tick: {error}")))?;
-        let (token, tls) = (self.token()?, self.tls()?);
-        let mut warnings = Vec::new();
-        if !listen.ip().is_loopback() && !token.is_required() && tls.is_none() {
+        let (token, certificate) = (self.token()?, self.certificate()?);
+        let mut warnings: Vec<String> = certificate.iter().filter_map(Certificate::untimely).collect();
+        if !listen.ip().is_loopback() && !token.is_required() && certificate.is_none() {
             if self.insecure != Some(true) {
                 return Err(ConfigError(format!(
                     "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file \
@@ -128,7 +129,7 @@ impl Settings {
             redeliver_after: positive("--redeliver-after", self.redeliver_after, 30)?,
             max_in_flight: at_least_one("--max-in-flight", self.max_in_flight, 4_000_000)?,
             token,
-            tls,
+            certificate,
             server: self.server(wheel)?,
             drain_timeout,
             threads: self.threads()?,
@@ -165,10 +166,10 @@ impl Settings {
             .map_err(|error| ConfigError(format!("--token-file {}: {error}", path.display())))
     }
 
-    fn tls(&self) -> Result<Option<TlsSource>, ConfigError> {
+    fn certificate(&self) -> Result<Option<Certificate>, ConfigError> {
         match (&self.tls_cert, &self.tls_key) {
             (None, None) => Ok(None),
-            (Some(certificate), Some(key)) => TlsSource::files(certificate.clone(), key.clone())
+            (Some(certificate), Some(key)) => Certificate::files(certificate.clone(), key.clone())
                 .map(Some)
                 .map_err(|error| ConfigError(format!("--tls-cert and --tls-key: {error}"))),
             _ => Err(ConfigError(String::from("--tls-cert and --tls-key belong together: give both, or neither"))),

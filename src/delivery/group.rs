@@ -143,7 +143,9 @@ impl GroupTask {
     fn hand(&mut self, delivery: Delivered, member: MemberId) {
         let batch = &delivery.batch;
         self.dispatch.hand(batch.id, batch.messages.len() as u64, member, self.shared.clock.alive());
-        let Some((sink, _)) = self.sinks.get(&member).filter(|(sink, credit)| sink.has_room(*credit)) else { return };
+        let Some((sink, _)) = self.sinks.get(&member).filter(|(sink, credit)| sink.has_room(*credit)) else {
+            return;
+        };
         self.shared.metrics.batches_delivered.inc();
         if delivery.delivery_count > 1 {
             self.shared.metrics.batches_redelivered.inc();

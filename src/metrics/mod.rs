@@ -113,6 +113,7 @@ pub struct Metrics {
     pub connections: IntGauge,
     pub max_connections: IntGauge,
     pub connections_opened: IntCounter,
+    pub certificate_expiry: IntGauge,
     frames: Vec<IntCounter>,
     refusals: Vec<IntCounter>,
     pub held_acks: IntGauge,
@@ -147,13 +148,11 @@ impl Metrics {
         Metrics {
             messages_in_flight: make.gauge("messages_in_flight", "Messages neither acknowledged nor timed out."),
             messages_added: make.counter("messages_added_total", "Messages taken into flight, without re-arms."),
-            messages_rearmed: make
-                .counter("messages_rearmed_total", "Messages that were in flight when added again."),
+            messages_rearmed: make.counter("messages_rearmed_total", "Messages in flight when added again."),
             messages_acked: DelOutcome::ALL.map(|outcome| acked.with_label_values(&[outcome.as_str()])),
             messages_timed_out: make
                 .counter("messages_timed_out_total", "Messages that nobody acknowledged in time."),
-            messages_drained: make
-                .counter("messages_drained_total", "Messages handed out early because of a drain."),
+            messages_drained: make.counter("messages_drained_total", "Messages handed out early by a drain."),
             ack_latency: make
                 .latencies("ack_latency_seconds", "Time from AddNewMsg to DelMsg, late ones included."),
             timeout_lateness: make.latencies(
@@ -183,6 +182,8 @@ impl Metrics {
             connections: make.gauge("connections", "Open connections."),
             max_connections: make.gauge("max_connections", "The most connections accepted."),
             connections_opened: make.counter("connections_opened_total", "Connections accepted."),
+            certificate_expiry: make
+                .gauge("tls_certificate_expiry_timestamp_seconds", "When --tls-cert runs out; 0 without one."),
             frames: FrameType::ALL.iter().map(|kind| frames.with_label_values(&[kind.as_str()])).collect(),
             refusals: Reason::ALL.iter().map(|reason| refusals.with_label_values(&[reason.as_str()])).collect(),
             held_acks: make.gauge("held_acks", "DelMsg messages held while the store is away."),

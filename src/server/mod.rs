@@ -6,7 +6,6 @@ mod reading;
 mod requests;
 mod session;
 mod stream;
-mod tls;
 mod token;
 mod watching;
 mod wire;
@@ -23,11 +22,11 @@ use tokio_util::task::TaskTracker;
 use tracing::field::Empty;
 use tracing::{Instrument, debug, info_span, warn};
 
-pub use tls::TlsSource;
 pub use token::TokenSource;
 pub use token::token_in;
 
 use self::stream::Stream;
+use crate::certificate::Certificate;
 use crate::clock::Clock;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::rings::Rings;
@@ -68,7 +67,7 @@ pub struct Shared {
     /// Who may come in.
     pub token: TokenSource,
     /// The certificate of the TCP listener; it speaks plainly without one.
-    pub tls: Option<TlsSource>,
+    pub certificate: Option<Arc<Certificate>>,
     /// Where the wheel lives: its kind, for Hello, and whether it answers.
     pub store: Arc<dyn Store>,
     /// The wheel.
@@ -243,7 +242,7 @@ impl Acceptor {
         crate::protocol::Codec::default().encode_frame(&frame, &mut bytes);
         // Best effort: the peer also sees that the connection is closed.
         let told = match accepted {
-            Accepted::Tcp(_) if self.shared.tls.is_some() => return,
+            Accepted::Tcp(_) if self.shared.certificate.is_some() => return,
             Accepted::Tcp(stream) => stream.try_write(&bytes),
             Accepted::Unix(stream) => stream.try_write(&bytes),
         };
@@ -273,8 +272,8 @@ impl Shared {
             Accepted::Unix(stream) => return Some(Stream::Unix(stream)),
             Accepted::Tcp(stream) => stream,
         };
-        let Some(tls) = &self.tls else { return Some(Stream::Tcp(tcp)) };
-        let handshake = tls.acceptor().accept(tcp);
+        let Some(certificate) = &self.certificate else { return Some(Stream::Tcp(tcp)) };
+        let handshake = certificate.acceptor().accept(tcp);
         match tokio::time::timeout(self.options.hello_timeout, handshake).await {
             Ok(Ok(stream)) => return Some(Stream::Tls(Box::new(stream))),
             // A probe of the port says nothing.

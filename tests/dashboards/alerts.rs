@@ -15,7 +15,7 @@ use crate::support::sidecar::Sidecar;
 use crate::support::{wait_for, wait_until};
 
 /// The alerts, by the names that routes and silences hold.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 17] = [
     "AckwheelDown",
     "AckwheelRestarting",
     "AckwheelNoLeader",
@@ -30,6 +30,7 @@ pub const NAMES: [&str; 16] = [
     "AckwheelRedisErrors",
     "AckwheelRefusesAdds",
     "AckwheelClientsRefused",
+    "AckwheelCertificateExpires",
     "AckwheelNearBounds",
     "AckwheelStateLost",
 ];

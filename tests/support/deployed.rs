@@ -18,5 +18,6 @@ pub fn assert_right(arguments: &[&str], environment: &BTreeMap<String, String>) 
         assert!(known, "{variable} is no setting of ackwheel serve");
     }
     let run = Run::of(program(arguments).arg("--check-config").envs(environment));
-    assert_eq!(run.output(), "the configuration is right\n", "{arguments:?} {environment:?}");
+    let said = (run.code, run.stdout.as_str());
+    assert_eq!(said, (0, "the configuration is right\n"), "{arguments:?} {environment:?}: {run:?}");
 }
