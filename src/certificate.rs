@@ -27,6 +27,8 @@ pub struct Certificate {
 #[derive(Debug)]
 struct Read {
     pair: Pair,
+    /// Whether it was said of this one that its time is not now.
+    told: bool,
     modified: [Option<SystemTime>; 2],
 }
 
@@ -48,7 +50,9 @@ impl Certificate {
     pub fn files(chain: PathBuf, key: PathBuf) -> io::Result<Certificate> {
         let modified = [modified(&chain), modified(&key)];
         let pair = read(&chain, &key)?;
-        Ok(Certificate { chain, key, read: Mutex::new(Read { pair, modified }) })
+        // Whoever starts with it says so of this one.
+        let told = pair.untimely(&chain).is_some();
+        Ok(Certificate { chain, key, read: Mutex::new(Read { pair, told, modified }) })
     }
 
     /// Who shakes hands with the files' present content.
@@ -69,7 +73,7 @@ impl Certificate {
         self.read.lock().pair.untimely(&self.chain)
     }
 
-    /// Reads the files again if they have changed.
+    /// Reads the files again if they have changed, and says once if the time of the certificate is not now.
     fn look(&self) -> MutexGuard<'_, Read> {
         let mut current = self.read.lock();
         let modified = [modified(&self.chain), modified(&self.key)];
@@ -78,10 +82,7 @@ impl Certificate {
             match read(&self.chain, &self.key) {
                 Ok(pair) => {
                     info!(certificate = %self.chain.display(), "the certificate has changed and was read again");
-                    if let Some(untimely) = pair.untimely(&self.chain) {
-                        warn!("{untimely}");
-                    }
-                    current.pair = pair;
+                    (current.pair, current.told) = (pair, false);
                 }
                 // Perhaps only one of the two files was replaced so far.
                 Err(error) => warn!(
@@ -91,6 +92,11 @@ impl Certificate {
                 ),
             }
         }
+        let untimely = current.pair.untimely(&self.chain);
+        if let Some(untimely) = untimely.as_ref().filter(|_| !current.told) {
+            warn!("{untimely}");
+        }
+        current.told = untimely.is_some();
         current
     }
 }

@@ -94,7 +94,7 @@ fn the_acks_of_a_subscriber_that_does_not_read_are_heard() {
 #[test]
 fn what_a_subscriber_does_not_read_does_not_pile_up_while_it_is_overdue() {
     let flags =
-        ["--tick", "100ms", "--slots", "150", "--max-queued-bytes", "300000", "--redeliver-after", "300ms"];
+        ["--tick", "100ms", "--slots", "300", "--max-queued-bytes", "300000", "--redeliver-after", "300ms"];
     let sidecar = Sidecar::start(&flags);
     let credit = u32::try_from(MESSAGES).unwrap();
     let paused = with_a_small_buffer(sidecar.listen);
@@ -103,8 +103,10 @@ fn what_a_subscriber_does_not_read_does_not_pile_up_while_it_is_overdue() {
     wait_until("all time out", || sidecar.metrics().count("messages_timed_out_total") == MESSAGES);
     sidecar.wait_for_pointer(sidecar.pointer() + 20);
     // The kernel's buffers hold fewer than all of them, and the way there no more than its credit.
-    let handed = sidecar.metrics().count("batches_delivered_total");
+    let metrics = sidecar.metrics();
+    let handed = metrics.count("batches_delivered_total");
     assert!(handed <= 2 * MESSAGES.div_ceil(4_096) + 20, "{handed} batches were handed out");
+    assert!(metrics.count("batches_redelivered_total") > 0, "nothing was overdue");
 
     let mut settled = BTreeMap::new();
     while settled.values().sum::<usize>() < usize::try_from(MESSAGES).unwrap() {

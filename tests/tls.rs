@@ -11,7 +11,14 @@ use crate::support::frames::{self, ACKED};
 use crate::support::process::{Run, assert_names, program};
 use crate::support::redis::{Redis, free_port};
 use crate::support::sidecar::{self, Sidecar};
+use crate::support::wait_until;
 use crate::support::watch::Watch;
+
+/// The first days of years, in seconds since 1970 (`date -ud 2500-01-01 +%s`).
+const YEAR_1999: u64 = 915_148_800;
+const YEAR_2000: u64 = 946_684_800;
+const YEAR_2500: u64 = 16_725_225_600;
+const YEAR_3000: u64 = 32_503_680_000;
 
 /// Who vouches for servers.
 struct Authority {
@@ -33,14 +40,15 @@ impl Authority {
 
     /// Writes a server's certificate and key, `age` seconds newer than whatever stood there.
     fn certify(&self, files: &Files, age: u64) {
-        self.certify_for(files, age, (2000, 4000));
+        self.certify_for(files, age, (YEAR_2000, YEAR_3000));
     }
 
-    /// The same, valid from the first day of a year to that of another.
-    fn certify_for(&self, files: &Files, age: u64, (from, to): (i32, i32)) {
+    /// The same, valid from one time to another, in seconds since 1970.
+    fn certify_for(&self, files: &Files, age: u64, (from, to): (u64, u64)) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![String::from("127.0.0.1")]).unwrap();
-        (params.not_before, params.not_after) = (date_time_ymd(from, 1, 1), date_time_ymd(to, 1, 1));
+        let at = |seconds| date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
+        (params.not_before, params.not_after) = (at(from), at(to));
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         fs::write(&files.certificate, certificate.pem()).unwrap();
         fs::write(&files.key, key.serialize_pem()).unwrap();
@@ -173,20 +181,15 @@ fn a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not() {
     assert!(sidecar.log().line("the old one stays").is_some());
 }
 
-/// 2000-01-01, 2500-01-01 and 3000-01-01, in seconds since 1970 (`date -ud 2500-01-01 +%s`).
-const YEAR_2000: u64 = 946_684_800;
-const YEAR_2500: u64 = 16_725_225_600;
-const YEAR_3000: u64 = 32_503_680_000;
-
 #[test]
 fn a_scrape_says_when_the_certificate_runs_out_and_sees_that_it_was_renewed() {
     let expiry = |sidecar: &Sidecar| sidecar.metrics().count("tls_certificate_expiry_timestamp_seconds");
     assert_eq!(expiry(&Sidecar::start(&[])), 0, "there is none");
     let (files, authority) = (Files::new(), Authority::new());
-    authority.certify_for(&files, 0, (2000, 2500));
+    authority.certify_for(&files, 0, (YEAR_2000, YEAR_2500));
     let sidecar = serve(&files);
     assert_eq!(expiry(&sidecar), YEAR_2500);
-    authority.certify_for(&files, 10, (2000, 3000));
+    authority.certify_for(&files, 10, (YEAR_2000, YEAR_3000));
     assert_eq!(expiry(&sidecar), YEAR_3000, "nobody has connected since");
     fs::write(&files.certificate, "no certificate").unwrap();
     assert_eq!(expiry(&sidecar), YEAR_3000, "the old one stays");
@@ -196,9 +199,10 @@ fn a_scrape_says_when_the_certificate_runs_out_and_sees_that_it_was_renewed() {
 fn a_certificate_whose_time_is_not_now_is_named_before_clients_refuse_it() {
     let (files, authority) = (Files::new(), Authority::new());
     let trusted = files.authority("ca.pem", &authority);
-    for (years, says, clients_say) in
-        [((1999, 2000), "ran out on", "run out"), ((2500, 3000), "is valid from", "not valid yet")]
-    {
+    for (years, says, clients_say) in [
+        ((YEAR_1999, YEAR_2000), "ran out on", "run out"),
+        ((YEAR_2500, YEAR_3000), "is valid from", "not valid yet"),
+    ] {
         authority.certify_for(&files, 0, years);
         let check = Run::of(program(&["serve", "--check-config"]).args(files.flags()));
         assert_eq!((check.code, check.stdout.as_str()), (0, "the configuration is right\n"));
@@ -208,10 +212,31 @@ fn a_certificate_whose_time_is_not_now_is_named_before_clients_refuse_it() {
         let refused = add(&sidecar, &["--tls-ca", trusted.to_str().unwrap()]);
         assert_names(refused.error(1), &["certificate", clients_say]);
     }
+}
+
+#[test]
+fn a_certificate_that_runs_out_while_it_is_used_is_named_once() {
+    let (files, authority) = (Files::new(), Authority::new());
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    authority.certify_for(&files, 0, (YEAR_2000, now + 5));
     let sidecar = serve(&files);
-    authority.certify_for(&files, 10, (1999, 2000));
-    assert_eq!(sidecar.metrics().count("tls_certificate_expiry_timestamp_seconds"), YEAR_2000);
-    assert!(sidecar.log().line("ran out on").is_some(), "{}", sidecar.log().text());
+    let told = || sidecar.log().text().matches("ran out on").count();
+    wait_until("it is over", || {
+        sidecar.metrics();
+        told() > 0
+    });
+    assert!(SystemTime::now() > SystemTime::UNIX_EPOCH + Duration::from_secs(now + 5), "it was not over");
+    for (age, years, times) in [(10, (YEAR_1999, YEAR_2000), 2), (20, (YEAR_2000, YEAR_3000), 2)] {
+        authority.certify_for(&files, age, years);
+        let read_again = || sidecar.log().text().matches("has changed and was read again").count();
+        wait_until("the next was read", || {
+            sidecar.metrics();
+            read_again() as u64 == age / 10
+        });
+        wait_until("it was judged", || told() == times);
+        assert_eq!(sidecar.metrics().count("tls_certificate_expiry_timestamp_seconds"), years.1);
+    }
+    assert_eq!(told(), 2, "once for each that had run out");
 }
 
 #[test]

@@ -20,7 +20,8 @@
 //!
 //! 1. A batch known here is handed to exactly one member, or waits to be handed out again.
 //! 2. `out` of a member is the number of messages in the batches handed to it. A member gets a batch only
-//!    while `out < credit`, so it overshoots by at most one batch.
+//!    while `out < credit`, so it overshoots by at most one batch; and none while more than its credit is on the way to
+//!    it, unread.
 //! 3. Every batch has one alarm: when it is overdue, or when its delay is over. No batch can be forgotten.
 //! 4. What is lent is in nobody's hands here, and is at most [`MAX_LENT`] batches.
 
@@ -49,6 +50,16 @@ struct Member {
     id: MemberId,
     credit: u64,
     out: u64,
+    /// Of what it was handed, what it has not read.
+    unread: u64,
+}
+
+impl Member {
+    /// How many messages it would take now. Who does not read gets none: what is handed to it again, since it was overdue,
+    /// would pile up.
+    fn window(&self) -> u64 {
+        if self.unread > self.credit { 0 } else { self.credit.saturating_sub(self.out) }
+    }
 }
 
 #[derive(Debug)]
@@ -117,7 +128,7 @@ impl Dispatch {
 
     /// A subscriber joins with a window of `credit` messages.
     pub fn join(&mut self, id: MemberId, credit: u64) {
-        self.members.push(Member { id, credit, out: 0 });
+        self.members.push(Member { id, credit, out: 0, unread: 0 });
         // What all others passed by, it may want.
         let unheld = self.known.iter().filter(|(_, known)| known.holder.is_none() && !known.passed_by.is_empty());
         self.passed.extend(unheld.map(|(batch, _)| *batch));
@@ -144,10 +155,17 @@ impl Dispatch {
         Vec::new()
     }
 
+    /// So many messages are on their way to a member that it has not read.
+    pub fn has_unread(&mut self, id: MemberId, messages: u64) {
+        if let Some(member) = self.member(id) {
+            member.unread = messages;
+        }
+    }
+
     /// How many messages the members would take now: for the outbox's `take`.
     #[must_use]
     pub fn window(&self) -> u64 {
-        self.members.iter().map(|member| member.credit.saturating_sub(member.out)).sum()
+        self.members.iter().map(Member::window).sum()
     }
 
     /// Whose turn it is to get a new batch: members with room, in turns.
@@ -297,7 +315,7 @@ impl Dispatch {
         let count = self.members.len();
         (0..count).map(|step| (self.turn + step) % count).find(|position| {
             let member = &self.members[*position];
-            member.out < member.credit && !except.contains(&member.id)
+            member.window() > 0 && !except.contains(&member.id)
         })
     }
 
@@ -342,6 +360,20 @@ mod tests {
         dispatch.forget(batch(0));
         assert_eq!(dispatch.window(), 1, "9 of 10 are out with A");
         assert_eq!(dispatch.next_member(), Some(A));
+    }
+
+    #[test]
+    fn who_does_not_read_is_passed_over_until_it_does() {
+        let (mut dispatch, now) = group_of(&[(A, 10)]);
+        dispatch.hand(batch(0), 11, A, now);
+        dispatch.has_unread(A, 11);
+        let overdue = now + REDELIVER;
+        dispatch.ring_alarms(overdue);
+        assert_eq!((dispatch.window(), dispatch.next_again(&[])), (0, None), "it would have it twice, unread");
+        dispatch.join(B, 5);
+        assert_eq!((dispatch.window(), dispatch.next_again(&[])), (5, Some((batch(0), B))));
+        dispatch.has_unread(A, 0);
+        assert_eq!((dispatch.window(), dispatch.next_again(&[])), (15, Some((batch(0), A))));
     }
 
     #[test]

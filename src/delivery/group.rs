@@ -25,7 +25,7 @@ pub(super) struct GroupTask {
     commands: mpsc::UnboundedReceiver<Command>,
     news: Arc<Notify>,
     dispatch: Dispatch,
-    sinks: HashMap<MemberId, (Sink, u64)>,
+    sinks: HashMap<MemberId, Sink>,
     /// Whether the outbox may hold something that was not taken.
     may_take: bool,
     /// Whether the store refused the last time: that is told when it begins and when it is over.
@@ -93,6 +93,9 @@ impl GroupTask {
     /// refused does not hold up the rest.
     async fn hand_out(&mut self) -> Result<(), Refusal> {
         self.dispatch.ring_alarms(self.shared.clock.alive());
+        for (member, sink) in &self.sinks {
+            self.dispatch.has_unread(*member, sink.unread());
+        }
         let again = self.hand_out_again().await;
         let lent = self.lend().await;
         let new = self.hand_out_new().await;
@@ -139,19 +142,18 @@ impl GroupTask {
         Ok(())
     }
 
-    /// A member that does not read has it in its name all the same, so that it is overdue some day, and others get it.
     fn hand(&mut self, delivery: Delivered, member: MemberId) {
         let batch = &delivery.batch;
         self.dispatch.hand(batch.id, batch.messages.len() as u64, member, self.shared.clock.alive());
-        let Some((sink, _)) = self.sinks.get(&member).filter(|(sink, credit)| sink.has_room(*credit)) else {
-            return;
-        };
         self.shared.metrics.batches_delivered.inc();
         if delivery.delivery_count > 1 {
             self.shared.metrics.batches_redelivered.inc();
         }
         debug!(group = %self.name, batch = %batch.id, delivery = delivery.delivery_count, "handed out");
-        sink.send(delivery);
+        if let Some(sink) = self.sinks.get(&member) {
+            sink.send(delivery);
+            self.dispatch.has_unread(member, sink.unread());
+        }
     }
 
     /// Carries out a command; returns whether the last member has left.
@@ -159,7 +161,7 @@ impl GroupTask {
         match command {
             Command::Join { member, credit, sink } => {
                 self.dispatch.join(member, credit);
-                self.sinks.insert(member, (sink, credit));
+                self.sinks.insert(member, sink);
                 self.may_take = true;
             }
             Command::Leave { member } => {

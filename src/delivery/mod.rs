@@ -83,19 +83,17 @@ enum Command {
 struct Sink {
     batches: mpsc::UnboundedSender<Delivered>,
     /// Messages on the way.
-    queued: Arc<AtomicU64>,
+    unread: Arc<AtomicU64>,
 }
 
 impl Sink {
-    /// Whether there is room for a batch on the way to a subscriber with this credit. There is none while it takes nothing
-    /// out: what is handed to it for the second time would pile up.
-    fn has_room(&self, credit: u64) -> bool {
-        self.queued.load(Ordering::Relaxed) <= credit
+    fn unread(&self) -> u64 {
+        self.unread.load(Ordering::Relaxed)
     }
 
     /// Sends a batch; a subscriber that has just gone says so by itself.
     fn send(&self, delivery: Delivered) {
-        self.queued.fetch_add(delivery.batch.messages.len() as u64, Ordering::Relaxed);
+        self.unread.fetch_add(delivery.batch.messages.len() as u64, Ordering::Relaxed);
         let _ = self.batches.send(delivery);
     }
 }
@@ -107,7 +105,7 @@ pub struct Subscription {
     /// Whether the group is new.
     pub created: bool,
     batches: mpsc::UnboundedReceiver<Delivered>,
-    queued: Arc<AtomicU64>,
+    unread: Arc<AtomicU64>,
     member: MemberId,
     commands: mpsc::UnboundedSender<Command>,
     shared: Arc<Shared>,
@@ -152,11 +150,11 @@ impl Delivery {
         let start = if request.ephemeral { Start::End } else { request.start };
         let opening = Opening { start, ephemeral: request.ephemeral };
         let (sender, batches) = mpsc::unbounded_channel();
-        let queued = Arc::new(AtomicU64::new(0));
-        let sink = Sink { batches: sender, queued: Arc::clone(&queued) };
+        let unread = Arc::new(AtomicU64::new(0));
+        let sink = Sink { batches: sender, unread: Arc::clone(&unread) };
         let join = || Command::Join { member, credit: request.credit, sink: sink.clone() };
         let (created, commands) = self.shared.join(&group, opening, join).await?;
-        Ok(Subscription { group, created, batches, queued, member, commands, shared: Arc::clone(&self.shared) })
+        Ok(Subscription { group, created, batches, unread, member, commands, shared: Arc::clone(&self.shared) })
     }
 
     /// Deletes a group that has no subscriber.
@@ -310,7 +308,7 @@ impl Subscription {
     /// The next batch handed out. `None` once nobody hands out any more, since the process ends. Cancel-safe.
     pub async fn next(&mut self) -> Option<Delivered> {
         let delivery = self.batches.recv().await?;
-        self.queued.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);
+        self.unread.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);
         Some(delivery)
     }
 
