@@ -20,8 +20,8 @@
 //!
 //! 1. A batch known here is handed to exactly one member, or waits to be handed out again.
 //! 2. `out` of a member is the number of messages in the batches handed to it. A member gets a batch only
-//!    while `out < credit`, so it overshoots by at most one batch; and none while more than its credit is on the way to
-//!    it, unread.
+//!    while `out < credit`, so it overshoots by at most one batch. The same holds for what is on the way to it, unread:
+//!    that is more where it was overdue meanwhile.
 //! 3. Every batch has one alarm: when it is overdue, or when its delay is over. No batch can be forgotten.
 //! 4. What is lent is in nobody's hands here, and is at most [`MAX_LENT`] batches.
 
@@ -55,10 +55,10 @@ struct Member {
 }
 
 impl Member {
-    /// How many messages it would take now. Who does not read gets none: what is handed to it again, since it was overdue,
-    /// would pile up.
+    /// How many messages it would take now. What it has not read counts, though it may hold it no more: else what was
+    /// overdue and is handed to it again would pile up.
     fn window(&self) -> u64 {
-        if self.unread > self.credit { 0 } else { self.credit.saturating_sub(self.out) }
+        self.credit.saturating_sub(self.out.max(self.unread))
     }
 }
 
@@ -365,8 +365,8 @@ mod tests {
     #[test]
     fn who_does_not_read_is_passed_over_until_it_does() {
         let (mut dispatch, now) = group_of(&[(A, 10)]);
-        dispatch.hand(batch(0), 11, A, now);
-        dispatch.has_unread(A, 11);
+        dispatch.hand(batch(0), 10, A, now);
+        dispatch.has_unread(A, 10);
         let overdue = now + REDELIVER;
         dispatch.ring_alarms(overdue);
         assert_eq!((dispatch.window(), dispatch.next_again(&[])), (0, None), "it would have it twice, unread");
@@ -374,6 +374,25 @@ mod tests {
         assert_eq!((dispatch.window(), dispatch.next_again(&[])), (5, Some((batch(0), B))));
         dispatch.has_unread(A, 0);
         assert_eq!((dispatch.window(), dispatch.next_again(&[])), (15, Some((batch(0), A))));
+    }
+
+    #[test]
+    fn there_is_a_member_for_each_batch_of_a_window_whatever_is_unread() {
+        for unread in 0..=10 {
+            let (mut dispatch, now) = group_of(&[(A, 10), (B, 3)]);
+            dispatch.has_unread(A, unread);
+            let (window, mut unread) = (dispatch.window(), unread);
+            assert_eq!(window, 13 - unread);
+            // As an outbox gives: batches, until they are as many messages or more.
+            for seq in (0..).take_while(|seq| u64::from(*seq) * 4 < window) {
+                let member = dispatch.next_member().expect("there is room");
+                dispatch.hand(batch(seq), 4, member, now);
+                if member == A {
+                    unread += 4;
+                    dispatch.has_unread(A, unread);
+                }
+            }
+        }
     }
 
     #[test]
