@@ -278,4 +278,9 @@ fn a_redis_that_speaks_tls_is_served_if_its_certificate_is_trusted() {
     assert_eq!(connection.ask(&frames::del(&[1])).outcomes(), [ACKED]);
     let untrusted = Run::of(&mut sidecar::serve(&["--store", &store]));
     assert_names(untrusted.error(1), &["certificate", "SSL_CERT_FILE"]);
+
+    authority.certify_for(&files, 10, (YEAR_1999, YEAR_2000));
+    redis.command::<()>(&["CONFIG", "SET", "tls-cert-file", files.certificate.to_str().unwrap()]);
+    let expired = Run::of(sidecar::serve(&["--store", &store]).env("SSL_CERT_FILE", &trusted));
+    assert_names(expired.error(1), &["expired", "renew the certificate of Redis"]);
 }

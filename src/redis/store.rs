@@ -253,6 +253,8 @@ const HINTS: &[(&str, &str)] = &[
         "name the certificate of whoever signed that of Redis in SSL_CERT_FILE, in the environment of this sidecar",
     ),
     ("PEM", "mend the file that SSL_CERT_FILE names in the environment of this sidecar, or name another"),
+    ("certificate expired", "renew the certificate of Redis"),
+    ("certificate not valid yet", "are the clocks right, here and where Redis has its certificate from?"),
     ("not valid for name", "reach it in --store by a name that its certificate has"),
     ("DB index", "correct the number of the database at the end of --store"),
     ("timed out", MAYBE_TLS),
