@@ -274,7 +274,7 @@ impl Sidecar {
         match self.delivery.backlog().await {
             Ok(backlog) => backlog.groups.into_iter().filter(|of| of.batches > 0).collect(),
             Err(refusal) => {
-                warn!(%refusal, "the outbox cannot be asked what is left, and is not waited for: Redis keeps it for the other sidecars");
+                warn!(%refusal, "the outbox does not say what is left, and is not waited for: look at the store");
                 Vec::new()
             }
         }

@@ -1,4 +1,4 @@
-//! The certificate with which the data listener speaks TLS: read again when it changes, and when it runs out.
+//! The certificate with which the data listener speaks TLS: it is read again when it changes, and says when it runs out.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -155,8 +155,8 @@ impl Dispatch {
         Vec::new()
     }
 
-    /// So many messages are on their way to a member that it has not read.
-    pub fn has_unread(&mut self, id: MemberId, messages: u64) {
+    /// Notes how many messages are on their way to a member, which has not read them.
+    pub fn note_unread(&mut self, id: MemberId, messages: u64) {
         if let Some(member) = self.member(id) {
             member.unread = messages;
         }
@@ -366,13 +366,13 @@ mod tests {
     fn who_does_not_read_is_passed_over_until_it_does() {
         let (mut dispatch, now) = group_of(&[(A, 10)]);
         dispatch.hand(batch(0), 10, A, now);
-        dispatch.has_unread(A, 10);
+        dispatch.note_unread(A, 10);
         let overdue = now + REDELIVER;
         dispatch.ring_alarms(overdue);
         assert_eq!((dispatch.window(), dispatch.next_again(&[])), (0, None), "it would have it twice, unread");
         dispatch.join(B, 5);
         assert_eq!((dispatch.window(), dispatch.next_again(&[])), (5, Some((batch(0), B))));
-        dispatch.has_unread(A, 0);
+        dispatch.note_unread(A, 0);
         assert_eq!((dispatch.window(), dispatch.next_again(&[])), (15, Some((batch(0), A))));
     }
 
@@ -380,7 +380,7 @@ mod tests {
     fn there_is_a_member_for_each_batch_of_a_window_whatever_is_unread() {
         for unread in 0..=10 {
             let (mut dispatch, now) = group_of(&[(A, 10), (B, 3)]);
-            dispatch.has_unread(A, unread);
+            dispatch.note_unread(A, unread);
             let (window, mut unread) = (dispatch.window(), unread);
             assert_eq!(window, 13 - unread);
             // As an outbox gives: batches, until they are as many messages or more.
@@ -389,7 +389,7 @@ mod tests {
                 dispatch.hand(batch(seq), 4, member, now);
                 if member == A {
                     unread += 4;
-                    dispatch.has_unread(A, unread);
+                    dispatch.note_unread(A, unread);
                 }
             }
         }

@@ -94,7 +94,7 @@ impl GroupTask {
     async fn hand_out(&mut self) -> Result<(), Refusal> {
         self.dispatch.ring_alarms(self.shared.clock.alive());
         for (member, sink) in &self.sinks {
-            self.dispatch.has_unread(*member, sink.unread());
+            self.dispatch.note_unread(*member, sink.unread());
         }
         let again = self.hand_out_again().await;
         let lent = self.lend().await;
@@ -152,7 +152,7 @@ impl GroupTask {
         debug!(group = %self.name, batch = %batch.id, delivery = delivery.delivery_count, "handed out");
         if let Some(sink) = self.sinks.get(&member) {
             sink.send(delivery);
-            self.dispatch.has_unread(member, sink.unread());
+            self.dispatch.note_unread(member, sink.unread());
         }
     }
 
