@@ -55,6 +55,7 @@ mod replay;
 mod requests;
 mod ring_contract;
 mod rings;
+mod sentinels;
 mod shared_model;
 mod shared_wheel;
 mod stall;

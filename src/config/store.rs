@@ -5,15 +5,28 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use redis::IntoConnectionInfo;
-
 use super::{ConfigError, Settings, at_least_one};
 use crate::core::rings::MAX_RINGS;
 use crate::core::tick::Wheel;
-use crate::redis::{MAX_CATCH_UP, MAX_SLOTS};
+use crate::redis::{MAX_CATCH_UP, MAX_SLOTS, Place, names_sentinels};
 
 /// What the URL of a Redis store can begin with.
-const SCHEMES: &[&str] = &["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
+const SCHEMES: &[&str] = &[
+    "redis",
+    "rediss",
+    "valkey",
+    "valkeys",
+    "redis+unix",
+    "valkey+unix",
+    "unix",
+    "redis-sentinel",
+    "rediss-sentinel",
+    "valkey-sentinel",
+    "valkeys-sentinel",
+];
+
+/// How a URL of a Redis with Sentinels is written.
+const WITH_SENTINELS: &str = "redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME";
 
 /// The longest namespace, in bytes.
 const MAX_NAMESPACE_LENGTH: usize = 64;
@@ -94,7 +107,7 @@ pub fn without_password(url: &str) -> String {
 fn shown_parameter(parameter: &str) -> Cow<'_, str> {
     let is_word = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'_');
     match parameter.split_once('=') {
-        Some(("db" | "protocol" | "user", _)) => Cow::Borrowed(parameter),
+        Some(("db" | "protocol" | "user" | "master" | "sentinel_user", _)) => Cow::Borrowed(parameter),
         Some((name, _)) if is_word(name) => Cow::Owned(format!("{name}=***")),
         _ => Cow::Borrowed("***"),
     }
@@ -105,13 +118,19 @@ fn refuse_unknown_parameters(url: &str) -> Result<(), ConfigError> {
     let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
     let parameters = parameters.split('#').next().unwrap_or_default();
     let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
-    let known: &[&str] = if is_socket { &["db", "user", "pass", "protocol"] } else { &["protocol"] };
+    let known: &[&str] = if names_sentinels(url) {
+        &["master", "sentinel_user", "sentinel_password", "protocol"]
+    } else if is_socket {
+        &["db", "user", "pass", "protocol"]
+    } else {
+        &["protocol"]
+    };
     let is_known = |parameter: &&str| known.contains(&parameter.split('=').next().unwrap_or_default());
     match parameters.split('&').filter(|parameter| !parameter.is_empty()).find(|parameter| !is_known(parameter)) {
         None => Ok(()),
         Some(parameter) => Err(ConfigError(format!(
-            "--store {:?} says {:?} behind the `?`, which nobody reads there: write redis://USER:PASSWORD@HOST:PORT/DB, or \
-             redis+unix:///PATH/OF/SOCKET?db=DB; a `?` in a password is written %3F",
+            "--store {:?} says {:?} behind the `?`, which nobody reads there: write redis://USER:PASSWORD@HOST:PORT/DB, \
+             redis+unix:///PATH/OF/SOCKET?db=DB, or {WITH_SENTINELS}; a `?` in a password is written %3F",
             without_password(url),
             shown_parameter(parameter)
         ))),
@@ -132,14 +151,15 @@ impl Settings {
                     let shown = without_password(url);
                     return Err(ConfigError(format!(
                         "--store {shown:?} is not a store: use `memory`, or redis://HOST:PORT/DB (rediss:// with TLS, \
-                         redis+unix:// over a socket)"
+                         redis+unix:// over a socket), or {WITH_SENTINELS}"
                     )));
                 }
                 // A URL that cannot be read is to be known before a connection is tried.
-                if let Err(error) = url.into_connection_info() {
+                if let Err(error) = Place::parse(url) {
                     return Err(ConfigError(format!(
                         "--store {:?} cannot be read ({error}): write redis://USER:PASSWORD@HOST:PORT/DB (rediss:// with \
-                         TLS), with %-escapes in user and password, or redis+unix:///PATH/OF/SOCKET?db=DB",
+                         TLS), with %-escapes in user and password, redis+unix:///PATH/OF/SOCKET?db=DB, or \
+                         {WITH_SENTINELS}",
                         without_password(url)
                     )));
                 }
@@ -253,7 +273,11 @@ mod tests {
         assert_eq!((shared.lease, shared.outage_grace), (Duration::from_secs(3), Duration::from_secs(2)));
         assert_eq!((shared.catch_up_max_ticks, shared.max_held_acks), (5, 1_000_000));
         for scheme in SCHEMES {
-            let place = if scheme.ends_with("unix") { "/run/redis.sock" } else { "x:1/2" };
+            let place = match scheme.rsplit_once(['+', '-']) {
+                Some((_, "sentinel")) => "x,y:1/2?master=im",
+                _ if scheme.ends_with("unix") => "/run/redis.sock",
+                _ => "x:1/2",
+            };
             let url = format!("{scheme}://{place}");
             assert_eq!(checked(Settings { store: Some(url.clone()), ..redis() }).unwrap().url, url);
         }
@@ -279,6 +303,9 @@ mod tests {
             (Settings { store: Some("redis://h:notaport".into()), ..redis() }, "HOST:PORT/DB"),
             (Settings { store: Some("redis://h/five".into()), ..redis() }, "database number"),
             (Settings { store: Some("redis+unix://socket".into()), ..redis() }, "redis+unix:///PATH"),
+            (Settings { store: Some("redis-sentinel://x/0".into()), ..redis() }, "?master=NAME"),
+            (Settings { store: Some("redis-sentinel://x/0?name=im".into()), ..redis() }, "\"name=***\" behind"),
+            (Settings { store: Some("redis-sentinel://x,/0?master=im".into()), ..redis() }, "HOST:PORT,HOST:PORT"),
             (Settings { lease: Some(Duration::from_secs(3)), ..Settings::default() }, "--lease belongs"),
             (Settings { outage_grace: Some(Duration::ZERO), ..Settings::default() }, "--outage-grace belongs"),
             (Settings { catch_up_max_ticks: Some(5), ..Settings::default() }, "--catch-up-max-ticks belongs"),
@@ -301,6 +328,10 @@ mod tests {
             ("redis://:se:c@ret@here/1?protocol=resp3", "redis://:***@here/1?protocol=resp3"),
             ("redis://:sec/ret@here", "redis://:***@here"),
             ("redis+unix:///run/redis?db=1&pass=secret&user=x", "redis+unix:///run/redis?db=1&pass=***&user=x"),
+            (
+                "redis-sentinel://u:secret@one,two:1/0?master=im&sentinel_user=v&sentinel_password=secret",
+                "redis-sentinel://u:***@one,two:1/0?master=im&sentinel_user=v&sentinel_password=***",
+            ),
             ("redis://here:6379?auth=secret", "redis://here:6379?auth=***"),
             ("redis://here:6379?secret", "redis://here:6379?***"),
             ("me:secret@here", "me:***@here"),

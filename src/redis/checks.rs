@@ -9,8 +9,21 @@ use tracing::{debug, warn};
 /// The oldest major version that has what the scripts use. Valkey names a Redis version too.
 const OLDEST_MAJOR: u64 = 7;
 
-/// Checks a server. Returns why it cannot be used; what is merely unwise is logged.
-pub(super) async fn check(connection: &mut MultiplexedConnection) -> RedisResult<Result<(), String>> {
+/// Looks at settings, and says what they would do.
+type Judge = fn(&HashMap<String, String>) -> Option<String>;
+
+/// The settings that are looked at together, and who judges them.
+const JUDGED: [(&[&str], Judge); 2] =
+    [(&["maxmemory-policy"], policy), (&["appendonly", "save", "appendfsync"], persistence)];
+
+/// Those that matter where another Redis may take over.
+const JUDGED_WITH_SENTINELS: (&[&str], Judge) = (&["min-replicas-to-write"], replicas);
+
+/// Checks a server, which Sentinels watch or not. Returns why it cannot be used; what is merely unwise is logged.
+pub(super) async fn check(
+    connection: &mut MultiplexedConnection,
+    has_sentinels: bool,
+) -> RedisResult<Result<(), String>> {
     match redis::cmd("INFO").arg("server").query_async::<InfoDict>(connection).await {
         Ok(server) => {
             if let Some(text) = too_old(&server) {
@@ -22,20 +35,15 @@ pub(super) async fn check(connection: &mut MultiplexedConnection) -> RedisResult
         }
         Err(error) => return Err(error),
     }
-    for (setting, harm) in [
-        ("maxmemory-policy", policy as fn(&HashMap<String, String>) -> Option<String>),
-        ("appendonly", persistence),
-    ] {
-        let names: &[&str] =
-            if setting == "appendonly" { &["appendonly", "save", "appendfsync"] } else { &[setting] };
-        match redis::cmd("CONFIG").arg("GET").arg(names).query_async(connection).await {
+    for (settings, judge) in JUDGED.into_iter().chain(has_sentinels.then_some(JUDGED_WITH_SENTINELS)) {
+        match redis::cmd("CONFIG").arg("GET").arg(settings).query_async(connection).await {
             Ok(found) => {
-                if let Some(text) = harm(&found) {
+                if let Some(text) = judge(&found) {
                     warn!("{text}");
                 }
             }
             // Hosted services and ACLs forbid it.
-            Err(error) => debug!(%error, setting, "this setting of Redis cannot be read and is not checked"),
+            Err(error) => debug!(%error, ?settings, "these settings of Redis cannot be read and are not checked"),
         }
     }
     Ok(Ok(()))
@@ -77,6 +85,17 @@ fn persistence(settings: &HashMap<String, String>) -> Option<String> {
     }
 }
 
+fn replicas(settings: &HashMap<String, String>) -> Option<String> {
+    let least = settings.get("min-replicas-to-write")?;
+    (least == "0").then(|| {
+        String::from(
+            "Redis takes writes also when no replica follows it (min-replicas-to-write 0): what is added and acknowledged \
+             while another takes over may be lost; set min-replicas-to-write 1, so that it is refused or held until then, \
+             if there are two replicas: with one, nothing is written while that is away",
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,5 +114,8 @@ mod tests {
             assert!(text.contains(word) && text.contains("appendonly yes"), "{text}");
         }
         assert_eq!(persistence(&settings(&[("appendonly", "yes"), ("appendfsync", "everysec")])), None);
+        let text = replicas(&settings(&[("min-replicas-to-write", "0")])).unwrap();
+        assert!(text.contains("set min-replicas-to-write 1"), "{text}");
+        assert_eq!(replicas(&settings(&[("min-replicas-to-write", "1")])), None);
     }
 }

@@ -14,6 +14,7 @@ use super::keeper::registration;
 use super::keys::Keys;
 use super::link::LinkOptions;
 use super::options::connection_info;
+use super::place::Place;
 use super::queue::{Applied, Queue};
 use super::request::Asked;
 use super::script::{Answer, SCRIPTS};
@@ -46,14 +47,13 @@ impl DirectCalls {
     ///
     /// When Redis cannot be reached or does not carry this out.
     pub fn open(url: &str, namespace: &str) -> RedisResult<DirectCalls> {
-        let client = Client::open(connection_info(url)?)?;
-        let mut connection = client.get_connection()?;
+        let mut connection = Client::open(connection_info(url)?)?.get_connection()?;
         SCRIPTS.apply.load().exec(&mut connection)?;
         SCRIPTS.open.load().exec(&mut connection)?;
         let wheel = Wheel::default();
         let keys = Arc::new(Keys::new(namespace, 0, wheel.slots(), &super::random_name()));
         let options = LinkOptions {
-            client,
+            place: Arc::new(Place::parse(url).map_err(|error| strange(&error))?),
             ring: 0,
             rings: 1,
             wheel,

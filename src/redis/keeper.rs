@@ -72,7 +72,7 @@ impl Shared {
             opened_at = self.options.clock.now();
             self.timeouts.store(0, Ordering::Relaxed);
             self.options.metrics.redis_reconnects.inc();
-            info!(ring = self.options.ring, "Redis is back");
+            info!(ring = self.options.ring, redis = %session.found, "Redis is back");
             self.state.send_replace(State::Up(session));
         }
     }
@@ -135,8 +135,8 @@ impl Shared {
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             // Everyone who asks waits by `answer_in_time`.
             .set_response_timeout(None);
-        let connected = self.options.client.get_multiplexed_async_connection_with_config(&config).await;
-        let mut connection = connected.map_err(Fault::from)?;
+        let found = Arc::new(self.options.place.find().await?);
+        let mut connection = found.connect(&config).await.map_err(Fault::from)?;
         let mut loads = redis::pipe();
         for script in SCRIPTS.all() {
             loads.add_command(script.load()).ignore();
@@ -176,6 +176,7 @@ impl Shared {
         }
         Ok(Session {
             connection,
+            found,
             number: known.sessions,
             generation,
             catch_up_max_ticks: u32::try_from(answer.count()?).unwrap_or_default(),

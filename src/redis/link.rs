@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, Cmd, Value};
+use redis::{Cmd, Value};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tracing::warn;
@@ -25,6 +25,7 @@ use super::fault::{Fault, FaultKind};
 use super::keeper::{Known, OpenError};
 use super::keys::Keys;
 use super::options::RESPONSE_TIMEOUT;
+use super::place::{Found, Place};
 use super::script::{Answer, Script};
 use super::silence::Silence;
 use crate::clock::Clock;
@@ -41,7 +42,7 @@ pub(super) const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 
 /// What a link needs to know.
 pub(super) struct LinkOptions {
-    pub(super) client: Client,
+    pub(super) place: Arc<Place>,
     pub(super) ring: u16,
     pub(super) rings: u16,
     pub(super) wheel: Wheel,
@@ -58,6 +59,8 @@ pub(super) struct LinkOptions {
 #[derive(Clone)]
 pub(super) struct Session {
     pub(super) connection: MultiplexedConnection,
+    /// To whom.
+    pub(super) found: Arc<Found>,
     /// Counts the sessions of this process.
     pub(super) number: u64,
     pub(super) generation: i64,

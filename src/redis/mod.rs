@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `keys` | the schema |
 //! | `script`, `lua/` | the scripts: each one atomic step |
+//! | `place`, `sentinels` | where Redis is, and who of several is the primary |
 //! | `link`, `keeper`, `fault` | a connection that heals, and what can go wrong with it |
 //! | `request`, `inbox`, `frames`, `chunk`, `queue`, `coalesce` | adds and dels of all connections travel together |
 //! | `ring` | the ring: the pointer's time, expiry |
@@ -30,10 +31,12 @@ mod news;
 mod office;
 mod options;
 mod outbox;
+mod place;
 mod queue;
 mod request;
 mod ring;
 mod script;
+mod sentinels;
 mod silence;
 mod store;
 
@@ -41,6 +44,7 @@ mod store;
 pub use direct::DirectCalls;
 pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
 pub use options::RedisOptions;
+pub use place::{Place, names_sentinels};
 pub use store::{RedisStore, RedisStoreError};
 
 use std::hash::{BuildHasher, RandomState};

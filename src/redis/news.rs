@@ -3,18 +3,22 @@
 //! A short stream is read with a blocking XREAD, which needs a connection of its own. Hints only save waiting:
 //! whoever misses one looks again by himself within a second.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::streams::{StreamReadOptions, StreamReadReply};
-use redis::{AsyncCommands, AsyncConnectionConfig, Client, RedisError, RedisResult};
-use tokio::task::JoinHandle;
+use redis::{AsyncCommands, AsyncConnectionConfig, RedisResult};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
+use super::fault::Fault;
 use super::lease::RedisLease;
+use super::link::{Link, State};
 use super::options::CONNECT_TIMEOUT;
 use super::outbox::RedisOutbox;
+use super::place::Found;
 
 /// How long Redis blocks when there are no hints.
 const BLOCK: Duration = Duration::from_secs(2);
@@ -26,28 +30,18 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(200);
 
 /// The task that listens for one ring.
-pub(super) struct News(JoinHandle<()>);
-
-impl Drop for News {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-impl News {
-    pub(super) fn listen(
-        client: Client,
-        stream: String,
-        outbox: Arc<RedisOutbox>,
-        lease: Arc<RedisLease>,
-    ) -> News {
-        let reader = Reader { client, stream, outbox, lease };
-        News(tokio::spawn(async move { reader.run().await }))
-    }
+pub(super) fn listen(
+    link: Arc<Link>,
+    stream: String,
+    outbox: Arc<RedisOutbox>,
+    lease: Arc<RedisLease>,
+) -> AbortOnDropHandle<()> {
+    let reader = Reader { link, stream, outbox, lease };
+    AbortOnDropHandle::new(tokio::spawn(async move { reader.run().await }))
 }
 
 struct Reader {
-    client: Client,
+    link: Arc<Link>,
     stream: String,
     outbox: Arc<RedisOutbox>,
     lease: Arc<RedisLease>,
@@ -56,18 +50,31 @@ struct Reader {
 impl Reader {
     async fn run(&self) {
         loop {
-            let Err(error) = self.read_on().await;
-            debug!(%error, "no hints for now");
+            let fault = self.read_on().await;
+            debug!(cause = fault.text, "no hints for now");
             tokio::time::sleep(RETRY).await;
         }
     }
 
-    /// Reads until something goes wrong.
-    async fn read_on(&self) -> Result<std::convert::Infallible, RedisError> {
+    /// Reads until something goes wrong. Whom the link has left is not read from either: hints are given elsewhere.
+    async fn read_on(&self) -> Fault {
+        let session = match self.link.session() {
+            Ok(session) => session,
+            Err(fault) => return fault,
+        };
+        let mut states = self.link.states();
+        let is_another = |state: &State| !matches!(state, State::Up(present) if present.number == session.number);
+        tokio::select! {
+            Err(error) = self.read_from(&session.found) => Fault::from(error),
+            _ = states.wait_for(is_another) => Fault::stale(),
+        }
+    }
+
+    async fn read_from(&self, found: &Found) -> RedisResult<Infallible> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(BLOCK + PATIENCE));
-        let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = found.connect(&config).await?;
         let mut last = self.newest(&mut connection).await?;
         // What was missed between two connections is not known.
         self.outbox.tell();

@@ -20,7 +20,8 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How a store in Redis is to be.
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
-    /// Where Redis is: `redis://`, `rediss://` or `redis+unix://`, with user and password if it wants them.
+    /// Where Redis is: `redis://`, `rediss://` or `redis+unix://`, with user and password if it wants them, or where its
+    /// Sentinels are, `redis-sentinel://` or `rediss-sentinel://`.
     pub url: String,
     /// What the names of all keys begin with.
     pub namespace: String,
@@ -55,9 +56,13 @@ impl RedisOptions {
     }
 }
 
-/// The way to Redis. What the library leaves off by default is on: answers are not delayed, and a peer that is gone
-/// is noticed.
+/// The way to Redis.
 pub(super) fn connection_info(url: &str) -> Result<ConnectionInfo, redis::RedisError> {
+    Ok(url.into_connection_info()?.set_tcp_settings(tcp_settings()))
+}
+
+/// What the library leaves off by default is on: answers are not delayed, and a peer that is gone is noticed.
+pub(super) fn tcp_settings() -> TcpSettings {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(5))
         .with_interval(Duration::from_secs(1))
@@ -65,5 +70,5 @@ pub(super) fn connection_info(url: &str) -> Result<ConnectionInfo, redis::RedisE
     let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
     #[cfg(target_os = "linux")]
     let tcp = tcp.set_user_timeout(Duration::from_secs(5));
-    Ok(url.into_connection_info()?.set_tcp_settings(tcp))
+    tcp
 }

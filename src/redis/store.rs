@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, Client};
+use redis::AsyncConnectionConfig;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use super::checks;
@@ -13,11 +14,13 @@ use super::keeper::{Differs, OpenError};
 use super::keys::{Keys, MAX_SLOTS};
 use super::lease::{LeaseOptions, RedisLease};
 use super::link::{Link, LinkOptions};
-use super::news::News;
+use super::news;
 use super::office::{Identity, Office};
-use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT, RedisOptions, connection_info};
+use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT, RedisOptions};
 use super::outbox::RedisOutbox;
+use super::place::Place;
 use super::ring::{RedisRing, RingOptions};
+use super::sentinels;
 use crate::clock::Clock;
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
@@ -41,7 +44,7 @@ const START_RETRY: Duration = Duration::from_millis(200);
 #[derive(Debug, thiserror::Error)]
 pub enum RedisStoreError {
     /// The address is none.
-    #[error("--store: {0}; write redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for TLS")]
+    #[error("--store: {0}; write it as docs/REDIS.md says")]
     Address(String),
     /// There is no Redis.
     #[error("Redis cannot be reached within {START_PATIENCE:?}: {0}; {hint}", hint = hint(.0))]
@@ -60,7 +63,7 @@ pub struct RedisStore {
     links: Vec<Arc<Link>>,
     coalescers: Vec<Arc<Coalescer>>,
     outboxes: Vec<Arc<RedisOutbox>>,
-    news: Vec<News>,
+    tasks: Vec<AbortOnDropHandle<()>>,
 }
 
 impl RedisStore {
@@ -79,20 +82,21 @@ impl RedisStore {
         metrics: &Arc<Metrics>,
     ) -> Result<RedisStore, RedisStoreError> {
         assert!(options.wheel.slots() <= MAX_SLOTS, "the configuration is checked");
-        let address = |error: redis::RedisError| RedisStoreError::Address(error.to_string());
-        let client = Client::open(connection_info(&options.url).map_err(address)?).map_err(address)?;
-        check(&client).await?;
+        let place = Arc::new(Place::parse(&options.url).map_err(RedisStoreError::Address)?);
+        check(&place).await?;
         let identity = identity(&options.name);
         let mut store = RedisStore {
             seats: Vec::new(),
             links: Vec::new(),
             coalescers: Vec::new(),
             outboxes: Vec::new(),
-            news: Vec::new(),
+            tasks: Vec::new(),
         };
         for ring in 0..options.rings {
-            store.open_ring(ring, options, &client, &identity, clock, metrics).await?;
+            store.open_ring(ring, options, &place, &identity, clock, metrics).await?;
         }
+        let watch = tokio::spawn(sentinels::watch(place, store.links.clone()));
+        store.tasks.push(AbortOnDropHandle::new(watch));
         info!(
             namespace = options.namespace,
             rings = options.rings,
@@ -106,7 +110,7 @@ impl RedisStore {
         &mut self,
         ring: u16,
         options: &RedisOptions,
-        client: &Client,
+        place: &Arc<Place>,
         identity: &Identity,
         clock: &Arc<Clock>,
         metrics: &Arc<Metrics>,
@@ -114,7 +118,7 @@ impl RedisStore {
         let wheel = options.wheel;
         let keys = Arc::new(Keys::new(&options.namespace, ring, wheel.slots(), &identity.sidecar));
         let link_options = LinkOptions {
-            client: client.clone(),
+            place: Arc::clone(place),
             ring,
             rings: options.rings,
             wheel,
@@ -160,7 +164,8 @@ impl RedisStore {
         let outbox = RedisOutbox::new(Arc::clone(&link), ring, retention, sidecar, options.lease);
         let outbox = Arc::new(outbox);
         let ring = RedisRing::new(ring_options, link_of_ring, coalescer, identity.clone(), office);
-        self.news.push(News::listen(client.clone(), keys.news.clone(), Arc::clone(&outbox), Arc::clone(&lease)));
+        let listener = news::listen(Arc::clone(&link), keys.news.clone(), Arc::clone(&outbox), Arc::clone(&lease));
+        self.tasks.push(listener);
         self.outboxes.push(Arc::clone(&outbox));
         self.seats.push(Seat { ring: Arc::new(ring), outbox, lease });
         self.links.push(link);
@@ -212,7 +217,7 @@ fn held(coalescers: &[Arc<Coalescer>]) -> u64 {
 }
 
 /// Waits for Redis, and checks it. A wrong password does not become right by waiting.
-async fn check(client: &Client) -> Result<(), RedisStoreError> {
+async fn check(place: &Place) -> Result<(), RedisStoreError> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
         .set_response_timeout(Some(RESPONSE_TIMEOUT));
@@ -220,10 +225,10 @@ async fn check(client: &Client) -> Result<(), RedisStoreError> {
     let reached = async {
         loop {
             let asked = async {
-                let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-                checks::check(&mut connection).await
+                let mut connection = place.find().await?.connect(&config).await?;
+                Ok::<_, Fault>(checks::check(&mut connection, place.has_sentinels()).await?)
             };
-            match asked.await.map_err(Fault::from) {
+            match asked.await {
                 Ok(checked) => return checked.map_err(RedisStoreError::Unusable),
                 Err(fault) if fault.kind == FaultKind::Forbidden => {
                     return Err(RedisStoreError::Unusable(fault.with_remedy()));
@@ -248,6 +253,8 @@ async fn check(client: &Client) -> Result<(), RedisStoreError> {
 
 /// What a cause says, and where to look then for what keeps a Redis from being reached.
 const HINTS: &[(&str, &str)] = &[
+    ("knows no primary", "name it in ?master= of --store as `sentinel monitor` has it"),
+    ("unknown command 'SENTINEL'", "name the Sentinels in --store, and not the Redis that they watch"),
     (
         "UnknownIssuer",
         "name the certificate of whoever signed that of Redis in SSL_CERT_FILE, in the environment of this sidecar",
@@ -260,6 +267,7 @@ const HINTS: &[(&str, &str)] = &[
     ("timed out", MAYBE_TLS),
     ("reset by peer", MAYBE_TLS),
     ("InvalidContentType", MAYBE_TLS),
+    ("no Sentinel names", "are the Sentinels running, and are their addresses in --store right?"),
 ];
 
 const MAYBE_TLS: &str = "is it running, is the address in --store right, and does that begin with rediss:// where the \

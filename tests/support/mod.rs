@@ -19,6 +19,7 @@ pub mod prometheus;
 pub mod proxy;
 pub mod raw;
 pub mod redis;
+pub mod sentinels;
 pub mod settings;
 pub mod sidecar;
 pub mod watch;

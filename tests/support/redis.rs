@@ -119,10 +119,14 @@ impl Redis {
 
     /// A connection that gives up after [`PATIENCE`].
     pub fn connect(&self) -> RedisResult<Connection> {
-        let connection = redis::Client::open(self.url())?.get_connection_with_timeout(PATIENCE)?;
-        connection.set_read_timeout(Some(PATIENCE))?;
-        connection.set_write_timeout(Some(PATIENCE))?;
-        Ok(connection)
+        connect_to(self.port)
+    }
+
+    /// Has it follow a primary, with all that this has; returns when it is in step.
+    pub fn follow(&self, primary: &Redis) {
+        primary.command::<()>(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+        self.command::<()>(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]);
+        wait_until("the replica is in step", || self.info("replication").contains("master_link_status:up"));
     }
 
     /// A section of INFO: `name:value`, a line each.
@@ -224,6 +228,15 @@ impl Drop for Redis {
             eprintln!("--- log of Redis at port {}\n{}\n---", self.port, logs.join("\n--- restarted\n"));
         }
     }
+}
+
+/// A connection that gives up after [`PATIENCE`].
+pub fn connect_to(port: u16) -> RedisResult<Connection> {
+    let connection =
+        redis::Client::open(format!("redis://127.0.0.1:{port}/"))?.get_connection_with_timeout(PATIENCE)?;
+    connection.set_read_timeout(Some(PATIENCE))?;
+    connection.set_write_timeout(Some(PATIENCE))?;
+    Ok(connection)
 }
 
 /// The answer to a command over a connection.

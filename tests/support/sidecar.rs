@@ -23,7 +23,12 @@ pub fn serve(flags: &[&str]) -> Command {
 
 /// The command of a sidecar with a wheel in Redis.
 pub fn serve_on(redis: &Redis, name: &str, flags: &[&str]) -> Command {
-    let mut command = serve(&["--store", &redis.url(), "--name", name]);
+    serve_at(&redis.url(), name, flags)
+}
+
+/// The command of a sidecar with a wheel in this store.
+pub fn serve_at(store: &str, name: &str, flags: &[&str]) -> Command {
+    let mut command = serve(&["--store", store, "--name", name]);
     command.args(flags);
     command
 }
@@ -62,7 +67,8 @@ impl Sidecar {
         Sidecar::spawn(&mut command).once_ready()
     }
 
-    fn once_ready(self) -> Sidecar {
+    /// This one, once it is ready.
+    pub fn once_ready(self) -> Sidecar {
         self.wait_until_ready();
         self
     }

@@ -1,0 +1,134 @@
+//! Real Redis Sentinels, which watch Redis servers of the same test.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use redis::FromRedisValue;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::process::{Log, Process};
+use super::redis::{Redis, ask, connect_to, free_port};
+use super::{packages, wait_until};
+
+/// What the primary is called.
+pub const NAME: &str = "im";
+
+/// How long a Redis must be silent for a Sentinel to take it for down, in ms.
+const DOWN_AFTER_MS: u32 = 500;
+
+/// A Sentinel that ends with its test. Its log is printed if the test fails.
+#[derive(Debug)]
+pub struct Sentinel {
+    pub port: u16,
+    process: Process,
+    log: Log,
+    _folder: TempDir,
+}
+
+impl Sentinel {
+    /// One that watches this primary, and takes it for down when `quorum` Sentinels do.
+    pub fn watching(primary: &Redis, quorum: usize, more: &str) -> Sentinel {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let file = folder.path().join("sentinel.conf");
+        let mut sentinel = None;
+        wait_until("a Sentinel has a port", || {
+            let port = free_port();
+            let lines = [
+                format!("port {port}"),
+                String::from("bind 127.0.0.1"),
+                format!("dir {}", folder.path().display()),
+                format!("sentinel monitor {NAME} 127.0.0.1 {} {quorum}", primary.port),
+                format!("sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}"),
+                format!("sentinel failover-timeout {NAME} 3000"),
+                String::from(more),
+            ];
+            fs::write(&file, lines.join("\n") + "\n").expect("the folder can be written to");
+            let mut command = Command::new(packages::redis_server());
+            command.env_clear().arg(&file).arg("--sentinel");
+            let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+            let mut process = Process::spawn(command);
+            let log = Log::of(process.stdout());
+            let is_up = log.line("Sentinel ID is").is_some();
+            assert!(is_up || log.text().contains("ddress already in use"), "it did not start: {}", log.text());
+            sentinel = is_up.then_some((port, process, log));
+            is_up
+        });
+        let (port, process, log) = sentinel.expect("it is up");
+        Sentinel { port, process, log, _folder: folder }
+    }
+
+    /// The answer to a command.
+    #[track_caller]
+    pub fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let answer = connect_to(self.port).and_then(|mut connection| ask(&mut connection, words));
+        answer.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// The port of the primary, as it has it.
+    pub fn primary(&self) -> u16 {
+        let (_, port): (String, u16) = self.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]);
+        port
+    }
+
+    /// A number that it has of the primary.
+    fn number(&self, name: &str) -> usize {
+        let told: std::collections::HashMap<String, String> = self.command(&["SENTINEL", "MASTER", NAME]);
+        told[name].parse().expect("it is a number")
+    }
+
+    /// Has it stand still.
+    pub fn stop(&self) {
+        self.process.signal(Signal::STOP);
+        wait_until("the Sentinel stands still", || self.process.stands_still());
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- log of the Sentinel at port {}\n{}\n---", self.port, self.log.text());
+        }
+    }
+}
+
+/// The `--store` of a sidecar that asks these.
+pub fn store<'a>(sentinels: impl IntoIterator<Item = &'a Sentinel>) -> String {
+    let addresses = sentinels.into_iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port));
+    format!("redis-sentinel://{}/0?master={NAME}", addresses.collect::<Vec<String>>().join(","))
+}
+
+/// A primary with a replica, and three Sentinels that know each other and both.
+#[derive(Debug)]
+pub struct Watched {
+    pub primary: Redis,
+    pub replica: Redis,
+    pub sentinels: [Sentinel; 3],
+}
+
+impl Watched {
+    pub fn start() -> Watched {
+        let (primary, replica) = (Redis::start(), Redis::start());
+        replica.follow(&primary);
+        let sentinels = [(); 3].map(|()| Sentinel::watching(&primary, 2, ""));
+        wait_until("the Sentinels know each other and the replica", || {
+            let knows = |sentinel: &Sentinel| {
+                (sentinel.number("num-other-sentinels"), sentinel.number("num-slaves")) == (2, 1)
+            };
+            sentinels.iter().all(knows)
+        });
+        Watched { primary, replica, sentinels }
+    }
+
+    /// The `--store` of a sidecar.
+    pub fn store(&self) -> String {
+        store(&self.sentinels)
+    }
+
+    /// Waits until all Sentinels name the replica as the primary.
+    pub fn wait_for_failover(&self) {
+        wait_until("the replica is the primary", || {
+            self.sentinels.iter().all(|sentinel| sentinel.primary() == self.replica.port)
+        });
+    }
+}
