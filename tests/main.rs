@@ -44,6 +44,7 @@ mod redelivery;
 mod redis_bulk;
 mod redis_bursts;
 mod redis_clock;
+mod redis_cluster;
 mod redis_far;
 mod redis_faults;
 mod redis_losses;

@@ -12,8 +12,8 @@ use crate::support::sentinels::{NAME, Sentinel, Watched, store};
 use crate::support::sidecar::{Sidecar, serve, serve_at};
 use crate::support::{PATIENCE, sleep_until, wait_until};
 
-/// A sidecar whose Redis these Sentinels know.
-fn sidecar(store: &str, name: &str, flags: &[&str]) -> Sidecar {
+/// A sidecar with a wheel in this store, once it is ready.
+pub fn sidecar(store: &str, name: &str, flags: &[&str]) -> Sidecar {
     Sidecar::spawn(&mut serve_at(store, name, flags)).once_ready()
 }
 
@@ -83,8 +83,7 @@ fn a_primary_that_was_replaced_is_left_though_it_still_answers() {
     sentinel.command::<()>(&["SENTINEL", "MONITOR", NAME, "127.0.0.1", &new.port.to_string(), "1"]);
     let moved = format!("redis=127.0.0.1:{}", new.port);
     sidecar.log().line(&moved).unwrap_or_else(|| panic!("{}", sidecar.log().text()));
-    let another =
-        format!("the Sentinels name another primary, 127.0.0.1:{}, in place of 127.0.0.1:{}", new.port, old.port);
+    let another = format!("another Redis, 127.0.0.1:{}, is there in place of 127.0.0.1:{}", new.port, old.port);
     assert_names(&sidecar.log().text(), &[&another]);
     sidecar.wait_until_ready();
     sidecar.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();

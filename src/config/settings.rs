@@ -73,8 +73,8 @@ pub struct Settings {
         value_parser = whole::<u64>)]
     pub max_in_flight: Option<u64>,
     /// Where the wheel lives: `memory`, in this process, or redis://HOST:PORT/DB (rediss:// with TLS, redis+unix://
-    /// over a socket, redis-sentinel://HOST:PORT,HOST:PORT/DB?master=NAME where Sentinels say), shared by all sidecars
-    /// that name the same [default: memory]
+    /// over a socket), redis-sentinel://HOST:PORT,HOST:PORT/DB?master=NAME, redis-cluster://HOST:PORT,HOST:PORT, shared
+    /// by all sidecars that name the same [default: memory]
     #[arg(long, help_heading = STORE, env = "ACKWHEEL_STORE", value_name = "STORE", hide_env_values = true)]
     pub store: Option<String>,
     /// Memory: file that keeps the wheel across a planned restart. Without it a drain hands out what is in flight,

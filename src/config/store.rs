@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{ConfigError, Settings, at_least_one};
 use crate::core::rings::MAX_RINGS;
 use crate::core::tick::Wheel;
-use crate::redis::{MAX_CATCH_UP, MAX_SLOTS, Place, names_sentinels};
+use crate::redis::{MAX_CATCH_UP, MAX_SLOTS, Place, Several};
 
 /// What the URL of a Redis store can begin with.
 const SCHEMES: &[&str] = &[
@@ -23,10 +23,15 @@ const SCHEMES: &[&str] = &[
     "rediss-sentinel",
     "valkey-sentinel",
     "valkeys-sentinel",
+    "redis-cluster",
+    "rediss-cluster",
+    "valkey-cluster",
+    "valkeys-cluster",
 ];
 
-/// How a URL of a Redis with Sentinels is written.
-const WITH_SENTINELS: &str = "redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME";
+/// How the URL of a Redis is written that is not always at the same address.
+const SEVERAL: &str = "redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME, or \
+                       redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT";
 
 /// The longest namespace, in bytes.
 const MAX_NAMESPACE_LENGTH: usize = 64;
@@ -118,19 +123,17 @@ fn refuse_unknown_parameters(url: &str) -> Result<(), ConfigError> {
     let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
     let parameters = parameters.split('#').next().unwrap_or_default();
     let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
-    let known: &[&str] = if names_sentinels(url) {
-        &["master", "sentinel_user", "sentinel_password", "protocol"]
-    } else if is_socket {
-        &["db", "user", "pass", "protocol"]
-    } else {
-        &["protocol"]
+    let known: &[&str] = match Several::named_by(url) {
+        Some(Several::Sentinels) => &["master", "sentinel_user", "sentinel_password", "protocol"],
+        None if is_socket => &["db", "user", "pass", "protocol"],
+        Some(Several::Nodes) | None => &["protocol"],
     };
     let is_known = |parameter: &&str| known.contains(&parameter.split('=').next().unwrap_or_default());
     match parameters.split('&').filter(|parameter| !parameter.is_empty()).find(|parameter| !is_known(parameter)) {
         None => Ok(()),
         Some(parameter) => Err(ConfigError(format!(
             "--store {:?} says {:?} behind the `?`, which nobody reads there: write redis://USER:PASSWORD@HOST:PORT/DB, \
-             redis+unix:///PATH/OF/SOCKET?db=DB, or {WITH_SENTINELS}; a `?` in a password is written %3F",
+             redis+unix:///PATH/OF/SOCKET?db=DB, {SEVERAL}; a `?` in a password is written %3F",
             without_password(url),
             shown_parameter(parameter)
         ))),
@@ -151,15 +154,14 @@ impl Settings {
                     let shown = without_password(url);
                     return Err(ConfigError(format!(
                         "--store {shown:?} is not a store: use `memory`, or redis://HOST:PORT/DB (rediss:// with TLS, \
-                         redis+unix:// over a socket), or {WITH_SENTINELS}"
+                         redis+unix:// over a socket), {SEVERAL}"
                     )));
                 }
                 // A URL that cannot be read is to be known before a connection is tried.
                 if let Err(error) = Place::parse(url) {
                     return Err(ConfigError(format!(
                         "--store {:?} cannot be read ({error}): write redis://USER:PASSWORD@HOST:PORT/DB (rediss:// with \
-                         TLS), with %-escapes in user and password, redis+unix:///PATH/OF/SOCKET?db=DB, or \
-                         {WITH_SENTINELS}",
+                         TLS), with %-escapes in user and password, redis+unix:///PATH/OF/SOCKET?db=DB, {SEVERAL}",
                         without_password(url)
                     )));
                 }
@@ -275,6 +277,7 @@ mod tests {
         for scheme in SCHEMES {
             let place = match scheme.rsplit_once(['+', '-']) {
                 Some((_, "sentinel")) => "x,y:1/2?master=im",
+                Some((_, "cluster")) => "x,y:1",
                 _ if scheme.ends_with("unix") => "/run/redis.sock",
                 _ => "x:1/2",
             };
@@ -305,6 +308,8 @@ mod tests {
             (Settings { store: Some("redis+unix://socket".into()), ..redis() }, "redis+unix:///PATH"),
             (Settings { store: Some("redis-sentinel://x/0".into()), ..redis() }, "?master=NAME"),
             (Settings { store: Some("redis-sentinel://x/0?name=im".into()), ..redis() }, "\"name=***\" behind"),
+            (Settings { store: Some("redis-cluster://x/1".into()), ..redis() }, "no other database than 0"),
+            (Settings { store: Some("redis-cluster://x?master=im".into()), ..redis() }, "\"master=im\" behind"),
             (Settings { store: Some("redis-sentinel://x,/0?master=im".into()), ..redis() }, "HOST:PORT,HOST:PORT"),
             (Settings { lease: Some(Duration::from_secs(3)), ..Settings::default() }, "--lease belongs"),
             (Settings { outage_grace: Some(Duration::ZERO), ..Settings::default() }, "--outage-grace belongs"),

@@ -17,12 +17,12 @@ const JUDGED: [(&[&str], Judge); 2] =
     [(&["maxmemory-policy"], policy), (&["appendonly", "save", "appendfsync"], persistence)];
 
 /// Those that matter where another Redis may take over.
-const JUDGED_WITH_SENTINELS: (&[&str], Judge) = (&["min-replicas-to-write"], replicas);
+const JUDGED_IF_REPLACED: (&[&str], Judge) = (&["min-replicas-to-write"], replicas);
 
-/// Checks a server, which Sentinels watch or not. Returns why it cannot be used; what is merely unwise is logged.
+/// Checks a server, in whose place another may come or not. Returns why it cannot be used; what is merely unwise is logged.
 pub(super) async fn check(
     connection: &mut MultiplexedConnection,
-    has_sentinels: bool,
+    may_be_replaced: bool,
 ) -> RedisResult<Result<(), String>> {
     match redis::cmd("INFO").arg("server").query_async::<InfoDict>(connection).await {
         Ok(server) => {
@@ -35,7 +35,7 @@ pub(super) async fn check(
         }
         Err(error) => return Err(error),
     }
-    for (settings, judge) in JUDGED.into_iter().chain(has_sentinels.then_some(JUDGED_WITH_SENTINELS)) {
+    for (settings, judge) in JUDGED.into_iter().chain(may_be_replaced.then_some(JUDGED_IF_REPLACED)) {
         match redis::cmd("CONFIG").arg("GET").arg(settings).query_async(connection).await {
             Ok(found) => {
                 if let Some(text) = judge(&found) {

@@ -24,7 +24,7 @@ pub(super) enum FaultKind {
     ReadOnly,
     /// It refuses every write for now: it cannot save, or has too few replicas.
     Unwritable,
-    /// It is a node of a Redis Cluster, which no sidecar follows.
+    /// It is a node of a Redis Cluster, and has not, or not yet, or no longer, what was asked for.
     Clustered,
     /// It is not ready yet.
     Loading,
@@ -109,7 +109,8 @@ impl Fault {
             FaultKind::ReadOnly => "it is a read-only replica: name its primary",
             FaultKind::Unwritable => "it takes no writes: look at its disk (MISCONF) or its replicas (NOREPLICAS)",
             FaultKind::Clustered => {
-                "it is a node of a Redis Cluster, which ackwheel does not follow: name a single Redis, or a proxy"
+                "it is a node of a Redis Cluster: begin --store with redis-cluster://, and look whether the Cluster is whole \
+                 (CLUSTER INFO) if it does"
             }
             FaultKind::Forbidden | FaultKind::Denied => {
                 "check user and password in --store, and give that user the commands that docs/REDIS.md lists, on the \
@@ -157,6 +158,7 @@ impl From<RedisError> for Fault {
                 ErrorKind::Server(
                     ServerErrorKind::Moved
                     | ServerErrorKind::Ask
+                    | ServerErrorKind::TryAgain
                     | ServerErrorKind::ClusterDown
                     | ServerErrorKind::CrossSlot,
                 ),

@@ -117,7 +117,7 @@ impl Shared {
         loop {
             match self.connect(known).await {
                 Err(OpenError::Fault(fault))
-                    if fault.kind.passes()
+                    if (fault.kind.passes() || self.options.place.finds_again(fault.kind))
                         && self.options.clock.now().saturating_duration_since(begun) < patience =>
                 {
                     if !std::mem::replace(&mut is_told, true) {
@@ -135,7 +135,7 @@ impl Shared {
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             // Everyone who asks waits by `answer_in_time`.
             .set_response_timeout(None);
-        let found = Arc::new(self.options.place.find().await?);
+        let found = Arc::new(self.options.place.find(self.options.slot()).await?);
         let mut connection = found.connect(&config).await.map_err(Fault::from)?;
         let mut loads = redis::pipe();
         for script in SCRIPTS.all() {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `keys` | the schema |
 //! | `script`, `lua/` | the scripts: each one atomic step |
-//! | `place`, `sentinels` | where Redis is, and who of several is the primary |
+//! | `place`, `nodes`, `sentinels`, `cluster` | where Redis is, and who of several has a ring |
 //! | `link`, `keeper`, `fault` | a connection that heals, and what can go wrong with it |
 //! | `request`, `inbox`, `frames`, `chunk`, `queue`, `coalesce` | adds and dels of all connections travel together |
 //! | `ring` | the ring: the pointer's time, expiry |
@@ -16,6 +16,7 @@
 
 mod checks;
 mod chunk;
+mod cluster;
 mod coalesce;
 mod direct;
 mod fault;
@@ -28,6 +29,7 @@ mod lanes;
 mod lease;
 mod link;
 mod news;
+mod nodes;
 mod office;
 mod options;
 mod outbox;
@@ -44,7 +46,7 @@ mod store;
 pub use direct::DirectCalls;
 pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
 pub use options::RedisOptions;
-pub use place::{Place, names_sentinels};
+pub use place::{Place, Several};
 pub use store::{RedisStore, RedisStoreError};
 
 use std::hash::{BuildHasher, RandomState};

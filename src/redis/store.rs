@@ -8,6 +8,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use super::checks;
+use super::cluster::{Slot, slot_of};
 use super::coalesce::{Bounds, Coalescer};
 use super::fault::{Fault, FaultKind};
 use super::keeper::{Differs, OpenError};
@@ -20,7 +21,6 @@ use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT, RedisOptions};
 use super::outbox::RedisOutbox;
 use super::place::Place;
 use super::ring::{RedisRing, RingOptions};
-use super::sentinels;
 use crate::clock::Clock;
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
@@ -83,7 +83,7 @@ impl RedisStore {
     ) -> Result<RedisStore, RedisStoreError> {
         assert!(options.wheel.slots() <= MAX_SLOTS, "the configuration is checked");
         let place = Arc::new(Place::parse(&options.url).map_err(RedisStoreError::Address)?);
-        check(&place).await?;
+        check(&place, slot_of(&Keys::new(&options.namespace, 0, 0, "").meta)).await?;
         let identity = identity(&options.name);
         let mut store = RedisStore {
             seats: Vec::new(),
@@ -95,7 +95,7 @@ impl RedisStore {
         for ring in 0..options.rings {
             store.open_ring(ring, options, &place, &identity, clock, metrics).await?;
         }
-        let watch = tokio::spawn(sentinels::watch(place, store.links.clone()));
+        let watch = tokio::spawn(place.watch(store.links.clone()));
         store.tasks.push(AbortOnDropHandle::new(watch));
         info!(
             namespace = options.namespace,
@@ -217,7 +217,7 @@ fn held(coalescers: &[Arc<Coalescer>]) -> u64 {
 }
 
 /// Waits for Redis, and checks it. A wrong password does not become right by waiting.
-async fn check(place: &Place) -> Result<(), RedisStoreError> {
+async fn check(place: &Place, slot: Slot) -> Result<(), RedisStoreError> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
         .set_response_timeout(Some(RESPONSE_TIMEOUT));
@@ -225,8 +225,8 @@ async fn check(place: &Place) -> Result<(), RedisStoreError> {
     let reached = async {
         loop {
             let asked = async {
-                let mut connection = place.find().await?.connect(&config).await?;
-                Ok::<_, Fault>(checks::check(&mut connection, place.has_sentinels()).await?)
+                let mut connection = place.find(slot).await?.connect(&config).await?;
+                Ok::<_, Fault>(checks::check(&mut connection, place.several().is_some()).await?)
             };
             match asked.await {
                 Ok(checked) => return checked.map_err(RedisStoreError::Unusable),

@@ -3,6 +3,7 @@
 pub mod browser;
 pub mod checker;
 pub mod clock;
+pub mod cluster;
 pub mod deployed;
 pub mod fleet;
 pub mod flow;

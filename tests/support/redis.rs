@@ -36,6 +36,8 @@ pub struct Redis {
     pub port: u16,
     folder: TempDir,
     keeps: Keeps,
+    /// Where the other nodes of its Cluster find it.
+    bus_port: Option<u16>,
     clock: Option<FakeClock>,
     /// None while it is away.
     process: Option<Process>,
@@ -58,10 +60,19 @@ impl Redis {
         Redis::with(Keeps::Nothing, Some(clock))
     }
 
+    /// A node of a Cluster that has no other node yet.
+    pub fn of_a_cluster() -> Redis {
+        Redis::made(Keeps::Nothing, None, Some(free_port()))
+    }
+
     pub fn with(keeps: Keeps, clock: Option<Clock>) -> Redis {
+        Redis::made(keeps, clock, None)
+    }
+
+    fn made(keeps: Keeps, clock: Option<Clock>, bus_port: Option<u16>) -> Redis {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let clock = clock.map(FakeClock::new);
-        let mut redis = Redis { port: 0, folder, keeps, clock, process: None, logs: Vec::new() };
+        let mut redis = Redis { port: 0, folder, keeps, bus_port, clock, process: None, logs: Vec::new() };
         wait_until("a port is free", || {
             redis.port = free_port();
             redis.spawn()
@@ -142,6 +153,11 @@ impl Redis {
         value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {info}"))
     }
 
+    /// Where the other nodes of its Cluster find it.
+    pub fn bus_port(&self) -> u16 {
+        self.bus_port.expect("it is a node of a Cluster")
+    }
+
     /// How many keys it holds.
     pub fn dbsize(&self) -> u64 {
         self.command(&["DBSIZE"])
@@ -214,6 +230,10 @@ impl Redis {
             Keeps::Nothing => command.args(["--appendonly", "no"]),
             Keeps::Everything => command.args(["--appendonly", "yes", "--appendfsync", "always"]),
         };
+        if let Some(bus_port) = self.bus_port {
+            command.args(["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]);
+            command.args(["--cluster-port", &bus_port.to_string()]);
+        }
         if let Some(clock) = &self.clock {
             clock.rule_with_the_allocator_of_the_c_library(&mut command);
         }

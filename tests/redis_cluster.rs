@@ -1,0 +1,79 @@
+//! A Redis Cluster: each ring is on one of its nodes, and is found there, also when that is another one.
+
+use std::time::{Duration, Instant};
+
+use crate::redis_faults::take_until;
+use crate::sentinels::sidecar;
+use crate::support::cluster::Cluster;
+use crate::support::flow::{Flow, Plan};
+use crate::support::frames;
+use crate::support::process::{Log, Process, assert_names};
+use crate::support::redis::Redis;
+use crate::support::sidecar::serve;
+use crate::support::{PATIENCE, sleep_until, wait_until};
+
+#[test]
+fn the_rings_of_a_wheel_are_on_several_nodes() {
+    let cluster = Cluster::start();
+    // It learns of the others from the one that it is told of.
+    let store = Cluster::store(&cluster.primaries[2..]);
+    let sidecar = sidecar(&store, "only", &["--tick", "200ms", "--rings", "16"]);
+    let ids: Vec<u64> = (0..1_000).collect();
+    sidecar.connect().ask(&frames::add(&ids, 2, 1)).added();
+    assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &ids), ids);
+    let keys: Vec<u64> = cluster.primaries.iter().map(Redis::dbsize).collect();
+    assert!(keys.iter().all(|keys| *keys > 0), "{keys:?}");
+}
+
+#[test]
+fn a_node_that_stands_still_is_replaced_by_its_replica_and_nothing_is_lost() {
+    let cluster = Cluster::start();
+    let store = Cluster::store(&cluster.primaries);
+    let [a, b] = ["a", "b"].map(|name| sidecar(&store, name, &["--tick", "500ms", "--slots", "8"]));
+    let (begun, plan) = (Instant::now(), Plan::ten_times_a_second(Duration::from_millis(500), 8));
+    let flow = Flow::start(plan, a.listen, b.listen);
+    sleep_until(begun + Duration::from_secs(5));
+    cluster.primaries[0].stop();
+    wait_until("the replica is a primary", || cluster.replica.info("replication").contains("role:master"));
+    let now = format!("redis=127.0.0.1:{}", cluster.replica.port);
+    for sidecar in [&a, &b] {
+        sidecar.log().line(&now).unwrap_or_else(|| panic!("{}", sidecar.log().text()));
+        sidecar.wait_until_ready();
+    }
+    cluster.primaries[0].go_on();
+    let back = Instant::now();
+    sleep_until(back + Duration::from_secs(5));
+    let evidence = flow.finish();
+    let latest = evidence.assert_kept(PATIENCE);
+    let (acked, late) = evidence.acked_and_late();
+    println!("{acked} acked, {late} late; the latest came {latest:?} after its tick; {:?}", evidence.errors);
+    assert!(acked > 500, "{acked}");
+    for sidecar in [&a, &b] {
+        assert!(!sidecar.log().text().contains("Redis came back without this ring"), "{}", sidecar.log().text());
+    }
+}
+
+#[test]
+fn a_ring_that_is_moved_to_another_node_is_followed() {
+    let cluster = Cluster::start();
+    let sidecar = sidecar(&Cluster::store(&cluster.primaries[..1]), "only", &["--tick", "200ms"]);
+    let ids: Vec<u64> = (0..20).collect();
+    sidecar.connect().ask(&frames::add(&ids, 15, 1)).added();
+    cluster.move_ring_0();
+    let now = format!("redis=127.0.0.1:{}", cluster.primaries[1].port);
+    sidecar.log().line(&now).unwrap_or_else(|| panic!("{}", sidecar.log().text()));
+    sidecar.wait_until_ready();
+    assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &ids), ids);
+    assert!(!sidecar.log().text().contains("Redis came back without this ring"), "{}", sidecar.log().text());
+    assert_eq!(cluster.primaries[0].dbsize(), 0);
+}
+
+#[test]
+fn a_node_of_a_cluster_that_is_taken_for_a_single_redis_is_told_with_what_to_do() {
+    let cluster = Cluster::start();
+    let url = format!("redis://127.0.0.1:{}/", cluster.primaries[1].port);
+    let mut process = Process::spawn(&mut serve(&["--store", &url]));
+    let log = Log::of(process.stderr());
+    let line = log.line("Moved").unwrap_or_else(|| panic!("{}", log.text()));
+    assert_names(&line, &["begin --store with redis-cluster://"]);
+}

@@ -1,0 +1,85 @@
+//! A real Redis Cluster: three primaries, which share the slots evenly, and a replica of the one that has ring 0.
+
+use super::redis::Redis;
+use super::wait_until;
+
+const SLOTS: u16 = 16_384;
+
+/// Its nodes.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The one that has ring 0 of the default namespace comes first.
+    pub primaries: Vec<Redis>,
+    pub replica: Redis,
+}
+
+impl Cluster {
+    pub fn start() -> Cluster {
+        let mut primaries: Vec<Redis> = (0..3).map(|_| Redis::of_a_cluster()).collect();
+        let replica = Redis::of_a_cluster();
+        let share = SLOTS.div_ceil(3);
+        for (first, primary) in (0..SLOTS).step_by(share.into()).zip(&primaries) {
+            let last = (first + share).min(SLOTS) - 1;
+            primary.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+        }
+        let with_ring_0 = slot_of_ring(&primaries[0], 0) / share;
+        primaries.rotate_left(with_ring_0.into());
+        for (epoch, node) in (1..).zip(primaries.iter().chain([&replica])) {
+            node.command::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &i32::to_string(&epoch)]);
+            let bus_port = primaries[0].bus_port().to_string();
+            node.command::<()>(&["CLUSTER", "MEET", "127.0.0.1", &primaries[0].port.to_string(), &bus_port]);
+        }
+        let cluster = Cluster { primaries, replica };
+        cluster.wait_until_all_say("all know each other", |info| {
+            info.contains("cluster_known_nodes:4") && info.contains("cluster_state:ok")
+        });
+        let id: String = cluster.primaries[0].command(&["CLUSTER", "MYID"]);
+        cluster.replica.command::<()>(&["CLUSTER", "REPLICATE", &id]);
+        wait_until("the replica is in step and known", || {
+            cluster.replica.info("replication").contains("master_link_status:up")
+                && cluster
+                    .primaries
+                    .iter()
+                    .all(|node| node.command::<String>(&["CLUSTER", "NODES"]).contains("slave"))
+        });
+        cluster
+    }
+
+    fn wait_until_all_say(&self, what: &str, is_right: impl Fn(&str) -> bool) {
+        let nodes = || self.primaries.iter().chain([&self.replica]);
+        wait_until(what, || nodes().all(|node| is_right(&node.command::<String>(&["CLUSTER", "INFO"]))));
+    }
+
+    /// The `--store` of a sidecar that knows some of its nodes.
+    pub fn store<'a>(nodes: impl IntoIterator<Item = &'a Redis>) -> String {
+        let addresses = nodes.into_iter().map(|node| format!("127.0.0.1:{}", node.port));
+        format!("redis-cluster://{}", addresses.collect::<Vec<String>>().join(","))
+    }
+
+    /// Moves ring 0 to the second primary, as a resharding does.
+    pub fn move_ring_0(&self) {
+        let [from, to] = [&self.primaries[0], &self.primaries[1]];
+        let slot = slot_of_ring(from, 0).to_string();
+        let [id_of_from, id_of_to] = [from, to].map(|node| node.command::<String>(&["CLUSTER", "MYID"]));
+        to.command::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id_of_from]);
+        from.command::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id_of_to]);
+        loop {
+            let keys: Vec<String> = from.command(&["CLUSTER", "GETKEYSINSLOT", &slot, "1000"]);
+            if keys.is_empty() {
+                break;
+            }
+            let port = to.port.to_string();
+            let move_them = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+            let words: Vec<&str> = move_them.into_iter().chain(keys.iter().map(String::as_str)).collect();
+            from.command::<()>(&words);
+        }
+        for node in [to, from] {
+            node.command::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &id_of_to]);
+        }
+    }
+}
+
+/// The slot of a ring of the default namespace.
+fn slot_of_ring(node: &Redis, ring: u16) -> u16 {
+    node.command(&["CLUSTER", "KEYSLOT", &format!("{{ackwheel:{ring}}}:meta")])
+}
