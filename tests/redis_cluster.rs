@@ -69,11 +69,18 @@ fn a_ring_that_is_moved_to_another_node_is_followed() {
 }
 
 #[test]
-fn a_node_of_a_cluster_that_is_taken_for_a_single_redis_is_told_with_what_to_do() {
-    let cluster = Cluster::start();
-    let url = format!("redis://127.0.0.1:{}/", cluster.primaries[1].port);
-    let mut process = Process::spawn(&mut serve(&["--store", &url]));
-    let log = Log::of(process.stderr());
-    let line = log.line("Moved").unwrap_or_else(|| panic!("{}", log.text()));
-    assert_names(&line, &["begin --store with redis-cluster://"]);
+fn what_is_taken_for_a_cluster_or_for_none_is_told_with_what_to_do() {
+    let (cluster, single) = (Cluster::start(), Redis::start());
+    for (url, words) in [
+        (
+            format!("redis://127.0.0.1:{}/", cluster.primaries[1].port),
+            ["Moved", "begin --store with redis-cluster://"],
+        ),
+        (Cluster::store([&single]), ["cluster support disabled", "begin --store with redis://"]),
+    ] {
+        let mut process = Process::spawn(&mut serve(&["--store", &url]));
+        let log = Log::of(process.stderr());
+        let line = log.line(words[0]).unwrap_or_else(|| panic!("{url}: {}", log.text()));
+        assert_names(&line, &words);
+    }
 }

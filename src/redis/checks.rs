@@ -19,7 +19,8 @@ const JUDGED: [(&[&str], Judge); 2] =
 /// Those that matter where another Redis may take over.
 const JUDGED_IF_REPLACED: (&[&str], Judge) = (&["min-replicas-to-write"], replicas);
 
-/// Checks a server, in whose place another may come or not. Returns why it cannot be used; what is merely unwise is logged.
+/// Checks a server, in whose place another may come or not. Returns why it cannot be used; what is merely unwise is
+/// logged.
 pub(super) async fn check(
     connection: &mut MultiplexedConnection,
     may_be_replaced: bool,

@@ -1,5 +1,5 @@
-//! A Redis Cluster: which of its nodes has a ring. All keys of a ring lie in one hash slot, so that a ring is on one node,
-//! and its link goes there.
+//! A Redis Cluster: which of its nodes has a ring. All keys of a ring lie in one hash slot, so that a ring is on one
+//! node, and its link goes there.
 //!
 //! A node that has lost a slot says so to whoever writes to it (MOVED), and the link looks for the new one.
 
@@ -28,7 +28,7 @@ pub(super) fn slot_of(key: &str) -> Slot {
 pub(super) struct Cluster {
     /// Those that `--store` names.
     seeds: Vec<Arc<Node>>,
-    /// All of which they told when they were last asked, so that it does not matter which of them live.
+    /// Those that were told of when they were last asked, so that it does not matter which of the seeds live.
     learnt: Mutex<Vec<Arc<Node>>>,
     manner: Manner,
 }
@@ -89,7 +89,7 @@ impl Cluster {
     /// `id host:port@bus[,name] flags primary ping pong config-epoch link slot…`
     fn owned(&self, line: &str, asked: &ConnectionAddr) -> Option<Vec<Owned>> {
         let words: Vec<&str> = line.split(' ').collect();
-        let [_, address, flags, _, _, _, config_epoch, _, slots @ ..] = words.as_slice() else { return None };
+        let [id, address, flags, _, _, _, config_epoch, _, slots @ ..] = words.as_slice() else { return None };
         let is = |flag: &str| flags.split(',').any(|one| one == flag);
         if !is("master") || is("fail") || is("noaddr") {
             return None;
@@ -103,7 +103,7 @@ impl Cluster {
             (_, host, _) => host,
         };
         let client = self.manner.at(host, port.parse().ok()?).ok()?;
-        let by = Found { client, config_epoch: config_epoch.parse().ok()? };
+        let by = Found { client, config_epoch: config_epoch.parse().ok()?, node: Some((*id).to_owned()) };
         let owned = slots.iter().filter_map(|range| {
             // What begins with a bracket is on its way to or from another node.
             let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -183,7 +183,10 @@ mod tests {
     #[test]
     fn nodes_that_were_told_of_are_asked_too_and_kept_while_they_are_told_of() {
         let cluster = cluster();
-        let found = |port| Found { client: cluster.manner.at("10.0.0.1", port).unwrap(), config_epoch: 1 };
+        let found = |port| {
+            let client = cluster.manner.at("10.0.0.1", port).unwrap();
+            Found { client, config_epoch: 1, node: None }
+        };
         let known = || cluster.learnt.lock().iter().map(ToString::to_string).collect::<Vec<String>>();
         cluster.learn([found(1), found(2), found(1)].iter());
         assert_eq!(known(), ["10.0.0.1:1", "10.0.0.1:2"]);

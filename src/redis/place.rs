@@ -131,7 +131,7 @@ impl Place {
 
     async fn look(&self) -> Result<Map, Fault> {
         match &self.0 {
-            Kind::Fixed(client) => Ok(Map::of(Found { client: client.clone(), config_epoch: 0 })),
+            Kind::Fixed(client) => Ok(Map::of(Found { client: client.clone(), config_epoch: 0, node: None })),
             Kind::Watched(sentinels) => sentinels.primary().await.map(Map::of),
             Kind::Clustered(cluster) => cluster.look().await,
         }
@@ -165,6 +165,8 @@ pub(super) struct Found {
     pub(super) client: Client,
     /// Grows with each failover, as those count them who say where Redis is.
     pub(super) config_epoch: u64,
+    /// What they call it, if it has a name that stays.
+    pub(super) node: Option<String>,
 }
 
 impl Found {
@@ -172,10 +174,15 @@ impl Found {
         self.client.get_multiplexed_async_connection_with_config(config).await
     }
 
-    /// Whether another one has taken its place since. Whoever was cut off may still name the one before.
+    /// Whether another one has taken its place since. Whoever was cut off may still name the one before; and the same node
+    /// may have several addresses, by whom one asks.
     fn is_followed_by(&self, other: &Found) -> bool {
         let address = |found: &Found| found.client.get_connection_info().addr().clone();
-        other.config_epoch >= self.config_epoch && address(other) != address(self)
+        let is_same = match (&self.node, &other.node) {
+            (Some(one), Some(other)) => one == other,
+            _ => address(self) == address(other),
+        };
+        other.config_epoch >= self.config_epoch && !is_same
     }
 }
 
@@ -277,10 +284,16 @@ mod tests {
     #[test]
     fn a_redis_is_followed_by_another_address_of_the_same_or_a_later_epoch() {
         let manner = watched("redis-sentinel://one?master=im").manner;
-        let found = |port, config_epoch| Found { client: manner.at("10.0.0.1", port).unwrap(), config_epoch };
+        let node = |name: Option<&str>, port, config_epoch| {
+            let client = manner.at("10.0.0.1", port).unwrap();
+            Found { client, config_epoch, node: name.map(str::to_owned) }
+        };
+        let found = |port, config_epoch| node(None, port, config_epoch);
         assert!(!found(1, 3).is_followed_by(&found(1, 4)));
         assert!(found(1, 3).is_followed_by(&found(2, 3)));
         assert!(found(1, 3).is_followed_by(&found(2, 4)));
         assert!(!found(1, 3).is_followed_by(&found(2, 2)), "somebody has not heard of the last failover");
+        assert!(!node(Some("a"), 1, 3).is_followed_by(&node(Some("a"), 2, 3)), "it has two addresses");
+        assert!(node(Some("a"), 1, 3).is_followed_by(&node(Some("b"), 2, 3)));
     }
 }

@@ -47,7 +47,7 @@ impl Sentinels {
             kind: FaultKind::Other,
             text: format!("{node}: its answer to SENTINEL MASTER is not understood"),
         })?;
-        Ok(Found { client, config_epoch: number("config-epoch").unwrap_or_default() })
+        Ok(Found { client, config_epoch: number("config-epoch").unwrap_or_default(), node: None })
     }
 }
 

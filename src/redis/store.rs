@@ -267,6 +267,8 @@ const HINTS: &[(&str, &str)] = &[
     ("timed out", MAYBE_TLS),
     ("reset by peer", MAYBE_TLS),
     ("InvalidContentType", MAYBE_TLS),
+    ("cluster support disabled", "begin --store with redis://, for this Redis is of no Cluster"),
+    ("no node of the Cluster answers", "are the nodes running, and are their addresses in --store right?"),
     ("no Sentinel names", "are the Sentinels running, and are their addresses in --store right?"),
 ];
 
