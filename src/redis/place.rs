@@ -269,7 +269,7 @@ mod tests {
         for (url, word) in [
             ("redis-sentinel://one,two/0", "?master=NAME"),
             ("redis-sentinel://one/0?master=", "?master=NAME"),
-            ("redis-sentinel://one,,two?master=im", "ostname"),
+            ("redis-sentinel://one,,two?master=im", "did not parse"),
             ("redis-sentinel://one:port?master=im", ""),
             ("redis-sentinel://one/five?master=im", "database"),
             ("redis-cluster://one/1", "no other database"),
