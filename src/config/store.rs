@@ -307,7 +307,10 @@ mod tests {
             (Settings { store: Some("redis://h/five".into()), ..redis() }, "database number"),
             (Settings { store: Some("redis+unix://socket".into()), ..redis() }, "redis+unix:///PATH"),
             (Settings { store: Some("redis-sentinel://x/0".into()), ..redis() }, "?master=NAME"),
-            (Settings { store: Some("redis-sentinel://x/0?master=im&name=im".into()), ..redis() }, "\"name=***\" behind"),
+            (
+                Settings { store: Some("redis-sentinel://x/0?master=im&name=im".into()), ..redis() },
+                "\"name=***\" behind",
+            ),
             (Settings { store: Some("redis-cluster://x/1".into()), ..redis() }, "no other database than 0"),
             (Settings { store: Some("redis-cluster://x?master=im".into()), ..redis() }, "\"master=im\" behind"),
             (Settings { store: Some("redis-sentinel://x,/0?master=im".into()), ..redis() }, "HOST:PORT,HOST:PORT"),
