@@ -1,16 +1,13 @@
 //! A Redis Cluster: each ring is on one of its nodes, and is found there, also when that is another one.
 
-use std::time::{Duration, Instant};
-
 use crate::redis_faults::take_until;
-use crate::sentinels::sidecar;
+use crate::sentinels::{assert_nothing_is_lost, sidecar};
 use crate::support::cluster::Cluster;
-use crate::support::flow::{Flow, Plan};
 use crate::support::frames;
 use crate::support::process::{Log, Process, assert_names};
 use crate::support::redis::Redis;
 use crate::support::sidecar::serve;
-use crate::support::{PATIENCE, sleep_until, wait_until};
+use crate::support::wait_until;
 
 #[test]
 fn the_rings_of_a_wheel_are_on_several_nodes() {
@@ -28,29 +25,10 @@ fn the_rings_of_a_wheel_are_on_several_nodes() {
 #[test]
 fn a_node_that_stands_still_is_replaced_by_its_replica_and_nothing_is_lost() {
     let cluster = Cluster::start();
-    let store = Cluster::store(&cluster.primaries);
-    let [a, b] = ["a", "b"].map(|name| sidecar(&store, name, &["--tick", "500ms", "--slots", "8"]));
-    let (begun, plan) = (Instant::now(), Plan::ten_times_a_second(Duration::from_millis(500), 8));
-    let flow = Flow::start(plan, a.listen, b.listen);
-    sleep_until(begun + Duration::from_secs(5));
-    cluster.primaries[0].stop();
-    wait_until("the replica is a primary", || cluster.replica.info("replication").contains("role:master"));
-    let now = format!("redis=127.0.0.1:{}", cluster.replica.port);
-    for sidecar in [&a, &b] {
-        sidecar.log().line(&now).unwrap_or_else(|| panic!("{}", sidecar.log().text()));
-        sidecar.wait_until_ready();
-    }
-    cluster.primaries[0].go_on();
-    let back = Instant::now();
-    sleep_until(back + Duration::from_secs(5));
-    let evidence = flow.finish();
-    let latest = evidence.assert_kept(PATIENCE);
-    let (acked, late) = evidence.acked_and_late();
-    println!("{acked} acked, {late} late; the latest came {latest:?} after its tick; {:?}", evidence.errors);
-    assert!(acked > 500, "{acked}");
-    for sidecar in [&a, &b] {
-        assert!(!sidecar.log().text().contains("Redis came back without this ring"), "{}", sidecar.log().text());
-    }
+    let (primary, replica) = (&cluster.primaries[0], &cluster.replica);
+    assert_nothing_is_lost(&Cluster::store(&cluster.primaries), primary, replica, || {
+        wait_until("the replica is a primary", || replica.info("replication").contains("role:master"));
+    });
 }
 
 #[test]

@@ -119,11 +119,11 @@ fn shown_parameter(parameter: &str) -> Cow<'_, str> {
 }
 
 /// What a URL says behind `?` and nobody reads is a mistake: above all the database, which is the path.
-fn refuse_unknown_parameters(url: &str) -> Result<(), ConfigError> {
+fn refuse_unknown_parameters(url: &str, several: Option<Several>) -> Result<(), ConfigError> {
     let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
     let parameters = parameters.split('#').next().unwrap_or_default();
     let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
-    let known: &[&str] = match Several::named_by(url) {
+    let known: &[&str] = match several {
         Some(Several::Sentinels) => &["master", "sentinel_user", "sentinel_password", "protocol"],
         None if is_socket => &["db", "user", "pass", "protocol"],
         Some(Several::Nodes) | None => &["protocol"],
@@ -158,14 +158,14 @@ impl Settings {
                     )));
                 }
                 // A URL that cannot be read is to be known before a connection is tried.
-                if let Err(error) = Place::parse(url) {
-                    return Err(ConfigError(format!(
+                let place = Place::parse(url).map_err(|error| {
+                    ConfigError(format!(
                         "--store {:?} cannot be read ({error}): write redis://USER:PASSWORD@HOST:PORT/DB (rediss:// with \
                          TLS), with %-escapes in user and password, redis+unix:///PATH/OF/SOCKET?db=DB, {SEVERAL}",
                         without_password(url)
-                    )));
-                }
-                refuse_unknown_parameters(url)?;
+                    ))
+                })?;
+                refuse_unknown_parameters(url, place.several())?;
                 self.shared(url, wheel).map(StoreKind::Redis)
             }
         }

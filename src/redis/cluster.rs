@@ -3,24 +3,23 @@
 //!
 //! A node that has lost a slot says so to whoever writes to it (MOVED), and the link looks for the new one.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use redis::ConnectionAddr;
 
 use super::fault::{Fault, FaultKind};
-use super::nodes::{Manner, Node, answers, together};
-use super::place::Found;
+use super::nodes::{Found, Manner, Node, answers, together};
 
 /// A hash slot of a Cluster.
 pub(super) type Slot = u16;
 
 const SLOTS: u16 = 16_384;
 
-/// The slot of a key with a hash tag, the text between its first braces.
-pub(super) fn slot_of(key: &str) -> Slot {
-    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or(key, |(tag, _)| tag);
+/// The slot of all keys with this hash tag, the text in braces.
+pub(super) fn slot_of(tag: &str) -> Slot {
     crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % SLOTS
 }
 
@@ -33,28 +32,27 @@ pub(super) struct Cluster {
     manner: Manner,
 }
 
-/// Slots from the first to the last, and who has them.
-#[derive(Clone)]
-struct Owned {
-    first: Slot,
-    last: Slot,
-    by: Found,
+/// What was told of a node.
+struct Told {
+    node: Found,
+    /// What it has; nothing, where it is a replica, or failed.
+    slots: Vec<RangeInclusive<Slot>>,
 }
 
 /// Who has which slots, as several nodes see it.
-pub(super) struct Map(Vec<Owned>);
+pub(super) struct Map(Vec<Told>);
 
 impl Map {
     /// Where there is one Redis, it has all of them.
-    pub(super) fn of(by: Found) -> Map {
-        Map(vec![Owned { first: 0, last: SLOTS - 1, by }])
+    pub(super) fn of(node: Found) -> Map {
+        Map(vec![Told { node, slots: vec![0..=SLOTS - 1] }])
     }
 
     /// Who has a slot, by the latest that is known.
     pub(super) fn owner(&self, slot: Slot) -> Result<Found, Fault> {
-        let owns = |owned: &&Owned| (owned.first..=owned.last).contains(&slot);
-        let latest = self.0.iter().filter(owns).max_by_key(|owned| owned.by.config_epoch);
-        latest.map(|owned| owned.by.clone()).ok_or_else(|| Fault {
+        let owners = self.0.iter().filter(|told| told.slots.iter().any(|slots| slots.contains(&slot)));
+        let latest = owners.max_by_key(|told| told.node.config_epoch);
+        latest.map(|told| told.node.clone()).ok_or_else(|| Fault {
             kind: FaultKind::Clustered,
             text: format!("no node of the Cluster has slot {slot}"),
         })
@@ -69,29 +67,29 @@ impl Cluster {
     /// Asks all nodes who has which slots.
     pub(super) async fn look(&self) -> Result<Map, Fault> {
         let learnt = self.learnt.lock().clone();
-        let known: Vec<&Arc<Node>> = self.seeds.iter().chain(&learnt).collect();
-        let told = answers(known.iter().map(|node| self.ask(node))).await;
+        let told = answers(self.seeds.iter().chain(&learnt).map(|node| self.ask(node))).await;
         let told = told.map_err(|faults| together(&faults, "no node of the Cluster answers"))?;
-        self.learn(told.iter().flatten().map(|owned| &owned.by));
-        Ok(Map(told.into_iter().flatten().collect()))
+        let map = Map(told.into_iter().flatten().collect());
+        self.learn(&map);
+        Ok(map)
     }
 
-    async fn ask(&self, node: &Node) -> Result<Vec<Owned>, Fault> {
-        let told = node.ask::<String>(redis::cmd("CLUSTER").arg("NODES")).await.map_err(|error| {
+    async fn ask(&self, node: &Node) -> Result<Vec<Told>, Fault> {
+        let answered = node.ask::<String>(redis::cmd("CLUSTER").arg("NODES")).await.map_err(|error| {
             let Fault { kind, text } = Fault::from(error);
             Fault { kind, text: format!("{node}: {text}") }
         })?;
-        Ok(told.lines().filter_map(|line| self.owned(line, node.address())).flatten().collect())
+        Ok(answered.lines().filter_map(|line| self.told(line, node.address())).collect())
     }
 
-    /// What a line of CLUSTER NODES says that a node owns: nothing, where it is a replica, or failed.
+    /// What a line of CLUSTER NODES tells of a node, if that has an address.
     ///
     /// `id host:port@bus[,name] flags primary ping pong config-epoch link slot…`
-    fn owned(&self, line: &str, asked: &ConnectionAddr) -> Option<Vec<Owned>> {
+    fn told(&self, line: &str, asked: &ConnectionAddr) -> Option<Told> {
         let words: Vec<&str> = line.split(' ').collect();
         let [id, address, flags, _, _, _, config_epoch, _, slots @ ..] = words.as_slice() else { return None };
         let is = |flag: &str| flags.split(',').any(|one| one == flag);
-        if !is("master") || is("fail") || is("noaddr") {
+        if is("noaddr") {
             return None;
         }
         let (address, name) = address.split_once(',').unwrap_or((address, ""));
@@ -103,29 +101,27 @@ impl Cluster {
             (_, host, _) => host,
         };
         let client = self.manner.at(host, port.parse().ok()?).ok()?;
-        let by = Found { client, config_epoch: config_epoch.parse().ok()?, node: Some((*id).to_owned()) };
-        let owned = slots.iter().filter_map(|range| {
+        let node = Found { client, config_epoch: config_epoch.parse().ok()?, node: Some((*id).to_owned()) };
+        let slots = slots.iter().filter_map(|range| {
             // What begins with a bracket is on its way to or from another node.
             let (first, last) = range.split_once('-').unwrap_or((range, range));
-            Some(Owned { first: first.parse().ok()?, last: last.parse().ok()?, by: by.clone() })
+            Some(first.parse().ok()?..=last.parse().ok()?)
         });
-        Some(owned.collect())
+        Some(Told { node, slots: if is("master") && !is("fail") { slots.collect() } else { Vec::new() } })
     }
 
-    /// Keeps the nodes of which one has heard, with the connections to those that were known before.
-    fn learn<'a>(&self, told: impl Iterator<Item = &'a Found>) {
+    /// Keeps the nodes that it was told of, with the connections to those that were known before.
+    fn learn(&self, map: &Map) {
         let mut learnt = self.learnt.lock();
-        let mut before: HashMap<String, Arc<Node>> =
-            learnt.drain(..).map(|node| (node.to_string(), node)).collect();
-        let seeds: Vec<String> = self.seeds.iter().map(ToString::to_string).collect();
-        let mut told: Vec<(String, &Found)> = told.map(|found| (found.to_string(), found)).collect();
-        told.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        told.dedup_by(|(one, _), (other, _)| one == other);
-        told.retain(|(address, _)| !seeds.contains(address));
-        let node = |found: &Found| Arc::new(Node::new(found.client.clone()));
-        learnt.extend(
-            told.into_iter().map(|(address, found)| before.remove(&address).unwrap_or_else(|| node(found))),
-        );
+        let known: BTreeMap<String, Arc<Node>> =
+            self.seeds.iter().chain(&*learnt).map(|node| (node.to_string(), Arc::clone(node))).collect();
+        let told: BTreeMap<String, &Found> =
+            map.0.iter().map(|told| (told.node.to_string(), &told.node)).collect();
+        let node = |(address, found): (String, &Found)| {
+            known.get(&address).cloned().unwrap_or_else(|| Arc::new(Node::new(found.client.clone())))
+        };
+        let is_no_seed = |node: &Arc<Node>| !self.seeds.iter().any(|seed| Arc::ptr_eq(seed, node));
+        *learnt = told.into_iter().map(node).filter(is_no_seed).collect();
     }
 }
 
@@ -143,16 +139,15 @@ mod tests {
     /// Who has a slot by these lines, and since which epoch.
     fn owner(lines: &[&str], slot: Slot) -> Option<(String, u64)> {
         let (cluster, asked) = (cluster(), ConnectionAddr::Tcp("asked".to_owned(), 7_000));
-        let owned = lines.iter().filter_map(|line| cluster.owned(line, &asked)).flatten().collect();
-        Map(owned).owner(slot).ok().map(|found| (found.to_string(), found.config_epoch))
+        let told = lines.iter().filter_map(|line| cluster.told(line, &asked)).collect();
+        Map(told).owner(slot).ok().map(|found| (found.to_string(), found.config_epoch))
     }
 
     #[test]
     fn slots_are_those_that_redis_computes() {
         // CLUSTER KEYSLOT says the same.
         assert_eq!(slot_of("123456789"), 0x31c3);
-        assert_eq!(slot_of("{user1000}.following"), slot_of("user1000"));
-        assert_eq!(slot_of("{ackwheel:0}:meta"), slot_of("{ackwheel:0}:tick:7"));
+        assert_eq!(slot_of("ackwheel:0"), 2_112);
     }
 
     #[test]
@@ -181,18 +176,23 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_were_told_of_are_asked_too_and_kept_while_they_are_told_of() {
-        let cluster = cluster();
-        let found = |port| {
-            let client = cluster.manner.at("10.0.0.1", port).unwrap();
-            Found { client, config_epoch: 1, node: None }
+    fn all_nodes_that_were_told_of_are_asked_too_and_kept_while_they_are() {
+        let info = "redis://10.0.0.1:1/".into_connection_info().unwrap();
+        let seed = Node::new(redis::Client::open(info.clone()).unwrap());
+        let (cluster, asked) =
+            (Cluster::new(vec![seed], Manner(info)), ConnectionAddr::Tcp("asked".to_owned(), 1));
+        let learn = |lines: &[&str]| {
+            let told = |line: &&str| cluster.told(&format!("id 10.0.0.1:{line}"), &asked);
+            cluster.learn(&Map(lines.iter().filter_map(told).collect()));
+            cluster.learnt.lock().iter().map(ToString::to_string).collect::<Vec<String>>()
         };
-        let known = || cluster.learnt.lock().iter().map(ToString::to_string).collect::<Vec<String>>();
-        cluster.learn([found(1), found(2), found(1)].iter());
-        assert_eq!(known(), ["10.0.0.1:1", "10.0.0.1:2"]);
-        let kept = Arc::clone(&cluster.learnt.lock()[1]);
-        cluster.learn([found(3), found(2)].iter());
-        assert_eq!(known(), ["10.0.0.1:2", "10.0.0.1:3"]);
+        let [replica, failed] = ["2@9 slave a 0 0 1 connected", "3@9 master,fail - 0 0 1 disconnected 1"];
+        assert_eq!(
+            learn(&[failed, replica, "1@9 master - 0 0 1 connected", replica]),
+            ["10.0.0.1:2", "10.0.0.1:3"]
+        );
+        let kept = Arc::clone(&cluster.learnt.lock()[0]);
+        assert_eq!(learn(&["4@9 master - 0 0 1 connected", replica]), ["10.0.0.1:2", "10.0.0.1:4"]);
         assert!(Arc::ptr_eq(&kept, &cluster.learnt.lock()[0]), "with its connection");
     }
 }

@@ -47,13 +47,14 @@ impl DirectCalls {
     ///
     /// When Redis cannot be reached or does not carry this out.
     pub fn open(url: &str, namespace: &str) -> RedisResult<DirectCalls> {
-        let mut connection = Client::open(connection_info(url)?)?.get_connection()?;
+        let client = Client::open(connection_info(url)?)?;
+        let mut connection = client.get_connection()?;
         SCRIPTS.apply.load().exec(&mut connection)?;
         SCRIPTS.open.load().exec(&mut connection)?;
         let wheel = Wheel::default();
         let keys = Arc::new(Keys::new(namespace, 0, wheel.slots(), &super::random_name()));
         let options = LinkOptions {
-            place: Arc::new(Place::parse(url).map_err(|error| strange(&error))?),
+            place: Arc::new(Place::of(client)),
             ring: 0,
             rings: 1,
             wheel,

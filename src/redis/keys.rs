@@ -24,6 +24,8 @@
 //! list until it is published. With [`SPARE_LISTS`] more lists than slots no two deadlines that are alive
 //! share one: the pointer waits when [`MAX_FROZEN`] ticks are not yet published.
 
+use super::cluster::{Slot, slot_of};
+
 /// The version of this schema.
 pub const SCHEMA: u32 = 1;
 /// The oldest schema that this version serves too, so that sidecars can be updated one by one.
@@ -55,13 +57,16 @@ pub(super) struct Keys {
     pub(super) sidecars: String,
     pub(super) link: String,
     pub(super) news: String,
+    /// Where all of them lie, if Redis is a Cluster.
+    pub(super) slot: Slot,
     lists: Vec<String>,
 }
 
 impl Keys {
     /// The keys of a ring, as `sidecar` uses them.
     pub(super) fn new(namespace: &str, ring: u16, slots: u16, sidecar: &str) -> Keys {
-        let key = |name: &str| format!("{{{namespace}:{ring}}}:{name}");
+        let tag = tag(namespace, ring);
+        let key = |name: &str| format!("{{{tag}}}:{name}");
         Keys {
             meta: key("meta"),
             lease: key("lease"),
@@ -74,8 +79,14 @@ impl Keys {
             sidecars: key("sidecars"),
             link: key(&format!("link:{sidecar}")),
             news: key("news"),
+            slot: slot_of(&tag),
             lists: (0..slots + SPARE_LISTS).map(|list| key(&format!("tick:{list}"))).collect(),
         }
+    }
+
+    /// The slot in which the keys of a ring lie.
+    pub(super) fn slot_of(namespace: &str, ring: u16) -> Slot {
+        slot_of(&tag(namespace, ring))
     }
 
     /// The list of a deadline.
@@ -88,6 +99,11 @@ impl Keys {
     pub(super) fn lists(&self) -> &[String] {
         &self.lists
     }
+}
+
+/// What the names of a ring's keys have in braces.
+fn tag(namespace: &str, ring: u16) -> String {
+    format!("{namespace}:{ring}")
 }
 
 #[cfg(test)]

@@ -21,12 +21,12 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-use super::cluster::{Slot, slot_of};
 use super::fault::{Fault, FaultKind};
 use super::keeper::{Known, OpenError};
 use super::keys::Keys;
+use super::nodes::Found;
 use super::options::RESPONSE_TIMEOUT;
-use super::place::{Found, Place};
+use super::place::Place;
 use super::script::{Answer, Script};
 use super::silence::Silence;
 use crate::clock::Clock;
@@ -54,13 +54,6 @@ pub(super) struct LinkOptions {
     pub(super) incarnation: String,
     pub(super) clock: Arc<Clock>,
     pub(super) metrics: Arc<Metrics>,
-}
-
-impl LinkOptions {
-    /// The slot of its ring, where that is on a Cluster.
-    pub(super) fn slot(&self) -> Slot {
-        slot_of(&self.keys.meta)
-    }
 }
 
 /// A connection that is registered.
@@ -126,10 +119,6 @@ impl Link {
         shared.state.send_replace(State::Up(session));
         let keeper = tokio::spawn(Arc::clone(&shared).keep(known));
         Ok(Link { shared, keeper })
-    }
-
-    pub(super) fn slot(&self) -> Slot {
-        self.shared.options.slot()
     }
 
     pub(super) fn keys(&self) -> &Keys {

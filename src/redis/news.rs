@@ -16,9 +16,9 @@ use tracing::debug;
 use super::fault::Fault;
 use super::lease::RedisLease;
 use super::link::{Link, State};
+use super::nodes::Found;
 use super::options::CONNECT_TIMEOUT;
 use super::outbox::RedisOutbox;
-use super::place::Found;
 
 /// How long Redis blocks when there are no hints.
 const BLOCK: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! Nodes that say where a Redis is: all are asked at the same time, and how those are spoken to that they name.
+//! Nodes that say where a Redis is, all asked at the same time, and the Redis that they name.
 
 use std::fmt;
 use std::time::Duration;
@@ -60,7 +60,6 @@ impl fmt::Display for Node {
 }
 
 /// How a Redis is spoken to, wherever it is.
-#[derive(Clone)]
 pub(super) struct Manner(pub(super) ConnectionInfo);
 
 impl Manner {
@@ -78,8 +77,45 @@ impl Manner {
     }
 }
 
-/// Awaits the answers of several nodes: whoever is much slower than the first is left out. Where nobody has one, what is
-/// wrong with each.
+/// A Redis that was found.
+#[derive(Clone)]
+pub(super) struct Found {
+    pub(super) client: Client,
+    /// Grows with each failover, as those count them who say where Redis is.
+    pub(super) config_epoch: u64,
+    /// What they call it, if it has a name that stays.
+    pub(super) node: Option<String>,
+}
+
+impl Found {
+    pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
+        self.client.get_multiplexed_async_connection_with_config(config).await
+    }
+
+    fn address(&self) -> &ConnectionAddr {
+        self.client.get_connection_info().addr()
+    }
+
+    /// Whether another one has taken its place since. Whoever was cut off may still name the one before, and the same
+    /// node may have several addresses, by whom one asks.
+    pub(super) fn is_followed_by(&self, other: &Found) -> bool {
+        let is_same = match (&self.node, &other.node) {
+            (Some(one), Some(other)) => one == other,
+            _ => self.address() == other.address(),
+        };
+        other.config_epoch >= self.config_epoch && !is_same
+    }
+}
+
+/// Its address, without user and password.
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address().fmt(f)
+    }
+}
+
+/// Awaits the answers of several nodes: whoever is much slower than the first is left out. Where nobody has one, what
+/// is wrong with each.
 ///
 /// One that was cut off from the others may be the first, and would go on naming what was replaced.
 pub(super) async fn answers<T>(
@@ -110,4 +146,60 @@ pub(super) fn together(faults: &[Fault], what: &str) -> Fault {
     let kind = if forbidden { FaultKind::Forbidden } else { FaultKind::Disconnected };
     let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
     Fault { kind, text: format!("{what} ({})", texts.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// What comes after so many ms: an answer, or nothing but a fault.
+    async fn after(ms: u64, answer: Option<u8>) -> Result<u8, Fault> {
+        sleep(Duration::from_millis(ms)).await;
+        answer.ok_or_else(|| Fault::silent(Duration::from_millis(ms)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_much_slower_than_the_first_answer_is_not_waited_for() {
+        let begun = Instant::now();
+        let asked =
+            [after(900, Some(1)), after(300, None), after(400, Some(3)), after(450, Some(4)), after(500, None)];
+        assert_eq!(answers(asked).await, Ok(vec![3, 4]));
+        assert_eq!(begun.elapsed(), Duration::from_millis(600));
+        let begun = Instant::now();
+        assert_eq!(answers([after(7, Some(1)), after(5, Some(2))]).await, Ok(vec![2, 1]));
+        assert_eq!(begun.elapsed(), Duration::from_millis(7), "nobody is left");
+        let faults = answers([after(20, None), after(10, None)]).await.unwrap_err();
+        assert_eq!(
+            faults.iter().map(|fault| fault.text.as_str()).collect::<Vec<_>>(),
+            ["no answer within 10ms", "no answer within 20ms"]
+        );
+    }
+
+    #[test]
+    fn a_wrong_password_is_one_where_all_say_so() {
+        let fault = |kind, text: &str| Fault { kind, text: text.to_owned() };
+        let (wrong, away) = (fault(FaultKind::Forbidden, "a: wrong"), fault(FaultKind::Disconnected, "b: away"));
+        let all = together(&[wrong.clone(), wrong.clone()], "nobody answers");
+        assert_eq!((all.kind, all.text.as_str()), (FaultKind::Forbidden, "nobody answers (a: wrong; a: wrong)"));
+        assert_eq!(together(&[wrong, away], "nobody answers").kind, FaultKind::Disconnected);
+    }
+
+    #[test]
+    fn a_redis_is_followed_by_another_address_of_the_same_or_a_later_epoch() {
+        let manner = Manner("redis://somewhere/".into_connection_info().unwrap());
+        let node = |name: Option<&str>, port, config_epoch| {
+            let client = manner.at("10.0.0.1", port).unwrap();
+            Found { client, config_epoch, node: name.map(str::to_owned) }
+        };
+        let found = |port, config_epoch| node(None, port, config_epoch);
+        assert!(!found(1, 3).is_followed_by(&found(1, 4)));
+        assert!(found(1, 3).is_followed_by(&found(2, 3)));
+        assert!(found(1, 3).is_followed_by(&found(2, 4)));
+        assert!(!found(1, 3).is_followed_by(&found(2, 2)), "somebody has not heard of the last failover");
+        assert!(!node(Some("a"), 1, 3).is_followed_by(&node(Some("a"), 2, 3)), "it has two addresses");
+        assert!(node(Some("a"), 1, 3).is_followed_by(&node(Some("b"), 2, 3)));
+    }
 }

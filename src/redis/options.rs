@@ -20,8 +20,8 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How a store in Redis is to be.
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
-    /// Where Redis is: `redis://`, `rediss://` or `redis+unix://`, with user and password if it wants them, or where its
-    /// Sentinels are, `redis-sentinel://` or `rediss-sentinel://`.
+    /// Where Redis is: `redis://`, `rediss://` or `redis+unix://`, with user and password if it wants them, or as
+    /// [`Place::parse`](super::Place::parse) has it for Sentinels and a Cluster.
     pub url: String,
     /// What the names of all keys begin with.
     pub namespace: String,

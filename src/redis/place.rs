@@ -1,24 +1,15 @@
 //! Where Redis is: at an address, where its Sentinels say, or on a node of a Cluster.
 
-use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
-
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisResult};
+use redis::{Client, ConnectionInfo, IntoConnectionInfo};
 
 use super::cluster::{Cluster, Map, Slot};
 use super::fault::{Fault, FaultKind};
-use super::link::Link;
-use super::nodes::{Manner, Node};
+use super::nodes::{Found, Manner, Node};
 use super::options::{connection_info, tcp_settings};
 use super::sentinels::Sentinels;
 
 /// A name for the host of which only others know. It is never looked up.
 const UNKNOWN_HOST: &str = "unknown.invalid";
-
-/// How often it is looked, while all is well, whether Redis is elsewhere.
-const POLL: Duration = Duration::from_secs(1);
 
 /// What several addresses in `--store` are those of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +21,7 @@ pub enum Several {
 }
 
 impl Several {
-    /// What the URL of a store has several of, by its scheme; nothing, where it has one address.
-    #[must_use]
-    pub fn named_by(url: &str) -> Option<Several> {
-        Several::of_scheme(url.split_once("://")?.0).map(|(several, _)| several)
-    }
-
-    /// With the scheme of a single Redis like those.
+    /// What a scheme has several of, with that of a single Redis like those.
     fn of_scheme(scheme: &str) -> Option<(Several, &str)> {
         let (plain, several) = scheme.rsplit_once('-')?;
         let several = match several {
@@ -66,6 +51,11 @@ enum Kind {
 }
 
 impl Place {
+    /// The Redis that a client leads to.
+    pub(super) const fn of(client: Client) -> Place {
+        Place(Kind::Fixed(client))
+    }
+
     /// Reads a URL: `redis://…` for one address,
     /// `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME` for where Sentinels say that the primary of
     /// this name is, or `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`. `sentinel_user` and `sentinel_password` are
@@ -78,7 +68,7 @@ impl Place {
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
         let Some((several, scheme)) = Several::of_scheme(scheme) else {
             let client = connection_info(url).and_then(Client::open).map_err(|error| error.to_string())?;
-            return Ok(Place(Kind::Fixed(client)));
+            return Ok(Place::of(client));
         };
         let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         let (user, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
@@ -111,7 +101,8 @@ impl Place {
     }
 
     /// What its addresses are those of, if it has several.
-    pub(super) const fn several(&self) -> Option<Several> {
+    #[must_use]
+    pub const fn several(&self) -> Option<Several> {
         match self.0 {
             Kind::Fixed(_) => None,
             Kind::Watched(_) => Some(Several::Sentinels),
@@ -129,67 +120,13 @@ impl Place {
         self.look().await?.owner(slot)
     }
 
-    async fn look(&self) -> Result<Map, Fault> {
+    /// Looks where Redis is now.
+    pub(super) async fn look(&self) -> Result<Map, Fault> {
         match &self.0 {
             Kind::Fixed(client) => Ok(Map::of(Found { client: client.clone(), config_epoch: 0, node: None })),
             Kind::Watched(sentinels) => sentinels.primary().await.map(Map::of),
             Kind::Clustered(cluster) => cluster.look().await,
         }
-    }
-
-    /// Has links leave a Redis in whose place there is another one, though it still answers: one that was cut off from
-    /// those that have replaced it.
-    pub(super) async fn watch(self: Arc<Self>, links: Vec<Arc<Link>>) {
-        if self.several().is_none() {
-            return;
-        }
-        loop {
-            tokio::time::sleep(POLL).await;
-            // Where nobody can be asked, Redis is there, or the links have noticed.
-            let Ok(map) = self.look().await else { continue };
-            for link in &links {
-                if let (Ok(session), Ok(now)) = (link.session(), map.owner(link.slot()))
-                    && session.found.is_followed_by(&now)
-                {
-                    let text = format!("another Redis, {now}, is there in place of {}", session.found);
-                    link.give_up(&session, &Fault { kind: FaultKind::ReadOnly, text });
-                }
-            }
-        }
-    }
-}
-
-/// A Redis that was found.
-#[derive(Clone)]
-pub(super) struct Found {
-    pub(super) client: Client,
-    /// Grows with each failover, as those count them who say where Redis is.
-    pub(super) config_epoch: u64,
-    /// What they call it, if it has a name that stays.
-    pub(super) node: Option<String>,
-}
-
-impl Found {
-    pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
-        self.client.get_multiplexed_async_connection_with_config(config).await
-    }
-
-    /// Whether another one has taken its place since. Whoever was cut off may still name the one before; and the same node
-    /// may have several addresses, by whom one asks.
-    fn is_followed_by(&self, other: &Found) -> bool {
-        let address = |found: &Found| found.client.get_connection_info().addr().clone();
-        let is_same = match (&self.node, &other.node) {
-            (Some(one), Some(other)) => one == other,
-            _ => address(self) == address(other),
-        };
-        other.config_epoch >= self.config_epoch && !is_same
-    }
-}
-
-/// Its address, without user and password.
-impl fmt::Display for Found {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.client.get_connection_info().addr().fmt(f)
     }
 }
 
@@ -260,7 +197,7 @@ mod tests {
             ("redis-cluster://me:secret@one,two:7000", Some(Several::Nodes)),
             ("rediss-cluster://one/0?protocol=resp3", Some(Several::Nodes)),
         ] {
-            assert_eq!((Several::named_by(url), Place(parsed(url)).several()), (several, several), "{url}");
+            assert_eq!(Place(parsed(url)).several(), several, "{url}");
         }
     }
 
@@ -279,21 +216,5 @@ mod tests {
             let error = Place::parse(url).err().unwrap_or_else(|| panic!("{url} was taken"));
             assert!(error.contains(word), "{url}: {error}");
         }
-    }
-
-    #[test]
-    fn a_redis_is_followed_by_another_address_of_the_same_or_a_later_epoch() {
-        let manner = watched("redis-sentinel://one?master=im").manner;
-        let node = |name: Option<&str>, port, config_epoch| {
-            let client = manner.at("10.0.0.1", port).unwrap();
-            Found { client, config_epoch, node: name.map(str::to_owned) }
-        };
-        let found = |port, config_epoch| node(None, port, config_epoch);
-        assert!(!found(1, 3).is_followed_by(&found(1, 4)));
-        assert!(found(1, 3).is_followed_by(&found(2, 3)));
-        assert!(found(1, 3).is_followed_by(&found(2, 4)));
-        assert!(!found(1, 3).is_followed_by(&found(2, 2)), "somebody has not heard of the last failover");
-        assert!(!node(Some("a"), 1, 3).is_followed_by(&node(Some("a"), 2, 3)), "it has two addresses");
-        assert!(node(Some("a"), 1, 3).is_followed_by(&node(Some("b"), 2, 3)));
     }
 }

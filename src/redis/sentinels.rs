@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::fault::{Fault, FaultKind};
-use super::nodes::{Manner, Node, answers, together};
-use super::place::Found;
+use super::nodes::{Found, Manner, Node, answers, together};
 
 /// The Sentinels that `--store` names, and what they are asked.
 pub(super) struct Sentinels {

@@ -8,10 +8,10 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use super::checks;
-use super::cluster::{Slot, slot_of};
+use super::cluster::Slot;
 use super::coalesce::{Bounds, Coalescer};
 use super::fault::{Fault, FaultKind};
-use super::keeper::{Differs, OpenError};
+use super::keeper::{Differs, OpenError, leave_what_was_replaced};
 use super::keys::{Keys, MAX_SLOTS};
 use super::lease::{LeaseOptions, RedisLease};
 use super::link::{Link, LinkOptions};
@@ -83,7 +83,7 @@ impl RedisStore {
     ) -> Result<RedisStore, RedisStoreError> {
         assert!(options.wheel.slots() <= MAX_SLOTS, "the configuration is checked");
         let place = Arc::new(Place::parse(&options.url).map_err(RedisStoreError::Address)?);
-        check(&place, slot_of(&Keys::new(&options.namespace, 0, 0, "").meta)).await?;
+        check(&place, Keys::slot_of(&options.namespace, 0)).await?;
         let identity = identity(&options.name);
         let mut store = RedisStore {
             seats: Vec::new(),
@@ -95,7 +95,7 @@ impl RedisStore {
         for ring in 0..options.rings {
             store.open_ring(ring, options, &place, &identity, clock, metrics).await?;
         }
-        let watch = tokio::spawn(place.watch(store.links.clone()));
+        let watch = tokio::spawn(leave_what_was_replaced(place, store.links.clone()));
         store.tasks.push(AbortOnDropHandle::new(watch));
         info!(
             namespace = options.namespace,

@@ -1,5 +1,6 @@
 //! Real Redis Sentinels, which watch Redis servers of the same test.
 
+use std::collections::HashMap;
 use std::fs;
 use std::process::{Command, Stdio};
 
@@ -73,7 +74,7 @@ impl Sentinel {
 
     /// A number that it has of the primary.
     fn number(&self, name: &str) -> usize {
-        let told: std::collections::HashMap<String, String> = self.command(&["SENTINEL", "MASTER", NAME]);
+        let told: HashMap<String, String> = self.command(&["SENTINEL", "MASTER", NAME]);
         told[name].parse().expect("it is a number")
     }
 
