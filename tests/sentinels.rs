@@ -1,6 +1,5 @@
 //! Redis with Sentinels: sidecars follow the primary that these name.
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use crate::redis_faults::take_until;
@@ -11,6 +10,9 @@ use crate::support::redis::Redis;
 use crate::support::sentinels::{NAME, Sentinel, Watched, store};
 use crate::support::sidecar::{Sidecar, serve, serve_at};
 use crate::support::{PATIENCE, sleep_until, wait_until};
+
+/// A port on which nobody listens, and that no other test is given meanwhile.
+const NOBODY: u16 = 1;
 
 /// A sidecar with a wheel in this store, once it is ready.
 pub fn sidecar(store: &str, name: &str, flags: &[&str]) -> Sidecar {
@@ -119,11 +121,10 @@ fn a_sentinel_that_knows_less_is_not_believed_and_one_that_is_silent_is_in_nobod
 fn what_keeps_a_sidecar_from_its_primary_is_told_with_what_to_do() {
     let redis = Redis::start();
     let sentinel = Sentinel::watching(&redis, 1, "requirepass secret");
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let at = |port: u16, parameters: &str| format!("redis-sentinel://127.0.0.1:{port}?{parameters}");
     let password = "sentinel_password=secret";
     for (url, words) in [
-        (at(nobody, "master=im"), ["no Sentinel names the primary \"im\"", "are the Sentinels running"]),
+        (at(NOBODY, "master=im"), ["no Sentinel names the primary \"im\"", "are the Sentinels running"]),
         (at(sentinel.port, &format!("master=other&{password}")), ["knows no primary \"other\"", "?master="]),
         (at(redis.port, "master=im"), ["unknown command", "name the Sentinels in --store"]),
         (at(sentinel.port, "master=im"), ["NOAUTH", "sentinel_password"]),
