@@ -174,8 +174,12 @@ async fn a_clock_that_is_set_back_as_an_answer_is_lost_puts_the_next_move_off_by
     assert_eq!((Leader::word(&moved).as_str(), wait_ms(&moved, 1)), ("moved", 1_000), "{moved:?}");
     // So does an election whose answer was lost.
     let epoch = leader.epoch.to_string();
-    let arguments = [&token, "leader", "3000", "0", "0", "60000", &epoch, "", "", "0", "50"];
-    let won = leader.run(include_str!("../src/redis/lua/acquire.lua"), &Leader::keys(&["lease"]), &arguments);
+    let arguments = [&token, "leader", "3000", "0", "0", "60000", &epoch, "", "", "0", "50", ""];
+    let won = leader.run(
+        include_str!("../src/redis/lua/acquire.lua"),
+        &Leader::keys(&["lease", "candidates"]),
+        &arguments,
+    );
     assert_eq!((Leader::word(&won).as_str(), wait_ms(&won, 3)), ("won", 1_000), "{won:?}");
     drop(leader.store);
 }

@@ -33,6 +33,7 @@ mod glance;
 mod groups;
 mod harness_redis;
 mod hostile;
+mod leaderships;
 mod limits;
 mod logs;
 mod man_pages;

@@ -24,7 +24,7 @@ pub enum Leadership {
 
 /// Time-bounded leadership over one ring.
 pub trait Lease: Send + Sync {
-    /// Acquires or renews, whichever is in order at `now`.
+    /// Acquires or renews, whichever is in order at `now`; or hands the ring over to another that leads fewer.
     fn tend(&self, now: Instant) -> Reply<Leadership>;
 
     /// Gives the lease up, so that another can lead at once. Giving up what one does not have is no error.

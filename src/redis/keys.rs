@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | `meta` | hash | schema, dimensions, incarnation; pointer and when it was due; epoch and leader; counters |
 //! | `lease` | string | the leader's token, with the time it has left |
+//! | `candidates` | hash | who has stood for election since the lease was renewed → how many rings it leads |
 //! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; also the memory of what is late |
 //! | `tick:<i>` | set | the messages of each deadline D with D mod lists = i; `/attempt` follows where it is not 1 |
 //! | `ticks` | hash | `acked:D`: acknowledged so far; `frozen:D`: a decided tick on its way to the outbox |
@@ -48,6 +49,7 @@ const _: () =
 pub(super) struct Keys {
     pub(super) meta: String,
     pub(super) lease: String,
+    pub(super) candidates: String,
     pub(super) messages: String,
     pub(super) ticks: String,
     pub(super) outbox: String,
@@ -70,6 +72,7 @@ impl Keys {
         Keys {
             meta: key("meta"),
             lease: key("lease"),
+            candidates: key("candidates"),
             messages: key("messages"),
             ticks: key("ticks"),
             outbox: key("outbox"),

@@ -1,4 +1,4 @@
-//! The lease in Redis: SET NX with a token, an epoch, and the rules of [`Candidate`].
+//! The lease in Redis: SET NX with a token, an epoch, and the rules of [`Candidate`] and of [`Leaderships`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use tracing::{info, warn};
 
+use super::leaderships::{Candidacy, Leaderships};
 use super::link::{LINK_LIFETIME, Link};
 use super::office::{Identity, Office, Term, from_now, whole_ms};
 use super::ring::CLOCK_SLACK;
@@ -24,6 +25,9 @@ pub(super) struct LeaseOptions {
     pub(super) outage_grace: Duration,
 }
 
+/// Whose a lease is that was given up for no one in particular.
+const ANYBODYS: &str = "1";
+
 /// A lease that lies in Redis.
 pub(super) struct RedisLease(Arc<Inner>);
 
@@ -32,6 +36,7 @@ struct Inner {
     link: Arc<Link>,
     identity: Identity,
     office: Arc<Office>,
+    leaderships: Arc<Leaderships>,
     candidate: Mutex<Candidate>,
     /// The highest epoch that was seen: a ring that was lost must not begin below it.
     highest_epoch: Mutex<u64>,
@@ -43,7 +48,7 @@ impl RedisLease {
         options: LeaseOptions,
         link: Arc<Link>,
         identity: Identity,
-        office: Arc<Office>,
+        (office, leaderships): (Arc<Office>, Arc<Leaderships>),
     ) -> RedisLease {
         RedisLease(Arc::new(Inner {
             candidate: Mutex::new(Candidate::new(options.duration)),
@@ -51,6 +56,7 @@ impl RedisLease {
             link,
             identity,
             office,
+            leaderships,
             highest_epoch: Mutex::new(0),
             told: RwLock::default(),
         }))
@@ -59,6 +65,13 @@ impl RedisLease {
     /// Tells who asked that the lease may be free.
     pub(super) fn tell(&self) {
         self.0.told.read().iter().for_each(|tell| tell());
+    }
+
+    /// The lease was given up, for `whose`: who is not meant looks as always.
+    pub(super) fn is_vacant(&self, whose: &str) {
+        if whose == ANYBODYS || whose == self.0.identity.token {
+            self.tell();
+        }
     }
 }
 
@@ -83,28 +96,40 @@ impl Lease for RedisLease {
 
 impl Inner {
     async fn tend(&self, now: Instant) -> Result<Leadership, Refusal> {
-        if let Some(term) = self.office.term()
-            && self.renew(term).await?
-        {
-            let now = now.max(self.link.clock().now());
-            self.office.note(term.epoch, |term| term.lease_until = now + self.options.duration);
-            return Ok(self.leads(term.epoch, now));
+        let Some(term) = self.office.term() else { return self.stand(now).await };
+        let Some(candidates) = self.renew(term).await? else { return self.stand(now).await };
+        let now = now.max(self.link.clock().now());
+        self.office.note(term.epoch, |term| term.lease_until = now + self.options.duration);
+        match self.leaderships.successor(candidates, now) {
+            Some(successor) => self.hand_over(&successor).await,
+            None => Ok(self.leads(term.epoch, now)),
         }
-        self.stand(now).await
     }
 
     fn leads(&self, epoch: u64, now: Instant) -> Leadership {
         Leadership::Leads { epoch, renew_at: Some(now + self.options.duration / 3) }
     }
 
-    async fn renew(&self, term: Term) -> Result<bool, Refusal> {
-        let names = [self.link.keys().lease.as_str()];
+    fn follows(&self) -> Leadership {
+        Leadership::Follows { retry_after: self.candidate.lock().retry_after(super::random()) }
+    }
+
+    /// Renews the lease, if it is still ours; returns who else stands for election.
+    async fn renew(&self, term: Term) -> Result<Option<Vec<Candidacy>>, Refusal> {
+        let names = self.names();
         let asked = self.link.write(&SCRIPTS.renew, &names, |call| {
             call.arg(&self.identity.token).arg(term.epoch).arg(whole_ms(self.options.duration));
         });
         let mut answer = asked.await?;
         match answer.text()?.as_str() {
-            "renewed" => Ok(true),
+            "renewed" => {
+                let mut candidates = Vec::with_capacity(answer.len() / 2);
+                while !answer.is_empty() {
+                    let (token, leads) = (answer.text()?, answer.count()?);
+                    candidates.push(Candidacy { leads, token });
+                }
+                Ok(Some(candidates))
+            }
             "deposed" => {
                 self.office.leave();
                 warn!(
@@ -113,10 +138,27 @@ impl Inner {
                     "this sidecar's lease has run out, and whoever is elected leads: if this comes again, look for a \
                      stall of this process or a slow Redis, or raise --lease"
                 );
-                Ok(false)
+                Ok(None)
             }
             word => Err(answer.strange(word).into()),
         }
+    }
+
+    /// Gives the lease up for who leads less. If that one has gone, others look soon.
+    async fn hand_over(&self, successor: &Candidacy) -> Result<Leadership, Refusal> {
+        info!(
+            ring = self.options.ring,
+            leads = self.leaderships.told(),
+            other_leads = successor.leads,
+            "this sidecar hands the ring over to one that leads fewer"
+        );
+        self.give_up(&successor.token).await?;
+        Ok(self.follows())
+    }
+
+    fn names(&self) -> [&str; 2] {
+        let keys = self.link.keys();
+        [&keys.lease, &keys.candidates]
     }
 
     /// Stands for election.
@@ -132,11 +174,15 @@ impl Inner {
         let graced = session.recovered_at.map(|recovered| recovered + self.options.outage_grace);
         let wait = graced.map_or(Duration::ZERO, |graced| graced.saturating_duration_since(begun));
         let highest = *self.highest_epoch.lock();
-        let names = [self.link.keys().lease.as_str()];
+        let names = self.names();
         let asked = self.link.write(&SCRIPTS.acquire, &names, |call| {
             call.arg(&self.identity.token).arg(&self.identity.name).arg(whole_ms(self.options.duration));
             call.arg(pointer.0).arg(seen_ms).arg(whole_ms(LINK_LIFETIME)).arg(highest);
             call.arg(still.0).arg(still.1).arg(whole_ms(wait)).arg(whole_ms(CLOCK_SLACK));
+            match self.leaderships.told() {
+                Some(leads) => call.arg(leads),
+                None => call.arg(""),
+            };
         });
         let mut answer = asked.await?;
         let now = now.max(self.link.clock().now());
@@ -174,24 +220,28 @@ impl Inner {
     fn held(&self, answer: &mut Answer, now: Instant) -> Result<Leadership, Refusal> {
         let holder = (answer.text()?, answer.text()?);
         let pointer = Tick(answer.count()?);
-        let mut candidate = self.candidate.lock();
-        if candidate.saw(holder, pointer, now) {
+        if self.candidate.lock().saw(holder, pointer, now) {
             let leader = answer.text()?;
             info!(ring = self.options.ring, leader, "this sidecar follows");
         }
-        Ok(Leadership::Follows { retry_after: candidate.retry_after(super::random()) })
+        Ok(self.follows())
     }
 
     async fn release(&self) -> Result<(), Refusal> {
         if self.office.term().is_none() {
             return Ok(());
         }
+        self.give_up(ANYBODYS).await
+    }
+
+    /// Gives the lease up; whose it is to be hears of it at once.
+    async fn give_up(&self, whose: &str) -> Result<(), Refusal> {
         self.office.leave();
         let keys = self.link.keys();
         let token = &self.identity.token;
         self.link
             .write(&SCRIPTS.release, &[&keys.lease, &keys.news], |call| {
-                call.arg(token);
+                call.arg(token).arg(whose);
             })
             .await?;
         Ok(())

@@ -8,7 +8,7 @@
 //! | `link`, `keeper`, `fault` | a connection that heals, and what can go wrong with it |
 //! | `request`, `inbox`, `frames`, `chunk`, `queue`, `coalesce` | adds and dels of all connections travel together |
 //! | `ring` | the ring: the pointer's time, expiry |
-//! | `lease`, `office` | who leads, and what lease and ring share |
+//! | `lease`, `office`, `leaderships` | who leads, what lease and ring share, and how sidecars share the rings |
 //! | `outbox` | batches on a stream, a consumer group for each group |
 //! | `news` | hints from other sidecars |
 //! | `checks`, `store`, `options` | opening it all |
@@ -26,6 +26,7 @@ mod inbox;
 mod keeper;
 mod keys;
 mod lanes;
+mod leaderships;
 mod lease;
 mod link;
 mod news;

@@ -98,14 +98,13 @@ impl Reader {
         let options = StreamReadOptions::default().block(block);
         let found: Option<StreamReadReply> = connection.xread_options(&[&self.stream], &[last], &options).await?;
         let entries = found.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids);
-        let (mut newest, mut vacant, mut batches) = (None, false, false);
+        let (mut newest, mut batches) = (None, false);
         for entry in entries {
-            let is_vacancy = entry.map.contains_key("vacant");
-            (vacant, batches) = (vacant || is_vacancy, batches || !is_vacancy);
+            match entry.get::<String>("vacant") {
+                Some(whose) => self.lease.is_vacant(&whose),
+                None => batches = true,
+            }
             newest = Some(entry.id);
-        }
-        if vacant {
-            self.lease.tell();
         }
         if batches {
             self.outbox.tell();

@@ -139,10 +139,10 @@ pub(super) fn whole_ms(duration: Duration) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn term(now: Instant) -> Term {
+    pub(in crate::redis) fn term(now: Instant) -> Term {
         Term {
             epoch: 1,
             lease_until: now + Duration::from_secs(3),

@@ -13,10 +13,11 @@ use super::coalesce::{Bounds, Coalescer};
 use super::fault::{Fault, FaultKind};
 use super::keeper::{Differs, OpenError, leave_what_was_replaced};
 use super::keys::{Keys, MAX_SLOTS};
+use super::leaderships::Leaderships;
 use super::lease::{LeaseOptions, RedisLease};
 use super::link::{Link, LinkOptions};
 use super::news;
-use super::office::{Identity, Office};
+use super::office::Identity;
 use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT, RedisOptions};
 use super::outbox::RedisOutbox;
 use super::place::Place;
@@ -63,6 +64,7 @@ pub struct RedisStore {
     links: Vec<Arc<Link>>,
     coalescers: Vec<Arc<Coalescer>>,
     outboxes: Vec<Arc<RedisOutbox>>,
+    leaderships: Arc<Leaderships>,
     tasks: Vec<AbortOnDropHandle<()>>,
 }
 
@@ -90,6 +92,7 @@ impl RedisStore {
             links: Vec::new(),
             coalescers: Vec::new(),
             outboxes: Vec::new(),
+            leaderships: Arc::new(Leaderships::new(identity.token.clone(), options.lease)),
             tasks: Vec::new(),
         };
         for ring in 0..options.rings {
@@ -145,7 +148,7 @@ impl RedisStore {
         };
         let coalescer = Arc::new(Coalescer::new(Arc::clone(&link), bounds, Arc::clone(metrics)));
         self.coalescers.push(Arc::clone(&coalescer));
-        let office = Arc::new(Office::default());
+        let office = self.leaderships.add_office();
         // Messages are spread evenly over the rings, and so is a storm.
         let storm = StormRule { min: options.per_ring(options.storm.min), ..options.storm };
         let ring_options = RingOptions { ring, wheel, storm, outage_grace: options.outage_grace };
@@ -158,8 +161,8 @@ impl RedisStore {
         let retention =
             Retention { time: options.retention.time, max_ids: options.per_ring(options.retention.max_ids) };
         let (link_of_lease, link_of_ring) = (Arc::clone(&link), Arc::clone(&link));
-        let lease = RedisLease::new(lease_options, link_of_lease, identity.clone(), Arc::clone(&office));
-        let lease = Arc::new(lease);
+        let leadership = (Arc::clone(&office), Arc::clone(&self.leaderships));
+        let lease = Arc::new(RedisLease::new(lease_options, link_of_lease, identity.clone(), leadership));
         let sidecar = identity.sidecar.clone();
         let outbox = RedisOutbox::new(Arc::clone(&link), ring, retention, sidecar, options.lease);
         let outbox = Arc::new(outbox);

@@ -1,11 +1,12 @@
 -- Stands for election: SET NX PX with the candidate's token, then a new epoch.
 --
--- KEYS[3] lease
+-- KEYS[3] lease   KEYS[4] candidates
 -- ARGV[2] token   ARGV[3] name of the sidecar   ARGV[4] lease in ms
 -- ARGV[5] the pointer that the candidate has seen, ARGV[6] for how many ms by its monotonic clock
 -- ARGV[7] ms that an unused link is kept   ARGV[8] highest epoch that the candidate knows
 -- ARGV[9], ARGV[10] token and renewals of a lease that stands still and is to be deleted; empty without one
 -- ARGV[11] ms that the pointer has to wait after an outage   ARGV[12] ms that clocks may differ
+-- ARGV[13] how many rings the candidate leads, for the leader to know; empty where there is one ring
 -- Reply {'won', epoch, pointer, ms until the next move is due, ms by which every deadline is shifted}
 --   {'held', token, renewals, pointer, name of the leader}
 local pointer, due_ms, tick_ms, epoch, catch_up =
@@ -18,6 +19,8 @@ if holder and (holder == ARGV[9] and renewals == ARGV[10] or holder == ARGV[2] a
   holder = false
 end
 if holder and holder ~= ARGV[2] then
+  -- Where nothing can be written it is not told, and who leads is all the same.
+  if ARGV[13] ~= '' then redis.pcall('HSET', KEYS[4], ARGV[2], ARGV[13]) end
   return {'held', holder, renewals, pointer, redis.call('HGET', KEYS[1], 'leader') or ''}
 end
 
@@ -31,6 +34,7 @@ else
   -- A Redis without memory lets a script finish whose first write needs none; a leader is what frees some.
   redis.call('PEXPIRE', KEYS[2], ARGV[7])
   redis.call('SET', KEYS[3], ARGV[2], 'NX', 'PX', ARGV[4])
+  redis.call('DEL', KEYS[4])
   epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
   redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'acquired_ms', now)
 

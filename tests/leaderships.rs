@@ -1,0 +1,82 @@
+//! Several rings: the sidecars that stand for election lead about as many of them each, whoever comes and goes.
+
+use std::time::{Duration, Instant};
+
+use crate::support::flow::{Flow, Plan};
+use crate::support::redis::Redis;
+use crate::support::sidecar::Sidecar;
+use crate::support::{SLACK, sleep_until, wait_until};
+
+const TICK: Duration = Duration::from_millis(500);
+const LEASE: Duration = Duration::from_secs(1);
+const FLAGS: [&str; 8] = ["--tick", "500ms", "--slots", "5", "--rings", "6", "--lease", "1s"];
+
+/// The sidecar that clients talk to, which never leads.
+fn server(redis: &Redis) -> Sidecar {
+    Sidecar::on(redis, "server", &[&FLAGS[..], &["--never-lead"]].concat())
+}
+
+fn candidate(redis: &Redis, name: &str) -> Sidecar {
+    Sidecar::on(redis, name, &FLAGS)
+}
+
+/// How many rings each leads, the fewest first.
+fn shares(sidecars: &[&Sidecar]) -> Vec<u64> {
+    let mut shares: Vec<u64> = sidecars.iter().map(|sidecar| sidecar.metrics().count("rings_led")).collect();
+    shares.sort_unstable();
+    shares
+}
+
+#[track_caller]
+fn wait_for_shares(sidecars: &[&Sidecar], expected: &[u64]) {
+    wait_until(&format!("they lead {expected:?} rings"), || shares(sidecars) == expected);
+}
+
+fn epochs(asked: &Sidecar) -> Vec<u64> {
+    asked.status().rings.iter().map(|ring| ring.epoch).collect()
+}
+
+/// Asserts that no ring changes hands for some leases.
+#[track_caller]
+fn assert_settled(asked: &Sidecar) {
+    let before = epochs(asked);
+    sleep_until(Instant::now() + LEASE * 4);
+    assert_eq!(epochs(asked), before, "leaderships go round");
+}
+
+#[test]
+fn who_comes_is_handed_its_share_and_nothing_is_lost_late_or_twice() {
+    let redis = Redis::start();
+    let server = server(&redis);
+    let first = candidate(&redis, "first");
+    wait_for_shares(&[&first, &server], &[0, 6]);
+    let flow = Flow::start(Plan::ten_times_a_second(TICK, 5), server.listen, server.listen);
+
+    let second = candidate(&redis, "second");
+    wait_for_shares(&[&first, &second, &server], &[0, 3, 3]);
+    let mut third = candidate(&redis, "third");
+    wait_for_shares(&[&first, &second, &third], &[2, 2, 2]);
+    assert_settled(&server);
+
+    third.terminate();
+    wait_for_shares(&[&first, &second], &[3, 3]);
+    let evidence = flow.finish();
+    let latest = evidence.assert_kept(Duration::from_millis(300) + SLACK);
+    println!("the latest came {latest:?} after its tick");
+    assert_eq!(evidence.errors.len(), 0, "{:?}", evidence.errors);
+    let (acked, late) = evidence.acked_and_late();
+    assert!(acked > 100 && late > 0, "{acked} were acknowledged, {late} of them late");
+}
+
+#[test]
+fn who_stands_still_is_handed_nothing_until_it_goes_on() {
+    let redis = Redis::start();
+    let server = server(&redis);
+    let (first, second) = (candidate(&redis, "first"), candidate(&redis, "second"));
+    wait_for_shares(&[&first, &second], &[3, 3]);
+    second.stop();
+    wait_for_shares(&[&first], &[6]);
+    assert_settled(&server);
+    second.go_on();
+    wait_for_shares(&[&first, &second], &[3, 3]);
+}
