@@ -11,6 +11,7 @@ use super::link::{LINK_LIFETIME, Link};
 use super::office::{Identity, Office, Term, from_now, whole_ms};
 use super::ring::CLOCK_SLACK;
 use super::script::{Answer, SCRIPTS};
+use super::silence::Look;
 use crate::core::lease::{Candidate, Leadership, Lease};
 use crate::core::refusal::Refusal;
 use crate::core::ring::Reply;
@@ -21,6 +22,7 @@ use crate::core::tick::Tick;
 pub(super) struct LeaseOptions {
     pub(super) ring: u16,
     pub(super) duration: Duration,
+    pub(super) tick_length: Duration,
     pub(super) never_lead: bool,
     pub(super) outage_grace: Duration,
 }
@@ -100,14 +102,32 @@ impl Inner {
         let Some(candidates) = self.renew(term).await? else { return self.stand(now).await };
         let now = now.max(self.link.clock().now());
         self.office.note(term.epoch, |term| term.lease_until = now + self.options.duration);
+        if candidates.is_empty() {
+            return Ok(self.leads(term.epoch, now));
+        }
+        if !self.is_calm(now) {
+            // Then it will be, and from then on with each renewal, if a tick is a third of a lease.
+            let moved = term.next.max(now) + self.options.tick_length / 16;
+            return Ok(Leadership::Leads { epoch: term.epoch, renew_at: Some(moved.min(self.renew_at(now))) });
+        }
         match self.leaderships.successor(candidates, now) {
             Some(successor) => self.hand_over(&successor).await,
             None => Ok(self.leads(term.epoch, now)),
         }
     }
 
+    /// Whether another could make the next move as well as this sidecar, which may know that Redis stands still.
+    fn is_calm(&self, now: Instant) -> bool {
+        self.office.term().is_some_and(|term| term.is_calm(now, self.options.tick_length))
+            && self.link.silence().look(self.link.clock().now()) == Look::Answers
+    }
+
+    fn renew_at(&self, now: Instant) -> Instant {
+        now + self.options.duration / 3
+    }
+
     fn leads(&self, epoch: u64, now: Instant) -> Leadership {
-        Leadership::Leads { epoch, renew_at: Some(now + self.options.duration / 3) }
+        Leadership::Leads { epoch, renew_at: Some(self.renew_at(now)) }
     }
 
     fn follows(&self) -> Leadership {

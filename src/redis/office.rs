@@ -6,6 +6,9 @@ use parking_lot::Mutex;
 
 use crate::core::tick::{Tick, Wheel};
 
+/// For so long before a move the leader watches Redis: what waited for a stall that was over by then has arrived.
+pub(super) const WATCH: Duration = Duration::from_millis(300);
+
 /// Who this sidecar is, to the others.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
@@ -68,6 +71,11 @@ impl Term {
     pub(super) fn patience(&self, now: Instant, tick_length: Duration) -> Duration {
         let patience = (self.lease_until.saturating_duration_since(now) / 2).min(tick_length / 4);
         if self.is_busy { patience / 16 } else { patience }
+    }
+
+    /// Whether the leader knows nothing, at a time `now`, that another would have to know to make the next move.
+    pub(super) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
+        !self.is_aware && now + WATCH.min(tick_length / 2) < self.next
     }
 
     /// The whole ticks by which it was put off.
@@ -169,6 +177,17 @@ pub(super) mod tests {
         assert_eq!(term.patience(now + ms(3_100), ms(1_000)), Duration::ZERO);
         term.is_busy = true;
         assert_eq!(term.patience(now, ms(1_600)), ms(25));
+    }
+
+    #[test]
+    fn a_leader_that_watches_or_has_put_off_a_move_knows_what_another_would_not() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        let calm = |aware, next, tick| Term { is_aware: aware, next: now + next, ..term(now) }.is_calm(now, tick);
+        assert!(calm(false, ms(400), ms(1_000)));
+        assert!(!calm(true, ms(400), ms(1_000)), "it put the move off");
+        assert!(!calm(false, ms(200), ms(1_000)), "it watches Redis");
+        assert!(calm(false, ms(200), ms(200)), "it always does");
+        assert!(!calm(false, ms(50), ms(200)));
     }
 
     #[test]

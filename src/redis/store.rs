@@ -155,6 +155,7 @@ impl RedisStore {
         let lease_options = LeaseOptions {
             ring,
             duration: options.lease,
+            tick_length: wheel.tick_length(),
             never_lead: options.never_lead,
             outage_grace: options.outage_grace,
         };

@@ -7,19 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::redis::link::Link;
-use crate::redis::office::Office;
+use crate::redis::office::{Office, WATCH};
 
-/// The watch begins so long before a move: what waited for a stall that was over by then has arrived.
-const BEFORE: Duration = Duration::from_millis(300);
-
-/// And asks so often: a stall is seen but for as much of it.
+/// It asks so often: a stall is seen but for as much of it.
 const EVERY: Duration = Duration::from_millis(25);
 
 /// Asks Redis whether it is there, before each move of a leader; never ends.
 pub(super) async fn watch(link: Arc<Link>, office: Arc<Office>) {
     loop {
         let now = link.clock().now();
-        let early = office.term().map_or(BEFORE, |term| term.next.saturating_duration_since(now + BEFORE));
+        let early = office.term().map_or(WATCH, |term| term.next.saturating_duration_since(now + WATCH));
         if early.is_zero() {
             if let Ok(session) = link.session() {
                 link.probe(&session).await;
@@ -27,7 +24,7 @@ pub(super) async fn watch(link: Arc<Link>, office: Arc<Office>) {
             tokio::time::sleep(EVERY).await;
         } else {
             // Whoever leads may change, and so may its pace.
-            tokio::time::sleep(early.min(BEFORE)).await;
+            tokio::time::sleep(early.min(WATCH)).await;
         }
     }
 }
