@@ -2,12 +2,22 @@
 
 use crate::redis_faults::take_until;
 use crate::sentinels::{assert_nothing_is_lost, sidecar};
+use crate::support::certificates::Files;
 use crate::support::cluster::Cluster;
 use crate::support::frames;
 use crate::support::process::{Log, Process, assert_names};
 use crate::support::redis::Redis;
-use crate::support::sidecar::serve;
+use crate::support::sidecar::{Sidecar, serve, serve_at};
 use crate::support::wait_until;
+
+/// Has a sidecar with 16 rings add a thousand messages, and hand them out.
+fn assert_all_nodes_are_used(cluster: &Cluster, sidecar: &Sidecar) {
+    let ids: Vec<u64> = (0..1_000).collect();
+    sidecar.connect().ask(&frames::add(&ids, 2, 1)).added();
+    assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &ids), ids);
+    let keys: Vec<u64> = cluster.primaries.iter().map(Redis::dbsize).collect();
+    assert!(keys.iter().all(|keys| *keys > 0), "{keys:?}");
+}
 
 #[test]
 fn the_rings_of_a_wheel_are_on_several_nodes() {
@@ -15,11 +25,7 @@ fn the_rings_of_a_wheel_are_on_several_nodes() {
     // It learns of the others from the one that it is told of.
     let store = Cluster::store(&cluster.primaries[2..]);
     let sidecar = sidecar(&store, "only", &["--tick", "200ms", "--rings", "16"]);
-    let ids: Vec<u64> = (0..1_000).collect();
-    sidecar.connect().ask(&frames::add(&ids, 2, 1)).added();
-    assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &ids), ids);
-    let keys: Vec<u64> = cluster.primaries.iter().map(Redis::dbsize).collect();
-    assert!(keys.iter().all(|keys| *keys > 0), "{keys:?}");
+    assert_all_nodes_are_used(&cluster, &sidecar);
 }
 
 #[test]
@@ -61,4 +67,14 @@ fn what_is_taken_for_a_cluster_or_for_none_is_told_with_what_to_do() {
         let line = log.line(words[0]).unwrap_or_else(|| panic!("{url}: {}", log.text()));
         assert_names(&line, &words);
     }
+}
+
+#[test]
+fn the_nodes_of_a_cluster_that_speaks_tls_are_found_over_tls() {
+    let (files, trusted) = Files::vouched_for();
+    let cluster = Cluster::speaking_tls(&files, &trusted);
+    let store = format!("rediss-cluster://127.0.0.1:{}", cluster.primaries[2].port_for_peers());
+    let mut serve = serve_at(&store, "only", &["--tick", "200ms", "--rings", "16"]);
+    let sidecar = Sidecar::spawn(serve.env("SSL_CERT_FILE", &trusted)).once_ready();
+    assert_all_nodes_are_used(&cluster, &sidecar);
 }

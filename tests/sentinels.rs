@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use crate::redis_faults::take_until;
+use crate::support::certificates::Files;
 use crate::support::flow::{Flow, Plan};
 use crate::support::frames;
 use crate::support::process::{Log, Process, assert_names};
-use crate::support::redis::Redis;
+use crate::support::redis::{Redis, Tls};
 use crate::support::sentinels::{NAME, Sentinel, Watched, store};
 use crate::support::sidecar::{Sidecar, serve, serve_at};
 use crate::support::{PATIENCE, sleep_until, wait_until};
@@ -73,7 +74,7 @@ fn a_failover_that_somebody_asks_for_is_followed() {
     let ids: Vec<u64> = (0..20).collect();
     sidecar.connect().ask(&frames::add(&ids, 15, 1)).added();
     wait_until("the replica has them", || messages(&watched.replica) == 20);
-    watched.sentinels[0].command::<()>(&["SENTINEL", "FAILOVER", NAME]);
+    watched.sentinels[0].fail_over();
     watched.wait_for_failover();
     wait_until("the old primary follows the new one", || is_replica(&watched.primary));
     sidecar.wait_until_ready();
@@ -108,7 +109,7 @@ fn a_sentinel_that_knows_less_is_not_believed_and_one_that_is_silent_is_in_nobod
     let other = Redis::start();
     // It knows another Redis by the same name, and of no failover.
     let (ignorant, silent) = (Sentinel::watching(&other, 1, ""), Sentinel::watching(&other, 1, ""));
-    watched.sentinels[0].command::<()>(&["SENTINEL", "FAILOVER", NAME]);
+    watched.sentinels[0].fail_over();
     watched.wait_for_failover();
     silent.stop();
     let store = store([&ignorant, &silent].into_iter().chain(&watched.sentinels));
@@ -139,4 +140,25 @@ fn what_keeps_a_sidecar_from_its_primary_is_told_with_what_to_do() {
     let sidecar = sidecar(&at(sentinel.port, &format!("master=im&{password}")), "only", &[]);
     sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();
     assert_eq!(messages(&redis), 1);
+}
+
+#[test]
+fn a_failover_is_followed_over_tls_to_sentinels_and_redis() {
+    let (files, trusted) = Files::vouched_for();
+    let [primary, replica] = [(); 2].map(|()| Redis::speaking_tls(&files, &trusted));
+    replica.follow(&primary);
+    let tls = Tls::with(&files, &trusted);
+    let settings: Vec<String> = tls.settings().map(|(name, value)| format!("{name} {value}")).collect();
+    let sentinel = Sentinel::watching(&primary, 1, &settings.join("\n"));
+    let store = format!("rediss-sentinel://127.0.0.1:{}/0?master={NAME}", tls.port);
+    let mut serve = serve_at(&store, "only", &["--tick", "200ms"]);
+    let sidecar = Sidecar::spawn(serve.env("SSL_CERT_FILE", &trusted)).once_ready();
+    let ids: Vec<u64> = (0..20).collect();
+    sidecar.connect().ask(&frames::add(&ids, 15, 1)).added();
+    wait_until("the replica has them", || messages(&replica) == 20);
+    sentinel.fail_over();
+    wait_until("the replica is the primary", || sentinel.primary() == replica.port_for_peers());
+    wait_until("the old primary follows the new one", || is_replica(&primary));
+    sidecar.wait_until_ready();
+    assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &ids), ids);
 }

@@ -1,85 +1,18 @@
 //! TLS on the data listener: only whom the client trusts, nothing in the clear, and renewal without a restart.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
-use tempfile::TempDir;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 
+use crate::support::certificates::{Authority, Files, YEAR_1999, YEAR_2000, YEAR_2500, YEAR_3000};
 use crate::support::frames::{self, ACKED};
 use crate::support::process::{Run, assert_names, program};
-use crate::support::redis::{Redis, free_port};
+use crate::support::redis::Redis;
 use crate::support::sidecar::{self, Sidecar};
 use crate::support::wait_until;
 use crate::support::watch::Watch;
-
-/// The first days of years, in seconds since 1970 (`date -ud 2500-01-01 +%s`).
-const YEAR_1999: u64 = 915_148_800;
-const YEAR_2000: u64 = 946_684_800;
-const YEAR_2500: u64 = 16_725_225_600;
-const YEAR_3000: u64 = 32_503_680_000;
-
-/// Who vouches for servers.
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Authority {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Authority { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap() }
-    }
-
-    /// Writes the certificate to trust.
-    fn write(&self, path: &Path) -> PathBuf {
-        fs::write(path, self.issuer.pem()).unwrap();
-        path.to_owned()
-    }
-
-    /// Writes a server's certificate and key, `age` seconds newer than whatever stood there.
-    fn certify(&self, files: &Files, age: u64) {
-        self.certify_for(files, age, (YEAR_2000, YEAR_3000));
-    }
-
-    /// The same, valid from one time to another, in seconds since 1970.
-    fn certify_for(&self, files: &Files, age: u64, (from, to): (u64, u64)) {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec![String::from("127.0.0.1")]).unwrap();
-        let at = |seconds| date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
-        (params.not_before, params.not_after) = (at(from), at(to));
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        fs::write(&files.certificate, certificate.pem()).unwrap();
-        fs::write(&files.key, key.serialize_pem()).unwrap();
-        for path in [&files.certificate, &files.key] {
-            let later = SystemTime::now() + Duration::from_secs(age);
-            fs::File::options().write(true).open(path).unwrap().set_modified(later).unwrap();
-        }
-    }
-}
-
-struct Files {
-    folder: TempDir,
-    certificate: PathBuf,
-    key: PathBuf,
-}
-
-impl Files {
-    fn new() -> Files {
-        let folder = tempfile::tempdir().unwrap();
-        let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
-        Files { folder, certificate, key }
-    }
-
-    fn flags(&self) -> [&str; 4] {
-        ["--tls-cert", self.certificate.to_str().unwrap(), "--tls-key", self.key.to_str().unwrap()]
-    }
-
-    fn authority(&self, name: &str, authority: &Authority) -> PathBuf {
-        authority.write(&self.folder.path().join(name))
-    }
-}
 
 fn serve(files: &Files) -> Sidecar {
     let mut flags = vec!["--tick", "50ms"];
@@ -135,9 +68,7 @@ fn a_certificate_that_vouches_for_itself_is_trusted_if_it_is_none_of_an_authorit
 
 #[test]
 fn a_large_answer_and_large_batches_are_not_held_back() {
-    let (files, authority) = (Files::new(), Authority::new());
-    authority.certify(&files, 0);
-    let trusted = files.authority("ca.pem", &authority);
+    let (files, trusted) = Files::vouched_for();
     let sidecar = serve(&files);
     let watch = Watch::start(&sidecar, &["--group", "default", "--tls-ca", trusted.to_str().unwrap()]);
     let ids: Vec<String> = (1_000_000..1_010_000).map(|id: u64| id.to_string()).collect();
@@ -258,20 +189,11 @@ fn a_wrong_certificate_is_refused_at_the_start() {
 
 #[test]
 fn a_redis_that_speaks_tls_is_served_if_its_certificate_is_trusted() {
-    let (authority, files, redis) = (Authority::new(), Files::new(), Redis::start());
+    let (authority, files) = (Authority::new(), Files::new());
     authority.certify(&files, 0);
-    let trusted = authority.write(&files.folder.path().join("ca.pem"));
-    let port = free_port().to_string();
-    for (setting, value) in [
-        ("tls-cert-file", files.certificate.to_str().unwrap()),
-        ("tls-key-file", files.key.to_str().unwrap()),
-        ("tls-ca-cert-file", trusted.to_str().unwrap()),
-        ("tls-auth-clients", "no"),
-        ("tls-port", &port),
-    ] {
-        redis.command::<()>(&["CONFIG", "SET", setting, value]);
-    }
-    let store = format!("rediss://127.0.0.1:{port}/");
+    let trusted = files.authority("ca.pem", &authority);
+    let redis = Redis::speaking_tls(&files, &trusted);
+    let store = format!("rediss://127.0.0.1:{}/", redis.port_for_peers());
     let sidecar = Sidecar::spawn(sidecar::serve(&["--store", &store]).env("SSL_CERT_FILE", &trusted));
     let mut connection = sidecar.connect();
     connection.ask(&frames::add(&[1], 15, 1)).added();

@@ -1,6 +1,9 @@
 //! A real Redis Cluster: three primaries, which share the slots evenly, and a replica of the one that has ring 0.
 
-use super::redis::Redis;
+use std::path::Path;
+
+use super::certificates::Files;
+use super::redis::{Redis, Tls};
 use super::wait_until;
 
 const SLOTS: u16 = 16_384;
@@ -15,8 +18,17 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn start() -> Cluster {
-        let mut primaries: Vec<Redis> = (0..3).map(|_| Redis::of_a_cluster()).collect();
-        let replica = Redis::of_a_cluster();
+        Cluster::with(|| None)
+    }
+
+    /// One whose nodes speak TLS too, and to each other alone.
+    pub fn speaking_tls(files: &Files, trusted: &Path) -> Cluster {
+        Cluster::with(|| Some(Tls::with(files, trusted)))
+    }
+
+    fn with(tls: impl Fn() -> Option<Tls>) -> Cluster {
+        let mut primaries: Vec<Redis> = (0..3).map(|_| Redis::of_a_cluster(tls())).collect();
+        let replica = Redis::of_a_cluster(tls());
         let share = SLOTS.div_ceil(3);
         for (first, primary) in (0..SLOTS).step_by(share.into()).zip(&primaries) {
             let last = (first + share).min(SLOTS) - 1;
@@ -27,7 +39,13 @@ impl Cluster {
         for (epoch, node) in (1..).zip(primaries.iter().chain([&replica])) {
             node.command::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &i32::to_string(&epoch)]);
             let bus_port = primaries[0].bus_port().to_string();
-            node.command::<()>(&["CLUSTER", "MEET", "127.0.0.1", &primaries[0].port.to_string(), &bus_port]);
+            node.command::<()>(&[
+                "CLUSTER",
+                "MEET",
+                "127.0.0.1",
+                &primaries[0].port_for_peers().to_string(),
+                &bus_port,
+            ]);
         }
         let cluster = Cluster { primaries, replica };
         cluster.wait_until_all_say("all know each other", |info| {

@@ -1,6 +1,7 @@
 //! The harness: sidecars, watches and connections, each ended with its test.
 
 pub mod browser;
+pub mod certificates;
 pub mod checker;
 pub mod clock;
 pub mod cluster;

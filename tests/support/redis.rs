@@ -10,6 +10,7 @@ use redis::{Connection, FromRedisValue, RedisResult};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use super::certificates::Files;
 use super::clock::{Clock, FakeClock};
 use super::process::{Log, Process};
 use super::{PATIENCE, packages, wait_until};
@@ -30,6 +31,36 @@ pub enum Keeps {
     Everything,
 }
 
+/// What a server, or a Sentinel, speaks TLS with.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    pub port: u16,
+    settings: Vec<(&'static str, String)>,
+}
+
+impl Tls {
+    /// At a free port, with a certificate and whom to trust; also to its peers, who all may ask.
+    pub fn with(files: &Files, trusted: &Path) -> Tls {
+        let path = |path: &Path| path.display().to_string();
+        let port = free_port();
+        let settings = vec![
+            ("tls-port", port.to_string()),
+            ("tls-cert-file", path(&files.certificate)),
+            ("tls-key-file", path(&files.key)),
+            ("tls-ca-cert-file", path(trusted)),
+            ("tls-auth-clients", String::from("no")),
+            ("tls-replication", String::from("yes")),
+            ("tls-cluster", String::from("yes")),
+        ];
+        Tls { port, settings }
+    }
+
+    /// Its settings, by name.
+    pub fn settings(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.settings.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+}
+
 /// A server that ends with its test. Its log is printed if the test fails.
 #[derive(Debug)]
 pub struct Redis {
@@ -38,6 +69,7 @@ pub struct Redis {
     keeps: Keeps,
     /// Where the other nodes of its Cluster find it.
     bus_port: Option<u16>,
+    tls: Option<Tls>,
     clock: Option<FakeClock>,
     /// None while it is away.
     process: Option<Process>,
@@ -60,19 +92,24 @@ impl Redis {
         Redis::with(Keeps::Nothing, Some(clock))
     }
 
+    /// A server that speaks TLS too, and to its peers alone.
+    pub fn speaking_tls(files: &Files, trusted: &Path) -> Redis {
+        Redis::made(Keeps::Nothing, None, None, Some(Tls::with(files, trusted)))
+    }
+
     /// A node of a Cluster that has no other node yet.
-    pub fn of_a_cluster() -> Redis {
-        Redis::made(Keeps::Nothing, None, Some(free_port()))
+    pub fn of_a_cluster(tls: Option<Tls>) -> Redis {
+        Redis::made(Keeps::Nothing, None, Some(free_port()), tls)
     }
 
     pub fn with(keeps: Keeps, clock: Option<Clock>) -> Redis {
-        Redis::made(keeps, clock, None)
+        Redis::made(keeps, clock, None, None)
     }
 
-    fn made(keeps: Keeps, clock: Option<Clock>, bus_port: Option<u16>) -> Redis {
+    fn made(keeps: Keeps, clock: Option<Clock>, bus_port: Option<u16>, tls: Option<Tls>) -> Redis {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let clock = clock.map(FakeClock::new);
-        let mut redis = Redis { port: 0, folder, keeps, bus_port, clock, process: None, logs: Vec::new() };
+        let mut redis = Redis { port: 0, folder, keeps, bus_port, tls, clock, process: None, logs: Vec::new() };
         wait_until("a port is free", || {
             redis.port = free_port();
             redis.spawn()
@@ -136,7 +173,7 @@ impl Redis {
     /// Has it follow a primary, with all that this has; returns when it is in step.
     pub fn follow(&self, primary: &Redis) {
         primary.command::<()>(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
-        self.command::<()>(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]);
+        self.command::<()>(&["REPLICAOF", "127.0.0.1", &primary.port_for_peers().to_string()]);
         wait_until("the replica is in step", || self.info("replication").contains("master_link_status:up"));
     }
 
@@ -151,6 +188,11 @@ impl Redis {
         let info = self.info(section);
         let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {info}"))
+    }
+
+    /// Where Redis and Sentinels find it: the port that speaks TLS, if it has one.
+    pub fn port_for_peers(&self) -> u16 {
+        self.tls.as_ref().map_or(self.port, |tls| tls.port)
     }
 
     /// Where the other nodes of its Cluster find it.
@@ -233,6 +275,9 @@ impl Redis {
         if let Some(bus_port) = self.bus_port {
             command.args(["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]);
             command.args(["--cluster-port", &bus_port.to_string()]);
+        }
+        for (name, value) in self.tls.iter().flat_map(Tls::settings) {
+            command.args([&format!("--{name}"), value]);
         }
         if let Some(clock) = &self.clock {
             clock.rule_with_the_allocator_of_the_c_library(&mut command);

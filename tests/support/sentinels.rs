@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::process::{Command, Stdio};
 
-use redis::FromRedisValue;
+use redis::{FromRedisValue, RedisResult};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -39,7 +39,7 @@ impl Sentinel {
                 format!("port {port}"),
                 String::from("bind 127.0.0.1"),
                 format!("dir {}", folder.path().display()),
-                format!("sentinel monitor {NAME} 127.0.0.1 {} {quorum}", primary.port),
+                format!("sentinel monitor {NAME} 127.0.0.1 {} {quorum}", primary.port_for_peers()),
                 format!("sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}"),
                 format!("sentinel failover-timeout {NAME} 3000"),
                 String::from(more),
@@ -62,8 +62,16 @@ impl Sentinel {
     /// The answer to a command.
     #[track_caller]
     pub fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
-        let answer = connect_to(self.port).and_then(|mut connection| ask(&mut connection, words));
-        answer.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        self.try_command(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        ask(&mut connect_to(self.port)?, words)
+    }
+
+    /// Asks it for a failover, as soon as it knows a replica well enough.
+    pub fn fail_over(&self) {
+        wait_until("a failover begins", || self.try_command::<()>(&["SENTINEL", "FAILOVER", NAME]).is_ok());
     }
 
     /// The port of the primary, as it has it.
