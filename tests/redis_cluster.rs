@@ -22,10 +22,14 @@ fn assert_all_nodes_are_used(cluster: &Cluster, sidecar: &Sidecar) {
 #[test]
 fn the_rings_of_a_wheel_are_on_several_nodes() {
     let cluster = Cluster::start();
+    let evicting = &cluster.primaries[1];
+    evicting.command::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     // It learns of the others from the one that it is told of.
     let store = Cluster::store(&cluster.primaries[2..]);
     let sidecar = sidecar(&store, "only", &["--tick", "200ms", "--rings", "16"]);
     assert_all_nodes_are_used(&cluster, &sidecar);
+    let advice = sidecar.log().line("maxmemory-policy allkeys-lru").expect("all nodes are looked at");
+    assert!(advice.contains(&format!("redis=\"127.0.0.1:{}\"", evicting.port)), "{advice}");
 }
 
 #[test]

@@ -81,9 +81,7 @@ fn a_large_answer_and_large_batches_are_not_held_back() {
 
 #[test]
 fn a_load_travels_encrypted_too() {
-    let (files, authority) = (Files::new(), Authority::new());
-    authority.certify(&files, 0);
-    let trusted = files.authority("ca.pem", &authority);
+    let (files, trusted) = Files::vouched_for();
     let sidecar = Sidecar::start(&files.flags());
     let trust = ["bench", "--tls-ca", trusted.to_str().unwrap(), "--admin", &sidecar.admin.to_string()];
     for load in [["--ids-per-frame", "1"], ["--ids-per-frame", "2000"]] {

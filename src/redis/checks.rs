@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, InfoDict, RedisResult, ServerErrorKind};
-use tracing::{debug, warn};
+use tracing::debug;
 
 /// The oldest major version that has what the scripts use. Valkey names a Redis version too.
 const OLDEST_MAJOR: u64 = 7;
@@ -19,12 +19,11 @@ const JUDGED: [(&[&str], Judge); 2] =
 /// Those that matter where another Redis may take over.
 const JUDGED_IF_REPLACED: (&[&str], Judge) = (&["min-replicas-to-write"], replicas);
 
-/// Checks a server, in whose place another may come or not. Returns why it cannot be used; what is merely unwise is
-/// logged.
+/// Checks a server, in whose place another may come or not. Returns why it cannot be used, or what is merely unwise.
 pub(super) async fn check(
     connection: &mut MultiplexedConnection,
     may_be_replaced: bool,
-) -> RedisResult<Result<(), String>> {
+) -> RedisResult<Result<Vec<String>, String>> {
     match redis::cmd("INFO").arg("server").query_async::<InfoDict>(connection).await {
         Ok(server) => {
             if let Some(text) = too_old(&server) {
@@ -36,18 +35,15 @@ pub(super) async fn check(
         }
         Err(error) => return Err(error),
     }
+    let mut unwise = Vec::new();
     for (settings, judge) in JUDGED.into_iter().chain(may_be_replaced.then_some(JUDGED_IF_REPLACED)) {
         match redis::cmd("CONFIG").arg("GET").arg(settings).query_async(connection).await {
-            Ok(found) => {
-                if let Some(text) = judge(&found) {
-                    warn!("{text}");
-                }
-            }
+            Ok(found) => unwise.extend(judge(&found)),
             // Hosted services and ACLs forbid it.
             Err(error) => debug!(%error, ?settings, "these settings of Redis cannot be read and are not checked"),
         }
     }
-    Ok(Ok(()))
+    Ok(Ok(unwise))
 }
 
 fn too_old(server: &InfoDict) -> Option<String> {

@@ -1,5 +1,6 @@
 //! The Redis store as a whole.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,7 +86,10 @@ impl RedisStore {
     ) -> Result<RedisStore, RedisStoreError> {
         assert!(options.wheel.slots() <= MAX_SLOTS, "the configuration is checked");
         let place = Arc::new(Place::parse(&options.url).map_err(RedisStoreError::Address)?);
-        check(&place, Keys::slot_of(&options.namespace, 0)).await?;
+        let slots: Vec<Slot> = (0..options.rings).map(|ring| Keys::slot_of(&options.namespace, ring)).collect();
+        for (text, nodes) in check(&place, &slots).await? {
+            warn!(redis = nodes.join(", "), "{text}");
+        }
         let identity = identity(&options.name);
         let mut store = RedisStore {
             seats: Vec::new(),
@@ -220,19 +224,18 @@ fn held(coalescers: &[Arc<Coalescer>]) -> u64 {
     coalescers.iter().map(|coalescer| coalescer.unanswered_acks()).sum()
 }
 
-/// Waits for Redis, and checks it. A wrong password does not become right by waiting.
-async fn check(place: &Place, slot: Slot) -> Result<(), RedisStoreError> {
+/// What is unwise, and where.
+type Unwise = BTreeMap<String, Vec<String>>;
+
+/// Waits for Redis, and checks all nodes that have one of these slots. A wrong password does not become right by waiting.
+async fn check(place: &Place, slots: &[Slot]) -> Result<Unwise, RedisStoreError> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
         .set_response_timeout(Some(RESPONSE_TIMEOUT));
     let mut cause = None;
     let reached = async {
         loop {
-            let asked = async {
-                let mut connection = place.find(slot).await?.connect(&config).await?;
-                Ok::<_, Fault>(checks::check(&mut connection, place.several().is_some()).await?)
-            };
-            match asked.await {
+            match check_once(place, slots, &config).await {
                 Ok(checked) => return checked.map_err(RedisStoreError::Unusable),
                 Err(fault) if fault.kind == FaultKind::Forbidden => {
                     return Err(RedisStoreError::Unusable(fault.with_remedy()));
@@ -253,6 +256,26 @@ async fn check(place: &Place, slot: Slot) -> Result<(), RedisStoreError> {
     let in_time = tokio::time::timeout(START_PATIENCE, reached).await;
     in_time
         .unwrap_or_else(|_| Err(RedisStoreError::Unreachable(cause.unwrap_or_else(|| String::from("no answer")))))
+}
+
+async fn check_once(
+    place: &Place,
+    slots: &[Slot],
+    config: &AsyncConnectionConfig,
+) -> Result<Result<Unwise, String>, Fault> {
+    let (map, mut nodes, mut unwise) = (place.look().await?, BTreeMap::new(), Unwise::new());
+    for slot in slots {
+        let node = map.owner(*slot)?;
+        nodes.insert(node.to_string(), node);
+    }
+    for (name, node) in nodes {
+        let mut connection = node.connect(config).await?;
+        match checks::check(&mut connection, place.several().is_some()).await? {
+            Ok(texts) => texts.into_iter().for_each(|text| unwise.entry(text).or_default().push(name.clone())),
+            Err(text) => return Ok(Err(format!("{name}: {text}"))),
+        }
+    }
+    Ok(Ok(unwise))
 }
 
 /// What a cause says, and where to look then for what keeps a Redis from being reached.

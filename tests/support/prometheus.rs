@@ -28,7 +28,7 @@ const SCRAPE_TIMEOUT: (&str, &str) = ("scrape_timeout: 4s", "scrape_timeout: 500
 /// How many times as fast the rules are in [`hurried`].
 pub const HURRY: u32 = 60;
 
-/// Rules in which every `for:` and every range in brackets lasts a sixtieth of its time, a minute a second. Nothing
+/// Rules in which every `for:` and every range and step in brackets lasts a sixtieth of its time, a minute a second. Nothing
 /// else is changed: no threshold, no expression, no label.
 pub fn hurried(rules: &str) -> String {
     let shorter = |duration: &str| {
@@ -37,7 +37,8 @@ pub fn hurried(rules: &str) -> String {
     };
     let in_brackets = |piece: &str| match piece.split_once(']') {
         Some((range, rest)) if range.starts_with(|first: char| first.is_ascii_digit()) => {
-            format!("{}]{rest}", shorter(range))
+            let range: Vec<String> = range.split(':').map(shorter).collect();
+            format!("{}]{rest}", range.join(":"))
         }
         _ => piece.to_owned(),
     };
