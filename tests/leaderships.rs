@@ -1,6 +1,7 @@
 //! Several rings: the sidecars that stand for election lead about as many of them each, whoever comes and goes.
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::flow::{Flow, Plan};
 use crate::support::redis::Redis;
@@ -36,6 +37,12 @@ fn epochs(asked: &Sidecar) -> Vec<u64> {
     asked.status().rings.iter().map(|ring| ring.epoch).collect()
 }
 
+/// The rings that a sidecar leads, and since when.
+fn epochs_of_led(sidecar: &Sidecar) -> BTreeSet<(u16, u64)> {
+    let rings = sidecar.status().rings.into_iter().filter(|ring| ring.leads);
+    rings.map(|ring| (ring.ring, ring.epoch)).collect()
+}
+
 /// Asserts that no ring changes hands for some leases.
 #[track_caller]
 fn assert_settled(asked: &Sidecar) {
@@ -60,6 +67,12 @@ fn who_comes_is_handed_its_share_and_nothing_is_lost_late_or_twice() {
 
     third.terminate();
     wait_for_shares(&[&first, &second], &[3, 3]);
+    let kept = epochs_of_led(&first);
+    let mut second = second;
+    second.terminate();
+    wait_for_shares(&[&first], &[6]);
+    sleep_until(Instant::now() + LEASE * 2);
+    assert!(epochs_of_led(&first).is_superset(&kept), "none was handed to the one that had gone");
     let evidence = flow.finish();
     let latest = evidence.assert_kept(Duration::from_millis(300) + SLACK);
     println!("the latest came {latest:?} after its tick");
@@ -79,4 +92,30 @@ fn who_stands_still_is_handed_nothing_until_it_goes_on() {
     assert_settled(&server);
     second.go_on();
     wait_for_shares(&[&first, &second], &[3, 3]);
+}
+
+/// When the log has said something, each time.
+fn times(sidecar: &Sidecar, words: &str) -> Vec<SystemTime> {
+    let text = sidecar.log().text();
+    let lines = text.lines().filter(|line| line.contains(words));
+    lines.map(|line| humantime::parse_rfc3339(line.split(' ').next().unwrap()).unwrap()).collect()
+}
+
+#[test]
+fn who_is_handed_a_ring_leads_it_at_once() {
+    let redis = Redis::start();
+    // Who is told nothing looks after 750 ms at the earliest.
+    let flags = ["--rings", "4", "--lease", "6s"];
+    let [first, second] = ["first", "second"].map(|name| {
+        let sidecar = Sidecar::on(&redis, name, &flags);
+        wait_until("the first leads all", || shares(&[&sidecar]) == [4] || name == "second");
+        sidecar
+    });
+    wait_for_shares(&[&first, &second], &[2, 2]);
+    let (handed, led) = (times(&first, "hands the ring over"), times(&second, "this sidecar leads"));
+    assert_eq!((handed.len(), led.len()), (2, 2));
+    for (handed, led) in handed.into_iter().zip(led) {
+        let took = led.duration_since(handed).unwrap();
+        assert!(took < Duration::from_millis(400), "{took:?}");
+    }
 }

@@ -47,6 +47,8 @@ pub struct Candidate {
     lease: Duration,
     session: u64,
     holder: Option<Seen<(String, String)>>,
+    /// How long the lease of the holder lasts.
+    holders_lease: Duration,
     pointer: Option<Seen<Tick>>,
 }
 
@@ -79,7 +81,7 @@ impl Candidate {
     /// A candidate that has seen nothing, for a lease of this length.
     #[must_use]
     pub fn new(lease: Duration) -> Candidate {
-        Candidate { lease, session: 0, holder: None, pointer: None }
+        Candidate { lease, session: 0, holder: None, holders_lease: lease, pointer: None }
     }
 
     /// Forgets what was seen in another session: nobody watched in between.
@@ -89,21 +91,34 @@ impl Candidate {
         }
     }
 
-    /// Notes the token and renewal count of the lease that another holds, and the pointer. Whether the token is
-    /// new.
-    pub fn saw(&mut self, holder: (String, String), pointer: Tick, now: Instant) -> bool {
+    /// Forgets what was seen: it leads itself.
+    pub fn leads(&mut self) {
+        *self = Candidate { session: self.session, ..Candidate::new(self.lease) };
+    }
+
+    /// Notes what it knows that led until now, in this session: since when the pointer is there.
+    pub fn has_led(&mut self, session: u64, pointer: Tick, since: Instant, now: Instant) {
+        self.enter_session(session);
+        let watched = now.saturating_duration_since(since);
+        (self.holder, self.pointer) = (None, Some(Seen { what: pointer, watched, looked_at: now }));
+    }
+
+    /// Notes the token and renewal count of the lease that another holds, how long that lasts without being renewed, and
+    /// the pointer. Whether the token is new.
+    pub fn saw(&mut self, holder: (String, String), lease: Duration, pointer: Tick, now: Instant) -> bool {
+        self.holders_lease = lease;
         let is_other = self.holder.as_ref().is_none_or(|seen| seen.what.0 != holder.0);
         Seen::note(&mut self.holder, holder, now, self.lease / 2);
         Seen::note(&mut self.pointer, pointer, now, self.lease / 2);
         is_other
     }
 
-    /// The lease, if token and renewal count have stood still for two durations: its holder is dead, and a clock
-    /// that was set back keeps it.
+    /// The lease, if token and renewal count have stood still for two durations, of it and of one's own: its holder is
+    /// dead, and a clock that was set back keeps it.
     #[must_use]
     pub fn standing_still(&self, now: Instant) -> Option<(String, String)> {
         let seen = self.holder.as_ref()?;
-        (seen.until(now, self.lease / 2) >= self.lease * 2).then(|| seen.what.clone())
+        (seen.until(now, self.lease / 2) >= self.lease.max(self.holders_lease) * 2).then(|| seen.what.clone())
     }
 
     /// The pointer as it was seen last, and for how long it has been watched there.
@@ -136,20 +151,45 @@ mod tests {
     fn watch(candidate: &mut Candidate, from: Instant, time: Duration) {
         let looks = time.as_millis() / 500;
         for look in 0..=u32::try_from(looks).unwrap() {
-            candidate.saw(holder(2), Tick(8), from + Duration::from_millis(500) * look);
+            candidate.saw(holder(2), LEASE, Tick(8), from + Duration::from_millis(500) * look);
         }
     }
 
     #[test]
     fn a_lease_stands_still_only_after_two_durations_without_a_renewal() {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
-        assert!(candidate.saw(holder(1), Tick(7), start));
+        assert!(candidate.saw(holder(1), LEASE, Tick(7), start));
         let renewed = start + LEASE;
-        assert!(!candidate.saw(holder(2), Tick(8), renewed), "the holder is the same");
+        assert!(!candidate.saw(holder(2), LEASE, Tick(8), renewed), "the holder is the same");
         watch(&mut candidate, renewed, LEASE * 11 / 6);
         assert_eq!(candidate.standing_still(renewed + LEASE * 11 / 6), None);
         watch(&mut candidate, renewed, LEASE * 2);
         assert_eq!(candidate.standing_still(renewed + LEASE * 2), Some(holder(2)));
+    }
+
+    #[test]
+    fn a_longer_lease_of_another_has_longer_to_be_renewed() {
+        let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
+        let looks = (0..=20).map(|look| start + LEASE / 2 * look);
+        let mut still = looks.map(|now| {
+            candidate.saw(holder(1), LEASE * 4, Tick(7), now);
+            (now - start, candidate.standing_still(now).is_some())
+        });
+        assert_eq!(still.find(|(_, still)| *still), Some((LEASE * 8, true)));
+    }
+
+    #[test]
+    fn who_led_knows_since_when_the_pointer_is_there_and_nothing_of_who_led_before() {
+        let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
+        candidate.enter_session(1);
+        watch(&mut candidate, start, LEASE * 2);
+        candidate.leads();
+        let left = start + LEASE * 2;
+        assert_eq!((candidate.standing_still(left), candidate.pointer_seen(left)), (None, None));
+        candidate.has_led(2, Tick(9), start + LEASE * 5 / 3, left);
+        candidate.enter_session(2);
+        assert_eq!(candidate.pointer_seen(left + LEASE / 6), Some((Tick(9), LEASE / 2)));
+        assert!(candidate.saw(holder(2), LEASE, Tick(9), left + LEASE / 6), "another leads now");
     }
 
     #[test]
@@ -169,7 +209,7 @@ mod tests {
         watch(&mut candidate, start, LEASE / 3);
         let woken = start + Duration::from_secs(600);
         assert_eq!(candidate.pointer_seen(woken), Some((Tick(8), LEASE * 5 / 6)), "a third, and half at most");
-        candidate.saw(holder(2), Tick(8), woken);
+        candidate.saw(holder(2), LEASE, Tick(8), woken);
         assert_eq!(candidate.standing_still(woken), None);
     }
 

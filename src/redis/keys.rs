@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `meta` | hash | schema, dimensions, incarnation; pointer and when it was due; epoch and leader; counters |
 //! | `lease` | string | the leader's token, with the time it has left |
-//! | `candidates` | hash | who has stood for election since the lease was renewed → how many rings it leads |
+//! | `candidates` | hash | token of who stood for election → how many rings it leads, and its name, until the leader reads it |
 //! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; also the memory of what is late |
 //! | `tick:<i>` | set | the messages of each deadline D with D mod lists = i; `/attempt` follows where it is not 1 |
 //! | `ticks` | hash | `acked:D`: acknowledged so far; `frozen:D`: a decided tick on its way to the outbox |
@@ -17,7 +17,7 @@
 //! | `members` | hash | `group sidecar` → 1 where the sidecar has a subscriber of the group |
 //! | `sidecars` | hash | sidecar → how often it has beaten |
 //! | `link:<sidecar>` | hash | generation of its connection, its last chunks and their answers |
-//! | `news` | stream | a short tail of hints: published, returned, vacant |
+//! | `news` | stream | a short tail of hints: published, returned, vacant, handed |
 //!
 //! # Lists
 //!
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn all_keys_of_a_ring_share_its_hash_tag() {
         let keys = Keys::new("im", 3, 15, "a");
-        let singles = [&keys.meta, &keys.lease, &keys.messages, &keys.link, &keys.news];
+        let singles = [&keys.meta, &keys.lease, &keys.candidates, &keys.messages, &keys.link, &keys.news];
         assert!(singles.into_iter().chain(keys.lists()).all(|key| key.starts_with("{im:3}:")));
         assert_eq!(keys.lists().len(), 49);
         assert_eq!(keys.list(49 * 7 + 3), "{im:3}:tick:3");

@@ -1,37 +1,62 @@
 //! How sidecars share the leaderships of several rings: who leads the most hands one to who leads the least.
 //!
 //! Who stands for election in a ring tells there how many rings it leads. The leader of the ring reads that as it renews
-//! its lease, and Redis forgets it then: who is named the next time has looked since. So a leader sees all that live, on
-//! each of its rings, and none that does not. Of two that lead as many the token decides, so that one of them hands over,
-//! and the others see it before it is their turn.
+//! its lease, and Redis forgets it then: who is named the next time has looked since. So a leader sees all that look, on
+//! each of its rings, and soon none that does not. Of two that lead as many the token decides, so that one of them hands
+//! over, and the others see it before it is their turn.
+//!
+//! Nobody is handed a ring who might be gone or lose it: who has just come, or goes, does not tell; nor does who lost one,
+//! for longer each time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::office::Office;
+use super::office::{Identity, Office};
+
+/// In so many leases without losing a ring a sidecar becomes one that has lost none.
+const GOOD_AGAIN: u32 = 64;
 
 /// Who stands for election in a ring, and how many rings it leads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Candidacy {
     pub(super) leads: u64,
     pub(super) token: String,
+    pub(super) name: String,
+}
+
+impl Candidacy {
+    /// What the sidecar of this token told.
+    pub(super) fn of(token: String, told: &str) -> Option<Candidacy> {
+        let (leads, name) = told.split_once(' ')?;
+        Some(Candidacy { leads: leads.parse().ok()?, token, name: name.to_owned() })
+    }
 }
 
 /// What one sidecar leads, of all rings.
 pub(super) struct Leaderships {
-    token: String,
-    /// For so long after it handed one over it does not know yet what that has changed.
-    pause: Duration,
+    identity: Identity,
+    /// In this time each candidate looks several times, and each leader reads what was told.
+    lease: Duration,
     offices: RwLock<Vec<Arc<Office>>>,
-    handed_over: Mutex<Option<Instant>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Before this it does not tell what it leads; none before it stands for the first time.
+    tells_from: Option<Instant>,
+    /// Before this it does not know what the last change has led to.
+    hands_over_from: Option<Instant>,
+    /// When it last lost a ring, and for how long it did not tell then.
+    deposed: Option<(Instant, Duration)>,
 }
 
 impl Leaderships {
-    /// None yet, of a sidecar that puts `token` into its leases. Candidates look more than once in `lease`.
-    pub(super) fn new(token: String, lease: Duration) -> Leaderships {
-        Leaderships { token, pause: lease, offices: RwLock::default(), handed_over: Mutex::default() }
+    /// None yet, of this sidecar.
+    pub(super) fn new(identity: Identity, lease: Duration) -> Leaderships {
+        Leaderships { identity, lease, offices: RwLock::default(), state: Mutex::default() }
     }
 
     /// The office of one more ring.
@@ -41,22 +66,60 @@ impl Leaderships {
         office
     }
 
-    /// How many rings this sidecar leads, for the others to know; none where there is nothing to share.
-    pub(super) fn told(&self) -> Option<u64> {
-        let offices = self.offices.read();
-        (offices.len() > 1).then(|| offices.iter().map(|office| u64::from(office.term().is_some())).sum())
+    /// Whether there are several rings.
+    pub(super) fn are_shared(&self) -> bool {
+        self.offices.read().len() > 1
+    }
+
+    /// How many rings this sidecar leads.
+    pub(super) fn count(&self, now: Instant) -> u64 {
+        let leads = |office: &Arc<Office>| office.term().is_some_and(|term| now < term.lease_until);
+        self.offices.read().iter().map(|office| u64::from(leads(office))).sum()
+    }
+
+    /// What the leaders of other rings are told as this sidecar stands for election; nothing where they had better not
+    /// hand it one.
+    pub(super) fn told(&self, now: Instant) -> String {
+        let tells_from = *self.state.lock().tells_from.get_or_insert(now + self.lease);
+        if !self.are_shared() || now < tells_from {
+            return String::new();
+        }
+        format!("{} {}", self.count(now), self.identity.name)
     }
 
     /// Who is to lead a ring in place of this sidecar, given those who stand for election there.
     pub(super) fn successor(&self, candidates: Vec<Candidacy>, now: Instant) -> Option<Candidacy> {
-        let own = Candidacy { leads: self.told()?, token: self.token.clone() };
-        let mut handed_over = self.handed_over.lock();
-        if handed_over.is_some_and(|then| now < then + self.pause) {
+        let Identity { token, name, .. } = self.identity.clone();
+        let own = Candidacy { leads: self.count(now), token, name };
+        let mut state = self.state.lock();
+        if state.hands_over_from.is_some_and(|from| now < from) {
             return None;
         }
         let successor = successor(&own, candidates)?;
-        *handed_over = Some(now);
+        state.hands_over_from = Some(now + self.lease);
         Some(successor)
+    }
+
+    /// It has won a ring: what it is told may be from before.
+    pub(super) fn has_won(&self, now: Instant) {
+        self.state.lock().hands_over_from = Some(now + self.lease);
+    }
+
+    /// It gives its rings up, and is to be handed none.
+    pub(super) fn stands_back(&self, now: Instant) {
+        self.state.lock().tells_from = Some(now + self.lease);
+    }
+
+    /// It has lost a ring: it is to be handed none for a lease, and twice as long each time that it comes again.
+    pub(super) fn was_deposed(&self, now: Instant) {
+        let (lease, mut state) = (self.lease, self.state.lock());
+        let pause = match state.deposed {
+            // Several rings at once are one loss.
+            Some((then, pause)) if now < then + lease => pause,
+            Some((then, pause)) if now < then + pause + lease * GOOD_AGAIN => (pause * 2).min(lease * GOOD_AGAIN),
+            _ => lease,
+        };
+        (state.deposed, state.tells_from) = (Some((now, pause)), Some(now + pause));
     }
 }
 
@@ -70,10 +133,23 @@ fn successor(own: &Candidacy, mut candidates: Vec<Candidacy>) -> Option<Candidac
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::redis::office::tests::term;
+
+    const LEASE: Duration = Duration::from_secs(3);
 
     fn candidacies(leads: &[u64]) -> Vec<Candidacy> {
-        let candidacy = |(index, leads): (usize, &u64)| Candidacy { leads: *leads, token: index.to_string() };
+        let candidacy = |(index, leads): (usize, &u64)| {
+            Candidacy::of(index.to_string(), &format!("{leads} sidecar {index}")).unwrap()
+        };
         leads.iter().enumerate().map(candidacy).collect()
+    }
+
+    /// The leaderships of a sidecar, and the offices of so many rings.
+    fn own(rings: u16) -> (Leaderships, Vec<Arc<Office>>) {
+        let identity = Identity { name: "me".into(), sidecar: "me-1".into(), token: "own".into() };
+        let leaderships = Leaderships::new(identity, LEASE);
+        let offices = (0..rings).map(|_| leaderships.add_office()).collect();
+        (leaderships, offices)
     }
 
     /// Has each that leads something look at the others, as often as rings, until nobody hands over.
@@ -122,31 +198,64 @@ mod tests {
     }
 
     #[test]
-    fn one_leadership_is_handed_over_at_a_time() {
-        let lease = Duration::from_secs(3);
-        let (leaderships, now) = (Leaderships::new(String::from("own"), lease), Instant::now());
-        let offices: Vec<Arc<Office>> = (0..4).map(|_| leaderships.add_office()).collect();
+    fn one_leadership_is_handed_over_at_a_time_and_none_just_after_one_was_won() {
+        let ((leaderships, offices), now) = (own(4), Instant::now());
         assert_eq!(leaderships.successor(candidacies(&[0]), now), None, "it leads nothing");
         for office in &offices {
-            office.enter(crate::redis::office::tests::term(now));
+            office.enter(term(now + LEASE * 2));
         }
-        assert_eq!(leaderships.told(), Some(4));
         assert_eq!(leaderships.successor(Vec::new(), now), None, "nobody else is there");
         assert!(leaderships.successor(candidacies(&[0]), now).is_some());
         offices[0].leave();
+        let later = now + LEASE / 2;
+        assert_eq!(leaderships.successor(candidacies(&[0]), later), None, "what changed is not told yet");
+        leaderships.has_won(later);
+        assert_eq!(leaderships.successor(candidacies(&[0]), now + LEASE), None, "who told that may have gone");
         assert_eq!(
-            leaderships.successor(candidacies(&[0]), now + lease / 2),
-            None,
-            "it may not have told of it yet"
+            leaderships.successor(candidacies(&[1]), later + LEASE).map(|candidacy| candidacy.name).as_deref(),
+            Some("sidecar 0")
         );
-        assert!(leaderships.successor(candidacies(&[1]), now + lease).is_some());
+    }
+
+    #[test]
+    fn a_ring_whose_lease_has_run_out_does_not_count() {
+        let ((leaderships, offices), now) = (own(2), Instant::now());
+        offices[0].enter(term(now));
+        assert_eq!(leaderships.count(now), 1);
+        assert_eq!(leaderships.count(now + LEASE), 0);
+    }
+
+    #[test]
+    fn who_comes_goes_or_loses_rings_does_not_tell_for_a_while() {
+        let ((leaderships, _), begun) = (own(2), Instant::now());
+        let tells_at = |now| leaderships.told(now) == "0 me";
+        assert!(!tells_at(begun));
+        assert!(tells_at(begun + LEASE));
+        leaderships.stands_back(begun + LEASE);
+        assert!(!tells_at(begun + LEASE * 15 / 8));
+        let mut now = begun + LEASE * 2;
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            for ring in 0..3 {
+                leaderships.was_deposed(now + LEASE / 8 * ring);
+            }
+            now += LEASE / 4;
+            let pause = (1..=GOOD_AGAIN).find(|pause| tells_at(now + LEASE * *pause)).unwrap();
+            pauses.push(pause);
+            now += LEASE * pause;
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
+        now += LEASE * (GOOD_AGAIN + 1);
+        leaderships.was_deposed(now);
+        assert!(tells_at(now + LEASE), "it had lost nothing for long");
     }
 
     #[test]
     fn a_single_ring_is_not_shared() {
-        let (leaderships, now) = (Leaderships::new(String::from("own"), Duration::ZERO), Instant::now());
-        leaderships.add_office().enter(crate::redis::office::tests::term(now));
-        assert_eq!(leaderships.told(), None);
-        assert_eq!(leaderships.successor(candidacies(&[0]), now), None);
+        let ((leaderships, _), now) = (own(1), Instant::now());
+        leaderships.told(now);
+        assert_eq!(leaderships.told(now + LEASE), "");
+        assert!(!leaderships.are_shared());
+        assert!(own(2).0.are_shared());
     }
 }

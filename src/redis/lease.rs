@@ -27,8 +27,14 @@ pub(super) struct LeaseOptions {
     pub(super) outage_grace: Duration,
 }
 
-/// Whose a lease is that was given up for no one in particular.
-const ANYBODYS: &str = "1";
+/// Whether the lease is this sidecar's, as far as it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    No,
+    /// It has asked, and may have won.
+    Maybe,
+    Yes,
+}
 
 /// A lease that lies in Redis.
 pub(super) struct RedisLease(Arc<Inner>);
@@ -39,6 +45,7 @@ struct Inner {
     identity: Identity,
     office: Arc<Office>,
     leaderships: Arc<Leaderships>,
+    hold: Mutex<Hold>,
     candidate: Mutex<Candidate>,
     /// The highest epoch that was seen: a ring that was lost must not begin below it.
     highest_epoch: Mutex<u64>,
@@ -59,6 +66,7 @@ impl RedisLease {
             identity,
             office,
             leaderships,
+            hold: Mutex::new(Hold::No),
             highest_epoch: Mutex::new(0),
             told: RwLock::default(),
         }))
@@ -69,9 +77,9 @@ impl RedisLease {
         self.0.told.read().iter().for_each(|tell| tell());
     }
 
-    /// The lease was given up, for `whose`: who is not meant looks as always.
-    pub(super) fn is_vacant(&self, whose: &str) {
-        if whose == ANYBODYS || whose == self.0.identity.token {
+    /// The lease was given up for one of the candidates: the others look as always.
+    pub(super) fn is_handed_to(&self, successor: &str) {
+        if successor == self.0.identity.token {
             self.tell();
         }
     }
@@ -99,54 +107,53 @@ impl Lease for RedisLease {
 impl Inner {
     async fn tend(&self, now: Instant) -> Result<Leadership, Refusal> {
         let Some(term) = self.office.term() else { return self.stand(now).await };
-        let Some(candidates) = self.renew(term).await? else { return self.stand(now).await };
+        let may_hand_over = self.leaderships.are_shared() && self.is_calm(now);
+        let Some(candidates) = self.renew(term, may_hand_over).await? else { return self.stand(now).await };
         let now = now.max(self.link.clock().now());
         self.office.note(term.epoch, |term| term.lease_until = now + self.options.duration);
-        if candidates.is_empty() {
-            return Ok(self.leads(term.epoch, now));
+        if may_hand_over
+            && self.is_calm(now)
+            && let Some(successor) = self.leaderships.successor(candidates, now)
+        {
+            return self.hand_over(&successor, now).await;
         }
-        if !self.is_calm(now) {
-            // Then it will be, and from then on with each renewal, if a tick is a third of a lease.
-            let moved = term.next.max(now) + self.options.tick_length / 16;
-            return Ok(Leadership::Leads { epoch: term.epoch, renew_at: Some(moved.min(self.renew_at(now))) });
+        let mut renew_at = now + self.options.duration / 3;
+        if self.leaderships.are_shared() && !may_hand_over {
+            // It may once the pointer has moved, and from then on with each renewal, if a lease is three ticks.
+            renew_at = renew_at.min(term.next.max(now) + self.options.tick_length / 16);
         }
-        match self.leaderships.successor(candidates, now) {
-            Some(successor) => self.hand_over(&successor).await,
-            None => Ok(self.leads(term.epoch, now)),
-        }
+        Ok(Leadership::Leads { epoch: term.epoch, renew_at: Some(renew_at) })
     }
 
-    /// Whether another could make the next move as well as this sidecar, which may know that Redis stands still.
+    /// Whether another could make the next move as well as this sidecar, which may know that Redis stands still or was
+    /// away.
     fn is_calm(&self, now: Instant) -> bool {
-        self.office.term().is_some_and(|term| term.is_calm(now, self.options.tick_length))
+        let (Some(term), Ok(session)) = (self.office.term(), self.link.session()) else { return false };
+        let is_graced = session.recovered_at.is_none_or(|recovered| now >= recovered + self.options.outage_grace);
+        term.session == session.number
+            && is_graced
+            && term.is_calm(now, self.options.tick_length)
             && self.link.silence().look(self.link.clock().now()) == Look::Answers
-    }
-
-    fn renew_at(&self, now: Instant) -> Instant {
-        now + self.options.duration / 3
-    }
-
-    fn leads(&self, epoch: u64, now: Instant) -> Leadership {
-        Leadership::Leads { epoch, renew_at: Some(self.renew_at(now)) }
     }
 
     fn follows(&self) -> Leadership {
         Leadership::Follows { retry_after: self.candidate.lock().retry_after(super::random()) }
     }
 
-    /// Renews the lease, if it is still ours; returns who else stands for election.
-    async fn renew(&self, term: Term) -> Result<Option<Vec<Candidacy>>, Refusal> {
+    /// Renews the lease, if it is still ours; returns who else stands for election, if that is wanted.
+    async fn renew(&self, term: Term, wanted: bool) -> Result<Option<Vec<Candidacy>>, Refusal> {
         let names = self.names();
         let asked = self.link.write(&SCRIPTS.renew, &names, |call| {
             call.arg(&self.identity.token).arg(term.epoch).arg(whole_ms(self.options.duration));
+            call.arg(u8::from(wanted));
         });
         let mut answer = asked.await?;
         match answer.text()?.as_str() {
             "renewed" => {
                 let mut candidates = Vec::with_capacity(answer.len() / 2);
                 while !answer.is_empty() {
-                    let (token, leads) = (answer.text()?, answer.count()?);
-                    candidates.push(Candidacy { leads, token });
+                    let (token, told) = (answer.text()?, answer.text()?);
+                    candidates.push(Candidacy::of(token, &told).ok_or_else(|| answer.strange(&told))?);
                 }
                 Ok(Some(candidates))
             }
@@ -164,15 +171,20 @@ impl Inner {
         }
     }
 
-    /// Gives the lease up for who leads less. If that one has gone, others look soon.
-    async fn hand_over(&self, successor: &Candidacy) -> Result<Leadership, Refusal> {
+    /// Gives the lease up for who leads fewer. If that one has gone, others look soon.
+    async fn hand_over(&self, successor: &Candidacy, now: Instant) -> Result<Leadership, Refusal> {
         info!(
             ring = self.options.ring,
-            leads = self.leaderships.told(),
-            other_leads = successor.leads,
+            leads = self.leaderships.count(now),
+            to = successor.name,
+            leads_there = successor.leads,
             "this sidecar hands the ring over to one that leads fewer"
         );
-        self.give_up(&successor.token).await?;
+        if let Some(term) = self.office.term() {
+            let moved = term.certain().checked_sub(self.options.tick_length).unwrap_or(now);
+            self.candidate.lock().has_led(term.session, term.pointer, moved, now);
+        }
+        self.give_up(["handed", &successor.token]).await?;
         Ok(self.follows())
     }
 
@@ -185,6 +197,9 @@ impl Inner {
     async fn stand(&self, now: Instant) -> Result<Leadership, Refusal> {
         let session = self.link.session()?;
         let begun = now.max(self.link.clock().now());
+        if std::mem::replace(&mut *self.hold.lock(), Hold::Maybe) == Hold::Yes {
+            self.leaderships.was_deposed(begun);
+        }
         let (pointer, seen_ms, still) = {
             let mut candidate = self.candidate.lock();
             candidate.enter_session(session.number);
@@ -199,10 +214,7 @@ impl Inner {
             call.arg(&self.identity.token).arg(&self.identity.name).arg(whole_ms(self.options.duration));
             call.arg(pointer.0).arg(seen_ms).arg(whole_ms(LINK_LIFETIME)).arg(highest);
             call.arg(still.0).arg(still.1).arg(whole_ms(wait)).arg(whole_ms(CLOCK_SLACK));
-            match self.leaderships.told() {
-                Some(leads) => call.arg(leads),
-                None => call.arg(""),
-            };
+            call.arg(self.leaderships.told(begun));
         });
         let mut answer = asked.await?;
         let now = now.max(self.link.clock().now());
@@ -218,6 +230,9 @@ impl Inner {
         let next = from_now(now, answer.number()?);
         let shifted = Duration::from_millis(answer.count()?);
         *self.highest_epoch.lock() = epoch;
+        *self.hold.lock() = Hold::Yes;
+        self.candidate.lock().leads();
+        self.leaderships.has_won(now);
         let lease_until = now + self.options.duration;
         self.office.enter(Term {
             epoch,
@@ -234,36 +249,42 @@ impl Inner {
             seq: 0,
         });
         info!(ring = self.options.ring, epoch, %pointer, "this sidecar leads");
-        Ok(self.leads(epoch, now))
+        Ok(Leadership::Leads { epoch, renew_at: Some(now + self.options.duration / 3) })
     }
 
     fn held(&self, answer: &mut Answer, now: Instant) -> Result<Leadership, Refusal> {
         let holder = (answer.text()?, answer.text()?);
-        let pointer = Tick(answer.count()?);
-        if self.candidate.lock().saw(holder, pointer, now) {
-            let leader = answer.text()?;
+        let (pointer, leader) = (Tick(answer.count()?), answer.text()?);
+        let lease = answer.text()?.parse().map_or(self.options.duration, Duration::from_millis);
+        *self.hold.lock() = Hold::No;
+        if self.candidate.lock().saw(holder, lease, pointer, now) {
             info!(ring = self.options.ring, leader, "this sidecar follows");
         }
         Ok(self.follows())
     }
 
+    /// Also where another leads: whoever goes is no candidate any more.
     async fn release(&self) -> Result<(), Refusal> {
-        if self.office.term().is_none() {
+        self.leaderships.stands_back(self.link.clock().now());
+        let hold = *self.hold.lock();
+        if hold == Hold::No && !self.leaderships.are_shared() {
             return Ok(());
         }
-        self.give_up(ANYBODYS).await
+        let given_up = self.give_up(["vacant", "1"]).await;
+        if hold == Hold::No { Ok(()) } else { given_up }
     }
 
-    /// Gives the lease up; whose it is to be hears of it at once.
-    async fn give_up(&self, whose: &str) -> Result<(), Refusal> {
+    /// Gives the lease up, with a hint for the others.
+    async fn give_up(&self, hint: [&str; 2]) -> Result<(), Refusal> {
         self.office.leave();
         let keys = self.link.keys();
         let token = &self.identity.token;
         self.link
-            .write(&SCRIPTS.release, &[&keys.lease, &keys.news], |call| {
-                call.arg(token).arg(whose);
+            .write(&SCRIPTS.release, &[&keys.lease, &keys.candidates, &keys.news], |call| {
+                call.arg(token).arg(&hint);
             })
             .await?;
+        *self.hold.lock() = Hold::No;
         Ok(())
     }
 }

@@ -100,9 +100,12 @@ impl Reader {
         let entries = found.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids);
         let (mut newest, mut batches) = (None, false);
         for entry in entries {
-            match entry.get::<String>("vacant") {
-                Some(whose) => self.lease.is_vacant(&whose),
-                None => batches = true,
+            if entry.map.contains_key("vacant") {
+                self.lease.tell();
+            } else if let Some(successor) = entry.get::<String>("handed") {
+                self.lease.is_handed_to(&successor);
+            } else {
+                batches = true;
             }
             newest = Some(entry.id);
         }

@@ -96,7 +96,7 @@ impl RedisStore {
             links: Vec::new(),
             coalescers: Vec::new(),
             outboxes: Vec::new(),
-            leaderships: Arc::new(Leaderships::new(identity.token.clone(), options.lease)),
+            leaderships: Arc::new(Leaderships::new(identity.clone(), options.lease)),
             tasks: Vec::new(),
         };
         for ring in 0..options.rings {

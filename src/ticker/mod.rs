@@ -16,6 +16,7 @@ mod trouble;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio::sync::{Notify, mpsc};
 use tracing::{debug, warn};
 
@@ -272,6 +273,10 @@ impl Ticker {
                 Ok(None)
             }
             Leadership::Follows { retry_after } => {
+                if self.standing.is_leading() {
+                    // Whatever was told while it led is over; what it gave up is not for itself.
+                    let _ = self.vacancy.notified().now_or_never();
+                }
                 self.standing = Standing::Follows;
                 self.next_tend = Some(now + retry_after);
                 Ok(Some(retry_after))

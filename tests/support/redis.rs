@@ -42,9 +42,7 @@ impl Tls {
     /// At a free port, with a certificate and whom to trust; also to its peers, who all may ask.
     pub fn with(files: &Files, trusted: &Path) -> Tls {
         let path = |path: &Path| path.display().to_string();
-        let port = free_port();
         let settings = vec![
-            ("tls-port", port.to_string()),
             ("tls-cert-file", path(&files.certificate)),
             ("tls-key-file", path(&files.key)),
             ("tls-ca-cert-file", path(trusted)),
@@ -52,12 +50,12 @@ impl Tls {
             ("tls-replication", String::from("yes")),
             ("tls-cluster", String::from("yes")),
         ];
-        Tls { port, settings }
+        Tls { port: free_port(), settings }
     }
 
     /// Its settings, by name.
-    pub fn settings(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.settings.iter().map(|(name, value)| (*name, value.as_str()))
+    pub fn settings(&self) -> impl Iterator<Item = (&'static str, String)> {
+        self.settings.iter().cloned().chain([("tls-port", self.port.to_string())])
     }
 }
 
@@ -112,6 +110,8 @@ impl Redis {
         let mut redis = Redis { port: 0, folder, keeps, bus_port, tls, clock, process: None, logs: Vec::new() };
         wait_until("a port is free", || {
             redis.port = free_port();
+            redis.bus_port = redis.bus_port.map(|_| free_port());
+            redis.tls.iter_mut().for_each(|tls| tls.port = free_port());
             redis.spawn()
         });
         redis
@@ -277,7 +277,7 @@ impl Redis {
             command.args(["--cluster-port", &bus_port.to_string()]);
         }
         for (name, value) in self.tls.iter().flat_map(Tls::settings) {
-            command.args([&format!("--{name}"), value]);
+            command.args([&format!("--{name}"), &value]);
         }
         if let Some(clock) = &self.clock {
             clock.rule_with_the_allocator_of_the_c_library(&mut command);

@@ -6,9 +6,9 @@
 -- ARGV[7] ms that an unused link is kept   ARGV[8] highest epoch that the candidate knows
 -- ARGV[9], ARGV[10] token and renewals of a lease that stands still and is to be deleted; empty without one
 -- ARGV[11] ms that the pointer has to wait after an outage   ARGV[12] ms that clocks may differ
--- ARGV[13] how many rings the candidate leads, for the leader to know; empty where there is one ring
+-- ARGV[13] how many rings the candidate leads, and its name, for the leader to know; empty where it does not tell
 -- Reply {'won', epoch, pointer, ms until the next move is due, ms by which every deadline is shifted}
---   {'held', token, renewals, pointer, name of the leader}
+--   {'held', token, renewals, pointer, name of the leader, its lease in ms, or empty if it did not say}
 local pointer, due_ms, tick_ms, epoch, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'epoch', 'catch_up')
 local renewals = redis.call('HGET', KEYS[1], 'renewals') or '0'
@@ -21,7 +21,8 @@ end
 if holder and holder ~= ARGV[2] then
   -- Where nothing can be written it is not told, and who leads is all the same.
   if ARGV[13] ~= '' then redis.pcall('HSET', KEYS[4], ARGV[2], ARGV[13]) end
-  return {'held', holder, renewals, pointer, redis.call('HGET', KEYS[1], 'leader') or ''}
+  local leader, lease_ms = unpack(redis.call('HMGET', KEYS[1], 'leader', 'lease_ms'))
+  return {'held', holder, renewals, pointer, leader or '', lease_ms or ''}
 end
 
 local now, wait, shifted_ms = now_ms(), tonumber(ARGV[11]), 0
@@ -36,7 +37,7 @@ else
   redis.call('SET', KEYS[3], ARGV[2], 'NX', 'PX', ARGV[4])
   redis.call('DEL', KEYS[4])
   epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
-  redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'acquired_ms', now)
+  redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'lease_ms', ARGV[4], 'acquired_ms', now)
 
   -- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The rest of the gap shifts every
   -- deadline. A gap below a tick is none.

@@ -1,10 +1,11 @@
--- Gives the lease up, if it is ours, and tells the others.
+-- Gives the lease up, if it is ours, and tells the others. Whoever goes is no candidate any more.
 --
--- KEYS[3] lease   KEYS[4] news
--- ARGV[2] token   ARGV[3] whom the others are to give precedence: a token, or `1`
+-- KEYS[3] lease   KEYS[4] candidates   KEYS[5] news
+-- ARGV[2] token   ARGV[3], ARGV[4] what the others are told: `vacant`, 1, or `handed` and the token of whose it is to be
 -- Reply {'released'}   {'deposed'}
+redis.call('HDEL', KEYS[4], ARGV[2])
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return {'deposed'} end
 redis.call('DEL', KEYS[3])
 redis.call('HDEL', KEYS[1], 'leader')
-redis.call('XADD', KEYS[4], 'MAXLEN', 16, '*', 'vacant', ARGV[3])
+redis.call('XADD', KEYS[5], 'MAXLEN', 16, '*', ARGV[3], ARGV[4])
 return {'released'}

@@ -51,6 +51,17 @@ async fn whoever_is_deposed_asks_the_lease_at_once_but_not_without_pause() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_gives_a_ring_up_looks_when_it_was_told_to_whatever_it_heard_while_it_led() {
+    let script = Script::new([leads(7, Some(TICK)), follows(1_000), leads(9, Some(TICK * 60))], Handover::Kept);
+    let (_handle, metrics) = script.start();
+    pass(500).await;
+    script.tell.lock().as_ref().unwrap()();
+    pass(2_000).await;
+    assert_eq!(script.times(Call::Tend), [0, 1_000, 2_000]);
+    assert_eq!(metrics.leader_changes.get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_store_that_refuses_is_asked_again_after_a_pause() {
     let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
     *script.refusals.lock() = 2;
