@@ -91,9 +91,9 @@ impl Candidate {
         }
     }
 
-    /// Forgets what was seen: it leads itself.
+    /// Forgets who led before: it leads itself.
     pub fn leads(&mut self) {
-        *self = Candidate { session: self.session, ..Candidate::new(self.lease) };
+        self.holder = None;
     }
 
     /// Notes what it knows that led until now, in this session: since when the pointer is there.
@@ -185,7 +185,7 @@ mod tests {
         watch(&mut candidate, start, LEASE * 2);
         candidate.leads();
         let left = start + LEASE * 2;
-        assert_eq!((candidate.standing_still(left), candidate.pointer_seen(left)), (None, None));
+        assert_eq!(candidate.standing_still(left), None);
         candidate.has_led(2, Tick(9), start + LEASE * 5 / 3, left);
         candidate.enter_session(2);
         assert_eq!(candidate.pointer_seen(left + LEASE / 6), Some((Tick(9), LEASE / 2)));
