@@ -59,7 +59,7 @@ fn who_comes_is_handed_its_share_and_nothing_is_lost_late_or_twice() {
     wait_for_shares(&[&first, &server], &[0, 6]);
     let flow = Flow::start(Plan::ten_times_a_second(TICK, 5), server.listen, server.listen);
 
-    let second = candidate(&redis, "second");
+    let mut second = candidate(&redis, "second");
     wait_for_shares(&[&first, &second, &server], &[0, 3, 3]);
     let mut third = candidate(&redis, "third");
     wait_for_shares(&[&first, &second, &third], &[2, 2, 2]);
@@ -68,10 +68,9 @@ fn who_comes_is_handed_its_share_and_nothing_is_lost_late_or_twice() {
     third.terminate();
     wait_for_shares(&[&first, &second], &[3, 3]);
     let kept = epochs_of_led(&first);
-    let mut second = second;
     second.terminate();
     wait_for_shares(&[&first], &[6]);
-    sleep_until(Instant::now() + LEASE * 2);
+    assert_settled(&server);
     assert!(epochs_of_led(&first).is_superset(&kept), "none was handed to the one that had gone");
     let evidence = flow.finish();
     let latest = evidence.assert_kept(Duration::from_millis(300) + SLACK);
@@ -104,7 +103,7 @@ fn times(sidecar: &Sidecar, words: &str) -> Vec<SystemTime> {
 #[test]
 fn who_is_handed_a_ring_leads_it_at_once() {
     let redis = Redis::start();
-    // Who is told nothing looks after 750 ms at the earliest.
+    // Who is told nothing looks again after 750 ms at the earliest.
     let flags = ["--rings", "4", "--lease", "6s"];
     let [first, second] = ["first", "second"].map(|name| {
         let sidecar = Sidecar::on(&redis, name, &flags);
