@@ -79,13 +79,21 @@ fn a_sidecar_that_was_killed_is_told_by_the_next() {
     let mut sidecar = start(&state, &[]);
     sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();
     let words = "ended without a drain";
+    let lost = |sidecar: &Sidecar| sidecar.metrics().count("memory_lost");
     assert!(!sidecar.log().text().contains(words), "there was none before");
+    assert_eq!(lost(&sidecar), 0);
     sidecar.kill();
     let mut sidecar = start(&state, &[]);
-    assert_names(&sidecar.log().text(), &["WARN", words, "begins empty"]);
+    assert_names(&sidecar.log().text(), &["ERROR", words, state.to_str().unwrap()]);
+    assert_eq!(lost(&sidecar), 1);
     sidecar.terminate();
-    let sidecar = start(&state, &[]);
+    let mut sidecar = start(&state, &[]);
     assert!(!sidecar.log().text().contains(words), "this one drained");
+    assert_eq!(lost(&sidecar), 0);
+    // Another number of slots: what was kept is moved away by somebody who knows.
+    sidecar.terminate();
+    fs::remove_file(&state).unwrap();
+    assert_eq!(lost(&start(&state, &["--slots", "20"])), 0);
 }
 
 #[test]

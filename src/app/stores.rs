@@ -2,20 +2,19 @@
 
 use std::sync::Arc;
 
-use tracing::info;
+use tracing::{error, info};
 
 use super::error::StartError;
 use super::prepared::Prepared;
-use crate::clock::Clock;
 use crate::config::{Config, StoreKind, without_password};
 use crate::core::store::Store;
-use crate::memory::{MemoryOptions, MemoryStore, StateError};
+use crate::memory::{Beginning, MemoryOptions, MemoryStore, StateError};
 use crate::redis::{RedisOptions, RedisStore};
 
 /// Opens the store that the configuration asks for.
 pub(super) async fn open_store(config: &Config, prepared: &Prepared) -> Result<Arc<dyn Store>, StartError> {
     let shared = match &config.store {
-        StoreKind::Memory => return Ok(Arc::new(open_memory(config, &prepared.clock)?)),
+        StoreKind::Memory => return Ok(Arc::new(open_memory(config, prepared)?)),
         StoreKind::Redis(shared) => shared.clone(),
     };
     let options = RedisOptions {
@@ -39,7 +38,7 @@ pub(super) async fn open_store(config: &Config, prepared: &Prepared) -> Result<A
     }
 }
 
-fn open_memory(config: &Config, clock: &Clock) -> Result<MemoryStore, StateError> {
+fn open_memory(config: &Config, prepared: &Prepared) -> Result<MemoryStore, StateError> {
     let options = MemoryOptions {
         wheel: config.wheel,
         storm: config.storm,
@@ -48,20 +47,32 @@ fn open_memory(config: &Config, clock: &Clock) -> Result<MemoryStore, StateError
         threads: config.threads,
         state_file: config.state_file.clone(),
     };
-    let (store, taken_over) = MemoryStore::open(options, clock.moment())?;
-    if let Some(path) = config.state_file.as_ref().map(|path| path.display()) {
-        if let Some(messages) = taken_over {
-            info!(messages, %path, "messages in flight taken over from the state file");
+    let (store, beginning) = MemoryStore::open(options, prepared.clock.moment())?;
+    match beginning {
+        Beginning::TakenOver(messages) => {
+            info!(messages, path = path(config), "messages in flight taken over from the state file");
             if messages > 0 {
                 // To read the file took its time.
-                store.wait_for_clients(clock.now());
+                store.wait_for_clients(prepared.clock.now());
             }
-        } else {
-            info!(
-                %path,
-                "there is no state file, and the wheel begins empty: if a sidecar ran here before, it did not drain"
+        }
+        Beginning::Lost => {
+            prepared.metrics.memory_lost.set(1);
+            error!(
+                path = path(config),
+                "the sidecar before this one ended without a drain, and what it had in flight is lost: nobody is told of it; \
+                 look at the sessions that were pushed to within the last ack timeout"
             );
+        }
+        Beginning::Empty => {
+            if config.state_file.is_some() {
+                info!(path = path(config), "there is no state file yet, and the wheel begins empty");
+            }
         }
     }
     Ok(store)
+}
+
+fn path(config: &Config) -> Option<String> {
+    config.state_file.as_ref().map(|path| path.display().to_string())
 }

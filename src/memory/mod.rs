@@ -21,4 +21,4 @@ pub use options::{MemoryOptions, RingOptions};
 pub use outbox::MemoryOutbox;
 pub use ring::MemoryRing;
 pub use state_file::StateError;
-pub use store::MemoryStore;
+pub use store::{Beginning, MemoryStore};

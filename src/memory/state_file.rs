@@ -3,7 +3,8 @@
 //! Layout: the magic, then u32 CRC-32 and u64 length of what follows (little-endian), then [`Saved`] in
 //! postcard. It is written beside its place, synced and renamed, so that there is a whole file or none; and
 //! it is removed once it was taken over, so that a later crash cannot bring an old wheel back. A file beside it that
-//! stays is locked from the start on: two sidecars with one state file would each lose the other's wheel.
+//! stays is locked from the start on: two sidecars with one state file would each lose the other's wheel. While a wheel
+//! is in use it has one byte, and none once that is kept or over: so a sidecar knows that the one before did not drain.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -77,10 +78,8 @@ pub enum StateError {
 #[derive(Debug)]
 pub(super) struct StateFile {
     path: PathBuf,
-    /// Whether another sidecar had it before.
-    was_used: bool,
     /// Locked as long as it is open.
-    _lock: File,
+    lock: File,
 }
 
 impl StateFile {
@@ -91,7 +90,6 @@ impl StateFile {
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Err(failed("read", io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
         }
-        let was_used = beside(&path, LOCK).exists();
         let lock = open_beside(&path, LOCK).map_err(|cause| failed("write", cause))?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -100,11 +98,23 @@ impl StateFile {
                 warn!(%error, "the state file cannot be locked where it is: see that no other sidecar has this --state");
             }
         }
-        Ok(StateFile { path, was_used, _lock: lock })
+        Ok(StateFile { path, lock })
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether the wheel of the sidecar before was in use to its end.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.lock.metadata().is_ok_and(|metadata| metadata.len() > 0)
+    }
+
+    /// Notes whether a wheel is in use that a crash would lose. That needs no room on the disk.
+    pub(super) fn mark_in_use(&self, in_use: bool) {
+        if let Err(error) = self.lock.set_len(u64::from(in_use)).and_then(|()| self.lock.sync_all()) {
+            warn!(%error, "the next sidecar will not know whether this one drained: see that the folder of --state can be written");
+        }
     }
 
     /// What it holds, if it is there; makes sure that it can be written.
@@ -112,12 +122,6 @@ impl StateFile {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                if self.was_used {
-                    warn!(
-                        "the sidecar before this one ended without a drain, and what it had in flight is lost: nobody is told \
-                         of it; look at the sessions that were pushed to within the last ack timeout"
-                    );
-                }
                 let written = open_beside(&self.path, NEW).and_then(|_| fs::remove_file(beside(&self.path, NEW)));
                 return written.map(|()| None).map_err(|cause| self.error("write", cause));
             }

@@ -24,18 +24,28 @@ pub struct MemoryStore {
     seat: Seat,
 }
 
+/// What a memory store begins with.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Beginning {
+    /// What a sidecar left in the state file when it drained, with so many messages in flight.
+    TakenOver(u64),
+    /// Nothing, and what the sidecar before had is lost: it used the state file, and did not drain.
+    Lost,
+    /// Nothing, and as far as is known there was nothing to lose.
+    Empty,
+}
+
 /// How long the pointer waits after a restart for clients to connect again, with the acknowledgements that came meanwhile.
 const RESTART_GRACE: Duration = Duration::from_secs(2);
 
 impl MemoryStore {
-    /// Opens the store: what a state file holds, or an empty one. Returns also how many messages in flight
-    /// it took over, if there was a state file.
+    /// Opens the store, and says what it begins with.
     ///
     /// # Errors
     ///
     /// When there is a state file that cannot be read, is damaged, or was written by a ring of other
     /// dimensions, and when another process keeps its wheel there. The file is left as it is.
-    pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, Option<u64>), StateError> {
+    pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, Beginning), StateError> {
         let state_file = options.state_file.map(StateFile::open).transpose()?;
         let saved = state_file.as_ref().map(|file| file.load(options.wheel)).transpose()?.flatten();
         let (now, start_ms) = (moment.now, moment.unix_ms());
@@ -55,11 +65,18 @@ impl MemoryStore {
         };
         let ring = MemoryRing::new(ring_options, Arc::clone(&outbox), now).kept_in(state_file);
         let ring = Arc::new(ring);
-        let taken_over = saved.map(|saved| saved.restore(&ring, &outbox, moment));
-        ring.state_file.as_ref().map(StateFile::consume).transpose()?;
+        let beginning = match saved {
+            Some(saved) => Beginning::TakenOver(saved.restore(&ring, &outbox, moment)),
+            None if ring.state_file.as_ref().is_some_and(StateFile::is_in_use) => Beginning::Lost,
+            None => Beginning::Empty,
+        };
+        if let Some(state_file) = &ring.state_file {
+            state_file.consume()?;
+            state_file.mark_in_use(true);
+        }
         let lease = Arc::new(AlwaysLeads { epoch });
         let seat = Seat { ring: Arc::clone(&ring) as _, outbox: Arc::clone(&outbox) as _, lease };
-        Ok((MemoryStore { ring, outbox, seat }, taken_over))
+        Ok((MemoryStore { ring, outbox, seat }, beginning))
     }
 
     /// To be called when clients can connect to a wheel that was taken over. Until then nobody was heard, and for that
@@ -98,6 +115,7 @@ impl Store for MemoryStore {
         let saved = Saved::of(&self.ring, &self.outbox, moment);
         match state_file.save(&saved) {
             Ok(()) => {
+                state_file.mark_in_use(false);
                 let path = state_file.path().display();
                 let batches = match saved.batches() {
                     0 => String::new(),
@@ -107,6 +125,9 @@ impl Store for MemoryStore {
             }
             Err(error) => {
                 let in_flight = self.ring.in_flight.load(Ordering::Relaxed);
+                if in_flight == 0 && saved.batches() == 0 {
+                    state_file.mark_in_use(false);
+                }
                 error!(
                     %error,
                     in_flight,

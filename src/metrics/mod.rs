@@ -123,6 +123,7 @@ pub struct Metrics {
     pub rings_led: IntGauge,
     pub ack_timeout: prometheus::Gauge,
     pub store_up: IntGauge,
+    pub memory_lost: IntGauge,
     redis_round_trips: Vec<Latencies>,
     redis_errors: Vec<IntCounter>,
     pub redis_reconnects: IntCounter,
@@ -191,9 +192,9 @@ impl Metrics {
             max_in_flight: make.gauge("max_in_flight", "The most messages in flight accepted, over all rings."),
             rings: make.gauge("rings", "Rings of the store: as many as there are, whoever leads them."),
             rings_led: make.gauge("rings_led", "Rings that this sidecar leads."),
-            ack_timeout: make
-                .gauge_f64("ack_timeout_seconds", "The default ack timeout: one revolution of the ring."),
+            ack_timeout: make.gauge_f64("ack_timeout_seconds", "The default ack timeout: one revolution."),
             store_up: make.gauge("store_up", "1 if the store answers, else 0."),
+            memory_lost: make.gauge("memory_lost", "1 if the sidecar before, with --state, did not drain."),
             redis_round_trips: make.latencies_each(
                 "redis_round_trip_seconds",
                 "Time from sending a script to Redis to its answer, or until it was given up.",
