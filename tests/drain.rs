@@ -1,6 +1,7 @@
 //! SIGTERM: what was answered is kept, what is new is refused, and the end comes within 10 s.
 
 use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -130,14 +131,38 @@ fn whoever_has_its_answers_and_stays_is_not_said_to_miss_them() {
 }
 
 #[test]
-fn sigint_and_sighup_drain_too_and_a_second_signal_ends_at_once() {
+fn sigint_and_sighup_drain_too() {
     for (signal, name) in [(Signal::INT, "SIGINT"), (Signal::HUP, "SIGHUP")] {
-        let mut sidecar = Sidecar::start(&[]);
+        let mut sidecar = started_with("--default-signal=HUP", &[]);
         sidecar.signal(signal);
         assert_eq!(sidecar.exit().code(), Some(0));
         assert_names(&sidecar.log().text(), &[name, "drained"]);
     }
+}
 
+#[test]
+fn whoever_starts_it_as_nohup_does_may_close_the_terminal() {
+    let mut sidecar = started_with("--ignore-signal=HUP", &["--tick", "100ms"]);
+    sidecar.signal(Signal::HUP);
+    // With nothing in flight a drain would be over by then.
+    sidecar.wait_for_pointer(sidecar.pointer() + 3);
+    sidecar.signal(Signal::TERM);
+    assert_eq!(sidecar.exit().code(), Some(0));
+    let log = sidecar.log().text();
+    assert_names(&log, &["SIGTERM", "drained"]);
+    assert!(!log.contains("SIGHUP"), "{log}");
+}
+
+/// Serves with these flags, its signals set by an option of `env`, whatever those of the tests are.
+fn started_with(signals: &str, flags: &[&str]) -> Sidecar {
+    let serve = serve(flags);
+    let mut command = Command::new("env");
+    command.arg(signals).arg(serve.get_program()).args(serve.get_args());
+    Sidecar::spawn(command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()))
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
     let mut sidecar = Sidecar::start(&[]);
     let _subscriber = sidecar.connect().subscribed("default");
     sidecar.connect().ask(&frames::add(&[1], 0, 1)).added();
