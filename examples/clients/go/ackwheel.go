@@ -14,10 +14,9 @@ import (
 )
 
 const (
-	hello, ping, goAway, addNewMsg, delMsg       = 0x01, 0x02, 0x03, 0x10, 0x11
-	subscribe, timeoutBatch, batchAck, batchNack = 0x20, 0x21, 0x22, 0x23
-	pong, errorType, answer, maxFrameLength      = 0x82, 0xff, 0x80, 1 << 20 // An answer: its request's type and 0x80.
-	firstPause, longestPause, patience           = 100 * time.Millisecond, 5 * time.Second, 5 * time.Second
+	hello, ping, goAway, addNewMsg, delMsg, subscribe, timeoutBatch, batchAck, batchNack = 0x01, 0x02, 0x03, 0x10, 0x11, 0x20, 0x21, 0x22, 0x23
+	pong, errorType, answer, maxFrameLength                                              = 0x82, 0xff, 0x80, 1 << 20 // answer: added to its request
+	firstPause, longestPause, patience                                                   = 100 * time.Millisecond, 5 * time.Second, 5 * time.Second
 )
 const Unknown, Acked, Late, Withdrawn, Withdraw uint8 = 0, 1, 2, 3, 2 // the outcomes of DelMsg, and its flag
 var be, mistakes = binary.BigEndian, map[uint16]string{0x4854: " It is HTTP: the admin port?", 0x1503: " It wants TLS."}
@@ -46,22 +45,20 @@ func (e *Error) Error() string { return fmt.Sprintf("%s (code %d)", e.Text, e.Co
 
 // Client is a connection to a sidecar, for any number of goroutines. Set the first fields, and Connect.
 type Client struct {
-	Address, Token, Name string
-	Group                string             // Without one there are no batches.
-	SubscribeFlags       uint8              // 1: ephemeral, 2: a new group begins with the next batch
-	Credit               uint32             // how many messages of batches wait for their BatchAck at most
-	Batches              chan *TimeoutBatch // made by Connect, and closed when the client ends
-	closing              context.Context
-	stop                 context.CancelFunc
-	interval             time.Duration // of pings
-	writing              chan struct{} // holds one while a frame is written: who waits for that can wait for a context too
-	mutex                sync.Mutex    // guards what follows
-	conn                 net.Conn      // the last one
-	up                   bool
-	down                 Error // why it is not up
-	lastID               uint32
-	unanswered           map[uint32]chan []byte // nil without a connection
-	waiting              []string               // at its end those in Batches
+	Address, Token, Name, Group string             // Without a group there are no batches.
+	SubscribeFlags              uint8              // 1: ephemeral, 2: a new group begins with the next batch
+	Credit                      uint32             // how many messages of batches wait for their BatchAck at most
+	Batches                     chan *TimeoutBatch // made by Connect, and closed when the client ends
+	closing                     context.Context
+	stop                        context.CancelFunc
+	interval                    time.Duration // of pings
+	writing                     chan struct{} // holds one while a frame is written: who waits for that can wait for a context too
+	mutex                       sync.Mutex    // guards what follows
+	conn                        net.Conn      // the last one
+	up, subscribed              bool
+	down                        Error // why it is not up
+	lastID                      uint32
+	unanswered                  map[uint32]chan []byte // nil without a connection
 }
 
 // why reads an Error. A frame has its type at 4, its flags at 5, its status at 6, its id at 8, and its body at 12.
@@ -69,7 +66,7 @@ func why(f []byte) *Error { return &Error{be.Uint16(f[6:]), f[5]&1 > 0, f[5]&2 >
 
 // Connect makes the first connection, or says why there is none; it can be called again then.
 func (c *Client) Connect(ctx context.Context) error {
-	c.Batches, c.waiting, c.writing = make(chan *TimeoutBatch, c.Credit), nil, make(chan struct{}, 1)
+	c.Batches, c.writing = make(chan *TimeoutBatch, c.Credit), make(chan struct{}, 1)
 	c.closing, c.stop = context.WithCancel(context.Background())
 	lost, err := c.connect(ctx, nil)
 	if err != nil {
@@ -129,10 +126,10 @@ func (c *Client) do(ctx context.Context, kind, flags uint8, into []any, fields .
 	case writing <- struct{}{}:
 	}
 	c.mutex.Lock()
-	if c.unanswered == nil || !c.up && kind != hello {
+	if c.unanswered == nil || !c.up && kind != hello || c.Group != "" && !c.subscribed && (kind == batchAck || kind == batchNack) {
 		defer c.mutex.Unlock()
 		<-writing
-		return 0, &Error{c.down.Code, false, c.down.Retryable, "not connected: " + c.down.Text}
+		return 0, &Error{c.down.Code, false, c.down.Retryable || c.up, "not connected, or not subscribed again: " + c.down.Text}
 	}
 	for c.lastID++; c.lastID == 0 || c.unanswered[c.lastID] != nil; c.lastID++ {
 	}
@@ -188,7 +185,7 @@ func (c *Client) connect(ctx context.Context, lost chan struct{}) (_ chan struct
 			return nil, &Error{Retryable: true, Text: failed.Error()}
 		}
 		c.mutex.Lock()
-		c.conn, c.interval, c.unanswered, lost = conn, patience, map[uint32]chan []byte{}, make(chan struct{})
+		c.conn, c.interval, c.subscribed, c.unanswered, lost = conn, patience, false, map[uint32]chan []byte{}, make(chan struct{})
 		c.mutex.Unlock()
 		go c.read(conn, lost)
 		_, err = c.do(ctx, hello, 0, nil, []byte("ACKW\x01\x01"), uint16(len(c.Token)), []byte(c.Token), uint8(len(c.Name)), []byte(c.Name))
@@ -262,19 +259,22 @@ func (c *Client) receive(f []byte) error {
 		b := &TimeoutBatch{Last: f[5]&1 != 0, Storm: f[5]&2 != 0, Drained: f[5]&4 != 0,
 			MsgIDs: make([]uint64, count), Clients: make([]uint64, count), Attempts: make([]uint8, count)}
 		err := unpack(f[12:], &b.ID, &b.DeliveryCount, &b.AgeMs, &b.Added, &b.Acked, &count, b.MsgIDs, b.Clients, b.Attempts)
-		c.waiting = c.waiting[len(c.waiting)-len(c.Batches):]
-		content, leave := string(f[12:36])+string(f[68:]), len(c.waiting) == cap(c.Batches) // Full: it will come again.
-		for _, other := range c.waiting {
-			leave = leave || other == content // A slow consumer gets it once.
+		for n := len(c.Batches); n > 0 && err == nil; n-- {
+			select {
+			case other := <-c.Batches:
+				if other.ID != b.ID { // For a slow consumer it takes the place of its copy that waits.
+					c.Batches <- other
+				}
+			default: // The consumer took what was left.
+			}
 		}
-		if !leave && err == nil {
-			c.waiting = append(c.waiting, content)
+		if err == nil && len(c.Batches) < cap(c.Batches) { // Full: it will come again.
 			c.Batches <- b
 		}
 		return err
 	} else if waiting := c.unanswered[id]; waiting != nil {
 		waiting <- f
-		if f[4] != subscribe|answer { // Its id stays in use: batches carry it.
+		if c.subscribed = c.subscribed || f[4] == subscribe|answer; f[4] != subscribe|answer { // Its id stays in use: batches carry it.
 			delete(c.unanswered, id)
 		}
 	} else if f[4] == errorType { // It is about the connection, and ends it.

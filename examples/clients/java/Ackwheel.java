@@ -69,7 +69,7 @@ public final class Ackwheel implements AutoCloseable {
     private Map<Integer, Call<?>> unanswered = new HashMap<>(); // guarded by this, as is all below
     private OutputStream out;
     private int lastId = SUBSCRIBE_ID, pingIntervalMs, pauseMs = FIRST_PAUSE_MS;
-    private volatile boolean up, closing;
+    private volatile boolean up, subscribed, closing;
     private volatile Socket socket; // While the client closes no other follows it.
     private Failure lost = new Failure(0, false, true, "no connection in time");
     private Ackwheel(Options options) { this.options = options; }
@@ -138,7 +138,6 @@ public final class Ackwheel implements AutoCloseable {
     }
 
     private static ByteBuffer put(ByteBuffer to, BatchId id) { return to.putInt(id.ring << 16).putInt(id.seq).putLong(id.epoch).putLong(id.tick); }
-
     private static ByteBuffer list(ByteBuffer body, List<Message> messages) {
         body.putInt(messages.size());
         messages.forEach(message -> body.putLong(message.id));
@@ -147,9 +146,9 @@ public final class Ackwheel implements AutoCloseable {
     }
 
     private synchronized <T> CompletableFuture<T> request(int kind, int flags, ByteBuffer body, Function<ByteBuffer, T> read) {
-        if (!up || closing) {
-            Failure down = new Failure(0, false, !closing && lost.retryable, "not connected: " + lost.getMessage());
-            return CompletableFuture.failedFuture(down);
+        if (!up || closing || !subscribed && !options.group.isEmpty() && (kind == BATCH_ACK || kind == BATCH_NACK)) {
+            String why = "not connected, or not subscribed again: " + lost.getMessage();
+            return CompletableFuture.failedFuture(new Failure(0, false, !closing && (up || lost.retryable), why));
         }
         CompletableFuture<T> result = new CompletableFuture<>();
         int id = newId();
@@ -215,7 +214,7 @@ public final class Ackwheel implements AutoCloseable {
         Failure failure = new Failure(0, true, true, "the connection was lost: " + lost.getMessage());
         Collection<Call<?>> calls = unanswered.values();
         unanswered = new HashMap<>();
-        up = false;
+        up = subscribed = false;
         batches.clear(); // They come again.
         return () -> calls.forEach(call -> call.result.completeExceptionally(failure));
     }
@@ -282,6 +281,7 @@ public final class Ackwheel implements AutoCloseable {
             return completion;
         }
         if (kind == ((options.group.isEmpty() ? HELLO : SUBSCRIBE) | ANSWER)) {
+            subscribed = up;
             pauseMs = FIRST_PAUSE_MS;
             begun.complete(true);
         }

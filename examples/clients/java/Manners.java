@@ -18,8 +18,8 @@ import java.util.stream.Stream;
  * What the scenario does not show: java Manners ADDR GROUP GATE
  *
  * <p>Asks while it holds a lock that the callbacks want too, closes at odd moments, names what is no sidecar, and is
- * slow with its batches until the file GATE is there: then one copy waits. Prints a line of JSON; exits with 1 and says
- * why if something is wrong.
+ * slow with its batches until the file GATE is there: then one copy waits, the last. Prints a line of
+ * JSON; exits with 1 and says why if something is wrong.
  */
 public final class Manners {
     private static final List<Ackwheel.Message> UNKNOWN = List.of(new Ackwheel.Message(1, 0));
@@ -57,7 +57,8 @@ public final class Manners {
         client.batchAck(List.of(batch.id())).join();
         client.close();
         client.close();
-        System.out.printf("{\"lost\":%d,\"waiting\":%d,\"attempt\":%d}%n", lost, waiting, batch.attempts()[0]);
+        System.out.printf("{\"lost\":%d,\"waiting\":%d,\"delivery\":%d,\"attempt\":%d}%n", lost, waiting,
+                batch.deliveryCount(), batch.attempts()[0]);
     }
 
     private static int unused() {

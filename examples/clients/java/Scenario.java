@@ -65,7 +65,9 @@ public final class Scenario {
         }
         // All requests of a step are in flight at once.
         inChunks(all, chunk -> add(client, chunk));
+        CompletableFuture<Void> nothing = giveBackNothing(client);
         inChunks(acknowledged, chunk -> acknowledge(client, chunk));
+        wait(nothing);
         listen(client, silent);
     }
 
@@ -78,8 +80,12 @@ public final class Scenario {
         for (int start = 0; start < messages.size(); start += 50) {
             steps.add(step.of(messages.subList(start, start + 50)));
         }
+        wait(CompletableFuture.allOf(steps.toArray(CompletableFuture[]::new)));
+    }
+
+    private static void wait(CompletableFuture<Void> steps) {
         try {
-            CompletableFuture.allOf(steps.toArray(CompletableFuture[]::new)).join();
+            steps.join();
         } catch (CompletionException failed) {
             throw failed.getCause() instanceof Ackwheel.Failure failure ? failure : failed;
         }
@@ -100,6 +106,13 @@ public final class Scenario {
                 acked.addAndGet(outcome == Ackwheel.Outcome.ACKED || before ? 1 : 0);
             }
         });
+    }
+
+    /** What a client says of batches before it is subscribed again is no mistake: it may be repeated. */
+    private CompletableFuture<Void> giveBackNothing(Ackwheel client) {
+        Ackwheel.BatchId nobodys = new Ackwheel.BatchId(0, 0, 0, 0);
+        return untilItSucceeds(() -> client.batchNack(nobodys, Duration.ZERO), false)
+                .thenAccept(result -> unexpected += result.value ? 1 : 0);
     }
 
     private record Result<T>(T value, boolean repeated) {}

@@ -158,6 +158,8 @@ class Client:
     async def _request(self, kind: int, flags: int, body: bytes, limited: bool = True) -> Any:
         if not self._up or self._closing:
             raise AckwheelError(0, False, self._lost.retryable and not self._closing, f"not connected: {self._lost.text}")
+        if kind in (BATCH_ACK, BATCH_NACK) and self._subscribe and not self._subscribed:
+            raise AckwheelError(0, False, True, "not subscribed again yet; the batch comes again then")
         correlation_id, result = self._new_id(), asyncio.get_running_loop().create_future()
         self._unanswered[correlation_id] = result
         self._send(kind, flags, correlation_id, body)
@@ -252,7 +254,7 @@ class Client:
             self._waiting[batch.id] = batch  # For a slow consumer it takes the place of its copy that waits.
         elif kind == HELLO | ANSWER:
             _, _, self.slots, self.tick_ms, _, self.max_messages, _, ping_ms = WELCOME.unpack_from(body)
-            self._up, self.draining, self._ping_interval = True, False, ping_ms / 1_000
+            self._up, self._subscribed, self.draining, self._ping_interval = True, False, False, ping_ms / 1_000
             if self._subscribe:
                 self._send(*self._subscribe)
         elif kind == ERROR:
@@ -267,7 +269,7 @@ class Client:
         elif kind in READERS and correlation_id in self._unanswered:
             self._finish(correlation_id, READERS[kind](flags, body))
         if kind == (SUBSCRIBE if self._subscribe else HELLO) | ANSWER:
-            self._pause, self.connections = FIRST_PAUSE, self.connections + 1
+            self._pause, self._subscribed, self.connections = FIRST_PAUSE, True, self.connections + 1
             self._begun.set()
 
     def _finish(self, correlation_id: int, value: Any) -> None:

@@ -1,8 +1,8 @@
 """What the scenario does not show: python3 manners.py ADDR GROUP GATE
 
 Closes a client at odd moments, names what is no sidecar, repeats a request whose connection is lost, and is slow
-with its batches until the file GATE is there: then one copy waits. Prints a line of JSON; exits with 1 and says why
-if something is wrong.
+with its batches until the file GATE is there: then one copy waits, the last. Prints a line of JSON; exits with 1 and
+says why if something is wrong.
 """
 
 import asyncio
@@ -123,7 +123,8 @@ async def run(address, group, gate):
             pass
         await client.batch_ack(batch)
     await client.__aexit__()
-    print(json.dumps({"lost": lost, "waiting": waiting, "attempt": batch.attempts[0]}))
+    figures = {"lost": lost, "waiting": waiting, "delivery": batch.delivery_count, "attempt": batch.attempts[0]}
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

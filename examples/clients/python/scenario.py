@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 from ackwheel import AckwheelError, Client, Message, Outcome
 
@@ -43,6 +44,13 @@ async def acknowledge(client, figures, messages):
     # What an earlier try acknowledged is unknown to the second.
     fine = (Outcome.ACKED, Outcome.UNKNOWN) if repeated else (Outcome.ACKED,)
     figures["acked"] += sum(outcome in fine for outcome in outcomes)
+
+
+async def give_back_nothing(client, figures):
+    """What a client says of batches before it is subscribed again is no mistake: it may be repeated."""
+    nobodys = SimpleNamespace(id=bytes(24))
+    held, _ = await until_it_succeeds(figures, lambda: client.batch_nack(nobodys, delay_ms=0))
+    figures["unexpected"] += held
 
 
 async def listen(client, figures):
@@ -85,7 +93,8 @@ async def run(address, group, token):
         listening = asyncio.create_task(listen(client, figures))
         # All requests of a step are in flight at once.
         await asyncio.gather(*(add(client, figures, MESSAGES[i : i + 50]) for i in range(0, 1_000, 50)))
-        await asyncio.gather(*(acknowledge(client, figures, ACKNOWLEDGED[i : i + 50]) for i in range(0, 900, 50)))
+        acknowledging = (acknowledge(client, figures, ACKNOWLEDGED[i : i + 50]) for i in range(0, 900, 50))
+        await asyncio.gather(*acknowledging, give_back_nothing(client, figures))
         await listening
         figures["connections"] = client.connections
     return figures

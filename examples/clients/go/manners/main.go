@@ -1,8 +1,8 @@
 // What the scenario does not show: go run ./manners ADDR GROUP GATE
 //
 // Closes a client at odd moments, names what is no sidecar, repeats a request whose connection is lost, and is slow
-// with its batches until the file GATE is there: then one copy waits. Prints a line of JSON; exits with 1 and says why
-// if something is wrong.
+// with its batches until the file GATE is there: then one copy waits, the last. Prints a line of JSON; exits with 1 and
+// says why if something is wrong.
 package main
 
 import (
@@ -62,7 +62,7 @@ func main() {
 	must(err == nil, "not settled:", err)
 	client.Close()
 	client.Close()
-	fmt.Printf("{\"lost\":%d,\"waiting\":%d,\"attempt\":%d}\n", lost, waiting, batch.Attempts[0])
+	fmt.Printf("{\"lost\":%d,\"waiting\":%d,\"delivery\":%d,\"attempt\":%d}\n", lost, waiting, batch.DeliveryCount, batch.Attempts[0])
 }
 
 // served has one connection made to it answered with these bytes; it reads on until the client is gone.

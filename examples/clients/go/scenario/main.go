@@ -87,10 +87,31 @@ func (s *scenario) run(ctx context.Context) error {
 	if err := s.each(ctx, all, s.add); err != nil {
 		return err
 	}
+	nothing := make(chan error)
+	go func() { nothing <- s.giveBackNothing(ctx) }()
 	if err := s.each(ctx, acknowledged, s.acknowledge); err != nil {
 		return err
 	}
+	if err := <-nothing; err != nil {
+		return err
+	}
 	return <-listened
+}
+
+// giveBackNothing: what a client says of batches before it is subscribed again is no mistake, and may be repeated.
+func (s *scenario) giveBackNothing(ctx context.Context) error {
+	held, err := s.client.BatchNack(ctx, ackwheel.BatchID{}, 0)
+	var failure *ackwheel.Error
+	for errors.As(err, &failure) && failure.Retryable && ctx.Err() == nil {
+		time.Sleep(20 * time.Millisecond)
+		held, err = s.client.BatchNack(ctx, ackwheel.BatchID{}, 0)
+	}
+	s.count(func(f *figures) {
+		if held {
+			f.Unexpected++
+		}
+	})
+	return err
 }
 
 // each has all chunks of 50 messages in flight at once, and repeats what may succeed later.
