@@ -4,8 +4,8 @@
 //!
 //! - *add before push*, so that an Ack always finds its message;
 //! - *withdraw* a push that failed at once;
-//! - *push a second time* when the batch with attempt 1 arrives, and give up at attempt 2: the message goes to
-//!   the offline storage, and the session is offline;
+//! - *push a second time* when the batch with attempt 1 arrives, and give up at attempt 2: the message stays in the
+//!   store, and the session is offline unless it was heard of since that push;
 //! - *late*: the phone answered after all, and its session is online again;
 //! - *batches* are dealt with once each, with caution where they say little about phones, and acknowledged
 //!   after that, not before.
@@ -63,14 +63,13 @@ async fn main() -> anyhow::Result<()> {
     let own_address = embedded.as_ref().map(|sidecar| sidecar.address().into());
     let address = arguments.addr.or(own_address).expect("without an address a sidecar was started");
     let client = Client::connect(address, ClientOptions::default().client_name("logic_node")).await?;
-    let subscription = client.subscribe(SubscribeOptions::default().group("default")).await?;
     let patience = Patience::of(&client.welcome());
     println!("an Ack has {:?}, and so has that to the second push", patience.ack_timeout());
 
     let (phones, acks) = Phones::new(SESSIONS, patience, arguments.seed);
     let node = Arc::new(LogicNode::new(client, phones, patience));
     let acknowledging = tokio::spawn(Arc::clone(&node).acknowledge(acks));
-    let listening = tokio::spawn(Arc::clone(&node).listen(subscription));
+    let listening = tokio::spawn(Arc::clone(&node).listen(SubscribeOptions::default().group("default")));
 
     // Message ids must not repeat while a phone may still answer an old one: a real node's are unique for
     // ever. Here the time makes them so, should this run twice against one sidecar.

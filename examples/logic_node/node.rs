@@ -3,21 +3,20 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ackwheel::client::{AddOptions, Client, ClientError, Subscription};
+use ackwheel::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription};
 use ackwheel::core::batch::TimedOut;
 use ackwheel::core::message::Message;
 use ackwheel::core::refusal::Reason;
 use ackwheel::protocol::frame::TimeoutBatch;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::sleep;
 
 use crate::phones::{Patience, Phones, PushFailed};
 use crate::records::Records;
 
 /// How often a message is pushed before it is given up.
 const MAX_ATTEMPTS: u8 = 2;
-/// What a batch says of phones is no longer true after this time.
-const OLD: Duration = Duration::from_secs(10);
-/// A batch that cannot be dealt with is wanted again after this time.
+/// A batch that cannot be dealt with is wanted again after this time, and a subscription that has ended.
 const LATER: Duration = Duration::from_secs(1);
 /// Acks that wait are acknowledged together, at most so many.
 const ACKS_AT_ONCE: usize = 1_024;
@@ -36,21 +35,18 @@ impl LogicNode {
         LogicNode { client, phones, patience, records: Mutex::default() }
     }
 
-    /// A user sent something: it is pushed if the other side is online, and stored if not.
+    /// A user sent something: it is stored, and pushed if the other side is online.
     pub async fn send(&self, message: Message) {
         let offline = {
             let mut records = self.records();
             records.counts.sent += 1;
+            records.stored.insert(message);
             let offline = records.offline.contains(&message.client.0);
-            if offline {
-                records.counts.not_pushed += 1;
-                records.store(message);
-            }
+            records.counts.not_pushed += usize::from(offline);
             offline
         };
         if !offline && let Err(error) = self.push(&[message], 1).await {
-            println!("{message} goes to the offline storage, and is not pushed: {error}");
-            self.records().store(message);
+            println!("{message} stays in the store, and is not pushed: {error}");
         }
     }
 
@@ -71,7 +67,7 @@ impl LogicNode {
         for message in &failed {
             let mut records = self.records();
             records.counts.withdrawn += 1;
-            records.store(*message);
+            records.give_up(*message);
             records.mark_offline(message.client.0, "its connection is closed");
         }
         // A message that could not be withdrawn times out later, when nobody waits for it any more.
@@ -106,12 +102,26 @@ impl LogicNode {
                     records.counts.acked(outcome, attempt);
                 }
             }
-            Err(error) => println!("{} Acks are in no wheel, and will time out there: {error}", messages.len()),
+            Err(error) => {
+                println!("{} Acks may not have been counted, and time out then: {error}", messages.len());
+            }
         }
     }
 
-    /// Deals with timeout batches, one after the other.
-    pub async fn listen(self: Arc<Self>, mut timeouts: Subscription) {
+    /// Deals with timeout batches, for as long as the node lives: nobody else tells who is offline.
+    pub async fn listen(self: Arc<Self>, options: SubscribeOptions) {
+        loop {
+            match self.client.subscribe(options.clone()).await {
+                Ok(timeouts) => self.deal_with(timeouts).await,
+                Err(error) => println!("no timeouts: {error}"),
+            }
+            sleep(LATER).await;
+        }
+    }
+
+    /// Deals with timeout batches, one after the other, until the subscription ends: it comes back by itself when it is
+    /// lost, but not when the sidecar refuses it, as with a wrong token.
+    async fn deal_with(&self, mut timeouts: Subscription) {
         while let Some(batch) = timeouts.next().await {
             let batch = match batch {
                 Ok(batch) => batch,
@@ -151,13 +161,10 @@ impl LogicNode {
         let mut records = self.records();
         for message in given_up {
             // Its late Ack may have come while the others were pushed.
-            if !records.on_the_way.contains_key(&message) {
-                continue;
-            }
+            let Some(push) = records.give_up(message) else { continue };
             records.counts.given_up += 1;
-            records.store(message);
             if says_offline {
-                records.mark_offline(message.client.0, "it answered neither push");
+                records.mark_offline_unless_heard(message.client.0, push, "it answered neither push");
             }
         }
         records.dealt_with.insert(batch.id);
@@ -168,10 +175,9 @@ impl LogicNode {
     /// the batch, or that were pushed again already, are neither.
     fn judge(&self, batch: &TimeoutBatch) -> (Vec<Message>, Vec<Message>) {
         let records = self.records();
-        let meant = batch
-            .messages
-            .iter()
-            .filter(|timed_out| records.on_the_way.get(&timed_out.message) == Some(&timed_out.attempt));
+        let meant = batch.messages.iter().filter(|timed_out| {
+            records.on_the_way.get(&timed_out.message).is_some_and(|push| push.attempt == timed_out.attempt)
+        });
         // A sidecar that drains takes no new messages.
         let (again, given_up): (Vec<&TimedOut>, Vec<&TimedOut>) =
             meant.partition(|timed_out| timed_out.attempt < MAX_ATTEMPTS && !batch.counts.drained);
@@ -189,8 +195,8 @@ impl LogicNode {
     pub fn print_summary(&self) {
         let records = self.records();
         let counts = &records.counts;
-        let (stored, open) = (records.stored.len(), records.on_the_way.len());
-        let arrived = counts.sent - stored - open;
+        let (arrived, open) = (counts.sent - records.stored.len(), records.on_the_way.len());
+        let stored = records.stored.len() - open;
         println!("{} messages were sent: {arrived} arrived, {stored} are stored, {open} are open", counts.sent);
         println!(
             "  acknowledged        {:>4} first push, {} second push, {} late",
@@ -207,12 +213,11 @@ impl LogicNode {
     }
 }
 
-/// Whether the silence in a batch is the phones' own. A storm is likelier our fault than theirs, a drained
-/// batch was cut short, and an old one says what was true long ago: their messages are stored, for whoever
-/// comes to fetch them, but nobody is marked offline.
+/// Whether the silence in a batch is the phones' own. A storm is likelier our fault than theirs, and a drained batch was
+/// cut short: their messages wait in the store, for whoever comes to fetch them, but nobody is marked offline. How old a
+/// batch is does not matter, since each push is compared with what was heard after it.
 fn says_offline(batch: &TimeoutBatch) -> bool {
-    let age = Duration::from_millis(batch.age_ms);
-    !batch.counts.storm && !batch.counts.drained && age < OLD
+    !batch.counts.storm && !batch.counts.drained
 }
 
 #[cfg(test)]
@@ -223,14 +228,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn storms_drains_and_old_batches_mark_nobody_offline() {
-        let batch = |counts, age_ms| {
+    fn storms_and_drains_mark_nobody_offline() {
+        let batch = |counts| {
             let id = BatchId { tick: Tick(1), epoch: 1, ring: 0, seq: 0 };
-            TimeoutBatch { id, delivery_count: 1, age_ms, counts, last: true, messages: Vec::new() }
+            TimeoutBatch { id, delivery_count: 1, age_ms: 40, counts, last: true, messages: Vec::new() }
         };
-        assert!(says_offline(&batch(TickCounts::default(), 40)));
-        assert!(!says_offline(&batch(TickCounts::default(), 10_000)));
-        assert!(!says_offline(&batch(TickCounts { storm: true, ..TickCounts::default() }, 40)));
-        assert!(!says_offline(&batch(TickCounts { drained: true, ..TickCounts::default() }, 40)));
+        assert!(says_offline(&batch(TickCounts::default())));
+        assert!(!says_offline(&batch(TickCounts { storm: true, ..TickCounts::default() })));
+        assert!(!says_offline(&batch(TickCounts { drained: true, ..TickCounts::default() })));
     }
 }

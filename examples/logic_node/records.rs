@@ -1,6 +1,7 @@
 //! What a logic node knows. In a real one this is a database: nodes come and go.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Instant;
 
 use ackwheel::core::batch::BatchId;
 use ackwheel::core::message::{DelOutcome, Message};
@@ -11,10 +12,13 @@ pub struct Records {
     /// Sessions that are offline; all others are online. A phone that connects anew gets a new session, so
     /// that what its old one did not answer says nothing against it.
     pub offline: BTreeSet<u64>,
-    /// Messages that were pushed, each with its last attempt, and have neither arrived nor been given up.
-    pub on_the_way: HashMap<Message, u8>,
-    /// The offline storage: what a phone fetches when it comes back.
+    /// When each session was last heard. Here by its Acks; in a real node by whatever it says.
+    heard: HashMap<u64, Instant>,
+    /// The store: every message from before it is pushed until it has arrived. What is on the way nowhere is fetched by
+    /// its phone when that comes back.
     pub stored: HashSet<Message>,
+    /// Messages that were pushed, and have neither arrived nor been given up.
+    pub on_the_way: HashMap<Message, Push>,
     /// Batches that were dealt with: one that comes again is acknowledged, and that is all. A node that runs
     /// for years forgets them after an hour.
     pub dealt_with: HashSet<BatchId>,
@@ -22,6 +26,13 @@ pub struct Records {
     pub unanswered: usize,
     /// For the summary.
     pub counts: Counts,
+}
+
+/// The last push of a message.
+#[derive(Clone, Copy, Debug)]
+pub struct Push {
+    pub attempt: u8,
+    pub pushed_at: Instant,
 }
 
 /// What happened, in numbers.
@@ -66,23 +77,24 @@ impl Records {
     pub fn set_out(&mut self, messages: &[Message], attempt: u8) -> Vec<Message> {
         let is_meant = |message: &&Message| attempt == 1 || self.on_the_way.contains_key(message);
         let meant: Vec<Message> = messages.iter().filter(is_meant).copied().collect();
-        self.on_the_way.extend(meant.iter().map(|message| (*message, attempt)));
+        let push = Push { attempt, pushed_at: Instant::now() };
+        self.on_the_way.extend(meant.iter().map(|message| (*message, push)));
         meant
     }
 
     /// The message has arrived, whatever was thought before. The attempt it was on, if it was on the way.
     pub fn arrived(&mut self, message: Message) -> Option<u8> {
         self.stored.remove(&message);
+        self.heard.insert(message.client.0, Instant::now());
         if self.offline.remove(&message.client.0) {
             println!("session {:>3} is online again: it answered", message.client.0);
         }
-        self.on_the_way.remove(&message)
+        self.on_the_way.remove(&message).map(|push| push.attempt)
     }
 
-    /// The message did not arrive: it waits in the offline storage.
-    pub fn store(&mut self, message: Message) {
-        self.on_the_way.remove(&message);
-        self.stored.insert(message);
+    /// The message is pushed no more, and stays in the store. Its last push, if it was on the way.
+    pub fn give_up(&mut self, message: Message) -> Option<Push> {
+        self.on_the_way.remove(&message)
     }
 
     /// Nobody is there.
@@ -90,5 +102,32 @@ impl Records {
         if self.offline.insert(session) {
             println!("session {session:>3} is offline: {why}");
         }
+    }
+
+    /// The session has not answered a push. That says nothing if it was heard since: then it is there.
+    pub fn mark_offline_unless_heard(&mut self, session: u64, push: Push, why: &str) {
+        if self.heard.get(&session).is_none_or(|heard| *heard < push.pushed_at) {
+            self.mark_offline(session, why);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_heard_since_the_push_is_online_whatever_it_left_unanswered() {
+        let mut records = Records::default();
+        let [ignored, answered, later] = [1, 2, 3].map(|id| Message::new(id, 7));
+        records.set_out(&[ignored, answered], 1);
+        assert_eq!(records.arrived(answered), Some(1));
+        let push = records.give_up(ignored).unwrap();
+        records.mark_offline_unless_heard(7, push, "it did not answer");
+        assert!(records.offline.is_empty());
+        records.set_out(&[later], 1);
+        let push = records.give_up(later).unwrap();
+        records.mark_offline_unless_heard(7, push, "it did not answer");
+        assert_eq!(records.offline, BTreeSet::from([7]), "it was heard, but before that push");
     }
 }
