@@ -70,14 +70,24 @@ struct Known {
     holder: Option<MemberId>,
     /// How often it was nacked.
     nacks: u32,
-    /// Members that gave it back and do not get it before the delay is over.
-    passed_by: Vec<MemberId>,
-    /// When it is overdue, or the delay is over: its entry in the alarms.
+    /// Members that gave it back or let it become overdue, each with the time before which it does not get it.
+    passed_by: Vec<(MemberId, Instant)>,
+    /// When it is overdue, or somebody's delay is over: its entry in the alarms.
     alarm: Instant,
-    /// When the delay of the last nack is over.
-    delay_over: Instant,
     /// Whether it was given back for members elsewhere, and is known here all the same.
     lent: bool,
+}
+
+impl Known {
+    /// It is not for this member before then.
+    fn pass(&mut self, member: MemberId, until: Instant) {
+        self.passed_by.retain(|(before, _)| *before != member);
+        self.passed_by.push((member, until));
+    }
+
+    fn is_passed_by(&self, member: MemberId) -> bool {
+        self.passed_by.iter().any(|(passed, _)| *passed == member)
+    }
 }
 
 /// The batches of one group that are in the hands of members here.
@@ -146,9 +156,14 @@ impl Dispatch {
             self.alarms.clear();
             return std::mem::take(&mut self.known).into_keys().collect();
         }
-        let held = |known: &Known| known.holder == Some(id);
-        let orphans: Vec<BatchId> =
-            self.known.iter().filter(|(_, known)| held(known)).map(|(batch, _)| *batch).collect();
+        let mut orphans = Vec::new();
+        for (batch, known) in &mut self.known {
+            let passed = known.passed_by.len();
+            known.passed_by.retain(|(member, _)| *member != id);
+            if known.holder == Some(id) || known.holder.is_none() && known.passed_by.len() < passed {
+                orphans.push(*batch);
+            }
+        }
         for batch in orphans {
             self.wait(batch, now);
         }
@@ -170,7 +185,7 @@ impl Dispatch {
 
     /// Whose turn it is to get a new batch: members with room, in turns.
     pub fn next_member(&mut self) -> Option<MemberId> {
-        let position = self.position_of_next(&[])?;
+        let position = self.position_of_next(None)?;
         Some(self.take_turn(position))
     }
 
@@ -178,10 +193,10 @@ impl Dispatch {
     pub fn next_again(&mut self, away: &[u16]) -> Option<(BatchId, MemberId)> {
         let is_there = |batch: &&BatchId| !away.contains(&batch.ring);
         let free = self.waiting.iter().find(is_there);
-        let free = free.and_then(|batch| Some((*batch, self.position_of_next(&[])?)));
+        let free = free.and_then(|batch| Some((*batch, self.position_of_next(None)?)));
         // Bounded, since each batch must be asked about: what lies further back is free for all after its delay.
         let passed = self.passed.iter().filter(is_there).take(MAX_PASSED_ASKED).find_map(|batch| {
-            let position = self.position_of_next(&self.known[batch].passed_by)?;
+            let position = self.position_of_next(self.known.get(batch))?;
             Some((*batch, position))
         });
         let (batch, position) = free.into_iter().chain(passed).min()?;
@@ -195,7 +210,7 @@ impl Dispatch {
             return Vec::new();
         }
         let room = MAX_LENT.saturating_sub(self.lent);
-        let nobody_can = |batch: &&BatchId| self.position_of_next(&self.known[batch].passed_by).is_none();
+        let nobody_can = |batch: &&BatchId| self.position_of_next(self.known.get(batch)).is_none();
         let batches: Vec<BatchId> = self.unlent.iter().filter(nobody_can).take(room).copied().collect();
         for batch in &batches {
             if let Some(known) = self.remove(*batch) {
@@ -211,10 +226,9 @@ impl Dispatch {
         if let Some(member) = self.member(to) {
             member.out += ids;
         }
-        let (nacks, passed_by, delay_over) =
-            earlier.map_or((0, Vec::new(), now), |known| (known.nacks, known.passed_by, known.delay_over));
+        let (nacks, passed_by) = earlier.map_or((0, Vec::new()), |known| (known.nacks, known.passed_by));
         let alarm = now + self.redeliver_after;
-        self.insert(batch, Known { ids, holder: Some(to), nacks, passed_by, alarm, delay_over, lent: false });
+        self.insert(batch, Known { ids, holder: Some(to), nacks, passed_by, alarm, lent: false });
     }
 
     /// A batch is settled or gone.
@@ -222,19 +236,15 @@ impl Dispatch {
         self.remove(batch);
     }
 
-    /// A member gives a batch back. It goes to a member that did not, or to anyone after the delay, which
-    /// doubles with every nack up to `redeliver_after`. Returns whether the member held it.
+    /// A member gives a batch back. It goes to a member that did not, or to this one after the delay, which doubles
+    /// with every nack of the batch up to `redeliver_after`. Returns whether the member held it.
     pub fn nack(&mut self, from: MemberId, batch: BatchId, delay: Duration, now: Instant) -> bool {
         let Some(known) = self.known.get_mut(&batch) else { return false };
         if known.holder != Some(from) {
             return false;
         }
         let delay = delay.max(SHORTEST_DELAY).saturating_mul(1 << known.nacks.min(20)).min(self.redeliver_after);
-        if known.delay_over <= now {
-            known.passed_by.clear();
-        }
-        known.passed_by.push(from);
-        known.delay_over = known.delay_over.max(now + delay);
+        known.pass(from, now + delay);
         known.nacks += 1;
         self.wait(batch, now);
         true
@@ -261,21 +271,16 @@ impl Dispatch {
     fn yield_overdue(&mut self, batch: BatchId, now: Instant) {
         let Some(known) = self.known.get_mut(&batch).filter(|_| !self.yields.is_zero()) else { return };
         let Some(holder) = known.holder else { return };
-        if known.delay_over <= now {
-            known.passed_by.clear();
-        }
-        known.passed_by.push(holder);
-        known.delay_over = known.delay_over.max(now + self.yields);
+        known.pass(holder, now + self.yields);
     }
 
-    /// Lets a batch wait for a member that did not pass it by; for any member once its delay is over.
+    /// Lets a batch wait for a member that did not pass it by, or whose delay is over.
     fn wait(&mut self, batch: BatchId, now: Instant) {
         let Some(mut known) = self.remove(batch) else { return };
         known.holder = None;
-        if known.delay_over <= now {
-            known.passed_by.clear();
-        }
-        known.alarm = if known.passed_by.is_empty() { now + self.redeliver_after } else { known.delay_over };
+        known.passed_by.retain(|(_, until)| *until > now);
+        let next = known.passed_by.iter().map(|(_, until)| *until).min();
+        known.alarm = next.unwrap_or(now + self.redeliver_after);
         self.insert(batch, known);
     }
 
@@ -287,8 +292,7 @@ impl Dispatch {
         }
         if known.holder.is_none() && known.passed_by.is_empty() {
             self.waiting.insert(batch);
-        } else if known.holder.is_none() && self.members.iter().any(|member| !known.passed_by.contains(&member.id))
-        {
+        } else if known.holder.is_none() && self.members.iter().any(|member| !known.is_passed_by(member.id)) {
             self.passed.insert(batch);
         }
         self.known.insert(batch, known);
@@ -311,11 +315,12 @@ impl Dispatch {
         self.members.iter_mut().find(|member| member.id == id)
     }
 
-    fn position_of_next(&self, except: &[MemberId]) -> Option<usize> {
+    /// The next member that has room, and did not pass this batch by.
+    fn position_of_next(&self, batch: Option<&Known>) -> Option<usize> {
         let count = self.members.len();
         (0..count).map(|step| (self.turn + step) % count).find(|position| {
             let member = &self.members[*position];
-            member.window() > 0 && !except.contains(&member.id)
+            member.window() > 0 && !batch.is_some_and(|batch| batch.is_passed_by(member.id))
         })
     }
 
@@ -431,9 +436,29 @@ mod tests {
         dispatch.hand(batch(0), 5, B, now);
         assert!(dispatch.nack(B, batch(0), delay, now));
         assert_eq!(dispatch.next_again(&[]), None, "both passed it by");
-        assert_eq!(dispatch.next_alarm(), Some(now + delay * 2), "the second delay is twice the first");
+        assert_eq!(dispatch.next_alarm(), Some(now + delay));
+        dispatch.ring_alarms(now + delay);
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)));
+        assert_eq!(dispatch.leave(A, now + delay), []);
+        assert_eq!(dispatch.next_again(&[]), None, "the second delay is twice the first");
+        assert_eq!(dispatch.next_alarm(), Some(now + delay * 2));
         dispatch.ring_alarms(now + delay * 2);
-        assert!(dispatch.next_again(&[]).is_some());
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)));
+    }
+
+    #[test]
+    fn a_member_that_gives_back_for_long_keeps_nothing_from_the_others_and_nothing_is_kept_of_who_has_left() {
+        let (mut dispatch, now) = group_of(&[(A, 100), (B, 100)]);
+        let (short, long) = (Duration::from_millis(100), Duration::from_secs(10));
+        dispatch.hand(batch(0), 5, A, now);
+        assert!(dispatch.nack(A, batch(0), short, now));
+        dispatch.hand(batch(0), 5, B, now);
+        assert!(dispatch.nack(B, batch(0), long, now));
+        dispatch.ring_alarms(now + short);
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)), "whatever B wants");
+        assert_eq!(dispatch.leave(B, now + short), []);
+        assert_eq!(dispatch.known[&batch(0)].passed_by, []);
+        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)));
     }
 
     #[test]
