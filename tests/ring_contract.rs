@@ -100,7 +100,7 @@ impl<M: Mount> Subject<M> {
 
     async fn settle(&self, deliveries: &[Delivery]) -> u64 {
         let batches: Vec<BatchId> = deliveries.iter().map(|delivery| delivery.batch.id).collect();
-        self.outbox.settle(&self.group, &batches).await.unwrap()
+        self.outbox.settle(&self.group, &batches).await.unwrap().count
     }
 
     /// How many messages the outbox holds, once it was tended.

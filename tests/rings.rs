@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ackwheel::core::batch::{BatchId, StormRule};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::{Backlog, Opening, Outbox, Retention};
+use ackwheel::core::outbox::{Backlog, Opening, Outbox, Retention, Settled};
 use ackwheel::core::outboxes::{Outboxes, merge_backlogs};
 use ackwheel::core::refusal::{Promise, Reason, Refusal};
 use ackwheel::core::ring::{
@@ -246,10 +246,10 @@ async fn a_batch_of_a_ring_that_there_is_not_is_no_batch() {
     let outbox = Outboxes::of(&seats(now, 10));
     let group = GroupName::default_group();
     let batch = BatchId { tick: Tick(1), epoch: 1, ring: COUNT, seq: 0 };
-    assert_eq!(outbox.settle(&group, &[batch]).await.unwrap(), 0);
+    assert_eq!(outbox.settle(&group, &[batch]).await.unwrap().count, 0);
     assert!(outbox.take_again(&group, batch, now).await.unwrap().is_none());
     outbox.release(&group, &[batch]).await.unwrap();
-    assert_eq!(outbox.settle(&group, &[]).await.unwrap(), 0);
+    assert_eq!(outbox.settle(&group, &[]).await.unwrap().count, 0);
 }
 
 /// An outbox of a ring whose store is away.
@@ -280,7 +280,7 @@ impl Outbox for Away {
         away()
     }
 
-    fn settle(&self, _: &GroupName, _: &[BatchId]) -> Reply<u64> {
+    fn settle(&self, _: &GroupName, _: &[BatchId]) -> Reply<Settled> {
         away()
     }
 
@@ -318,4 +318,24 @@ async fn a_ring_that_is_away_does_not_hide_what_the_others_hold() {
     assert_eq!(outbox.backlog(now).await.unwrap_err().reason, Reason::StoreSilent);
     let unknown = outbox.open_group(&"audit".parse().unwrap(), Opening::default(), now).await.unwrap_err();
     assert_eq!(unknown.reason, Reason::StoreSilent, "some rings have it now");
+}
+
+#[tokio::test]
+async fn a_ring_that_is_away_does_not_hide_what_the_others_settled() {
+    let mut now = Instant::now();
+    let mut seats = seats(now, 1_000);
+    let (rings, group) = (Rings::new(&seats), GroupName::default_group());
+    let messages: Vec<Message> = (0..30).map(Message::from).collect();
+    rings.add_new_msg(add(&messages), now).await.unwrap();
+    turn(&seats, &mut now).await;
+    let here = seats[0].outbox.take(&group, 1, now).await.unwrap()[0].batch.id;
+    let there = BatchId { ring: 1, ..here };
+    seats[1].outbox = Arc::new(Away);
+    let outbox = Outboxes::of(&seats);
+    let settled = outbox.settle(&group, &[there, here]).await.unwrap();
+    assert_eq!((settled.count, settled.batches), (1, vec![here]));
+    assert_eq!(settled.refusal.unwrap().reason, Reason::StoreSilent, "the client is to repeat it");
+    let settled = outbox.settle(&group, &[there, here]).await.unwrap();
+    assert_eq!((settled.count, settled.batches), (0, vec![here]), "it is settled all the same");
+    assert_eq!(outbox.settle(&group, &[there]).await.unwrap_err().reason, Reason::StoreAway);
 }

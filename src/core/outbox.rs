@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::batch::{BatchId, Delivery};
 use super::group::GroupName;
+use super::refusal::Refusal;
 use super::ring::Reply;
 
 /// Where a new group begins to read.
@@ -80,6 +81,27 @@ pub struct Dropped {
     pub groups: Vec<GroupName>,
 }
 
+/// What became of batches that were to be settled.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// How many of them were not settled before.
+    pub count: u64,
+    /// Those that are settled now.
+    pub batches: Vec<BatchId>,
+    /// Why the others are not, if there are any.
+    pub refusal: Option<Refusal>,
+}
+
+impl Settled {
+    /// Adds what became of another part of them; why not all of that is settled.
+    pub(crate) fn add(&mut self, part: Result<Settled, Refusal>) -> Result<(), Refusal> {
+        let part = part?;
+        self.count += part.count;
+        self.batches.extend(part.batches);
+        part.refusal.map_or(Ok(()), Err)
+    }
+}
+
 /// Where timeout batches wait for their subscribers.
 pub trait Outbox: Send + Sync {
     /// Makes sure that a group exists; whether it is new. Where that is refused, the group may exist in a part of the
@@ -107,8 +129,8 @@ pub trait Outbox: Send + Sync {
     /// given back; none if somebody else has taken it.
     fn take_again(&self, group: &GroupName, batch: BatchId, now: Instant) -> Reply<Option<Delivery>>;
 
-    /// Settles taken batches; returns how many of them were not settled before.
-    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<u64>;
+    /// Settles taken batches. Refused where none of them is.
+    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled>;
 
     /// Gives taken batches back, for the next who takes.
     fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()>;

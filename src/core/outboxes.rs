@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::batch::{BatchId, Delivery};
 use super::group::GroupName;
-use super::outbox::{Backlog, Dropped, GroupBacklog, Opening, Outbox};
+use super::outbox::{Backlog, Dropped, GroupBacklog, Opening, Outbox, Settled};
 use super::ring::Reply;
 use super::rings::{all, together};
 use super::store::Seat;
@@ -135,8 +135,17 @@ impl Outbox for Outboxes {
         }
     }
 
-    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<u64> {
-        merged(self.by_ring(batches, |outbox, part| outbox.settle(group, part)), |settled| settled.iter().sum())
+    /// A ring that refuses does not hide what the others settled.
+    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
+        let replies = self.by_ring(batches, |outbox, part| outbox.settle(group, part));
+        Reply::Later(Box::pin(async move {
+            let mut sum = Settled::default();
+            let parts = all(replies).await.into_iter().map(|part| sum.add(part)).collect();
+            match together(parts) {
+                Err(refusal) if sum.batches.is_empty() => Err(refusal),
+                parts => Ok(Settled { refusal: parts.err(), ..sum }),
+            }
+        }))
     }
 
     fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {

@@ -48,6 +48,13 @@ impl GroupTask {
     /// Runs until the last member has left.
     pub(super) async fn run(mut self) {
         loop {
+            // What has been acknowledged is not handed out again, however long the last batch took.
+            for _ in 0..self.commands.len() {
+                let Ok(command) = self.commands.try_recv() else { break };
+                if self.obey(command).await && self.ended().await {
+                    return;
+                }
+            }
             let handed_out = self.hand_out().await;
             let retry = self.judged(handed_out);
             let alarm = self.dispatch.next_alarm().map(|alarm| alarm - self.shared.clock.alive());
@@ -90,7 +97,7 @@ impl GroupTask {
     }
 
     /// Hands out all that members have room for: what waits to be handed out again before what is new. What is
-    /// refused does not hold up the rest.
+    /// refused does not hold up the rest, and commands wait for a single batch or script.
     async fn hand_out(&mut self) -> Result<(), Refusal> {
         self.dispatch.ring_alarms(self.shared.clock.alive());
         for (member, sink) in &self.sinks {
@@ -115,6 +122,9 @@ impl GroupTask {
                     refused = refused.and(Err(refusal));
                 }
             }
+            if !self.commands.is_empty() {
+                break;
+            }
         }
         refused
     }
@@ -137,6 +147,9 @@ impl GroupTask {
             for delivery in deliveries {
                 let member = self.dispatch.next_member().expect("no more was taken than there was room for");
                 self.hand(delivery, member);
+            }
+            if !self.commands.is_empty() {
+                break;
             }
         }
         Ok(())
@@ -177,13 +190,13 @@ impl GroupTask {
                 return is_last;
             }
             Command::Ack { batches, answer } => {
-                let settled = self.shared.outbox.settle(&self.name, &batches).await;
-                if let Ok(count) = settled {
-                    for batch in batches {
+                let settled = self.shared.outbox.settle(&self.name, &batches).await.and_then(|settled| {
+                    self.shared.metrics.batches_acked.inc_by(settled.count);
+                    for batch in settled.batches {
                         self.dispatch.forget(batch);
                     }
-                    self.shared.metrics.batches_acked.inc_by(count);
-                }
+                    settled.refusal.map_or(Ok(settled.count), Err)
+                });
                 let _ = answer.send(settled);
             }
             Command::Nack { member, batch, delay, answer } => {

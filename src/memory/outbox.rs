@@ -8,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::core::batch::{BatchId, Delivery, TimeoutBatch};
 use crate::core::group::{GroupName, MAX_GROUPS};
-use crate::core::outbox::{Backlog, Dropped, GroupBacklog, Opening, Outbox, Retention, Start};
+use crate::core::outbox::{Backlog, Dropped, GroupBacklog, Opening, Outbox, Retention, Settled, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Reply;
 
@@ -123,9 +123,10 @@ impl Outbox for MemoryOutbox {
         Reply::ok(self.queue.lock().take_again(group, batch, now))
     }
 
-    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<u64> {
+    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
         let mut queue = self.queue.lock();
-        Reply::ok(batches.iter().map(|batch| u64::from(queue.settle(group, *batch))).sum())
+        let count = batches.iter().map(|batch| u64::from(queue.settle(group, *batch))).sum();
+        Reply::ok(Settled { count, batches: batches.to_vec(), refusal: None })
     }
 
     fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {

@@ -11,7 +11,7 @@ use super::*;
 use crate::alarm::Alarm;
 use crate::core::group::GroupName;
 use crate::core::lease::Lease;
-use crate::core::outbox::{Backlog, Dropped, Opening, Outbox};
+use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Settled};
 use crate::core::refusal::Reason;
 use crate::core::ring::{AddNewMsg, AddNewMsgAnswer, DelMsg, DelMsgAnswer, Reply, Ring, RingStatus};
 use crate::core::tick::{Tick, Wheel};
@@ -189,7 +189,7 @@ impl Outbox for Script {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn settle(&self, _: &GroupName, _: &[BatchId]) -> Reply<u64> {
+    fn settle(&self, _: &GroupName, _: &[BatchId]) -> Reply<Settled> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 

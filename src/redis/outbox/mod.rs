@@ -32,6 +32,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::stream::{self, StreamExt};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -42,11 +43,14 @@ use self::sidecars::{Beats, Sidecars};
 use super::link::Link;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
-use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Retention};
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Retention, Settled};
+use crate::core::refusal::{Promise, Reason, Refusal};
 use crate::core::ring::Reply;
 
 type Tell = Box<dyn Fn() + Send + Sync>;
+
+/// So many scripts that settle are under way at once.
+const SETTLED_TOGETHER: usize = 32;
 
 /// The outbox of one ring in Redis.
 pub(super) struct RedisOutbox {
@@ -151,7 +155,7 @@ impl Outbox for RedisOutbox {
         self.later(|shared| async move { shared.take_again(&group, batch).await })
     }
 
-    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<u64> {
+    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
         let (group, batches) = (group.clone(), self.shared.of_this_ring(batches));
         self.later(|shared| async move { shared.settle(&group, &batches).await })
     }
@@ -218,28 +222,39 @@ impl Shared {
         Ok(deleted)
     }
 
-    async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<u64, Refusal> {
-        let mut settled = 0;
-        for (part, chunk) in batches.chunks(MOST_READ).enumerate() {
-            match self.calls.settle(group, chunk).await {
-                Ok(count) => settled += count,
-                Err(refusal) if part == 0 => return Err(refusal),
-                Err(Refusal { text, .. }) => {
-                    return Err(Refusal::new(
-                        Reason::StoreSilent,
-                        format!("a part is settled; of the rest: {text}"),
-                    ));
-                }
-            }
-            if let Some(hand) = self.hands.find(group) {
-                let mut hand = hand.lock().await;
-                for batch in chunk {
-                    hand.held.remove(batch);
-                    hand.lent.remove(batch);
-                }
+    /// All parts set out together, so that many batches hold the group up no longer than few.
+    async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
+        let parts: Vec<_> = batches.chunks(MOST_READ).map(|part| self.settle_part(group, part)).collect();
+        let (mut sum, mut refused) = (Settled::default(), None);
+        for part in stream::iter(parts).buffered(SETTLED_TOGETHER).collect::<Vec<_>>().await {
+            if let Err(refusal) = sum.add(part)
+                // What may be applied is not called "not applied".
+                && (refused.is_none() || refusal.reason.promise() == Promise::OutcomeUnknown)
+            {
+                refused = Some(refusal);
             }
         }
-        Ok(settled)
+        match refused {
+            Some(refusal) if sum.batches.is_empty() => Err(refusal),
+            refused => {
+                let told = |Refusal { text, .. }| {
+                    Refusal::new(Reason::StoreSilent, format!("a part is settled; of the rest: {text}"))
+                };
+                Ok(Settled { refusal: refused.map(told), ..sum })
+            }
+        }
+    }
+
+    async fn settle_part(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
+        let count = self.calls.settle(group, batches).await?;
+        if let Some(hand) = self.hands.find(group) {
+            let mut hand = hand.lock().await;
+            for batch in batches {
+                hand.held.remove(batch);
+                hand.lent.remove(batch);
+            }
+        }
+        Ok(Settled { count, batches: batches.to_vec(), refusal: None })
     }
 
     /// Where Redis does not answer, what it has beyond the hand is given back later.

@@ -68,7 +68,18 @@ impl Shared {
         }
         let hand = self.hands.of(group);
         let mut hand = hand.lock().await;
-        let again = self.calls.take_again(group, batch).await?;
+        // If the answer is lost, Redis may hold for us what is lent: then that is given back, for others to take.
+        let sure_in = hand.doubt();
+        let again = match self.calls.take_again(group, batch).await {
+            Ok(again) => again,
+            Err(refusal) => {
+                if refusal.reason.promise() == Promise::NotApplied {
+                    hand.sure_in = sure_in;
+                }
+                return Err(refusal);
+            }
+        };
+        hand.sure_in = sure_in;
         hand.lent.remove(&batch);
         hand.held.remove(&batch);
         let again = again.and_then(|read| self.readable(group, &mut hand, read));
