@@ -22,7 +22,7 @@ use super::chunk::Chunk;
 use super::fault::{Fault, FaultKind};
 use super::fullness::Fullness;
 use super::inbox::{Inbox, Letters};
-use super::link::{Link, Session, State};
+use super::link::{Link, Links, Session, State};
 use super::queue::{Applied, Queue};
 use super::request::away;
 use super::script::{Answer, SCRIPTS};
@@ -50,6 +50,8 @@ pub(super) struct Bounds {
 pub(super) struct Coalescer {
     inbox: Arc<Inbox>,
     link: Arc<Link>,
+    /// Those of all rings: while one of them is away, connections are read however many of their Acks are not answered.
+    links: Arc<Links>,
     bounds: Bounds,
     /// Messages of dels that are not answered.
     unanswered_acks: Arc<AtomicU64>,
@@ -64,7 +66,7 @@ impl Drop for Coalescer {
 }
 
 impl Coalescer {
-    pub(super) fn new(link: Arc<Link>, bounds: Bounds, metrics: Arc<Metrics>) -> Coalescer {
+    pub(super) fn new(link: Arc<Link>, links: Arc<Links>, bounds: Bounds, metrics: Arc<Metrics>) -> Coalescer {
         let inbox = Arc::new(Inbox::default());
         let unanswered_acks = Arc::new(AtomicU64::new(0));
         let driver = Driver {
@@ -79,7 +81,7 @@ impl Coalescer {
             fullness: Fullness::default(),
         };
         let driver = tokio::spawn(driver.run());
-        Coalescer { inbox, link, bounds, unanswered_acks, draining: AtomicBool::new(false), driver }
+        Coalescer { inbox, link, links, bounds, unanswered_acks, draining: AtomicBool::new(false), driver }
     }
 
     /// Takes no adds from now on.
@@ -88,10 +90,10 @@ impl Coalescer {
     }
 
     /// Counts the messages of a del until they are answered, or refuses to hold them.
-    fn count_ack(&self, request: &mut Request, is_up: bool) {
+    fn count_ack(&self, request: &mut Request) {
         let count = request.range().len() as u64;
         let before = self.unanswered_acks.fetch_add(count, Ordering::Relaxed);
-        if !is_up && before + count > self.bounds.max_held_acks {
+        if before + count > self.bounds.max_held_acks && !self.links.are_up() {
             self.unanswered_acks.fetch_sub(count, Ordering::Relaxed);
             request.refusal = Some(Box::new(Refusal::new(
                 Reason::MaxHeldAcks,
@@ -139,18 +141,17 @@ impl Coalescer {
 
 impl Later for Coalescer {
     fn take_over(&self, burst: &mut Burst, asker: Asker, answers: &Arc<Answers>) {
-        let is_up = self.link.is_up();
         if self.draining.load(Ordering::Relaxed) {
             burst.refuse_adds(&Refusal::new(
                 Reason::Draining,
                 "this sidecar is draining and takes no new messages: add them through another one",
             ));
-        } else if !is_up {
+        } else if !self.link.is_up() {
             burst.refuse_adds(&away());
         }
         for request in &mut burst.requests {
             if !request.adds() && request.refusal.is_none() {
-                self.count_ack(request, is_up);
+                self.count_ack(request);
             }
         }
         Coalescer::refuse(burst, answers);

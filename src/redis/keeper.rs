@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 
 use super::fault::{Fault, FaultKind};
 use super::keys::{Keys, OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
-use super::link::{LINK_LIFETIME, Link, LinkOptions, Session, Shared, State, answer_in_time};
+use super::link::{LINK_LIFETIME, LinkOptions, Links, Session, Shared, State, answer_in_time};
 use super::office::whole_ms;
 use super::options::CONNECT_TIMEOUT;
 use super::place::Place;
@@ -194,7 +194,7 @@ impl Shared {
 
 /// Has links leave a Redis in whose place there is another one, though it still answers: one that was cut off from those
 /// that have replaced it.
-pub(super) async fn leave_what_was_replaced(place: Arc<Place>, links: Vec<Arc<Link>>) {
+pub(super) async fn leave_what_was_replaced(place: Arc<Place>, links: Arc<Links>) {
     if place.several().is_none() {
         return;
     }
@@ -202,7 +202,7 @@ pub(super) async fn leave_what_was_replaced(place: Arc<Place>, links: Vec<Arc<Li
         tokio::time::sleep(POLL).await;
         // Where nobody can be asked, Redis is there, or the links have noticed.
         let Ok(map) = place.look().await else { continue };
-        for link in &links {
+        for link in &links.all() {
             if let (Ok(session), Ok(now)) = (link.session(), map.owner(link.keys().slot))
                 && session.found.is_followed_by(&now)
             {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value};
 use tokio::sync::{Notify, watch};
@@ -95,6 +96,25 @@ pub(super) struct Shared {
     pub(super) silence: Silence,
     /// Told when the session is of no use any more.
     pub(super) broken: Notify,
+}
+
+/// The links of all rings.
+#[derive(Default)]
+pub(super) struct Links(RwLock<Vec<Arc<Link>>>);
+
+impl Links {
+    pub(super) fn push(&self, link: Arc<Link>) {
+        self.0.write().push(link);
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Link>> {
+        self.0.read().clone()
+    }
+
+    /// Whether Redis is believed to answer for each ring.
+    pub(super) fn are_up(&self) -> bool {
+        self.0.read().iter().all(|link| link.is_up())
+    }
 }
 
 impl Drop for Link {

@@ -16,7 +16,7 @@ use super::keeper::{Differs, OpenError, leave_what_was_replaced};
 use super::keys::{Keys, MAX_SLOTS};
 use super::leaderships::Leaderships;
 use super::lease::{LeaseOptions, RedisLease};
-use super::link::{Link, LinkOptions};
+use super::link::{Link, LinkOptions, Links};
 use super::news;
 use super::office::Identity;
 use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT, RedisOptions};
@@ -62,7 +62,7 @@ pub enum RedisStoreError {
 /// A wheel that lives in Redis and is shared by all sidecars of its namespace.
 pub struct RedisStore {
     seats: Vec<Seat>,
-    links: Vec<Arc<Link>>,
+    links: Arc<Links>,
     coalescers: Vec<Arc<Coalescer>>,
     outboxes: Vec<Arc<RedisOutbox>>,
     leaderships: Arc<Leaderships>,
@@ -93,7 +93,7 @@ impl RedisStore {
         let identity = identity(&options.name);
         let mut store = RedisStore {
             seats: Vec::new(),
-            links: Vec::new(),
+            links: Arc::default(),
             coalescers: Vec::new(),
             outboxes: Vec::new(),
             leaderships: Arc::new(Leaderships::new(identity.clone(), options.lease)),
@@ -102,7 +102,7 @@ impl RedisStore {
         for ring in 0..options.rings {
             store.open_ring(ring, options, &place, &identity, clock, metrics).await?;
         }
-        let watch = tokio::spawn(leave_what_was_replaced(place, store.links.clone()));
+        let watch = tokio::spawn(leave_what_was_replaced(place, Arc::clone(&store.links)));
         store.tasks.push(AbortOnDropHandle::new(watch));
         info!(
             namespace = options.namespace,
@@ -150,7 +150,9 @@ impl RedisStore {
             max_in_flight: options.per_ring(options.max_in_flight),
             max_held_acks: options.per_ring(options.max_held_acks),
         };
-        let coalescer = Arc::new(Coalescer::new(Arc::clone(&link), bounds, Arc::clone(metrics)));
+        self.links.push(Arc::clone(&link));
+        let links = Arc::clone(&self.links);
+        let coalescer = Arc::new(Coalescer::new(Arc::clone(&link), links, bounds, Arc::clone(metrics)));
         self.coalescers.push(Arc::clone(&coalescer));
         let office = self.leaderships.add_office();
         // Messages are spread evenly over the rings, and so is a storm.
@@ -176,7 +178,6 @@ impl RedisStore {
         self.tasks.push(listener);
         self.outboxes.push(Arc::clone(&outbox));
         self.seats.push(Seat { ring: Arc::new(ring), outbox, lease });
-        self.links.push(link);
         Ok(())
     }
 }
@@ -191,7 +192,7 @@ impl Store for RedisStore {
     }
 
     fn is_up(&self) -> bool {
-        self.links.iter().all(|link| link.is_up())
+        self.links.are_up()
     }
 
     fn close(&self, _moment: Moment) -> Reply<String> {
