@@ -122,10 +122,33 @@ impl Leader {
     }
 
     fn advance_from(&self, pointer: u64, token: &str, epoch: u64) -> Vec<redis::Value> {
+        self.advance_late(pointer, Duration::ZERO, token, epoch)
+    }
+
+    /// The same, of a leader that is late by so much as far as it knows.
+    fn advance_late(&self, pointer: u64, late: Duration, token: &str, epoch: u64) -> Vec<redis::Value> {
         let list = format!("tick:{}", pointer % self.field("meta", "lists"));
-        let arguments = [token, &epoch.to_string(), &pointer.to_string(), "0", "50", "1000", "0.5", "16", "0", ""];
+        let late_ms = late.as_millis().to_string();
+        let arguments =
+            [token, &epoch.to_string(), &pointer.to_string(), &late_ms, "50", "1000", "0.5", "16", "0", ""];
         let keys = Leader::keys(&["lease", "ticks", &list]);
         self.run(include_str!("../src/redis/lua/advance.lua"), &keys, &arguments)
+    }
+
+    /// Stands for election as a sidecar that has seen a pointer stand still for so many ms, and knows no epoch beyond the
+    /// one before this leader's; wins, and says in how many ms the pointer moves.
+    fn elect(&self, token: &str, (pointer, seen_ms): (u64, u64), grace_ms: u64) -> i64 {
+        let known = (self.epoch - 1).to_string();
+        let (pointer, seen_ms, grace_ms) = (pointer.to_string(), seen_ms.to_string(), grace_ms.to_string());
+        let (name, lease_ms, link_ms, nobody, slack_ms) = ("another", "3000", "60000", "", "50");
+        let arguments = [
+            token, name, lease_ms, &pointer, &seen_ms, link_ms, &known, nobody, nobody, "0", &grace_ms, slack_ms,
+            "",
+        ];
+        let keys = Leader::keys(&["lease", "candidates"]);
+        let won = self.run(include_str!("../src/redis/lua/acquire.lua"), &keys, &arguments);
+        assert_eq!(Leader::word(&won), "won", "{won:?}");
+        redis::from_redis_value(won[3].clone()).unwrap()
     }
 
     /// Publishes as the leader of this token and epoch would, who expects this seq.
@@ -173,14 +196,46 @@ async fn a_clock_that_is_set_back_as_an_answer_is_lost_puts_the_next_move_off_by
     let moved = leader.advance_from(pointer, &token, leader.epoch);
     assert_eq!((Leader::word(&moved).as_str(), wait_ms(&moved, 1)), ("moved", 1_000), "{moved:?}");
     // So does an election whose answer was lost.
-    let epoch = leader.epoch.to_string();
-    let arguments = [&token, "leader", "3000", "0", "0", "60000", &epoch, "", "", "0", "50", ""];
-    let won = leader.run(
-        include_str!("../src/redis/lua/acquire.lua"),
-        &Leader::keys(&["lease", "candidates"]),
-        &arguments,
-    );
-    assert_eq!((Leader::word(&won).as_str(), wait_ms(&won, 3)), ("won", 1_000), "{won:?}");
+    assert_eq!(leader.elect(&token, (0, 0), 2_000), 1_000);
+    assert_eq!(leader.field("meta", "epoch"), leader.epoch, "it is the same term");
+    drop(leader.store);
+}
+
+#[tokio::test]
+async fn who_has_not_seen_the_pointer_stand_still_waits_for_the_acks_of_an_outage_as_does_who_follows() {
+    let mut leader = Leader::with_a_decided_tick().await;
+    let pointer = leader.field("meta", "pointer");
+    let vacate = |leader: &Leader| leader.time.redis.command::<u64>(&["DEL", "{test:0}:lease"]);
+    leader.time.pass(TICK * 3);
+    vacate(&leader);
+    assert_eq!(leader.elect("watched", (pointer, 3_500), 2_000), -2_500, "all that it saw is caught up");
+    leader.time.pass(TICK * 3);
+    vacate(&leader);
+    assert_eq!(leader.elect("has just come", (0, 0), 2_000), 2_000);
+    // The leader goes, and with it what it knew.
+    leader.time.pass(Duration::from_millis(300));
+    vacate(&leader);
+    assert_eq!(leader.elect("watched", (pointer, 4_000), 2_000), 1_700);
+    // A clock that is set back by more than that is no reason to wait.
+    leader.time.redis.set_frozen(leader.time.redis.unix_ms() - 3_600_000);
+    vacate(&leader);
+    assert_eq!(leader.elect("watched", (pointer, 4_000), 2_000), 1_000);
+    drop(leader.store);
+}
+
+#[tokio::test]
+async fn a_leader_that_was_held_up_between_its_look_at_the_clock_and_the_move_decides_nothing_early() {
+    let mut leader = Leader::with_a_decided_tick().await;
+    let catch_up = TICK * u32::try_from(leader.field("meta", "catch_up")).unwrap();
+    let late = catch_up + Duration::from_millis(30);
+    leader.time.pass(late);
+    add(&*leader.store.seats()[0].ring, 2, &leader.time).await.unwrap();
+    let added_ms = leader.time.redis.unix_ms();
+    let moved = leader.advance_late(leader.field("meta", "pointer"), late, &leader.token(), leader.epoch);
+    assert_eq!(Leader::word(&moved), "moved");
+    let due_ms = leader.field("meta", "due_ms");
+    let catch_up_ms = u64::try_from(catch_up.as_millis()).unwrap();
+    assert_eq!(due_ms, added_ms - catch_up_ms, "the message counts on no more ticks than these");
     drop(leader.store);
 }
 

@@ -95,6 +95,42 @@ fn an_outbox_whose_ring_is_lost_keeps_its_bound_and_is_published_to_also_by_a_cl
 }
 
 #[test]
+fn ticks_that_are_lost_while_one_is_published_stop_no_wheel() {
+    let redis = Redis::start();
+    let sidecar = sidecar(&redis);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    redis.command::<()>(&["ACL", "SETUSER", "default", "-spop"]);
+    let ids: Vec<u64> = (0..1_500).collect();
+    sidecar.connect().ask(&frames::add(&ids, 1, 1)).added();
+    let frozen = || redis.command::<u64>(&["HGET", "{ackwheel:0}:meta", "in_flight"]) == 0;
+    wait_until("their tick is decided, and cannot be published", frozen);
+    redis.command::<()>(&["DEL", "{ackwheel:0}:ticks"]);
+    redis.command::<()>(&["ACL", "SETUSER", "default", "+spop"]);
+    assert_eq!(take_until(&mut subscriber, &ids), ids);
+    assert_delivered(&sidecar, &mut [&mut subscriber], 5_000..5_010);
+}
+
+#[test]
+fn a_pointer_that_redis_has_lost_moves_again_under_another_epoch() {
+    let redis = Redis::start();
+    let sidecar = sidecar(&redis);
+    let number = |field: &str| redis.command::<u64>(&["HGET", "{ackwheel:0}:meta", field]);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    assert_delivered(&sidecar, &mut [&mut subscriber], 0..10);
+    // Beyond the tick of their batch: what is published is lost in other tests.
+    sidecar.wait_for_pointer(sidecar.pointer() + 5);
+    let epoch = number("epoch");
+    // What a Redis has that was killed, and read its file again, of which the last second was not written.
+    let lost = "local meta = KEYS[1] \
+        for _, field in ipairs({'pointer', 'frozen_from'}) do redis.call('HINCRBY', meta, field, -3) end \
+        return redis.call('HINCRBY', meta, 'due_ms', -600)";
+    redis.command::<i64>(&["EVAL", lost, "1", "{ackwheel:0}:meta"]);
+    wait_until("it leads anew", || number("epoch") > epoch);
+    assert!(sidecar.log().line("has lost the last moves").is_some(), "a person is told");
+    assert_delivered(&sidecar, &mut [&mut sidecar.connect().subscribed("default")], 10..20);
+}
+
+#[test]
 fn a_group_that_only_the_outbox_knows_can_be_seen_and_deleted() {
     let redis = Redis::start();
     let sidecar = sidecar(&redis);

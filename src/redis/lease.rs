@@ -213,7 +213,8 @@ impl Inner {
         let asked = self.link.write(&SCRIPTS.acquire, &names, |call| {
             call.arg(&self.identity.token).arg(&self.identity.name).arg(whole_ms(self.options.duration));
             call.arg(pointer.0).arg(seen_ms).arg(whole_ms(LINK_LIFETIME)).arg(highest);
-            call.arg(still.0).arg(still.1).arg(whole_ms(wait)).arg(whole_ms(CLOCK_SLACK));
+            call.arg(still.0).arg(still.1).arg(whole_ms(wait)).arg(whole_ms(self.options.outage_grace));
+            call.arg(whole_ms(CLOCK_SLACK));
             call.arg(self.leaderships.told(begun));
         });
         let mut answer = asked.await?;

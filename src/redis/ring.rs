@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use redis::Cmd;
 use tokio_util::task::AbortOnDropHandle;
+use tracing::warn;
 
 use super::coalesce::Coalescer;
 use super::keys::{MAX_CATCH_UP, MAX_FROZEN};
@@ -260,6 +261,16 @@ impl Inner {
             }
             "elsewhere" => {
                 let pointer = Tick(answer.count()?);
+                if pointer < term.pointer {
+                    warn!(
+                        ring = self.options.ring,
+                        %pointer,
+                        was = %term.pointer,
+                        "Redis has lost the last moves of the pointer: these ticks are decided again, under a new epoch"
+                    );
+                    self.office.leave();
+                    return Ok(Advance::Deposed);
+                }
                 self.office.note(term.epoch, |term| term.pointer = pointer);
                 Ok(Advance::Waiting(at))
             }

@@ -5,22 +5,23 @@
 -- ARGV[5] the pointer that the candidate has seen, ARGV[6] for how many ms by its monotonic clock
 -- ARGV[7] ms that an unused link is kept   ARGV[8] highest epoch that the candidate knows
 -- ARGV[9], ARGV[10] token and renewals of a lease that stands still and is to be deleted; empty without one
--- ARGV[11] ms that the pointer has to wait after an outage   ARGV[12] ms that clocks may differ
--- ARGV[13] how many rings the candidate leads, and its name, for the leader to know; empty where it does not tell
+-- ARGV[11] ms that the pointer has yet to wait after an outage that the candidate knows of
+-- ARGV[12] ms that it waits after one   ARGV[13] ms that clocks may differ
+-- ARGV[14] how many rings the candidate leads, and its name, for the leader to know; empty where it does not tell
 -- Reply {'won', epoch, pointer, ms until the next move is due, ms by which every deadline is shifted}
 --   {'held', token, renewals, pointer, name of the leader, its lease in ms, or empty if it did not say}
 local pointer, due_ms, tick_ms, epoch, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'epoch', 'catch_up')
 local renewals = redis.call('HGET', KEYS[1], 'renewals') or '0'
 local holder = redis.call('GET', KEYS[3])
--- A lease of our own from before `meta` was lost has no epoch any more.
-if holder and (holder == ARGV[9] and renewals == ARGV[10] or holder == ARGV[2] and epoch == 0) then
+-- A lease of our own under an epoch that we have left: Redis lost what we did under it, or all of `meta`.
+if holder and (holder == ARGV[9] and renewals == ARGV[10] or holder == ARGV[2] and epoch <= tonumber(ARGV[8])) then
   redis.call('DEL', KEYS[3])
   holder = false
 end
 if holder and holder ~= ARGV[2] then
   -- Where nothing can be written it is not told, and who leads is all the same.
-  if ARGV[13] ~= '' then redis.pcall('HSET', KEYS[4], ARGV[2], ARGV[13]) end
+  if ARGV[14] ~= '' then redis.pcall('HSET', KEYS[4], ARGV[2], ARGV[14]) end
   local leader, lease_ms = unpack(redis.call('HMGET', KEYS[1], 'leader', 'lease_ms'))
   return {'held', holder, renewals, pointer, leader or '', lease_ms or ''}
 end
@@ -40,15 +41,19 @@ else
   redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'lease_ms', ARGV[4], 'acquired_ms', now)
 
   -- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The rest of the gap shifts every
-  -- deadline. A gap below a tick is none.
-  local gap, slack = now - due_ms, tonumber(ARGV[12])
+  -- deadline. A gap below a tick is none. Who has not seen the pointer stand still cannot know whether Redis or all
+  -- sidecars were away: there are Acks that come only now.
+  local gap, grace, slack = now - due_ms, tonumber(ARGV[12]), tonumber(ARGV[13])
   if gap >= tick_ms then
     local own = 0
-    if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) end
+    if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) else wait = math.max(wait, grace) end
     shifted_ms = math.max(0, gap - math.min(own, catch_up * tick_ms))
     due_ms = due_ms + shifted_ms
-  elseif gap < -slack then
+  elseif gap < -math.max(slack, grace) then
     due_ms = now
+  elseif gap < 0 then
+    -- The leader before waits for Acks: so does this one. Or the clock was set back, by no more than that.
+    wait = math.max(wait, -gap)
   end
 end
 

@@ -15,8 +15,8 @@ if held ~= ARGV[2] then return {'deposed', 'holder'} end
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch ~= ARGV[3] then return {'deposed', 'epoch'} end
 
-local pointer, due_ms, tick_ms, in_flight, frozen_from =
-  numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'in_flight', 'frozen_from')
+local pointer, due_ms, tick_ms, in_flight, frozen_from, catch_up =
+  numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'in_flight', 'frozen_from', 'catch_up')
 local tick, late, slack, now = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), now_ms()
 local uncertain = tonumber(ARGV[10]) - late
 -- It has moved already, and the answer was lost. If the clock was set back since, the next move shows it.
@@ -40,6 +40,8 @@ elseif now - late > next_due + slack then
   -- It was set forwards, or the rest of a gap shifts every deadline.
   next_due = now - late
 end
+-- Adds counted on no more than these being caught up, whatever the leader knew when it asked.
+next_due = math.max(next_due, now - math.max(1, catch_up) * tick_ms)
 
 local timed_out = redis.call('SCARD', KEYS[5])
 local acked = tonumber(redis.call('HGET', KEYS[4], 'acked:' .. tick) or '0')

@@ -17,8 +17,16 @@ local function expected(seq, is_frozen)
 end
 if frozen_from >= pointer then return expected(0, 0) end
 local field = 'frozen:' .. frozen_from
+local frozen = redis.call('HGET', KEYS[4], field)
+if not frozen then
+  -- Somebody deleted it, with all of `ticks`. What is left of the tick is known, and behind which batch it goes on.
+  local last = redis.call('XREVRANGE', KEYS[6], frozen_from, frozen_from, 'COUNT', 1)[1]
+  local seq = last and string.match(last[1], '%d+$') + 1 or 0
+  local now = now_ms()
+  frozen = table.concat({ARGV[3], now, now, redis.call('SCARD', KEYS[5]), 0, 0, 0, seq}, ' ')
+end
 local epoch, decided_ms, due_ms, timed_out, acked, storm, published, seq =
-  string.match(redis.call('HGET', KEYS[4], field), '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d) (%d+) (%d+)$')
+  string.match(frozen, '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d) (%d+) (%d+)$')
 if tonumber(ARGV[4]) ~= frozen_from or ARGV[5] ~= seq then return expected(seq, 1) end
 
 timed_out, published = tonumber(timed_out), tonumber(published)
