@@ -274,15 +274,15 @@ impl Shared {
         };
         let Some(certificate) = &self.certificate else { return Some(Stream::Tcp(tcp)) };
         let handshake = certificate.acceptor().accept(tcp);
-        match tokio::time::timeout(self.options.hello_timeout, handshake).await {
-            Ok(Ok(stream)) => return Some(Stream::Tls(Box::new(stream))),
+        match in_time(self.options.hello_timeout, handshake).await {
+            Some(Ok(stream)) => return Some(Stream::Tls(Box::new(stream))),
             // A probe of the port says nothing.
-            Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => debug!(%error, "no TLS handshake"),
-            Ok(Err(error)) => warn!(
+            Some(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => debug!(%error, "no TLS handshake"),
+            Some(Err(error)) => warn!(
                 %error,
                 "a client made no TLS handshake: does it speak TLS, and trust the certificate of --tls-cert?"
             ),
-            Err(_) => debug!("the TLS handshake took too long"),
+            None => debug!("the TLS handshake took too long"),
         }
         self.metrics.count_refusal(Reason::TlsHandshake);
         None

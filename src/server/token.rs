@@ -31,6 +31,8 @@ pub struct TokenFile {
 struct Read {
     token: Vec<u8>,
     modified: Option<SystemTime>,
+    /// Whether the file has changed since, to what is no token.
+    is_unusable: bool,
 }
 
 /// Whoever prints a configuration must not print its secret.
@@ -78,13 +80,15 @@ impl TokenFile {
                     *current = fresh;
                 }
                 Err(error) => {
-                    warn!(
-                        path = %self.path.display(),
-                        %error,
-                        "the changed token file cannot be used, and the old token stays: mend the file, or its \
-                         permissions"
-                    );
-                    current.modified = modified;
+                    // Who is just writing it may end within the grain of its time: it is read again with the next Hello.
+                    if !std::mem::replace(&mut current.is_unusable, true) {
+                        warn!(
+                            path = %self.path.display(),
+                            %error,
+                            "the changed token file cannot be used, and the old token stays: mend the file, or its \
+                             permissions"
+                        );
+                    }
                 }
             }
         }
@@ -94,7 +98,7 @@ impl TokenFile {
 
 fn read(path: &Path) -> io::Result<Read> {
     let modified = fs::metadata(path)?.modified().ok();
-    Ok(Read { token: token_in(path)?, modified })
+    Ok(Read { token: token_in(path)?, modified, is_unusable: false })
 }
 
 /// The token in a file, without the white space around it.
@@ -123,14 +127,17 @@ mod tests {
         let source = TokenSource::file(path.clone()).unwrap();
         assert!(source.admits(b"first") && !source.admits(b"second") && !source.admits(b""));
 
+        let begun = SystemTime::now();
         let touch = |text: &str, seconds: u64| {
             fs::write(&path, text).unwrap();
-            let later = SystemTime::now() + std::time::Duration::from_secs(seconds);
+            let later = begun + std::time::Duration::from_secs(seconds);
             fs::File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
         };
         touch("second", 10);
         assert!(source.admits(b"second") && !source.admits(b"first"));
         touch("", 20);
         assert!(source.admits(b"second"), "an empty file admits nobody new and locks nobody out");
+        touch("third", 20);
+        assert!(source.admits(b"third"), "it was being written, and its time did not change with the end of that");
     }
 }
