@@ -342,6 +342,28 @@ fn environment(container: &Container, secret: &str, token: &Path) -> BTreeMap<St
     container.env.iter().map(|variable| (variable.name.clone(), value(variable))).collect()
 }
 
+/// The command of the README that makes the rules of Prometheus into what its operator takes.
+#[test]
+fn the_rules_of_prometheus_are_those_of_its_operator() {
+    let readme = read("examples/deploy/README.md");
+    let (_, command) = readme.split_once("$ for rules in").expect("a command");
+    let (command, _) = command.split_once(" | kubectl apply --filename -").expect("what takes its output");
+    let output = Command::new("sh").arg("-c").arg(format!("for rules in{command}")).current_dir(root()).output();
+    let output = String::from_utf8(output.unwrap().stdout).unwrap();
+    let documents: Vec<Option<Value>> = serde_saphyr::from_multiple(&output).unwrap();
+    let documents: Vec<Value> = documents.into_iter().flatten().collect();
+    assert_eq!(documents.len(), 2);
+    for (document, file) in documents.iter().zip(["rules", "alerts"]) {
+        assert_eq!(document["kind"], "PrometheusRule");
+        assert_eq!(document["metadata"]["name"], format!("ackwheel-{file}"));
+        let mut rules: Value = serde_saphyr::from_str(&read(&format!("grafana/prometheus/{file}.yml"))).unwrap();
+        for group in rules["groups"].as_array_mut().unwrap() {
+            group["interval"] = Value::from("5s");
+        }
+        assert_eq!(document["spec"], rules, "{output}");
+    }
+}
+
 // The package.
 
 #[test]
