@@ -71,8 +71,8 @@ impl MemoryStore {
             None => Beginning::Empty,
         };
         if let Some(state_file) = &ring.state_file {
-            state_file.consume()?;
             state_file.mark_in_use(true);
+            state_file.consume()?;
         }
         let lease = Arc::new(AlwaysLeads { epoch });
         let seat = Seat { ring: Arc::clone(&ring) as _, outbox: Arc::clone(&outbox) as _, lease };
