@@ -1,6 +1,9 @@
 //! A Redis Cluster: each ring is on one of its nodes, and is found there, also when that is another one.
 
-use crate::redis_faults::take_until;
+use ackwheel::core::message::Message;
+use ackwheel::core::rings::ring_of;
+
+use crate::redis_faults::{MAX_HELD_ACKS, take_until};
 use crate::sentinels::{assert_nothing_is_lost, sidecar};
 use crate::support::certificates::Files;
 use crate::support::cluster::Cluster;
@@ -39,6 +42,30 @@ fn a_node_that_stands_still_is_replaced_by_its_replica_and_nothing_is_lost() {
     assert_nothing_is_lost(&Cluster::store(&cluster.primaries), primary, replica, || {
         wait_until("the replica is a primary", || replica.info("replication").contains("role:master"));
     });
+}
+
+/// While a ring is away connections are read on, for what is to be held. What others cannot take as fast has a bound too.
+#[test]
+fn acks_for_a_ring_that_is_there_and_slow_are_bounded_while_another_is_away() {
+    let cluster = Cluster::start();
+    for node in &cluster.primaries {
+        node.command::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    }
+    let sidecar = sidecar(
+        &Cluster::store(&cluster.primaries),
+        "only",
+        &["--tick", "200ms", "--slots", "150", "--rings", "16", "--max-held-acks", "160"],
+    );
+    let ids: Vec<u64> = (0..).filter(|id| ring_of(Message::from(*id), 16) == 0).take(16).collect();
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&ids, 150, 1)).added();
+    cluster.primaries[1].stop();
+    wait_until("some rings are away", || !sidecar.is_ready());
+    cluster.primaries[0].command::<()>(&["CLIENT", "PAUSE", "400"]);
+    let [taken, refused] = [&ids[..8], &ids[8..]].map(|ids| connection.request(&frames::del(ids)));
+    connection.answer(refused).assert_error(MAX_HELD_ACKS, frames::RETRYABLE);
+    assert_eq!(connection.answer(taken).outcomes(), [frames::ACKED; 8]);
+    assert_eq!(connection.ask(&frames::del(&ids[8..])).outcomes(), [frames::ACKED; 8]);
 }
 
 #[test]

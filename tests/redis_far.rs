@@ -15,9 +15,13 @@ const HOUR: i64 = 3_600;
 
 /// A leader whose Redis is so far away.
 fn far_from(redis: &Redis) -> Sidecar {
+    far_from_with(redis, &[])
+}
+
+/// The same, with these flags.
+fn far_from_with(redis: &Redis, flags: &[&str]) -> Sidecar {
     let way = Proxy::with_way(WAY, redis.port);
-    let mut command = serve(&["--store", &way.url()]);
-    let sidecar = Sidecar::spawn(&mut command);
+    let sidecar = Sidecar::spawn(serve(&["--store", &way.url()]).args(flags));
     sidecar.wait_until_ready();
     // The first move is that of a new leader, which knows nothing of the way yet.
     sidecar.wait_for_pointer(sidecar.pointer() + 2);
@@ -82,6 +86,57 @@ fn many_subscribe_at_the_same_time() {
     let elapsed = asked.elapsed();
     assert!(elapsed < WAY * 25, "{elapsed:?} for {} of them", connections.len());
     assert_eq!(sidecar.metrics().count("subscribers{group=\"default\"}"), EACH as u64);
+}
+
+/// A script settles 16 batches, and those for many are under way together: the group waits for one round trip, or two.
+#[test]
+fn many_batches_are_acknowledged_as_fast_as_few() {
+    let redis = Redis::start();
+    let sidecar = far_from(&redis);
+    let [mut one, mut other] = [(); 2].map(|()| sidecar.connect().subscribed("default"));
+    let nobodys: Vec<[u8; 24]> = (0..512_u32)
+        .map(|seq| {
+            let mut batch = [0; 24];
+            batch[4..8].copy_from_slice(&seq.to_be_bytes());
+            batch
+        })
+        .collect();
+    let asked = Instant::now();
+    let many = one.request(&frames::batch_ack(&nobodys));
+    let few = other.request(&frames::batch_ack(&nobodys[..1]));
+    for (connection, request) in [(&mut one, many), (&mut other, few)] {
+        assert_eq!(frames::u32_at(&connection.answer(request).body, 0), 0, "nobody was handed these");
+    }
+    let elapsed = asked.elapsed();
+    assert!(elapsed < WAY * 15, "{elapsed:?}: one after the other they take 64 times the way");
+}
+
+/// What comes again is asked for batch by batch, and in between the group hears its members.
+#[test]
+fn acks_are_heard_while_many_batches_come_again() {
+    const BATCHES: u16 = 15;
+    let redis = Redis::start();
+    let sidecar = far_from_with(&redis, &["--tick", "200ms", "--slots", "30"]);
+    let mut holder = sidecar.connect().subscribed("default");
+    let mut adder = sidecar.connect();
+    let adds: Vec<u32> = (1..=BATCHES).map(|k| adder.request(&frames::add(&[k.into()], k, 1))).collect();
+    for add in adds {
+        adder.answer(add).added();
+    }
+    for _ in 0..BATCHES {
+        holder.batch();
+    }
+    let mut other = sidecar.connect().subscribed("default");
+    drop(holder);
+    let first = other.batch();
+    let begun = Instant::now();
+    let ack = other.request(&frames::batch_ack(&[first.id]));
+    assert_eq!(frames::u32_at(&other.answer(ack).body, 0), 1);
+    let elapsed = begun.elapsed();
+    assert!(elapsed < WAY * 14, "{elapsed:?}: behind all that come again it takes twice the way for each");
+    for _ in 1..BATCHES {
+        assert_eq!(other.batch().delivery, 2);
+    }
 }
 
 #[test]

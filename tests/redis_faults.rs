@@ -14,7 +14,7 @@ use crate::support::{PATIENCE, SLACK, sleep_until, wait_until};
 
 const STORE_AWAY: u16 = 66;
 const STORE_SILENT: u16 = 67;
-const MAX_HELD_ACKS: u16 = 68;
+pub const MAX_HELD_ACKS: u16 = 68;
 
 /// Settings under which nobody is judged silent within 20 s: Pings are answered only while something is read.
 pub const PATIENT: [&str; 4] = ["--tick", "200ms", "--slots", "150"];
