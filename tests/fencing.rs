@@ -135,15 +135,16 @@ impl Leader {
         self.run(include_str!("../src/redis/lua/advance.lua"), &keys, &arguments)
     }
 
-    /// Stands for election as a sidecar that has seen a pointer stand still for so many ms, and knows no epoch beyond the
-    /// one before this leader's; wins, and says in how many ms the pointer moves.
+    /// Stands for election as a sidecar that has seen a pointer stand still for so many ms, or has just come (0, 0), and
+    /// knows no epoch beyond the one before this leader's; wins, and says in how many ms the pointer moves.
     fn elect(&self, token: &str, (pointer, seen_ms): (u64, u64), grace_ms: u64) -> i64 {
         let known = (self.epoch - 1).to_string();
         let (pointer, seen_ms, grace_ms) = (pointer.to_string(), seen_ms.to_string(), grace_ms.to_string());
         let (name, lease_ms, link_ms, nobody, slack_ms) = ("another", "3000", "60000", "", "50");
+        let has_come = if pointer == "0" { "1" } else { "0" };
         let arguments = [
             token, name, lease_ms, &pointer, &seen_ms, link_ms, &known, nobody, nobody, "0", &grace_ms, slack_ms,
-            "",
+            "", has_come,
         ];
         let keys = Leader::keys(&["lease", "candidates"]);
         let won = self.run(include_str!("../src/redis/lua/acquire.lua"), &keys, &arguments);
@@ -212,14 +213,20 @@ async fn who_has_not_seen_the_pointer_stand_still_waits_for_the_acks_of_an_outag
     leader.time.pass(TICK * 3);
     vacate(&leader);
     assert_eq!(leader.elect("has just come", (0, 0), 2_000), 2_000);
+    leader.time.pass(Duration::from_millis(600));
+    assert_eq!(leader.elect("has just come", (0, 0), 2_000), 1_400, "the first answer was lost");
     // The leader goes, and with it what it knew.
     leader.time.pass(Duration::from_millis(300));
     vacate(&leader);
-    assert_eq!(leader.elect("watched", (pointer, 4_000), 2_000), 1_700);
+    assert_eq!(leader.elect("watched", (pointer, 4_000), 2_000), 1_100);
     // A clock that is set back by more than that is no reason to wait.
     leader.time.redis.set_frozen(leader.time.redis.unix_ms() - 3_600_000);
     vacate(&leader);
     assert_eq!(leader.elect("watched", (pointer, 4_000), 2_000), 1_000);
+    // Who has seen a leader move the pointer a moment ago knows that somebody was there.
+    leader.time.redis.set_frozen(leader.time.redis.unix_ms() + 3_000);
+    vacate(&leader);
+    assert_eq!(leader.elect("watched", (pointer - 1, 400), 2_000), 1_000, "all that is missed is shifted");
     drop(leader.store);
 }
 

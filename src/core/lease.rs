@@ -128,6 +128,13 @@ impl Candidate {
         Some((seen.what, seen.until(now, self.lease / 2)))
     }
 
+    /// Whether it has looked lately: then it knows whether the store was there, and somebody led.
+    #[must_use]
+    pub fn watches(&self, now: Instant) -> bool {
+        let looked_at = self.pointer.as_ref().map(|seen| seen.looked_at);
+        looked_at.is_some_and(|looked_at| now.saturating_duration_since(looked_at) <= self.lease / 2)
+    }
+
     /// When to look again; `random` spreads the candidates.
     #[must_use]
     pub fn retry_after(&self, random: u64) -> Duration {
@@ -198,7 +205,9 @@ mod tests {
         candidate.enter_session(1);
         watch(&mut candidate, start, LEASE);
         assert_eq!(candidate.pointer_seen(start + LEASE), Some((Tick(8), LEASE)));
+        assert!(candidate.watches(start + LEASE));
         candidate.enter_session(2);
+        assert!(!candidate.watches(start + LEASE));
         assert_eq!(candidate.pointer_seen(start + LEASE * 9), None);
         assert_eq!(candidate.standing_still(start + LEASE * 9), None);
     }
@@ -209,6 +218,7 @@ mod tests {
         watch(&mut candidate, start, LEASE / 3);
         let woken = start + Duration::from_secs(600);
         assert_eq!(candidate.pointer_seen(woken), Some((Tick(8), LEASE * 5 / 6)), "a third, and half at most");
+        assert!(candidate.watches(start + LEASE / 3 + LEASE / 2) && !candidate.watches(woken));
         candidate.saw(holder(2), LEASE, Tick(8), woken);
         assert_eq!(candidate.standing_still(woken), None);
     }

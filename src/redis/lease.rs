@@ -200,11 +200,12 @@ impl Inner {
         if std::mem::replace(&mut *self.hold.lock(), Hold::Maybe) == Hold::Yes {
             self.leaderships.was_deposed(begun);
         }
-        let (pointer, seen_ms, still) = {
+        let (pointer, seen_ms, watches, still) = {
             let mut candidate = self.candidate.lock();
             candidate.enter_session(session.number);
             let (pointer, seen) = candidate.pointer_seen(begun).unwrap_or_default();
-            (pointer, whole_ms(seen), candidate.standing_still(begun).unwrap_or_default())
+            let still = candidate.standing_still(begun).unwrap_or_default();
+            (pointer, whole_ms(seen), candidate.watches(begun), still)
         };
         let graced = session.recovered_at.map(|recovered| recovered + self.options.outage_grace);
         let wait = graced.map_or(Duration::ZERO, |graced| graced.saturating_duration_since(begun));
@@ -215,7 +216,7 @@ impl Inner {
             call.arg(pointer.0).arg(seen_ms).arg(whole_ms(LINK_LIFETIME)).arg(highest);
             call.arg(still.0).arg(still.1).arg(whole_ms(wait)).arg(whole_ms(self.options.outage_grace));
             call.arg(whole_ms(CLOCK_SLACK));
-            call.arg(self.leaderships.told(begun));
+            call.arg(self.leaderships.told(begun)).arg(u8::from(!watches));
         });
         let mut answer = asked.await?;
         let now = now.max(self.link.clock().now());

@@ -8,6 +8,7 @@
 -- ARGV[11] ms that the pointer has yet to wait after an outage that the candidate knows of
 -- ARGV[12] ms that it waits after one   ARGV[13] ms that clocks may differ
 -- ARGV[14] how many rings the candidate leads, and its name, for the leader to know; empty where it does not tell
+-- ARGV[15] 1 if it has not looked lately, in this session of its link
 -- Reply {'won', epoch, pointer, ms until the next move is due, ms by which every deadline is shifted}
 --   {'held', token, renewals, pointer, name of the leader, its lease in ms, or empty if it did not say}
 local pointer, due_ms, tick_ms, epoch, catch_up =
@@ -26,7 +27,7 @@ if holder and holder ~= ARGV[2] then
   return {'held', holder, renewals, pointer, leader or '', lease_ms or ''}
 end
 
-local now, wait, shifted_ms = now_ms(), tonumber(ARGV[11]), 0
+local now, wait, grace, slack, shifted_ms = now_ms(), tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13]), 0
 if holder then
   -- The answer to our own election was lost: we had won already. Its shift is told with the first move.
   redis.call('PEXPIRE', KEYS[3], ARGV[4])
@@ -41,21 +42,24 @@ else
   redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'lease_ms', ARGV[4], 'acquired_ms', now)
 
   -- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The rest of the gap shifts every
-  -- deadline. A gap below a tick is none. Who has not seen the pointer stand still cannot know whether Redis or all
-  -- sidecars were away: there are Acks that come only now.
-  local gap, grace, slack = now - due_ms, tonumber(ARGV[12]), tonumber(ARGV[13])
+  -- deadline. A gap below a tick is none. Who has not looked cannot know whether Redis or all sidecars were away: there
+  -- are Acks that come only now.
+  local gap = now - due_ms
   if gap >= tick_ms then
     local own = 0
-    if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) else wait = math.max(wait, grace) end
+    if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) end
+    if ARGV[15] == '1' then wait = math.max(wait, grace) end
     shifted_ms = math.max(0, gap - math.min(own, catch_up * tick_ms))
     due_ms = due_ms + shifted_ms
   elseif gap < -math.max(slack, grace) then
     due_ms = now
-  elseif gap < 0 then
-    -- The leader before waits for Acks: so does this one. Or the clock was set back, by no more than that.
-    wait = math.max(wait, -gap)
   end
 end
+
+-- Who led before waits for Acks, or we have done so since we were elected: that goes on. Or the clock was set back, by no
+-- more than that.
+local ahead = due_ms - now
+if ahead > 0 and ahead <= grace then wait = math.max(wait, ahead) end
 
 -- Also where the election was asked for before the outage, and held when Redis went on.
 local waited_ms = now + wait - tick_ms - due_ms

@@ -19,9 +19,14 @@ if frozen_from >= pointer then return expected(0, 0) end
 local field = 'frozen:' .. frozen_from
 local frozen = redis.call('HGET', KEYS[4], field)
 if not frozen then
-  -- Somebody deleted it, with all of `ticks`. What is left of the tick is known, and behind which batch it goes on.
-  local last = redis.call('XREVRANGE', KEYS[6], frozen_from, frozen_from, 'COUNT', 1)[1]
-  local seq = last and string.match(last[1], '%d+$') + 1 or 0
+  -- Somebody deleted it, with all of `ticks`. What is left of the tick is known, and behind which batch it goes on, though
+  -- that may be gone from the outbox. Where Redis will not tell, it begins anew.
+  local stream, last = redis.pcall('XINFO', 'STREAM', KEYS[6]), ''
+  for i = 1, #stream, 2 do
+    if stream[i] == 'last-generated-id' then last = stream[i + 1] end
+  end
+  local tick, seq = string.match(last, '^(%d+)-(%d+)$')
+  seq = tonumber(tick) == frozen_from and seq + 1 or 0
   local now = now_ms()
   frozen = table.concat({ARGV[3], now, now, redis.call('SCARD', KEYS[5]), 0, 0, 0, seq}, ' ')
 end
