@@ -191,6 +191,17 @@ impl Dispatch {
 
     /// The next batch to be handed out again and to whom, if there is one; none of the rings that are `away`.
     pub fn next_again(&mut self, away: &[u16]) -> Option<(BatchId, MemberId)> {
+        let (batch, position) = self.find_again(away)?;
+        Some((batch, self.take_turn(position)))
+    }
+
+    /// Whether there is one.
+    #[must_use]
+    pub fn has_again(&self, away: &[u16]) -> bool {
+        self.find_again(away).is_some()
+    }
+
+    fn find_again(&self, away: &[u16]) -> Option<(BatchId, usize)> {
         let is_there = |batch: &&BatchId| !away.contains(&batch.ring);
         let free = self.waiting.iter().find(is_there);
         let free = free.and_then(|batch| Some((*batch, self.position_of_next(None)?)));
@@ -199,8 +210,7 @@ impl Dispatch {
             let position = self.position_of_next(self.known.get(batch))?;
             Some((*batch, position))
         });
-        let (batch, position) = free.into_iter().chain(passed).min()?;
-        Some((batch, self.take_turn(position)))
+        free.into_iter().chain(passed).min()
     }
 
     /// The batches that wait and that no member here can have now, oldest first: to be given back, so that members

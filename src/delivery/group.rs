@@ -19,6 +19,9 @@ const RETRY: Duration = Duration::from_millis(200);
 /// For how long a batch that is overdue is left to members at other sidecars, where there can be some.
 const YIELDS: Duration = Duration::from_secs(1);
 
+/// The most commands that are carried out before batches are handed out again: each may take a round trip to the store.
+const COMMANDS_A_ROUND: usize = 4;
+
 pub(super) struct GroupTask {
     name: GroupName,
     shared: Arc<Shared>,
@@ -48,8 +51,9 @@ impl GroupTask {
     /// Runs until the last member has left.
     pub(super) async fn run(mut self) {
         loop {
-            // What has been acknowledged is not handed out again, however long the last batch took.
-            for _ in 0..self.commands.len() {
+            // What has been acknowledged is not handed out again, however long the last batch took; but who asks without
+            // end does not keep the others from their batches.
+            for _ in 0..self.commands.len().min(COMMANDS_A_ROUND) {
                 let Ok(command) = self.commands.try_recv() else { break };
                 if self.obey(command).await && self.ended().await {
                     return;
@@ -103,14 +107,14 @@ impl GroupTask {
         for (member, sink) in &self.sinks {
             self.dispatch.note_unread(*member, sink.unread());
         }
-        let again = self.hand_out_again().await;
+        let (again, is_all) = self.hand_out_again().await;
         let lent = self.lend().await;
-        let new = self.hand_out_new().await;
+        let new = if is_all { self.hand_out_new().await } else { Ok(()) };
         again.and(lent).and(new)
     }
 
-    /// A ring that refuses is not asked again before the next try.
-    async fn hand_out_again(&mut self) -> Result<(), Refusal> {
+    /// A ring that refuses is not asked again before the next try. Returns also whether nothing is left for now.
+    async fn hand_out_again(&mut self) -> (Result<(), Refusal>, bool) {
         let outbox = Arc::clone(&self.shared.outbox);
         let (mut away, mut refused) = (Vec::new(), Ok(()));
         while let Some((batch, member)) = self.dispatch.next_again(&away) {
@@ -123,10 +127,11 @@ impl GroupTask {
                 }
             }
             if !self.commands.is_empty() {
-                break;
+                let is_all = !self.dispatch.has_again(&away);
+                return (refused, is_all);
             }
         }
-        refused
+        (refused, true)
     }
 
     /// Gives back what only members elsewhere can have now. What could not be given back is so later.

@@ -73,7 +73,9 @@ impl TokenFile {
     fn current<T>(&self, with: impl FnOnce(&[u8]) -> T) -> T {
         let mut current = self.read.lock();
         let modified = fs::metadata(&self.path).and_then(|metadata| metadata.modified()).ok();
-        if modified != current.modified {
+        if modified == current.modified {
+            current.is_unusable = false;
+        } else {
             match read(&self.path) {
                 Ok(fresh) => {
                     info!(path = %self.path.display(), "the token file has changed and was read again");
