@@ -8,6 +8,7 @@ use dashmap::DashMap;
 use super::entry::entry_id;
 use crate::core::batch::BatchId;
 use crate::core::group::GroupName;
+use crate::core::refusal::{Promise, Refusal};
 
 /// What is known to be held of one group.
 #[derive(Debug, Default)]
@@ -26,6 +27,14 @@ impl Hand {
     /// waited for. Returns what `sure_in` was, to be put back with the answer.
     pub(super) fn doubt(&mut self) -> Option<u64> {
         self.sure_in.take()
+    }
+
+    /// The answer to that has come: it is as sure as before, unless nobody knows what became of the request.
+    pub(super) fn told<T>(&mut self, sure_in: Option<u64>, answer: Result<T, Refusal>) -> Result<T, Refusal> {
+        if !answer.as_ref().is_err_and(|refusal| refusal.reason.promise() == Promise::OutcomeUnknown) {
+            self.sure_in = sure_in;
+        }
+        answer
     }
 
     /// The entries of what is held.

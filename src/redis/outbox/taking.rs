@@ -7,7 +7,7 @@ use super::entry::Unreadable;
 use super::hand::Hand;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
-use crate::core::refusal::{Promise, Refusal};
+use crate::core::refusal::Refusal;
 
 impl Shared {
     /// One script alone, unless it finds nothing that can be read: what it took is handed out before there is more,
@@ -18,16 +18,8 @@ impl Shared {
         self.recover(group, &mut hand).await?;
         loop {
             let sure_in = hand.doubt();
-            let found = match self.calls.take(group, window, &hand.lent).await {
-                Ok(found) => found,
-                Err(refusal) => {
-                    if refusal.reason.promise() == Promise::NotApplied {
-                        hand.sure_in = sure_in;
-                    }
-                    return Err(refusal);
-                }
-            };
-            hand.sure_in = sure_in;
+            let found = self.calls.take(group, window, &hand.lent).await;
+            let found = hand.told(sure_in, found)?;
             let is_all = found.is_empty();
             let taken: Vec<Delivery> =
                 found.into_iter().filter_map(|read| self.readable(group, &mut hand, read)).collect();
@@ -70,16 +62,7 @@ impl Shared {
         let mut hand = hand.lock().await;
         // If the answer is lost, Redis may hold for us what is lent: then that is given back, for others to take.
         let sure_in = hand.doubt();
-        let again = match self.calls.take_again(group, batch).await {
-            Ok(again) => again,
-            Err(refusal) => {
-                if refusal.reason.promise() == Promise::NotApplied {
-                    hand.sure_in = sure_in;
-                }
-                return Err(refusal);
-            }
-        };
-        hand.sure_in = sure_in;
+        let again = hand.told(sure_in, self.calls.take_again(group, batch).await)?;
         hand.lent.remove(&batch);
         hand.held.remove(&batch);
         let again = again.and_then(|read| self.readable(group, &mut hand, read));
