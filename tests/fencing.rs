@@ -203,7 +203,7 @@ async fn a_clock_that_is_set_back_as_an_answer_is_lost_puts_the_next_move_off_by
 }
 
 #[tokio::test]
-async fn who_has_not_seen_the_pointer_stand_still_waits_for_the_acks_of_an_outage_as_does_who_follows() {
+async fn who_has_just_come_waits_for_the_acks_of_an_outage_as_does_who_follows() {
     let mut leader = Leader::with_a_decided_tick().await;
     let pointer = leader.field("meta", "pointer");
     let vacate = |leader: &Leader| leader.time.redis.command::<u64>(&["DEL", "{test:0}:lease"]);

@@ -299,14 +299,19 @@ impl Outbox for Away {
     fn on_news(&self, _: Box<dyn Fn() + Send + Sync>) {}
 }
 
+/// Seats with a batch in the outbox of each.
+async fn seats_with_batches(now: &mut Instant) -> Vec<Seat> {
+    let seats = seats(*now, 1_000);
+    let messages: Vec<Message> = (0..30).map(Message::from).collect();
+    Rings::new(&seats).add_new_msg(add(&messages), *now).await.unwrap();
+    turn(&seats, now).await;
+    seats
+}
+
 #[tokio::test]
 async fn a_ring_that_is_away_does_not_hide_what_the_others_hold() {
-    let mut now = Instant::now();
-    let mut seats = seats(now, 1_000);
-    let (rings, group) = (Rings::new(&seats), GroupName::default_group());
-    let messages: Vec<Message> = (0..30).map(Message::from).collect();
-    rings.add_new_msg(add(&messages), now).await.unwrap();
-    turn(&seats, &mut now).await;
+    let (mut now, group) = (Instant::now(), GroupName::default_group());
+    let mut seats = seats_with_batches(&mut now).await;
     seats[1].outbox = Arc::new(Away);
     let outbox = Outboxes::of(&seats);
     assert_eq!(outbox.take(&group, u64::MAX, now).await.unwrap().len(), 2);
@@ -322,12 +327,8 @@ async fn a_ring_that_is_away_does_not_hide_what_the_others_hold() {
 
 #[tokio::test]
 async fn a_ring_that_is_away_does_not_hide_what_the_others_settled() {
-    let mut now = Instant::now();
-    let mut seats = seats(now, 1_000);
-    let (rings, group) = (Rings::new(&seats), GroupName::default_group());
-    let messages: Vec<Message> = (0..30).map(Message::from).collect();
-    rings.add_new_msg(add(&messages), now).await.unwrap();
-    turn(&seats, &mut now).await;
+    let (mut now, group) = (Instant::now(), GroupName::default_group());
+    let mut seats = seats_with_batches(&mut now).await;
     let here = seats[0].outbox.take(&group, 1, now).await.unwrap()[0].batch.id;
     let there = BatchId { ring: 1, ..here };
     seats[1].outbox = Arc::new(Away);
