@@ -108,6 +108,26 @@ fn credit_is_a_window_that_acknowledgements_reopen() {
 }
 
 #[test]
+fn credit_bounds_what_comes_again_too() {
+    let sidecar = Sidecar::start(&["--tick", "100ms"]);
+    let mut holder = sidecar.connect().subscribed("default");
+    let mut adder = sidecar.connect();
+    for tick in 1..=5_u16 {
+        let ids: Vec<u64> = (0..6).map(|index| u64::from(tick) * 10 + index).collect();
+        adder.ask(&frames::add(&ids, tick, 1)).added();
+    }
+    let ids: Vec<_> = (0..5).map(|_| holder.batch().id).collect();
+    let mut bounded = sidecar.connect().subscribed_with(&frames::subscribe("default", 10, 0));
+    drop(holder);
+    let again = [bounded.batch(), bounded.batch()];
+    assert_eq!(again.each_ref().map(|batch| (batch.id, batch.delivery)), [(ids[0], 2), (ids[1], 2)]);
+    assert_eq!(batches_after_some_round_trips(&mut bounded), 0, "12 of 10 leave no room");
+    bounded.ask(&frames::batch_ack(&[ids[0]]));
+    assert_eq!(bounded.batch().id, ids[2], "6 of 10 leave room again");
+    assert_eq!(batches_after_some_round_trips(&mut bounded), 0);
+}
+
+#[test]
 fn credit_is_overshot_by_at_most_one_batch_and_large_ticks_are_cut() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--storm-min", "100000"]);
     let mut stingy = sidecar.connect().subscribed_with(&frames::subscribe("default", 1, 0));

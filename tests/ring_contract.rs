@@ -98,6 +98,11 @@ impl<M: Mount> Subject<M> {
         self.outbox.take(&self.group, u64::MAX, self.mount.now()).await.unwrap()
     }
 
+    async fn take_again(&self, deliveries: &[Delivery]) -> Vec<Delivery> {
+        let batches: Vec<BatchId> = deliveries.iter().map(|delivery| delivery.batch.id).collect();
+        self.outbox.take_again(&self.group, &batches, self.mount.now()).await.unwrap()
+    }
+
     async fn settle(&self, deliveries: &[Delivery]) -> u64 {
         let batches: Vec<BatchId> = deliveries.iter().map(|delivery| delivery.batch.id).collect();
         self.outbox.settle(&self.group, &batches).await.unwrap().count
@@ -322,16 +327,37 @@ async fn what_is_released_is_taken_first_with_its_count<M: Mount>() {
     let first = subject.take().await;
     assert_eq!((ids(&first), first[0].delivery_count), (BTreeSet::from([1]), 1));
     let batch = first[0].batch.id;
-    let again = subject.outbox.take_again(&subject.group, batch, subject.mount.now()).await.unwrap().unwrap();
-    assert_eq!(again.delivery_count, 2);
+    let again = subject.take_again(&first).await;
+    assert_eq!((ids(&again), again[0].delivery_count), (BTreeSet::from([1]), 2));
     subject.outbox.release(&subject.group, &[batch]).await.unwrap();
     subject.turn(1).await;
     let both = subject.take().await;
     assert_eq!(both.iter().map(|delivery| delivery.delivery_count).collect::<Vec<_>>(), [3, 1]);
     assert!(both[0].age >= TICK, "its age counts from the decision");
     assert_eq!(subject.settle(&both).await, 2);
-    let gone = subject.outbox.take_again(&subject.group, batch, subject.mount.now()).await.unwrap();
-    assert!(gone.is_none(), "what is settled is not handed out again");
+    let gone = subject.take_again(&first).await;
+    assert!(gone.is_empty(), "what is settled is not handed out again");
+}
+
+async fn what_is_taken_again_is_what_is_not_settled_and_each_counts_for_itself<M: Mount>() {
+    let mut subject = Subject::<M>::open().await;
+    for id in [1, 2, 3] {
+        subject.add_with(&messages(&[id]), 1, 1).await;
+        subject.turn(1).await;
+    }
+    subject.turn(1).await;
+    let all = subject.take().await;
+    assert_eq!(ids(&subject.take_again(&all[2..]).await), BTreeSet::from([3]));
+    assert_eq!(subject.settle(&all[1..2]).await, 1);
+    let again = subject.take_again(&all).await;
+    let counts = |delivery: &Delivery| (delivery.batch.id, delivery.delivery_count);
+    assert_eq!(
+        again.iter().map(counts).collect::<Vec<_>>(),
+        [(all[0].batch.id, 2), (all[2].batch.id, 3)],
+        "in the order in which they were asked for"
+    );
+    assert_eq!(again[1].batch.messages, all[2].batch.messages);
+    assert!(subject.take_again(&[]).await.is_empty());
 }
 
 async fn a_window_is_overshot_by_at_most_one_batch<M: Mount>() {
@@ -412,6 +438,7 @@ macro_rules! suite {
             every_group_has_its_own_copy_until_all_have_settled_it
             the_outbox_holds_what_some_group_has_not_settled
             what_is_released_is_taken_first_with_its_count
+            what_is_taken_again_is_what_is_not_settled_and_each_counts_for_itself
             a_window_is_overshot_by_at_most_one_batch
             groups_begin_where_they_are_asked_to_and_retention_counts_its_losses
             an_ephemeral_group_goes_with_its_last_subscriber_and_others_stay

@@ -247,7 +247,7 @@ async fn a_batch_of_a_ring_that_there_is_not_is_no_batch() {
     let group = GroupName::default_group();
     let batch = BatchId { tick: Tick(1), epoch: 1, ring: COUNT, seq: 0 };
     assert_eq!(outbox.settle(&group, &[batch]).await.unwrap().count, 0);
-    assert!(outbox.take_again(&group, batch, now).await.unwrap().is_none());
+    assert!(outbox.take_again(&group, &[batch], now).await.unwrap().is_empty());
     outbox.release(&group, &[batch]).await.unwrap();
     assert_eq!(outbox.settle(&group, &[]).await.unwrap().count, 0);
 }
@@ -276,7 +276,7 @@ impl Outbox for Away {
         away()
     }
 
-    fn take_again(&self, _: &GroupName, _: BatchId, _: Instant) -> Reply<Option<ackwheel::core::batch::Delivery>> {
+    fn take_again(&self, _: &GroupName, _: &[BatchId], _: Instant) -> Reply<Vec<ackwheel::core::batch::Delivery>> {
         away()
     }
 

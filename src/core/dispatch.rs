@@ -25,9 +25,14 @@
 //! 3. Every batch has one alarm: when it is overdue, or when its delay is over. No batch can be forgotten.
 //! 4. What is lent is in nobody's hands here, and is at most [`MAX_LENT`] batches.
 
+mod members;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+pub use self::members::MemberId;
+
+use self::members::{Members, Place};
 use super::batch::BatchId;
 
 /// The shortest delay of a nack: members that give a batch back at once do not pass it around in a circle
@@ -40,27 +45,6 @@ const MAX_PASSED_ASKED: usize = 64;
 /// The most batches that are lent at a time: each `take` from the outbox must leave them out. What is beyond stays
 /// here and is handed out again after its delay.
 pub const MAX_LENT: usize = 64;
-
-/// A subscriber, as the member of its group; never reused within a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MemberId(pub u64);
-
-#[derive(Debug)]
-struct Member {
-    id: MemberId,
-    credit: u64,
-    out: u64,
-    /// Of what it was handed, what it has not read.
-    unread: u64,
-}
-
-impl Member {
-    /// How many messages it would take now. What it has not read counts, though it may hold it no more: else what was
-    /// overdue and is handed to it again would pile up.
-    fn window(&self) -> u64 {
-        self.credit.saturating_sub(self.out.max(self.unread))
-    }
-}
 
 #[derive(Debug)]
 struct Known {
@@ -96,8 +80,7 @@ pub struct Dispatch {
     redeliver_after: Duration,
     /// For how long an overdue batch is left to other members; zero where there is nobody to lend it to.
     yields: Duration,
-    members: Vec<Member>,
-    turn: usize,
+    members: Members,
     known: BTreeMap<BatchId, Known>,
     /// Batches that nobody holds and anyone may have.
     waiting: BTreeSet<BatchId>,
@@ -119,8 +102,7 @@ impl Dispatch {
         Dispatch {
             redeliver_after,
             yields,
-            members: Vec::new(),
-            turn: 0,
+            members: Members::default(),
             known: BTreeMap::new(),
             waiting: BTreeSet::new(),
             passed: BTreeSet::new(),
@@ -133,12 +115,12 @@ impl Dispatch {
     /// Number of members.
     #[must_use]
     pub fn members(&self) -> usize {
-        self.members.len()
+        self.members.count()
     }
 
     /// A subscriber joins with a window of `credit` messages.
     pub fn join(&mut self, id: MemberId, credit: u64) {
-        self.members.push(Member { id, credit, out: 0, unread: 0 });
+        self.members.join(id, credit);
         // What all others passed by, it may want.
         let unheld = self.known.iter().filter(|(_, known)| known.holder.is_none() && !known.passed_by.is_empty());
         self.passed.extend(unheld.map(|(batch, _)| *batch));
@@ -147,8 +129,8 @@ impl Dispatch {
     /// A subscriber goes. What it held waits for the others at once; if it was the last, every batch known
     /// here is returned, to be released to the outbox.
     pub fn leave(&mut self, id: MemberId, now: Instant) -> Vec<BatchId> {
-        self.members.retain(|member| member.id != id);
-        if self.members.is_empty() {
+        self.members.leave(id);
+        if self.members.count() == 0 {
             self.waiting.clear();
             self.passed.clear();
             self.unlent.clear();
@@ -172,7 +154,7 @@ impl Dispatch {
 
     /// Notes how many messages are on their way to a member, which has not read them.
     pub fn note_unread(&mut self, id: MemberId, messages: u64) {
-        if let Some(member) = self.member(id) {
+        if let Some(member) = self.members.find(id) {
             member.unread = messages;
         }
     }
@@ -180,35 +162,46 @@ impl Dispatch {
     /// How many messages the members would take now: for the outbox's `take`.
     #[must_use]
     pub fn window(&self) -> u64 {
-        self.members.iter().map(Member::window).sum()
+        self.members.window()
     }
 
     /// Whose turn it is to get a new batch: members with room, in turns.
     pub fn next_member(&mut self) -> Option<MemberId> {
-        let position = self.position_of_next(None)?;
-        Some(self.take_turn(position))
+        let member = self.member_for(None)?;
+        Some(self.members.take_turn(member))
     }
 
-    /// The next batch to be handed out again and to whom, if there is one; none of the rings that are `away`.
-    pub fn next_again(&mut self, away: &[u16]) -> Option<(BatchId, MemberId)> {
-        let (batch, position) = self.find_again(away)?;
-        Some((batch, self.take_turn(position)))
+    /// The next batches to be handed out again, each with the member that has room for it: at most `most`, all of one
+    /// ring, and none of the rings that are `away`.
+    pub fn next_again(&mut self, away: &[u16], most: usize) -> Vec<(BatchId, MemberId)> {
+        let mut next: Vec<(BatchId, MemberId)> = Vec::new();
+        while next.len() < most {
+            let is_next = |batch: &BatchId| match next.first() {
+                Some((first, _)) => first.ring == batch.ring && next.iter().all(|(chosen, _)| chosen != batch),
+                None => !away.contains(&batch.ring),
+            };
+            let Some((batch, member)) = self.find_again(is_next) else { break };
+            self.members.promise(member, self.known[&batch].ids);
+            next.push((batch, self.members.take_turn(member)));
+        }
+        self.members.forget_promises();
+        next
     }
 
     /// Whether there is one.
     #[must_use]
     pub fn has_again(&self, away: &[u16]) -> bool {
-        self.find_again(away).is_some()
+        self.find_again(|batch| !away.contains(&batch.ring)).is_some()
     }
 
-    fn find_again(&self, away: &[u16]) -> Option<(BatchId, usize)> {
-        let is_there = |batch: &&BatchId| !away.contains(&batch.ring);
-        let free = self.waiting.iter().find(is_there);
-        let free = free.and_then(|batch| Some((*batch, self.position_of_next(None)?)));
+    fn find_again(&self, may_be: impl Fn(&BatchId) -> bool) -> Option<(BatchId, Place)> {
+        let may_be = |batch: &&BatchId| may_be(batch);
+        let free = self.waiting.iter().find(may_be);
+        let free = free.and_then(|batch| Some((*batch, self.member_for(None)?)));
         // Bounded, since each batch must be asked about: what lies further back is free for all after its delay.
-        let passed = self.passed.iter().filter(is_there).take(MAX_PASSED_ASKED).find_map(|batch| {
-            let position = self.position_of_next(self.known.get(batch))?;
-            Some((*batch, position))
+        let passed = self.passed.iter().filter(may_be).take(MAX_PASSED_ASKED).find_map(|batch| {
+            let member = self.member_for(self.known.get(batch))?;
+            Some((*batch, member))
         });
         free.into_iter().chain(passed).min()
     }
@@ -220,7 +213,7 @@ impl Dispatch {
             return Vec::new();
         }
         let room = MAX_LENT.saturating_sub(self.lent);
-        let nobody_can = |batch: &&BatchId| self.position_of_next(self.known.get(batch)).is_none();
+        let nobody_can = |batch: &&BatchId| self.member_for(self.known.get(batch)).is_none();
         let batches: Vec<BatchId> = self.unlent.iter().filter(nobody_can).take(room).copied().collect();
         for batch in &batches {
             if let Some(known) = self.remove(*batch) {
@@ -233,7 +226,7 @@ impl Dispatch {
     /// A batch of `ids` messages goes to a member.
     pub fn hand(&mut self, batch: BatchId, ids: u64, to: MemberId, now: Instant) {
         let earlier = self.remove(batch);
-        if let Some(member) = self.member(to) {
+        if let Some(member) = self.members.find(to) {
             member.out += ids;
         }
         let (nacks, passed_by) = earlier.map_or((0, Vec::new()), |known| (known.nacks, known.passed_by));
@@ -302,7 +295,7 @@ impl Dispatch {
         }
         if known.holder.is_none() && known.passed_by.is_empty() {
             self.waiting.insert(batch);
-        } else if known.holder.is_none() && self.members.iter().any(|member| !known.is_passed_by(member.id)) {
+        } else if known.holder.is_none() && self.members.iter().any(|member| !known.is_passed_by(member)) {
             self.passed.insert(batch);
         }
         self.known.insert(batch, known);
@@ -315,28 +308,15 @@ impl Dispatch {
         self.passed.remove(&batch);
         self.unlent.remove(&batch);
         self.lent -= usize::from(known.lent);
-        if let Some(member) = known.holder.and_then(|holder| self.member(holder)) {
+        if let Some(member) = known.holder.and_then(|holder| self.members.find(holder)) {
             member.out -= known.ids;
         }
         Some(known)
     }
 
-    fn member(&mut self, id: MemberId) -> Option<&mut Member> {
-        self.members.iter_mut().find(|member| member.id == id)
-    }
-
     /// The next member that has room, and did not pass this batch by.
-    fn position_of_next(&self, batch: Option<&Known>) -> Option<usize> {
-        let count = self.members.len();
-        (0..count).map(|step| (self.turn + step) % count).find(|position| {
-            let member = &self.members[*position];
-            member.window() > 0 && !batch.is_some_and(|batch| batch.is_passed_by(member.id))
-        })
-    }
-
-    fn take_turn(&mut self, position: usize) -> MemberId {
-        self.turn = (position + 1) % self.members.len();
-        self.members[position].id
+    fn member_for(&self, batch: Option<&Known>) -> Option<Place> {
+        self.members.next(|member| !batch.is_some_and(|batch| batch.is_passed_by(member)))
     }
 }
 
@@ -359,6 +339,10 @@ mod tests {
             dispatch.join(*id, *credit);
         }
         (dispatch, Instant::now())
+    }
+
+    fn next_again(dispatch: &mut Dispatch, away: &[u16]) -> Option<(BatchId, MemberId)> {
+        dispatch.next_again(away, 1).pop()
     }
 
     #[test]
@@ -384,11 +368,15 @@ mod tests {
         dispatch.note_unread(A, 10);
         let overdue = now + REDELIVER;
         dispatch.ring_alarms(overdue);
-        assert_eq!((dispatch.window(), dispatch.next_again(&[])), (0, None), "it would have it twice, unread");
+        assert_eq!(
+            (dispatch.window(), next_again(&mut dispatch, &[])),
+            (0, None),
+            "it would have it twice, unread"
+        );
         dispatch.join(B, 5);
-        assert_eq!((dispatch.window(), dispatch.next_again(&[])), (5, Some((batch(0), B))));
+        assert_eq!((dispatch.window(), next_again(&mut dispatch, &[])), (5, Some((batch(0), B))));
         dispatch.note_unread(A, 0);
-        assert_eq!((dispatch.window(), dispatch.next_again(&[])), (15, Some((batch(0), A))));
+        assert_eq!((dispatch.window(), next_again(&mut dispatch, &[])), (15, Some((batch(0), A))));
     }
 
     #[test]
@@ -417,9 +405,9 @@ mod tests {
         dispatch.hand(batch(0), 5, A, now);
         dispatch.join(B, 100);
         assert_eq!(dispatch.leave(A, now), []);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)));
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), B)));
         dispatch.hand(batch(0), 5, B, now);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(1), B)));
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(1), B)));
         assert_eq!(dispatch.leave(B, now), [batch(0), batch(1)], "the last member releases all");
         assert_eq!(dispatch.next_alarm(), None);
     }
@@ -430,9 +418,36 @@ mod tests {
         dispatch.hand(batch(0), 5, A, now);
         assert_eq!(dispatch.next_alarm(), Some(now + REDELIVER));
         dispatch.ring_alarms(now + REDELIVER.saturating_sub(Duration::from_nanos(1)));
-        assert_eq!(dispatch.next_again(&[]), None);
+        assert_eq!(next_again(&mut dispatch, &[]), None);
         dispatch.ring_alarms(now + REDELIVER);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)));
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), A)));
+    }
+
+    #[test]
+    fn several_are_chosen_as_if_they_were_handed_out_one_by_one() {
+        let c = MemberId(3);
+        let waiting = || {
+            let (mut dispatch, now) = group_of(&[(A, 1_000)]);
+            (0..8).for_each(|seq| dispatch.hand(batch(seq), 4, A, now));
+            dispatch.join(B, 10);
+            dispatch.join(c, 6);
+            assert_eq!(dispatch.leave(A, now), []);
+            dispatch.hand(batch(0), 4, B, now);
+            assert!(dispatch.nack(B, batch(0), REDELIVER, now));
+            (dispatch, now)
+        };
+        let (mut dispatch, now) = waiting();
+        let mut one_by_one = Vec::new();
+        while let Some((again, member)) = next_again(&mut dispatch, &[]) {
+            dispatch.hand(again, 4, member, now);
+            one_by_one.push((again, member));
+        }
+        let (mut dispatch, _) = waiting();
+        let several = dispatch.next_again(&[], 100);
+        assert_eq!(several, [(0, c), (1, B), (2, c), (3, B), (4, B)].map(|(seq, member)| (batch(seq), member)));
+        assert_eq!(several, one_by_one);
+        assert_eq!(dispatch.window(), 16, "none of them is handed out yet");
+        assert_eq!(dispatch.next_again(&[], 2).len(), 2, "no more than are asked for");
     }
 
     #[test]
@@ -442,18 +457,18 @@ mod tests {
         dispatch.hand(batch(0), 5, A, now);
         assert!(!dispatch.nack(B, batch(0), delay, now), "B does not hold it");
         assert!(dispatch.nack(A, batch(0), delay, now));
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)));
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), B)));
         dispatch.hand(batch(0), 5, B, now);
         assert!(dispatch.nack(B, batch(0), delay, now));
-        assert_eq!(dispatch.next_again(&[]), None, "both passed it by");
+        assert_eq!(next_again(&mut dispatch, &[]), None, "both passed it by");
         assert_eq!(dispatch.next_alarm(), Some(now + delay));
         dispatch.ring_alarms(now + delay);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)));
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), A)));
         assert_eq!(dispatch.leave(A, now + delay), []);
-        assert_eq!(dispatch.next_again(&[]), None, "the second delay is twice the first");
+        assert_eq!(next_again(&mut dispatch, &[]), None, "the second delay is twice the first");
         assert_eq!(dispatch.next_alarm(), Some(now + delay * 2));
         dispatch.ring_alarms(now + delay * 2);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)));
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), B)));
     }
 
     #[test]
@@ -465,10 +480,10 @@ mod tests {
         dispatch.hand(batch(0), 5, B, now);
         assert!(dispatch.nack(B, batch(0), long, now));
         dispatch.ring_alarms(now + short);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)), "whatever B wants");
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), A)), "whatever B wants");
         assert_eq!(dispatch.leave(B, now + short), []);
         assert_eq!(dispatch.known[&batch(0)].passed_by, []);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)));
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), A)));
     }
 
     #[test]
@@ -489,7 +504,7 @@ mod tests {
         let (mut dispatch, now) = group_of(&[(A, 5), (B, 5)]);
         dispatch.hand(batch(0), 5, A, now);
         dispatch.ring_alarms(now + REDELIVER);
-        let (again, member) = dispatch.next_again(&[]).unwrap();
+        let (again, member) = next_again(&mut dispatch, &[]).unwrap();
         dispatch.hand(again, 5, member, now + REDELIVER);
         dispatch.forget(batch(0));
         assert_eq!((dispatch.window(), dispatch.next_alarm()), (10, None));
@@ -510,13 +525,13 @@ mod tests {
         assert_eq!(dispatch.lend(), [], "it is held");
         let overdue = now + REDELIVER;
         dispatch.ring_alarms(overdue);
-        assert_eq!(dispatch.next_again(&[]), None, "A let it become overdue");
+        assert_eq!(next_again(&mut dispatch, &[]), None, "A let it become overdue");
         assert_eq!(dispatch.window(), 5, "A does not hold it any more");
         assert_eq!(dispatch.lend(), [batch(0)]);
         assert_eq!(dispatch.lend(), [], "once");
         assert_eq!(dispatch.next_alarm(), Some(overdue + YIELDS));
         dispatch.ring_alarms(overdue + YIELDS);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)), "nobody else took it");
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), A)), "nobody else took it");
         dispatch.hand(batch(0), 5, A, overdue + YIELDS);
         dispatch.ring_alarms(overdue + YIELDS + REDELIVER);
         assert_eq!(dispatch.lend(), [batch(0)], "and again");
@@ -530,13 +545,13 @@ mod tests {
         dispatch.hand(batch(0), 5, A, now);
         dispatch.ring_alarms(now + REDELIVER);
         assert_eq!(dispatch.lend(), [], "B can have it");
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)));
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), B)));
         // B takes something else before: it has no room, and cannot have it now.
         dispatch.hand(batch(1), 5, B, now + REDELIVER);
-        assert_eq!(dispatch.next_again(&[]), None);
+        assert_eq!(next_again(&mut dispatch, &[]), None);
         assert_eq!(dispatch.lend(), [batch(0)]);
         dispatch.forget(batch(1));
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)), "what is lent is taken back for B");
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), B)), "what is lent is taken back for B");
     }
 
     #[test]
@@ -546,9 +561,9 @@ mod tests {
         dispatch.hand(batch(0), 5, A, now);
         assert!(dispatch.nack(A, batch(0), delay, now));
         assert_eq!(dispatch.lend(), [batch(0)]);
-        assert_eq!((dispatch.next_again(&[]), dispatch.next_alarm()), (None, Some(now + delay)));
+        assert_eq!((next_again(&mut dispatch, &[]), dispatch.next_alarm()), (None, Some(now + delay)));
         dispatch.join(B, 100);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), B)));
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), B)));
         assert_eq!(dispatch.leave(B, now), []);
         assert_eq!(dispatch.leave(A, now), [batch(0)]);
         assert_eq!(dispatch.lent, 0);
@@ -565,7 +580,7 @@ mod tests {
         dispatch.forget(batch(0));
         assert_eq!(dispatch.lend(), [batch(count - 2)]);
         dispatch.ring_alarms(now + REDELIVER + YIELDS);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(1), A)));
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(1), A)));
     }
 
     #[test]
@@ -584,8 +599,9 @@ mod tests {
             dispatch.hand(batch, 5, A, now);
         }
         dispatch.ring_alarms(now + REDELIVER);
-        assert_eq!(dispatch.next_again(&[0]), Some((elsewhere, A)));
-        assert_eq!(dispatch.next_again(&[0, 1]), None);
-        assert_eq!(dispatch.next_again(&[]), Some((batch(0), A)));
+        assert_eq!(dispatch.next_again(&[], 9), [(batch(0), A)], "those of one ring");
+        assert_eq!(next_again(&mut dispatch, &[0]), Some((elsewhere, A)));
+        assert_eq!(next_again(&mut dispatch, &[0, 1]), None);
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), A)));
     }
 }

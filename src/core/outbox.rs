@@ -14,6 +14,9 @@ use super::group::GroupName;
 use super::refusal::Refusal;
 use super::ring::Reply;
 
+/// The most batches that are taken again at a time.
+pub const MOST_AGAIN: usize = 16;
+
 /// Where a new group begins to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
@@ -125,9 +128,9 @@ pub trait Outbox: Send + Sync {
     /// fewer; none is left only where none is returned.
     fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>>;
 
-    /// Takes a taken batch once more; none if it is settled or dropped. Where the outbox is shared also one that was
-    /// given back; none if somebody else has taken it.
-    fn take_again(&self, group: &GroupName, batch: BatchId, now: Instant) -> Reply<Option<Delivery>>;
+    /// Takes taken batches of one ring once more, at most [`MOST_AGAIN`]; those are missing that are settled or dropped.
+    /// Where the outbox is shared also such that were given back, unless somebody else has taken them.
+    fn take_again(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>>;
 
     /// Settles taken batches. Refused where none of them is.
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled>;

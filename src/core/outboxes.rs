@@ -128,10 +128,10 @@ impl Outbox for Outboxes {
         }))
     }
 
-    fn take_again(&self, group: &GroupName, batch: BatchId, now: Instant) -> Reply<Option<Delivery>> {
-        match self.of_batch(batch) {
-            Some(outbox) => outbox.take_again(group, batch, now),
-            None => Reply::ok(None),
+    fn take_again(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
+        match batches.first().and_then(|batch| self.of_batch(*batch)) {
+            Some(outbox) => outbox.take_again(group, batches, now),
+            None => Reply::ok(Vec::new()),
         }
     }
 

@@ -8,9 +8,10 @@ use tokio::sync::{Notify, mpsc};
 use tracing::{debug, info, warn};
 
 use super::{Command, Shared, Sink};
-use crate::core::batch::Delivery as Delivered;
+use crate::core::batch::{BatchId, Delivery as Delivered};
 use crate::core::dispatch::{Dispatch, MemberId};
 use crate::core::group::GroupName;
+use crate::core::outbox::MOST_AGAIN;
 use crate::core::refusal::Refusal;
 
 /// After a refusal of the store the group tries again this much later.
@@ -117,12 +118,14 @@ impl GroupTask {
     async fn hand_out_again(&mut self) -> (Result<(), Refusal>, bool) {
         let outbox = Arc::clone(&self.shared.outbox);
         let (mut away, mut refused) = (Vec::new(), Ok(()));
-        while let Some((batch, member)) = self.dispatch.next_again(&away) {
-            match outbox.take_again(&self.name, batch, self.shared.clock.now()).await {
-                Ok(Some(delivery)) => self.hand(delivery, member),
-                Ok(None) => self.dispatch.forget(batch),
+        loop {
+            let next = self.dispatch.next_again(&away, MOST_AGAIN);
+            let Some((first, _)) = next.first() else { break };
+            let batches: Vec<BatchId> = next.iter().map(|(batch, _)| *batch).collect();
+            match outbox.take_again(&self.name, &batches, self.shared.clock.now()).await {
+                Ok(taken) => self.hand_again(next, taken),
                 Err(refusal) => {
-                    away.push(batch.ring);
+                    away.push(first.ring);
                     refused = refused.and(Err(refusal));
                 }
             }
@@ -132,6 +135,18 @@ impl GroupTask {
             }
         }
         (refused, true)
+    }
+
+    /// Each goes to the member that it was chosen for; what was not taken is settled, dropped, or somebody else's.
+    fn hand_again(&mut self, chosen: Vec<(BatchId, MemberId)>, taken: Vec<Delivered>) {
+        let mut taken: HashMap<BatchId, Delivered> =
+            taken.into_iter().map(|delivery| (delivery.batch.id, delivery)).collect();
+        for (batch, member) in chosen {
+            match taken.remove(&batch) {
+                Some(delivery) => self.hand(delivery, member),
+                None => self.dispatch.forget(batch),
+            }
+        }
     }
 
     /// Gives back what only members elsewhere can have now. What could not be given back is so later.

@@ -119,8 +119,9 @@ impl Outbox for MemoryOutbox {
         Reply::ok(self.queue.lock().take(group, window, now))
     }
 
-    fn take_again(&self, group: &GroupName, batch: BatchId, now: Instant) -> Reply<Option<Delivery>> {
-        Reply::ok(self.queue.lock().take_again(group, batch, now))
+    fn take_again(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
+        let mut queue = self.queue.lock();
+        Reply::ok(batches.iter().filter_map(|batch| queue.take_again(group, *batch, now)).collect())
     }
 
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {

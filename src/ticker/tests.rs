@@ -185,7 +185,7 @@ impl Outbox for Script {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn take_again(&self, _: &GroupName, _: BatchId, _: Instant) -> Reply<Option<Delivery>> {
+    fn take_again(&self, _: &GroupName, _: &[BatchId], _: Instant) -> Reply<Vec<Delivery>> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 

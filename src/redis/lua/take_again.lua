@@ -1,13 +1,18 @@
--- Takes a batch once more, if the sidecar still holds it, or it was given back and nobody has taken it since.
+-- Takes batches once more, as far as the sidecar still holds them, or they were given back and nobody has taken them since.
 --
 -- KEYS as in groups.lua
--- ARGV[2] sidecar   ARGV[3] group   ARGV[4] id   ARGV[5] epoch
--- Reply {'taken', ms now, batch as in take.lua}
---   {'gone'} it is settled or dropped, or somebody else has it
-local sidecar, group, id = ARGV[2], ARGV[3], ARGV[4]
-if not kind_of(group) then return {'gone'} end
-local held = redis.call('XPENDING', outbox, group, id, id, 1)[1]
-if not held or held[2] ~= sidecar and held[2] ~= nobody or not is_of(id, ARGV[5]) then return {'gone'} end
-local claimed = redis.call('XCLAIM', outbox, group, sidecar, 0, id)[1]
-local batch = delivery(claimed, held[4] + 1)
-return {'taken', now_ms(), batch}
+-- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch
+-- Reply {'taken', ms now, batch as in take.lua...}, without those that are settled or dropped, or somebody else has
+--   {'unknown'} there is no such group
+local sidecar, group = ARGV[2], ARGV[3]
+if not kind_of(group) then return {'unknown'} end
+local reply = {'taken', now_ms()}
+for i = 4, #ARGV, 2 do
+  local id = ARGV[i]
+  local held = redis.call('XPENDING', outbox, group, id, id, 1)[1]
+  if held and (held[2] == sidecar or held[2] == nobody) and is_of(id, ARGV[i + 1]) then
+    local claimed = redis.call('XCLAIM', outbox, group, sidecar, 0, id)[1]
+    reply[#reply + 1] = delivery(claimed, held[4] + 1)
+  end
+end
+return reply

@@ -10,7 +10,7 @@ use super::entry::{Unreadable, delivery, entry_id};
 use super::sidecars::Beats;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::{GroupName, MAX_GROUPS};
-use crate::core::outbox::{Backlog, Dropped, GroupBacklog, Opening, Retention, Start};
+use crate::core::outbox::{Backlog, Dropped, GroupBacklog, MOST_AGAIN, Opening, Retention, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::redis::link::{LINK_LIFETIME, Link};
 use crate::redis::office::whole_ms;
@@ -21,6 +21,8 @@ pub(super) const MOST_BATCHES: usize = 64;
 
 /// The most batches that one script reads, with all their messages: it takes ten times longer than without.
 pub(super) const MOST_READ: usize = 16;
+
+const _: () = assert!(MOST_AGAIN <= MOST_READ);
 
 /// The scripts, for one ring and one sidecar.
 pub(super) struct Calls {
@@ -128,8 +130,28 @@ impl Calls {
                 call.arg(entry_id(*batch));
             }
         };
-        let (word, mut answer) = self.write(&SCRIPTS.take, arguments).await?;
-        match word.as_str() {
+        let (word, answer) = self.write(&SCRIPTS.take, arguments).await?;
+        self.taken(&word, answer)
+    }
+
+    /// Takes batches once more, as far as they are still held here, or by nobody; at most [`MOST_READ`].
+    pub(super) async fn take_again(
+        &self,
+        group: &GroupName,
+        batches: &[BatchId],
+    ) -> Result<Vec<Result<Delivery, Unreadable>>, Refusal> {
+        let arguments = |call: &mut Cmd| {
+            call.arg(&self.sidecar).arg(group.as_str());
+            for batch in batches {
+                call.arg(entry_id(*batch)).arg(batch.epoch);
+            }
+        };
+        let (word, answer) = self.write(&SCRIPTS.take_again, arguments).await?;
+        self.taken(&word, answer)
+    }
+
+    fn taken(&self, word: &str, mut answer: Answer) -> Result<Vec<Result<Delivery, Unreadable>>, Refusal> {
+        match word {
             "taken" => {
                 let now_ms = answer.count()?;
                 let mut taken = Vec::with_capacity(answer.len());
@@ -140,27 +162,7 @@ impl Calls {
             }
             // The next beat makes it anew.
             "unknown" => Ok(Vec::new()),
-            _ => Err(answer.strange(&word).into()),
-        }
-    }
-
-    /// Takes a batch once more, if it is still held here, or by nobody.
-    pub(super) async fn take_again(
-        &self,
-        group: &GroupName,
-        batch: BatchId,
-    ) -> Result<Option<Result<Delivery, Unreadable>>, Refusal> {
-        let arguments = |call: &mut Cmd| {
-            call.arg(&self.sidecar).arg(group.as_str()).arg(entry_id(batch)).arg(batch.epoch);
-        };
-        let (word, mut answer) = self.write(&SCRIPTS.take_again, arguments).await?;
-        match word.as_str() {
-            "taken" => {
-                let now_ms = answer.count()?;
-                Ok(Some(delivery(answer.nested()?, self.ring, now_ms)?))
-            }
-            "gone" => Ok(None),
-            _ => Err(answer.strange(&word).into()),
+            _ => Err(answer.strange(word).into()),
         }
     }
 

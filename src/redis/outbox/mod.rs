@@ -150,9 +150,9 @@ impl Outbox for RedisOutbox {
         self.later(|shared| async move { shared.take(&group, window).await })
     }
 
-    fn take_again(&self, group: &GroupName, batch: BatchId, _now: Instant) -> Reply<Option<Delivery>> {
-        let group = group.clone();
-        self.later(|shared| async move { shared.take_again(&group, batch).await })
+    fn take_again(&self, group: &GroupName, batches: &[BatchId], _now: Instant) -> Reply<Vec<Delivery>> {
+        let (group, batches) = (group.clone(), self.shared.of_this_ring(batches));
+        self.later(|shared| async move { shared.take_again(&group, &batches).await })
     }
 
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {

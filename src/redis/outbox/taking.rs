@@ -21,9 +21,7 @@ impl Shared {
             let found = self.calls.take(group, window, &hand.lent).await;
             let found = hand.told(sure_in, found)?;
             let is_all = found.is_empty();
-            let taken: Vec<Delivery> =
-                found.into_iter().filter_map(|read| self.readable(group, &mut hand, read)).collect();
-            hand.held.extend(taken.iter().map(|delivery| delivery.batch.id));
+            let taken = self.hold(group, &mut hand, found);
             if is_all || !taken.is_empty() {
                 return Ok(taken);
             }
@@ -54,19 +52,31 @@ impl Shared {
         None
     }
 
-    pub(super) async fn take_again(&self, group: &GroupName, batch: BatchId) -> Result<Option<Delivery>, Refusal> {
-        if batch.ring != self.calls.ring {
-            return Ok(None);
+    pub(super) async fn take_again(
+        &self,
+        group: &GroupName,
+        batches: &[BatchId],
+    ) -> Result<Vec<Delivery>, Refusal> {
+        if batches.is_empty() {
+            return Ok(Vec::new());
         }
         let hand = self.hands.of(group);
         let mut hand = hand.lock().await;
         // If the answer is lost, Redis may hold for us what is lent: then that is given back, for others to take.
         let sure_in = hand.doubt();
-        let again = hand.told(sure_in, self.calls.take_again(group, batch).await)?;
-        hand.lent.remove(&batch);
-        hand.held.remove(&batch);
-        let again = again.and_then(|read| self.readable(group, &mut hand, read));
-        hand.held.extend(again.iter().map(|delivery| delivery.batch.id));
-        Ok(again)
+        let found = self.calls.take_again(group, batches).await;
+        let found = hand.told(sure_in, found)?;
+        for batch in batches {
+            hand.lent.remove(batch);
+            hand.held.remove(batch);
+        }
+        Ok(self.hold(group, &mut hand, found))
+    }
+
+    /// What was taken and can be read is in the hand from now on.
+    fn hold(&self, group: &GroupName, hand: &mut Hand, found: Vec<Result<Delivery, Unreadable>>) -> Vec<Delivery> {
+        let taken: Vec<Delivery> = found.into_iter().filter_map(|read| self.readable(group, hand, read)).collect();
+        hand.held.extend(taken.iter().map(|delivery| delivery.batch.id));
+        taken
     }
 }
