@@ -263,6 +263,23 @@ fn what_a_subscriber_gives_back_goes_to_another_sidecar_at_once_and_an_ack_of_th
 }
 
 #[test]
+fn what_a_subscriber_elsewhere_has_taken_does_not_come_back_when_the_delay_is_over() {
+    let redis = Redis::start();
+    let [a, b, _c] = three(&redis, &["--redeliver-after", "60s"]);
+    let mut giver = a.connect().subscribed("default");
+    a.connect().ask(&frames::add(&[1], 1, 1)).added();
+    let batch = giver.batch();
+    let mut taker = b.connect().subscribed_with(&frames::subscribe("default", 1, 0));
+    giver.ask(&frames::batch_nack(batch.id, 400));
+    assert_eq!(taker.batch().id, batch.id);
+    // The taker has no room for more. The delay is over before this one times out, and it would come after the first.
+    a.connect().ask(&frames::add(&[2], 5, 1)).added();
+    let next = giver.batch();
+    assert_eq!((next.ids(), next.delivery), (vec![2], 1));
+    assert_eq!(u32_at(&taker.ask(&frames::batch_ack(&[batch.id])).body, 0), 1);
+}
+
+#[test]
 fn what_nobody_elsewhere_wants_comes_back_to_the_one_subscriber() {
     let redis = Redis::start();
     let [a, ..] = three(&redis, &["--redeliver-after", "60s"]);
