@@ -82,16 +82,21 @@ fn batches_after_some_round_trips(connection: &mut Raw) -> usize {
     connection.batches_so_far().len()
 }
 
-#[test]
-fn credit_is_a_window_that_acknowledgements_reopen() {
-    let sidecar = Sidecar::start(&["--tick", "100ms"]);
-    let mut bounded = sidecar.connect().subscribed_with(&frames::subscribe("default", 10, 0));
-    let mut all = sidecar.connect().subscribed("audit");
+/// Adds six messages for each of the next five ticks: as many batches.
+fn add_six_a_tick(sidecar: &Sidecar) {
     let mut adder = sidecar.connect();
     for tick in 1..=5_u16 {
         let ids: Vec<u64> = (0..6).map(|index| u64::from(tick) * 10 + index).collect();
         adder.ask(&frames::add(&ids, tick, 1)).added();
     }
+}
+
+#[test]
+fn credit_is_a_window_that_acknowledgements_reopen() {
+    let sidecar = Sidecar::start(&["--tick", "100ms"]);
+    let mut bounded = sidecar.connect().subscribed_with(&frames::subscribe("default", 10, 0));
+    let mut all = sidecar.connect().subscribed("audit");
+    add_six_a_tick(&sidecar);
     let ids: Vec<_> = (0..5).map(|_| all.batch().id).collect();
     let (first, second) = (bounded.batch(), bounded.batch());
     assert_eq!([first.id, second.id], ids[..2], "6 of 10 leave room for another batch");
@@ -111,11 +116,7 @@ fn credit_is_a_window_that_acknowledgements_reopen() {
 fn credit_bounds_what_comes_again_too() {
     let sidecar = Sidecar::start(&["--tick", "100ms"]);
     let mut holder = sidecar.connect().subscribed("default");
-    let mut adder = sidecar.connect();
-    for tick in 1..=5_u16 {
-        let ids: Vec<u64> = (0..6).map(|index| u64::from(tick) * 10 + index).collect();
-        adder.ask(&frames::add(&ids, tick, 1)).added();
-    }
+    add_six_a_tick(&sidecar);
     let ids: Vec<_> = (0..5).map(|_| holder.batch().id).collect();
     let mut bounded = sidecar.connect().subscribed_with(&frames::subscribe("default", 10, 0));
     drop(holder);

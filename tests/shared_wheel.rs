@@ -270,10 +270,10 @@ fn what_a_subscriber_elsewhere_has_taken_does_not_come_back_when_the_delay_is_ov
     a.connect().ask(&frames::add(&[1], 1, 1)).added();
     let batch = giver.batch();
     let mut taker = b.connect().subscribed_with(&frames::subscribe("default", 1, 0));
-    giver.ask(&frames::batch_nack(batch.id, 400));
+    giver.ask(&frames::batch_nack(batch.id, 2_000));
     assert_eq!(taker.batch().id, batch.id);
     // The taker has no room for more. The delay is over before this one times out, and it would come after the first.
-    a.connect().ask(&frames::add(&[2], 5, 1)).added();
+    a.connect().ask(&frames::add(&[2], 12, 1)).added();
     let next = giver.batch();
     assert_eq!((next.ids(), next.delivery), (vec![2], 1));
     assert_eq!(u32_at(&taker.ask(&frames::batch_ack(&[batch.id])).body, 0), 1);

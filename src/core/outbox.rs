@@ -128,7 +128,8 @@ pub trait Outbox: Send + Sync {
     /// fewer; none is left only where none is returned.
     fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>>;
 
-    /// Takes taken batches of one ring once more, at most [`MOST_AGAIN`]; those are missing that are settled or dropped.
+    /// Takes taken batches of one ring once more, at most [`MOST_AGAIN`], in their order; those are missing that
+    /// are settled or dropped.
     /// Where the outbox is shared also such that were given back, unless somebody else has taken them.
     fn take_again(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>>;
 

@@ -1,4 +1,5 @@
--- Takes batches once more, as far as the sidecar still holds them, or they were given back and nobody has taken them since.
+-- Takes batches once more, as far as the sidecar still holds them, or they were given back and nobody has taken them
+-- since.
 --
 -- KEYS as in groups.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch
