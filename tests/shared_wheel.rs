@@ -265,7 +265,8 @@ fn what_a_subscriber_gives_back_goes_to_another_sidecar_at_once_and_an_ack_of_th
 #[test]
 fn what_a_subscriber_elsewhere_has_taken_does_not_come_back_when_the_delay_is_over() {
     let redis = Redis::start();
-    let [a, b, _c] = three(&redis, &["--redeliver-after", "60s"]);
+    // A revolution of 12 s, so that nobody who reads nothing for a while is taken for gone.
+    let [a, b, _c] = three(&redis, &["--redeliver-after", "60s", "--slots", "60"]);
     let mut giver = a.connect().subscribed("default");
     a.connect().ask(&frames::add(&[1], 1, 1)).added();
     let batch = giver.batch();
