@@ -1,4 +1,7 @@
 //! Our own scripts, called directly: what Redis can do with them where no sidecar is in between.
+//!
+//! They are called for the ring of a sidecar that is asked for nothing meanwhile, and turns it: messages are put into
+//! the sets of as many ticks as they are where the sidecar is asked.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -10,8 +13,8 @@ use hdrhistogram::Histogram;
 
 use crate::numbers::{figure, messages};
 
-/// What nobody else uses.
-const NAMESPACE: &str = "direct";
+/// That of a sidecar that is told of none.
+const NAMESPACE: &str = "ackwheel";
 
 /// Calls of a fixed number of messages on one connection: adds of new ones, and dels of old ones in the order of
 /// `ackwheel bench`.

@@ -91,7 +91,7 @@ fn run_round(plan: &Plan, servers: &Servers, rows: &mut Rows) -> anyhow::Result<
     rows.record(OURS, CPU, sidecar.cpu_seconds()? - before.0);
     rows.record(ITS_REDIS, CPU, its_redis.cpu_seconds()? - before.1);
     for (depth, name) in (1..).zip(SCRIPTS) {
-        rows.record(name, PAIRS, scripts::pairs_per_second(&redis.url(), CALL, depth, in_flight, plan.run)?);
+        rows.record(name, PAIRS, scripts::pairs_per_second(&its_redis.url(), CALL, depth, in_flight, plan.run)?);
     }
     let by_hand = Load { connections: CONNECTIONS, depth: 1, ids: 1, in_flight, run: plan.run, busy_poll: false };
     for (name, keys) in [(BY_HAND, Keys::HashAndSets), (BY_HAND_APART, Keys::HashThenSets)] {
@@ -101,7 +101,7 @@ fn run_round(plan: &Plan, servers: &Servers, rows: &mut Rows) -> anyhow::Result<
     let latency = run(&one)?.latency_us;
     let (add, del) = latency.add.zip(latency.del).context("adds and dels were measured")?;
     rows.record(ONE, P50, f64::midpoint(add.p50, del.p50));
-    rows.record(ONE_SCRIPT, P50, scripts::median_us(&redis.url(), FEW, plan.run)?);
+    rows.record(ONE_SCRIPT, P50, scripts::median_us(&its_redis.url(), FEW, plan.run)?);
     Ok(())
 }
 

@@ -40,8 +40,8 @@ pub struct DirectCalls {
 }
 
 impl DirectCalls {
-    /// Connects to the Redis at `url`, loads the script, and makes a ring of the usual dimensions in `namespace`,
-    /// which nobody turns.
+    /// Connects to the Redis at `url`, loads the script, and joins the ring of the usual dimensions in `namespace`.
+    /// Where there is none it is made, and turns as soon as a sidecar joins it.
     ///
     /// # Errors
     ///
