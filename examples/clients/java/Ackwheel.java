@@ -270,7 +270,7 @@ public final class Ackwheel implements AutoCloseable {
                 CompletableFuture.delayedExecutor(1, TimeUnit.SECONDS).execute(() -> subscribe(to));
                 lost = failure;
             } else if (call == null) {
-                throw failure; // It is about the connection, and ends it.
+                throw id == 0 && up ? new Failure(status, false, true, failure.getMessage()) : failure; // One wrong frame, or refused.
             } else {
                 unanswered.remove(id);
                 return () -> call.result.completeExceptionally(failure);

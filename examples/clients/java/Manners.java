@@ -26,6 +26,8 @@ public final class Manners {
     /** Version 1, 15 slots of 1 s, the usual limits, and a ping interval of 5 s; neither a store nor a name. */
     private static final byte[] WELCOME = HexFormat.of().parseHex(
             "000000228100000000000001" + "0100000f000003e80010000000008000000f4240000013880000");
+    /** What was read is no frame, so it has no correlation id: malformed_frame, "no". */
+    private static final byte[] NO_FRAME = HexFormat.of().parseHex("0000000aff000001000000006e6f");
 
     public static void main(String[] arguments) throws IOException, InterruptedException {
         // Each of these waits for as long as a client does, so they wait together.
@@ -33,7 +35,8 @@ public final class Manners {
                 () -> mustNotConnect(unused(), ""),
                 () -> mustNotConnect(served("HTTP/1.1 400 Bad Request\r\n\r\n".getBytes()), "HTTP"),
                 () -> mustNotConnect(served(HexFormat.of().parseHex("15030300020246")), "TLS"),
-                Manners::closeWhileAnAckIsHeld
+                Manners::closeWhileAnAckIsHeld,
+                Manners::connectAnewAfterAWrongFrame
         ).map(check -> CompletableFuture.runAsync(check, task -> new Thread(task).start())).toList();
         waits.forEach(CompletableFuture::join);
         int colon = arguments[0].lastIndexOf(':');
@@ -116,6 +119,23 @@ public final class Manners {
             if (!(error.getCause() instanceof Ackwheel.Failure failure) || !failure.outcomeUnknown) {
                 fail(error.toString());
             }
+        }
+    }
+
+    /** What ends a connection that was welcomed does not end the client. */
+    private static void connectAnewAfterAWrongFrame() {
+        try (ServerSocket server = new ServerSocket(0, 10, InetAddress.getLoopbackAddress())) {
+            server.setSoTimeout(10_000);
+            CompletableFuture<Ackwheel> client =
+                    CompletableFuture.supplyAsync(() -> Ackwheel.connect(without(server.getLocalPort())));
+            try (Socket first = server.accept()) {
+                first.getOutputStream().write(WELCOME);
+                first.getOutputStream().write(NO_FRAME);
+                server.accept().close();
+            }
+            client.join().close();
+        } catch (IOException error) {
+            fail(error.toString());
         }
     }
 

@@ -10,11 +10,14 @@ import json
 import pathlib
 import socket
 import sys
+import time
 
 from ackwheel import AckwheelError, Client, Message
 
 # Version 1, 15 slots of 1 s, the usual limits, and a ping interval of 5 s; neither a store nor a name.
 WELCOME = bytes.fromhex("00000022810000000000000101 00 000f 000003e8 00100000 00008000 000f4240 00001388 00 00")
+# What was read is no frame, so it has no correlation id: malformed_frame, "no".
+NO_FRAME = bytes.fromhex("0000000a ff 00 0001 00000000") + b"no"
 
 
 async def close_without_connection():
@@ -45,6 +48,21 @@ async def close_while_an_ack_is_held():
     await client.__aexit__()
     error = (await asyncio.gather(held, return_exceptions=True))[0]
     assert error.outcome_unknown and "the client was closed" in error.text, error
+    server.close()
+
+
+async def connect_anew_after_a_wrong_frame():
+    """What ends a connection that was welcomed does not end the client."""
+    async def end(reader, writer):
+        writer.write(WELCOME + NO_FRAME)
+        writer.close()
+
+    server = await asyncio.start_server(end, "127.0.0.1", 0)
+    async with Client("127.0.0.1:{}".format(server.sockets[0].getsockname()[1])) as client:
+        deadline = time.monotonic() + 10
+        while client.connections < 2:
+            assert time.monotonic() < deadline, "it should connect anew"
+            await asyncio.sleep(0.01)
     server.close()
 
 
@@ -101,6 +119,7 @@ async def run(address, group, gate):
     await close_without_connection()
     await leave_no_task_behind()
     await close_while_an_ack_is_held()
+    await connect_anew_after_a_wrong_frame()
     await name_what_is_no_sidecar()
     async with Client(address, name="manners.py", group=group, credit=100, from_end=True) as client:
         lost = sum([await until_it_succeeds(client) for _ in range(20)])
