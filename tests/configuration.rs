@@ -216,11 +216,26 @@ fn checking_the_settings_serves_nothing_and_touches_nothing() {
 fn a_variable_that_is_nearly_a_setting_is_named_and_what_kubernetes_sets_is_not() {
     let mut command = program(&["serve", "--check-config"]);
     command.env("ACKWHEEL_TOKENFILE", "/run/token").env("ACKWHEEL_SLOTS", "10");
-    command.env("ACKWHEEL_SERVICE_HOST", "10.0.0.1").env("ACKWHEEL_PORT_7415_TCP", "tcp://10.0.0.1:7415");
+    command.env("ACKWHEEL_ADMIN_PORT", "7416");
+    for service in ["ACKWHEEL", "ACKWHEEL_REDIS"] {
+        let address = "tcp://10.0.0.1:6379";
+        let says = [
+            ("SERVICE_HOST", "10.0.0.1"),
+            ("SERVICE_PORT", "6379"),
+            ("SERVICE_PORT_DATA", "6379"),
+            ("PORT", address),
+            ("PORT_6379_TCP", address),
+            ("PORT_6379_TCP_PROTO", "tcp"),
+            ("PORT_6379_TCP_PORT", "6379"),
+            ("PORT_6379_TCP_ADDR", "10.0.0.1"),
+        ];
+        command.envs(says.map(|(name, value)| (format!("{service}_{name}"), value)));
+    }
     let run = Run::of(&mut command);
     assert_eq!((run.code, run.stdout.as_str()), (0, "the configuration is right\n"), "{run:?}");
-    assert_eq!(run.stderr.lines().count(), 1, "{run:?}");
-    assert_names(&run.stderr, &["ACKWHEEL_TOKENFILE", "no setting", "is ACKWHEEL_TOKEN_FILE meant?"]);
+    let [port, token] = run.stderr.lines().collect::<Vec<_>>()[..] else { panic!("{run:?}") };
+    assert_names(port, &["ACKWHEEL_ADMIN_PORT", "no setting"]);
+    assert_names(token, &["ACKWHEEL_TOKENFILE", "no setting", "is ACKWHEEL_TOKEN_FILE meant?"]);
 }
 
 #[test]

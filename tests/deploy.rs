@@ -255,7 +255,9 @@ fn the_pod_stops_its_sidecar_last_and_leaves_it_time() {
     let hook = pod.containers[0].lifecycle.as_ref().map_or(0, |lifecycle| lifecycle.pre_stop.sleep.seconds);
     assert!(pod.termination_grace_period_seconds > DRAIN + hook, "the drain is cut short");
     assert!(!sidecar.resources.limits.contains_key("cpu"), "to be throttled is to stand still");
-    assert!(!pod.automount_service_account_token && pod.security_context.run_as_non_root);
+    assert!(
+        !pod.automount_service_account_token && !pod.enable_service_links && pod.security_context.run_as_non_root
+    );
     assert_eq!(pod.security_context.seccomp_profile.r#type, "RuntimeDefault");
     for container in pod.init_containers.iter().chain(&pod.containers) {
         let context = &container.security_context;

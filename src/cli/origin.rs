@@ -35,8 +35,11 @@ pub(super) fn strangers() -> Vec<String> {
     let command = Cli::command();
     let flags = command.get_subcommands().flat_map(clap::Command::get_arguments);
     let known: BTreeSet<&str> = flags.filter_map(Arg::get_env).filter_map(OsStr::to_str).collect();
-    let given = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let mut strangers: Vec<String> = given.filter(|name| is_stranger(name, &known)).collect();
+    let given = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+    let foreign = given.filter(|(name, value)| {
+        name.starts_with("ACKWHEEL_") && !known.contains(name.as_str()) && !is_of_a_service(name, value)
+    });
+    let mut strangers: Vec<String> = foreign.map(|(name, _)| name).collect();
     strangers.sort();
     let sentence = |name: &String| {
         let meant = known.iter().find(|known| known.replace('_', "") == name.replace('_', ""));
@@ -46,10 +49,13 @@ pub(super) fn strangers() -> Vec<String> {
     strangers.iter().map(sentence).collect()
 }
 
-fn is_stranger(name: &str, known: &BTreeSet<&str>) -> bool {
-    // Kubernetes tells every container of a service with the name ackwheel in these words.
-    let of_a_service = |rest: &str| rest.starts_with("SERVICE_") || rest == "PORT" || rest.starts_with("PORT_");
-    name.strip_prefix("ACKWHEEL_").is_some_and(|rest| !of_a_service(rest)) && !known.contains(name)
+/// Whether Kubernetes says this to every container, of a service whose name begins with `ackwheel`.
+fn is_of_a_service(name: &str, value: &OsStr) -> bool {
+    let is_a_port = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.split("_PORT_").skip(1).any(is_a_port)
+        || name.ends_with("_PORT") && value.to_string_lossy().contains("://")
 }
 
 /// Whether a text names a flag, and not only one that begins like it.

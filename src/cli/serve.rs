@@ -32,8 +32,8 @@ const OTHER_FILES: u64 = 64;
 /// comes before the environment, that before the file, that before the default. A DURATION is written 200ms, 3s, 5m
 /// or 24h.
 ///
-/// SIGTERM, SIGINT and SIGHUP drain: new messages are refused, what is in flight is handed out (or kept with --state),
-/// exit 0 within 10 s.
+/// SIGTERM, SIGINT and SIGHUP drain: new messages are refused, what is in flight is handed out (with --state or in
+/// Redis it is kept), exit 0 within 10 s.
 #[derive(Args, Debug)]
 pub(super) struct Serve {
     /// TOML file with settings; examples/ackwheel.toml has every key with its default [default: none]

@@ -49,6 +49,8 @@ impl Session {
     pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
         if refusal.reason == Reason::Unauthorized {
             warn!("a client showed another token than --token-file has, or none: give both the same");
+        } else if refusal.reason == Reason::UnsupportedVersion {
+            warn!(%refusal, "a client that this server does not understand is turned away");
         } else if refusal.reason.closes() && self.state != State::Greeting {
             info!(%refusal, "connection refused further service");
         } else {

@@ -36,6 +36,7 @@ objects! {
     PodSpec {
         termination_grace_period_seconds: u64,
         automount_service_account_token: bool,
+        enable_service_links: bool,
         security_context: PodSecurityContext,
         init_containers: Vec<Container>,
         containers: Vec<Container>,
