@@ -152,6 +152,26 @@ fn a_batch_that_is_not_acknowledged_in_time_is_overdue() {
 }
 
 #[test]
+fn what_a_silent_member_holds_goes_to_another_once_it_is_overdue() {
+    let sidecar = Sidecar::start(&["--tick", "100ms", "--redeliver-after", "700ms"]);
+    let silent = Watch::start(&sidecar, &["--group", "default", "--no-ack"]);
+    let other = Watch::start(&sidecar, &["--group", "default"]);
+    add_one_a_tick(&sidecar, 1..=10);
+    let settled = other.take(10);
+    let (once, twice): (Vec<&Line>, Vec<&Line>) = settled.iter().partition(|line| line.delivery == 1);
+    let batches = |lines: &[&Line]| lines.iter().map(|line| line.batch()).collect::<Vec<_>>();
+    let held = silent.try_take();
+    assert!(!once.is_empty() && !held.is_empty(), "both have their turns");
+    assert_eq!(
+        batches(&twice),
+        batches(&held.iter().collect::<Vec<_>>()),
+        "each comes once more, and not to who was silent"
+    );
+    assert!(twice.iter().all(|line| line.delivery == 2), "{twice:?}");
+    sidecar.wait_for_settled("default");
+}
+
+#[test]
 fn a_disconnected_member_leaves_its_batches_to_the_others_at_once() {
     let sidecar = Sidecar::start(&["--tick", "100ms"]);
     let mut leaver = sidecar.connect().subscribed("default");

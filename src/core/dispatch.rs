@@ -39,6 +39,9 @@ use super::batch::BatchId;
 /// without pause.
 const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 
+/// For how long an overdue batch is left to others before whoever let it become overdue may have it again.
+const YIELDS: Duration = Duration::from_secs(1);
+
 /// How many batches that were passed by are asked about before giving up for now.
 const MAX_PASSED_ASKED: usize = 64;
 
@@ -78,8 +81,8 @@ impl Known {
 #[derive(Debug)]
 pub struct Dispatch {
     redeliver_after: Duration,
-    /// For how long an overdue batch is left to other members; zero where there is nobody to lend it to.
-    yields: Duration,
+    /// Whether there may be members elsewhere, to whom batches are lent.
+    is_shared: bool,
     members: Members,
     known: BTreeMap<BatchId, Known>,
     /// Batches that nobody holds and anyone may have.
@@ -94,14 +97,13 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    /// A group without members. A batch that is not acknowledged for `redeliver_after` is handed out again: for
-    /// `yields` only to a member that let none of its times pass, here or elsewhere. Nothing is lent where that is
-    /// zero.
+    /// A group without members. A batch that is not acknowledged for `redeliver_after` is handed out again: at first to
+    /// others than its holder, if there are any, here or, where the outbox `is_shared`, elsewhere.
     #[must_use]
-    pub fn new(redeliver_after: Duration, yields: Duration) -> Dispatch {
+    pub fn new(redeliver_after: Duration, is_shared: bool) -> Dispatch {
         Dispatch {
             redeliver_after,
-            yields,
+            is_shared,
             members: Members::default(),
             known: BTreeMap::new(),
             waiting: BTreeSet::new(),
@@ -209,7 +211,7 @@ impl Dispatch {
     /// The batches that wait and that no member here can have now, oldest first: to be given back, so that members
     /// elsewhere get them. From now on they are lent.
     pub fn lend(&mut self) -> Vec<BatchId> {
-        if self.yields.is_zero() {
+        if !self.is_shared {
             return Vec::new();
         }
         let room = MAX_LENT.saturating_sub(self.lent);
@@ -270,11 +272,15 @@ impl Dispatch {
         self.alarms.first().map(|(alarm, _)| *alarm)
     }
 
-    /// Has a batch that its holder let become overdue go to somebody else first.
+    /// Has a batch that its holder let become overdue go to somebody else first: by turns alone it could fall to the same
+    /// silent member again and again.
     fn yield_overdue(&mut self, batch: BatchId, now: Instant) {
-        let Some(known) = self.known.get_mut(&batch).filter(|_| !self.yields.is_zero()) else { return };
+        if !self.is_shared && self.members.count() == 1 {
+            return;
+        }
+        let Some(known) = self.known.get_mut(&batch) else { return };
         let Some(holder) = known.holder else { return };
-        known.pass(holder, now + self.yields);
+        known.pass(holder, now + YIELDS);
     }
 
     /// Lets a batch wait for a member that did not pass it by, or whose delay is over.
@@ -334,7 +340,7 @@ mod tests {
     }
 
     fn group_of(members: &[(MemberId, u64)]) -> (Dispatch, Instant) {
-        let mut dispatch = Dispatch::new(REDELIVER, Duration::ZERO);
+        let mut dispatch = Dispatch::new(REDELIVER, false);
         for (id, credit) in members {
             dispatch.join(*id, *credit);
         }
@@ -420,6 +426,25 @@ mod tests {
         dispatch.ring_alarms(now + REDELIVER.saturating_sub(Duration::from_nanos(1)));
         assert_eq!(next_again(&mut dispatch, &[]), None);
         dispatch.ring_alarms(now + REDELIVER);
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), A)));
+    }
+
+    #[test]
+    fn an_overdue_batch_goes_to_another_member_whose_turn_ever_it_is() {
+        let (mut dispatch, now) = group_of(&[(A, 100), (B, 5)]);
+        for (seq, member) in [(0, A), (1, B)] {
+            assert_eq!(dispatch.next_member(), Some(member));
+            dispatch.hand(batch(seq), 5, member, now);
+        }
+        dispatch.forget(batch(1));
+        let overdue = now + REDELIVER;
+        dispatch.ring_alarms(overdue);
+        assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), B)), "it was the turn of A");
+        // Unless nobody else has room for it.
+        dispatch.hand(batch(2), 5, B, overdue);
+        assert_eq!(next_again(&mut dispatch, &[]), None);
+        assert_eq!(dispatch.next_alarm(), Some(overdue + YIELDS));
+        dispatch.ring_alarms(overdue + YIELDS);
         assert_eq!(next_again(&mut dispatch, &[]), Some((batch(0), A)));
     }
 
@@ -510,12 +535,10 @@ mod tests {
         assert_eq!((dispatch.window(), dispatch.next_alarm()), (10, None));
     }
 
-    const YIELDS: Duration = Duration::from_secs(1);
-
     /// A group whose outbox is shared with other sidecars.
     fn shared_group_of(members: &[(MemberId, u64)]) -> (Dispatch, Instant) {
         let (dispatch, now) = group_of(members);
-        (Dispatch { yields: YIELDS, ..dispatch }, now)
+        (Dispatch { is_shared: true, ..dispatch }, now)
     }
 
     #[test]

@@ -17,9 +17,6 @@ use crate::core::refusal::Refusal;
 /// After a refusal of the store the group tries again this much later.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// For how long a batch that is overdue is left to members at other sidecars, where there can be some.
-const YIELDS: Duration = Duration::from_secs(1);
-
 /// The most commands that are carried out before batches are handed out again: each may take a round trip to the store.
 const COMMANDS_A_ROUND: usize = 4;
 
@@ -43,8 +40,7 @@ impl GroupTask {
         commands: mpsc::UnboundedReceiver<Command>,
         news: Arc<Notify>,
     ) -> GroupTask {
-        let yields = if shared.outbox.is_shared() { YIELDS } else { Duration::ZERO };
-        let dispatch = Dispatch::new(shared.redeliver_after, yields);
+        let dispatch = Dispatch::new(shared.redeliver_after, shared.outbox.is_shared());
         let sinks = HashMap::new();
         GroupTask { name, shared, commands, news, dispatch, sinks, may_take: true, refused: false }
     }
