@@ -104,6 +104,35 @@ fn a_primary_that_was_replaced_is_left_though_it_still_answers() {
 }
 
 #[test]
+fn a_sentinel_that_leads_a_failover_is_asked_for_the_new_primary_before_that_is_over() {
+    let (old, new, slow) = (Redis::start(), Redis::start(), Redis::start());
+    for replica in [&new, &slow] {
+        replica.follow(&old);
+    }
+    slow.command::<()>(&["CONFIG", "SET", "replica-priority", "0"]);
+    // Until `slow` follows the new primary the failover goes on.
+    let patient =
+        ["down-after-milliseconds", "failover-timeout"].map(|name| format!("sentinel {name} {NAME} 60000"));
+    let sentinel = Sentinel::watching(&old, 1, &patient.join("\n"));
+    wait_until("the Sentinel knows the replicas", || sentinel.number("num-slaves") == 2);
+    let sidecar = sidecar(&store([&sentinel]), "only", &[]);
+    let epoch = sentinel.number("config-epoch");
+    slow.stop();
+    sentinel.fail_over();
+    let moved = format!("redis=127.0.0.1:{}", new.port);
+    sidecar.log().line(&moved).unwrap_or_else(|| panic!("{}", sidecar.log().text()));
+    assert_eq!(
+        (sentinel.number("port"), sentinel.number("config-epoch") > epoch),
+        (usize::from(old.port), true),
+        "it has the new epoch, and in SENTINEL MASTER the address of before"
+    );
+    sidecar.wait_until_ready();
+    sidecar.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();
+    assert_eq!((messages(&new), messages(&old)), (3, 0));
+    assert!(!is_replica(&old), "what it had taken would have been lost");
+}
+
+#[test]
 fn a_sentinel_that_knows_less_is_not_believed_and_one_that_is_silent_is_in_nobodys_way() {
     let watched = Watched::start();
     let other = Redis::start();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, FromRedisValue, RedisError, ServerErrorKind};
 
 use super::fault::{Fault, FaultKind};
 use super::nodes::{Found, Manner, Node, answers, together};
@@ -30,23 +30,36 @@ impl Sentinels {
         Ok(told.into_iter().max_by_key(|found| found.config_epoch).expect("somebody answered"))
     }
 
+    /// The epoch first, and then the address: a failover in between makes the address later than its epoch, which is no
+    /// harm. The two of SENTINEL MASTER do not belong together at the Sentinel that leads a failover: while it has replicas
+    /// follow the new primary, it has the new epoch and the address of before.
     async fn ask(&self, node: &Node) -> Result<Found, Fault> {
+        let told: HashMap<String, String> = self.ask_for(node, "MASTER").await?;
+        let address = match self.ask_for::<Option<(String, u16)>>(node, "GET-MASTER-ADDR-BY-NAME").await {
+            // A user of earlier versions may not ask that.
+            Err(fault) if fault.kind == FaultKind::Denied => {
+                told.get("ip").cloned().zip(told.get("port").and_then(|port| port.parse().ok()))
+            }
+            answered => answered?,
+        };
+        let client = address.and_then(|(host, port)| self.manner.at(&host, port).ok());
+        let client = client.ok_or_else(|| Fault {
+            kind: FaultKind::Other,
+            text: format!("{node}: where it says that the primary is, is not understood"),
+        })?;
+        let config_epoch = told.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or_default();
+        Ok(Found { client, config_epoch, node: None })
+    }
+
+    async fn ask_for<T: FromRedisValue>(&self, node: &Node, what: &str) -> Result<T, Fault> {
         let mut command = redis::cmd("SENTINEL");
-        command.arg("MASTER").arg(&self.master);
-        let told: HashMap<String, String> = node.ask(&command).await.map_err(|error| {
+        command.arg(what).arg(&self.master);
+        node.ask(&command).await.map_err(|error| {
             let is_unknown = is_unknown_name(&error);
             let Fault { kind, text } = Fault::from(error);
             let text = if is_unknown { format!("knows no primary {:?}", self.master) } else { text };
             Fault { kind, text: format!("{node}: {text}") }
-        })?;
-        let number = |name: &str| told.get(name).and_then(|value| value.parse::<u64>().ok());
-        let port = number("port").and_then(|port| u16::try_from(port).ok());
-        let client = told.get("ip").zip(port).and_then(|(host, port)| self.manner.at(host, port).ok());
-        let client = client.ok_or_else(|| Fault {
-            kind: FaultKind::Other,
-            text: format!("{node}: its answer to SENTINEL MASTER is not understood"),
-        })?;
-        Ok(Found { client, config_epoch: number("config-epoch").unwrap_or_default(), node: None })
+        })
     }
 }
 

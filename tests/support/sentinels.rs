@@ -81,7 +81,7 @@ impl Sentinel {
     }
 
     /// A number that it has of the primary.
-    fn number(&self, name: &str) -> usize {
+    pub fn number(&self, name: &str) -> usize {
         let told: HashMap<String, String> = self.command(&["SENTINEL", "MASTER", NAME]);
         told[name].parse().expect("it is a number")
     }
