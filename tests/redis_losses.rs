@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::redis_faults::take_until;
 use crate::support::clock::Clock;
-use crate::support::frames;
+use crate::support::frames::{self, u32_at};
 use crate::support::process::assert_names;
 use crate::support::raw::Raw;
 use crate::support::redis::Redis;
@@ -49,6 +49,29 @@ fn an_outbox_or_a_group_that_is_lost_is_made_anew() {
                     .is_ok_and(|groups| groups.len() == 2)
         });
         assert_delivered(&sidecar, &mut [&mut default, &mut audit], first..first + 10);
+    }
+}
+
+#[test]
+fn what_is_held_of_a_group_is_held_while_groups_is_lost() {
+    let redis = Redis::start();
+    let sidecar = sidecar(&redis);
+    let mut stayer = sidecar.connect().subscribed("default");
+    // A beat may mend it before the holder is gone; not three times.
+    for round in 0..3 {
+        let mut leaver = sidecar.connect().subscribed("default");
+        let ids: Vec<u64> = (round * 10..round * 10 + 6).collect();
+        for (ticks, id) in (1..).zip(&ids) {
+            sidecar.connect().ask(&frames::add(&[*id], ticks, 1)).added();
+        }
+        let (held, mine) = ([leaver.batch(), leaver.batch(), leaver.batch()], [(); 3].map(|()| stayer.batch().id));
+        redis.command::<()>(&["DEL", "{ackwheel:0}:groups"]);
+        let answer = stayer.ask(&frames::batch_ack(&mine));
+        drop(leaver);
+        assert_eq!(u32_at(&answer.body, 0), 3, "they were not settled before");
+        let again = held.each_ref().map(|_| stayer.settled_batch());
+        assert_eq!(again.each_ref().map(|batch| batch.id), held.each_ref().map(|batch| batch.id));
+        sidecar.wait_for_settled("default");
     }
 }
 

@@ -4,7 +4,7 @@
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch; an empty epoch is any
 -- Reply {'returned', how many of them it held}
 local sidecar, group, ids = ARGV[2], ARGV[3], {}
-if not kind_of(group) then return {'returned', 0} end
+if not is_known(group) then return {'returned', 0} end
 for i = 4, #ARGV, 2 do
   local id, epoch = ARGV[i], ARGV[i + 1]
   local held = redis.call('XPENDING', outbox, group, id, id, 1)[1]

@@ -4,8 +4,13 @@
 -- ARGV[1] sidecar   ARGV[2] group   ARGV[3] the last id of the page before, or empty   ARGV[4] most ids
 -- Reply {id...}
 local sidecar, group, last, most = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-if redis.call('HEXISTS', KEYS[2], group) == 0 then return {} end
 local from = last == '' and '-' or '(' .. last
+local pending = redis.pcall('XPENDING', KEYS[1], group, from, '+', most, sidecar)
+if pending.err then
+  -- Where `groups` has it and the outbox has not, it is made anew before there is an answer.
+  local is_none = string.find(pending.err, 'NOGROUP', 1, true) and redis.call('HEXISTS', KEYS[2], group) == 0
+  if not is_none then error(pending.err) end
+end
 local ids = {}
-for i, held in ipairs(redis.call('XPENDING', KEYS[1], group, from, '+', most, sidecar)) do ids[i] = held[1] end
+for i, held in ipairs(pending) do ids[i] = held[1] end
 return ids

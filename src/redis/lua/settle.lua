@@ -4,7 +4,7 @@
 -- ARGV[2] group   ARGV[3..] id and epoch of each batch
 -- Reply {'settled', how many of them were not settled before}
 local group, settled = ARGV[2], 0
-if not kind_of(group) then return {'settled', 0} end
+if not is_known(group) then return {'settled', 0} end
 for i = 3, #ARGV, 2 do
   if is_of(ARGV[i], ARGV[i + 1]) then settled = settled + redis.call('XACK', outbox, group, ARGV[i]) end
 end

@@ -7,7 +7,7 @@
 --   messages}
 --   {'unknown'} there is no such group
 local sidecar, group, wanted, most = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-if not kind_of(group) then return {'unknown'} end
+if not is_known(group) then return {'unknown'} end
 -- Whoever holds something must be seen to die. A sidecar that was taken for dead may take before it beats again.
 if redis.call('HEXISTS', sidecars, sidecar) == 0 then redis.call('HSET', sidecars, sidecar, 0) end
 

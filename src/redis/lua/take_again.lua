@@ -6,7 +6,7 @@
 -- Reply {'taken', ms now, batch as in take.lua...}, without those that are settled or dropped, or somebody else has
 --   {'unknown'} there is no such group
 local sidecar, group = ARGV[2], ARGV[3]
-if not kind_of(group) then return {'unknown'} end
+if not is_known(group) then return {'unknown'} end
 local reply = {'taken', now_ms()}
 for i = 4, #ARGV, 2 do
   local id = ARGV[i]
