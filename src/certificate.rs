@@ -30,6 +30,8 @@ struct Read {
     /// Whether it was said of this one that its time is not now.
     told: bool,
     modified: [Option<SystemTime>; 2],
+    /// Whether the files have changed since, to what cannot be used.
+    is_unusable: bool,
 }
 
 /// A certificate and its key that belong together.
@@ -52,7 +54,7 @@ impl Certificate {
         let pair = read(&chain, &key)?;
         // Whoever starts with it says so of this one.
         let told = pair.untimely(&chain).is_some();
-        Ok(Certificate { chain, key, read: Mutex::new(Read { pair, told, modified }) })
+        Ok(Certificate { chain, key, read: Mutex::new(Read { pair, told, modified, is_unusable: false }) })
     }
 
     /// Who shakes hands with the files' present content.
@@ -77,19 +79,25 @@ impl Certificate {
     fn look(&self) -> MutexGuard<'_, Read> {
         let mut current = self.read.lock();
         let modified = [modified(&self.chain), modified(&self.key)];
-        if modified != current.modified {
-            current.modified = modified;
+        if modified == current.modified {
+            current.is_unusable = false;
+        } else {
             match read(&self.chain, &self.key) {
                 Ok(pair) => {
                     info!(certificate = %self.chain.display(), "the certificate has changed and was read again");
-                    (current.pair, current.told) = (pair, false);
+                    *current = Read { pair, told: false, modified, is_unusable: false };
                 }
-                // Perhaps only one of the two files was replaced so far.
-                Err(error) => warn!(
-                    %error,
-                    "the changed certificate cannot be used yet, and the old one stays: see that --tls-cert and \
-                     --tls-key can be read and belong together"
-                ),
+                Err(error) => {
+                    // Perhaps only one of the two files was replaced so far, or one is just being written, and that may end
+                    // within the grain of its time: they are read again with the next look.
+                    if !std::mem::replace(&mut current.is_unusable, true) {
+                        warn!(
+                            %error,
+                            "the changed certificate cannot be used yet, and the old one stays: see that --tls-cert \
+                             and --tls-key can be read and belong together"
+                        );
+                    }
+                }
             }
         }
         let untimely = current.pair.untimely(&self.chain);
@@ -146,4 +154,46 @@ fn read(certificate: &Path, key: &Path) -> io::Result<Pair> {
             error => in_file(certificate, &error),
         })?;
     Ok(Pair { config: Arc::new(config), validity })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_was_being_written_is_read_again_though_its_time_does_not_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let (chain, key) = (folder.path().join("chain.pem"), folder.path().join("key.pem"));
+        let made = || {
+            let pair = KeyPair::generate().unwrap();
+            let chain =
+                CertificateParams::new(vec![String::from("127.0.0.1")]).unwrap().self_signed(&pair).unwrap();
+            (chain.pem(), pair.serialize_pem())
+        };
+        let begun = SystemTime::now();
+        let write = |path: &Path, text: &str, seconds: u64| {
+            fs::write(path, text).unwrap();
+            let later = begun + Duration::from_secs(seconds);
+            fs::File::options().write(true).open(path).unwrap().set_modified(later).unwrap();
+        };
+        let (first, first_key) = made();
+        write(&chain, &first, 0);
+        write(&key, &first_key, 0);
+        let certificate = Certificate::files(chain.clone(), key.clone()).unwrap();
+        let used = || Arc::clone(&certificate.look().pair.config);
+        let before = used();
+        assert!(Arc::ptr_eq(&before, &used()), "nothing has changed");
+
+        let (second, second_key) = made();
+        write(&key, &second_key, 10);
+        write(&chain, &second[..second.len() / 2], 10);
+        assert!(Arc::ptr_eq(&before, &used()), "half of it is no certificate");
+        write(&chain, &second, 10);
+        assert!(!Arc::ptr_eq(&before, &used()));
+    }
 }
