@@ -8,7 +8,7 @@ use crate::support::watch::{Line, Watch};
 use crate::support::{SLACK, wait_until};
 
 /// Adds a message for each of the next ticks: as many batches.
-fn add_one_a_tick(sidecar: &Sidecar, ids: std::ops::RangeInclusive<u64>) {
+pub fn add_one_a_tick(sidecar: &Sidecar, ids: std::ops::RangeInclusive<u64>) {
     let mut connection = sidecar.connect();
     let first = *ids.start();
     for id in ids {
@@ -153,7 +153,7 @@ fn a_batch_that_is_not_acknowledged_in_time_is_overdue() {
 
 #[test]
 fn what_a_silent_member_holds_goes_to_another_once_it_is_overdue() {
-    let sidecar = Sidecar::start(&["--tick", "100ms", "--redeliver-after", "700ms"]);
+    let sidecar = Sidecar::start(&["--tick", "100ms", "--redeliver-after", "2s"]);
     let silent = Watch::start(&sidecar, &["--group", "default", "--no-ack"]);
     let other = Watch::start(&sidecar, &["--group", "default"]);
     add_one_a_tick(&sidecar, 1..=10);

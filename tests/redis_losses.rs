@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::redelivery::add_one_a_tick;
 use crate::redis_faults::take_until;
 use crate::support::clock::Clock;
 use crate::support::frames::{self, u32_at};
@@ -60,10 +61,7 @@ fn what_is_held_of_a_group_is_held_while_groups_is_lost() {
     // A beat may mend it before the holder is gone; not three times.
     for round in 0..3 {
         let mut leaver = sidecar.connect().subscribed("default");
-        let ids: Vec<u64> = (round * 10..round * 10 + 6).collect();
-        for (ticks, id) in (1..).zip(&ids) {
-            sidecar.connect().ask(&frames::add(&[*id], ticks, 1)).added();
-        }
+        add_one_a_tick(&sidecar, round * 10 + 1..=round * 10 + 6);
         let (held, mine) = ([leaver.batch(), leaver.batch(), leaver.batch()], [(); 3].map(|()| stayer.batch().id));
         redis.command::<()>(&["DEL", "{ackwheel:0}:groups"]);
         let answer = stayer.ask(&frames::batch_ack(&mine));

@@ -133,6 +133,19 @@ fn a_sentinel_that_leads_a_failover_is_asked_for_the_new_primary_before_that_is_
 }
 
 #[test]
+fn a_sentinel_that_lets_its_user_ask_for_the_primary_alone_is_enough() {
+    let redis = Redis::start();
+    let user = "user default on nopass ~* &* +@all -sentinel|get-master-addr-by-name";
+    let sentinel = Sentinel::watching(&redis, 1, user);
+    let denied =
+        sentinel.try_command::<(String, u16)>(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]).unwrap_err();
+    assert_eq!(denied.code(), Some("NOPERM"), "{denied}");
+    let sidecar = sidecar(&store([&sentinel]), "only", &[]);
+    sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();
+    assert_eq!(messages(&redis), 1);
+}
+
+#[test]
 fn a_sentinel_that_knows_less_is_not_believed_and_one_that_is_silent_is_in_nobodys_way() {
     let watched = Watched::start();
     let other = Redis::start();

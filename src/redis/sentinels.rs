@@ -37,7 +37,7 @@ impl Sentinels {
         let told: HashMap<String, String> = self.ask_for(node, "MASTER").await?;
         let address = match self.ask_for::<Option<(String, u16)>>(node, "GET-MASTER-ADDR-BY-NAME").await {
             // A user of earlier versions may not ask that.
-            Err(fault) if fault.kind == FaultKind::Denied => {
+            Err(fault) if fault.kind == FaultKind::Forbidden => {
                 told.get("ip").cloned().zip(told.get("port").and_then(|port| port.parse().ok()))
             }
             answered => answered?,

@@ -65,7 +65,7 @@ impl Sentinel {
         self.try_command(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+    pub fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         ask(&mut connect_to(self.port)?, words)
     }
 

@@ -270,7 +270,7 @@ public final class Ackwheel implements AutoCloseable {
                 CompletableFuture.delayedExecutor(1, TimeUnit.SECONDS).execute(() -> subscribe(to));
                 lost = failure;
             } else if (call == null) {
-                throw id == 0 && up ? new Failure(status, false, true, failure.getMessage()) : failure; // One wrong frame, or refused.
+                throw id == 0 && up ? new Failure(status, false, true, failure.getMessage()) : failure; // Of a wrong frame, or a refusal.
             } else {
                 unanswered.remove(id);
                 return () -> call.result.completeExceptionally(failure);

@@ -263,7 +263,7 @@ class Client:
                 self._lost = error
                 self._again = asyncio.get_running_loop().call_later(random.uniform(0.5, 1), self._send, *self._subscribe)
             elif correlation_id not in self._unanswered:
-                raise ValueError(error.text) if correlation_id == 0 and self._up else error  # One wrong frame, or refused.
+                raise ValueError(error.text) if correlation_id == 0 and self._up else error  # Of a wrong frame, or a refusal.
             else:
                 self._finish(correlation_id, error)
         elif kind in READERS and correlation_id in self._unanswered:
