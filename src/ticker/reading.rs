@@ -33,8 +33,14 @@ impl Ticker {
         let asked = self.clock.now();
         let again =
             self.gave_up_at.is_some_and(|gave_up| asked.saturating_duration_since(gave_up) < tick_length / 4);
-        let patience = if again { patience / 8 } else { patience };
-        if self.beating(self.gate.pass(patience)).await {
+        let mut patience = if again { patience / 8 } else { patience };
+        let mut all_passed = self.beating(self.gate.pass(patience)).await;
+        if all_passed && self.clock.now().saturating_duration_since(asked) >= self.read_ahead() * 2 {
+            // So long that something may have come meanwhile to who was not asked, as where the process stood still.
+            patience /= 8;
+            all_passed = self.beating(self.gate.pass(patience)).await;
+        }
+        if all_passed {
             self.gave_up_at = None;
         } else {
             self.gave_up_at = Some(self.clock.now());

@@ -248,6 +248,31 @@ async fn connections_that_had_their_time_before_a_move_are_given_no_second_one()
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_came_to_others_while_a_connection_was_slow_is_read_before_the_move() {
+    let script = Script::new([leads(7, None)], Handover::Kept);
+    let gate = ReadGate::new();
+    let (_handle, _metrics) = script.start_at(Arc::clone(&gate));
+    pass(500).await;
+    // Without a socket, they are asked in every round.
+    let (mut slow, mut quick) = (gate.join(None), gate.join(None));
+    slow.asked().await;
+    quick.asked().await;
+    quick.passed();
+    pass(200).await;
+    slow.passed();
+    slow.asked().await;
+    slow.passed();
+    quick.asked().await;
+    assert_eq!(script.times(Call::Advance).len(), 1, "they are asked once more, and waited for");
+    quick.passed();
+    // A round that took no time has no second one.
+    pass(100).await;
+    let moves = script.times(Call::Advance);
+    assert!(moves.len() == 2 && (1_197..=1_203).contains(&moves[1]), "{moves:?}");
+    assert!(slow.asked().now_or_never().is_none() && quick.asked().now_or_never().is_none());
+}
+
+#[tokio::test(start_paused = true)]
 async fn tidying_up_leaves_the_processor_to_others_and_the_moves_on_time() {
     let script = Script::new([leads(7, None)], Handover::Kept);
     let published = Expired { more: true, ..Expired::default() };
