@@ -258,6 +258,10 @@ impl Driver {
         while flying.is_empty() || flying.len() < DEPTH && self.queue.is_worth_a_script(WORTH_A_SCRIPT) {
             let Some(chunk) = self.queue.next_chunk(*next) else { return };
             *next += 1;
+            // Where the connection had no place for one of them it may have one now, and the next would take it first.
+            for (_, flying) in flying.iter_mut() {
+                let _ = poll!(flying);
+            }
             let sent = self.send(session, &chunk).await;
             flying.push_back((chunk, sent));
         }
