@@ -221,6 +221,33 @@ fn assert_refused_and_untouched(state: &Path, flags: &[&str], words: &[&str]) {
     assert_eq!(fs::read(state).unwrap(), before, "it is left as it was");
 }
 
+/// The most memory that the process has had so far, in bytes; `None` once it has ended.
+fn peak_bytes(sidecar: &Sidecar) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", sidecar.id())).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1_024)
+}
+
+#[test]
+fn a_wheel_is_kept_where_there_is_no_memory_for_a_second_one() {
+    let (_folder, state) = folder();
+    let mut sidecar = start(&state, &["--tick", "1s"]);
+    let mut connection = sidecar.connect();
+    let ids: Vec<u64> = (1..=1_000_000).map(|id: u64| id.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+    for ids in ids.chunks(10_000) {
+        connection.ask(&frames::add(ids, 15, 1)).added();
+    }
+    let before = peak_bytes(&sidecar).expect("it serves");
+    sidecar.signal(rustix::process::Signal::TERM);
+    let mut most = before;
+    while sidecar.exited().is_none() {
+        most = peak_bytes(&sidecar).unwrap_or(most);
+    }
+    assert_names(&sidecar.log().whole(), &["1000000 messages in flight are kept"]);
+    // A list of the messages would be 32 MB, and the bytes of the file are 29 MB.
+    assert!(most < before + (8 << 20), "{before} bytes became {most}");
+}
+
 #[test]
 fn a_state_file_of_another_ring_is_refused_and_left_alone() {
     let (_folder, state) = folder();

@@ -55,7 +55,7 @@ struct SavedGroup {
 }
 
 /// The most bytes that a message of a batch takes: numbers are as long as they are large.
-const MESSAGE_BYTES: u64 = 10 + 10 + 1;
+pub(super) const MESSAGE_BYTES: u64 = 10 + 10 + 1;
 /// And a batch, without them.
 const BATCH_BYTES: u64 = 1 + 10 + 10 + 3 + 5 + 10 + 10 + 3 + 15 + 5;
 /// And a group, with its name and without the batches that it holds.

@@ -1,14 +1,16 @@
 //! What a state file holds: a memory store across a planned restart.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeSeq;
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::entry::{Entry, Marks, ShortTick};
 use super::outbox::MemoryOutbox;
 use super::ring::MemoryRing;
-use super::saved_outbox::SavedOutbox;
+use super::saved_outbox::{self, SavedOutbox};
 use crate::core::message::Message;
 use crate::core::store::Moment;
 use crate::core::tally::{STAMP_UNIT, Stamp};
@@ -16,18 +18,21 @@ use crate::core::tick::{Tick, Wheel};
 
 /// The most bytes that a message in flight takes, or one that is remembered: numbers are as long as they are large.
 const MESSAGE_BYTES: u64 = 10 + 10 + 6 + 5 + 1 + 1;
-/// What all else takes but the outbox: counts of ticks, and what comes in a moment.
+/// What all else takes but the outbox: counts of ticks, heads of batches, and what comes in a moment.
 const OTHER_BYTES: u64 = 1 << 20;
+/// The pointer moves on for so long at most between the room that is made and what is saved.
+const DRAIN: Duration = Duration::from_secs(1);
 
-/// What a state file holds. Ages count from `unix_ms`.
+/// What a state file holds. Ages count from `unix_ms`. Messages are a sequence of [`SavedMessage`], which is written
+/// from where they are: a list of them would take as much memory as the ring, when there may be no more.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Saved {
+pub(super) struct Saved<Messages = Vec<SavedMessage>> {
     slots: u16,
     tick_ms: u32,
     unix_ms: u64,
     pub(super) epoch: u64,
     pub(super) pointer: u64,
-    messages: Vec<SavedMessage>,
+    messages: Messages,
     /// Messages acknowledged so far of ticks that are not decided.
     acked: Vec<(u64, u64)>,
     outbox: SavedOutbox,
@@ -35,7 +40,7 @@ pub(super) struct Saved {
 
 /// A message in flight, or remembered for `late`.
 #[derive(Debug, Serialize, Deserialize)]
-struct SavedMessage {
+pub(super) struct SavedMessage {
     msg_id: u64,
     client: u64,
     deadline: u64,
@@ -45,52 +50,21 @@ struct SavedMessage {
 }
 
 impl Saved {
-    /// The bytes that the store would take now, and hardly more a moment later.
+    /// The bytes that the store takes at most, now and at the end of a drain that begins now.
     pub(super) fn most_bytes(ring: &MemoryRing, outbox: &MemoryOutbox) -> u64 {
         let messages: usize = ring.shards.iter().map(|shard| shard.lock().table.len()).sum();
-        messages as u64 * MESSAGE_BYTES + outbox.most_saved_bytes() + OTHER_BYTES
+        // What times out meanwhile goes to the outbox too, and is remembered in the table.
+        let moves = DRAIN.as_millis().div_ceil(ring.options.wheel.tick_length().as_millis()) as usize;
+        let timing_out: u64 = ring.alive().take(moves + 1).map(|tick| ring.counts(tick).left).sum();
+        messages as u64 * MESSAGE_BYTES
+            + timing_out * saved_outbox::MESSAGE_BYTES
+            + outbox.most_saved_bytes()
+            + OTHER_BYTES
     }
 
     /// The dimensions of the ring.
     pub(super) fn wheel(&self) -> Result<Wheel, String> {
         Wheel::new(self.slots, Duration::from_millis(u64::from(self.tick_ms))).map_err(|error| error.to_string())
-    }
-
-    /// How many messages are in flight.
-    pub(super) fn in_flight(&self) -> u64 {
-        self.messages.iter().filter(|message| message.deadline >= self.pointer).count() as u64
-    }
-
-    /// How many batches it holds that some group has not acknowledged.
-    pub(super) fn batches(&self) -> usize {
-        self.outbox.count()
-    }
-
-    pub(super) fn of(ring: &MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> Saved {
-        let now = moment.now;
-        ring.standing.write().saved = true;
-        while ring.expire_step(now).more {}
-        let pointer = ring.pointer();
-        let stamp = ring.stamp(now);
-        let mut messages = Vec::new();
-        for shard in &ring.shards {
-            messages.extend(shard.lock().table.iter().map(|entry| SavedMessage::of(entry, pointer, stamp)));
-        }
-        if ring.next_decided().is_none() {
-            // What was in flight is in the outbox.
-            messages.retain(|message| message.deadline < pointer.0);
-        }
-        let acked = ring.alive().map(|tick| (tick.0, ring.counts(tick).acked));
-        Saved {
-            slots: ring.options.wheel.slots(),
-            tick_ms: ring.options.wheel.tick_ms(),
-            unix_ms: moment.unix_ms(),
-            epoch: ring.options.epoch,
-            pointer: pointer.0,
-            messages,
-            acked: acked.filter(|(_, acked)| *acked > 0).collect(),
-            outbox: outbox.save(now),
-        }
     }
 
     /// Puts everything back; returns the number of messages in flight.
@@ -115,6 +89,75 @@ impl Saved {
     }
 }
 
+impl<'a> Saved<InRing<'a>> {
+    /// What is to be kept of the two, which do not change any more from here on.
+    pub(super) fn of(ring: &'a MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> Self {
+        let now = moment.now;
+        ring.standing.write().saved = true;
+        while ring.expire_step(now).more {}
+        let pointer = ring.pointer();
+        let acked = ring.alive().map(|tick| (tick.0, ring.counts(tick).acked));
+        Saved {
+            slots: ring.options.wheel.slots(),
+            tick_ms: ring.options.wheel.tick_ms(),
+            unix_ms: moment.unix_ms(),
+            epoch: ring.options.epoch,
+            pointer: pointer.0,
+            messages: InRing { ring, pointer, handed_out: ring.next_decided().is_none(), stamp: ring.stamp(now) },
+            acked: acked.filter(|(_, acked)| *acked > 0).collect(),
+            outbox: outbox.save(now),
+        }
+    }
+
+    /// How many messages are in flight.
+    pub(super) fn in_flight(&self) -> usize {
+        self.messages.count(|message| message.deadline >= self.pointer)
+    }
+
+    /// How many batches it holds that some group has not acknowledged.
+    pub(super) fn batches(&self) -> usize {
+        self.outbox.count()
+    }
+}
+
+/// The messages of a ring that are to be kept.
+pub(super) struct InRing<'a> {
+    ring: &'a MemoryRing,
+    pointer: Tick,
+    /// Whether what was in flight is in the outbox.
+    handed_out: bool,
+    stamp: Stamp,
+}
+
+impl InRing<'_> {
+    fn try_each<E>(&self, mut to: impl FnMut(&SavedMessage) -> Result<(), E>) -> Result<(), E> {
+        for shard in &self.ring.shards {
+            let shard = shard.lock();
+            let messages = shard.table.iter().map(|entry| SavedMessage::of(entry, self.pointer, self.stamp));
+            let mut kept = messages.filter(|message| !self.handed_out || message.deadline < self.pointer.0);
+            kept.try_for_each(|message| to(&message))?;
+        }
+        Ok(())
+    }
+
+    fn count(&self, of: impl Fn(&SavedMessage) -> bool) -> usize {
+        let mut count = 0;
+        let Ok(()) = self.try_each::<Infallible>(|message| {
+            count += usize::from(of(message));
+            Ok(())
+        });
+        count
+    }
+}
+
+impl Serialize for InRing<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut sequence = serializer.serialize_seq(Some(self.count(|_| true)))?;
+        self.try_each(|message| sequence.serialize_element(message))?;
+        sequence.end()
+    }
+}
+
 impl SavedMessage {
     fn of(entry: &Entry, pointer: Tick, now: Stamp) -> SavedMessage {
         SavedMessage {
@@ -136,5 +179,53 @@ impl SavedMessage {
             entry.marks.set(Marks::LATE_COUNTED);
         }
         entry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::core::batch::StormRule;
+    use crate::core::outbox::Retention;
+    use crate::core::ring::{AddNewMsg, Advance, Asker, Ring};
+    use crate::memory::RingOptions;
+
+    #[test]
+    fn room_is_made_for_what_times_out_while_it_drains() {
+        let (start, tick) = (Instant::now(), Duration::from_millis(10));
+        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), start));
+        let options = RingOptions {
+            wheel: Wheel::new(15, tick).unwrap(),
+            storm: StormRule::default(),
+            max_in_flight: 1_000_000,
+            threads: 1,
+            epoch: 1,
+            pointer: Tick(u64::MAX / 4),
+        };
+        let ring = MemoryRing::new(options, Arc::clone(&outbox), start);
+        for ticks in 1..=15_u16 {
+            let messages: Vec<Message> =
+                (0..7_000).map(|id| Message::new(u64::MAX - id, u64::MAX - u64::from(ticks))).collect();
+            let request =
+                AddNewMsg { messages: &messages, ack_timeout_ticks: ticks, attempt: 1, asker: Asker::default() };
+            ring.add_new_msg(request, start).now_or_never().unwrap().unwrap();
+        }
+        let said = Saved::most_bytes(&ring, &outbox);
+        let mut now = start;
+        for _ in 0..16 {
+            now += tick;
+            let advanced = ring.advance(now).now_or_never().unwrap().unwrap();
+            assert!(matches!(advanced, Advance::Moved { .. }), "{advanced:?}");
+            while ring.expire_step(now).more {}
+        }
+        let saved = Saved::of(&ring, &outbox, Moment { now, unix_time: Duration::ZERO });
+        assert_eq!((saved.in_flight(), saved.messages.count(|_| true)), (0, 15 * 7_000));
+        let bytes = postcard::to_stdvec(&saved).unwrap().len() as u64;
+        assert!(bytes <= said, "{bytes} bytes of {said}");
     }
 }

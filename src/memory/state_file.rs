@@ -7,12 +7,14 @@
 //! is in use it has one byte, and none once that is kept or over: so a sidecar knows that the one before did not drain.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use crc32fast::Hasher;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
+use serde::Serialize;
 use tracing::{error, warn};
 
 use super::state::Saved;
@@ -21,6 +23,9 @@ use crate::core::tick::Wheel;
 /// The first bytes of a state file; the digit is the version of its layout.
 const MAGIC: &[u8; 16] = b"ackwheel state 1";
 const HEAD_LENGTH: usize = MAGIC.len() + 4 + 8;
+
+/// So much goes to the system at once.
+const BUFFER: usize = 1 << 16;
 
 /// The ending of what it is written into.
 const NEW: &str = ".new";
@@ -173,16 +178,16 @@ impl StateFile {
         true
     }
 
-    /// Writes it.
-    pub(super) fn save(&self, saved: &Saved) -> Result<(), StateError> {
-        let body = postcard::to_stdvec(saved).expect("a state has no type that postcard cannot write");
+    /// Writes it, as it is read by [`StateFile::load`]; it takes no memory worth naming.
+    pub(super) fn save(&self, saved: &impl Serialize) -> Result<(), StateError> {
         let write = || -> io::Result<()> {
             let mut file = open_beside(&self.path, NEW)?;
-            file.write_all(MAGIC)?;
-            file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
-            file.write_all(&(body.len() as u64).to_le_bytes())?;
-            file.write_all(&body)?;
-            file.set_len((HEAD_LENGTH + body.len()) as u64)?;
+            // The head is of what follows, so it comes last.
+            file.seek(SeekFrom::Start(HEAD_LENGTH as u64))?;
+            let (crc, length) = write_body(saved, &mut file)?;
+            file.set_len(HEAD_LENGTH as u64 + length)?;
+            file.rewind()?;
+            file.write_all(&[MAGIC, &crc.to_le_bytes()[..], &length.to_le_bytes()].concat())?;
             file.sync_all()?;
             fs::rename(beside(&self.path, NEW), &self.path)
         };
@@ -236,6 +241,46 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     PathBuf::from(name)
+}
+
+/// Returns the checksum of what was written, and its length.
+fn write_body(saved: &impl Serialize, file: &mut File) -> io::Result<(u32, u64)> {
+    let mut body = BufWriter::with_capacity(BUFFER, Body { file, crc: Hasher::new(), length: 0, failed: None });
+    let written = postcard::to_io(saved, &mut body).map(drop);
+    let (Body { crc, length, failed, .. }, _) = body.into_parts();
+    match written {
+        Ok(()) => Ok((crc.finalize(), length)),
+        // It does not say why. What else could fail is a type that it cannot write, and there is none in a state.
+        Err(_) => Err(failed.unwrap_or_else(|| io::ErrorKind::WriteZero.into())),
+    }
+}
+
+/// What is written after the head.
+struct Body<'a> {
+    file: &'a mut File,
+    crc: Hasher,
+    length: u64,
+    failed: Option<io::Error>,
+}
+
+impl Write for Body<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = match self.file.write(bytes) {
+            Ok(written) => written,
+            Err(error) => {
+                let kind = error.kind();
+                self.failed = Some(error);
+                return Err(kind.into());
+            }
+        };
+        self.crc.update(&bytes[..written]);
+        self.length += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 fn decode(bytes: &[u8]) -> Result<Saved, String> {
