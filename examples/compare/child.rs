@@ -15,6 +15,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How often it is looked whether one has ended.
 const POLL: Duration = Duration::from_millis(5);
 
+/// Whose stdin ends so soon was started without one.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
 /// A process that ends with its owner: at once where the owner lets it go, and at the end of its stdin where the
 /// owner was killed.
 #[derive(Debug)]
@@ -126,8 +129,15 @@ pub fn first_line(output: impl Read) -> anyhow::Result<String> {
 
 /// Ends this process when nobody holds the other end of its stdin any more.
 pub fn end_with_stdin() {
-    std::thread::spawn(|| {
+    let begun = Instant::now();
+    std::thread::spawn(move || {
         wait_for_end_of_stdin();
+        if begun.elapsed() < AT_ONCE {
+            eprintln!(
+                "stdin is closed, and this ends with it: start it from a terminal, or as `sleep 60 | compare subject …`"
+            );
+            std::process::exit(1);
+        }
         std::process::exit(0);
     });
 }
