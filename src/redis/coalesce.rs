@@ -4,15 +4,11 @@
 //! while the next is written. Idle, a request is on its way at once; while one script is in flight, a second one
 //! goes only with [`WORTH_A_SCRIPT`] messages, since what waits for the answer travels in company.
 
-use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{MaybeDone, maybe_done};
-use futures_util::poll;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -20,6 +16,7 @@ use tracing::error;
 
 use super::chunk::Chunk;
 use super::fault::{Fault, FaultKind};
+use super::flying::Flying;
 use super::fullness::Fullness;
 use super::inbox::{Inbox, Letters};
 use super::link::{Link, Links, Session, State};
@@ -173,7 +170,8 @@ impl Held {
     }
 }
 
-type Flying = Pin<Box<MaybeDone<Pin<Box<dyn Future<Output = Result<Answer, Fault>> + Send>>>>>;
+/// The chunks whose answers are awaited.
+type Chunks = Flying<Chunk, Result<Answer, Fault>>;
 
 struct Driver {
     link: Arc<Link>,
@@ -225,7 +223,7 @@ impl Driver {
     /// Sends and receives until the session ends.
     async fn serve(&mut self, session: &Session) {
         let mut next = session.chunk + 1;
-        let mut flying: VecDeque<(Chunk, Flying)> = VecDeque::with_capacity(DEPTH);
+        let mut flying = Chunks::with_capacity(DEPTH);
         loop {
             self.inbox.take(&mut self.letters);
             self.letters.take_each(|item, messages| self.queue.push(item, messages));
@@ -234,7 +232,7 @@ impl Driver {
             let enough = if flying.is_empty() { 1 } else { WORTH_A_SCRIPT.saturating_sub(self.queue.waiting()) };
             tokio::select! {
                 biased;
-                answered = first(&mut flying), if !flying.is_empty() => {
+                answered = flying.first(), if !flying.is_empty() => {
                     if let Err(fault) = self.receive(session, answered, &mut flying, &mut next).await {
                         self.link.give_up(session, &fault);
                         break;
@@ -244,31 +242,26 @@ impl Driver {
                 _ = self.states.changed() => break,
             }
         }
-        for (chunk, _) in flying {
+        for chunk in flying.take_all() {
             self.queue.unanswered(chunk);
         }
     }
 
-    async fn send_what_is_worth_it(
-        &mut self,
-        session: &Session,
-        flying: &mut VecDeque<(Chunk, Flying)>,
-        next: &mut u64,
-    ) {
+    async fn send_what_is_worth_it(&mut self, session: &Session, flying: &mut Chunks, next: &mut u64) {
         while flying.is_empty() || flying.len() < DEPTH && self.queue.is_worth_a_script(WORTH_A_SCRIPT) {
             let Some(chunk) = self.queue.next_chunk(*next) else { return };
             *next += 1;
-            // Where the connection had no place for one of them it may have one now, and the next would take it first.
-            for (_, flying) in flying.iter_mut() {
-                let _ = poll!(flying);
-            }
-            let sent = self.send(session, &chunk).await;
-            flying.push_back((chunk, sent));
+            let exchange = self.exchange(session, &chunk);
+            flying.push(chunk, exchange).await;
         }
     }
 
-    /// Puts a chunk on its way: when this returns it has its place on the connection.
-    async fn send(&mut self, session: &Session, chunk: &Chunk) -> Flying {
+    /// What sends a chunk, and has its answer.
+    fn exchange(
+        &mut self,
+        session: &Session,
+        chunk: &Chunk,
+    ) -> impl Future<Output = Result<Answer, Fault>> + Send + use<> {
         let keys = self.link.keys();
         let names: Vec<&str> =
             [&keys.messages, &keys.ticks].into_iter().chain(keys.lists()).map(String::as_str).collect();
@@ -276,18 +269,11 @@ impl Driver {
         call.arg(chunk.number).arg(self.bounds.max_in_flight).arg(u8::from(self.queue.has_adds(chunk)));
         self.queue.encode(chunk, &mut call);
         let (link, session) = (Arc::clone(&self.link), session.clone());
-        let answer = async move { link.send(&session, &SCRIPTS.apply, &call).await };
-        // Its place is taken in the one poll below. A budget that this task has used up would put that off, and the
-        // next chunk would overtake it.
-        let answer = tokio::task::unconstrained(answer);
-        let boxed: Pin<Box<dyn Future<Output = Result<Answer, Fault>> + Send>> = Box::pin(answer);
-        let mut flying = Box::pin(maybe_done(boxed));
-        let _ = poll!(&mut flying);
-        flying
+        async move { link.send(&session, &SCRIPTS.apply, &call).await }
     }
 
-    fn front_has_adds(&self, flying: &VecDeque<(Chunk, Flying)>) -> bool {
-        flying.front().is_some_and(|(chunk, _)| self.queue.has_adds(chunk))
+    fn front_has_adds(&self, flying: &Chunks) -> bool {
+        flying.front().is_some_and(|chunk| self.queue.has_adds(chunk))
     }
 
     /// Deals with the answer to the first chunk in flight.
@@ -295,10 +281,10 @@ impl Driver {
         &mut self,
         session: &Session,
         answered: Result<Answer, Fault>,
-        flying: &mut VecDeque<(Chunk, Flying)>,
+        flying: &mut Chunks,
         next: &mut u64,
     ) -> Result<(), Fault> {
-        let number = flying.front().map_or(*next, |(chunk, _)| chunk.number);
+        let number = flying.front().map_or(*next, |chunk| chunk.number);
         let refusal = match answered {
             Ok(mut answer) => match answer.text()?.as_str() {
                 "ok" => {
@@ -306,7 +292,7 @@ impl Driver {
                     let in_flight = Some(answer.count()?);
                     let applied =
                         Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight };
-                    let (chunk, _) = flying.pop_front().expect("its answer has just come");
+                    let chunk = flying.pop().expect("its answer has just come");
                     self.fullness.ends_if(|| self.queue.has_adds(&chunk));
                     self.queue.applied(chunk, &applied, self.bounds.max_in_flight);
                     return Ok(());
@@ -327,14 +313,14 @@ impl Driver {
                     "Redis will not carry out some adds or acknowledgements, and they are refused: mend what the cause names; \
                      if its memory is full, raise maxmemory or lower --max-in-flight"
                 );
-                let (chunk, _) = flying.pop_front().expect("its answer has just come");
+                let chunk = flying.pop().expect("its answer has just come");
                 self.queue.refuse(chunk, &Refusal::from(Fault { kind: FaultKind::Other, ..fault }));
                 None
             }
             Err(fault) => return Err(fault),
         };
         // Nothing behind it was applied either, since its number is missing: all goes out again, in order.
-        let chunks = flying.drain(..).map(|(chunk, _)| chunk).collect();
+        let chunks = flying.take_all().collect();
         self.queue.send_again(chunks, refusal.as_ref());
         if let Some(refusal) = refusal {
             self.queue.refuse_adds_with(&refusal);
@@ -342,11 +328,4 @@ impl Driver {
         *next = number;
         Ok(())
     }
-}
-
-/// The answer to the chunk that was sent first.
-async fn first(flying: &mut VecDeque<(Chunk, Flying)>) -> Result<Answer, Fault> {
-    let Some((_, answer)) = flying.front_mut() else { return std::future::pending().await };
-    answer.as_mut().await;
-    answer.as_mut().take_output().expect("it is done, and asked once")
 }

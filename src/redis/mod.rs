@@ -20,6 +20,7 @@ mod cluster;
 mod coalesce;
 mod direct;
 mod fault;
+mod flying;
 mod frames;
 mod fullness;
 mod inbox;
