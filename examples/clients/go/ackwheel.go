@@ -259,10 +259,10 @@ func (c *Client) receive(f []byte) error {
 		b := &TimeoutBatch{Last: f[5]&1 != 0, Storm: f[5]&2 != 0, Drained: f[5]&4 != 0,
 			MsgIDs: make([]uint64, count), Clients: make([]uint64, count), Attempts: make([]uint8, count)}
 		err := unpack(f[12:], &b.ID, &b.DeliveryCount, &b.AgeMs, &b.Added, &b.Acked, &count, b.MsgIDs, b.Clients, b.Attempts)
-		for n := len(c.Batches); n > 0 && err == nil; n-- {
+		for n, other := len(c.Batches), new(TimeoutBatch); err == nil && b.DeliveryCount > 1 && n > 0 && other.ID != b.ID; n-- {
 			select {
-			case other := <-c.Batches:
-				if other.ID != b.ID { // For a slow consumer it takes the place of its copy that waits.
+			case other = <-c.Batches:
+				if other.ID != b.ID { // For a slow consumer it goes in place of its copy that waits, mostly as the next.
 					c.Batches <- other
 				}
 			default: // The consumer took what was left.
