@@ -38,6 +38,8 @@ pub(super) struct Slice {
 pub(super) struct Chunk {
     pub(super) number: u64,
     pub(super) slices: Vec<Slice>,
+    /// Whether it was made with an add, as the script is told; its frame may have ended since.
+    pub(super) has_adds: bool,
 }
 
 /// Writes chunks as the script reads them. What it needs for that is kept from one to the next.

@@ -266,14 +266,10 @@ impl Driver {
         let names: Vec<&str> =
             [&keys.messages, &keys.ticks].into_iter().chain(keys.lists()).map(String::as_str).collect();
         let mut call = self.link.guarded(session, &SCRIPTS.apply, &names, self.queue.room());
-        call.arg(chunk.number).arg(self.bounds.max_in_flight).arg(u8::from(self.queue.has_adds(chunk)));
+        call.arg(chunk.number).arg(self.bounds.max_in_flight).arg(u8::from(chunk.has_adds));
         self.queue.encode(chunk, &mut call);
         let (link, session) = (Arc::clone(&self.link), session.clone());
         async move { link.send(&session, &SCRIPTS.apply, &call).await }
-    }
-
-    fn front_has_adds(&self, flying: &Chunks) -> bool {
-        flying.front().is_some_and(|chunk| self.queue.has_adds(chunk))
     }
 
     /// Deals with the answer to the first chunk in flight.
@@ -293,7 +289,7 @@ impl Driver {
                     let applied =
                         Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight };
                     let chunk = flying.pop().expect("its answer has just come");
-                    self.fullness.ends_if(|| self.queue.has_adds(&chunk));
+                    self.fullness.ends_if(chunk.has_adds);
                     self.queue.applied(chunk, &applied, self.bounds.max_in_flight);
                     return Ok(());
                 }
@@ -303,7 +299,9 @@ impl Driver {
                 self.link.load(session, &SCRIPTS.apply).await?;
                 None
             }
-            Err(fault) if fault.kind == FaultKind::OutOfMemory && self.front_has_adds(flying) => {
+            Err(fault)
+                if fault.kind == FaultKind::OutOfMemory && flying.front().is_some_and(|chunk| chunk.has_adds) =>
+            {
                 self.fullness.begins(&fault.text);
                 Some(Refusal::from(fault))
             }

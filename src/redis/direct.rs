@@ -97,7 +97,7 @@ impl DirectCalls {
         self.last += 1;
         let chunk = self.queue.next_chunk(self.last).expect("a call carries a message");
         let mut call = self.guarded();
-        call.arg(chunk.number).arg(u64::MAX >> 12).arg(u8::from(self.queue.has_adds(&chunk)));
+        call.arg(chunk.number).arg(u64::MAX >> 12).arg(u8::from(chunk.has_adds));
         self.queue.encode(&chunk, &mut call);
         self.unanswered.push_back(chunk);
         assert!(self.queue.next_chunk(0).is_none(), "a call carries at most {MAX_CHUNK} messages");

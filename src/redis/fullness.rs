@@ -18,9 +18,9 @@ impl Fullness {
         }
     }
 
-    /// A script was carried out; whether it added anything is asked only where adds were refused before.
-    pub(super) fn ends_if(&mut self, has_added: impl FnOnce() -> bool) {
-        if self.0 && has_added() {
+    /// A script was carried out that had adds, or had not.
+    pub(super) fn ends_if(&mut self, has_adds: bool) {
+        if self.0 && has_adds {
             self.0 = false;
             info!("Redis has memory again, and new messages are taken");
         }

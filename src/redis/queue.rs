@@ -113,14 +113,9 @@ impl Queue {
         self.waiting >= messages || !self.barriers.is_empty()
     }
 
-    /// Whether a chunk adds something.
-    pub(super) fn has_adds(&self, chunk: &Chunk) -> bool {
-        chunk.slices.iter().any(|slice| self.frames.frame(slice.frame).is_some_and(Frame::is_add))
-    }
-
     /// The next chunk, if anything waits.
     pub(super) fn next_chunk(&mut self, number: u64) -> Option<Chunk> {
-        let mut chunk = Chunk { number, slices: self.spare.pop().unwrap_or_default() };
+        let mut chunk = Chunk { number, slices: self.spare.pop().unwrap_or_default(), has_adds: false };
         let mut room = MAX_CHUNK;
         self.writer.begin();
         while room > 0
@@ -133,6 +128,7 @@ impl Queue {
                 self.put_back(asker, slice);
                 break;
             };
+            chunk.has_adds |= frame.is_add();
             let to = slice.to.min(slice.from + room);
             let messages = self.frames.messages(frame, slice.from..to);
             self.writer.push(class, slice.from == 0, messages);

@@ -196,6 +196,24 @@ fn a_frame_that_is_too_many_is_refused_once_and_the_rest_of_it_not_sent() {
 }
 
 #[test]
+fn a_chunk_is_one_with_adds_also_when_the_add_has_ended_and_its_dels_come_again() {
+    let mut bench = Bench::new();
+    bench.add(1_500);
+    let deleted = bench.del(2);
+    let (head, tail) = (bench.chunk(1), bench.chunk(2));
+    bench.applied(head, &"x".repeat(MAX_CHUNK), "6");
+    assert_eq!(bench.answer().refusal.unwrap().reason, Reason::MaxInFlight);
+    // Redis was told that the second has an add, so that it may refuse it for want of memory: all of it.
+    assert!(tail.has_adds);
+    bench.queue.send_again(vec![tail], Some(&Refusal::new(Reason::StoreAway, "no memory")));
+    assert!(bench.answers().is_empty());
+    let dels = bench.chunk(2);
+    assert!(!dels.has_adds);
+    bench.applied(dels, "kk", "6,5,5");
+    assert_eq!(bench.answer().correlation, deleted);
+}
+
+#[test]
 fn what_asks_for_ever_other_things_goes_out_in_more_chunks() {
     let mut bench = Bench::new();
     for attempt in 1..=250 {
