@@ -2,11 +2,20 @@
 
 use std::time::{Duration, Instant};
 
+use ackwheel::core::message::Message;
+use ackwheel::core::outbox::{Dropped, Opening, Outbox, Retention};
+use ackwheel::core::ring::{AddNewMsg, Advance, Asker};
+use ackwheel::core::store::{Seat, Store};
+use ackwheel::core::tick::Wheel;
+use ackwheel::redis::RedisOptions;
+
 use crate::redelivery::add_one_a_tick;
 use crate::redis_faults::take_until;
 use crate::support::clock::Clock;
 use crate::support::frames::{self, u32_at};
+use crate::support::frozen::{self, FrozenRedis};
 use crate::support::process::assert_names;
+use crate::support::proxy::Proxy;
 use crate::support::raw::Raw;
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
@@ -243,4 +252,69 @@ fn an_ephemeral_group_that_nobody_can_leave_any_more_goes_within_minutes() {
     redis.set_offset(120);
     wait_until("it has gone", || !groups().iter().any(|group| group == orphan));
     assert_eq!(groups().len(), 3, "the default group, one that has a subscriber, and one that somebody named");
+}
+
+/// Looks after an outbox until all of that succeeds; returns what it was told of in all.
+async fn tend(outbox: &dyn Outbox, now: Instant) -> Dropped {
+    let (begun, mut told) = (Instant::now(), Dropped::default());
+    loop {
+        match outbox.tend(&[], now).await {
+            Ok(dropped) if dropped == Dropped::default() => return told,
+            Ok(dropped) => {
+                told.ids += dropped.ids;
+                told.batches += dropped.batches;
+                told.groups.extend(dropped.groups);
+            }
+            Err(refusal) => assert!(begun.elapsed() < Duration::from_secs(10), "{refusal}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The same, where the first answer is lost.
+async fn tend_without_answer(outbox: &dyn Outbox, proxy: &Proxy, now: Instant) -> Dropped {
+    let lost = proxy.lost();
+    proxy.lose_an_answer();
+    // It asks for that first, and beats behind it.
+    outbox.tend(&[], now).await.unwrap_err();
+    assert_eq!(proxy.lost(), lost + 1);
+    tend(outbox, now).await
+}
+
+/// Publishes a batch of so many messages.
+async fn publish(seat: &Seat, time: &mut FrozenRedis, count: u64) {
+    let messages: Vec<Message> = (0..count).map(Message::from).collect();
+    let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 1, attempt: 1, asker: Asker::default() };
+    seat.ring.add_new_msg(request, time.now()).await.unwrap();
+    for _ in 0..3 {
+        time.pass(Duration::from_secs(1));
+        while !matches!(seat.ring.advance(time.now()).await.unwrap(), Advance::Waiting(_)) {}
+        while seat.ring.expire(time.now()).await.unwrap().more {}
+    }
+}
+
+#[tokio::test]
+async fn what_is_dropped_is_told_also_where_the_answer_is_lost() {
+    let mut time = FrozenRedis::start();
+    let options = time.options(Wheel::new(15, Duration::from_secs(1)).unwrap());
+    let writer = frozen::open(&options).await;
+    let seat = &writer.seats()[0];
+    seat.lease.tend(time.now()).await.unwrap();
+    let proxy = Proxy::to(time.redis.port);
+    let retention = Retention { max_ids: 10, ..options.retention };
+    let far = RedisOptions { url: proxy.url(), name: String::from("far"), retention, ..options.clone() };
+    let far = frozen::open(&far).await;
+    let outbox = &*far.seats()[0].outbox;
+
+    publish(seat, &mut time, 200).await;
+    let dropped = tend_without_answer(outbox, &proxy, time.now()).await;
+    assert_eq!((dropped.ids, dropped.batches), (200, 1));
+    assert_eq!(seat.outbox.backlog(time.now()).await.unwrap().ids, 0);
+
+    let audit = "audit".parse().unwrap();
+    seat.outbox.open_group(&audit, Opening::default(), time.now()).await.unwrap();
+    seat.outbox.leave_group(&audit).await.unwrap();
+    time.pass(retention.time + Duration::from_secs(1));
+    let dropped = tend_without_answer(outbox, &proxy, time.now()).await;
+    assert_eq!(dropped, Dropped { groups: vec![audit], ..Dropped::default() });
 }

@@ -16,7 +16,7 @@
 //! | `groups` | hash | group → ms when it last had a subscriber, and whether it is ephemeral |
 //! | `members` | hash | `group sidecar` → 1 where the sidecar has a subscriber of the group |
 //! | `sidecars` | hash | sidecar → how often it has beaten |
-//! | `link:<sidecar>` | hash | generation of its connection, its last chunks and their answers |
+//! | `link:<sidecar>` | hash | generation of its connection, its last chunks and their answers, and what it dropped last |
 //! | `news` | stream | a short tail of hints: published, returned, vacant, handed |
 //!
 //! # Lists

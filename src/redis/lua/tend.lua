@@ -2,10 +2,18 @@
 -- first; so are groups that nobody subscribed to for too long.
 --
 -- KEYS as in groups.lua
--- ARGV[2] sidecar   ARGV[3] retention in ms   ARGV[4] most messages in the outbox   ARGV[5..] groups attended here
+-- ARGV[2] sidecar   ARGV[3] retention in ms   ARGV[4] most messages in the outbox   ARGV[5] number of the step: that of
+-- the one before, if nobody heard the answer to it   ARGV[6..] groups attended here
 -- Reply {'tended', 1 if there is more to do, messages dropped, batches dropped, group dropped...}
 --   messages and batches are those that some group had not settled
-local sidecar, retention, most_ids = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local sidecar, retention, most_ids, number = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local told = {}
+for word in string.gmatch(redis.call('HGET', KEYS[2], 'tended') or '', '%S+') do told[#told + 1] = word end
+if told[1] == number then
+  for i = 2, 4 do told[i] = tonumber(told[i]) end
+  told[1] = 'tended'
+  return told
+end
 local now = now_ms()
 local trimmed_all = not trim()
 
@@ -39,6 +47,15 @@ local function settle_for_all(id)
   return unsettled
 end
 
+-- What was dropped is told again where the answer is lost: what is gone by then could not be counted any more. This
+-- comes behind what frees memory, so that a Redis without any takes it.
+local function ends(reply)
+  if batches > 0 or #reply > 4 then
+    redis.call('HSET', KEYS[2], 'tended', number .. ' ' .. table.concat(reply, ' ', 2))
+  end
+  return reply
+end
+
 local from, passed = '-', {}
 while may_look() do
   local entry = redis.call('XRANGE', outbox, from, '+', 'COUNT', 1)[1]
@@ -59,13 +76,13 @@ while may_look() do
   end
 end
 if last then redis.call('XTRIM', outbox, 'MINID', '=', behind(last)) end
-if last and not may_look() or not trimmed_all then return {'tended', 1, ids, batches} end
+if last and not may_look() or not trimmed_all then return ends({'tended', 1, ids, batches}) end
 
 -- An ephemeral group has a member as long as it is there. This long after a loss it has one again, or never will.
 local orphaned_ms = 60000
 -- The groups come last, so that what only an abandoned group had not settled is counted.
 local reply, attended = {'tended', 0, ids, batches}, {}
-for i = 5, #ARGV do attended[ARGV[i]] = true end
+for i = 6, #ARGV do attended[ARGV[i]] = true end
 local kept = redis.call('HGETALL', groups)
 for i = 1, #kept, 2 do
   local group, attended_ms, kind = kept[i], string.match(kept[i + 1], '^(%-?%d+) (%S+)$')
@@ -77,4 +94,4 @@ for i = 1, #kept, 2 do
     if kind ~= 'e' then reply[#reply + 1] = group end
   end
 end
-return reply
+return ends(reply)

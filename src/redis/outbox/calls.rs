@@ -208,14 +208,16 @@ impl Calls {
         Ok(entries)
     }
 
-    /// A step towards the bounds: what was dropped, and whether there is more to do.
+    /// A step towards the bounds: what was dropped, and whether there is more to do. Under the number of the step before
+    /// it is that one again.
     pub(super) async fn tend(
         &self,
+        number: u64,
         retention: Retention,
         attended: &[GroupName],
     ) -> Result<(Dropped, bool), Refusal> {
         let arguments = |call: &mut Cmd| {
-            call.arg(&self.sidecar).arg(whole_ms(retention.time)).arg(retention.max_ids);
+            call.arg(&self.sidecar).arg(whole_ms(retention.time)).arg(retention.max_ids).arg(number);
             for group in attended {
                 call.arg(group.as_str());
             }

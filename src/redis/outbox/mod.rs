@@ -30,6 +30,7 @@ mod tending;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, StreamExt};
@@ -72,6 +73,8 @@ struct Shared {
     joined: tokio::sync::RwLock<Mutex<BTreeMap<GroupName, bool>>>,
     hands: Hands,
     sidecars: Mutex<Sidecars>,
+    /// Steps of looking after the bounds of which the answer was heard.
+    tended: AtomicU64,
     /// What became of the last beat, and who was found dead by it.
     beaten: Mutex<Result<Vec<Beats>, Refusal>>,
 }
@@ -94,6 +97,7 @@ impl RedisOutbox {
             joined: tokio::sync::RwLock::default(),
             hands: Hands::default(),
             sidecars: Mutex::default(),
+            tended: AtomicU64::new(0),
             beaten: Mutex::new(Ok(Vec::new())),
         });
         let beating = tokio::spawn(Arc::clone(&shared).beat_on()).abort_handle();

@@ -3,6 +3,7 @@
 //! The beat has a task of its own, and waits for nothing else: a sidecar that is busy is not dead.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
@@ -63,7 +64,7 @@ impl Shared {
     }
 
     /// Each part does what it can, whatever became of the others: a Redis that is out of memory takes no beat, and
-    /// trimming is what helps it. What was dropped is told even so, since it is told once.
+    /// trimming is what helps it. What was dropped is told even so, since it is told once here.
     pub(super) async fn tend(&self, attended: Vec<GroupName>) -> Result<Dropped, Refusal> {
         self.attended.send_replace(Some(attended.clone()));
         if self.calls.link.is_up() {
@@ -119,7 +120,9 @@ impl Shared {
         loop {
             // Who opens a group in this moment does so before it, or makes anew what it dropped.
             let mut joined = self.joined.write().await;
-            let (step, more) = self.calls.tend(self.retention, attended).await?;
+            let number = self.tended.load(Ordering::Relaxed) + 1;
+            let (step, more) = self.calls.tend(number, self.retention, attended).await?;
+            self.tended.store(number, Ordering::Relaxed);
             dropped.ids += step.ids;
             dropped.batches += step.batches;
             for group in step.groups {
