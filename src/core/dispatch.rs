@@ -154,7 +154,12 @@ impl Dispatch {
         Vec::new()
     }
 
-    /// Notes how many messages are on their way to a member, which has not read them.
+    /// Notes of all members how many messages are on their way to each, which it has not read.
+    pub fn note_all_unread(&mut self, unread: impl Fn(MemberId) -> Option<u64>) {
+        self.members.note_all_unread(unread);
+    }
+
+    /// The same of one of them.
     pub fn note_unread(&mut self, id: MemberId, messages: u64) {
         if let Some(member) = self.members.find(id) {
             member.unread = messages;

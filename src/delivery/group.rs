@@ -20,6 +20,9 @@ const RETRY: Duration = Duration::from_millis(200);
 /// The most commands that are carried out before batches are handed out again: each may take a round trip to the store.
 const COMMANDS_A_ROUND: usize = 4;
 
+/// The most batches that are given back before others have the thread.
+const MOST_RELEASED: usize = 4_096;
+
 pub(super) struct GroupTask {
     name: GroupName,
     shared: Arc<Shared>,
@@ -67,6 +70,8 @@ impl GroupTask {
                     if self.obey(command).await && self.ended().await {
                         return;
                     }
+                    // A store in memory never has it wait, and sessions read on the same thread.
+                    tokio::task::yield_now().await;
                 }
                 () = self.news.notified() => self.may_take = true,
                 () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => {}
@@ -101,9 +106,7 @@ impl GroupTask {
     /// refused does not hold up the rest, and commands wait for a single batch or script.
     async fn hand_out(&mut self) -> Result<(), Refusal> {
         self.dispatch.ring_alarms(self.shared.clock.alive());
-        for (member, sink) in &self.sinks {
-            self.dispatch.note_unread(*member, sink.unread());
-        }
+        self.dispatch.note_all_unread(|member| self.sinks.get(&member).map(Sink::unread));
         let (again, is_all) = self.hand_out_again().await;
         let lent = self.lend().await;
         let new = if is_all { self.hand_out_new().await } else { Ok(()) };
@@ -129,6 +132,7 @@ impl GroupTask {
                 let is_all = !self.dispatch.has_again(&away);
                 return (refused, is_all);
             }
+            tokio::task::yield_now().await;
         }
         (refused, true)
     }
@@ -167,6 +171,7 @@ impl GroupTask {
             if !self.commands.is_empty() {
                 break;
             }
+            tokio::task::yield_now().await;
         }
         Ok(())
     }
@@ -196,8 +201,12 @@ impl GroupTask {
             Command::Leave { member } => {
                 self.sinks.remove(&member);
                 let released = self.dispatch.leave(member, self.shared.clock.alive());
-                if let Err(refusal) = self.shared.outbox.release(&self.name, &released).await {
-                    warn!(group = %self.name, %refusal, "batches could not be given back; that follows by itself");
+                for released in released.chunks(MOST_RELEASED) {
+                    if let Err(refusal) = self.shared.outbox.release(&self.name, released).await {
+                        warn!(group = %self.name, %refusal, "batches could not be given back; that follows by itself");
+                        break;
+                    }
+                    tokio::task::yield_now().await;
                 }
                 let is_last = self.dispatch.members() == 0;
                 if is_last {

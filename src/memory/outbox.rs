@@ -36,6 +36,9 @@ pub(super) struct Queue {
     pub(super) restored_at: Option<Instant>,
 }
 
+/// The most batches that are taken together: whoever asks holds a thread meanwhile, and the lock that publishing needs.
+const MOST_TAKEN: usize = 512;
+
 /// For how long nothing is too old after a restart, where it is kept for so long at all.
 const RESTORED_FOR: Duration = Duration::from_secs(3_600);
 
@@ -222,7 +225,7 @@ impl Queue {
     fn take(&mut self, name: &GroupName, window: u64, now: Instant) -> Vec<Delivery> {
         let mut deliveries = Vec::new();
         let mut ids = 0;
-        while ids < window {
+        while ids < window && deliveries.len() < MOST_TAKEN {
             let Some((position, delivery_count)) = self.take_position(name) else { break };
             if let Some(stored) = self.stored(position) {
                 ids += stored.batch.messages.len() as u64;

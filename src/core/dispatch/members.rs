@@ -43,6 +43,12 @@ impl Members {
         self.list.iter().map(|member| member.id)
     }
 
+    pub(super) fn note_all_unread(&mut self, unread: impl Fn(MemberId) -> Option<u64>) {
+        for member in &mut self.list {
+            member.unread = unread(member.id).unwrap_or(member.unread);
+        }
+    }
+
     pub(super) fn join(&mut self, id: MemberId, credit: u64) {
         self.list.push(Member { id, credit, out: 0, unread: 0, promised: 0 });
     }
