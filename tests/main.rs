@@ -65,4 +65,5 @@ mod state_file;
 mod systemd;
 mod tidy;
 mod tls;
+mod turns;
 mod usage;

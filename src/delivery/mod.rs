@@ -7,8 +7,6 @@
 mod group;
 mod membership;
 mod tending;
-#[cfg(test)]
-mod turns;
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;

@@ -223,8 +223,7 @@ impl Queue {
     }
 
     fn take(&mut self, name: &GroupName, window: u64, now: Instant) -> Vec<Delivery> {
-        let mut deliveries = Vec::new();
-        let mut ids = 0;
+        let (mut deliveries, mut ids) = (Vec::new(), 0);
         while ids < window && deliveries.len() < MOST_TAKEN {
             let Some((position, delivery_count)) = self.take_position(name) else { break };
             if let Some(stored) = self.stored(position) {

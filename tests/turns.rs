@@ -1,16 +1,19 @@
 //! Groups and whoever else has a thread: on a runtime of one thread, what is done between two turns of another task.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
+use ackwheel::clock::Clock;
+use ackwheel::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
+use ackwheel::core::group::GroupName;
+use ackwheel::core::message::Message;
+use ackwheel::core::outbox::{Outbox, Retention, Start};
+use ackwheel::core::tick::Tick;
+use ackwheel::delivery::{Delivery, SubscribeRequest};
+use ackwheel::memory::MemoryOutbox;
+use ackwheel::metrics::Metrics;
 use futures_util::future::join_all;
-
-use super::*;
-use crate::core::batch::{TickCounts, TimedOut, TimeoutBatch};
-use crate::core::message::Message;
-use crate::core::outbox::Retention;
-use crate::core::tick::Tick;
-use crate::memory::MemoryOutbox;
 
 const REQUEST: SubscribeRequest =
     SubscribeRequest { group: None, credit: u64::MAX, ephemeral: false, start: Start::Beginning };
