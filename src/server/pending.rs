@@ -90,22 +90,21 @@ impl<T> Pending<T> {
         self.acks.requests + self.others.requests > 0
     }
 
-    /// Whether there is room for more requests, with a store that answers or with one that is away.
-    pub(super) fn has_room(&self, store_is_up: bool) -> bool {
-        self.counted(store_is_up).requests < MAX_REQUESTS && self.has_room_for_messages(store_is_up)
+    /// Whether there is room for more requests. Acknowledgements take none while the store is away, which is asked only
+    /// where it matters.
+    pub(super) fn has_room(&self, store_is_up: impl FnOnce() -> bool) -> bool {
+        self.fits(store_is_up, |sum| sum.requests < MAX_REQUESTS && sum.messages <= MAX_MESSAGES)
     }
 
     /// Whether there is room for more messages, however many requests there are.
-    pub(super) fn has_room_for_messages(&self, store_is_up: bool) -> bool {
-        self.counted(store_is_up).messages <= MAX_MESSAGES
+    pub(super) fn has_room_for_messages(&self, store_is_up: impl FnOnce() -> bool) -> bool {
+        self.fits(store_is_up, |sum| sum.messages <= MAX_MESSAGES)
     }
 
-    fn counted(&self, store_is_up: bool) -> Sum {
-        let Sum { requests, messages } = self.others;
-        if !store_is_up {
-            return self.others;
-        }
-        Sum { requests: requests + self.acks.requests, messages: messages + self.acks.messages }
+    fn fits(&self, store_is_up: impl FnOnce() -> bool, fits: impl Fn(&Sum) -> bool) -> bool {
+        let requests = self.others.requests + self.acks.requests;
+        let messages = self.others.messages + self.acks.messages;
+        fits(&Sum { requests, messages }) || fits(&self.others) && !store_is_up()
     }
 }
 
@@ -117,25 +116,28 @@ mod tests {
     async fn there_is_room_until_the_requests_or_their_messages_are_many() {
         let mut pending = Pending::new();
         for _ in 0..8 {
-            assert!(pending.has_room(true));
+            assert!(pending.has_room(|| true));
             pending.push(Load::Other(MAX_MESSAGES / 8), async {});
         }
-        assert!(pending.has_room_for_messages(true), "as many as may wait");
+        assert!(pending.has_room_for_messages(|| true), "as many as may wait");
         pending.push(Load::Acks(1), async {});
-        assert!(!pending.has_room(true) && !pending.has_room_for_messages(true));
+        assert!(!pending.has_room(|| true) && !pending.has_room_for_messages(|| true));
         while pending.next().await.is_some() {}
-        assert!(pending.is_empty() && pending.has_room(true));
+        assert!(pending.is_empty() && pending.has_room(|| true));
         for _ in 0..MAX_REQUESTS {
-            assert!(pending.has_room(true));
+            assert!(pending.has_room(|| true));
             pending.push(Load::Other(0), async {});
         }
-        assert!(!pending.has_room(true) && pending.has_room_for_messages(true));
-        assert!(!pending.has_room(false), "what is no acknowledgement counts whether the store is there or not");
+        assert!(!pending.has_room(|| true) && pending.has_room_for_messages(|| true));
+        assert!(
+            !pending.has_room(|| false),
+            "what is no acknowledgement counts whether the store is there or not"
+        );
         for _ in MAX_REQUESTS..=MAX_MESSAGES {
-            assert!(pending.has_room_for_messages(true));
+            assert!(pending.has_room_for_messages(|| true));
             pending.push(Load::Other(0), async {});
         }
-        assert!(!pending.has_room_for_messages(true), "requests without messages are bounded, too");
+        assert!(!pending.has_room_for_messages(|| true), "requests without messages are bounded, too");
     }
 
     #[tokio::test]
@@ -143,9 +145,9 @@ mod tests {
         let mut pending = Pending::<()>::new();
         pending.begin(Load::Acks(3));
         pending.begin(Load::Other(MAX_MESSAGES + 1));
-        assert!(pending.is_empty() && pending.is_waiting() && !pending.has_room(true));
+        assert!(pending.is_empty() && pending.is_waiting() && !pending.has_room(|| true));
         pending.end(Load::Other(MAX_MESSAGES + 1));
-        assert!(pending.is_waiting() && pending.has_room(true));
+        assert!(pending.is_waiting() && pending.has_room(|| true));
         pending.end(Load::Acks(3));
         assert!(!pending.is_waiting());
     }
@@ -156,9 +158,9 @@ mod tests {
         for _ in 0..MAX_REQUESTS {
             pending.push(Load::Acks(MAX_MESSAGES), async {});
         }
-        assert!(!pending.has_room(true) && !pending.has_room_for_messages(true));
-        assert!(pending.has_room(false) && pending.has_room_for_messages(false));
+        assert!(!pending.has_room(|| true) && !pending.has_room_for_messages(|| true));
+        assert!(pending.has_room(|| false) && pending.has_room_for_messages(|| false));
         while pending.next().await.is_some() {}
-        assert!(pending.is_empty() && pending.has_room(true));
+        assert!(pending.is_empty() && pending.has_room(|| true));
     }
 }

@@ -34,7 +34,7 @@ impl Session {
     async fn read_socket(&mut self) -> usize {
         let all = self.wire.most_waiting();
         let mut most = all;
-        while self.is_listening() && most > 0 && self.pending.has_room_for_messages(self.shared.store.is_up()) {
+        while self.is_listening() && most > 0 && self.pending.has_room_for_messages(|| self.shared.store.is_up()) {
             match self.wire.read_waiting().await {
                 Ok(None) => break,
                 Ok(Some(event)) => {

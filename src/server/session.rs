@@ -232,7 +232,7 @@ impl Session {
     }
 
     fn has_room(&self) -> bool {
-        self.pending.has_room(self.shared.store.is_up())
+        self.pending.has_room(|| self.shared.store.is_up())
     }
 
     pub(super) fn wire_moved(&mut self, event: std::io::Result<Event>) {
