@@ -42,6 +42,13 @@ pub(super) struct Chunk {
     pub(super) has_adds: bool,
 }
 
+impl Chunk {
+    /// How many it carries.
+    pub(super) fn messages(&self) -> usize {
+        self.slices.iter().map(|slice| slice.to - slice.from).sum()
+    }
+}
+
 /// Writes chunks as the script reads them. What it needs for that is kept from one to the next.
 #[derive(Default)]
 pub(super) struct Writer {

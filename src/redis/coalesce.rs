@@ -2,9 +2,11 @@
 //!
 //! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one
 //! while the next is written. Idle, a request is on its way at once; while one script is in flight, a second one
-//! goes only with [`WORTH_A_SCRIPT`] messages, since what waits for the answer travels in company.
+//! goes only with half of what is asked for at a time, since what waits for the answer travels in company: two scripts
+//! then carry everything, and neither is so small that Redis' work beside the messages counts.
 
 use std::future::{Future, poll_fn};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::error;
 
-use super::chunk::Chunk;
+use super::chunk::{Chunk, MAX_CHUNK};
 use super::fault::{Fault, FaultKind};
 use super::flying::Flying;
 use super::fullness::Fullness;
@@ -33,8 +35,8 @@ use crate::metrics::Metrics;
 /// Scripts in flight at once. The link keeps the answers of as many.
 const DEPTH: usize = 2;
 
-/// The least number of messages for which a script goes out while another is in flight.
-const WORTH_A_SCRIPT: usize = 256;
+/// The least number of messages for which a script goes out while another is in flight, and the most that it waits for.
+const WORTH_A_SCRIPT: RangeInclusive<usize> = 256..=MAX_CHUNK / 2;
 
 /// The bounds that requests are held against.
 #[derive(Clone, Copy, Debug)]
@@ -224,15 +226,16 @@ impl Driver {
     async fn serve(&mut self, session: &Session) {
         let mut next = session.chunk + 1;
         let mut flying = Chunks::with_capacity(DEPTH);
+        let mut worth = *WORTH_A_SCRIPT.start();
         loop {
-            self.inbox.take(&mut self.letters);
-            self.letters.take_each(|item, messages| self.queue.push(item, messages));
-            self.queue.wake();
-            self.send_what_is_worth_it(session, &mut flying, &mut next).await;
-            let enough = if flying.is_empty() { 1 } else { WORTH_A_SCRIPT.saturating_sub(self.queue.waiting()) };
+            self.take_in();
+            self.send_what_is_worth_it(session, &mut flying, &mut next, worth).await;
+            let enough = if flying.is_empty() { 1 } else { worth.saturating_sub(self.queue.waiting()) };
             tokio::select! {
                 biased;
                 answered = flying.first(), if !flying.is_empty() => {
+                    self.take_in();
+                    worth = worth_a_script(self.queue.waiting() + flying.carried().map(Chunk::messages).sum::<usize>());
                     if let Err(fault) = self.receive(session, answered, &mut flying, &mut next).await {
                         self.link.give_up(session, &fault);
                         break;
@@ -247,8 +250,20 @@ impl Driver {
         }
     }
 
-    async fn send_what_is_worth_it(&mut self, session: &Session, flying: &mut Chunks, next: &mut u64) {
-        while flying.is_empty() || flying.len() < DEPTH && self.queue.is_worth_a_script(WORTH_A_SCRIPT) {
+    fn take_in(&mut self) {
+        self.inbox.take(&mut self.letters);
+        self.letters.take_each(|item, messages| self.queue.push(item, messages));
+        self.queue.wake();
+    }
+
+    async fn send_what_is_worth_it(
+        &mut self,
+        session: &Session,
+        flying: &mut Chunks,
+        next: &mut u64,
+        worth: usize,
+    ) {
+        while flying.is_empty() || flying.len() < DEPTH && self.queue.is_worth_a_script(worth) {
             let Some(chunk) = self.queue.next_chunk(*next) else { return };
             *next += 1;
             let exchange = self.exchange(session, &chunk);
@@ -325,5 +340,21 @@ impl Driver {
         }
         *next = number;
         Ok(())
+    }
+}
+
+/// The number of messages for which a second script goes out, where so many were unanswered when the last answer came.
+fn worth_a_script(unanswered: usize) -> usize {
+    (unanswered / 2).clamp(*WORTH_A_SCRIPT.start(), *WORTH_A_SCRIPT.end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_script_waits_for_half_of_what_is_asked_for_at_a_time() {
+        let cases = [(0, 256), (512, 256), (700, 350), (1_000, 500), (100_000, 500)];
+        assert_eq!(cases.map(|(unanswered, _)| worth_a_script(unanswered)), cases.map(|(_, worth)| worth));
     }
 }

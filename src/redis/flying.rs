@@ -51,6 +51,11 @@ impl<C, A> Flying<C, A> {
         self.0.front().map(|(carried, _)| carried)
     }
 
+    /// What each of them carries.
+    pub(super) fn carried(&self) -> impl Iterator<Item = &C> {
+        self.0.iter().map(|(carried, _)| carried)
+    }
+
     pub(super) fn pop(&mut self) -> Option<C> {
         self.0.pop_front().map(|(carried, _)| carried)
     }

@@ -24,7 +24,7 @@ use super::chunk::{Chunk, MAX_CHUNK, Slice, Writer};
 use super::frames::{Frame, Frames};
 use super::inbox::Item;
 use super::lanes::Lanes;
-use super::request::{away, silent, too_many};
+use super::request::{Run, away, silent, too_many};
 use crate::core::burst::Asks;
 use crate::core::message::Message;
 use crate::core::refusal::Refusal;
@@ -59,6 +59,8 @@ pub(super) struct Queue {
     writer: Writer,
     /// Slices of chunks that are answered, for those to come.
     spare: Vec<Vec<Slice>>,
+    /// What a chunk has done, until it is answered.
+    run: Run,
     /// Who was answered, and is woken when all that are answered together are.
     wakers: Vec<Waker>,
 }
@@ -177,31 +179,47 @@ impl Queue {
                 latencies.for_each(drop);
                 continue;
             };
-            if measured > 0 {
-                frame.asked.note(|burst| {
-                    latencies.for_each(|latency| burst.ack_latency.record(latency, 1));
-                });
-            }
             if let Asks::Add { ack_timeout_ticks, .. } = frame.asked.asks {
                 frame.deadline = applied.tick_due.plus(u64::from(ack_timeout_ticks));
-                if letters.contains(&b'x') {
-                    let refusal = too_many(applied.in_flight, frame.count, max_in_flight);
-                    self.end(name, |frame| frame.asked.refuse(refusal));
-                    continue;
+            }
+            let is_refused = frame.is_add() && letters.contains(&b'x');
+            if letters.len() == frame.count && !is_refused {
+                let Frame { asked, deadline, .. } = self.frames.take(name).expect("it is there");
+                if !self.run.takes(&asked) {
+                    self.answer_run();
                 }
+                self.run.push(asked, deadline, letters, latencies);
+                continue;
             }
-            let in_one = letters.len() == frame.count;
-            if !in_one {
-                frame.letters.extend_from_slice(letters);
+            // What was asked for before it is answered before it.
+            self.answer_run();
+            let frame = self.frames.frame_mut(name).expect("it is there");
+            if measured > 0 {
+                frame.asked.note(|burst| latencies.for_each(|latency| burst.ack_latency.record(latency, 1)));
             }
-            if in_one || frame.letters.len() == frame.count {
-                self.end(name, |Frame { asked, deadline, letters: collected, .. }| {
-                    asked.answer(deadline, if in_one { letters } else { &collected })
-                });
+            if is_refused {
+                let refusal = too_many(applied.in_flight, frame.count, max_in_flight);
+                self.end(name, |frame| frame.asked.refuse(refusal));
+                continue;
+            }
+            frame.letters.extend_from_slice(letters);
+            if frame.letters.len() == frame.count {
+                self.end(name, |Frame { asked, deadline, letters, .. }| asked.answer(deadline, &letters));
             }
         }
+        self.answer_run();
         self.spare.push(slices);
         self.wake();
+    }
+
+    fn answer_run(&mut self) {
+        self.acks_end(self.run.acks());
+        self.wakers.extend(self.run.answer());
+    }
+
+    /// Messages of dels are about to be answered: whoever has the answer may ask how many are held.
+    fn acks_end(&self, messages: u64) {
+        self.unanswered_acks.fetch_sub(messages, Ordering::Relaxed);
     }
 
     /// Ends a frame, if it is not answered.
@@ -213,8 +231,7 @@ impl Queue {
 
     fn ended(&mut self, frame: Frame, with: impl FnOnce(Frame) -> Option<Waker>) {
         if !frame.is_add() {
-            // Before the answer goes out: whoever has it may ask how many are held.
-            self.unanswered_acks.fetch_sub(frame.count as u64, Ordering::Relaxed);
+            self.acks_end(frame.count as u64);
         }
         self.wakers.extend(with(frame));
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use crate::core::answers::Answers;
 use crate::core::burst::{Asks, Burst, Outcome};
@@ -37,9 +38,13 @@ impl Asked {
 
     /// Answers with a letter for each message. Whoever asked may have gone; what was asked for is done all the same.
     pub(super) fn answer(mut self, deadline: Tick, letters: &[u8]) -> Option<Waker> {
-        let (correlation, asks) = (self.correlation, self.asks);
+        let answers = self.answers.take()?;
+        answers.put(|burst| self.write(burst, deadline, letters))
+    }
+
+    fn write(&self, burst: &mut Burst, deadline: Tick, letters: &[u8]) {
         let outcomes = letters.iter().map(|letter| outcome(*letter));
-        self.answers.take()?.put(|burst| burst.push_answered(correlation, asks, deadline, outcomes))
+        burst.push_answered(self.correlation, self.asks, deadline, outcomes);
     }
 
     pub(super) fn refuse(mut self, refusal: Refusal) -> Option<Waker> {
@@ -67,6 +72,65 @@ impl Drop for Asked {
         {
             waker.wake();
         }
+    }
+}
+
+/// Requests of one connection that are done, one behind the other: they are answered together.
+#[derive(Default)]
+pub(super) struct Run {
+    done: Vec<(Asked, Tick)>,
+    /// A letter for each message of them all.
+    letters: Vec<u8>,
+    latencies: Vec<Duration>,
+    /// Messages of those that are dels.
+    acks: u64,
+}
+
+impl Run {
+    /// Whether it is empty, or this request comes from the same connection.
+    pub(super) fn takes(&self, asked: &Asked) -> bool {
+        let same = |(last, _): &(Asked, Tick)| match (&last.answers, &asked.answers) {
+            (Some(last), Some(answers)) => Arc::ptr_eq(last, answers),
+            _ => false,
+        };
+        self.done.last().is_none_or(same)
+    }
+
+    /// Appends a request with a letter for each of its messages, and how long those acknowledged were in flight.
+    pub(super) fn push(
+        &mut self,
+        asked: Asked,
+        deadline: Tick,
+        letters: &[u8],
+        latencies: impl Iterator<Item = Duration>,
+    ) {
+        self.acks += if asked.is_add() { 0 } else { letters.len() as u64 };
+        self.letters.extend_from_slice(letters);
+        self.latencies.extend(latencies);
+        self.done.push((asked, deadline));
+    }
+
+    /// Messages of its dels.
+    pub(super) fn acks(&self) -> u64 {
+        self.acks
+    }
+
+    /// Answers all of it.
+    pub(super) fn answer(&mut self) -> Option<Waker> {
+        let Run { done, letters, latencies, acks } = self;
+        let answers = Arc::clone(done.first()?.0.answers.as_ref()?);
+        *acks = 0;
+        answers.put(|burst| {
+            latencies.drain(..).for_each(|latency| burst.ack_latency.record(latency, 1));
+            let mut rest = &letters[..];
+            for (mut asked, deadline) in done.drain(..) {
+                let (own, others) = rest.split_at(asked.messages);
+                rest = others;
+                asked.answers = None;
+                asked.write(burst, deadline, own);
+            }
+            letters.clear();
+        })
     }
 }
 
