@@ -39,6 +39,19 @@ fn the_first_session_goes_as_promised() {
 }
 
 /// A message that timed out is late for a revolution, and then unknown.
+#[test]
+fn a_ping_tells_who_answered_and_adds_nothing() {
+    let sidecar = Sidecar::start(&["--slots", "20", "--tick", "1500ms"]);
+    let ping = sidecar.run(&["ping"]);
+    let (address, told) = ping.output().split_once(" answered in ").unwrap();
+    assert_eq!(address, sidecar.listen.to_string());
+    let (took, told) = told.split_once(" ms: ").unwrap();
+    assert!(took.parse::<f64>().is_ok_and(|ms| ms > 0.0 && ms < PATIENCE.as_secs_f64() * 1_000.0), "{took}");
+    let name = concat!("ackwheel/", env!("CARGO_PKG_VERSION"));
+    assert_eq!(told, format!("{name}, memory store, 20 slots of 1s 500ms\n"));
+    assert_eq!(sidecar.metrics().count("messages_added_total"), 0);
+}
+
 fn is_forgotten_a_revolution_after(sidecar: &Sidecar, id: u64, timed_out: Instant) {
     let mut connection = sidecar.connect();
     wait_until("it is forgotten", || {

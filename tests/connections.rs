@@ -119,7 +119,10 @@ fn a_token_is_asked_for_and_read_again_when_its_file_changes() {
 
     let token_flag = ["--token-file", file.to_str().unwrap()];
     assert_eq!(Run::of(sidecar.command(&["add", "1"]).args(token_flag)).output(), "1 added\n");
-    assert_names(sidecar.run(&["add", "2"]).error(1), &["token", "unauthorized"]);
+    assert_names(Run::of(sidecar.command(&["ping"]).args(token_flag)).output(), &["answered in"]);
+    for arguments in [&["add", "2"][..], &["ping"]] {
+        assert_names(sidecar.run(arguments).error(1), &["token", "unauthorized"]);
+    }
 
     fs::write(&file, "second secret").unwrap();
     wait_until("the new token counts", || greet(&sidecar, &hello("second secret")).1.kind == frames::WELCOME);

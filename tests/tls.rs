@@ -40,6 +40,8 @@ fn messages_and_batches_travel_encrypted_to_whom_the_client_trusts() {
     assert_eq!(add(&sidecar, &trusted).output(), "101 added\n");
     assert_eq!(watch.next().plain_ids(), [101]);
 
+    assert_names(sidecar.run(&["ping", trusted[0], trusted[1]]).output(), &["answered in"]);
+    sidecar.run(&["ping", "--tls-ca", other.to_str().unwrap()]).error(1);
     let untrusted = add(&sidecar, &["--tls-ca", other.to_str().unwrap()]);
     assert_names(untrusted.error(1), &["certificate", "none of those who are trusted vouches for it"]);
     assert!(!untrusted.error(1).contains("is ackwheel serving there"), "it is");

@@ -7,6 +7,7 @@ mod group;
 mod man;
 mod messages;
 mod origin;
+mod ping;
 mod serve;
 mod status;
 mod text;
@@ -53,6 +54,7 @@ enum Verb {
     Add(messages::Add),
     Del(messages::Del),
     Watch(watch::Watch),
+    Ping(ping::Ping),
     Status(status::Status),
     Group(group::Group),
     Bench(Box<bench::Bench>),
@@ -133,6 +135,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Add(add) => block_on(add.run()),
         Verb::Del(del) => block_on(del.run()),
         Verb::Watch(watch) => block_on(watch.run()),
+        Verb::Ping(ping) => block_on(ping.run()),
         Verb::Status(status) => status.run(),
         Verb::Group(group) => block_on(group.run()),
         Verb::Bench(bench) => bench.run(),
