@@ -4,6 +4,8 @@
 //! timeouts. What they print is compared with what a watch in another group and the metrics see. A language that
 //! this machine does not have is named on stderr and left out.
 
+mod node;
+
 use std::env;
 use std::fs;
 use std::net::SocketAddr;
@@ -69,7 +71,7 @@ static PYTHON: LazyLock<Option<Vec<PathBuf>>> = LazyLock::new(|| {
 static GO: LazyLock<Option<Vec<PathBuf>>> = LazyLock::new(|| {
     let programs = output("go");
     go(&folder("go"), &["vet", "./..."])?;
-    go(&folder("go"), &["build", "-o", programs.to_str().unwrap(), "./scenario", "./manners"])?;
+    go(&folder("go"), &["build", "-o", programs.to_str().unwrap(), "./scenario", "./manners", "./logicnode"])?;
     Some([programs.join("scenario")].into())
 });
 
