@@ -38,7 +38,6 @@ fn the_first_session_goes_as_promised() {
     assert_eq!(sidecar.run(&["del", "101", "103"]).output(), "101 unknown\n103 unknown\n");
 }
 
-/// A message that timed out is late for a revolution, and then unknown.
 #[test]
 fn a_ping_tells_who_answered_and_adds_nothing() {
     let sidecar = Sidecar::start(&["--slots", "20", "--tick", "1500ms"]);
@@ -52,6 +51,7 @@ fn a_ping_tells_who_answered_and_adds_nothing() {
     assert_eq!(sidecar.metrics().count("messages_added_total"), 0);
 }
 
+/// A message that timed out is late for a revolution, and then unknown.
 fn is_forgotten_a_revolution_after(sidecar: &Sidecar, id: u64, timed_out: Instant) {
     let mut connection = sidecar.connect();
     wait_until("it is forgotten", || {

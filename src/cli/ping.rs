@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::Failure;
 use super::connect::Connect;
+use super::text::plain;
 use crate::protocol::frame::Welcome;
 
 /// Ask a sidecar for a sign of life, as a logic node does: over its address, with TLS and token
@@ -25,6 +26,8 @@ impl Ping {
         let took = client.ping(b"ackwheel ping").await?;
         let Welcome { server_name, store, slots, tick_ms, .. } = client.welcome();
         let tick = humantime::format_duration(Duration::from_millis(u64::from(tick_ms)));
+        // Whatever answers there, its words command no terminal.
+        let [server_name, store] = [server_name, store].map(|word| word.chars().map(plain).collect::<String>());
         let (address, ms) = (self.connect.address(), took.as_secs_f64() * 1_000.0);
         Ok(writeln!(
             stdout(),

@@ -2,8 +2,8 @@
 //!
 //! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one
 //! while the next is written. Idle, a request is on its way at once; while one script is in flight, a second one
-//! goes only with half of what is asked for at a time, since what waits for the answer travels in company: two scripts
-//! then carry everything, and neither is so small that Redis' work beside the messages counts.
+//! goes only with half of what was unanswered lately ([`WORTH_A_SCRIPT`]), since what waits for the answer travels in
+//! company. Where clients wait for answers before they ask for more, two scripts then carry about half of it each.
 
 use std::future::{Future, poll_fn};
 use std::ops::RangeInclusive;
