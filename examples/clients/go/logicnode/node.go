@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log"
+	"math/rand"
 	"sync"
 	"time"
 )
@@ -12,10 +13,13 @@ import (
 const (
 	maxAttempts = 2 // pushes of a message before it is given up
 	draining    = 65
-	pause       = 200 * time.Millisecond // before what failed is asked again
-	later       = time.Second            // after which a batch that could not be dealt with is wanted again
+	firstPause  = 100 * time.Millisecond // before what failed is asked again; then twice as long each time
+	lastPause   = 5 * time.Second
+	patience    = 5 * time.Second  // with any answer but that to a DelMsg, which a server holds while its store is away
+	persistence = 10 * time.Second // with an add, shorter than a batch may stay unacknowledged
+	later       = time.Second      // after which a batch that could not be dealt with is wanted again
 	acksAtOnce  = 1_024
-	remembered  = time.Hour // for as long a batch that was dealt with may come again
+	remembered  = time.Hour // a batch whose BatchAck was answered does not come again, but for what Redis has lost
 )
 
 type message struct{ id, client uint64 }
@@ -28,7 +32,7 @@ type push struct {
 
 // records are what the node knows. In a real one they are a database, for nodes come and go.
 type records struct {
-	stored    map[message]bool               // all that was sent and has not arrived: a phone fetches it when it comes back
+	stored    map[message]bool               // all that was sent and has not arrived: pushed when its session is heard again
 	onTheWay  map[message]push               // pushed, and neither arrived nor given up
 	heard     map[uint64]time.Time           // when each session was heard last: here by its Acks, in a real node by whatever it says
 	offline   map[uint64]bool                // all others are online; a phone that connects anew gets a new session
@@ -53,11 +57,11 @@ type node struct {
 	client *ackwheel.Client
 	phones *phones
 	mutex  sync.Mutex // held for moments, never while a request waits
-	records
+	known  records
 }
 
 func newNode(client *ackwheel.Client, phones *phones) *node {
-	return &node{client: client, phones: phones, records: records{
+	return &node{client: client, phones: phones, known: records{
 		stored: map[message]bool{}, onTheWay: map[message]push{}, heard: map[uint64]time.Time{},
 		offline: map[uint64]bool{}, dealtWith: map[ackwheel.BatchID]time.Time{},
 	}}
@@ -67,7 +71,7 @@ func newNode(client *ackwheel.Client, phones *phones) *node {
 func (n *node) know(with func(r *records)) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
-	with(&n.records)
+	with(&n.known)
 }
 
 // send stores what a user sent, and pushes it if the other side is online.
@@ -95,8 +99,7 @@ func (n *node) push(ctx context.Context, messages []message, attempt uint8) erro
 	if len(messages) == 0 {
 		return nil
 	}
-	ids, clients := columns(messages)
-	if _, _, err := n.client.AddNewMsg(ctx, ids, clients, 0, attempt); err != nil {
+	if err := n.add(ctx, messages, attempt); err != nil {
 		return err
 	}
 	var failed []message
@@ -114,10 +117,37 @@ func (n *node) push(ctx context.Context, messages []message, attempt uint8) erro
 			r.offline[m.client] = true
 			r.Withdrawn++
 		}
+		r.reporting++
 	})
-	// What is not withdrawn times out, and then nobody waits for it.
-	n.delMsg(ctx, failed, ackwheel.Withdraw)
+	// Nobody waits for the answer, and it is not repeated: what is not withdrawn times out, and is looked for by nobody,
+	// while a withdrawal that comes late would take out what was added again since.
+	go func() {
+		ids, clients := columns(failed)
+		if _, err := n.client.DelMsg(ctx, ids, clients, ackwheel.Withdraw); err != nil {
+			log.Printf("%d pushes could not be withdrawn, and will time out: %v", len(failed), err)
+		}
+		n.know(func(r *records) { r.reporting-- })
+	}()
 	return nil
+}
+
+// add repeats what may succeed later, for some time: while there is no connection the client refuses at once. Of an add
+// whose outcome is unknown any part may be done, and to add it again before the push is right.
+func (n *node) add(ctx context.Context, messages []message, attempt uint8) error {
+	ids, clients := columns(messages)
+	pause, giveUp := firstPause, time.Now().Add(persistence)
+	for {
+		limited, cancel := context.WithTimeout(ctx, patience)
+		_, _, err := n.client.AddNewMsg(limited, ids, clients, 0, attempt)
+		cancel()
+		var failure *ackwheel.Error
+		if err == nil || !errors.As(err, &failure) || !failure.Retryable || failure.Code == draining || time.Now().After(giveUp) {
+			return err
+		}
+		if !sleep(ctx, &pause) {
+			return err
+		}
+	}
 }
 
 // setOut notes that messages are pushed, and returns which: what was pushed before and has arrived meanwhile is left
@@ -125,7 +155,7 @@ func (n *node) push(ctx context.Context, messages []message, attempt uint8) erro
 func (n *node) setOut(messages []message, attempt uint8) (meant []message) {
 	n.know(func(r *records) {
 		for _, m := range messages {
-			if _, waits := r.onTheWay[m]; attempt == 1 || waits {
+			if _, waits := r.onTheWay[m]; attempt == 1 && r.stored[m] || waits {
 				r.onTheWay[m] = push{attempt, time.Now()}
 				meant = append(meant, m)
 			}
@@ -143,72 +173,118 @@ func (n *node) acknowledge(ctx context.Context) {
 			acks = append(acks, <-n.phones.acks)
 		}
 		attempts := make([]uint8, len(acks)) // 0 for one that is on the way no more
+		back := map[uint64]bool{}            // sessions that were offline until now
+		var undelivered []message
 		n.know(func(r *records) {
 			for i, m := range acks {
 				// Whatever the sidecar says of it: the phone has answered, and will not do so twice.
 				attempts[i] = r.onTheWay[m].attempt
 				delete(r.onTheWay, m)
 				delete(r.stored, m)
-				delete(r.offline, m.client)
+				if r.offline[m.client] {
+					back[m.client] = true
+					delete(r.offline, m.client)
+				}
 				r.heard[m.client] = time.Now()
 			}
-			r.reporting++
+			if len(back) > 0 { // In a database this is a query by session.
+				for m := range r.stored {
+					if _, waits := r.onTheWay[m]; back[m.client] && !waits {
+						undelivered = append(undelivered, m)
+					}
+				}
+			}
+			r.reporting += 2
 			n.phones.answering.Add(-int64(len(acks)))
 		})
 		go n.report(ctx, acks, attempts)
+		go n.deliver(ctx, undelivered)
 	}
+}
+
+// deliver pushes what lies in the store of sessions that are online again.
+func (n *node) deliver(ctx context.Context, undelivered []message) {
+	if err := n.push(ctx, undelivered, 1); err != nil {
+		log.Printf("%d messages stay in the store: %v", len(undelivered), err)
+	}
+	n.know(func(r *records) { r.reporting-- })
 }
 
 // report tells the sidecar of Acks, and counts what it says.
 func (n *node) report(ctx context.Context, acks []message, attempts []uint8) {
-	outcomes := n.delMsg(ctx, acks, 0)
+	outcomes, repeated := n.delMsg(ctx, acks)
 	n.know(func(r *records) {
 		r.reporting--
 		for i, outcome := range outcomes {
+			// What an earlier try took out is unknown to the next.
+			acked := outcome == ackwheel.Acked || repeated && outcome == ackwheel.Unknown
 			switch {
-			case outcome == ackwheel.Acked && attempts[i] == 1:
+			case acked && attempts[i] == 1:
 				r.FirstPush++
-			case outcome == ackwheel.Acked && attempts[i] > 1:
+			case acked && attempts[i] > 1:
 				r.SecondPush++
-			case outcome == ackwheel.Late: // It timed out, but the phone is alive after all.
+			case outcome == ackwheel.Late || outcome == ackwheel.Acked: // It had timed out, but the phone is alive after all.
 				r.Late++
 			}
-			// Unknown says nothing new: it was counted before, or is very old.
+			// Else it says nothing new: it was counted before, or is very old.
 		}
 	})
 }
 
-// delMsg repeats what may be repeated, as a DelMsg always may, until it is answered.
-func (n *node) delMsg(ctx context.Context, messages []message, flags uint8) []uint8 {
+// delMsg reports Acks until that is answered, as it always may. It says whether an earlier try may have been applied.
+// A node with more than some thousand Acks a second gathers those that failed, and bounds what it has in flight.
+func (n *node) delMsg(ctx context.Context, messages []message) (outcomes []uint8, repeated bool) {
 	ids, clients := columns(messages)
-	for {
-		outcomes, err := n.client.DelMsg(ctx, ids, clients, flags)
+	for pause := firstPause; ; {
+		outcomes, err := n.client.DelMsg(ctx, ids, clients, 0)
 		if err == nil {
-			return outcomes
+			return outcomes, repeated
 		}
 		var failure *ackwheel.Error
-		if ctx.Err() != nil || !errors.As(err, &failure) || !failure.Retryable {
-			log.Printf("%d messages may not have been taken out, and time out then: %v", len(messages), err)
-			return nil
+		if !errors.As(err, &failure) || !failure.Retryable || !sleep(ctx, &pause) {
+			log.Printf("%d Acks may not have been counted, and time out then: %v", len(messages), err)
+			return nil, repeated
 		}
-		time.Sleep(pause)
+		repeated = repeated || failure.OutcomeUnknown
 	}
 }
 
-// listen deals with timeout batches, one after the other, until the client ends.
+// sleep says whether the time has passed, which is twice as long next time; else the context was done.
+func sleep(ctx context.Context, pause *time.Duration) bool {
+	timer := time.NewTimer(*pause/2 + time.Duration(rand.Int63n(int64(*pause))))
+	defer timer.Stop()
+	if *pause *= 2; *pause > lastPause {
+		*pause = lastPause
+	}
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// listen deals with timeout batches, one after the other, until the node ends. A client that ends before was refused for
+// good, as with a wrong token: then nobody tells who is offline, and the node must not go on.
 func (n *node) listen(ctx context.Context) {
 	for batch := range n.client.Batches {
-		var err error
-		if failure := n.timedOut(ctx, batch); failure != nil {
+		failure, err := n.timedOut(ctx, batch), error(nil)
+		limited, cancel := context.WithTimeout(ctx, patience)
+		if failure != nil {
 			log.Printf("a batch of %d is given back: %v", len(batch.MsgIDs), failure)
-			_, err = n.client.BatchNack(ctx, batch.ID, uint32(later.Milliseconds()))
+			_, err = n.client.BatchNack(limited, batch.ID, uint32(later.Milliseconds()))
 		} else {
 			// Only now: had this process died before, another node would have got the batch.
-			_, err = n.client.BatchAck(ctx, batch.ID)
+			_, err = n.client.BatchAck(limited, batch.ID)
 		}
+		cancel()
 		if err != nil {
 			log.Printf("a batch of %d will come again: %v", len(batch.MsgIDs), err)
 		}
+	}
+	if ctx.Err() == nil {
+		_, why := n.client.BatchAck(ctx)
+		log.Fatal(why)
 	}
 }
 
@@ -226,19 +302,20 @@ func (n *node) timedOut(ctx context.Context, batch *ackwheel.TimeoutBatch) error
 		if !errors.As(err, &failure) || failure.Code != draining {
 			return err
 		}
-		// This sidecar takes no more messages, and given back the batch would end with it.
+		// This sidecar takes no more messages, and given back the batch would end with it, unless its wheel is kept: in
+		// Redis, or with --state. There to give it back is better, and somebody pushes a second time.
 		givenUp, saysOffline = append(givenUp, again...), false
 	}
 	n.know(func(r *records) {
 		for _, m := range givenUp {
-			push, waits := r.onTheWay[m]
+			last, waits := r.onTheWay[m]
 			if !waits {
 				continue // Its late Ack came while the others were pushed.
 			}
 			delete(r.onTheWay, m)
 			r.GivenUp++
 			// Who was heard since the push is there, whatever it left unanswered. How old the batch is does not matter.
-			if saysOffline && r.heard[m.client].Before(push.at) {
+			if saysOffline && r.heard[m.client].Before(last.at) {
 				r.offline[m.client] = true
 			}
 		}
@@ -265,7 +342,8 @@ func (n *node) judge(batch *ackwheel.TimeoutBatch) (again, givenUp []message, kn
 			if r.onTheWay[m].attempt != batch.Attempts[i] {
 				continue
 			}
-			if batch.Attempts[i] < maxAttempts && !batch.Drained { // A sidecar that drains takes no new messages.
+			// A sidecar that drains takes no new messages, and to whom nobody is there nothing is pushed.
+			if batch.Attempts[i] < maxAttempts && !batch.Drained && !r.offline[m.client] {
 				again = append(again, m)
 			} else {
 				givenUp = append(givenUp, m)
