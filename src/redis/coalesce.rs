@@ -2,11 +2,9 @@
 //!
 //! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one
 //! while the next is written. Idle, a request is on its way at once; while one script is in flight, a second one
-//! goes only with half of what was unanswered lately ([`WORTH_A_SCRIPT`]), since what waits for the answer travels in
-//! company. Where clients wait for answers before they ask for more, two scripts then carry about half of it each.
+//! goes only when it is worth one ([`worth`]).
 
 use std::future::{Future, poll_fn};
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::error;
 
-use super::chunk::{Chunk, MAX_CHUNK};
+use super::chunk::Chunk;
 use super::fault::{Fault, FaultKind};
 use super::flying::Flying;
 use super::fullness::Fullness;
@@ -25,6 +23,7 @@ use super::link::{Link, Links, Session, State};
 use super::queue::{Applied, Queue};
 use super::request::away;
 use super::script::{Answer, SCRIPTS};
+use super::worth;
 use crate::core::answers::Answers;
 use crate::core::burst::{Burst, Request};
 use crate::core::refusal::{Reason, Refusal};
@@ -34,9 +33,6 @@ use crate::metrics::Metrics;
 
 /// Scripts in flight at once. The link keeps the answers of as many.
 const DEPTH: usize = 2;
-
-/// The least number of messages for which a script goes out while another is in flight, and the most that it waits for.
-const WORTH_A_SCRIPT: RangeInclusive<usize> = 256..=MAX_CHUNK / 2;
 
 /// The bounds that requests are held against.
 #[derive(Clone, Copy, Debug)]
@@ -172,8 +168,8 @@ impl Held {
     }
 }
 
-/// The chunks whose answers are awaited.
-type Chunks = Flying<Chunk, Result<Answer, Fault>>;
+/// The chunks whose answers are awaited, and how long these take.
+type Chunks = Flying<Chunk, (Result<Answer, Fault>, Duration)>;
 
 struct Driver {
     link: Arc<Link>,
@@ -226,16 +222,17 @@ impl Driver {
     async fn serve(&mut self, session: &Session) {
         let mut next = session.chunk + 1;
         let mut flying = Chunks::with_capacity(DEPTH);
-        let mut worth = *WORTH_A_SCRIPT.start();
+        let mut enough_for_two = worth::LEAST;
         loop {
             self.take_in();
-            self.send_what_is_worth_it(session, &mut flying, &mut next, worth).await;
-            let enough = if flying.is_empty() { 1 } else { worth.saturating_sub(self.queue.waiting()) };
+            self.send_what_is_worth_it(session, &mut flying, &mut next, enough_for_two).await;
+            let enough = if flying.is_empty() { 1 } else { enough_for_two.saturating_sub(self.queue.waiting()) };
             tokio::select! {
                 biased;
-                answered = flying.first(), if !flying.is_empty() => {
+                (answered, took) = flying.first(), if !flying.is_empty() => {
                     self.take_in();
-                    worth = worth_a_script(self.queue.waiting() + flying.carried().map(Chunk::messages).sum::<usize>());
+                    let unanswered = self.queue.waiting() + flying.carried().map(Chunk::messages).sum::<usize>();
+                    enough_for_two = worth::worth_a_script(unanswered, took);
                     if let Err(fault) = self.receive(session, answered, &mut flying, &mut next).await {
                         self.link.give_up(session, &fault);
                         break;
@@ -261,9 +258,9 @@ impl Driver {
         session: &Session,
         flying: &mut Chunks,
         next: &mut u64,
-        worth: usize,
+        enough_for_two: usize,
     ) {
-        while flying.is_empty() || flying.len() < DEPTH && self.queue.is_worth_a_script(worth) {
+        while flying.is_empty() || flying.len() < DEPTH && self.queue.is_worth_a_script(enough_for_two) {
             let Some(chunk) = self.queue.next_chunk(*next) else { return };
             *next += 1;
             let exchange = self.exchange(session, &chunk);
@@ -271,12 +268,12 @@ impl Driver {
         }
     }
 
-    /// What sends a chunk, and has its answer.
+    /// What sends a chunk, and has its answer, and how long that took.
     fn exchange(
         &mut self,
         session: &Session,
         chunk: &Chunk,
-    ) -> impl Future<Output = Result<Answer, Fault>> + Send + use<> {
+    ) -> impl Future<Output = (Result<Answer, Fault>, Duration)> + Send + use<> {
         let keys = self.link.keys();
         let names: Vec<&str> =
             [&keys.messages, &keys.ticks].into_iter().chain(keys.lists()).map(String::as_str).collect();
@@ -284,7 +281,11 @@ impl Driver {
         call.arg(chunk.number).arg(self.bounds.max_in_flight).arg(u8::from(chunk.has_adds));
         self.queue.encode(chunk, &mut call);
         let (link, session) = (Arc::clone(&self.link), session.clone());
-        async move { link.send(&session, &SCRIPTS.apply, &call).await }
+        async move {
+            let begun = link.clock().now();
+            let answered = link.send(&session, &SCRIPTS.apply, &call).await;
+            (answered, link.clock().now().saturating_duration_since(begun))
+        }
     }
 
     /// Deals with the answer to the first chunk in flight.
@@ -340,21 +341,5 @@ impl Driver {
         }
         *next = number;
         Ok(())
-    }
-}
-
-/// The number of messages for which a second script goes out, where so many were unanswered when the last answer came.
-fn worth_a_script(unanswered: usize) -> usize {
-    (unanswered / 2).clamp(*WORTH_A_SCRIPT.start(), *WORTH_A_SCRIPT.end())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_second_script_waits_for_half_of_what_is_asked_for_at_a_time() {
-        let cases = [(0, 256), (512, 256), (700, 350), (1_000, 500), (100_000, 500)];
-        assert_eq!(cases.map(|(unanswered, _)| worth_a_script(unanswered)), cases.map(|(_, worth)| worth));
     }
 }

@@ -43,6 +43,7 @@ mod script;
 mod sentinels;
 mod silence;
 mod store;
+mod worth;
 
 #[doc(hidden)]
 pub use direct::DirectCalls;
