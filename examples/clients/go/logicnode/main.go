@@ -1,4 +1,4 @@
-// A small but whole logic node: go run ./logicnode -addr ADDR -timeout TIME
+// A small logic node: go run ./logicnode -addr ADDR -timeout TIME
 //
 // It pushes messages to simulated phones, and knows which of them are online: it adds before it pushes, withdraws what
 // could not be pushed, pushes a second time what timed out once, gives up what timed out twice, and acknowledges a batch

@@ -37,7 +37,7 @@ type records struct {
 	heard     map[uint64]time.Time           // when each session was heard last: here by its Acks, in a real node by whatever it says
 	offline   map[uint64]bool                // all others are online; a phone that connects anew gets a new session
 	dealtWith map[ackwheel.BatchID]time.Time // one that comes again is acknowledged, and that is all
-	reporting int                            // reports of Acks that are not answered
+	reporting int                            // DelMsgs that are not answered, and pushes from the store
 	counts
 }
 
