@@ -127,11 +127,12 @@ impl Leader {
 
     /// The same, of a leader that is late by so much as far as it knows.
     fn advance_late(&self, pointer: u64, late: Duration, token: &str, epoch: u64) -> Vec<redis::Value> {
-        let list = format!("tick:{}", pointer % self.field("meta", "lists"));
+        let lists: Vec<String> = (0..self.field("meta", "lists")).map(|list| format!("tick:{list}")).collect();
         let late_ms = late.as_millis().to_string();
         let arguments =
-            [token, &epoch.to_string(), &pointer.to_string(), &late_ms, "50", "1000", "0.5", "16", "0", ""];
-        let keys = Leader::keys(&["lease", "ticks", &list]);
+            [token, &epoch.to_string(), &pointer.to_string(), &late_ms, "50", "1000", "0.5", "16", "0", "", "0"];
+        let names: Vec<&str> = ["lease", "ticks"].into_iter().chain(lists.iter().map(String::as_str)).collect();
+        let keys = Leader::keys(&names);
         self.run(include_str!("../src/redis/lua/advance.lua"), &keys, &arguments)
     }
 

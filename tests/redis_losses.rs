@@ -12,7 +12,7 @@ use ackwheel::redis::RedisOptions;
 use crate::redelivery::add_one_a_tick;
 use crate::redis_faults::take_until;
 use crate::support::clock::Clock;
-use crate::support::frames::{self, u32_at};
+use crate::support::frames::{self, ACKED, u32_at};
 use crate::support::frozen::{self, FrozenRedis};
 use crate::support::process::assert_names;
 use crate::support::proxy::Proxy;
@@ -140,6 +140,103 @@ fn ticks_that_are_lost_while_one_is_published_stop_no_wheel() {
     redis.command::<()>(&["ACL", "SETUSER", "default", "+spop"]);
     assert_eq!(take_until(&mut subscriber, &ids), ids);
     assert_delivered(&sidecar, &mut [&mut subscriber], 5_000..5_010);
+}
+
+/// Has Redis lose the lists of all ticks.
+fn lose_all_ticks(redis: &Redis) {
+    let lists: Vec<String> = redis.command(&["KEYS", "{ackwheel:0}:tick:*"]);
+    let lost: Vec<&str> = std::iter::once("DEL").chain(lists.iter().map(String::as_str)).collect();
+    assert_eq!(redis.command::<usize>(&lost), lists.len());
+}
+
+fn messages(redis: &Redis) -> u64 {
+    redis.command(&["HLEN", "{ackwheel:0}:messages"])
+}
+
+#[test]
+fn messages_whose_ticks_are_lost_time_out_with_them_all_the_same() {
+    let redis = Redis::start();
+    let sidecar = sidecar(&redis);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    let mut connection = sidecar.connect();
+    // More than are looked at at once.
+    let (first, second): (Vec<u64>, Vec<u64>) = ((0..2_500).collect(), (2_500..2_600).collect());
+    let added = [(&first, 10, 1), (&second, 14, 2)]
+        .map(|(ids, timeout, attempt)| connection.ask(&frames::add(ids, timeout, attempt)).added().0);
+    lose_all_ticks(&redis);
+    let acks = connection.ask(&frames::del(&(0..100).collect::<Vec<u64>>()));
+    assert_eq!(acks.outcomes(), [ACKED; 100]);
+    let mut timed_out = [Vec::new(), Vec::new()];
+    while timed_out.each_ref().map(Vec::len) != [2_400, 100] {
+        let batch = subscriber.settled_batch();
+        let which = usize::from(batch.attempts[0]) - 1;
+        assert!(batch.attempts.iter().all(|attempt| *attempt == batch.attempts[0]), "{:?}", batch.attempts);
+        // The first ones were added in three scripts, between which a tick may begin.
+        assert!(batch.tick == added[which] || batch.tick + 1 == added[0], "{} and {added:?}", batch.tick);
+        timed_out[which].extend(batch.ids());
+    }
+    timed_out.iter_mut().for_each(|ids| ids.sort_unstable());
+    assert_eq!(timed_out, [first[100..].to_vec(), second]);
+    assert_eq!(lost_and_found(&redis, &sidecar), (0, 1));
+    sidecar.log().line("messages in flight are in the list of no tick").expect("it is told");
+}
+
+/// How many messages count as in flight, and how often a loss was told.
+fn lost_and_found(redis: &Redis, sidecar: &Sidecar) -> (i64, u64) {
+    let in_flight = redis.command(&["HGET", "{ackwheel:0}:meta", "in_flight"]);
+    (in_flight, sidecar.metrics().count("redis_errors_total{kind=\"lost\"}"))
+}
+
+#[test]
+fn what_was_late_is_forgotten_also_where_the_list_of_it_is_lost() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::on(&redis, "only", &["--tick", "200ms", "--slots", "5"]);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    assert_delivered(&sidecar, &mut [&mut subscriber], 0..100);
+    redis.command::<()>(&["DEL", "{ackwheel:0}:late"]);
+    assert_eq!(messages(&redis), 100);
+    // The next loss is another one, and waited for.
+    sidecar.log().line("all messages were looked through").expect("it is looked for what nobody forgets");
+    let ids: Vec<u64> = (100..110).collect();
+    sidecar.connect().ask(&frames::add(&ids, 3, 1)).added();
+    lose_all_ticks(&redis);
+    assert_eq!(take_until(&mut subscriber, &ids), ids);
+    wait_until("all are forgotten", || messages(&redis) == 0);
+    assert_eq!(lost_and_found(&redis, &sidecar), (0, 1), "nobody misses what was late");
+}
+
+#[test]
+fn messages_that_were_decided_when_their_list_was_lost_are_told_as_lost() {
+    let redis = Redis::start();
+    let sidecar = sidecar(&redis);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    redis.command::<()>(&["ACL", "SETUSER", "default", "-spop"]);
+    sidecar.connect().ask(&frames::add(&(0..20).collect::<Vec<u64>>(), 1, 1)).added();
+    wait_until("their tick is decided, and cannot be published", || lost_and_found(&redis, &sidecar).0 == 0);
+    lose_all_ticks(&redis);
+    redis.command::<()>(&["ACL", "SETUSER", "default", "+spop"]);
+    assert_delivered(&sidecar, &mut [&mut subscriber], 20..30);
+    assert_names(&sidecar.log().line("messages are lost").expect("it is told"), &["messages=20"]);
+    wait_until("they are forgotten", || messages(&redis) == 0);
+}
+
+#[test]
+fn the_wheel_goes_on_where_the_messages_of_a_lost_tick_cannot_be_put_back() {
+    for command in ["-hscan", "-sadd"] {
+        let redis = Redis::start();
+        let sidecar = sidecar(&redis);
+        let mut subscriber = sidecar.connect().subscribed("default");
+        let mut connection = sidecar.connect();
+        connection.ask(&frames::add(&(0..20).collect::<Vec<u64>>(), 15, 1)).added();
+        redis.command::<()>(&["ACL", "SETUSER", "default", command]);
+        lose_all_ticks(&redis);
+        sidecar.log().line("cannot be put back").expect("it is told");
+        assert_names(&sidecar.log().line("messages are lost").expect("it is told"), &["messages=20"]);
+        redis.command::<()>(&["ACL", "SETUSER", "default", "+sadd"]);
+        assert_delivered(&sidecar, &mut [&mut subscriber], 20..30);
+        assert_eq!(connection.ask(&frames::del(&[7])).outcomes(), [ACKED], "nobody was told that it timed out");
+        wait_until("it is not counted twice", || lost_and_found(&redis, &sidecar) == (0, 2));
+    }
 }
 
 #[test]

@@ -31,6 +31,7 @@ pub const SCRIPTS: &[&str] = &[
     "expire",
     "held",
     "forget",
+    "mend",
     "acquire",
     "renew",
     "release",
@@ -60,6 +61,7 @@ pub const REDIS_ERRORS: &[&str] = &[
     "oom",
     "noscript",
     "stale",
+    "lost",
     "forbidden",
     "other",
 ];

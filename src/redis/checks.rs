@@ -57,8 +57,8 @@ fn policy(settings: &HashMap<String, String>) -> Option<String> {
     let policy = settings.get("maxmemory-policy")?;
     (policy != "noeviction").then(|| {
         format!(
-            "Redis may evict keys when its memory is full (maxmemory-policy {policy}): messages in flight would vanish \
-             without a word; set maxmemory-policy noeviction, so that adds are refused instead"
+            "Redis may evict keys when its memory is full (maxmemory-policy {policy}): messages in flight would vanish; \
+             set maxmemory-policy noeviction, so that adds are refused instead"
         )
     })
 }

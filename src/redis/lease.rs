@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use super::leaderships::{Candidacy, Leaderships};
 use super::link::{LINK_LIFETIME, Link};
-use super::office::{Identity, Office, Term, from_now, whole_ms};
+use super::office::{Identity, Mends, Office, Term, from_now, whole_ms};
 use super::ring::CLOCK_SLACK;
 use super::script::{Answer, SCRIPTS};
 use super::silence::Look;
@@ -249,6 +249,7 @@ impl Inner {
             is_busy: false,
             frozen: Tick(0),
             seq: 0,
+            mends: Mends::default(),
         });
         info!(ring = self.options.ring, epoch, %pointer, "this sidecar leads");
         Ok(Leadership::Leads { epoch, renew_at: Some(now + self.options.duration / 3) })

@@ -149,6 +149,11 @@ impl Link {
         &self.shared.options.clock
     }
 
+    /// Counts what went wrong with Redis though it answered.
+    pub(super) fn count_loss(&self) {
+        self.shared.options.metrics.count_redis_error("lost");
+    }
+
     /// Whether Redis stood still lately, as far as its answers tell.
     pub(super) fn silence(&self) -> &Silence {
         &self.shared.silence

@@ -18,6 +18,8 @@
 //! as a difference beyond [`CLOCK_SLACK`], and then the monotonic clock decides.
 
 mod expire;
+mod mend;
+mod status;
 mod watch;
 
 use std::future::poll_fn;
@@ -29,7 +31,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use super::coalesce::Coalescer;
-use super::keys::{MAX_CATCH_UP, MAX_FROZEN};
+use super::keys::MAX_FROZEN;
 use super::link::{Link, Session};
 use super::office::{Due, Identity, Office, Term, whole_ms};
 use super::script::{Answer, SCRIPTS};
@@ -168,6 +170,10 @@ impl Inner {
         if now < term.next {
             return Ok(Advance::Waiting(term.next));
         }
+        if term.mends.on_its_way.is_some_and(|mending| mending.is_awaited) {
+            self.mend_for_a_while(&session, term).await?;
+            return Ok(Advance::Waiting(now));
+        }
         let (late, tick_length) = (now - term.next, self.options.wheel.tick_length());
         // The move that is due is one of those that are caught up. What adds count from knows the same bound.
         let most = tick_length * session.catch_up_max_ticks.max(1);
@@ -188,7 +194,8 @@ impl Inner {
             return Ok(Advance::Waiting(until));
         }
         let keys = self.link.keys();
-        let names = [keys.lease.as_str(), &keys.ticks, keys.list(term.pointer.0)];
+        let names: Vec<&str> =
+            [&keys.lease, &keys.ticks].into_iter().chain(keys.lists()).map(String::as_str).collect();
         let StormRule { min, share } = self.options.storm;
         let call = self.link.write_in(&session, &SCRIPTS.advance, &names, |call| {
             self.term_arguments(call, term);
@@ -199,6 +206,7 @@ impl Inner {
             } else {
                 call.arg(whole_ms(self.link.silence().patience()))
             };
+            call.arg(u8::from(!term.mends.may_wait()));
         });
         let mut answer = call.await?;
         self.advanced(term, &mut answer, at, at.max(self.link.clock().now()))
@@ -232,8 +240,14 @@ impl Inner {
                 let lateness = Duration::from_millis(answer.count()?);
                 // A move whose answer was lost in an outage came before that, and was not put off by it.
                 let shifted = if answer.count()? > 0 { term.shifted_ticks(self.options.wheel) } else { 0 };
+                self.tell_lost(answer.count()?);
                 self.office.note(term.epoch, |term| term.moved(due, self.options.wheel));
                 Ok(Advance::Moved { decided: term.pointer, lateness, shifted, next: due.next })
+            }
+            "missing" => {
+                self.tell_missing(answer.count()?);
+                self.office.note(term.epoch, |now| now.mends.begin(true, term.pointer, term.session));
+                Ok(Advance::Waiting(at))
             }
             "wait" => {
                 let due = self.due(answer, asked, at)?;
@@ -306,40 +320,5 @@ impl Inner {
     /// A quarter of a short tick: a clock that was set by less is as good as one that was not.
     fn slack(&self) -> Duration {
         CLOCK_SLACK.min(self.options.wheel.tick_length() / 4)
-    }
-
-    async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
-        let keys = self.link.keys();
-        let names: Vec<&str> =
-            [&keys.meta, &keys.lease].into_iter().chain(keys.lists()).map(String::as_str).collect();
-        let mut answer = self.link.read(&SCRIPTS.status, &names, |_| {}).await?;
-        let wheel = self.options.wheel;
-        let mut status =
-            RingStatus { ring: self.options.ring, slots: vec![0; wheel.slots().into()], ..RingStatus::default() };
-        if answer.is_empty() {
-            return Ok(status);
-        }
-        status.pointer = Tick(answer.count()?);
-        status.pointer_lag = Duration::from_millis(answer.count()?).saturating_sub(wheel.tick_length());
-        status.epoch = answer.count()?;
-        let (holder, leader) = (answer.text()?, answer.text()?);
-        let age = Duration::from_millis(answer.count()?);
-        if !holder.is_empty() {
-            (status.leader, status.lease_age) = (Some(leader), Some(age));
-        }
-        status.leads = holder == self.identity.token
-            && self.office.term().is_some_and(|term| term.epoch == status.epoch && now < term.lease_until);
-        status.in_flight = answer.count()?;
-        let mut lists = Vec::with_capacity(keys.lists().len());
-        while !answer.is_empty() {
-            lists.push(answer.count()?);
-        }
-        let list = |tick: u64| lists.get(usize::try_from(tick % lists.len() as u64).unwrap_or_default());
-        status.closing = list(status.pointer.0).copied().unwrap_or_default();
-        let farthest = status.pointer.0 + u64::from(wheel.slots() + MAX_CATCH_UP);
-        for tick in status.pointer.0 + 1..=farthest {
-            status.slots[usize::from(wheel.slot(Tick(tick)).0)] += list(tick).copied().unwrap_or_default();
-        }
-        Ok(status)
     }
 }

@@ -50,6 +50,8 @@ scripts! {
     expire after "lua/guard.lua",
     /// Forgets what is no longer late.
     forget after "lua/guard.lua",
+    /// Puts back what has lost its list, and deletes what nobody forgets.
+    mend after "lua/guard.lua",
     /// Stands for election.
     acquire after "lua/guard.lua",
     /// Keeps the lease.

@@ -1,12 +1,14 @@
 -- Moves the pointer from D to D + 1, if the caller leads: that decides tick D and freezes its counts.
 --
--- KEYS[3] lease   KEYS[4] ticks   KEYS[5] the list of D
+-- KEYS[3] lease   KEYS[4] ticks   KEYS[5..] the lists of deadlines: D lies in KEYS[5 + D mod lists]
 -- ARGV[2] token   ARGV[3] epoch   ARGV[4] D   ARGV[5] ms that the leader is late by its monotonic clock
 -- ARGV[6] ms that clocks may differ before a clock counts as set
 -- ARGV[7], ARGV[8] least number and share of a storm   ARGV[9] most frozen ticks
 -- ARGV[10] ms that the leader asks ahead: only so much later, by its monotonic clock, is the move due for certain
 -- ARGV[11] ms that a request may be under way before Redis counts as having stood still; empty if the leader knows
--- Reply {'moved', ms until the next move is due, ms late, 1 if it was now}   {'wait', ms}
+-- ARGV[12] 1 if it moves also where messages are missing
+-- Reply {'moved', ms until the next move is due, ms late, 1 if it was now, messages missing}   {'wait', ms}
+--   {'missing', messages} that count as in flight and are in no list: Redis has lost it. Nothing is decided
 --   {'busy'} too much is to be published first
 --   {'delayed', ms} Redis stood still for so long, or its clock was set: Acks may wait, nothing is decided
 --   {'deposed', what}   {'elsewhere', pointer}
@@ -15,12 +17,12 @@ if held ~= ARGV[2] then return {'deposed', 'holder'} end
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch ~= ARGV[3] then return {'deposed', 'epoch'} end
 
-local pointer, due_ms, tick_ms, in_flight, frozen_from, catch_up =
-  numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'in_flight', 'frozen_from', 'catch_up')
+local pointer, due_ms, tick_ms, in_flight, frozen_from, catch_up, lists =
+  numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'in_flight', 'frozen_from', 'catch_up', 'lists')
 local tick, late, slack, now = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), now_ms()
 local uncertain = tonumber(ARGV[10]) - late
 -- It has moved already, and the answer was lost. If the clock was set back since, the next move shows it.
-if pointer == tick + 1 then return {'moved', math.min(due_ms - now, 0) + tick_ms, 0, 0} end
+if pointer == tick + 1 then return {'moved', math.min(due_ms - now, 0) + tick_ms, 0, 0, 0} end
 if pointer ~= tick then return {'elsewhere', pointer} end
 -- Never before its time: deadlines were given by this clock.
 local early = due_ms + tick_ms - now
@@ -43,7 +45,13 @@ end
 -- Adds counted on no more than these being caught up, whatever the leader knew when it asked.
 next_due = math.max(next_due, now - math.max(1, catch_up) * tick_ms)
 
-local timed_out = redis.call('SCARD', KEYS[5])
+-- What is in no list would never time out, and count as in flight for good.
+local function listed(deadline) return redis.call('SCARD', KEYS[5 + deadline % lists]) end
+local timed_out, left = listed(tick), 0
+for deadline = tick + 1, frozen_from + lists - 1 do left = left + listed(deadline) end
+local missing = math.max(0, in_flight - timed_out - left)
+if missing > 0 and ARGV[12] ~= '1' then return {'missing', missing} end
+
 local acked = tonumber(redis.call('HGET', KEYS[4], 'acked:' .. tick) or '0')
 local storm = timed_out > 0 and timed_out >= tonumber(ARGV[7])
   and timed_out >= tonumber(ARGV[8]) * (timed_out + acked)
@@ -51,5 +59,5 @@ local storm = timed_out > 0 and timed_out >= tonumber(ARGV[7])
 redis.call('HDEL', KEYS[4], 'acked:' .. tick)
 redis.call('HSET', KEYS[4], 'frozen:' .. tick, table.concat(
   {epoch, now, next_due, timed_out, acked, storm and 1 or 0, 0, 0}, ' '))
-redis.call('HSET', KEYS[1], 'pointer', tick + 1, 'due_ms', next_due, 'in_flight', in_flight - timed_out)
-return {'moved', next_due + tick_ms - now, now - next_due, 1}
+redis.call('HSET', KEYS[1], 'pointer', tick + 1, 'due_ms', next_due, 'in_flight', left)
+return {'moved', next_due + tick_ms - now, now - next_due, 1, missing}

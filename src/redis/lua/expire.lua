@@ -2,7 +2,8 @@
 --
 -- KEYS[3] lease   KEYS[4] ticks   KEYS[5] the list of the tick   KEYS[6] outbox   KEYS[7] late   KEYS[8] news
 -- ARGV[2] token   ARGV[3] epoch   ARGV[4] the tick   ARGV[5] the seq expected   ARGV[6] most messages
--- Reply {'published', messages, 1 if that was the last of its tick, ms late, timed out, acked, storm}
+-- Reply {'published', messages, 1 if that was the last of its tick, ms late, timed out, acked, storm, messages missing
+--   at its end, since Redis has lost its list}
 --   {'expected', tick, seq, 1 if it is frozen}: where to go on; behind it, where this term has finished a tick, that
 --   and what it counted, since the answer that told may be lost: tick, timed out, acked, storm   {'deposed', what}
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return {'deposed', 'holder'} end
@@ -73,4 +74,4 @@ else
     table.concat({epoch, decided_ms, due_ms, timed_out, acked, storm, published, seq + 1}, ' '))
 end
 return {'published', #members, last and 1 or 0, math.max(0, now_ms() - tonumber(due_ms)), timed_out, tonumber(acked),
-  tonumber(storm)}
+  tonumber(storm), last and math.max(0, timed_out - published) or 0}

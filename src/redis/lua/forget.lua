@@ -1,12 +1,18 @@
 -- Forgets the oldest chunk of what timed out, once a revolution has passed.
 --
 -- KEYS[3] messages   KEYS[4] late
+-- ARGV[2] most messages of a chunk
 -- Reply {'forgot', messages}   {'idle'}
+--   {'left over'} more messages are not in flight than the chunks can have: Redis has lost some
+local pointer, slots, frozen_from, in_flight = numbers(KEYS[1], 'pointer', 'slots', 'frozen_from', 'in_flight')
 local oldest = redis.call('LINDEX', KEYS[4], 0)
-if not oldest then return {'idle'} end
-local pointer, slots = numbers(KEYS[1], 'pointer', 'slots')
-local tick = string.match(oldest, '^%d+')
-if pointer - tick - 1 < slots then return {'idle'} end
+local tick = oldest and string.match(oldest, '^%d+')
+if not tick or pointer - tick - 1 < slots then
+  local late = redis.call('HLEN', KEYS[3]) - in_flight
+  local is_left_over = late > 0 and frozen_from == pointer
+    and not redis.call('LINDEX', KEYS[4], math.ceil(late / ARGV[2]) - 1)
+  return {is_left_over and 'left over' or 'idle'}
+end
 
 redis.call('LPOP', KEYS[4])
 local messages = {}

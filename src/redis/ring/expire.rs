@@ -10,14 +10,14 @@ use crate::core::tick::Tick;
 use crate::redis::office::Term;
 use crate::redis::script::{Answer, SCRIPTS};
 
-/// The most messages that one script publishes.
+/// The most messages that one script publishes, as a chunk of what is late.
 const MAX_PUBLISHED: usize = 1_000;
 
 impl Inner {
     pub(super) async fn expire(&self) -> Result<Expired, Refusal> {
         let Some(term) = self.office.term() else { return Ok(Expired { deposed: true, ..Expired::default() }) };
         if term.frozen == term.pointer {
-            return self.forget().await;
+            return self.forget(term).await;
         }
         let keys = self.link.keys();
         let names =
@@ -41,7 +41,7 @@ impl Inner {
                 if is_frozen || counted.is_some() {
                     Ok(Expired { counted, more: true, ..Expired::default() })
                 } else {
-                    self.forget().await
+                    self.forget(term).await
                 }
             }
             "deposed" => {
@@ -56,6 +56,7 @@ impl Inner {
         let (messages, is_last) = (answer.count()?, answer.count()? > 0);
         let lateness = Duration::from_millis(answer.count()?);
         let counts = counts(answer)?;
+        self.tell_lost(answer.count()?);
         self.office.note(term.epoch, |now| {
             (now.frozen, now.seq) = if is_last { (term.frozen.plus(1), 0) } else { (term.frozen, term.seq + 1) };
         });
@@ -67,18 +68,31 @@ impl Inner {
         })
     }
 
-    async fn forget(&self) -> Result<Expired, Refusal> {
+    async fn forget(&self, term: Term) -> Result<Expired, Refusal> {
+        if term.mends.on_its_way.is_some() {
+            self.mend(&self.link.session()?, term).await?;
+            return Ok(Expired { more: true, tidied: true, ..Expired::default() });
+        }
         let keys = self.link.keys();
-        let mut answer = self.link.write(&SCRIPTS.forget, &[&keys.messages, &keys.late], |_| {}).await?;
+        let mut answer = self
+            .link
+            .write(&SCRIPTS.forget, &[&keys.messages, &keys.late], |call| {
+                call.arg(MAX_PUBLISHED);
+            })
+            .await?;
         match answer.text()?.as_str() {
             "forgot" => Ok(Expired { more: true, ..Expired::default() }),
-            "idle" => Ok(Expired::default()),
+            "left over" if term.mends.may_tidy(term.pointer, self.options.wheel) => {
+                self.office.note(term.epoch, |now| now.mends.begin(false, term.pointer, term.session));
+                Ok(Expired { more: true, tidied: true, ..Expired::default() })
+            }
+            "idle" | "left over" => Ok(Expired::default()),
             word => Err(answer.strange(word).into()),
         }
     }
 }
 
-/// What a tick counted, at the end of an answer.
+/// What a tick counted, as an answer tells it.
 fn counts(answer: &mut Answer) -> Result<TickCounts, Refusal> {
     let (timed_out, acked, storm) = (answer.count()?, answer.count()?, answer.count()? > 0);
     Ok(TickCounts { added: timed_out + acked, acked, storm, drained: false })

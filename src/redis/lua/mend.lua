@@ -1,0 +1,50 @@
+-- Looks at some of the messages, from a cursor on. One that is in flight and in the list of no tick, since Redis has lost
+-- that, goes back into it. One that is late no longer, and in no chunk of `late`, since that was lost, is deleted.
+--
+-- KEYS[3] messages   KEYS[4..] the lists of deadlines: D lies in KEYS[4 + D mod lists]
+-- ARGV[2] cursor, 0 to begin   ARGV[3] about how many   ARGV[4] ms that an unused link is kept
+-- Reply {'looked', the next cursor, 0 at the end, messages put back, messages deleted}   {'denied', why}: its user may not
+--
+-- A message that stays where it is while this goes on is looked at, and one that is written meanwhile is where its entry
+-- says: each script does both.
+local messages = KEYS[3]
+-- A Redis without memory lets a script finish whose first write needs none.
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+local looked = redis.pcall('HSCAN', messages, ARGV[2], 'COUNT', ARGV[3])
+if looked.err then return {'denied', looked.err} end
+
+local pointer, slots, lists, frozen_from = numbers(KEYS[1], 'pointer', 'slots', 'lists', 'frozen_from')
+local entries, members, over = looked[2], {}, {}
+for i = 1, #entries, 2 do
+  local deadline, attempt = string.match(entries[i + 1], '^(%d+) (%d+) %d+$')
+  deadline = tonumber(deadline)
+  -- No deadline is farther ahead than there are lists, but one that was written by hand.
+  if deadline and deadline >= pointer and deadline < frozen_from + lists then
+    local listed = members[deadline] or {}
+    listed[#listed + 1] = entries[i] .. (attempt == '1' and '' or '/' .. attempt)
+    members[deadline] = listed
+  elseif deadline and deadline < pointer and pointer - deadline - 1 >= slots then
+    over[#over + 1] = entries[i]
+  end
+end
+
+local denied
+local function in_parts(command, key, list)
+  local sum = 0
+  for first = 1, #list, 4000 do
+    local done = redis.pcall(command, key, unpack(list, first, math.min(first + 3999, #list)))
+    if type(done) ~= 'number' then
+      denied = done.err
+      break
+    end
+    sum = sum + done
+  end
+  return sum
+end
+local put_back = 0
+for deadline, listed in pairs(members) do
+  put_back = put_back + in_parts('SADD', KEYS[4 + deadline % lists], listed)
+end
+local deleted = in_parts('HDEL', messages, over)
+if denied then return {'denied', denied} end
+return {'looked', looked[1], put_back, deleted}
