@@ -175,7 +175,9 @@ fn messages_whose_ticks_are_lost_time_out_with_them_all_the_same() {
         assert!(batch.tick == added[which] || batch.tick + 1 == added[0], "{} and {added:?}", batch.tick);
         timed_out[which].extend(batch.ids());
     }
-    timed_out.iter_mut().for_each(|ids| ids.sort_unstable());
+    for ids in &mut timed_out {
+        ids.sort_unstable();
+    }
     assert_eq!(timed_out, [first[100..].to_vec(), second]);
     assert_eq!(lost_and_found(&redis, &sidecar), (0, 1));
     sidecar.log().line("messages in flight are in the list of no tick").expect("it is told");
