@@ -8,7 +8,8 @@ use tracing::{info, warn};
 
 use super::leaderships::{Candidacy, Leaderships};
 use super::link::{LINK_LIFETIME, Link};
-use super::office::{Identity, Mends, Office, Term, from_now, whole_ms};
+use super::mends::Mends;
+use super::office::{Identity, Office, Term, from_now, whole_ms};
 use super::ring::CLOCK_SLACK;
 use super::script::{Answer, SCRIPTS};
 use super::silence::Look;

@@ -30,6 +30,7 @@ mod lanes;
 mod leaderships;
 mod lease;
 mod link;
+mod mends;
 mod news;
 mod nodes;
 mod office;

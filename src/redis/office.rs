@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::mends::Mends;
 use crate::core::tick::{Tick, Wheel};
 
 /// For so long before a move the leader watches Redis: what waited for a stall that was over by then has arrived.
@@ -47,69 +48,6 @@ pub(super) struct Term {
     pub(super) mends: Mends,
 }
 
-/// What is to be mended where Redis has lost what says where some messages are.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Mends {
-    /// How far all messages are looked through.
-    pub(super) on_its_way: Option<Mending>,
-    /// How often that may be done before the pointer moves.
-    pub(super) left: u8,
-    /// The pointer when it was done last for what is not late any more.
-    pub(super) tidied_at: Option<Tick>,
-    /// Whether this sidecar's user may do it.
-    pub(super) is_denied: bool,
-}
-
-impl Default for Mends {
-    fn default() -> Mends {
-        Mends { on_its_way: None, left: Mends::BEFORE_A_MOVE, tidied_at: None, is_denied: false }
-    }
-}
-
-impl Mends {
-    /// A Redis that loses lists faster than they are mended does not stop the wheel.
-    const BEFORE_A_MOVE: u8 = 3;
-
-    /// Whether the pointer waits where messages are missing.
-    pub(super) fn may_wait(&self) -> bool {
-        self.left > 0 && !self.is_denied
-    }
-
-    /// Whether to look for what is not late any more, at a pointer: once a revolution, since what was late a moment ago is
-    /// found in the next.
-    pub(super) fn may_tidy(&self, pointer: Tick, wheel: Wheel) -> bool {
-        !self.is_denied && self.tidied_at.is_none_or(|then| pointer.0 >= then.0 + u64::from(wheel.slots()))
-    }
-
-    /// Begins to look through all messages, in a session.
-    pub(super) fn begin(&mut self, is_awaited: bool, pointer: Tick, session: u64) {
-        if !is_awaited {
-            self.tidied_at = Some(pointer);
-        }
-        self.on_its_way = Some(Mending { is_awaited, session, cursor: 0, put_back: 0, deleted: 0 });
-    }
-
-    /// All were looked at.
-    pub(super) fn done(&mut self, mended: Mending) {
-        self.on_its_way = None;
-        if mended.is_awaited {
-            self.left = if mended.put_back > 0 { self.left.saturating_sub(1) } else { 0 };
-        }
-    }
-}
-
-/// How far all messages are looked through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mending {
-    /// Whether the pointer waits for it: it is about to decide a tick without messages that belong to it.
-    pub(super) is_awaited: bool,
-    /// The session to whose server the cursor belongs.
-    pub(super) session: u64,
-    pub(super) cursor: u64,
-    pub(super) put_back: u64,
-    pub(super) deleted: u64,
-}
-
 impl Term {
     /// Puts the next move off, for a reason that the leader knows.
     pub(super) fn put_off(&mut self, next: Instant) {
@@ -128,7 +66,7 @@ impl Term {
         self.is_aware = false;
         self.shifted -= wheel.ticks(self.shifted_ticks(wheel));
         (self.graced, self.is_busy) = (None, false);
-        self.mends.left = Mends::BEFORE_A_MOVE;
+        self.mends.moved();
     }
 
     /// How long the pointer may wait at a time `now` for what this sidecar has read: whoever asks for more than Redis
@@ -269,27 +207,6 @@ pub(super) mod tests {
         }
         assert_eq!(told, [0, 0, 1, 0, 1]);
         assert_eq!(term.shifted, ms(250));
-    }
-
-    #[test]
-    fn the_pointer_waits_for_what_is_put_back_and_not_without_end() {
-        let (now, wheel) = (Instant::now(), Wheel::new(15, Duration::from_secs(1)).unwrap());
-        let mut term = term(now);
-        let walk = |term: &mut Term, put_back| {
-            term.mends.begin(true, term.pointer, 1);
-            let begun = term.mends.on_its_way.expect("it is on its way");
-            term.mends.done(Mending { put_back, ..begun });
-            term.mends.may_wait()
-        };
-        assert_eq!([7, 7, 7].map(|put_back| walk(&mut term, put_back)), [true, true, false]);
-        term.moved(Due { next: now, ahead: Duration::ZERO }, wheel);
-        assert!(term.mends.may_wait(), "what is lost later is looked for again");
-        assert!(!walk(&mut term, 0), "there is nothing to put back");
-        term.moved(Due { next: now, ahead: Duration::ZERO }, wheel);
-        term.mends.begin(false, term.pointer, 1);
-        assert!(term.mends.may_wait(), "what is tidied up is another matter");
-        assert!(!term.mends.may_tidy(term.pointer.plus(14), wheel));
-        assert!(term.mends.may_tidy(term.pointer.plus(15), wheel));
     }
 
     #[test]

@@ -28,6 +28,7 @@ for i = 1, #entries, 2 do
   end
 end
 
+-- As `in_chunks`, but for a refusal, which would stop the wheel.
 local denied
 local function in_parts(command, key, list)
   local sum = 0

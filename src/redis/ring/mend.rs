@@ -11,7 +11,8 @@ use tracing::{error, info, warn};
 use super::Inner;
 use crate::core::refusal::Refusal;
 use crate::redis::link::{LINK_LIFETIME, Session};
-use crate::redis::office::{Mending, Term, whole_ms};
+use crate::redis::mends::Mending;
+use crate::redis::office::{Term, whole_ms};
 use crate::redis::script::SCRIPTS;
 
 /// About so many messages are looked at in one script, which takes Redis about as long as a script of requests.
