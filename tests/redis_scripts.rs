@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::flow::{Flow, Plan};
-use crate::support::frames::{self, ACKED};
+use crate::support::frames::{self, ACKED, UNKNOWN};
 use crate::support::proxy::Proxy;
 use crate::support::redis::{Redis, ask};
 use crate::support::sidecar::{Sidecar, serve};
@@ -97,5 +97,38 @@ fn a_script_whose_loading_is_never_answered_holds_nobody_up() {
     assert_eq!(connection.answer(held).outcomes(), [ACKED], "by a connection that was made anew");
     assert_eq!(connection.ask(&frames::del(&[2])).outcomes(), [ACKED]);
     assert!(sidecar.metrics().count("redis_reconnects_total") >= 1);
+    way.let_go();
+}
+
+/// A chunk on its way has the number of one that is in the link again, since Redis went back to an earlier state.
+#[test]
+fn an_answer_from_before_redis_lost_writes_is_not_taken_for_another() {
+    let redis = Redis::start();
+    let way = Proxy::to(redis.port);
+    let sidecar = Sidecar::spawn(&mut serve(&["--store", &way.url(), "--outage-grace", "0s"]));
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1, 2], 15, 1)).added();
+    assert_eq!(connection.ask(&frames::del(&[1])).outcomes(), [ACKED]);
+    let [link] = &redis.command::<Vec<String>>(&["KEYS", "{ackwheel:0}:link:*"])[..] else {
+        panic!("one sidecar")
+    };
+    let chunk = |link: &str| redis.command::<u64>(&["HGET", link, "chunk"]);
+    let earlier: Vec<String> = redis.command(&["HGETALL", link]);
+    assert_eq!(chunk(link), 2);
+
+    redis.command::<()>(&["HSET", link, "chunk", "0"]);
+    assert_eq!(connection.ask(&frames::del(&[3])).outcomes(), [UNKNOWN], "by a new session");
+    assert_eq!(chunk(link), 1);
+    way.hold_a_request();
+    let held = connection.request(&frames::del(&[2]));
+    wait_until("a request is held", || way.holding() == 1);
+    let restore: Vec<&str> = ["HSET", link].into_iter().chain(earlier.iter().map(String::as_str)).collect();
+    redis.command::<()>(&restore);
+    assert_eq!(connection.answer(held).outcomes(), [ACKED]);
+    assert_eq!(
+        connection.ask(&frames::del(&[2])).outcomes(),
+        [UNKNOWN],
+        "it was acknowledged, and not only said to be"
+    );
     way.let_go();
 }

@@ -194,7 +194,7 @@ impl Driver {
     async fn run(mut self) {
         while let Some(session) = self.wait_for_session().await {
             self.held.show(0);
-            self.queue.recall(session.chunk, &session.answers, self.bounds.max_in_flight);
+            self.queue.recall(&session.answers, self.bounds.max_in_flight);
             self.serve(&session).await;
             self.queue.refuse_adds();
         }
@@ -243,7 +243,7 @@ impl Driver {
             }
         }
         for chunk in flying.take_all() {
-            self.queue.unanswered(chunk);
+            self.queue.unanswered(session.generation, chunk);
         }
     }
 

@@ -68,8 +68,9 @@ pub(super) struct Session {
     pub(super) generation: i64,
     /// The most ticks that are caught up, as the ring was made.
     pub(super) catch_up_max_ticks: u32,
-    /// The last chunk applied for this sidecar, with its answer, and the answer to the one before.
+    /// The last chunk applied for this sidecar.
     pub(super) chunk: u64,
+    /// The answers to the last two, with generation and number.
     pub(super) answers: Arc<[String; 2]>,
     /// When an outage ended with it; none for the first.
     pub(super) recovered_at: Option<Instant>,

@@ -52,8 +52,8 @@ pub(super) struct Queue {
     waiting: usize,
     /// Who waits until all frames before this one are answered, in this order.
     barriers: VecDeque<(u64, oneshot::Sender<()>)>,
-    /// Chunks whose answer did not come, oldest first.
-    unanswered: Vec<Chunk>,
+    /// Chunks whose answer did not come, oldest first, each with the generation in which it was sent.
+    unanswered: Vec<(i64, Chunk)>,
     /// Messages of dels that are not answered, those that were not taken in yet included.
     unanswered_acks: Arc<AtomicU64>,
     writer: Writer,
@@ -236,9 +236,9 @@ impl Queue {
         self.wakers.extend(with(frame));
     }
 
-    /// The answer to a chunk did not come.
-    pub(super) fn unanswered(&mut self, chunk: Chunk) {
-        self.unanswered.push(chunk);
+    /// The answer to a chunk that was sent in this generation did not come.
+    pub(super) fn unanswered(&mut self, generation: i64, chunk: Chunk) {
+        self.unanswered.push((generation, chunk));
     }
 
     /// Chunks that were certainly not applied are to be sent again, with all behind them: their dels. Their adds
@@ -287,12 +287,12 @@ impl Queue {
         self.wake();
     }
 
-    /// A new session says which chunk was applied last, and the answers to it and to the one before.
-    pub(super) fn recall(&mut self, last: u64, answers: &[String; 2], max_in_flight: u64) {
+    /// A new session has the answers to the last two chunks that were applied. Numbers come again where Redis lost
+    /// writes, so the generation must be that of the chunk too.
+    pub(super) fn recall(&mut self, answers: &[String; 2], max_in_flight: u64) {
         let mut not_applied = Vec::new();
-        for chunk in std::mem::take(&mut self.unanswered) {
-            let answer = last.checked_sub(chunk.number).and_then(|back| answers.get(usize::try_from(back).ok()?));
-            match answer.and_then(|answer| Applied::parse(answer)) {
+        for (generation, chunk) in std::mem::take(&mut self.unanswered) {
+            match answers.iter().find_map(|answer| Applied::parse(answer, generation, chunk.number)) {
                 Some(applied) => self.applied(chunk, &applied, max_in_flight),
                 None => not_applied.push(chunk),
             }
@@ -302,9 +302,11 @@ impl Queue {
 }
 
 impl<'a> Applied<'a> {
-    /// An answer as the script keeps it: `tick due|outcomes|times`.
-    fn parse(text: &'a str) -> Option<Applied<'a>> {
+    /// An answer as the script keeps it, `generation|number|tick due|outcomes|times`, if it is that to this chunk.
+    fn parse(text: &'a str, generation: i64, number: u64) -> Option<Applied<'a>> {
         let mut parts = text.split('|');
+        let is_of_chunk = parts.next()?.parse() == Ok(generation) && parts.next()?.parse() == Ok(number);
+        is_of_chunk.then_some(())?;
         Some(Applied {
             tick_due: Tick(parts.next()?.parse().ok()?),
             letters: parts.next()?,

@@ -211,8 +211,10 @@ for _, life in pairs(lives) do
   if life.acked > 0 then redis.call('HINCRBY', ticks, 'acked:' .. life.deadline, life.acked) end
 end
 
--- The answer is kept, so that a sidecar whose link broke can ask what became of its last chunks.
+-- The answer is kept, so that a sidecar whose link broke can ask what became of its last chunks. Numbers come again where
+-- Redis lost writes, generations do not: together they name one chunk.
 local letters = table.concat(outcomes)
 times = table.concat(times, ',')
-redis.call('HSET', link, 'chunk', number, 'answer:' .. number % 2, tick_due .. '|' .. letters .. '|' .. times)
+redis.call('HSET', link, 'chunk', number, 'answer:' .. number % 2,
+  table.concat({ARGV[1], number, tick_due, letters, times}, '|'))
 return {'ok', tick_due, letters, times, in_flight}

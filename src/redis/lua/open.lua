@@ -5,8 +5,8 @@
 -- ARGV[1] schema   ARGV[2] oldest schema served   ARGV[3] slots   ARGV[4] tick in ms   ARGV[5] rings
 -- ARGV[6] lists   ARGV[7] incarnation, if the ring is new   ARGV[8] ms that an unused link is kept
 -- ARGV[9] most ticks that are caught up, if the ring is new
--- Reply {'open', generation, incarnation, most ticks that are caught up, last chunk applied, its answer, the answer
---   before it}
+-- Reply {'open', generation, incarnation, most ticks that are caught up, last chunk applied, the last two answers, each
+--   with the generation and the number of its chunk}
 --   {'differs', schema, slots, tick in ms, rings}
 local meta, link = KEYS[1], KEYS[2]
 
@@ -54,5 +54,5 @@ local generation = math.max(tonumber(redis.call('HGET', link, 'generation') or '
 redis.call('HSET', link, 'generation', generation)
 redis.call('PEXPIRE', link, ARGV[8])
 local chunk = tonumber(redis.call('HGET', link, 'chunk') or '0')
-local answers = redis.call('HMGET', link, 'answer:' .. chunk % 2, 'answer:' .. (chunk + 1) % 2)
+local answers = redis.call('HMGET', link, 'answer:0', 'answer:1')
 return {'open', generation, found[5], tonumber(found[6]), chunk, answers[1] or '', answers[2] or ''}

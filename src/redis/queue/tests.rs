@@ -271,7 +271,7 @@ fn when_redis_goes_adds_are_refused_with_what_is_true_and_dels_are_held() {
     let acked = bench.del(400);
     let chunk = bench.chunk(1);
     let unsent = bench.add(1);
-    bench.queue.unanswered(chunk);
+    bench.queue.unanswered(9, chunk);
     bench.queue.refuse_adds();
     let answers = bench.answers();
     let correlations: Vec<u32> = answers.iter().map(|answer| answer.correlation).collect();
@@ -281,8 +281,8 @@ fn when_redis_goes_adds_are_refused_with_what_is_true_and_dels_are_held() {
     assert_eq!(bench.held.load(Ordering::Relaxed), 400);
 
     // It was applied, and the link has kept the answer.
-    let answer = format!("7|{}{}|{}", "a".repeat(600), "k".repeat(400), vec!["5"; 401].join(","));
-    bench.queue.recall(1, &[answer, String::new()], MAX);
+    let answer = format!("9|1|7|{}{}|{}", "a".repeat(600), "k".repeat(400), vec!["5"; 401].join(","));
+    bench.queue.recall(&[String::new(), answer], MAX);
     let answer = bench.answer();
     assert_eq!((answer.correlation, answer.outcomes, answer.measured), (acked, vec![Outcome::Acked; 400], 400));
     assert!(bench.queue.next_chunk(2).is_none());
@@ -295,14 +295,30 @@ fn what_was_not_applied_is_sent_again_before_what_came_later() {
     let first = bench.del(2);
     let chunk = bench.chunk(5);
     let second = bench.del(1);
-    bench.queue.unanswered(chunk);
-    bench.queue.recall(4, &["7|u|6".into(), String::new()], MAX);
+    bench.queue.unanswered(9, chunk);
+    bench.queue.recall(&["9|4|7|u|6".into(), String::new()], MAX);
     assert_eq!(bench.queue.waiting(), 3);
     let chunk = bench.chunk(5);
     bench.applied(chunk, "kku", "6,5,5");
     let answers = bench.answers();
     assert_eq!((answers[0].correlation, &answers[0].outcomes[..]), (first, &[Outcome::Acked; 2][..]));
     assert_eq!((answers[1].correlation, &answers[1].outcomes[..]), (second, &[Outcome::Unknown][..]));
+}
+
+#[test]
+fn an_answer_to_a_chunk_of_another_generation_is_not_taken() {
+    for (answer, is_taken) in [("9|5|7|k|6,5", true), ("8|5|7|k|6,5", false), ("9|3|7|k|6,5", false)] {
+        let mut bench = Bench::new();
+        bench.del(1);
+        let chunk = bench.chunk(5);
+        bench.queue.unanswered(9, chunk);
+        bench.queue.recall(&[String::new(), answer.to_owned()], MAX);
+        assert_eq!(
+            (bench.answers().len(), bench.queue.waiting()),
+            if is_taken { (1, 0) } else { (0, 1) },
+            "{answer}"
+        );
+    }
 }
 
 #[test]
