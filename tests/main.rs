@@ -31,6 +31,7 @@ mod fencing;
 mod foreign_clients;
 mod glance;
 mod groups;
+mod harness_network;
 mod harness_redis;
 mod hostile;
 mod leaderships;

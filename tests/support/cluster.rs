@@ -39,13 +39,8 @@ impl Cluster {
         for (epoch, node) in (1..).zip(primaries.iter().chain([&replica])) {
             node.command::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &i32::to_string(&epoch)]);
             let bus_port = primaries[0].bus_port().to_string();
-            node.command::<()>(&[
-                "CLUSTER",
-                "MEET",
-                "127.0.0.1",
-                &primaries[0].port_for_peers().to_string(),
-                &bus_port,
-            ]);
+            let (address, port) = (primaries[0].address.to_string(), primaries[0].port_for_peers().to_string());
+            node.command::<()>(&["CLUSTER", "MEET", &address, &port, &bus_port]);
         }
         let cluster = Cluster { primaries, replica };
         cluster.wait_until_all_say("all know each other", |info| {
@@ -70,7 +65,7 @@ impl Cluster {
 
     /// The `--store` of a sidecar that knows some of its nodes.
     pub fn store<'a>(nodes: impl IntoIterator<Item = &'a Redis>) -> String {
-        let addresses = nodes.into_iter().map(|node| format!("127.0.0.1:{}", node.port));
+        let addresses = nodes.into_iter().map(|node| format!("{}:{}", node.address, node.port));
         format!("redis-cluster://{}", addresses.collect::<Vec<String>>().join(","))
     }
 
@@ -86,8 +81,8 @@ impl Cluster {
             if keys.is_empty() {
                 break;
             }
-            let port = to.port.to_string();
-            let move_them = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+            let (address, port) = (to.address.to_string(), to.port.to_string());
+            let move_them = ["MIGRATE", &address, &port, "", "0", "5000", "KEYS"];
             let words: Vec<&str> = move_them.into_iter().chain(keys.iter().map(String::as_str)).collect();
             from.command::<()>(&words);
         }

@@ -14,6 +14,7 @@ pub mod frozen;
 pub mod held;
 pub mod http;
 pub mod kubernetes;
+pub mod network;
 pub mod packages;
 pub mod png;
 pub mod process;

@@ -1,7 +1,7 @@
 //! Real Redis servers, each of its test alone: started, stopped, killed, restarted, and asked.
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::certificates::Files;
 use super::clock::{Clock, FakeClock};
 use super::process::{Log, Process};
-use super::{PATIENCE, packages, wait_until};
+use super::{PATIENCE, network, packages, wait_until};
 
 /// What a server says when it serves.
 const READY: &str = "Ready to accept connections";
@@ -62,6 +62,8 @@ impl Tls {
 /// A server that ends with its test. Its log is printed if the test fails.
 #[derive(Debug)]
 pub struct Redis {
+    /// Where it is, also for other hosts of a network.
+    pub address: IpAddr,
     pub port: u16,
     folder: TempDir,
     keeps: Keeps,
@@ -107,7 +109,8 @@ impl Redis {
     fn made(keeps: Keeps, clock: Option<Clock>, bus_port: Option<u16>, tls: Option<Tls>) -> Redis {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let clock = clock.map(FakeClock::new);
-        let mut redis = Redis { port: 0, folder, keeps, bus_port, tls, clock, process: None, logs: Vec::new() };
+        let (address, process, logs) = (network::here(), None, Vec::new());
+        let mut redis = Redis { address, port: 0, folder, keeps, bus_port, tls, clock, process, logs };
         wait_until("a port is free", || {
             redis.port = free_port();
             redis.bus_port = redis.bus_port.map(|_| free_port());
@@ -118,7 +121,7 @@ impl Redis {
     }
 
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/", self.port)
+        format!("redis://{}:{}/", self.address, self.port)
     }
 
     /// Has it stand still; returns when it does.
@@ -167,13 +170,14 @@ impl Redis {
 
     /// A connection that gives up after [`PATIENCE`].
     pub fn connect(&self) -> RedisResult<Connection> {
-        connect_to(self.port)
+        connect_to(self.address, self.port)
     }
 
     /// Has it follow a primary, with all that this has; returns when it is in step.
     pub fn follow(&self, primary: &Redis) {
         primary.command::<()>(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
-        self.command::<()>(&["REPLICAOF", "127.0.0.1", &primary.port_for_peers().to_string()]);
+        let (address, port) = (primary.address.to_string(), primary.port_for_peers().to_string());
+        self.command::<()>(&["REPLICAOF", &address, &port]);
         wait_until("the replica is in step", || self.info("replication").contains("master_link_status:up"));
     }
 
@@ -264,7 +268,9 @@ impl Redis {
     fn server(&self) -> Command {
         let mut command = Command::new(packages::redis_server());
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(self.folder.path());
+        let (address, port) = (self.address.to_string(), self.port.to_string());
+        command.args(["--port", &port, "--bind", &address, "--protected-mode", "no"]);
+        command.arg("--dir").arg(self.folder.path());
         command.args(["--save", "", "--maxmemory-policy", "noeviction"]);
         command.args(["--slowlog-log-slower-than", "5000", "--slowlog-max-len", "1024"]);
         command.args(["--enable-debug-command", "local"]);
@@ -296,9 +302,9 @@ impl Drop for Redis {
 }
 
 /// A connection that gives up after [`PATIENCE`].
-pub fn connect_to(port: u16) -> RedisResult<Connection> {
-    let connection =
-        redis::Client::open(format!("redis://127.0.0.1:{port}/"))?.get_connection_with_timeout(PATIENCE)?;
+pub fn connect_to(address: IpAddr, port: u16) -> RedisResult<Connection> {
+    let client = redis::Client::open(format!("redis://{address}:{port}/"))?;
+    let connection = client.get_connection_with_timeout(PATIENCE)?;
     connection.set_read_timeout(Some(PATIENCE))?;
     connection.set_write_timeout(Some(PATIENCE))?;
     Ok(connection)
@@ -313,7 +319,7 @@ pub fn ask<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> Re
 /// A port that nobody listens on now.
 pub fn free_port() -> u16 {
     let tries = std::iter::repeat_with(|| rand::random_range(PORTS));
-    let mut free = tries.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    let mut free = tries.filter(|port| TcpListener::bind((network::here(), *port)).is_ok());
     free.next().expect("the tries do not end")
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
 use redis::{FromRedisValue, RedisResult};
@@ -10,7 +11,7 @@ use tempfile::TempDir;
 
 use super::process::{Log, Process};
 use super::redis::{Redis, ask, connect_to, free_port};
-use super::{packages, wait_until};
+use super::{network, packages, wait_until};
 
 /// What the primary is called.
 pub const NAME: &str = "im";
@@ -21,6 +22,7 @@ const DOWN_AFTER_MS: u32 = 500;
 /// A Sentinel that ends with its test. Its log is printed if the test fails.
 #[derive(Debug)]
 pub struct Sentinel {
+    pub address: IpAddr,
     pub port: u16,
     process: Process,
     log: Log,
@@ -32,14 +34,15 @@ impl Sentinel {
     pub fn watching(primary: &Redis, quorum: usize, more: &str) -> Sentinel {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let file = folder.path().join("sentinel.conf");
-        let mut sentinel = None;
+        let (address, mut sentinel) = (network::here(), None);
         wait_until("a Sentinel has a port", || {
             let port = free_port();
             let lines = [
                 format!("port {port}"),
-                String::from("bind 127.0.0.1"),
+                format!("bind {address}"),
+                String::from("protected-mode no"),
                 format!("dir {}", folder.path().display()),
-                format!("sentinel monitor {NAME} 127.0.0.1 {} {quorum}", primary.port_for_peers()),
+                format!("sentinel monitor {NAME} {} {} {quorum}", primary.address, primary.port_for_peers()),
                 format!("sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}"),
                 format!("sentinel failover-timeout {NAME} 3000"),
                 String::from(more),
@@ -56,7 +59,7 @@ impl Sentinel {
             is_up
         });
         let (port, process, log) = sentinel.expect("it is up");
-        Sentinel { port, process, log, _folder: folder }
+        Sentinel { address, port, process, log, _folder: folder }
     }
 
     /// The answer to a command.
@@ -66,7 +69,7 @@ impl Sentinel {
     }
 
     pub fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
-        ask(&mut connect_to(self.port)?, words)
+        ask(&mut connect_to(self.address, self.port)?, words)
     }
 
     /// Asks it for a failover, as soon as it knows a replica well enough.
@@ -103,7 +106,7 @@ impl Drop for Sentinel {
 
 /// The `--store` of a sidecar that asks these.
 pub fn store<'a>(sentinels: impl IntoIterator<Item = &'a Sentinel>) -> String {
-    let addresses = sentinels.into_iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port));
+    let addresses = sentinels.into_iter().map(|sentinel| format!("{}:{}", sentinel.address, sentinel.port));
     format!("redis-sentinel://{}/0?master={NAME}", addresses.collect::<Vec<String>>().join(","))
 }
 
