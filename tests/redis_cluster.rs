@@ -3,7 +3,7 @@
 use ackwheel::core::message::Message;
 use ackwheel::core::rings::ring_of;
 
-use crate::redis_faults::{MAX_HELD_ACKS, take_until};
+use crate::redis_faults::{MAX_HELD_ACKS, PATIENT, take_until};
 use crate::sentinels::{assert_nothing_is_lost, sidecar};
 use crate::support::certificates::Files;
 use crate::support::cluster::Cluster;
@@ -81,6 +81,26 @@ fn a_ring_that_is_moved_to_another_node_is_followed() {
     assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &ids), ids);
     assert!(!sidecar.log().text().contains("Redis came back without this ring"), "{}", sidecar.log().text());
     assert_eq!(cluster.primaries[0].dbsize(), 0);
+}
+
+#[test]
+fn a_slot_that_stays_open_is_named_and_nothing_is_lost_once_it_is_closed() {
+    let cluster = Cluster::start();
+    let sidecar = sidecar(&Cluster::store(&cluster.primaries), "only", &PATIENT);
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1, 2, 3], 25, 1)).added();
+    cluster.open_slot_of_ring_0();
+    let line = sidecar.log().line("Redis cannot be used").unwrap_or_else(|| panic!("{}", sidecar.log().text()));
+    let words = ["ring=0", "is being moved to another node", "CLUSTER SETSLOT"];
+    assert_names(&line, &words);
+    let (status, text) = sidecar.get("/status");
+    assert_eq!((status, sidecar.is_ready()), (503, false));
+    assert_names(&text, &words[1..2]);
+    assert!(sidecar.metrics().value("redis_errors_total{kind=\"open_slot\"}") > 0.0);
+    let held = connection.request(&frames::del(&[3]));
+    cluster.close_slot_of_ring_0();
+    assert_eq!(connection.answer(held).outcomes(), [frames::ACKED]);
+    assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &[1, 2]), [1, 2]);
 }
 
 #[test]

@@ -56,6 +56,7 @@ pub const REDIS_ERRORS: &[&str] = &[
     "disconnected",
     "readonly",
     "unwritable",
+    "open_slot",
     "loading",
     "busy",
     "oom",

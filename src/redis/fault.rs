@@ -26,6 +26,8 @@ pub(super) enum FaultKind {
     Unwritable,
     /// It is a node of a Redis Cluster, and has not, or not yet, or no longer, what was asked for.
     Clustered,
+    /// The slot of the ring is being moved to another node of a Cluster: no script is carried out until it is there.
+    OpenSlot,
     /// It is not ready yet.
     Loading,
     /// Somebody's script takes too long, and it does nothing else.
@@ -54,6 +56,7 @@ impl FaultKind {
             FaultKind::Disconnected => "disconnected",
             FaultKind::ReadOnly => "readonly",
             FaultKind::Unwritable => "unwritable",
+            FaultKind::OpenSlot => "open_slot",
             FaultKind::Loading => "loading",
             FaultKind::Busy => "busy",
             FaultKind::OutOfMemory => "oom",
@@ -72,6 +75,7 @@ impl FaultKind {
                 | FaultKind::ReadOnly
                 | FaultKind::Unwritable
                 | FaultKind::Clustered
+                | FaultKind::OpenSlot
                 | FaultKind::Loading
                 | FaultKind::Busy
                 | FaultKind::Stale
@@ -111,6 +115,10 @@ impl Fault {
             FaultKind::Clustered => {
                 "it is a node of a Redis Cluster: begin --store with redis-cluster://, and look whether the Cluster is whole \
                  (CLUSTER INFO) if it does"
+            }
+            FaultKind::OpenSlot => {
+                "the slot of the ring is open, and nothing can be done there meanwhile: finish its move to another node, or \
+                 take it back (CLUSTER SETSLOT), as docs/REDIS.md says"
             }
             FaultKind::Forbidden | FaultKind::Denied => {
                 "check user and password in --store, and give that user the commands that docs/REDIS.md lists, on the \
@@ -154,13 +162,10 @@ impl From<RedisError> for Fault {
             (ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown), _) => {
                 FaultKind::Loading
             }
+            (ErrorKind::Server(ServerErrorKind::Ask | ServerErrorKind::TryAgain), _) => FaultKind::OpenSlot,
             (
                 ErrorKind::Server(
-                    ServerErrorKind::Moved
-                    | ServerErrorKind::Ask
-                    | ServerErrorKind::TryAgain
-                    | ServerErrorKind::ClusterDown
-                    | ServerErrorKind::CrossSlot,
+                    ServerErrorKind::Moved | ServerErrorKind::ClusterDown | ServerErrorKind::CrossSlot,
                 ),
                 _,
             ) => FaultKind::Clustered,
@@ -173,6 +178,10 @@ impl From<RedisError> for Fault {
             (_, Some("READONLY")) => FaultKind::ReadOnly,
             _ if error.is_unrecoverable_error() => FaultKind::Disconnected,
             _ => FaultKind::Other,
+        };
+        let text = match kind {
+            FaultKind::OpenSlot => format!("the slot of this ring is being moved to another node: {text}"),
+            _ => text,
         };
         Fault { kind, text }
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::certificates::Files;
+use super::network::Network;
 use super::redis::{Redis, Tls};
 use super::wait_until;
 
@@ -18,17 +19,28 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn start() -> Cluster {
-        Cluster::with(|| None)
+        Cluster::with(|_| Redis::of_a_cluster(None))
+    }
+
+    /// The primary that has ring 0 on the first host of a network, the other nodes on the second.
+    pub fn across(network: &Network) -> Cluster {
+        let make = |number| {
+            let host = network.host(usize::from(number > 0));
+            host.run(|| Redis::of_a_cluster(None))
+        };
+        let cluster = network.host(0).run(|| Cluster::with(make));
+        assert_eq!(cluster.primaries[0].address, network.host(0).address, "ring 0 is where the first slots are");
+        cluster
     }
 
     /// One whose nodes speak TLS too, and to each other alone.
     pub fn speaking_tls(files: &Files, trusted: &Path) -> Cluster {
-        Cluster::with(|| Some(Tls::with(files, trusted)))
+        Cluster::with(|_| Redis::of_a_cluster(Some(Tls::with(files, trusted))))
     }
 
-    fn with(tls: impl Fn() -> Option<Tls>) -> Cluster {
-        let mut primaries: Vec<Redis> = (0..3).map(|_| Redis::of_a_cluster(tls())).collect();
-        let replica = Redis::of_a_cluster(tls());
+    fn with(make: impl Fn(u8) -> Redis) -> Cluster {
+        let mut primaries: Vec<Redis> = (0..3).map(&make).collect();
+        let replica = make(3);
         let share = SLOTS.div_ceil(3);
         for (first, primary) in (0..SLOTS).step_by(share.into()).zip(&primaries) {
             let last = (first + share).min(SLOTS) - 1;
@@ -69,13 +81,28 @@ impl Cluster {
         format!("redis-cluster://{}", addresses.collect::<Vec<String>>().join(","))
     }
 
-    /// Moves ring 0 to the second primary, as a resharding does.
-    pub fn move_ring_0(&self) {
+    /// Begins to move the slot of ring 0 to the second primary, and moves none of its keys.
+    pub fn open_slot_of_ring_0(&self) {
         let [from, to] = [&self.primaries[0], &self.primaries[1]];
         let slot = slot_of_ring(from, 0).to_string();
         let [id_of_from, id_of_to] = [from, to].map(|node| node.command::<String>(&["CLUSTER", "MYID"]));
         to.command::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id_of_from]);
         from.command::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id_of_to]);
+    }
+
+    /// Takes that back.
+    pub fn close_slot_of_ring_0(&self) {
+        for node in &self.primaries[..2] {
+            node.command::<()>(&["CLUSTER", "SETSLOT", &slot_of_ring(node, 0).to_string(), "STABLE"]);
+        }
+    }
+
+    /// Moves ring 0 to the second primary, as a resharding does.
+    pub fn move_ring_0(&self) {
+        self.open_slot_of_ring_0();
+        let [from, to] = [&self.primaries[0], &self.primaries[1]];
+        let slot = slot_of_ring(from, 0).to_string();
+        let id_of_to: String = to.command(&["CLUSTER", "MYID"]);
         loop {
             let keys: Vec<String> = from.command(&["CLUSTER", "GETKEYSINSLOT", &slot, "1000"]);
             if keys.is_empty() {
