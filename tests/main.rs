@@ -42,6 +42,7 @@ mod manual;
 mod metrics;
 mod model;
 mod page;
+mod partitions;
 mod redelivery;
 mod redis_bulk;
 mod redis_bursts;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::redis_faults::take_until;
+use crate::redis_faults::{PATIENT, take_until};
 use crate::support::certificates::Files;
 use crate::support::flow::{Flow, Plan};
 use crate::support::frames;
@@ -26,7 +26,7 @@ fn messages(redis: &Redis) -> u64 {
 }
 
 /// What a Redis is. One that becomes a replica ends its connections, the asking one too.
-fn is_replica(redis: &Redis) -> bool {
+pub fn is_replica(redis: &Redis) -> bool {
     redis.try_command::<String>(&["INFO", "replication"]).is_ok_and(|info| info.contains("role:slave"))
 }
 
@@ -154,10 +154,59 @@ fn a_sentinel_that_knows_less_is_not_believed_and_one_that_is_silent_is_in_nobod
     watched.sentinels[0].fail_over();
     watched.wait_for_failover();
     silent.stop();
-    let store = store([&ignorant, &silent].into_iter().chain(&watched.sentinels));
-    let sidecar = sidecar(&store, "only", &[]);
-    sidecar.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();
+    let all = store([&ignorant, &silent].into_iter().chain(&watched.sentinels));
+    let first = sidecar(&all, "only", &[]);
+    first.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();
     assert_eq!((messages(&watched.replica), other.dbsize()), (3, 0));
+    // Also where there is no majority, the one counts that has heard of the latest failover.
+    watched.sentinels[1..].iter().for_each(Sentinel::stop);
+    let two = store([&ignorant, &watched.sentinels[0]]);
+    let alone = sidecar(&two, "alone", &[]);
+    alone.connect().ask(&frames::add(&[4, 5, 6], 15, 1)).added();
+    assert_eq!((messages(&watched.replica), other.dbsize()), (6, 0));
+}
+
+#[test]
+fn without_a_majority_of_the_sentinels_nothing_times_out_and_all_else_goes_on() {
+    let watched = Watched::start();
+    let store = watched.store();
+    let sidecar_on = |name: &str, more: &[&str]| sidecar(&store, name, &[&PATIENT[..], more].concat());
+    let careful = sidecar_on("careful", &["--namespace", "careful"]);
+    let daring = sidecar_on("daring", &["--namespace", "daring", "--expire-without-majority"]);
+    assert_names(&daring.log().text(), &["--expire-without-majority is on"]);
+    let mut subscriber = careful.connect().subscribed("default");
+    watched.sentinels[1..].iter().for_each(Sentinel::stop);
+    wait_until("it waits", || careful.status().rings[0].waits.is_some());
+    let mut connection = careful.connect();
+    connection.ask(&frames::add(&[1, 2, 3], 5, 1)).added();
+    assert_eq!(connection.ask(&frames::del(&[3])).outcomes(), [frames::ACKED]);
+    daring.connect().ask(&frames::add(&[1], 5, 1)).added();
+    assert_eq!(take_until(&mut daring.connect().subscribed("default"), &[1]), [1]);
+    wait_until("their time has passed", || careful.status().rings[0].pointer_lag_seconds > 2.0);
+    assert_eq!((careful.is_ready(), careful.metrics().count("rings_unconfirmed")), (true, 1));
+    assert_eq!(daring.metrics().count("rings_unconfirmed"), 0);
+    connection.ask(&frames::del(&[3]));
+    assert!(subscriber.batches_so_far().is_empty());
+    watched.sentinels[1].go_on();
+    assert_eq!(take_until(&mut subscriber, &[1, 2]), [1, 2]);
+    assert_names(&careful.log().text(), &["no tick expires", "a majority confirms the primary again"]);
+}
+
+#[test]
+fn a_sentinel_that_lies_alone_about_a_failover_is_not_believed() {
+    let (watched, other) = (Watched::start(), Redis::start());
+    let liar =
+        Sentinel::watching(&other, 1, &format!("sentinel config-epoch {NAME} 99\nsentinel current-epoch 99"));
+    assert_eq!(liar.number("config-epoch"), 99);
+    let store = store([&liar].into_iter().chain(&watched.sentinels[..1]));
+    let sidecar = sidecar(&store, "only", &["--tick", "200ms", "--slots", "5"]);
+    sidecar.connect().ask(&frames::add(&[1, 2, 3], 5, 1)).added();
+    assert_eq!(
+        (messages(&watched.primary), other.dbsize()),
+        (3, 0),
+        "others that the honest one knows confirm it"
+    );
+    assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &[1, 2, 3]), [1, 2, 3]);
 }
 
 #[test]

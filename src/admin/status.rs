@@ -45,6 +45,9 @@ pub struct RingReport {
     /// How long the pointer is behind its time.
     #[serde(default)]
     pub pointer_lag_seconds: f64,
+    /// Why the sidecar that says it may not move the pointer, though its store answers; absent where it may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
     /// Messages in flight, those closing included.
     pub in_flight: u64,
     /// Messages in each slot, those closing not included.
@@ -98,6 +101,7 @@ impl RingReport {
             lease_age_seconds: status.lease_age.map(|age| age.as_secs_f64()),
             leads: status.leads,
             pointer_lag_seconds: status.pointer_lag.as_secs_f64(),
+            waits: status.waits,
             in_flight: status.in_flight,
             slots: status.slots,
             closing: status.closing,

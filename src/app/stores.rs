@@ -28,6 +28,7 @@ pub(super) async fn open_store(config: &Config, prepared: &Prepared) -> Result<A
         max_held_acks: shared.max_held_acks,
         name: prepared.name.clone(),
         never_lead: shared.never_lead,
+        expire_without_majority: shared.expire_without_majority,
         lease: shared.lease,
         outage_grace: shared.outage_grace,
         catch_up_max_ticks: shared.catch_up_max_ticks,

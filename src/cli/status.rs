@@ -113,6 +113,7 @@ fn draw_notes(text: &mut String, report: &StatusReport) {
     let (begin, rings) = (text.len(), report.rings.len());
     let unled = report.rings.iter().filter(|ring| ring.leader.is_none()).count();
     let standing = report.rings.iter().filter(|ring| stands_still(ring, report.tick_ms)).count();
+    let held_up = report.rings.iter().filter_map(|ring| ring.waits.as_deref());
     let waiting = report.groups.iter().filter(|group| waits_long(group)).count();
     // On a shared wheel somebody may subscribe elsewhere.
     let alone =
@@ -126,6 +127,14 @@ fn draw_notes(text: &mut String, report: &StatusReport) {
         let _ = writeln!(
             text,
             "! led, but the pointer stands still: {standing} of {rings} rings; nothing times out there"
+        );
+    }
+    if let Some(why) = held_up.clone().next() {
+        let count = held_up.count();
+        let _ = writeln!(
+            text,
+            "! this sidecar may not turn {count} of {rings} rings:\n  {}",
+            fitted(why, COLUMNS - 2)
         );
     }
     draw_storms(text, report);
@@ -285,6 +294,7 @@ mod tests {
             lease_age_seconds: leader.map(|_| 86_399.6),
             leads: false,
             pointer_lag_seconds: 0.0,
+            waits: None,
             in_flight: slots.iter().sum::<u64>() + 7,
             slots,
             closing: 7,

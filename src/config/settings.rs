@@ -94,6 +94,12 @@ pub struct Settings {
     #[arg(long, help_heading = STORE, env = "ACKWHEEL_NEVER_LEAD", num_args = 0..=1,
         default_missing_value = "true", value_name = "BOOL", value_parser = BoolishValueParser::new())]
     pub never_lead: Option<bool>,
+    /// Redis with Sentinels or a Cluster: let messages time out also while no majority of the Sentinels, or of the
+    /// Cluster's primaries, confirms the primary. Only if they are gone for good: in a partition, messages that are
+    /// acknowledged on its other side are reported [default: false]
+    #[arg(long, help_heading = STORE, env = "ACKWHEEL_EXPIRE_WITHOUT_MAJORITY", num_args = 0..=1,
+        default_missing_value = "true", value_name = "BOOL", value_parser = BoolishValueParser::new())]
+    pub expire_without_majority: Option<bool>,
     /// Redis: time after which a leader that is not heard of is replaced, 500ms to 60s [default: 3s]
     #[arg(long, help_heading = STORE, env = "ACKWHEEL_LEASE", value_name = "DURATION",
         value_parser = parse_duration)]
@@ -204,7 +210,7 @@ impl Settings {
         }
         each! {
             listen socket admin name token_file tls_cert tls_key insecure slots tick max_in_flight store state
-            namespace rings never_lead lease outage_grace catch_up_max_ticks max_held_acks redeliver_after
+            namespace rings never_lead expire_without_majority lease outage_grace catch_up_max_ticks max_held_acks redeliver_after
             outbox_retention outbox_max_ids storm_min storm_share max_connections max_frame_length
             max_queued_bytes hello_timeout drain_timeout threads log log_format
         }

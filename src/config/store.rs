@@ -61,6 +61,8 @@ pub struct SharedStore {
     pub rings: u16,
     /// Whether this sidecar leaves every ring to others.
     pub never_lead: bool,
+    /// Whether ticks expire also while no majority confirms which Redis is the primary.
+    pub expire_without_majority: bool,
     /// How long a lease lasts.
     pub lease: Duration,
     /// How long the pointer waits after an outage for the Acks that all sidecars hold.
@@ -78,6 +80,7 @@ impl fmt::Debug for SharedStore {
             .field("namespace", &self.namespace)
             .field("rings", &self.rings)
             .field("never_lead", &self.never_lead)
+            .field("expire_without_majority", &self.expire_without_majority)
             .field("lease", &self.lease)
             .field("outage_grace", &self.outage_grace)
             .field("catch_up_max_ticks", &self.catch_up_max_ticks)
@@ -175,6 +178,7 @@ impl Settings {
         let given = [
             ("--rings", self.rings.is_some_and(|rings| rings != 1)),
             ("--never-lead", self.never_lead == Some(true)),
+            ("--expire-without-majority", self.expire_without_majority == Some(true)),
             ("--namespace", self.namespace.is_some()),
             ("--lease", self.lease.is_some()),
             ("--outage-grace", self.outage_grace.is_some()),
@@ -209,6 +213,7 @@ impl Settings {
             namespace: self.checked_namespace()?,
             rings: within("--rings", self.rings.unwrap_or(1), &RINGS)?,
             never_lead: self.never_lead == Some(true),
+            expire_without_majority: self.expire_without_majority == Some(true),
             lease: within_time("--lease", self.lease.unwrap_or(Duration::from_secs(3)), &LEASE)?,
             outage_grace: within_time(
                 "--outage-grace",
@@ -320,6 +325,10 @@ mod tests {
             (Settings { max_held_acks: Some(9), ..Settings::default() }, "--max-held-acks belongs"),
             (Settings { rings: Some(2), ..Settings::default() }, "--rings belongs to a Redis store"),
             (Settings { never_lead: Some(true), ..Settings::default() }, "--never-lead belongs"),
+            (
+                Settings { expire_without_majority: Some(true), ..Settings::default() },
+                "--expire-without-majority belongs",
+            ),
             (Settings { namespace: Some("x".into()), ..Settings::default() }, "--namespace belongs"),
         ] {
             let error = checked(settings).unwrap_err();

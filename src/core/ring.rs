@@ -204,6 +204,8 @@ pub struct RingStatus {
     pub lease_age: Option<Duration>,
     /// Whether this sidecar is its leader.
     pub leads: bool,
+    /// Why this sidecar may not move the pointer, though its store answers; none where it may.
+    pub waits: Option<String>,
     /// Messages in flight, those in the closing tick included.
     pub in_flight: u64,
     /// Messages in each slot, those in the closing tick not included.

@@ -300,6 +300,7 @@ impl Ring for MemoryRing {
             leader: Some(String::from("this process")),
             lease_age: None,
             leads: true,
+            waits: None,
             in_flight: self.in_flight.load(Ordering::Relaxed),
             slots,
             closing: self.counts(pace.pointer()).left,

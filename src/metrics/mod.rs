@@ -1,5 +1,6 @@
 //! Every metric, once. The help texts say what each counts.
 
+mod labels;
 mod latencies;
 mod make;
 mod process;
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 
+pub use labels::REDIS_ERRORS;
 pub use latencies::Latencies;
 pub use process::cpu_time;
 
@@ -48,23 +50,6 @@ pub const SCRIPTS: &[&str] = &[
     "beat",
     "bury",
     "backlogs",
-];
-
-/// What goes wrong with Redis: the values of `kind` in `redis_errors_total`.
-pub const REDIS_ERRORS: &[&str] = &[
-    "timeout",
-    "disconnected",
-    "readonly",
-    "unwritable",
-    "open_slot",
-    "loading",
-    "busy",
-    "oom",
-    "noscript",
-    "stale",
-    "lost",
-    "forbidden",
-    "other",
 ];
 
 /// What a sidecar accepts at most.
@@ -124,6 +109,7 @@ pub struct Metrics {
     pub max_in_flight: IntGauge,
     pub rings: IntGauge,
     pub rings_led: IntGauge,
+    pub rings_unconfirmed: IntGauge,
     pub ack_timeout: prometheus::Gauge,
     pub store_up: IntGauge,
     pub memory_lost: IntGauge,
@@ -195,6 +181,8 @@ impl Metrics {
             max_in_flight: make.gauge("max_in_flight", "The most messages in flight accepted, over all rings."),
             rings: make.gauge("rings", "Rings of the store: as many as there are, whoever leads them."),
             rings_led: make.gauge("rings_led", "Rings that this sidecar leads."),
+            rings_unconfirmed: make
+                .gauge("rings_unconfirmed", "Rings whose Redis no majority confirms to be the primary."),
             ack_timeout: make.gauge_f64("ack_timeout_seconds", "The default ack timeout: one revolution."),
             store_up: make.gauge("store_up", "1 if the store answers, else 0."),
             memory_lost: make.gauge("memory_lost", "1 if the sidecar before, with --state, did not drain."),

@@ -3,83 +3,97 @@
 //!
 //! A node that has lost a slot says so to whoever writes to it (MOVED), and the link looks for the new one.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use redis::ConnectionAddr;
+use redis::{ConnectionAddr, FromRedisValue, RedisResult, Value};
 
-use super::fault::{Fault, FaultKind};
-use super::nodes::{Found, Manner, Node, answers, together};
+use super::fault::Fault;
+use super::majority::{LONGEST, View};
+use super::nodes::{Found, Manner, Node, Nodes};
 
 /// A hash slot of a Cluster.
 pub(super) type Slot = u16;
 
 const SLOTS: u16 = 16_384;
 
+const NODE_TIMEOUT: &str = "cluster-node-timeout";
+
 /// The slot of all keys with this hash tag, the text in braces.
 pub(super) fn slot_of(tag: &str) -> Slot {
     crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % SLOTS
 }
 
-/// The nodes that are known.
+/// The nodes, and what they are asked.
 pub(super) struct Cluster {
-    /// Those that `--store` names.
-    seeds: Vec<Arc<Node>>,
-    /// Those that were told of when they were last asked, so that it does not matter which of the seeds live.
-    learnt: Mutex<Vec<Arc<Node>>>,
-    manner: Manner,
+    pub(super) nodes: Nodes,
+    pub(super) manner: Manner,
 }
 
 /// What was told of a node.
-struct Told {
-    node: Found,
+#[derive(Clone)]
+pub(super) struct Told {
+    pub(super) node: Found,
     /// What it has; nothing, where it is a replica, or failed.
     slots: Vec<RangeInclusive<Slot>>,
+    /// Whether it has a vote.
+    votes: bool,
+    /// Whether it tells this of itself.
+    is_itself: bool,
+    /// Whether it is not heard, and so may be replaced soon.
+    is_doubted: bool,
 }
 
-/// Who has which slots, as several nodes see it.
+impl Told {
+    /// Whether this says that a Redis has not been replaced, by a node that has heard of all that was known when it was
+    /// found.
+    pub(super) fn confirms(&self, found: &Found) -> bool {
+        !self.is_doubted && self.node.is(found) && self.node.config_epoch >= found.config_epoch
+    }
+}
+
+/// Who has which slots, as one node sees it.
+#[derive(Clone)]
 pub(super) struct Map(Vec<Told>);
 
 impl Map {
     /// Where there is one Redis, it has all of them.
-    pub(super) fn of(node: Found) -> Map {
-        Map(vec![Told { node, slots: vec![0..=SLOTS - 1] }])
+    pub(super) fn of(node: Found, is_doubted: bool) -> Map {
+        Map(vec![Told { node, slots: vec![0..=SLOTS - 1], votes: true, is_itself: true, is_doubted }])
     }
 
-    /// Who has a slot, by the latest that is known.
-    pub(super) fn owner(&self, slot: Slot) -> Result<Found, Fault> {
+    /// Who has a slot.
+    pub(super) fn owner(&self, slot: Slot) -> Option<&Told> {
         let owners = self.0.iter().filter(|told| told.slots.iter().any(|slots| slots.contains(&slot)));
-        let latest = owners.max_by_key(|told| told.node.config_epoch);
-        latest.map(|told| told.node.clone()).ok_or_else(|| Fault {
-            kind: FaultKind::Clustered,
-            text: format!("no node of the Cluster has slot {slot}"),
-        })
+        owners.max_by_key(|told| told.node.config_epoch)
     }
 }
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<Node>, manner: Manner) -> Cluster {
-        Cluster { seeds: seeds.into_iter().map(Arc::new).collect(), learnt: Mutex::default(), manner }
-    }
-
-    /// Asks all nodes who has which slots.
-    pub(super) async fn look(&self) -> Result<Map, Fault> {
-        let learnt = self.learnt.lock().clone();
-        let told = answers(self.seeds.iter().chain(&learnt).map(|node| self.ask(node))).await;
-        let told = told.map_err(|faults| together(&faults, "no node of the Cluster answers"))?;
-        let map = Map(told.into_iter().flatten().collect());
-        self.learn(&map);
-        Ok(map)
-    }
-
-    async fn ask(&self, node: &Node) -> Result<Vec<Told>, Fault> {
-        let answered = node.ask::<String>(redis::cmd("CLUSTER").arg("NODES")).await.map_err(|error| {
+    /// What a node says, and what that calls itself.
+    pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<(String, View), Fault> {
+        let mut commands = redis::pipe();
+        commands.cmd("CLUSTER").arg("NODES").cmd("CONFIG").arg("GET").arg(NODE_TIMEOUT).ignore_errors();
+        let named = |error| {
             let Fault { kind, text } = Fault::from(error);
             Fault { kind, text: format!("{node}: {text}") }
-        })?;
-        Ok(answered.lines().filter_map(|line| self.told(line, node.address())).collect())
+        };
+        let mut answers = node.ask(&commands).await.map_err(named)?.into_iter();
+        let mut answer = || answers.next().expect("each command has an answer");
+        let lines = answer().and_then(|value| Ok(String::from_redis_value(value)?)).map_err(named)?;
+        let told: Vec<Told> = lines.lines().filter_map(|line| self.told(line, node.address())).collect();
+        let itself = told.iter().find(|told| told.is_itself);
+        let id = itself.and_then(|told| told.node.node.clone()).unwrap_or_else(|| node.name());
+        let view = View {
+            asked_at,
+            votes: itself.is_some_and(|told| told.votes),
+            voters: told.iter().filter(|told| told.votes).count(),
+            good_for: node_timeout(answer()).map_or(LONGEST, |timeout| timeout.min(LONGEST)),
+            knows: told.iter().map(|told| (told.node.to_string(), told.node.client.clone())).collect(),
+            map: Map(told),
+        };
+        Ok((id, view))
     }
 
     /// What a line of CLUSTER NODES tells of a node, if that has an address.
@@ -107,22 +121,21 @@ impl Cluster {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
             Some(first.parse().ok()?..=last.parse().ok()?)
         });
-        Some(Told { node, slots: if is("master") && !is("fail") { slots.collect() } else { Vec::new() } })
+        let slots: Vec<RangeInclusive<Slot>> = slots.collect();
+        Some(Told {
+            node,
+            votes: is("master") && !slots.is_empty(),
+            is_itself: is("myself"),
+            is_doubted: is("fail?"),
+            slots: if is("master") && !is("fail") { slots } else { Vec::new() },
+        })
     }
+}
 
-    /// Keeps the nodes that it was told of, with the connections to those that were known before.
-    fn learn(&self, map: &Map) {
-        let mut learnt = self.learnt.lock();
-        let known: BTreeMap<String, Arc<Node>> =
-            self.seeds.iter().chain(&*learnt).map(|node| (node.to_string(), Arc::clone(node))).collect();
-        let told: BTreeMap<String, &Found> =
-            map.0.iter().map(|told| (told.node.to_string(), &told.node)).collect();
-        let node = |(address, found): (String, &Found)| {
-            known.get(&address).cloned().unwrap_or_else(|| Arc::new(Node::new(found.client.clone())))
-        };
-        let is_no_seed = |node: &Arc<Node>| !self.seeds.iter().any(|seed| Arc::ptr_eq(seed, node));
-        *learnt = told.into_iter().map(node).filter(is_no_seed).collect();
-    }
+/// The failover timer of a node; none where it is not told, as hosted services do.
+fn node_timeout(answer: RedisResult<Value>) -> Option<Duration> {
+    let settings: HashMap<String, String> = FromRedisValue::from_redis_value(answer.ok()?).ok()?;
+    settings.get(NODE_TIMEOUT)?.parse().ok().map(Duration::from_millis)
 }
 
 #[cfg(test)]
@@ -133,14 +146,18 @@ mod tests {
 
     fn cluster() -> Cluster {
         let info = "redis://me:secret@unknown/".into_connection_info().unwrap();
-        Cluster::new(Vec::new(), Manner(info))
+        Cluster { nodes: Nodes::new(Vec::new()), manner: Manner(info) }
+    }
+
+    /// What these lines say.
+    fn map(lines: &[&str]) -> Map {
+        let (cluster, asked) = (cluster(), ConnectionAddr::Tcp("asked".to_owned(), 7_000));
+        Map(lines.iter().filter_map(|line| cluster.told(line, &asked)).collect())
     }
 
     /// Who has a slot by these lines, and since which epoch.
     fn owner(lines: &[&str], slot: Slot) -> Option<(String, u64)> {
-        let (cluster, asked) = (cluster(), ConnectionAddr::Tcp("asked".to_owned(), 7_000));
-        let told = lines.iter().filter_map(|line| cluster.told(line, &asked)).collect();
-        Map(told).owner(slot).ok().map(|found| (found.to_string(), found.config_epoch))
+        map(lines).owner(slot).map(|told| (told.node.to_string(), told.node.config_epoch))
     }
 
     #[test]
@@ -176,23 +193,21 @@ mod tests {
     }
 
     #[test]
-    fn all_nodes_that_were_told_of_are_asked_too_and_kept_while_they_are() {
-        let info = "redis://10.0.0.1:1/".into_connection_info().unwrap();
-        let seed = Node::new(redis::Client::open(info.clone()).unwrap());
-        let (cluster, asked) =
-            (Cluster::new(vec![seed], Manner(info)), ConnectionAddr::Tcp("asked".to_owned(), 1));
-        let learn = |lines: &[&str]| {
-            let told = |line: &&str| cluster.told(&format!("id 10.0.0.1:{line}"), &asked);
-            cluster.learn(&Map(lines.iter().filter_map(told).collect()));
-            cluster.learnt.lock().iter().map(ToString::to_string).collect::<Vec<String>>()
-        };
-        let [replica, failed] = ["2@9 slave a 0 0 1 connected", "3@9 master,fail - 0 0 1 disconnected 1"];
-        assert_eq!(
-            learn(&[failed, replica, "1@9 master - 0 0 1 connected", replica]),
-            ["10.0.0.1:2", "10.0.0.1:3"]
-        );
-        let kept = Arc::clone(&cluster.learnt.lock()[0]);
-        assert_eq!(learn(&["4@9 master - 0 0 1 connected", replica]), ["10.0.0.1:2", "10.0.0.1:4"]);
-        assert!(Arc::ptr_eq(&kept, &cluster.learnt.lock()[0]), "with its connection");
+    fn primaries_with_slots_have_a_vote_and_one_that_is_not_heard_is_not_confirmed() {
+        let lines = [
+            "a 10.0.0.1:1@2 myself,master - 0 0 3 connected 0-99",
+            "b 10.0.0.2:1@2 master,fail? - 0 0 4 connected 100-199",
+            "c 10.0.0.3:1@2 master,fail - 0 0 5 connected 200-299",
+            "d 10.0.0.4:1@2 master - 0 0 6 connected",
+            "e 10.0.0.5:1@2 slave a 0 0 3 connected",
+        ];
+        let map = map(&lines);
+        let votes: Vec<bool> = map.0.iter().map(|told| told.votes).collect();
+        assert_eq!(votes, [true, true, true, false, false]);
+        let confirms = |slot| map.owner(slot).is_some_and(|told| told.confirms(&told.node));
+        assert_eq!([50, 150, 250].map(confirms), [true, false, false]);
+        let since = |config_epoch| Found { config_epoch, ..map.0[0].node.clone() };
+        let told = map.owner(50).unwrap();
+        assert!(told.confirms(&since(2)) && !told.confirms(&since(4)), "it has not heard of the last failover");
     }
 }

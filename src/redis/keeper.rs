@@ -1,5 +1,4 @@
-//! Opens the sessions of a link, ends those with a Redis that was replaced, and opens the next one when one is of no use
-//! any more.
+//! Opens the sessions of a link, and the next one when one is of no use any more.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,19 +7,15 @@ use std::time::Duration;
 use redis::{AsyncConnectionConfig, Cmd, Value};
 use tracing::{error, info, warn};
 
-use super::fault::{Fault, FaultKind};
+use super::fault::Fault;
 use super::keys::{Keys, OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
-use super::link::{LINK_LIFETIME, LinkOptions, Links, Session, Shared, State, answer_in_time};
+use super::link::{LINK_LIFETIME, LinkOptions, Session, Shared, State, answer_in_time};
 use super::office::whole_ms;
 use super::options::CONNECT_TIMEOUT;
-use super::place::Place;
 use super::script::{Answer, SCRIPTS};
 
 /// After a failed attempt to connect the next one comes this much later.
 const RETRY: Duration = Duration::from_millis(100);
-
-/// How often it is looked, while all is well, whether Redis is elsewhere.
-const POLL: Duration = Duration::from_secs(1);
 
 /// A session that ends sooner was of no use: the next one is not opened at once.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
@@ -140,7 +135,7 @@ impl Shared {
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             // Everyone who asks waits by `answer_in_time`.
             .set_response_timeout(None);
-        let found = Arc::new(self.options.place.find(self.options.keys.slot).await?);
+        let found = Arc::new(self.options.place.find(self.options.keys.slot, &self.options.clock).await?);
         let mut connection = found.connect(&config).await.map_err(Fault::from)?;
         let mut loads = redis::pipe();
         for script in SCRIPTS.all() {
@@ -179,7 +174,7 @@ impl Shared {
                  to keep it"
             );
         }
-        Ok(Session {
+        let session = Session {
             connection,
             found,
             number: known.sessions,
@@ -188,28 +183,9 @@ impl Shared {
             chunk: answer.count()?,
             answers: Arc::new([answer.text()?, answer.text()?]),
             recovered_at: (known.sessions > 1).then(|| self.options.clock.now()),
-        })
-    }
-}
-
-/// Has links leave a Redis in whose place there is another one, though it still answers: one that was cut off from those
-/// that have replaced it.
-pub(super) async fn leave_what_was_replaced(place: Arc<Place>, links: Arc<Links>) {
-    if place.several().is_none() {
-        return;
-    }
-    loop {
-        tokio::time::sleep(POLL).await;
-        // Where nobody can be asked, Redis is there, or the links have noticed.
-        let Ok(map) = place.look().await else { continue };
-        for link in &links.all() {
-            if let (Ok(session), Ok(now)) = (link.session(), map.owner(link.keys().slot))
-                && session.found.is_followed_by(&now)
-            {
-                let text = format!("another Redis, {now}, is there in place of {}", session.found);
-                link.give_up(&session, &Fault { kind: FaultKind::ReadOnly, text });
-            }
-        }
+        };
+        self.note_confirmation(&session);
+        Ok(session)
     }
 }
 

@@ -130,7 +130,8 @@ impl Inner {
     /// away.
     fn is_calm(&self, now: Instant) -> bool {
         let (Some(term), Ok(session)) = (self.office.term(), self.link.session()) else { return false };
-        let is_graced = session.recovered_at.is_none_or(|recovered| now >= recovered + self.options.outage_grace);
+        let Ok(recovered) = self.link.confirmed(&session) else { return false };
+        let is_graced = recovered.is_none_or(|recovered| now >= recovered + self.options.outage_grace);
         term.session == session.number
             && is_graced
             && term.is_calm(now, self.options.tick_length)
@@ -197,6 +198,7 @@ impl Inner {
     /// Stands for election.
     async fn stand(&self, now: Instant) -> Result<Leadership, Refusal> {
         let session = self.link.session()?;
+        let recovered = self.link.confirmed(&session)?;
         let begun = now.max(self.link.clock().now());
         if std::mem::replace(&mut *self.hold.lock(), Hold::Maybe) == Hold::Yes {
             self.leaderships.was_deposed(begun);
@@ -208,7 +210,7 @@ impl Inner {
             let still = candidate.standing_still(begun).unwrap_or_default();
             (pointer, whole_ms(seen), candidate.watches(begun), still)
         };
-        let graced = session.recovered_at.map(|recovered| recovered + self.options.outage_grace);
+        let graced = recovered.map(|recovered| recovered + self.options.outage_grace);
         let wait = graced.map_or(Duration::ZERO, |graced| graced.saturating_duration_since(begun));
         let highest = *self.highest_epoch.lock();
         let names = self.names();
@@ -222,13 +224,19 @@ impl Inner {
         let mut answer = asked.await?;
         let now = now.max(self.link.clock().now());
         match answer.text()?.as_str() {
-            "won" => self.won(&mut answer, session.number, now),
+            "won" => self.won(&mut answer, session.number, recovered, now),
             "held" => self.held(&mut answer, now),
             word => Err(answer.strange(word).into()),
         }
     }
 
-    fn won(&self, answer: &mut Answer, session: u64, now: Instant) -> Result<Leadership, Refusal> {
+    fn won(
+        &self,
+        answer: &mut Answer,
+        session: u64,
+        recovered: Option<Instant>,
+        now: Instant,
+    ) -> Result<Leadership, Refusal> {
         let (epoch, pointer) = (answer.count()?, Tick(answer.count()?));
         let next = from_now(now, answer.number()?);
         let shifted = Duration::from_millis(answer.count()?);
@@ -241,6 +249,7 @@ impl Inner {
             epoch,
             lease_until,
             session,
+            recovered,
             pointer,
             next,
             ahead: Duration::ZERO,

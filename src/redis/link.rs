@@ -22,6 +22,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tracing::warn;
 
+use super::confirmation::Confirmation;
 use super::fault::{Fault, FaultKind};
 use super::keeper::{Known, OpenError};
 use super::keys::Keys;
@@ -95,6 +96,7 @@ pub(super) struct Shared {
     pub(super) state: watch::Sender<State>,
     pub(super) timeouts: AtomicU32,
     pub(super) silence: Silence,
+    pub(super) confirmation: Confirmation,
     /// Told when the session is of no use any more.
     pub(super) broken: Notify,
 }
@@ -133,6 +135,7 @@ impl Link {
             state,
             timeouts: AtomicU32::new(0),
             silence: Silence::default(),
+            confirmation: Confirmation::default(),
             broken: Notify::new(),
         });
         let mut known = Known::default();
@@ -144,6 +147,10 @@ impl Link {
 
     pub(super) fn keys(&self) -> &Keys {
         &self.shared.options.keys
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     pub(super) fn clock(&self) -> &Clock {

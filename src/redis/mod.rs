@@ -5,6 +5,7 @@
 //! | `keys` | the schema |
 //! | `script`, `lua/` | the scripts: each one atomic step |
 //! | `place`, `nodes`, `sentinels`, `cluster` | where Redis is, and who of several has a ring |
+//! | `majority`, `confirmation` | what a majority says of that: no tick expires without one |
 //! | `link`, `keeper`, `fault` | a connection that heals, and what can go wrong with it |
 //! | `request`, `inbox`, `frames`, `chunk`, `queue`, `coalesce` | adds and dels of all connections travel together |
 //! | `ring` | the ring: the pointer's time, expiry |
@@ -18,6 +19,7 @@ mod checks;
 mod chunk;
 mod cluster;
 mod coalesce;
+mod confirmation;
 mod direct;
 mod fault;
 mod flying;
@@ -30,6 +32,7 @@ mod lanes;
 mod leaderships;
 mod lease;
 mod link;
+mod majority;
 mod mends;
 mod news;
 mod nodes;

@@ -1,12 +1,14 @@
 //! Nodes that say where a Redis is, all asked at the same time, and the Redis that they name.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, FromRedisValue, RedisResult};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, Pipeline, RedisResult, Value};
 
 use super::fault::{Fault, FaultKind};
 
@@ -21,22 +23,33 @@ pub(super) struct Node {
     client: Client,
     /// What is left of the last time, if it was of use.
     connection: Mutex<Option<MultiplexedConnection>>,
+    /// What it calls itself, once it has said so.
+    id: Mutex<Option<String>>,
 }
 
 impl Node {
     pub(super) fn new(client: Client) -> Node {
-        Node { client, connection: Mutex::default() }
+        Node { client, connection: Mutex::default(), id: Mutex::default() }
     }
 
     pub(super) fn address(&self) -> &ConnectionAddr {
         self.client.get_connection_info().addr()
     }
 
-    /// The answer to a command.
-    pub(super) async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
+    /// What tells it from others: its id, or its address until it has said that.
+    pub(super) fn name(&self) -> String {
+        self.id.lock().clone().unwrap_or_else(|| self.to_string())
+    }
+
+    pub(super) fn is_called(&self, id: &str) {
+        *self.id.lock() = Some(id.to_owned());
+    }
+
+    /// The answers to several commands, or why there are none.
+    pub(super) async fn ask(&self, commands: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
         let kept = self.connection.lock().clone();
         if let Some(mut connection) = kept {
-            match command.query_async(&mut connection).await {
+            match commands.query_async(&mut connection).await {
                 Err(error) if error.is_io_error() || error.is_connection_dropped() || error.is_timeout() => {
                     *self.connection.lock() = None;
                 }
@@ -47,9 +60,41 @@ impl Node {
             .set_connection_timeout(Some(PATIENCE))
             .set_response_timeout(Some(PATIENCE));
         let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        let answer = command.query_async(&mut connection).await?;
+        let answers = commands.query_async(&mut connection).await?;
         *self.connection.lock() = Some(connection);
-        Ok(answer)
+        Ok(answers)
+    }
+}
+
+/// The nodes that are asked: those that `--store` names, and those that they know.
+pub(super) struct Nodes {
+    named: Vec<Arc<Node>>,
+    learnt: Mutex<Vec<Arc<Node>>>,
+}
+
+impl Nodes {
+    pub(super) fn new(named: Vec<Node>) -> Nodes {
+        Nodes { named: named.into_iter().map(Arc::new).collect(), learnt: Mutex::default() }
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Node>> {
+        self.named.iter().chain(&*self.learnt.lock()).map(Arc::clone).collect()
+    }
+
+    /// How many are named, each counted once however many addresses it has.
+    pub(super) fn named(&self) -> usize {
+        self.named.iter().map(|node| node.name()).collect::<BTreeSet<String>>().len()
+    }
+
+    /// Keeps the nodes that it was told of, with the connections to those that were known before.
+    pub(super) fn learn(&self, told: BTreeMap<String, Client>) {
+        let mut learnt = self.learnt.lock();
+        let known: BTreeMap<String, Arc<Node>> =
+            learnt.iter().map(|node| (node.to_string(), Arc::clone(node))).collect();
+        let is_named = |address: &String| self.named.iter().any(|node| node.to_string() == *address);
+        let others = told.into_iter().filter(|(address, _)| !is_named(address));
+        let node = |(address, client)| known.get(&address).cloned().unwrap_or_else(|| Arc::new(Node::new(client)));
+        *learnt = others.map(node).collect();
     }
 }
 
@@ -96,14 +141,17 @@ impl Found {
         self.client.get_connection_info().addr()
     }
 
-    /// Whether another one has taken its place since. Whoever was cut off may still name the one before, and the same
-    /// node may have several addresses, by whom one asks.
-    pub(super) fn is_followed_by(&self, other: &Found) -> bool {
-        let is_same = match (&self.node, &other.node) {
+    /// Whether it is the same: a node may have several addresses, by whom one asks.
+    pub(super) fn is(&self, other: &Found) -> bool {
+        match (&self.node, &other.node) {
             (Some(one), Some(other)) => one == other,
             _ => self.address() == other.address(),
-        };
-        other.config_epoch >= self.config_epoch && !is_same
+        }
+    }
+
+    /// Whether another one has taken its place since. Whoever was cut off may still name the one before.
+    pub(super) fn is_followed_by(&self, other: &Found) -> bool {
+        other.config_epoch >= self.config_epoch && !self.is(other)
     }
 }
 
@@ -201,5 +249,25 @@ mod tests {
         assert!(!found(1, 3).is_followed_by(&found(2, 2)), "somebody has not heard of the last failover");
         assert!(!node(Some("a"), 1, 3).is_followed_by(&node(Some("a"), 2, 3)), "it has two addresses");
         assert!(node(Some("a"), 1, 3).is_followed_by(&node(Some("b"), 2, 3)));
+    }
+
+    #[test]
+    fn nodes_that_others_know_are_asked_too_and_kept_while_they_are_known() {
+        let manner = Manner("redis://somewhere/".into_connection_info().unwrap());
+        let at = |port| manner.at("10.0.0.1", port).unwrap();
+        let nodes = Nodes::new(vec![Node::new(at(1)), Node::new(at(2))]);
+        let learn = |ports: &[u16]| {
+            let told = ports.iter().map(|port| (format!("10.0.0.1:{port}"), at(*port)));
+            nodes.learn(told.collect());
+            nodes.all().iter().map(ToString::to_string).collect::<Vec<String>>().join(" ")
+        };
+        assert_eq!(learn(&[3, 1]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3");
+        let kept = nodes.all().pop().unwrap();
+        assert_eq!(learn(&[3, 4]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3 10.0.0.1:4");
+        assert!(Arc::ptr_eq(&kept, &nodes.all()[2]), "with its connection");
+        assert_eq!(learn(&[]), "10.0.0.1:1 10.0.0.1:2");
+        assert_eq!(nodes.named(), 2);
+        nodes.all().iter().for_each(|node| node.is_called("same"));
+        assert_eq!(nodes.named(), 1, "it has two addresses");
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Term {
     pub(super) lease_until: Instant,
     /// The session in which the pace was set.
     pub(super) session: u64,
+    /// When the last outage ended that the pace allows for.
+    pub(super) recovered: Option<Instant>,
     pub(super) pointer: Tick,
     /// When the pointer is to move next, by the monotonic clock.
     pub(super) next: Instant,
@@ -158,6 +160,7 @@ pub(super) mod tests {
             epoch: 1,
             lease_until: now + Duration::from_secs(3),
             session: 1,
+            recovered: None,
             pointer: Tick(7),
             next: now,
             ahead: Duration::ZERO,

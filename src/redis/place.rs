@@ -1,12 +1,19 @@
 //! Where Redis is: at an address, where its Sentinels say, or on a node of a Cluster.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 use redis::{Client, ConnectionInfo, IntoConnectionInfo};
 
-use super::cluster::{Cluster, Map, Slot};
+use super::cluster::{Cluster, Slot};
 use super::fault::{Fault, FaultKind};
-use super::nodes::{Found, Manner, Node};
+use super::majority::{Count, View, Views};
+use super::nodes::{Found, Manner, Node, Nodes, answers, together};
 use super::options::{connection_info, tcp_settings};
 use super::sentinels::Sentinels;
+use crate::clock::Clock;
 
 /// A name for the host of which only others know. It is never looked up.
 const UNKNOWN_HOST: &str = "unknown.invalid";
@@ -41,19 +48,33 @@ impl Several {
     }
 }
 
-/// What `--store` says of where Redis is.
-pub struct Place(Kind);
+/// What `--store` says of where Redis is, and what was said of it lately.
+pub struct Place {
+    kind: Kind,
+    views: Mutex<Views>,
+    /// Whether ticks expire without a majority, as the operator has it.
+    is_without_majority: bool,
+}
 
 enum Kind {
     Fixed(Client),
-    Watched(Sentinels),
+    Watched(Box<Sentinels>),
     Clustered(Cluster),
 }
 
 impl Place {
     /// The Redis that a client leads to.
-    pub(super) const fn of(client: Client) -> Place {
-        Place(Kind::Fixed(client))
+    pub(super) fn of(client: Client) -> Place {
+        Place::new(Kind::Fixed(client))
+    }
+
+    fn new(kind: Kind) -> Place {
+        Place { kind, views: Mutex::default(), is_without_majority: false }
+    }
+
+    /// The same, where ticks may expire though no majority confirms the primary.
+    pub(super) fn without_majority(self, is_without_majority: bool) -> Place {
+        Place { is_without_majority, ..self }
     }
 
     /// Reads a URL: `redis://…` for one address,
@@ -85,25 +106,29 @@ impl Place {
             };
             hosts.split(',').map(node).collect()
         };
-        Ok(Place(match several {
+        Ok(Place::new(match several {
             Several::Sentinels => {
                 let master = parameter(parameters, "master").filter(|name| !name.is_empty());
                 let master =
                     master.ok_or("it does not name the primary: ?master=NAME, as `sentinel monitor` has it")?;
-                let nodes = nodes(&sentinel_user(parameters), "")?;
-                Kind::Watched(Sentinels { nodes, master: master.to_owned(), manner })
+                let user = sentinel_user(parameters);
+                let (nodes, among_them) = (Nodes::new(nodes(&user, "")?), Manner(at(&user, UNKNOWN_HOST, "")?));
+                Kind::Watched(Box::new(Sentinels { nodes, among_them, master: master.to_owned(), manner }))
             }
             Several::Nodes if manner.0.redis_settings().db() != 0 => {
                 return Err(String::from("a Cluster has no other database than 0"));
             }
-            Several::Nodes => Kind::Clustered(Cluster::new(nodes(user, &protocol)?, manner)),
+            Several::Nodes => {
+                let nodes = Nodes::new(nodes(user, &protocol)?);
+                Kind::Clustered(Cluster { nodes, manner })
+            }
         }))
     }
 
     /// What its addresses are those of, if it has several.
     #[must_use]
     pub const fn several(&self) -> Option<Several> {
-        match self.0 {
+        match self.kind {
             Kind::Fixed(_) => None,
             Kind::Watched(_) => Some(Several::Sentinels),
             Kind::Clustered(_) => Some(Several::Nodes),
@@ -112,20 +137,111 @@ impl Place {
 
     /// Whether what was asked is found elsewhere, or soon: a slot of a Cluster that moves.
     pub(super) fn finds_again(&self, fault: FaultKind) -> bool {
-        self.several() == Some(Several::Nodes) && fault == FaultKind::Clustered
+        self.several() == Some(Several::Nodes) && matches!(fault, FaultKind::Clustered | FaultKind::OpenSlot)
     }
 
     /// Finds the Redis that has a slot now.
-    pub(super) async fn find(&self, slot: Slot) -> Result<Found, Fault> {
-        self.look().await?.owner(slot)
+    pub(super) async fn find(&self, slot: Slot, clock: &Clock) -> Result<Found, Fault> {
+        let views = self.look(clock).await?;
+        self.owner(&views, slot)
     }
 
-    /// Looks where Redis is now.
-    pub(super) async fn look(&self) -> Result<Map, Fault> {
-        match &self.0 {
-            Kind::Fixed(client) => Ok(Map::of(Found { client: client.clone(), config_epoch: 0, node: None })),
-            Kind::Watched(sentinels) => sentinels.primary().await.map(Map::of),
-            Kind::Clustered(cluster) => cluster.look().await,
+    /// Who has a slot, by what was said.
+    pub(super) fn owner(&self, views: &Views, slot: Slot) -> Result<Found, Fault> {
+        views.owner(slot, self.named())
+    }
+
+    /// Asks all nodes where Redis is now.
+    pub(super) async fn look(&self, clock: &Clock) -> Result<Views, Fault> {
+        if let Kind::Fixed(client) = &self.kind {
+            let found = Found { client: client.clone(), config_epoch: 0, node: None };
+            return Ok(Views::of_one(found, clock.now()));
+        }
+        let (mut views, mut asked) = (Views::default(), BTreeSet::new());
+        // Those that the first know are asked too: a majority may need them.
+        for _ in 0..2 {
+            let nodes: Vec<_> = self.nodes().into_iter().filter(|node| asked.insert(node.to_string())).collect();
+            if nodes.is_empty() {
+                break;
+            }
+            let asked_at = clock.now();
+            match answers(nodes.iter().map(|node| self.ask(node, asked_at))).await {
+                Ok(told) => told.into_iter().for_each(|(id, view)| views.put(id, view)),
+                Err(faults) if views.is_empty() => return Err(self.together(&faults)),
+                Err(_) => {}
+            }
+        }
+        Ok(views)
+    }
+
+    /// The nodes that know where Redis is.
+    pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
+        match &self.kind {
+            Kind::Fixed(_) => Vec::new(),
+            Kind::Watched(sentinels) => sentinels.nodes.all(),
+            Kind::Clustered(cluster) => cluster.nodes.all(),
+        }
+    }
+
+    /// Asks a node where Redis is, and remembers what it says.
+    pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<(String, View), Fault> {
+        let (nodes, (id, view)) = match &self.kind {
+            Kind::Fixed(_) => return Err(Fault::away("a single Redis is asked nothing")),
+            Kind::Watched(sentinels) => (&sentinels.nodes, sentinels.ask(node, asked_at).await?),
+            Kind::Clustered(cluster) => (&cluster.nodes, cluster.ask(node, asked_at).await?),
+        };
+        node.is_called(&id);
+        let mut views = self.views.lock();
+        views.put(id.clone(), view.clone());
+        nodes.learn(views.known());
+        Ok((id, view))
+    }
+
+    /// What another Redis has taken the place of one that was found, by a majority of those that know.
+    pub(super) fn replaced_by(&self, found: &Found, slot: Slot) -> Option<Found> {
+        let views = self.views.lock();
+        let now = if self.is_without_majority { views.latest(slot) } else { views.majority(slot, self.named()) };
+        now.filter(|now| found.is_followed_by(now))
+    }
+
+    /// Whether a tick may expire only while a majority confirms the primary.
+    pub(super) const fn needs_majority(&self) -> bool {
+        self.several().is_some() && !self.is_without_majority
+    }
+
+    /// Until when a majority confirms that a Redis that was found has a slot.
+    pub(super) fn confirmed_until(&self, found: &Found, slot: Slot) -> Option<Instant> {
+        self.views.lock().confirmed_until(found, slot, self.named())
+    }
+
+    /// The shortest failover timer, if it is shorter than a confirmation can be good.
+    pub(super) fn short_timer(&self) -> Option<Duration> {
+        self.views.lock().short_timer()
+    }
+
+    /// How many confirm that at a time `now`.
+    pub(super) fn confirmations(&self, found: &Found, slot: Slot, now: Instant) -> Count {
+        self.views.lock().count(found, slot, self.named(), now)
+    }
+
+    /// How many votes there are at least, since they are named.
+    fn named(&self) -> usize {
+        match &self.kind {
+            Kind::Watched(sentinels) => sentinels.nodes.named(),
+            // Not all nodes of a Cluster have a vote, and each knows those that do.
+            Kind::Fixed(_) | Kind::Clustered(_) => 1,
+        }
+    }
+
+    fn together(&self, faults: &[Fault]) -> Fault {
+        let Kind::Watched(sentinels) = &self.kind else {
+            return together(faults, "no node of the Cluster answers");
+        };
+        let fault = together(faults, &format!("no Sentinel names the primary {:?}", sentinels.master));
+        let whose = "theirs are sentinel_user and sentinel_password in --store";
+        match fault.kind {
+            FaultKind::Forbidden => Fault { text: format!("{}; {whose}", fault.text), ..fault },
+            _ => fault,
         }
     }
 }
@@ -161,10 +277,10 @@ mod tests {
     use super::*;
 
     fn parsed(url: &str) -> Kind {
-        Place::parse(url).unwrap_or_else(|error| panic!("{url}: {error}")).0
+        Place::parse(url).unwrap_or_else(|error| panic!("{url}: {error}")).kind
     }
 
-    fn watched(url: &str) -> Sentinels {
+    fn watched(url: &str) -> Box<Sentinels> {
         let Kind::Watched(sentinels) = parsed(url) else { panic!("{url} names Sentinels") };
         sentinels
     }
@@ -173,7 +289,7 @@ mod tests {
     fn a_url_with_sentinels_says_who_they_are_and_how_the_primary_is_spoken_to() {
         let url = "redis-sentinel://me:pass%2Fword@one,two:7000,[::1],[::2]:7001/5?master=im&protocol=resp3";
         let sentinels = watched(url);
-        let names: Vec<String> = sentinels.nodes.iter().map(ToString::to_string).collect();
+        let names: Vec<String> = sentinels.nodes.all().iter().map(ToString::to_string).collect();
         assert_eq!(names, ["one:26379", "two:7000", "::1:26379", "::2:7001"]);
         let primary = sentinels.manner.at("10.0.0.1", 6_380).unwrap();
         let (address, settings) =
@@ -197,7 +313,7 @@ mod tests {
             ("redis-cluster://me:secret@one,two:7000", Some(Several::Nodes)),
             ("rediss-cluster://one/0?protocol=resp3", Some(Several::Nodes)),
         ] {
-            assert_eq!(Place(parsed(url)).several(), several, "{url}");
+            assert_eq!(Place::new(parsed(url)).several(), several, "{url}");
         }
     }
 

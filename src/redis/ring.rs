@@ -166,7 +166,8 @@ impl Ring for RedisRing {
 impl Inner {
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
         let session = self.link.session()?;
-        let Some(term) = self.term_in(&session) else { return Ok(Advance::Deposed) };
+        let recovered = self.link.confirmed(&session)?;
+        let Some(term) = self.term_in(&session, recovered) else { return Ok(Advance::Deposed) };
         if now < term.next {
             return Ok(Advance::Waiting(term.next));
         }
@@ -192,6 +193,10 @@ impl Inner {
         let at = now.max(self.link.clock().now());
         if let Some(until) = self.waits_for_others(term, at) {
             return Ok(Advance::Waiting(until));
+        }
+        // As late as possible: what is confirmed now may not be by the time that the rest was done.
+        if self.link.confirmed(&session)? != recovered {
+            return Ok(Advance::Waiting(at));
         }
         let keys = self.link.keys();
         let names: Vec<&str> =
@@ -294,16 +299,16 @@ impl Inner {
 
     /// The term, if this sidecar leads. After an outage the pointer waits for the Acks that all sidecars hold; once,
     /// until it has moved, so that a Redis that comes and goes does not stop the wheel.
-    fn term_in(&self, session: &Session) -> Option<Term> {
+    fn term_in(&self, session: &Session, recovered: Option<Instant>) -> Option<Term> {
         let term = self.office.term()?;
-        if session.number == term.session {
+        if session.number == term.session && recovered == term.recovered {
             return Some(term);
         }
         self.office.note(term.epoch, |term| {
-            let graced = session.recovered_at.map(|recovered| recovered + self.options.outage_grace);
+            let graced = recovered.map(|recovered| recovered + self.options.outage_grace);
             term.graced = term.graced.or(graced);
             term.put_off(term.graced.map_or(term.next, |graced| graced.max(term.next)));
-            term.session = session.number;
+            (term.session, term.recovered) = (session.number, recovered);
         });
         self.office.term()
     }

@@ -11,8 +11,9 @@ use tracing::{error, info, warn};
 use super::checks;
 use super::cluster::Slot;
 use super::coalesce::{Bounds, Coalescer};
+use super::confirmation;
 use super::fault::{Fault, FaultKind};
-use super::keeper::{Differs, OpenError, leave_what_was_replaced};
+use super::keeper::{Differs, OpenError};
 use super::keys::{Keys, MAX_SLOTS};
 use super::leaderships::Leaderships;
 use super::lease::{LeaseOptions, RedisLease};
@@ -85,11 +86,13 @@ impl RedisStore {
         metrics: &Arc<Metrics>,
     ) -> Result<RedisStore, RedisStoreError> {
         assert!(options.wheel.slots() <= MAX_SLOTS, "the configuration is checked");
-        let place = Arc::new(Place::parse(&options.url).map_err(RedisStoreError::Address)?);
+        let place = Place::parse(&options.url).map_err(RedisStoreError::Address)?;
+        let place = Arc::new(place.without_majority(options.expire_without_majority));
         let slots: Vec<Slot> = (0..options.rings).map(|ring| Keys::slot_of(&options.namespace, ring)).collect();
-        for (text, nodes) in check(&place, &slots).await? {
+        for (text, nodes) in check(&place, &slots, clock).await? {
             warn!(redis = nodes.join(", "), "{text}");
         }
+        confirmation::warn_of_settings(&place);
         let identity = identity(&options.name);
         let mut store = RedisStore {
             seats: Vec::new(),
@@ -99,11 +102,12 @@ impl RedisStore {
             leaderships: Arc::new(Leaderships::new(identity.clone(), options.lease)),
             tasks: Vec::new(),
         };
+        let links = Arc::clone(&store.links);
+        let watch = confirmation::watch(Arc::clone(&place), links, Arc::clone(clock), Arc::clone(metrics));
+        store.tasks.push(AbortOnDropHandle::new(tokio::spawn(watch)));
         for ring in 0..options.rings {
             store.open_ring(ring, options, &place, &identity, clock, metrics).await?;
         }
-        let watch = tokio::spawn(leave_what_was_replaced(place, Arc::clone(&store.links)));
-        store.tasks.push(AbortOnDropHandle::new(watch));
         info!(
             namespace = options.namespace,
             rings = options.rings,
@@ -229,14 +233,14 @@ fn held(coalescers: &[Arc<Coalescer>]) -> u64 {
 type Unwise = BTreeMap<String, Vec<String>>;
 
 /// Waits for Redis, and checks all nodes that have one of these slots. A wrong password does not become right by waiting.
-async fn check(place: &Place, slots: &[Slot]) -> Result<Unwise, RedisStoreError> {
+async fn check(place: &Place, slots: &[Slot], clock: &Clock) -> Result<Unwise, RedisStoreError> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
         .set_response_timeout(Some(RESPONSE_TIMEOUT));
     let mut cause = None;
     let reached = async {
         loop {
-            match check_once(place, slots, &config).await {
+            match check_once(place, slots, &config, clock).await {
                 Ok(checked) => return checked.map_err(RedisStoreError::Unusable),
                 Err(fault) if fault.kind == FaultKind::Forbidden => {
                     return Err(RedisStoreError::Unusable(fault.with_remedy()));
@@ -263,10 +267,11 @@ async fn check_once(
     place: &Place,
     slots: &[Slot],
     config: &AsyncConnectionConfig,
+    clock: &Clock,
 ) -> Result<Result<Unwise, String>, Fault> {
-    let (map, mut nodes, mut unwise) = (place.look().await?, BTreeMap::new(), Unwise::new());
+    let (views, mut nodes, mut unwise) = (place.look(clock).await?, BTreeMap::new(), Unwise::new());
     for slot in slots {
-        let node = map.owner(*slot)?;
+        let node = place.owner(&views, *slot)?;
         nodes.insert(node.to_string(), node);
     }
     for (name, node) in nodes {

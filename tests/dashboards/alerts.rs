@@ -15,10 +15,11 @@ use crate::support::sidecar::Sidecar;
 use crate::support::{wait_for, wait_until};
 
 /// The alerts, by the names that routes and silences hold.
-pub const NAMES: [&str; 17] = [
+pub const NAMES: [&str; 18] = [
     "AckwheelDown",
     "AckwheelRestarting",
     "AckwheelNoLeader",
+    "AckwheelNoMajority",
     "AckwheelPointerLag",
     "AckwheelWheelSlow",
     "AckwheelLeaderFlapping",

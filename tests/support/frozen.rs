@@ -66,6 +66,7 @@ impl FrozenRedis {
             max_held_acks: 1_000_000,
             name: String::from("test"),
             never_lead: false,
+            expire_without_majority: false,
             // Nobody loses it by the time that a test lets pass.
             lease: Duration::from_secs(1_000_000),
             outage_grace: Duration::ZERO,

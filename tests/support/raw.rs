@@ -201,6 +201,22 @@ impl Raw {
         self.batches.drain(..).collect()
     }
 
+    /// How many messages came in batches while something else was waited for.
+    pub fn waiting(&self) -> usize {
+        self.batches.iter().map(|batch| batch.messages.len()).sum()
+    }
+
+    /// Takes the batches that came so far, and acknowledges them.
+    pub fn settle_all(&mut self) -> Vec<Batch> {
+        let batches = self.batches_so_far();
+        if !batches.is_empty() {
+            let ids: Vec<[u8; 24]> = batches.iter().map(|batch| batch.id).collect();
+            let answer = self.ask(&frames::batch_ack(&ids));
+            assert_eq!(answer.kind, frames::BATCH_ACK_ANSWER, "{answer:?}");
+        }
+        batches
+    }
+
     /// Takes the next batch and acknowledges it.
     #[track_caller]
     pub fn settled_batch(&mut self) -> Batch {

@@ -9,9 +9,10 @@ use redis::{FromRedisValue, RedisResult};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use super::network::{self, Network};
 use super::process::{Log, Process};
 use super::redis::{Redis, ask, connect_to, free_port};
-use super::{network, packages, wait_until};
+use super::{packages, wait_until};
 
 /// What the primary is called.
 pub const NAME: &str = "im";
@@ -94,6 +95,11 @@ impl Sentinel {
         self.process.signal(Signal::STOP);
         wait_until("the Sentinel stands still", || self.process.stands_still());
     }
+
+    /// Has it go on.
+    pub fn go_on(&self) {
+        self.process.signal(Signal::CONT);
+    }
 }
 
 impl Drop for Sentinel {
@@ -123,13 +129,31 @@ impl Watched {
         let (primary, replica) = (Redis::start(), Redis::start());
         replica.follow(&primary);
         let sentinels = [(); 3].map(|()| Sentinel::watching(&primary, 2, ""));
+        Watched { primary, replica, sentinels }.once_known()
+    }
+
+    /// The primary and a Sentinel on the first host of a network, the replica and the other Sentinels on the second.
+    pub fn across(network: &Network) -> Watched {
+        let [here, there] = [network.host(0), network.host(1)];
+        let primary = here.run(Redis::start);
+        let replica = there.run(|| {
+            let replica = Redis::start();
+            replica.follow(&primary);
+            replica
+        });
+        let sentinels = [here, there, there].map(|host| host.run(|| Sentinel::watching(&primary, 2, "")));
+        let watched = Watched { primary, replica, sentinels };
+        here.run(|| watched.once_known())
+    }
+
+    fn once_known(self) -> Watched {
         wait_until("the Sentinels know each other and the replica", || {
             let knows = |sentinel: &Sentinel| {
                 (sentinel.number("num-other-sentinels"), sentinel.number("num-slaves")) == (2, 1)
             };
-            sentinels.iter().all(knows)
+            self.sentinels.iter().all(knows)
         });
-        Watched { primary, replica, sentinels }
+        self
     }
 
     /// The `--store` of a sidecar.

@@ -22,7 +22,9 @@ impl Inner {
         let keys = self.link.keys();
         let names =
             [keys.lease.as_str(), &keys.ticks, keys.list(term.frozen.0), &keys.outbox, &keys.late, &keys.news];
-        let asked = self.link.write(&SCRIPTS.expire, &names, |call| {
+        let session = self.link.session()?;
+        self.link.confirmed(&session)?;
+        let asked = self.link.write_in(&session, &SCRIPTS.expire, &names, |call| {
             self.term_arguments(call, term);
             call.arg(term.frozen.0).arg(term.seq).arg(MAX_PUBLISHED);
         });
