@@ -51,6 +51,7 @@ mod redis_cluster;
 mod redis_far;
 mod redis_faults;
 mod redis_losses;
+mod redis_overload;
 mod redis_refusals;
 mod redis_scripts;
 mod redis_stalls;

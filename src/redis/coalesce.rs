@@ -2,12 +2,13 @@
 //!
 //! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one
 //! while the next is written. Idle, a request is on its way at once; while one script is in flight, a second one
-//! goes only when it is worth one ([`worth`]).
+//! goes only when it is worth one ([`worth`]). How much a script carries follows what Redis answers in
+//! ([`congestion`](super::congestion)).
 
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -15,13 +16,14 @@ use tokio::time::timeout;
 use tracing::error;
 
 use super::chunk::Chunk;
+use super::congestion::{DEPTH, Window};
 use super::fault::{Fault, FaultKind};
 use super::flying::Flying;
 use super::fullness::Fullness;
 use super::inbox::{Inbox, Letters};
 use super::link::{Link, Links, Session, State};
 use super::queue::{Applied, Queue};
-use super::request::away;
+use super::request::{answer_refused, away};
 use super::script::{Answer, SCRIPTS};
 use super::worth;
 use crate::core::answers::Answers;
@@ -30,9 +32,6 @@ use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{Asker, Later};
 use crate::core::tick::Tick;
 use crate::metrics::Metrics;
-
-/// Scripts in flight at once. The link keeps the answers of as many.
-const DEPTH: usize = 2;
 
 /// The bounds that requests are held against.
 #[derive(Clone, Copy, Debug)]
@@ -101,25 +100,6 @@ impl Coalescer {
         }
     }
 
-    /// Answers what was refused.
-    fn refuse(burst: &Burst, answers: &Answers) {
-        let mut refused = burst.requests.iter().filter(|request| request.refusal.is_some()).peekable();
-        if refused.peek().is_none() {
-            return;
-        }
-        let waker = answers.put(|answered| {
-            for request in refused {
-                if let Some(refusal) = &request.refusal {
-                    let messages = request.range().len();
-                    answered.push_refused(request.correlation, request.asks, messages, Refusal::clone(refusal));
-                }
-            }
-        });
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
     /// Messages of DelMsg that are not answered.
     pub(super) fn unanswered_acks(&self) -> u64 {
         self.unanswered_acks.load(Ordering::Relaxed)
@@ -149,7 +129,7 @@ impl Later for Coalescer {
                 self.count_ack(request);
             }
         }
-        Coalescer::refuse(burst, answers);
+        answer_refused(burst, answers);
         self.inbox.leave(burst, asker, answers);
     }
 }
@@ -168,8 +148,8 @@ impl Held {
     }
 }
 
-/// The chunks whose answers are awaited, and how long these take.
-type Chunks = Flying<Chunk, (Result<Answer, Fault>, Duration)>;
+/// The chunks whose answers are awaited, and when they were sent.
+type Chunks = Flying<Chunk, (Result<Answer, Fault>, Instant)>;
 
 struct Driver {
     link: Arc<Link>,
@@ -223,13 +203,18 @@ impl Driver {
         let mut next = session.chunk + 1;
         let mut flying = Chunks::with_capacity(DEPTH);
         let mut enough_for_two = worth::LEAST;
+        let mut window = Window::new(self.link.clock().now());
         loop {
             self.take_in();
-            self.send_what_is_worth_it(session, &mut flying, &mut next, enough_for_two).await;
+            self.send_what_is_worth_it(session, &mut flying, &mut next, enough_for_two, &mut window).await;
             let enough = if flying.is_empty() { 1 } else { enough_for_two.saturating_sub(self.queue.waiting()) };
             tokio::select! {
                 biased;
-                (answered, took) = flying.first(), if !flying.is_empty() => {
+                (answered, sent) = flying.first(), if !flying.is_empty() => {
+                    let (now, messages) = (self.link.clock().now(), flying.front().map_or(0, Chunk::messages));
+                    let took = now.saturating_duration_since(sent);
+                    let waited = took.saturating_sub(session.peer.silence.least_round_trip());
+                    window.answered(messages, sent, waited, now);
                     self.take_in();
                     let unanswered = self.queue.waiting() + flying.carried().map(Chunk::messages).sum::<usize>();
                     enough_for_two = worth::worth_a_script(unanswered, took);
@@ -238,7 +223,7 @@ impl Driver {
                         break;
                     }
                 }
-                () = poll_fn(|context| self.inbox.poll(context, enough)), if flying.len() < DEPTH => {}
+                () = poll_fn(|context| self.inbox.poll(context, enough)), if flying.len() < window.scripts() => {}
                 _ = self.states.changed() => break,
             }
         }
@@ -259,21 +244,24 @@ impl Driver {
         flying: &mut Chunks,
         next: &mut u64,
         enough_for_two: usize,
+        window: &mut Window,
     ) {
-        while flying.is_empty() || flying.len() < DEPTH && self.queue.is_worth_a_script(enough_for_two) {
-            let Some(chunk) = self.queue.next_chunk(*next) else { return };
+        while flying.is_empty() || flying.len() < window.scripts() && self.queue.is_worth_a_script(enough_for_two)
+        {
+            let most = window.messages(self.link.clock().now());
+            let Some(chunk) = self.queue.next_chunk(*next, most) else { return };
             *next += 1;
             let exchange = self.exchange(session, &chunk);
             flying.push(chunk, exchange).await;
         }
     }
 
-    /// What sends a chunk, and has its answer, and how long that took.
+    /// What sends a chunk, and has its answer, and when it was sent.
     fn exchange(
         &mut self,
         session: &Session,
         chunk: &Chunk,
-    ) -> impl Future<Output = (Result<Answer, Fault>, Duration)> + Send + use<> {
+    ) -> impl Future<Output = (Result<Answer, Fault>, Instant)> + Send + use<> {
         let keys = self.link.keys();
         let names: Vec<&str> =
             [&keys.messages, &keys.ticks].into_iter().chain(keys.lists()).map(String::as_str).collect();
@@ -283,8 +271,7 @@ impl Driver {
         let (link, session) = (Arc::clone(&self.link), session.clone());
         async move {
             let begun = link.clock().now();
-            let answered = link.send(&session, &SCRIPTS.apply, &call).await;
-            (answered, link.clock().now().saturating_duration_since(begun))
+            (link.send(&session, &SCRIPTS.apply, &call).await, begun)
         }
     }
 

@@ -55,6 +55,7 @@ impl DirectCalls {
         let keys = Arc::new(Keys::new(namespace, 0, wheel.slots(), &super::random_name()));
         let options = LinkOptions {
             place: Arc::new(Place::of(client)),
+            peers: Arc::default(),
             ring: 0,
             rings: 1,
             wheel,
@@ -95,12 +96,12 @@ impl DirectCalls {
         let asked = Asked::new(asks, Asker::default(), 0, messages.len(), &self.answers);
         self.queue.push(Item::Frame(asked, messages.len()), messages);
         self.last += 1;
-        let chunk = self.queue.next_chunk(self.last).expect("a call carries a message");
+        let chunk = self.queue.next_chunk(self.last, MAX_CHUNK).expect("a call carries a message");
         let mut call = self.guarded();
         call.arg(chunk.number).arg(u64::MAX >> 12).arg(u8::from(chunk.has_adds));
         self.queue.encode(&chunk, &mut call);
         self.unanswered.push_back(chunk);
-        assert!(self.queue.next_chunk(0).is_none(), "a call carries at most {MAX_CHUNK} messages");
+        assert!(self.queue.next_chunk(0, MAX_CHUNK).is_none(), "a call carries at most {MAX_CHUNK} messages");
         call.get_packed_command()
     }
 

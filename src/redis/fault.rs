@@ -142,6 +142,12 @@ impl Fault {
         Fault { kind: FaultKind::Timeout, text: format!("no answer within {patience:?}") }
     }
 
+    /// No answer came on this connection, though Redis answers others.
+    pub(super) fn lost_answer(waited: Duration) -> Fault {
+        let text = format!("the connection lost an answer: none within {waited:?}, while Redis answers others");
+        Fault { kind: FaultKind::Disconnected, text }
+    }
+
     /// The refusal of a link that was opened anew since.
     pub(super) fn stale() -> Fault {
         Fault { kind: FaultKind::Stale, text: String::from("the link was opened anew since, or the ring is gone") }

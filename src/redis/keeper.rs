@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, Cmd, Value};
+use redis::{AsyncConnectionConfig, Cmd};
 use tracing::{error, info, warn};
 
 use super::fault::Fault;
 use super::keys::{Keys, OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
-use super::link::{LINK_LIFETIME, LinkOptions, Session, Shared, State, answer_in_time};
+use super::link::{LINK_LIFETIME, LinkOptions, Session, Shared, State, answer};
 use super::office::whole_ms;
 use super::options::CONNECT_TIMEOUT;
 use super::script::{Answer, SCRIPTS};
@@ -133,7 +133,7 @@ impl Shared {
     pub(super) async fn connect(&self, known: &mut Known) -> Result<Session, OpenError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            // Everyone who asks waits by `answer_in_time`.
+            // Everyone who asks waits by `Peer::exchange`.
             .set_response_timeout(None);
         let found = Arc::new(self.options.place.find(self.options.keys.slot, &self.options.clock).await?);
         let mut connection = found.connect(&config).await.map_err(Fault::from)?;
@@ -141,14 +141,15 @@ impl Shared {
         for script in SCRIPTS.all() {
             loads.add_command(script.load()).ignore();
         }
-        answer_in_time(loads.query_async::<()>(&mut connection)).await?.map_err(Fault::from)?;
+        let peer = self.options.peers.of(&found, &self.options.clock);
+        *self.peer.write() = Some(Arc::clone(&peer));
+        peer.exchange(loads.query_async::<()>(&mut connection)).await?;
         let (clock, metrics) = (&self.options.clock, &self.options.metrics);
         let begun = clock.now();
         let registration = registration(&self.options, known.sessions);
-        let registered = answer_in_time(connection.send_packed_command(&registration)).await?;
+        let registered = peer.exchange(answer(&mut connection, &registration)).await;
         metrics.round_trip(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
-        let value = registered.and_then(Value::extract_error).map_err(Fault::from)?;
-        let mut answer = Answer::new(&SCRIPTS.open, value)?;
+        let mut answer = Answer::new(&SCRIPTS.open, registered?)?;
         match answer.text()?.as_str() {
             "open" => {}
             "differs" => {
@@ -177,6 +178,7 @@ impl Shared {
         let session = Session {
             connection,
             found,
+            peer,
             number: known.sessions,
             generation,
             catch_up_max_ticks: u32::try_from(answer.count()?).unwrap_or_default(),

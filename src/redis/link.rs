@@ -4,7 +4,7 @@
 //!            connect, load scripts, `open`
 //!   Away ────────────────────────────────────▶ Up (session n, generation g)
 //!     ▲                                           │
-//!     └── an error that ends it, two timeouts ────┘
+//!     └── an error that ends it, two silences ────┘
 //! ```
 //!
 //! A multiplexed connection does not come back by itself after a timeout or a READONLY answer, so every fault is
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisResult, Value};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tracing::warn;
@@ -27,7 +27,7 @@ use super::fault::{Fault, FaultKind};
 use super::keeper::{Known, OpenError};
 use super::keys::Keys;
 use super::nodes::Found;
-use super::options::RESPONSE_TIMEOUT;
+use super::peer::{Peer, Peers};
 use super::place::Place;
 use super::script::{Answer, Script};
 use super::silence::Silence;
@@ -35,9 +35,8 @@ use crate::clock::Clock;
 use crate::core::refusal::Refusal;
 use crate::core::tick::Wheel;
 use crate::metrics::Metrics;
-use crate::patience::in_time;
 
-/// How many answers in a row may fail to come before the connection is made anew.
+/// How often in a row nothing at all may be heard of Redis before the connection is made anew.
 const MOST_TIMEOUTS: u32 = 2;
 
 /// How long the traces of a sidecar that is gone are kept.
@@ -46,6 +45,7 @@ pub(super) const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 /// What a link needs to know.
 pub(super) struct LinkOptions {
     pub(super) place: Arc<Place>,
+    pub(super) peers: Arc<Peers>,
     pub(super) ring: u16,
     pub(super) rings: u16,
     pub(super) wheel: Wheel,
@@ -64,6 +64,7 @@ pub(super) struct Session {
     pub(super) connection: MultiplexedConnection,
     /// To whom.
     pub(super) found: Arc<Found>,
+    pub(super) peer: Arc<Peer>,
     /// Counts the sessions of this process.
     pub(super) number: u64,
     pub(super) generation: i64,
@@ -95,7 +96,8 @@ pub(super) struct Shared {
     pub(super) options: LinkOptions,
     pub(super) state: watch::Sender<State>,
     pub(super) timeouts: AtomicU32,
-    pub(super) silence: Silence,
+    /// The Redis that was last connected to.
+    pub(super) peer: RwLock<Option<Arc<Peer>>>,
     pub(super) confirmation: Confirmation,
     /// Told when the session is of no use any more.
     pub(super) broken: Notify,
@@ -134,7 +136,7 @@ impl Link {
             options,
             state,
             timeouts: AtomicU32::new(0),
-            silence: Silence::default(),
+            peer: RwLock::default(),
             confirmation: Confirmation::default(),
             broken: Notify::new(),
         });
@@ -162,9 +164,9 @@ impl Link {
         self.shared.options.metrics.count_redis_error("lost");
     }
 
-    /// Whether Redis stood still lately, as far as its answers tell.
-    pub(super) fn silence(&self) -> &Silence {
-        &self.shared.silence
+    /// Whether Redis stalled lately, as far as its answers to this process tell.
+    pub(super) fn silence(&self) -> Arc<Silence> {
+        self.shared.peer.read().as_ref().map_or_else(Arc::default, |peer| Arc::clone(&peer.silence))
     }
 
     /// Whether Redis is believed to answer.
@@ -278,18 +280,8 @@ impl Link {
 
     /// Sends a command and waits for its answer.
     async fn exchange(&self, session: &Session, call: &Cmd) -> Result<Value, Fault> {
-        let clock = &self.shared.options.clock;
-        let unanswered = self.shared.silence.asked(clock.now());
         let mut connection = session.connection.clone();
-        let answered = answer_in_time(connection.send_packed_command(call)).await;
-        let value = answered.and_then(|value| value.and_then(Value::extract_error).map_err(Fault::from));
-        match &value {
-            Err(Fault { kind: FaultKind::Timeout | FaultKind::Disconnected, .. }) => {
-                unanswered.given_up(clock.now());
-            }
-            _ => unanswered.answered(clock.now()),
-        }
-        value
+        session.peer.exchange(answer(&mut connection, call)).await
     }
 
     /// Counts a fault, and ends the session if it is of no use any more.
@@ -326,9 +318,9 @@ impl Link {
     }
 }
 
-/// The answer that is awaited, if it comes within [`RESPONSE_TIMEOUT`].
-pub(super) async fn answer_in_time<T>(awaited: impl Future<Output = T>) -> Result<T, Fault> {
-    in_time(RESPONSE_TIMEOUT, awaited).await.ok_or_else(|| Fault::silent(RESPONSE_TIMEOUT))
+/// The answer to a command.
+pub(super) async fn answer(connection: &mut MultiplexedConnection, call: &Cmd) -> RedisResult<Value> {
+    connection.send_packed_command(call).await.and_then(Value::extract_error)
 }
 
 /// Whether a script's reply says that the guard did not let it through.

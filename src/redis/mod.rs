@@ -7,7 +7,8 @@
 //! | `place`, `nodes`, `sentinels`, `cluster` | where Redis is, and who of several has a ring |
 //! | `majority`, `confirmation` | what a majority says of that: no tick expires without one |
 //! | `link`, `keeper`, `fault` | a connection that heals, and what can go wrong with it |
-//! | `request`, `inbox`, `frames`, `chunk`, `queue`, `coalesce` | adds and dels of all connections travel together |
+//! | `peer`, `silence` | whether a Redis answers, by all that this process asks of it |
+//! | `request`, `inbox`, `frames`, `chunk`, `queue`, `congestion`, `coalesce` | adds and dels of all connections travel together |
 //! | `ring` | the ring: the pointer's time, expiry |
 //! | `lease`, `office`, `leaderships` | who leads, what lease and ring share, and how sidecars share the rings |
 //! | `outbox` | batches on a stream, a consumer group for each group |
@@ -20,6 +21,7 @@ mod chunk;
 mod cluster;
 mod coalesce;
 mod confirmation;
+mod congestion;
 mod direct;
 mod fault;
 mod flying;
@@ -39,6 +41,7 @@ mod nodes;
 mod office;
 mod options;
 mod outbox;
+mod peer;
 mod place;
 mod queue;
 mod request;

@@ -24,7 +24,7 @@ use super::outbox::RedisOutbox;
 const BLOCK: Duration = Duration::from_secs(2);
 
 /// How much longer than that an answer may take before the connection is made anew.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// After a fault the connection is made anew this much later.
 const RETRY: Duration = Duration::from_millis(200);

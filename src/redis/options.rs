@@ -10,9 +10,13 @@ use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
 
-/// How long Redis may take for an answer. Longer than any script takes by far, short enough that an AddNewMsg is
-/// refused within a second.
+/// How long nothing may be heard of Redis while it is asked, before it is unreachable. Longer than any script takes by
+/// far, short enough that an AddNewMsg is refused within a second. A single answer may take longer
+/// ([`peer`](super::peer)).
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How long a Redis that is checked at the start may take for an answer: nobody else waits, and it may be busy.
+pub(super) const CHECK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long a connection may take to be made.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -115,10 +115,10 @@ impl Queue {
         self.waiting >= messages || !self.barriers.is_empty()
     }
 
-    /// The next chunk, if anything waits.
-    pub(super) fn next_chunk(&mut self, number: u64) -> Option<Chunk> {
+    /// The next chunk, of so many messages at most, if anything waits.
+    pub(super) fn next_chunk(&mut self, number: u64, most: usize) -> Option<Chunk> {
         let mut chunk = Chunk { number, slices: self.spare.pop().unwrap_or_default(), has_adds: false };
-        let mut room = MAX_CHUNK;
+        let mut room = most.min(MAX_CHUNK);
         self.writer.begin();
         while room > 0
             && let Some((asker, slice)) = self.lanes.pop()

@@ -134,6 +134,25 @@ impl Run {
     }
 }
 
+/// Answers what was refused of a burst.
+pub(super) fn answer_refused(burst: &Burst, answers: &Answers) {
+    let mut refused = burst.requests.iter().filter(|request| request.refusal.is_some()).peekable();
+    if refused.peek().is_none() {
+        return;
+    }
+    let waker = answers.put(|answered| {
+        for request in refused {
+            if let Some(refusal) = &request.refusal {
+                let messages = request.range().len();
+                answered.push_refused(request.correlation, request.asks, messages, Refusal::clone(refusal));
+            }
+        }
+    });
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
 fn outcome(letter: u8) -> Outcome {
     match letter {
         b'a' => Outcome::Added,

@@ -1,7 +1,8 @@
-//! Redis' silence: whether it stood still while somebody waited for an answer.
+//! The silence of one Redis: whether it stalled while somebody in this process waited for an answer.
 //!
-//! Acknowledgements that were read meanwhile wait in all sidecars, and a decision that comes before them reads as
-//! silence of clients. Every request tells something: how long nothing at all was answered while it waited.
+//! Acknowledgements that were read meanwhile wait in all sidecars, and an expiry that comes before them reads as
+//! silence of clients. Every request tells something: how long nothing at all was answered while it waited. So all links
+//! to one Redis share what they know: an answer to one of them shows that Redis works, however long another waits.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,12 @@ use super::options::RESPONSE_TIMEOUT;
 /// A silence so short is none: a script takes as long, or a processor that has others to serve.
 const UNNOTICED: Duration = Duration::from_millis(100);
 
+/// The least round trip is that of this time and of as much before it: the way to Redis may change.
+const ROUND_TRIPS_KEPT: Duration = Duration::from_secs(10);
+
+/// No way to Redis takes longer; beyond, it is Redis that is slow.
+const LONGEST_WAY: Duration = Duration::from_millis(250);
+
 /// What is known of it.
 #[derive(Debug, Default)]
 pub(super) struct Silence(Mutex<State>);
@@ -21,8 +28,14 @@ struct State {
     unanswered: u32,
     /// Since when nothing was answered. It counts while something is unanswered.
     since: Option<Instant>,
+    answers: u64,
+    /// Probes that were sent, and those that were answered.
+    probes: [u64; 2],
     /// How long the last two requests took that were answered.
     round_trips: [Duration; 2],
+    /// The shortest of lately and of before, and since when it is lately.
+    least: [Option<Duration>; 2],
+    least_since: Option<Instant>,
     /// When Redis had stood still, and for how long.
     stall: Option<(Instant, Duration)>,
 }
@@ -46,7 +59,31 @@ impl Silence {
             state.since = Some(now);
         }
         state.unanswered += 1;
-        Unanswered { silence: self, asked_at: now }
+        Unanswered { silence: self, asked_at: now, answers: state.answers, probes: state.probes[0] }
+    }
+
+    /// A probe goes out; the one before is answered, or given up.
+    pub(super) fn probed(&self, now: Instant) -> Unanswered<'_> {
+        let unanswered = self.asked(now);
+        self.0.lock().probes[0] += 1;
+        unanswered
+    }
+
+    /// The answer to the last probe has come.
+    pub(super) fn probe_answered(&self) {
+        let mut state = self.0.lock();
+        state.probes[1] = state.probes[0];
+    }
+
+    /// How many requests were answered.
+    pub(super) fn answers(&self) -> u64 {
+        self.0.lock().answers
+    }
+
+    /// The round trip of a request if Redis has nothing else to do: the shortest lately.
+    pub(super) fn least_round_trip(&self) -> Duration {
+        let least = self.0.lock().least;
+        least.into_iter().flatten().min().unwrap_or_default().min(LONGEST_WAY)
     }
 
     /// How long a request may be under way before Redis is taken to have stood still. Where two in a row took long that
@@ -79,6 +116,14 @@ impl State {
         self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
+    fn took(&mut self, round_trip: Duration, now: Instant) {
+        self.round_trips = [self.round_trips[1], round_trip];
+        if self.least_since.is_none_or(|since| now.saturating_duration_since(since) > ROUND_TRIPS_KEPT) {
+            (self.least, self.least_since) = ([None, self.least[0]], Some(now));
+        }
+        self.least[0] = Some(self.least[0].map_or(round_trip, |least| least.min(round_trip)));
+    }
+
     /// Notes a stall, if this was one.
     fn note(&mut self, now: Instant) {
         let length = self.length(now);
@@ -93,6 +138,10 @@ impl State {
 pub(super) struct Unanswered<'a> {
     silence: &'a Silence,
     asked_at: Instant,
+    /// Answers that had come before it.
+    pub(super) answers: u64,
+    /// Probes that were sent before it.
+    probes: u64,
 }
 
 impl Unanswered<'_> {
@@ -101,7 +150,13 @@ impl Unanswered<'_> {
         let mut state = self.silence.0.lock();
         state.note(now);
         state.since = Some(now);
-        state.round_trips = [state.round_trips[1], now.saturating_duration_since(self.asked_at)];
+        state.answers += 1;
+        state.took(now.saturating_duration_since(self.asked_at), now);
+    }
+
+    /// How many probes were sent later and are answered.
+    pub(super) fn later_probes(&self) -> u64 {
+        self.silence.0.lock().probes[1].saturating_sub(self.probes)
     }
 
     /// Nobody waits for it any longer.
@@ -166,6 +221,40 @@ mod tests {
             silence.asked(start).answered(start + ms(took));
             assert_eq!(silence.patience(), patience, "after {took} ms");
         }
+    }
+
+    #[test]
+    fn the_least_round_trip_is_the_shortest_of_the_last_seconds() {
+        let (silence, start) = (Silence::default(), Instant::now());
+        assert_eq!(silence.least_round_trip(), Duration::ZERO);
+        let least = |after: u64, took: u64| {
+            silence.asked(start + ms(after)).answered(start + ms(after + took));
+            silence.least_round_trip()
+        };
+        assert_eq!(
+            [least(0, 50), least(100, 60), least(200, 40), least(300, 90)].map(|d| d.as_millis()),
+            [50, 50, 40, 40]
+        );
+        assert_eq!(least(11_000, 70), ms(40), "of before");
+        assert_eq!(least(22_000, 80), ms(70));
+        assert_eq!([least(33_000, 900), least(44_000, 900)], [ms(80), LONGEST_WAY]);
+    }
+
+    #[test]
+    fn a_request_knows_how_many_later_probes_were_answered() {
+        let (silence, now) = (Silence::default(), Instant::now());
+        let first = silence.asked(now);
+        let probe = silence.probed(now);
+        let second = silence.asked(now);
+        assert_eq!((first.later_probes(), second.later_probes()), (0, 0));
+        probe.answered(now);
+        silence.probe_answered();
+        assert_eq!((first.later_probes(), second.later_probes()), (1, 0));
+        silence.probed(now).given_up(now);
+        assert_eq!((first.later_probes(), second.later_probes()), (1, 0));
+        silence.probed(now).answered(now);
+        silence.probe_answered();
+        assert_eq!((first.later_probes(), second.later_probes()), (3, 2));
     }
 
     #[test]

@@ -20,8 +20,9 @@ use super::lease::{LeaseOptions, RedisLease};
 use super::link::{Link, LinkOptions, Links};
 use super::news;
 use super::office::Identity;
-use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT, RedisOptions};
+use super::options::{CHECK_PATIENCE, CONNECT_TIMEOUT, RedisOptions};
 use super::outbox::RedisOutbox;
+use super::peer::Peers;
 use super::place::Place;
 use super::ring::{RedisRing, RingOptions};
 use crate::clock::Clock;
@@ -64,6 +65,7 @@ pub enum RedisStoreError {
 pub struct RedisStore {
     seats: Vec<Seat>,
     links: Arc<Links>,
+    peers: Arc<Peers>,
     coalescers: Vec<Arc<Coalescer>>,
     outboxes: Vec<Arc<RedisOutbox>>,
     leaderships: Arc<Leaderships>,
@@ -97,6 +99,7 @@ impl RedisStore {
         let mut store = RedisStore {
             seats: Vec::new(),
             links: Arc::default(),
+            peers: Arc::default(),
             coalescers: Vec::new(),
             outboxes: Vec::new(),
             leaderships: Arc::new(Leaderships::new(identity.clone(), options.lease)),
@@ -130,6 +133,7 @@ impl RedisStore {
         let keys = Arc::new(Keys::new(&options.namespace, ring, wheel.slots(), &identity.sidecar));
         let link_options = LinkOptions {
             place: Arc::clone(place),
+            peers: Arc::clone(&self.peers),
             ring,
             rings: options.rings,
             wheel,
@@ -236,7 +240,7 @@ type Unwise = BTreeMap<String, Vec<String>>;
 async fn check(place: &Place, slots: &[Slot], clock: &Clock) -> Result<Unwise, RedisStoreError> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(RESPONSE_TIMEOUT));
+        .set_response_timeout(Some(CHECK_PATIENCE));
     let mut cause = None;
     let reached = async {
         loop {

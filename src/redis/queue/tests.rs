@@ -64,7 +64,7 @@ impl Bench {
     }
 
     fn chunk(&mut self, number: u64) -> Chunk {
-        self.queue.next_chunk(number).unwrap()
+        self.queue.next_chunk(number, MAX_CHUNK).unwrap()
     }
 
     fn applied(&mut self, chunk: Chunk, letters: &str, times: &str) {
@@ -129,7 +129,7 @@ fn frames_travel_together_in_order_and_each_gets_its_answer() {
     assert_eq!(answers[0].outcomes, [Outcome::Added, Outcome::Rearmed]);
     assert_eq!((answers[1].correlation, answers[1].measured, answers[1].latency_ms), (deleted, 2, 12 + 40));
     assert_eq!(answers[1].outcomes, [Outcome::Acked, Outcome::Late, Outcome::Unknown]);
-    assert!(bench.queue.next_chunk(2).is_none());
+    assert!(bench.queue.next_chunk(2, MAX_CHUNK).is_none());
     assert_eq!(bench.held.load(Ordering::Relaxed), 0);
 }
 
@@ -253,7 +253,7 @@ fn what_asks_for_ever_other_things_goes_out_in_more_chunks() {
     }
     let mut carried = Vec::new();
     for number in 1.. {
-        let Some(chunk) = bench.queue.next_chunk(number) else { break };
+        let Some(chunk) = bench.queue.next_chunk(number, MAX_CHUNK) else { break };
         let words = bench.words(&chunk);
         assert!(words[2].iter().all(|kind| (129..=228).contains(kind)), "{:?}", words[2]);
         carried.extend(text(&words[7..]));
@@ -285,7 +285,7 @@ fn when_redis_goes_adds_are_refused_with_what_is_true_and_dels_are_held() {
     bench.queue.recall(&[String::new(), answer], MAX);
     let answer = bench.answer();
     assert_eq!((answer.correlation, answer.outcomes, answer.measured), (acked, vec![Outcome::Acked; 400], 400));
-    assert!(bench.queue.next_chunk(2).is_none());
+    assert!(bench.queue.next_chunk(2, MAX_CHUNK).is_none());
     assert_eq!(bench.held.load(Ordering::Relaxed), 0);
 }
 
