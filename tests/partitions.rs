@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::redis_faults::PATIENT;
+use crate::redis_faults::{PATIENT, take_until};
 use crate::sentinels::{is_replica, sidecar};
 use crate::support::cluster::Cluster;
 use crate::support::frames::{self, ACKED};
@@ -10,7 +10,7 @@ use crate::support::network::{Host, Network};
 use crate::support::process::assert_names;
 use crate::support::raw::Raw;
 use crate::support::redis::Redis;
-use crate::support::sentinels::Watched;
+use crate::support::sentinels::{Sentinel, Watched, store};
 use crate::support::sidecar::Sidecar;
 use crate::support::wait_until;
 
@@ -113,4 +113,27 @@ fn a_leader_that_is_cut_off_from_the_other_primaries_reports_nothing_that_is_ack
     let store = Cluster::store(cluster.primaries.iter().chain([replica]));
     let has_taken_over = || replica.info("replication").contains("role:master");
     assert_nothing_acknowledged_is_reported(&network, &store, [primary, replica], has_taken_over);
+}
+
+#[test]
+fn a_leader_that_alone_loses_the_sentinels_leaves_the_ring_to_a_sidecar_that_reaches_them() {
+    let Some(network) = Network::of(3) else { return };
+    let [alone, with_redis, with_sentinel] = [0, 1, 2].map(|number| network.host(number));
+    let redis = with_redis.run(Redis::start);
+    let sentinel = with_sentinel.run(|| Sentinel::watching(&redis, 1, ""));
+    let store = store([&sentinel]);
+    let a = alone.run(|| sidecar(&store, "a", &PATIENT));
+    wait_until("it leads", || alone.run(|| a.leader()).as_deref() == Some("a"));
+    let b = with_sentinel.run(|| sidecar(&store, "b", &PATIENT));
+    alone.run(|| a.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added());
+    alone.lose(with_sentinel);
+    let mut adder = alone.run(|| a.connect());
+    wait_until("the other leads", || with_sentinel.run(|| b.leader()).as_deref() == Some("b"));
+    adder.ask(&frames::add(&[4], 5, 1)).added();
+    let mut subscriber = alone.run(|| a.connect()).subscribed("default");
+    assert_eq!(
+        take_until(&mut subscriber, &[1, 2, 3, 4]),
+        [1, 2, 3, 4],
+        "also those who ask the one that does not lead"
+    );
 }

@@ -36,36 +36,40 @@ pub(super) struct Confirmation(Mutex<State>);
 struct State {
     /// The session that it is about.
     session: u64,
-    /// Until when the confirmations are good that came last.
+    /// Until when the confirmations are good that came last, or were good; none before the first session.
     until: Option<Instant>,
     /// When the session began or, if that is later, when it was confirmed again after it had not been.
     recovered_at: Option<Instant>,
 }
 
-/// No majority confirms it.
+/// For how long no majority has confirmed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Unconfirmed;
+struct Unconfirmed(Duration);
 
 impl Confirmation {
     /// Takes until when a session is confirmed, which began after an outage or not, as it is known at a time `now`.
     fn put(&self, session: u64, recovered_at: Option<Instant>, until: Option<Instant>, now: Instant) {
         let mut state = self.0.lock();
         if state.session != session {
-            *state = State { session, until, recovered_at };
+            *state = State { session, until: until.or(Some(now)), recovered_at };
             return;
         }
         let is_good = |until: Option<Instant>| until.is_some_and(|until| until > now);
         if !is_good(state.until) && is_good(until) {
             state.recovered_at = Some(now);
         }
-        state.until = until;
+        // It is good no longer once a majority does not confirm it.
+        state.until = until.or(state.until.min(Some(now)));
     }
 
     /// If a session is confirmed at a time `now`: when the last outage ended, or time without a majority.
     fn of(&self, session: u64, now: Instant) -> Result<Option<Instant>, Unconfirmed> {
         let state = self.0.lock();
-        let is_good = state.session == session && state.until.is_some_and(|until| until > now);
-        if is_good { Ok(state.recovered_at) } else { Err(Unconfirmed) }
+        match state.until.filter(|_| state.session == session) {
+            Some(until) if until > now => Ok(state.recovered_at),
+            Some(until) => Err(Unconfirmed(now.saturating_duration_since(until))),
+            None => Err(Unconfirmed(Duration::ZERO)),
+        }
     }
 }
 
@@ -86,7 +90,7 @@ impl Link {
         if !place.needs_majority() {
             return Ok(session.recovered_at);
         }
-        confirmation.of(session.number, clock.now()).map_err(|Unconfirmed| {
+        confirmation.of(session.number, clock.now()).map_err(|_| {
             let whose = match place.several() {
                 Some(Several::Sentinels) => "Sentinels",
                 _ => "Cluster",
@@ -94,6 +98,13 @@ impl Link {
             let text = format!("no majority of the {whose} confirms that {} is the primary", session.found);
             Fault { kind: FaultKind::Away, text }
         })
+    }
+
+    /// Whether it was not confirmed for so long.
+    pub(super) fn is_unconfirmed_for(&self, session: &Session, time: Duration) -> bool {
+        let Shared { options: LinkOptions { place, clock, .. }, confirmation, .. } = self.shared();
+        place.needs_majority()
+            && confirmation.of(session.number, clock.now()).is_err_and(|Unconfirmed(missing)| missing >= time)
     }
 
     /// Leaves a Redis that was replaced though it still answers: one that was cut off from those that have replaced it.
@@ -214,19 +225,25 @@ mod tests {
     fn a_time_without_a_majority_ends_like_an_outage() {
         let (confirmation, start) = (Confirmation::default(), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
-        assert_eq!(confirmation.of(1, start), Err(Unconfirmed), "nothing is known");
+        let missing = |ms| Err(Unconfirmed(Duration::from_millis(ms)));
+        assert_eq!(confirmation.of(1, start), missing(0), "nothing is known");
         confirmation.put(1, None, Some(at(2_000)), start);
-        assert_eq!((confirmation.of(1, at(1_999)), confirmation.of(1, at(2_000))), (Ok(None), Err(Unconfirmed)));
-        assert_eq!(confirmation.of(2, start), Err(Unconfirmed), "that is another session");
+        assert_eq!((confirmation.of(1, at(1_999)), confirmation.of(1, at(2_000))), (Ok(None), missing(0)));
+        assert_eq!(confirmation.of(1, at(3_000)), missing(1_000));
+        assert_eq!(confirmation.of(2, start), missing(0), "that is another session");
         confirmation.put(1, None, Some(at(3_900)), at(1_900));
         assert_eq!(confirmation.of(1, at(3_000)), Ok(None), "it was confirmed in time");
         confirmation.put(1, None, Some(at(3_900)), at(4_000));
-        assert_eq!(confirmation.of(1, at(4_000)), Err(Unconfirmed), "the answer came too late");
+        assert_eq!(confirmation.of(1, at(4_000)), missing(100), "the answer came too late");
+        confirmation.put(1, None, None, at(4_050));
+        assert_eq!(confirmation.of(1, at(4_050)), missing(150), "and none came");
         confirmation.put(1, None, Some(at(6_000)), at(4_100));
         assert_eq!(confirmation.of(1, at(5_000)), Ok(Some(at(4_100))));
         confirmation.put(1, None, None, at(5_000));
-        assert_eq!(confirmation.of(1, at(5_000)), Err(Unconfirmed), "a majority doubts it now");
+        assert_eq!(confirmation.of(1, at(5_200)), missing(200), "a majority doubts it now");
         confirmation.put(2, Some(at(5_500)), Some(at(7_500)), at(5_500));
         assert_eq!(confirmation.of(2, at(6_000)), Ok(Some(at(5_500))), "an outage ended with the session");
+        confirmation.put(3, Some(at(8_000)), None, at(8_000));
+        assert_eq!(confirmation.of(3, at(8_300)), missing(300), "none confirmed it yet");
     }
 }

@@ -108,6 +108,9 @@ impl Lease for RedisLease {
 impl Inner {
     async fn tend(&self, now: Instant) -> Result<Leadership, Refusal> {
         let Some(term) = self.office.term() else { return self.stand(now).await };
+        if self.link.is_unconfirmed_for(&self.link.session()?, self.options.duration) {
+            return self.step_back().await;
+        }
         let may_hand_over = self.leaderships.are_shared() && self.is_calm(now);
         let Some(candidates) = self.renew(term, may_hand_over).await? else { return self.stand(now).await };
         let now = now.max(self.link.clock().now());
@@ -187,6 +190,16 @@ impl Inner {
             self.candidate.lock().has_led(term.session, term.pointer, moved, now);
         }
         self.give_up(["handed", &successor.token]).await?;
+        Ok(self.follows())
+    }
+
+    /// Gives the lease up to a sidecar that a majority answers: without one this sidecar may not turn the ring.
+    async fn step_back(&self) -> Result<Leadership, Refusal> {
+        info!(
+            ring = self.options.ring,
+            "no majority confirms the primary to this sidecar: another may lead that is told more"
+        );
+        self.give_up(["vacant", "1"]).await?;
         Ok(self.follows())
     }
 

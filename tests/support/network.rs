@@ -104,6 +104,11 @@ impl Network {
 }
 
 impl Host {
+    /// Lets nothing more of this host reach another, while all others reach both as before.
+    pub fn lose(&self, other: &Host) {
+        self.namespace.run_ip(&format!("route add unreachable {}\n", other.address));
+    }
+
     /// Does something on this host: sockets that are opened and processes that are started there stay there.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.namespace.run(self.address, work)
