@@ -140,8 +140,7 @@ impl Metrics {
             messages_added: make.counter("messages_added_total", "Messages taken into flight, without re-arms."),
             messages_rearmed: make.counter("messages_rearmed_total", "Messages in flight when added again."),
             messages_acked: DelOutcome::ALL.map(|outcome| acked.with_label_values(&[outcome.as_str()])),
-            messages_timed_out: make
-                .counter("messages_timed_out_total", "Messages that nobody acknowledged in time."),
+            messages_timed_out: make.counter("messages_timed_out_total", "Messages not acknowledged in time."),
             messages_drained: make.counter("messages_drained_total", "Messages handed out early by a drain."),
             ack_latency: make
                 .latencies("ack_latency_seconds", "Time from AddNewMsg to DelMsg, late ones included."),
@@ -181,8 +180,7 @@ impl Metrics {
             max_in_flight: make.gauge("max_in_flight", "The most messages in flight accepted, over all rings."),
             rings: make.gauge("rings", "Rings of the store: as many as there are, whoever leads them."),
             rings_led: make.gauge("rings_led", "Rings that this sidecar leads."),
-            rings_unconfirmed: make
-                .gauge("rings_unconfirmed", "Rings whose Redis no majority confirms to be the primary."),
+            rings_unconfirmed: make.gauge("rings_unconfirmed", "Rings whose Redis no majority confirms."),
             ack_timeout: make.gauge_f64("ack_timeout_seconds", "The default ack timeout: one revolution."),
             store_up: make.gauge("store_up", "1 if the store answers, else 0."),
             memory_lost: make.gauge("memory_lost", "1 if the sidecar before, with --state, did not drain."),
