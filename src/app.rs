@@ -23,7 +23,7 @@ use crate::clock::Clock;
 use crate::config::{Config, StoreKind};
 use crate::core::outbox::GroupBacklog;
 use crate::core::outboxes::Outboxes;
-use crate::core::refusal::Refusal;
+use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Handover;
 use crate::core::rings::Rings;
 use crate::core::store::{Seat, Store};
@@ -127,10 +127,14 @@ impl Sidecar {
             delivery: Arc::clone(&delivery),
             clock: Arc::clone(&clock),
             gate,
-            metrics,
+            metrics: Arc::clone(&metrics),
         });
         let tasks = vec![
             tokio::spawn(tend(Arc::clone(&delivery))),
+            tokio::spawn({
+                let clock = Arc::clone(&clock);
+                async move { match server::report_full_limits(metrics, clock).await {} }
+            }),
             tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))),
         ];
         Sidecar {
@@ -204,6 +208,10 @@ impl Sidecar {
         let last = (begun + STORE_PATIENCE.1).min(self.clock.now() + STORE_PATIENCE.0);
         let closing = self.store.close(self.clock.moment());
         let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
+            if self.store.seats().iter().any(|seat| !seat.outbox.is_shared()) {
+                let text = "the state file was not written in time, and the wheel ends with this process";
+                return Err(Refusal::new(Reason::StoreSilent, text));
+            }
             warn!(
                 "drained, but the store did not end in time: the other sidecars see to what is left by themselves"
             );

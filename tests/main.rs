@@ -15,6 +15,7 @@ mod support;
 mod protocol_document;
 
 mod admin;
+mod at_the_limit;
 mod bench;
 mod command_line;
 mod compare;
@@ -65,6 +66,7 @@ mod shared_model;
 mod shared_wheel;
 mod stall;
 mod state_file;
+mod state_saving;
 mod systemd;
 mod tidy;
 mod tls;

@@ -265,7 +265,7 @@ async fn a_frame_beyond_the_limit_is_refused_as_a_whole<M: Mount>() {
     let refusal = subject.ring.add_new_msg(request, subject.mount.now()).await.unwrap_err();
     assert_eq!(refusal.reason, Reason::MaxInFlight);
     assert_eq!(refusal.reason.promise(), Promise::NotApplied);
-    assert!(refusal.text.contains("19999") && refusal.text.contains("20000"), "{refusal}");
+    assert!(refusal.text.contains("try again") && refusal.text.contains("--max-in-flight"), "{refusal}");
     assert_eq!(subject.del_with(&two, false).await, [Unknown, Unknown]);
     assert_eq!(subject.add(&[0]).await, [Added], "one still fits");
 }

@@ -18,6 +18,7 @@ use crate::certificate::Certificate;
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
+use crate::memory;
 use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
 use crate::server::{ServerOptions, TokenSource};
 
@@ -118,16 +119,21 @@ impl Settings {
                  process ends within 10s of SIGTERM"
             )));
         }
+        let store = self.store(wheel)?;
+        let max_in_flight = at_least_one("--max-in-flight", self.max_in_flight, 4_000_000)?;
+        if matches!(store, StoreKind::Memory) {
+            warnings.extend(short_tick(wheel, max_in_flight));
+        }
         Ok(Config {
             listen,
             admin,
-            store: self.store(wheel)?,
+            store,
             name: self.checked_name()?,
             wheel,
             storm: self.storm()?,
             retention: self.retention()?,
             redeliver_after: positive("--redeliver-after", self.redeliver_after, 30)?,
-            max_in_flight: at_least_one("--max-in-flight", self.max_in_flight, 4_000_000)?,
+            max_in_flight,
             token,
             certificate,
             server: self.server(wheel)?,
@@ -219,6 +225,20 @@ impl Settings {
     }
 }
 
+/// What to say of a tick that is too short to expire while as many messages are in flight as may be.
+fn short_tick(wheel: Wheel, max_in_flight: u64) -> Option<String> {
+    let (tick, needed) = (wheel.tick_length(), memory::expiry_time(max_in_flight));
+    (needed > tick).then(|| {
+        format!(
+            "--tick {tick:?} is too short for --max-in-flight {max_in_flight}: with so many messages in flight, expiring \
+             a tick can take {needed:?}, timeouts come late, and every deadline is shifted again and again; choose --tick \
+             {}ms or longer, or --max-in-flight {} or less",
+            needed.as_nanos().div_ceil(1_000_000),
+            memory::most_kept(tick)
+        )
+    })
+}
+
 fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
     const FORM: &str = "write HOST:PORT, as in 127.0.0.1:7415 (port 0 takes a free one)";
     match text.to_socket_addrs().map(|mut addresses| addresses.next()) {
@@ -282,6 +302,27 @@ mod tests {
         assert_eq!((config.wheel.slots(), config.wheel.tick_ms()), (15, 1_000));
         assert_eq!(config.server.ping_interval, Duration::from_secs(5));
         assert!(config.warnings.is_empty());
+    }
+
+    #[test]
+    fn a_tick_that_is_too_short_for_all_messages_in_flight_is_warned_of_with_both_remedies() {
+        let warnings = |tick_ms, max_in_flight| {
+            let tick = Some(Duration::from_millis(tick_ms));
+            Settings { tick, max_in_flight: Some(max_in_flight), ..Settings::default() }.check().unwrap().warnings
+        };
+        let warned = warnings(10, 20_000_000);
+        assert_eq!(warned.len(), 1, "{warned:?}");
+        for words in ["--tick 10ms", "--max-in-flight 20000000", "--tick 80ms", "--max-in-flight 2500000"] {
+            assert!(warned[0].contains(words), "{words}: {warned:?}");
+        }
+        assert!(warnings(80, 20_000_000).is_empty() && warnings(10, 2_500_000).is_empty());
+        let redis = Settings {
+            store: Some("redis://127.0.0.1".into()),
+            tick: Some(Duration::from_millis(10)),
+            max_in_flight: Some(u64::MAX),
+            ..Settings::default()
+        };
+        assert!(redis.check().unwrap().warnings.is_empty(), "Redis keeps a list for each tick");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::hint::select_unpredictable;
 use std::iter::repeat_n;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::message::{AddOutcome, DelOutcome, Message};
 use super::refusal::Refusal;
@@ -102,7 +103,7 @@ pub struct Request {
     /// The deadline of its messages, where it is an add that was done; otherwise it says nothing.
     pub deadline: Tick,
     /// Why it was not done, if it was not.
-    pub refusal: Option<Box<Refusal>>,
+    pub refusal: Option<Arc<Refusal>>,
     first: u32,
     count: u32,
 }
@@ -194,7 +195,7 @@ impl Burst {
     pub fn push_refused(&mut self, correlation: u32, asks: Asks, messages: usize, refusal: Refusal) {
         self.outcomes.resize(self.outcomes.len() + messages, Outcome::Unknown);
         self.push(correlation, asks, repeat_n(Message::default(), messages));
-        self.requests.last_mut().expect("it was pushed").refusal = Some(Box::new(refusal));
+        self.requests.last_mut().expect("it was pushed").refusal = Some(Arc::new(refusal));
     }
 
     /// Makes the burst ready to be done: nothing has an outcome yet.
@@ -213,15 +214,9 @@ impl Burst {
 
     /// Refuses all adds that are not refused yet.
     pub fn refuse_adds(&mut self, refusal: &Refusal) {
+        let refusal = Arc::new(refusal.clone());
         for request in self.requests.iter_mut().filter(|request| request.adds()) {
-            request.refusal = Some(Box::new(refusal.clone()));
-        }
-    }
-
-    /// Refuses all that is not refused yet.
-    pub fn refuse_all(&mut self, refusal: &Refusal) {
-        for request in &mut self.requests {
-            request.refusal.get_or_insert_with(|| Box::new(refusal.clone()));
+            request.refusal = Some(Arc::clone(&refusal));
         }
     }
 

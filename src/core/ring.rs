@@ -167,6 +167,8 @@ pub struct Expired {
     pub tidied: bool,
     /// Whether nothing was done, because another leads or the lease has run out: ask the lease again.
     pub deposed: bool,
+    /// With `counted`: earlier ticks whose work was not done when this one expired. Expiry that keeps up has none.
+    pub behind: usize,
 }
 
 /// A batch that went to the outbox.
@@ -228,7 +230,7 @@ pub trait AtOnce: Send + Sync {
         self.do_all(&mut burst, now);
         let done = burst.requests.pop().expect("one was pushed");
         match done.refusal {
-            Some(refusal) => Reply::refused(*refusal),
+            Some(refusal) => Reply::refused(Arc::unwrap_or_clone(refusal)),
             None => Reply::ok(AddNewMsgAnswer {
                 deadline: done.deadline,
                 outcomes: burst.outcomes().iter().map(|outcome| outcome.of_add()).collect(),
@@ -243,7 +245,7 @@ pub trait AtOnce: Send + Sync {
         self.do_all(&mut burst, now);
         let done = burst.requests.pop().expect("one was pushed");
         match done.refusal {
-            Some(refusal) => Reply::refused(*refusal),
+            Some(refusal) => Reply::refused(Arc::unwrap_or_clone(refusal)),
             None => Reply::ok(DelMsgAnswer {
                 outcomes: burst.outcomes().iter().map(|outcome| outcome.of_del()).collect(),
                 ack_latency: burst.ack_latency,

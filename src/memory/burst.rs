@@ -1,11 +1,14 @@
 //! What is asked of the ring: bursts of adds and dels, each done under one look at where the wheel stands.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use parking_lot::RwLockReadGuard;
+
+use super::in_flight::Room;
 use super::ring::{MemoryRing, Standing};
 use super::shard::Position;
 use super::sorted::Sorted;
@@ -29,38 +32,50 @@ impl AtOnce for MemoryRing {
         if adds > 0 {
             self.see(now);
         }
+        let all = 0..burst.requests.len();
         let standing = self.standing.read();
-        let reserved = if standing.draining {
-            refuse(burst, &standing);
-            0
-        } else if self.reserve(adds) {
-            adds
+        let is_reserved = if standing.draining {
+            refuse(&mut burst.requests, &standing);
+            false
+        } else if adds == 0 {
+            false
+        } else if self.in_flight.reserve_provisionally(adds) {
+            true
         } else {
-            drop(standing);
-            return self.do_near_limit(burst, now);
+            return self.do_near_limit(burst, standing, now);
         };
         let position = self.position(&standing, now);
-        self.run(burst, 0..burst.requests.len(), &position, reserved);
+        let change = self.run(burst, all, &position);
+        if is_reserved {
+            self.in_flight.settle(adds, change);
+        } else {
+            self.in_flight.change(change);
+        }
     }
 }
 
 impl MemoryRing {
-    /// Does each request by itself, since it matters who comes first, and alone: others count re-arms as new messages
-    /// until they are done.
     #[cold]
-    fn do_near_limit(&self, burst: &mut Burst, now: Instant) {
+    fn do_near_limit(&self, burst: &mut Burst, standing: RwLockReadGuard<'_, Standing>, now: Instant) {
+        let position = self.position(&standing, now);
+        let done = self.do_singly(burst, 0, &position);
+        drop(standing);
+        if done < burst.requests.len() {
+            self.do_settled(burst, done, now);
+        }
+    }
+
+    /// Does the requests from this number on while no other request batch is done: every reservation is settled then.
+    /// That is rare. It takes a batch that begins far from the limit, and others that come to the limit before it ends.
+    fn do_settled(&self, burst: &mut Burst, from: usize, now: Instant) {
         let standing = self.standing.write();
         if standing.draining {
-            // Since it was looked at before. What is in flight has perhaps been handed out already.
-            refuse(burst, &standing);
+            // A drain may have begun since it was looked at before.
+            refuse(&mut burst.requests[from..], &standing);
         }
         let position = self.position(&standing, now);
-        for number in 0..burst.requests.len() {
-            match self.admit(burst, &burst.requests[number], &position) {
-                Ok(reserved) => self.run(burst, number..number + 1, &position, reserved),
-                Err(refusal) => burst.requests[number].refusal = Some(Box::new(refusal)),
-            }
-        }
+        let done = self.do_singly(burst, from, &position);
+        debug_assert_eq!(done, burst.requests.len(), "no reservation is provisional");
     }
 
     /// Notes the time of a request, before the pace is asked about it.
@@ -69,54 +84,67 @@ impl MemoryRing {
         self.latest_ns.fetch_max(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
-    /// Counts messages as in flight ahead of adding them, if there is room for all.
-    fn reserve(&self, count: u64) -> bool {
-        if count == 0 {
-            return true;
+    /// Does the requests from this number on, each AddNewMsg by itself: near the limit their order matters. Returns the
+    /// number of the first that is not done, because the room for it is not settled.
+    fn do_singly(&self, burst: &mut Burst, from: usize, position: &Position) -> usize {
+        let mut next = from;
+        while next < burst.requests.len() {
+            let adds = |number: &usize| burst.requests[*number].adds();
+            if !adds(&next) {
+                let end = (next..burst.requests.len()).find(adds).unwrap_or(burst.requests.len());
+                let change = self.run(burst, next..end, position);
+                self.in_flight.change(change);
+                next = end;
+                continue;
+            }
+            match self.add_exactly(burst, next, position) {
+                Room::Enough => {}
+                Room::Full => burst.requests[next].refusal = Some(Arc::clone(&self.full)),
+                Room::Unsettled => return next,
+            }
+            next += 1;
         }
-        let before = self.in_flight.fetch_add(count, Ordering::Relaxed);
-        let has_room = before.saturating_add(count) <= self.options.max_in_flight;
-        if !has_room {
-            self.in_flight.fetch_sub(count, Ordering::Relaxed);
-        }
-        has_room
+        next
     }
 
-    /// Makes room for one request; returns how many messages were counted as in flight. One that is in flight
-    /// already, or stands there twice, needs no room.
-    fn admit(&self, burst: &Burst, request: &Request, position: &Position) -> Result<u64, Refusal> {
-        if !request.adds() {
-            return Ok(0);
-        }
-        let is_fresh = |message: &&Message| {
-            let (hash, shard) = self.shard_of(**message);
-            !shard.lock().is_in_flight(hash, **message, position)
-        };
-        let fresh: HashSet<&Message> = burst.messages()[request.range()].iter().filter(is_fresh).collect();
-        let wanted = fresh.len() as u64;
-        if self.reserve(wanted) {
-            return Ok(wanted);
-        }
-        let (in_flight, max) = (self.in_flight.load(Ordering::Relaxed), self.options.max_in_flight);
-        Err(Refusal::new(
-            Reason::MaxInFlight,
-            format!(
-                "{in_flight} messages are in flight and {wanted} more would exceed the limit of {max}: try again when \
-                 some are acknowledged or have timed out, or raise --max-in-flight"
-            ),
-        ))
+    /// Does an AddNewMsg if there is room for those of its messages that are not in flight; else it does nothing.
+    ///
+    /// All of its shards are locked meanwhile, in ascending order. Nothing else locks a shard while it holds another.
+    fn add_exactly(&self, burst: &mut Burst, number: usize, position: &Position) -> Room {
+        set_deadlines(&mut burst.requests[number..=number], position);
+        SORTED.with_borrow_mut(|sorted| {
+            sorted.sort(burst, number..number + 1, self.shard_bits, |message| self.hasher.hash_of(message));
+            let (mut shards, mut new) = (Vec::new(), 0);
+            for (shard, items) in sorted.groups() {
+                let mut shard = self.shards[shard].lock();
+                let room = self.in_flight.room_for(new + 1);
+                if room == Room::Enough {
+                    new += count_distinct(shard.new_messages(items, burst, position));
+                } else if shard.new_messages(items, burst, position).next().is_some() {
+                    return room;
+                }
+                shards.push((shard, items));
+            }
+            let room = self.in_flight.reserve(new);
+            if room == Room::Enough {
+                let before = burst.in_flight_change();
+                for (shard, items) in &mut shards {
+                    shard.run(items, burst, position);
+                }
+                debug_assert_eq!(
+                    burst.in_flight_change().wrapping_sub(before),
+                    new,
+                    "its messages cannot change meanwhile"
+                );
+            }
+            room
+        })
     }
 
-    /// Does these requests, for whose messages `reserved` were counted as in flight.
-    fn run(&self, burst: &mut Burst, requests: Range<usize>, position: &Position, reserved: u64) {
-        for request in burst.requests[requests.clone()].iter_mut().filter(|request| request.refusal.is_none()) {
-            debug_assert!(
-                !request.adds() || request.asks.ack_timeout_ticks() > 0,
-                "checked where the request came in"
-            );
-            // What that says of a del is never looked at: it is faster than to ask which one is an add.
-            request.deadline = position.deadline(request.asks.ack_timeout_ticks());
-        }
+    /// Does these requests; returns by how many the number of messages in flight has changed, as a number that wraps
+    /// around.
+    fn run(&self, burst: &mut Burst, requests: Range<usize>, position: &Position) -> u64 {
+        set_deadlines(&mut burst.requests[requests.clone()], position);
         let before = burst.in_flight_change();
         SORTED.with_borrow_mut(|sorted| {
             sorted.sort(burst, requests, self.shard_bits, |message| self.hasher.hash_of(message));
@@ -132,29 +160,46 @@ impl MemoryRing {
                 self.shards[number].lock().run(items, burst, position);
             }
         });
-        // More than was reserved is added only if a message left in the very moment that it was counted.
-        let change = burst.in_flight_change().wrapping_sub(before).wrapping_sub(reserved);
-        if change != 0 {
-            self.in_flight.fetch_add(change, Ordering::Relaxed);
-        }
+        burst.in_flight_change().wrapping_sub(before)
     }
+}
+
+/// Sets the deadlines of requests that are not refused.
+fn set_deadlines(requests: &mut [Request], position: &Position) {
+    for request in requests.iter_mut().filter(|request| request.refusal.is_none()) {
+        debug_assert!(
+            !request.adds() || request.asks.ack_timeout_ticks() > 0,
+            "checked where the request came in"
+        );
+        // Unused for a DelMsg; computing it anyway is cheaper than a branch.
+        request.deadline = position.deadline(request.asks.ack_timeout_ticks());
+    }
+}
+
+/// The number of different messages.
+fn count_distinct(messages: impl Iterator<Item = Message>) -> u64 {
+    let mut messages: Vec<Message> = messages.collect();
+    messages.sort_unstable();
+    messages.dedup();
+    messages.len() as u64
 }
 
 /// Refuses what a ring that drains does not do.
 #[cold]
-fn refuse(burst: &mut Burst, standing: &Standing) {
-    if standing.saved {
-        let text = "this sidecar has gone, and its messages are kept for its next start: ask again then";
-        burst.refuse_all(&Refusal::new(Reason::Draining, text));
+fn refuse(requests: &mut [Request], standing: &Standing) {
+    let text = if standing.saved {
+        "this sidecar has gone, and its messages are kept for its next start: ask again then"
     } else {
-        let text = "this sidecar is draining and takes no new messages: add them through another one";
-        burst.refuse_adds(&Refusal::new(Reason::Draining, text));
+        "this sidecar is draining and takes no new messages: add them through another one"
+    };
+    let refusal = Arc::new(Refusal::new(Reason::Draining, text));
+    for request in requests.iter_mut().filter(|request| request.adds() || standing.saved) {
+        request.refusal.get_or_insert_with(|| Arc::clone(&refusal));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
@@ -183,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_that_comes_before_a_burst_near_the_limit_has_its_turn_is_heeded() {
+    fn a_drain_that_comes_before_an_unsettled_burst_has_its_turn_is_heeded() {
         let now = Instant::now();
         let ring = ring(1, now);
         let (one, other) = (Message::from(1), Message::from(2));
@@ -195,11 +240,89 @@ mod tests {
         burst.push_single(2, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, other);
         burst.push_single(3, Asks::Del { withdraw: false }, one);
         burst.open();
-        ring.do_near_limit(&mut burst, now);
+        ring.do_settled(&mut burst, 0, now);
         let refused = burst.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
         assert_eq!(refused, Some(Reason::Draining));
         assert!(burst.requests[1].refusal.is_none());
         assert_eq!(burst.outcomes()[1], Outcome::Late);
+    }
+
+    fn add_one(ring: &MemoryRing, id: u64, now: Instant) -> bool {
+        let mut burst = Burst::default();
+        burst.push_single(1, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(id));
+        ring.do_all(&mut burst, now);
+        burst.requests[0].refusal.is_none()
+    }
+
+    #[test]
+    fn a_full_ring_is_not_locked_for_a_refusal_a_rearm_or_an_ack() {
+        let now = Instant::now();
+        let ring = ring(2, now);
+        assert!(add_one(&ring, 1, now) && add_one(&ring, 2, now));
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            // Other requests are under way for as long as this is held.
+            let others = ring.standing.read();
+            scope.spawn(|| {
+                let refused = !add_one(&ring, 3, now);
+                let rearmed = add_one(&ring, 1, now);
+                let mut burst = Burst::default();
+                burst.push_single(1, Asks::Del { withdraw: false }, Message::from(2));
+                burst.push_single(2, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(3));
+                ring.do_all(&mut burst, now);
+                done.send((refused, rearmed, burst.requests[1].refusal.is_none())).unwrap();
+            });
+            let outcome = is_done.recv_timeout(Duration::from_secs(10));
+            drop(others);
+            assert_eq!(outcome, Ok((true, true, true)), "nothing waits for the others");
+        });
+        assert_eq!(ring.in_flight.count(), 2);
+    }
+
+    const LIMIT: u64 = 64;
+
+    /// Has four threads add a sixteenth of the limit and more each, again and again and with repeats, and acknowledge
+    /// some of it; returns how many adds were refused.
+    fn race(ring: &MemoryRing, own: u64, now: Instant) -> u64 {
+        let refused = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let refused = &refused;
+                scope.spawn(move || {
+                    let ids = thread * 1_000..thread * 1_000 + own;
+                    for round in 0..5_000 {
+                        let mut burst = Burst::default();
+                        let again = ids.clone().chain(ids.clone().take(3)).map(Message::from);
+                        burst.push(1, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, again);
+                        if round % 3 == 0 {
+                            burst.push(2, Asks::Del { withdraw: false }, ids.clone().take(5).map(Message::from));
+                        }
+                        ring.do_all(&mut burst, now);
+                        refused.fetch_add(u64::from(burst.requests[0].refusal.is_some()), Ordering::Relaxed);
+                        let in_flight = ring.in_flight.count();
+                        // Provisional reservations end well below the limit.
+                        assert!(in_flight <= LIMIT, "{in_flight} are in flight");
+                    }
+                });
+            }
+        });
+        let left: usize = ring.shards.iter().map(|shard| shard.lock().table.len()).sum();
+        assert_eq!(ring.in_flight.count(), left as u64);
+        refused.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn threads_are_refused_nothing_for_which_there_is_room() {
+        let now = Instant::now();
+        let ring = ring(LIMIT, now);
+        assert_eq!(race(&ring, LIMIT / 4, now), 0, "all of them fit together");
+    }
+
+    #[test]
+    fn threads_never_have_more_in_flight_than_the_limit() {
+        let now = Instant::now();
+        let ring = ring(LIMIT, now);
+        assert!(race(&ring, LIMIT / 4 + 1, now) > 0, "not all of them fit together");
     }
 
     #[test]
@@ -246,6 +369,6 @@ mod tests {
                 ring.del_msg(request, now).now_or_never().unwrap().unwrap();
             }
         });
-        assert_eq!(ring.in_flight.load(Ordering::Relaxed), 30_000);
+        assert_eq!(ring.in_flight.count(), 30_000);
     }
 }

@@ -1,14 +1,17 @@
 //! The memory wing: the wheel lives in the process, and one logic node owns it.
 
+mod attempt;
 mod burst;
 mod entry;
 mod expire;
+mod in_flight;
 mod lease;
 mod options;
 mod outbox;
 mod places;
 mod ring;
 mod saved_outbox;
+mod saving;
 mod shard;
 mod sorted;
 mod state;
@@ -17,7 +20,7 @@ mod store;
 mod table;
 
 pub use lease::AlwaysLeads;
-pub use options::{MemoryOptions, RingOptions};
+pub use options::{MemoryOptions, RingOptions, expiry_time, most_kept};
 pub use outbox::MemoryOutbox;
 pub use ring::MemoryRing;
 pub use state_file::StateError;

@@ -32,20 +32,22 @@ pub(super) struct Queue {
     /// Messages in all batches stored.
     pub(super) ids: u64,
     pub(super) groups: HashMap<GroupName, Group>,
-    /// When it was taken over from a state file: what came of age while nobody could take it is kept for a while.
+    /// When it was taken over from a state file: groups without a subscriber are kept for a while after that.
     pub(super) restored_at: Option<Instant>,
 }
 
 /// The most batches that are taken together: whoever asks holds a thread meanwhile, and the lock that publishing needs.
 const MOST_TAKEN: usize = 512;
 
-/// For how long nothing is too old after a restart, where it is kept for so long at all.
+/// For how long no group is dropped after a restart, where one is kept for so long at all.
 const RESTORED_FOR: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) batch: Arc<TimeoutBatch>,
     pub(super) decided_at: Instant,
+    /// Since when it could be taken: its time in a process before this one does not count.
+    kept_since: Instant,
     /// Groups that have not settled it.
     pub(super) unsettled: usize,
 }
@@ -85,11 +87,7 @@ impl MemoryOutbox {
 
     /// Appends a batch of a tick decided at `decided_at`.
     pub fn publish(&self, batch: Arc<TimeoutBatch>, decided_at: Instant) {
-        self.queue.lock().append(batch, decided_at);
-        self.tell();
-    }
-
-    fn tell(&self) {
+        self.queue.lock().append(batch, decided_at, decided_at);
         self.told.read().iter().for_each(|tell| tell());
     }
 }
@@ -174,15 +172,16 @@ impl Queue {
         self.first + self.places.len() as u64
     }
 
-    fn stored(&self, position: u64) -> Option<&Stored> {
+    /// The batch at a position, if some group has not settled it.
+    pub(super) fn stored(&self, position: u64) -> Option<&Stored> {
         self.places.get(index(position.checked_sub(self.first)?))?.as_ref()
     }
 
-    pub(super) fn append(&mut self, batch: Arc<TimeoutBatch>, decided_at: Instant) {
+    pub(super) fn append(&mut self, batch: Arc<TimeoutBatch>, decided_at: Instant, kept_since: Instant) {
         self.ids += batch.messages.len() as u64;
         self.groups.values_mut().for_each(|group| group.unsettled += 1);
         self.positions.insert(batch.id, self.end());
-        self.places.push_back(Some(Stored { batch, decided_at, unsettled: self.groups.len() }));
+        self.places.push_back(Some(Stored { batch, decided_at, kept_since, unsettled: self.groups.len() }));
     }
 
     pub(super) fn open_group(&mut self, name: &GroupName, opening: Opening, now: Instant) -> bool {
@@ -190,16 +189,14 @@ impl Queue {
             group.attended_at = now;
             return false;
         }
-        let next = match opening.start {
-            Start::Beginning => self.first,
-            Start::End => self.end(),
+        let (next, wanted) = match opening.start {
+            Start::Beginning => (self.first, self.places.len()),
+            Start::End => (self.end(), 0),
         };
         let mut unsettled = 0;
-        if opening.start == Start::Beginning {
-            for stored in self.places.iter_mut().flatten() {
-                stored.unsettled += 1;
-                unsettled += 1;
-            }
+        for stored in self.places.iter_mut().take(wanted).flatten() {
+            stored.unsettled += 1;
+            unsettled += 1;
         }
         let group = Group {
             next,
@@ -296,7 +293,7 @@ impl Queue {
         let is_old = |since: Instant| !lasts(since, retention.time);
         let is_back = self.restored_at.is_some_and(|since| lasts(since, retention.time.min(RESTORED_FOR)));
         while let Some(Some(oldest)) = self.places.front() {
-            if self.ids <= retention.max_ids && (is_back || !is_old(oldest.decided_at)) {
+            if self.ids <= retention.max_ids && !is_old(oldest.kept_since) {
                 break;
             }
             let ids = oldest.batch.messages.len() as u64;
@@ -313,8 +310,9 @@ impl Queue {
             dropped.batches += 1;
             self.drop_empty_places();
         }
-        let abandoned = |(name, group): &(&GroupName, &Group)| !name.is_default() && is_old(group.attended_at);
-        dropped.groups = self.groups.iter().filter(abandoned).map(|(name, _)| name.clone()).collect();
+        let others = self.groups.iter().filter(|(name, _)| !is_back && !name.is_default());
+        let abandoned = others.filter(|(_, group)| is_old(group.attended_at));
+        dropped.groups = abandoned.map(|(name, _)| name.clone()).collect();
         for group in &dropped.groups {
             self.delete_group(group);
         }

@@ -26,22 +26,24 @@
 //! is looked at ([`Table::fetch_group`](super::table::Table::fetch_group)).
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use super::entry::Entry;
 use super::expire::Expiry;
+use super::in_flight::InFlight;
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
+use super::saving;
 use super::shard::{self, OfTick, Position, Shard, horizon};
-use super::state::Saved;
 use super::state_file::StateFile;
 use super::table::{Hash, HashMessage, Keyed, MAX_SHARD_BITS};
 use crate::core::message::Message;
 use crate::core::pace::{Pace, Turn};
+use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{
     AddNewMsg, AddNewMsgAnswer, Advance, AtOnce, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
 };
@@ -63,11 +65,15 @@ pub struct MemoryRing {
     pub(super) standing: RwLock<Standing>,
     /// The latest time that any request brought, in ns since the origin: see [`MemoryRing::turn`].
     pub(super) latest_ns: AtomicU64,
-    pub(super) in_flight: AtomicU64,
+    pub(super) in_flight: InFlight,
+    /// The answer to adds for which there is no room: the same for all.
+    pub(super) full: Arc<Refusal>,
     pub(super) expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
     /// Where a drain keeps what is in flight.
     pub(super) state_file: Option<StateFile>,
+    /// Itself, for the thread that writes the state file.
+    this: Weak<MemoryRing>,
 }
 
 /// Where the wheel stands.
@@ -106,16 +112,22 @@ impl MemoryRing {
                 handed_out: false,
             }),
             latest_ns: AtomicU64::new(0),
-            in_flight: AtomicU64::new(0),
+            in_flight: InFlight::new(options.max_in_flight),
+            full: Arc::new(Refusal::new(
+                Reason::MaxInFlight,
+                "as many messages are in flight as --max-in-flight allows: try again when some are acknowledged or have \
+                 timed out, or raise --max-in-flight",
+            )),
             expiry: Mutex::new(Expiry::default()),
             outbox,
             state_file: None,
+            this: Weak::new(),
         }
     }
 
     /// The same, but a drain keeps what is in flight for a state file.
-    pub(super) fn kept_in(self, state_file: Option<StateFile>) -> MemoryRing {
-        MemoryRing { state_file, ..self }
+    pub(super) fn kept_in(self, state_file: Option<StateFile>, this: Weak<MemoryRing>) -> MemoryRing {
+        MemoryRing { state_file, this, ..self }
     }
 
     /// Lets the pointer stay where it is until then, and for a tick more.
@@ -164,7 +176,7 @@ impl MemoryRing {
             // Counts of a tick are summed over the shards, so any of them may keep these.
             self.shards[0].lock().of_tick(*tick, self.options.wheel).acked += acked;
         }
-        self.in_flight.store(in_flight, Ordering::Relaxed);
+        self.in_flight.change(in_flight);
         in_flight
     }
 
@@ -214,6 +226,16 @@ impl MemoryRing {
         }
     }
 
+    /// Decides all ticks, so that what is in flight goes to the outbox.
+    pub(super) fn hand_out(&self, now: Instant) -> Handover {
+        let mut standing = self.standing.write();
+        standing.handed_out = true;
+        let first = standing.pace.pointer();
+        let below = first.plus(horizon(self.options.wheel));
+        self.decide(standing, first..=Tick(below.0 - 1), below, now, true);
+        Handover::HandedOut
+    }
+
     /// Decides ticks: nothing else is done meanwhile, so their counts are final. From here on DelMsg answers `late`
     /// for what was left in them.
     fn decide(
@@ -231,14 +253,14 @@ impl MemoryRing {
             let take =
                 |shard: &Mutex<Shard<Keyed>>| std::mem::take(shard.lock().of_tick(Tick(tick), self.options.wheel));
             let of_tick = self.shards.iter().map(take).fold(OfTick::default(), OfTick::plus);
-            self.in_flight.fetch_sub(of_tick.left, Ordering::Relaxed);
+            self.in_flight.change(of_tick.left.wrapping_neg());
             frozen.push((Tick(tick), self.options.storm.count(of_tick.acked, of_tick.left, drained)));
         }
         drop(standing);
         let mut expiry = self.expiry.lock();
         for (tick, counts) in frozen {
             // What was listed ahead is of the first.
-            expiry.freeze(tick, counts, due_at, std::mem::take(&mut unlisted));
+            expiry.freeze(tick, counts, due_at, std::mem::take(&mut unlisted), self.options.wheel.slots());
         }
     }
 }
@@ -273,17 +295,13 @@ impl Ring for MemoryRing {
     }
 
     fn drain(&self, now: Instant) -> Reply<Handover> {
-        let reserved = |file: &StateFile| file.reserve(Saved::most_bytes(self, &self.outbox));
-        let keeps = self.state_file.as_ref().is_some_and(reserved);
-        let mut standing = self.standing.write();
-        if std::mem::replace(&mut standing.draining, true) || keeps {
+        if std::mem::replace(&mut self.standing.write().draining, true) {
             return Reply::ok(Handover::Kept);
         }
-        standing.handed_out = true;
-        let first = standing.pace.pointer();
-        let below = first.plus(horizon(self.options.wheel));
-        self.decide(standing, first..=Tick(below.0 - 1), below, now, true);
-        Reply::ok(Handover::HandedOut)
+        match self.this.upgrade().filter(|ring| ring.state_file.is_some()) {
+            Some(ring) => saving::reserve(ring, now),
+            None => Reply::ok(self.hand_out(now)),
+        }
     }
 
     fn status(&self, now: Instant) -> Reply<RingStatus> {
@@ -301,7 +319,7 @@ impl Ring for MemoryRing {
             lease_age: None,
             leads: true,
             waits: None,
-            in_flight: self.in_flight.load(Ordering::Relaxed),
+            in_flight: self.in_flight.count(),
             slots,
             closing: self.counts(pace.pointer()).left,
         })

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeSeq;
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::outbox::{Group, MemoryOutbox, Stored};
 use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
@@ -17,20 +18,44 @@ use crate::core::tick::Tick;
 
 /// An outbox in a state file. Positions count from the oldest batch saved.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct SavedOutbox {
-    batches: Vec<Option<SavedBatch>>,
+pub(super) struct SavedOutbox<Batches = Vec<Option<SavedBatch>>> {
+    batches: Batches,
     groups: Vec<SavedGroup>,
 }
 
-impl SavedOutbox {
+/// The batches of an outbox, written one at a time from where they are.
+pub(super) struct InOutbox<'a> {
+    outbox: &'a MemoryOutbox,
+    /// The position of the oldest.
+    first: u64,
+    places: usize,
+    now: Instant,
+}
+
+impl SavedOutbox<InOutbox<'_>> {
     /// How many batches some group has not acknowledged.
     pub(super) fn count(&self) -> usize {
-        self.batches.iter().flatten().count()
+        self.batches.outbox.queue.lock().places.iter().flatten().count()
     }
 }
 
+impl Serialize for InOutbox<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut sequence = serializer.serialize_seq(Some(self.places))?;
+        for position in (self.first..).take(self.places) {
+            // Nothing is locked while it is written.
+            let save = |stored: &Stored| (Arc::clone(&stored.batch), stored.decided_at);
+            let batch = self.outbox.queue.lock().stored(position).map(save);
+            let batch = batch.map(|(batch, decided_at)| SavedBatch::of(&batch, decided_at, self.now));
+            sequence.serialize_element(&batch)?;
+        }
+        sequence.end()
+    }
+}
+
+/// A batch in a state file.
 #[derive(Debug, Serialize, Deserialize)]
-struct SavedBatch {
+pub(super) struct SavedBatch {
     tick: u64,
     epoch: u64,
     ring: u16,
@@ -74,7 +99,8 @@ impl MemoryOutbox {
             + held as u64 * HELD_BYTES
     }
 
-    pub(super) fn save(&self, now: Instant) -> SavedOutbox {
+    /// What is to be kept of it, which does not change any more.
+    pub(super) fn save(&self, now: Instant) -> SavedOutbox<InOutbox<'_>> {
         let queue = self.queue.lock();
         let save_group = |(name, group): (&GroupName, &Group)| SavedGroup {
             name: name.to_string(),
@@ -85,12 +111,13 @@ impl MemoryOutbox {
             unattended: now.saturating_duration_since(group.attended_at),
         };
         SavedOutbox {
-            batches: queue.places.iter().map(|place| place.as_ref().map(|stored| stored.save(now))).collect(),
+            batches: InOutbox { outbox: self, first: queue.first, places: queue.places.len(), now },
             groups: queue.groups.iter().filter(|(_, group)| !group.ephemeral).map(save_group).collect(),
         }
     }
 
-    /// Puts back what was saved `away` ago. Nobody holds a batch after a restart: all are released.
+    /// Puts back what was saved `away` ago. After a restart no subscriber holds a batch: all are released. Retention
+    /// counts anew, since nobody could take them before; so a wrong clock drops nothing.
     pub(super) fn restore(&self, saved: SavedOutbox, away: Duration, now: Instant) {
         let before = |age: Duration| now.checked_sub(age.saturating_add(away)).unwrap_or(now);
         let mut queue = self.queue.lock();
@@ -117,7 +144,7 @@ impl MemoryOutbox {
                 continue;
             };
             let decided_at = before(batch.age);
-            queue.append(Arc::new(batch.restore()), decided_at);
+            queue.append(Arc::new(batch.restore()), decided_at, now);
             // Appended for all; some had settled it.
             queue.groups.values_mut().filter(|group| !wants(group)).for_each(|group| group.unsettled -= 1);
             if let Some(Some(stored)) = queue.places.back_mut() {
@@ -130,9 +157,9 @@ impl MemoryOutbox {
     }
 }
 
-impl Stored {
-    fn save(&self, now: Instant) -> SavedBatch {
-        let TimeoutBatch { id, counts, last, messages } = &*self.batch;
+impl SavedBatch {
+    fn of(batch: &TimeoutBatch, decided_at: Instant, now: Instant) -> SavedBatch {
+        let TimeoutBatch { id, counts, last, messages } = batch;
         let message =
             |timed_out: &TimedOut| (timed_out.message.msg_id.0, timed_out.message.client.0, timed_out.attempt);
         SavedBatch {
@@ -145,13 +172,11 @@ impl Stored {
             storm: counts.storm,
             drained: counts.drained,
             last: *last,
-            age: now.saturating_duration_since(self.decided_at),
+            age: now.saturating_duration_since(decided_at),
             messages: messages.iter().map(message).collect(),
         }
     }
-}
 
-impl SavedBatch {
     fn restore(self) -> TimeoutBatch {
         let message = |(msg_id, client, attempt)| TimedOut { message: Message::new(msg_id, client), attempt };
         TimeoutBatch {
@@ -168,7 +193,12 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::core::outbox::{Outbox, Retention};
+    use crate::core::outbox::{Dropped, Outbox, Retention};
+
+    /// What a state file gives back.
+    fn reread(saved: &SavedOutbox<InOutbox<'_>>) -> SavedOutbox {
+        postcard::from_bytes(&postcard::to_stdvec(saved).unwrap()).unwrap()
+    }
 
     #[test]
     fn a_group_was_not_left_alone_while_the_sidecar_was_away() {
@@ -181,30 +211,37 @@ mod tests {
         let saved = outbox.save(begun + 2 * hour);
         let back = begun + 12 * hour;
         let restored = MemoryOutbox::new(retention, back);
-        restored.restore(saved, 10 * hour, back);
+        restored.restore(reread(&saved), 10 * hour, back);
         let dropped = |now| restored.tend(&[], now).now_or_never().unwrap().unwrap().groups;
         assert_eq!(dropped(back + hour / 2), []);
         assert_eq!(dropped(back + 2 * hour), [group]);
     }
 
     #[test]
-    fn a_batch_that_came_of_age_while_the_sidecar_was_away_is_kept_for_a_while() {
+    fn retention_counts_anew_after_a_restart_however_long_the_clock_says_it_took() {
         let (begun, hour) = (Instant::now(), Duration::from_secs(3_600));
         let retention = Retention { time: 3 * hour, ..Retention::default() };
         let outbox = MemoryOutbox::new(retention, begun);
+        let group: GroupName = "logic".parse().unwrap();
+        outbox.open_group(&group, Opening::default(), begun).now_or_never().unwrap().unwrap();
         let id = BatchId { tick: Tick(7), epoch: 1, ring: 0, seq: 0 };
         let counts = TickCounts { added: 1, acked: 0, storm: false, drained: false };
         let message = TimedOut { message: Message::from(1), attempt: 1 };
         outbox.publish(Arc::new(TimeoutBatch { id, counts, last: true, messages: vec![message] }), begun);
-        let saved = outbox.save(begun);
-        let back = begun + 40 * hour;
+        let saved = reread(&outbox.save(begun + 2 * hour));
+        let back = begun + 4 * hour;
         let restored = MemoryOutbox::new(retention, back);
-        restored.restore(saved, 40 * hour, back);
-        let dropped = |now| restored.tend(&[], now).now_or_never().unwrap().unwrap().batches;
-        assert_eq!(dropped(back + hour), 0);
+        // The clock was set ten years forwards.
+        let years = 87_600 * hour;
+        restored.restore(saved, years, back);
+        let dropped = |now| restored.tend(&[], now).now_or_never().unwrap().unwrap();
+        assert_eq!(dropped(back + hour), Dropped::default());
+        assert_eq!(dropped(back + 3 * hour).batches, 0, "as long as any other");
+        let taken = restored.take(&group, 1, back + hour).now_or_never().unwrap().unwrap();
+        assert_eq!(taken, [], "the group was gone by then, and the batch is there for the default group");
         let taken = restored.take(&GroupName::default_group(), 1, back + hour).now_or_never().unwrap().unwrap();
-        assert_eq!(taken[0].age, 41 * hour, "its age is told all the same");
-        assert_eq!(dropped(back + hour + Duration::from_secs(1)), 1);
+        assert_eq!(taken.len(), 1);
+        assert_eq!(dropped(back + 3 * hour + Duration::from_secs(1)).batches, 1);
     }
 
     #[test]

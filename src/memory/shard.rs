@@ -107,10 +107,19 @@ impl<S: HashMessage> Shard<S> {
         &mut self.ticks[if wraps { index - self.ticks.len() } else { index }]
     }
 
-    /// Whether a message is in flight.
-    pub(super) fn is_in_flight(&mut self, hash: Hash, message: Message, position: &Position) -> bool {
-        let found = self.table.find(hash, self.table.home(hash), message);
-        found.is_some_and(|mut found| !position.is_decided(found.entry()))
+    /// Those of its messages that are not in flight, with repeats.
+    pub(super) fn new_messages<'a>(
+        &'a mut self,
+        items: &'a [Item],
+        burst: &'a Burst,
+        position: &'a Position,
+    ) -> impl Iterator<Item = Message> + 'a {
+        let messages = items.iter().map(|item| (item.hash, burst.messages()[item.index()]));
+        let new = messages.filter(|(hash, message)| {
+            let found = self.table.find(*hash, self.table.home(*hash), *message);
+            found.is_none_or(|mut found| position.is_decided(found.entry()))
+        });
+        new.map(|(_, message)| message)
     }
 
     /// Does what is asked of its messages.

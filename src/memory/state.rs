@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::entry::{Entry, Marks, ShortTick};
 use super::outbox::MemoryOutbox;
 use super::ring::MemoryRing;
-use super::saved_outbox::{self, SavedOutbox};
+use super::saved_outbox::{self, InOutbox, SavedBatch, SavedOutbox};
 use crate::core::message::Message;
 use crate::core::store::Moment;
-use crate::core::tally::{STAMP_UNIT, Stamp};
+use crate::core::tally::Stamp;
 use crate::core::tick::{Tick, Wheel};
 
 /// The most bytes that a message in flight takes, or one that is remembered: numbers are as long as they are large.
@@ -23,10 +23,11 @@ const OTHER_BYTES: u64 = 1 << 20;
 /// The pointer moves on for so long at most between the room that is made and what is saved.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// What a state file holds. Ages count from `unix_ms`. Messages are a sequence of [`SavedMessage`], which is written
-/// from where they are: a list of them would take as much memory as the ring, when there may be no more.
+/// What a state file holds. Ages count from `unix_ms`. Messages are a sequence of [`SavedMessage`], and batches one of
+/// [`SavedBatch`]. Both are written from where they are: a list would take as much memory as ring or outbox, when there
+/// may be no more.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Saved<Messages = Vec<SavedMessage>> {
+pub(super) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<Option<SavedBatch>>> {
     slots: u16,
     tick_ms: u32,
     unix_ms: u64,
@@ -35,7 +36,7 @@ pub(super) struct Saved<Messages = Vec<SavedMessage>> {
     messages: Messages,
     /// Messages acknowledged so far of ticks that are not decided.
     acked: Vec<(u64, u64)>,
-    outbox: SavedOutbox,
+    outbox: SavedOutbox<Batches>,
 }
 
 /// A message in flight, or remembered for `late`.
@@ -70,10 +71,11 @@ impl Saved {
     /// Puts everything back; returns the number of messages in flight.
     pub(super) fn restore(self, ring: &MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> u64 {
         let now = moment.now;
+        // By a clock that may have been set meanwhile: it is told with the age of a batch, and decides nothing.
         let away = Duration::from_millis(moment.unix_ms().saturating_sub(self.unix_ms));
         let stamp = ring.stamp(now);
         let acked: Vec<(Tick, u64)> = self.acked.iter().map(|(tick, acked)| (Tick(*tick), *acked)).collect();
-        let entries = self.messages.iter().map(|saved| saved.entry(away, stamp));
+        let entries = self.messages.iter().map(|saved| saved.entry(stamp));
         let in_flight = ring.restore(entries, &acked, now);
         let mut remembered: BTreeMap<Tick, u64> = BTreeMap::new();
         for message in self.messages.iter().filter(|message| message.deadline < self.pointer) {
@@ -89,9 +91,9 @@ impl Saved {
     }
 }
 
-impl<'a> Saved<InRing<'a>> {
+impl<'a> Saved<InRing<'a>, InOutbox<'a>> {
     /// What is to be kept of the two, which do not change any more from here on.
-    pub(super) fn of(ring: &'a MemoryRing, outbox: &MemoryOutbox, moment: Moment) -> Self {
+    pub(super) fn of(ring: &'a MemoryRing, outbox: &'a MemoryOutbox, moment: Moment) -> Self {
         let now = moment.now;
         ring.standing.write().saved = true;
         while ring.expire_step(now).more {}
@@ -170,9 +172,9 @@ impl SavedMessage {
         }
     }
 
-    fn entry(&self, away: Duration, now: Stamp) -> Entry {
-        let age = Stamp::after(STAMP_UNIT.saturating_mul(self.age_units) + away);
-        let added_at = Stamp(now.0.wrapping_sub(age.0));
+    fn entry(&self, now: Stamp) -> Entry {
+        // While the sidecar was not there, no time passed for the message.
+        let added_at = Stamp(now.0.wrapping_sub(self.age_units));
         let message = Message::new(self.msg_id, self.client);
         let mut entry = Entry::in_flight(message, ShortTick::of(Tick(self.deadline)), added_at, self.attempt);
         if self.late_counted {

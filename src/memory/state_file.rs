@@ -17,6 +17,7 @@ use rustix::io::{Errno, retry_on_intr};
 use serde::Serialize;
 use tracing::{error, warn};
 
+use super::attempt::Attempt;
 use super::state::Saved;
 use crate::core::tick::Wheel;
 
@@ -178,18 +179,20 @@ impl StateFile {
         true
     }
 
-    /// Writes it, as it is read by [`StateFile::load`]; it takes no memory worth naming.
-    pub(super) fn save(&self, saved: &impl Serialize) -> Result<(), StateError> {
+    /// Writes it, as it is read by [`StateFile::load`]; it takes no memory worth naming. An attempt that is abandoned
+    /// leaves the file as it was.
+    pub(super) fn save(&self, saved: &impl Serialize, attempt: &Attempt) -> Result<(), StateError> {
         let write = || -> io::Result<()> {
+            attempt.check()?;
             let mut file = open_beside(&self.path, NEW)?;
             // The head is of what follows, so it comes last.
             file.seek(SeekFrom::Start(HEAD_LENGTH as u64))?;
-            let (crc, length) = write_body(saved, &mut file)?;
+            let (crc, length) = write_body(saved, &mut file, attempt)?;
             file.set_len(HEAD_LENGTH as u64 + length)?;
             file.rewind()?;
             file.write_all(&[MAGIC, &crc.to_le_bytes()[..], &length.to_le_bytes()].concat())?;
             file.sync_all()?;
-            fs::rename(beside(&self.path, NEW), &self.path)
+            attempt.finish(|| fs::rename(beside(&self.path, NEW), &self.path))
         };
         write().map_err(|cause| self.give_up(cause))?;
         if let Err(error) = self.sync_folder() {
@@ -199,6 +202,15 @@ impl StateFile {
             );
         }
         Ok(())
+    }
+
+    /// Abandons an attempt to write it, and removes what was written; returns whether it is not in its place.
+    pub(super) fn abandon(&self, attempt: &Attempt) -> bool {
+        let is_abandoned = attempt.abandon();
+        if is_abandoned {
+            let _ = fs::remove_file(beside(&self.path, NEW));
+        }
+        is_abandoned
     }
 
     /// A part of a state helps nobody, and the disk may be full.
@@ -244,8 +256,9 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
 }
 
 /// Returns the checksum of what was written, and its length.
-fn write_body(saved: &impl Serialize, file: &mut File) -> io::Result<(u32, u64)> {
-    let mut body = BufWriter::with_capacity(BUFFER, Body { file, crc: Hasher::new(), length: 0, failed: None });
+fn write_body(saved: &impl Serialize, file: &mut File, attempt: &Attempt) -> io::Result<(u32, u64)> {
+    let mut body =
+        BufWriter::with_capacity(BUFFER, Body { file, attempt, crc: Hasher::new(), length: 0, failed: None });
     let written = postcard::to_io(saved, &mut body).map(drop);
     let (Body { crc, length, failed, .. }, _) = body.into_parts();
     match written {
@@ -258,6 +271,7 @@ fn write_body(saved: &impl Serialize, file: &mut File) -> io::Result<(u32, u64)>
 /// What is written after the head.
 struct Body<'a> {
     file: &'a mut File,
+    attempt: &'a Attempt,
     crc: Hasher,
     length: u64,
     failed: Option<io::Error>,
@@ -265,7 +279,7 @@ struct Body<'a> {
 
 impl Write for Body<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = match self.file.write(bytes) {
+        let written = match self.attempt.check().and_then(|()| self.file.write(bytes)) {
             Ok(written) => written,
             Err(error) => {
                 let kind = error.kind();

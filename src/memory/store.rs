@@ -1,7 +1,6 @@
 //! The memory store as a whole.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tracing::error;
@@ -10,9 +9,8 @@ use super::lease::AlwaysLeads;
 use super::options::{MemoryOptions, RingOptions};
 use super::outbox::MemoryOutbox;
 use super::ring::MemoryRing;
-use super::state::Saved;
+use super::saving;
 use super::state_file::{StateError, StateFile};
-use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Reply;
 use crate::core::store::{Moment, Seat, Store};
 use crate::core::tick::Tick;
@@ -20,7 +18,6 @@ use crate::core::tick::Tick;
 /// A wheel that lives in the process.
 pub struct MemoryStore {
     ring: Arc<MemoryRing>,
-    outbox: Arc<MemoryOutbox>,
     seat: Seat,
 }
 
@@ -63,8 +60,9 @@ impl MemoryStore {
             epoch,
             pointer,
         };
-        let ring = MemoryRing::new(ring_options, Arc::clone(&outbox), now).kept_in(state_file);
-        let ring = Arc::new(ring);
+        let ring = Arc::new_cyclic(|this| {
+            MemoryRing::new(ring_options, Arc::clone(&outbox), now).kept_in(state_file, this.clone())
+        });
         let beginning = match saved {
             Some(saved) => Beginning::TakenOver(saved.restore(&ring, &outbox, moment)),
             None if ring.state_file.as_ref().is_some_and(StateFile::is_in_use) => Beginning::Lost,
@@ -75,8 +73,8 @@ impl MemoryStore {
             state_file.consume()?;
         }
         let lease = Arc::new(AlwaysLeads { epoch });
-        let seat = Seat { ring: Arc::clone(&ring) as _, outbox: Arc::clone(&outbox) as _, lease };
-        Ok((MemoryStore { ring, outbox, seat }, beginning))
+        let seat = Seat { ring: Arc::clone(&ring) as _, outbox, lease };
+        Ok((MemoryStore { ring, seat }, beginning))
     }
 
     /// To be called when clients can connect to a wheel that was taken over. Until then nobody was heard, and for that
@@ -100,8 +98,8 @@ impl Store for MemoryStore {
     }
 
     fn close(&self, moment: Moment) -> Reply<String> {
-        let Some(state_file) = &self.ring.state_file else {
-            let messages = self.ring.in_flight.load(Ordering::Relaxed) + self.ring.expiry.lock().unpublished();
+        if self.ring.state_file.is_none() {
+            let messages = self.ring.in_flight.count() + self.ring.expiry.lock().unpublished();
             if messages > 0 {
                 error!(
                     messages,
@@ -111,31 +109,7 @@ impl Store for MemoryStore {
                 );
             }
             return Reply::ok(String::from("the wheel of a memory store without --state ends with the process"));
-        };
-        let saved = Saved::of(&self.ring, &self.outbox, moment);
-        match state_file.save(&saved) {
-            Ok(()) => {
-                state_file.mark_in_use(false);
-                let path = state_file.path().display();
-                let batches = match saved.batches() {
-                    0 => String::new(),
-                    count => format!(", with {count} batches that were not acknowledged"),
-                };
-                Reply::ok(format!("{} messages in flight are kept in {path}{batches}", saved.in_flight()))
-            }
-            Err(error) => {
-                let in_flight = self.ring.in_flight.load(Ordering::Relaxed);
-                if in_flight == 0 && saved.batches() == 0 {
-                    state_file.mark_in_use(false);
-                }
-                error!(
-                    %error,
-                    in_flight,
-                    "the wheel could not be kept, and ends with this process, with what the outbox holds: nobody is told of \
-                     these messages; make room where --state is, and have the logic nodes add again what they wait for"
-                );
-                Reply::refused(Refusal::new(Reason::StoreSilent, error.to_string()))
-            }
         }
+        saving::save(Arc::clone(&self.ring), moment)
     }
 }

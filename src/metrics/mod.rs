@@ -4,6 +4,7 @@ mod labels;
 mod latencies;
 mod make;
 mod process;
+mod refusals;
 
 use std::time::Duration;
 
@@ -82,6 +83,7 @@ pub struct Metrics {
     pub pointer_lag: prometheus::Gauge,
     pub shifted_ticks: IntCounter,
     pub stalls: IntCounter,
+    pub expiry_behind_ticks: IntCounter,
     pub leader: IntGauge,
     pub leader_epoch: IntGauge,
     pub leader_changes: IntCounter,
@@ -130,10 +132,8 @@ impl Metrics {
         let make = Maker::new();
         let acked = make.counters("messages_acked_total", "DelMsg answers by outcome.", "outcome");
         let frames = make.counters("frames_total", "Frames received and sent, by type.", "type");
-        let refusals =
-            make.counters("refusals_total", "Requests refused and connections closed, by reason.", "reason");
-        let redis_errors =
-            make.counters("redis_errors_total", "Requests and connections that Redis failed.", "kind");
+        let refusals = make.counters("refusals_total", "Requests and connections refused, by reason.", "reason");
+        let redis_errors = make.counters("redis_errors_total", "Requests that Redis failed, by kind.", "kind");
         make.process_and_build();
         Metrics {
             messages_in_flight: make.gauge("messages_in_flight", "Messages neither acknowledged nor timed out."),
@@ -142,8 +142,7 @@ impl Metrics {
             messages_acked: DelOutcome::ALL.map(|outcome| acked.with_label_values(&[outcome.as_str()])),
             messages_timed_out: make.counter("messages_timed_out_total", "Messages not acknowledged in time."),
             messages_drained: make.counter("messages_drained_total", "Messages handed out early by a drain."),
-            ack_latency: make
-                .latencies("ack_latency_seconds", "Time from AddNewMsg to DelMsg, late ones included."),
+            ack_latency: make.latencies("ack_latency_seconds", "From AddNewMsg to DelMsg, late ones included."),
             timeout_lateness: make.latencies(
                 "timeout_lateness_seconds",
                 "Time from the end of a message's deadline tick to its publication in a batch.",
@@ -152,6 +151,7 @@ impl Metrics {
             pointer_lag: make.gauge_f64("pointer_lag_seconds", "How long the pointer is behind its time."),
             shifted_ticks: make.counter("shifted_ticks_total", "Ticks by which stalls shifted every deadline."),
             stalls: make.counter("stalls_total", "Times that the process stood still for 150 ms or more."),
+            expiry_behind_ticks: make.counter("expiry_behind_ticks_total", "Ticks that expiry was behind with."),
             leader: make.gauge("leader", "1 if this sidecar leads, else 0."),
             leader_epoch: make.gauge("leader_epoch", "The epoch under which this sidecar leads, else 0."),
             leader_changes: make.counter("leader_changes_total", "Times that this sidecar became the leader."),
@@ -222,12 +222,6 @@ impl Metrics {
             let index = FrameType::ALL.iter().position(|known| *known == frame_type);
             self.frames[index.expect("ALL holds every type")].inc_by(count);
         }
-    }
-
-    /// Counts a refusal.
-    pub fn count_refusal(&self, reason: Reason) {
-        let index = Reason::ALL.iter().position(|known| *known == reason);
-        self.refusals[index.expect("ALL holds every reason")].inc();
     }
 
     /// The round trips of a script.

@@ -89,7 +89,7 @@ impl Coalescer {
         let before = self.unanswered_acks.fetch_add(count, Ordering::Relaxed);
         if before + count > self.bounds.max_held_acks && !self.links.are_up() {
             self.unanswered_acks.fetch_sub(count, Ordering::Relaxed);
-            request.refusal = Some(Box::new(Refusal::new(
+            request.refusal = Some(Arc::new(Refusal::new(
                 Reason::MaxHeldAcks,
                 format!(
                     "Redis is away, and {before} acknowledgements are held already, with a limit of {}: send these \

@@ -102,13 +102,13 @@ impl RedisRing {
         burst.push(0, asks, messages.iter().copied());
         self.0.coalescer.take_over(&mut burst, asker, &answers);
         if let Some(refusal) = burst.requests.pop().and_then(|request| request.refusal) {
-            return Reply::refused(*refusal);
+            return Reply::refused(Arc::unwrap_or_clone(refusal));
         }
         Reply::Later(Box::pin(async move {
             let mut answered = Burst::default();
             poll_fn(|context| answers.poll(context, &mut answered)).await;
             let Request { refusal, deadline, .. } = answered.requests.pop().expect("an answer is there");
-            refusal.map_or_else(|| Ok(answer(&answered, deadline)), |refusal| Err(*refusal))
+            refusal.map_or_else(|| Ok(answer(&answered, deadline)), |refusal| Err(Arc::unwrap_or_clone(refusal)))
         }))
     }
 

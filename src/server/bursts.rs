@@ -62,7 +62,7 @@ impl Session {
             adds += u64::from(request.asks.is_add());
             let ack_timeout_ticks = request.asks.ack_timeout_ticks();
             if ack_timeout_ticks > slots {
-                request.refusal = Some(Box::new(bad_ack_timeout(ack_timeout_ticks, slots)));
+                request.refusal = Some(Arc::new(bad_ack_timeout(ack_timeout_ticks, slots)));
             }
         }
         shared.metrics.count_frames(FrameType::AddNewMsg, adds);

@@ -1,6 +1,7 @@
 //! The data listeners: accept, limits, drain. One `session` a connection.
 
 mod bursts;
+mod full;
 mod pending;
 mod reading;
 mod requests;
@@ -22,6 +23,7 @@ use tokio_util::task::TaskTracker;
 use tracing::field::Empty;
 use tracing::{Instrument, debug, info_span, warn};
 
+pub use full::report_full_limits;
 pub use token::TokenSource;
 pub use token::token_in;
 
@@ -236,7 +238,6 @@ impl Acceptor {
             format!("this sidecar has {max} connections already: share connections, or raise --max-connections"),
         );
         self.shared.metrics.count_refusal(refusal.reason);
-        requests::say_what_is_full(refusal.reason);
         let mut bytes = bytes::BytesMut::new();
         let frame = Frame::new(0, Body::Error(Error::from(&refusal)));
         crate::protocol::Codec::default().encode_frame(&frame, &mut bytes);

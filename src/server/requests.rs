@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 use super::pending::Load;
 use super::session::{Done, Session, State};
@@ -13,7 +13,7 @@ use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{self, Reply};
 use crate::delivery::{SubscribeRequest, Subscription};
 use crate::protocol::frame::{
-    self, AddNewMsg, Body, DelMsg, Error, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome,
+    self, AddNewMsg, Body, DelMsg, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome,
 };
 
 impl Session {
@@ -56,9 +56,10 @@ impl Session {
         } else {
             debug!(%refusal, "refused");
         }
-        say_what_is_full(refusal.reason);
+        self.will_write();
         self.shared.metrics.count_refusal(refusal.reason);
-        self.send(&Frame::new(correlation, Body::Error(Error::from(refusal))));
+        self.shared.metrics.count_frame(FrameType::Error);
+        self.wire.send_refusal(correlation, refusal);
         if refusal.reason.closes() || self.state == State::Greeting {
             self.state = State::Closing;
         }
@@ -261,24 +262,6 @@ pub(super) fn bad_ack_timeout(ack_timeout_ticks: u16, slots: u16) -> Refusal {
 
 fn not_subscribed() -> Refusal {
     Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
-}
-
-/// Says that messages are refused for want of room, which somebody has to make. The log leaves out what it repeats.
-pub(super) fn say_what_is_full(reason: Reason) {
-    match reason {
-        Reason::MaxInFlight => error!(
-            "as many messages are in flight as may be: new ones are refused, and nobody watches what is refused; raise \
-             --max-in-flight, or find out why they are not acknowledged"
-        ),
-        Reason::MaxHeldAcks => error!(
-            "as many acknowledgements are held as may be while Redis is away: more are refused, and their messages will time \
-             out; mend Redis, or raise --max-held-acks"
-        ),
-        Reason::TooManyConnections => error!(
-            "as many connections are open as may be: more are turned away; share connections, or raise --max-connections"
-        ),
-        _ => {}
-    }
 }
 
 /// What a first frame is refused with that cannot be read.

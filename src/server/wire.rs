@@ -17,6 +17,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::stream::Stream;
 use crate::core::batch::{Delivery, MAX_BATCH_MESSAGES};
 use crate::core::burst::{Burst, Outcome, Request};
+use crate::core::refusal::Refusal;
 use crate::gate::Taking;
 use crate::protocol::codec::Echoed;
 use crate::protocol::frame::TIMED_OUT_LENGTH;
@@ -107,6 +108,13 @@ impl Wire {
     pub(super) fn send(&mut self, frame: &Frame) {
         if !self.deaf {
             self.codec.encode_frame(frame, &mut self.output);
+        }
+    }
+
+    /// Queues an Error.
+    pub(super) fn send_refusal(&mut self, correlation: u32, refusal: &Refusal) {
+        if !self.deaf {
+            self.codec.encode_refusal(correlation, refusal, &mut self.output);
         }
     }
 

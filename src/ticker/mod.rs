@@ -4,6 +4,7 @@
 //! each move, moves the pointer, and carries decided ticks to the outbox in small steps between the moves.
 
 mod ahead;
+mod behind;
 mod counting;
 mod handle;
 mod pulse;
@@ -25,6 +26,7 @@ pub use pulse::LIVENESS;
 pub use recent::RECENT_TICKS;
 pub use thread::TickerThread;
 
+use self::behind::Behind;
 use self::handle::Answer;
 use self::pulse::Pulse;
 use self::recent::Recent;
@@ -71,6 +73,7 @@ pub struct Ticker {
     /// The epoch under which this sidecar led last.
     last_epoch: Option<u64>,
     trouble: Trouble,
+    behind: Behind,
     /// After a refusal nothing is tried before this.
     resume_at: Instant,
 }
@@ -131,6 +134,7 @@ impl Ticker {
             next_tend: Some(next_advance),
             last_epoch: None,
             trouble: Trouble::new(seat.ring.wheel().tick_length()),
+            behind: Behind::default(),
             resume_at: next_advance,
         };
         (ticker, handle)
@@ -325,6 +329,7 @@ impl Ticker {
     async fn expire(&mut self) -> Result<Expired, Refusal> {
         let expired = self.beating(self.seat.ring.expire(self.clock.now())).await?;
         self.count(&expired);
+        self.note_behind(&expired);
         if expired.deposed {
             self.deposed();
         }

@@ -1,5 +1,6 @@
 //! The ticker against a lease and a ring that do as they are told, in paused time.
 
+mod behind;
 mod lease;
 
 use std::collections::VecDeque;

@@ -3,14 +3,14 @@
 use bytes::{BufMut, BytesMut};
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Error, Frame, FrameType, GoAway, Hello, MAGIC,
-    MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed, TIMED_OUT_LENGTH,
-    TimeoutBatch, Welcome,
+    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Frame, FrameType, GoAway, Hello, MAGIC, MAX_BATCH_IDS,
+    MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed, TIMED_OUT_LENGTH, TimeoutBatch,
+    Welcome,
 };
 use super::{LENGTH_LENGTH, flag};
 use crate::core::batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
 use crate::core::message::{AddOutcome, Client, DelOutcome, Message};
-use crate::core::refusal::Promise;
+use crate::core::refusal::{Promise, Refusal};
 
 /// Bytes 0 to 3 of a frame are its length and byte 5 its flags: both are known only after the body.
 const FLAGS_AT: usize = 5;
@@ -32,6 +32,14 @@ pub(super) fn delivery(correlation: u32, delivery: &Delivery, out: &mut BytesMut
         last: batch.last,
     };
     framed(FrameType::TimeoutBatch, 0, correlation, out, |out| timeout_batch(&told, &batch.messages, out));
+}
+
+/// Appends the bytes of an Error, straight from the refusal.
+pub(super) fn refusal(correlation: u32, refusal: &Refusal, out: &mut BytesMut) {
+    let Refusal { reason, text } = refusal;
+    framed(FrameType::Error, reason.code(), correlation, out, |out| {
+        error(text, reason.promise(), reason.retryable(), out)
+    });
 }
 
 /// Appends a head and a body, which returns its flags.
@@ -83,7 +91,10 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
             0
         }
         Body::GroupDeleteAnswer => 0,
-        Body::Error(body) => error(body, out),
+        Body::Error(body) => {
+            debug_assert!(body.code != 0, "0 is the status of all other frames");
+            error(&body.text, body.promise, body.retryable, out)
+        }
     }
 }
 
@@ -218,10 +229,9 @@ fn batch_nack(request: BatchNack, out: &mut BytesMut) -> u8 {
     0
 }
 
-fn error(error: &Error, out: &mut BytesMut) -> u8 {
-    debug_assert!(error.code != 0, "0 is the status of all other frames");
-    out.put_slice(error.text.as_bytes());
-    bit(error.promise == Promise::OutcomeUnknown, flag::OUTCOME_UNKNOWN) | bit(error.retryable, flag::RETRYABLE)
+fn error(text: &str, promise: Promise, retryable: bool, out: &mut BytesMut) -> u8 {
+    out.put_slice(text.as_bytes());
+    bit(promise == Promise::OutcomeUnknown, flag::OUTCOME_UNKNOWN) | bit(retryable, flag::RETRYABLE)
 }
 
 fn put_batch_id(id: BatchId, out: &mut BytesMut) {

@@ -139,6 +139,11 @@ impl Codec {
         encode::delivery(correlation, delivery, out);
     }
 
+    /// Appends the bytes of an Error that says why a request was refused.
+    pub fn encode_refusal(&self, correlation: u32, refusal: &Refusal, out: &mut BytesMut) {
+        encode::refusal(correlation, refusal, out);
+    }
+
     /// The length that the next frame announces, once it is there; an error if no frame can have it.
     fn announced_length(&self, received: &[u8]) -> Result<Option<usize>, DecodeError> {
         let Some(first_four) = received.first_chunk::<LENGTH_LENGTH>() else { return Ok(None) };

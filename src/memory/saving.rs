@@ -1,0 +1,120 @@
+//! Writes the state file on a thread of its own: a disk that is slow, or does not answer, holds up no other thread.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+use tracing::error;
+
+use super::attempt::Attempt;
+use super::ring::MemoryRing;
+use super::state::Saved;
+use super::state_file::StateFile;
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::{Handover, Reply};
+use crate::core::store::Moment;
+
+/// The names of the threads.
+const RESERVES: &str = "state-room";
+const SAVES: &str = "state-file";
+
+/// Makes room for the state, if the disk has it; else hands out what is in flight.
+pub(super) fn reserve(ring: Arc<MemoryRing>, now: Instant) -> Reply<Handover> {
+    let reserving = on_thread(RESERVES, {
+        let ring = Arc::clone(&ring);
+        move || {
+            let bytes = Saved::most_bytes(&ring, &ring.outbox);
+            ring.state_file.as_ref().is_some_and(|file| file.reserve(bytes))
+        }
+    });
+    Reply::Later(Box::pin(async move {
+        let is_reserved = match reserving {
+            Ok(reserved) => reserved.await.unwrap_or(false),
+            Err(error) => {
+                error!(%error, "no thread could be started to write the state file: what is in flight is handed out now");
+                false
+            }
+        };
+        Ok(if is_reserved { Handover::Kept } else { ring.hand_out(now) })
+    }))
+}
+
+/// Writes the state. If the reply is dropped before it is there, the state is not written.
+pub(super) fn save(ring: Arc<MemoryRing>, moment: Moment) -> Reply<String> {
+    let attempt = Arc::new(Attempt::default());
+    let saving = on_thread(SAVES, {
+        let (ring, attempt) = (Arc::clone(&ring), Arc::clone(&attempt));
+        move || write(&ring, moment, &attempt)
+    });
+    let mut unfinished = Unfinished { ring, attempt, is_armed: true };
+    Reply::Later(Box::pin(async move {
+        let saved = match saving {
+            Ok(saving) => saving.await.unwrap_or_else(|_| Err(String::from("the thread that wrote it has ended"))),
+            Err(error) => Err(format!("no thread could be started to write it: {error}")),
+        };
+        unfinished.is_armed = false;
+        saved.map_err(|error| unfinished.failed(error))
+    }))
+}
+
+/// Returns in words what was kept, or why not.
+fn write(ring: &MemoryRing, moment: Moment, attempt: &Attempt) -> Result<String, String> {
+    let Some(state_file) = &ring.state_file else { return Err(String::from("there is no state file")) };
+    let saved = Saved::of(ring, &ring.outbox, moment);
+    let (in_flight, batches) = (saved.in_flight(), saved.batches());
+    if let Err(error) = state_file.save(&saved, attempt) {
+        if in_flight == 0 && batches == 0 {
+            state_file.mark_in_use(false);
+        }
+        return Err(error.to_string());
+    }
+    state_file.mark_in_use(false);
+    let path = state_file.path().display();
+    let batches = match batches {
+        0 => String::new(),
+        count => format!(", with {count} batches that were not acknowledged"),
+    };
+    Ok(format!("{in_flight} messages in flight are kept in {path}{batches}"))
+}
+
+fn on_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<oneshot::Receiver<T>> {
+    let (answer, done) = oneshot::channel();
+    thread::Builder::new().name(String::from(name)).spawn(move || {
+        // If nobody waits for it any more, nobody is told.
+        let _ = answer.send(work());
+    })?;
+    Ok(done)
+}
+
+/// A state that is being written; dropping it gives it up.
+struct Unfinished {
+    ring: Arc<MemoryRing>,
+    attempt: Arc<Attempt>,
+    is_armed: bool,
+}
+
+impl Unfinished {
+    fn failed(&self, error: String) -> Refusal {
+        error!(
+            error,
+            in_flight = self.ring.in_flight.count(),
+            "the wheel could not be kept, and ends with this process, with what the outbox holds: nobody is told of these \
+             messages; make room where --state is, and have the logic nodes add again what they wait for"
+        );
+        Refusal::new(Reason::StoreSilent, error)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let abandon = |file: &StateFile| file.abandon(&self.attempt);
+        if self.is_armed && self.ring.state_file.as_ref().is_some_and(abandon) {
+            self.failed(String::from("the state file was not written before the drain ended: is its disk slow?"));
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Expiry that does not keep up with the ticks.
+
+use super::*;
+use crate::core::batch::TickCounts;
+
+#[tokio::test(start_paused = true)]
+async fn ticks_that_expire_while_earlier_ones_are_not_done_are_counted() {
+    let script = Script::new([leads(7, None)], Handover::Kept);
+    let expired = |behind| Expired {
+        counted: Some((Tick(7), TickCounts::default())),
+        more: true,
+        behind,
+        ..Expired::default()
+    };
+    script.steps.lock().extend([0, 1, 5, 0].map(expired));
+    let (_handle, metrics) = script.start();
+    pass(900).await;
+    assert_eq!(metrics.expiry_behind_ticks.get(), 2);
+}
