@@ -19,7 +19,7 @@ const LONG: u16 = 3_600;
 
 fn start(max_in_flight: u64) -> Sidecar {
     let (slots, max_in_flight) = (LONG.to_string(), max_in_flight.to_string());
-    Sidecar::start(&["--threads", "2", "--slots", &slots, "--max-in-flight", &max_in_flight])
+    Sidecar::start(&["--slots", &slots, "--max-in-flight", &max_in_flight])
 }
 
 fn add(connection: &mut Raw, ids: &[u64]) {
@@ -85,7 +85,7 @@ const FLOODS: u64 = 4;
 const AT_ONCE: u64 = 1_024;
 
 /// Messages in each of its requests.
-const A_REQUEST: usize = 64;
+const A_REQUEST: usize = 1;
 
 /// The limit of the wheel on which they do so.
 const LIMIT: u64 = 200_000;
