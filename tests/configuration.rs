@@ -1,10 +1,11 @@
 //! Settings: from where they come, and what is said of wrong ones.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use crate::support::process::{Run, assert_names, program};
-use crate::support::sidecar::Sidecar;
+use crate::support::sidecar::{Sidecar, serve};
 
 /// Asserts that `serve` with these flags is refused as usage, with words that name value and remedy; checked and
 /// served alike.
@@ -53,10 +54,7 @@ fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
     {
         assert_refused(&[flag, value], &[flag, "Redis", "memory"]);
     }
-    assert_refused(
-        &["--store", "redis://h:notaport"],
-        &["redis://h:notaport", "redis://USER:PASSWORD@HOST:PORT/DB"],
-    );
+    assert_refused(&["--store", "redis://h:notaport"], &["redis://h:***", "redis://USER:PASSWORD@HOST:PORT/DB"]);
     let redis = ["--store", "redis://127.0.0.1:1/0"];
     for (flags, words) in [
         (["--rings", "65"], ["65", "1 to 64"]),
@@ -109,10 +107,57 @@ fn a_password_in_the_store_is_never_shown() {
     assert_names(run.error(64), &["nats://me:***@here"]);
     assert!(!run.stderr.contains("secret"), "{}", run.stderr);
     let unread = Run::of(&mut program(&["serve", "--check-config", "--store", "redis://me:secret@here:port"]));
-    assert_names(unread.error(64), &["redis://me:***@here:port"]);
+    assert_names(unread.error(64), &["redis://me:***@here:***"]);
     assert!(!unread.stderr.contains("secret"), "{}", unread.stderr);
+    for store in
+        ["secret", "redis:secret@here", "redis://secret@here:port", "redis://:secret", "redis://me:secret"]
+    {
+        let wrong = Run::of(&mut program(&["serve", "--check-config", "--store", store]));
+        assert_names(wrong.error(64), &["--store", "***"]);
+        assert!(!wrong.stderr.contains("secret"), "{}", wrong.stderr);
+    }
+    let nobody_there = Run::of(&mut serve(&["--store", "redis://secret@127.0.0.1:1"]));
+    assert_names(nobody_there.error(1), &["redis://***@127.0.0.1:1"]);
+    assert!(!nobody_there.stderr.contains("secret"), "{}", nobody_there.stderr);
     let help = Run::of(program(&["serve", "--help"]).env("ACKWHEEL_STORE", "redis://:secret@here"));
     assert!(!help.output().contains("secret"));
+}
+
+/// The program in a name space where a name has other addresses; none where the system does not allow that.
+fn with_hosts(hosts: &Path, arguments: &[&str]) -> Option<Run> {
+    let script = "mount --bind \"$0\" /etc/hosts || exit 125; exec \"$@\"";
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script]).arg(hosts);
+    command.arg(program(&[]).get_program()).args(arguments);
+    command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let run =
+        command.output().ok().filter(|output| output.status.code().is_some_and(|code| ![1, 125].contains(&code)));
+    if run.is_none() {
+        eprintln!("this system lets nobody change its names: a name of several addresses is not tested");
+    }
+    run.map(|output| Run {
+        code: output.status.code().expect("it was not killed"),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    })
+}
+
+#[test]
+fn a_name_of_several_addresses_is_refused_with_what_to_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    fs::write(&hosts, "127.0.0.1 localhost several\n127.0.0.2 several\n").unwrap();
+    for flag in ["--listen", "--admin"] {
+        let several = ["serve", "--check-config", flag, "several:7400"];
+        let Some(run) = with_hosts(&hosts, &several) else { return };
+        let words = [
+            &format!("{flag} \"several:7400\" is the name of several addresses"),
+            &format!("write {flag} 127.0.0.1:7400 or {flag} 127.0.0.2:7400"),
+        ];
+        assert_names(run.error(64), &words.map(String::as_str));
+        let one = with_hosts(&hosts, &["serve", "--check-config", flag, "localhost:7400"]).unwrap();
+        assert_eq!(one.output(), "the configuration is right\n");
+    }
 }
 
 fn check(flags: &[&str]) -> Run {

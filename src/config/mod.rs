@@ -5,14 +5,17 @@
 
 mod settings;
 mod store;
+mod url;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
 pub use settings::{LogFormat, Settings};
-pub use store::{SharedStore, StoreKind, without_password};
+pub use store::{SharedStore, StoreKind};
+pub use url::without_password;
 
 use crate::certificate::Certificate;
 use crate::core::batch::StormRule;
@@ -168,8 +171,7 @@ impl Settings {
 
     fn token(&self) -> Result<TokenSource, ConfigError> {
         let Some(path) = &self.token_file else { return Ok(TokenSource::None) };
-        TokenSource::file(path.clone())
-            .map_err(|error| ConfigError(format!("--token-file {}: {error}", path.display())))
+        TokenSource::file(path.clone()).map_err(|error| ConfigError(format!("--token-file: {error}")))
     }
 
     fn certificate(&self) -> Result<Option<Certificate>, ConfigError> {
@@ -241,13 +243,26 @@ fn short_tick(wheel: Wheel, max_in_flight: u64) -> Option<String> {
 
 fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
     const FORM: &str = "write HOST:PORT, as in 127.0.0.1:7415 (port 0 takes a free one)";
-    match text.to_socket_addrs().map(|mut addresses| addresses.next()) {
-        Ok(Some(address)) => Ok(address),
+    match text.to_socket_addrs().map(Iterator::collect::<BTreeSet<_>>) {
+        Ok(addresses) if !addresses.is_empty() => only_address(flag, text, &addresses),
         Err(error) if error.kind() != io::ErrorKind::InvalidInput => {
             Err(ConfigError(format!("{flag} {text:?} cannot be resolved ({error}): {FORM}")))
         }
         _ => Err(ConfigError(format!("{flag} {text:?} is not an address: {FORM}"))),
     }
+}
+
+/// The address of a name. A listener has one: which of several is meant, only its user knows.
+fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Result<SocketAddr, ConfigError> {
+    let mut each = addresses.iter();
+    if let (Some(address), None) = (each.next(), each.next()) {
+        return Ok(*address);
+    }
+    let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    Err(ConfigError(format!(
+        "{flag} {text:?} is the name of several addresses, and only one can be listened on: write {flag} {}",
+        names.join(&format!(" or {flag} "))
+    )))
 }
 
 /// A path that is not empty, as flags and the environment refuse one, too.
@@ -331,6 +346,19 @@ mod tests {
         let flags = Settings { slots: Some(7), ..Settings::default() };
         let config = flags.or(file).check().unwrap();
         assert_eq!((config.wheel.slots(), config.wheel.tick_ms()), (7, 200));
+    }
+
+    #[test]
+    fn a_name_of_several_addresses_is_refused_and_one_address_is_not() {
+        let [v4, v6] = ["127.0.0.1:7415", "[::1]:7415"];
+        let only = |texts: &[&str]| {
+            let addresses = texts.iter().map(|text| text.parse().unwrap()).collect();
+            only_address("--listen", "localhost:7415", &addresses)
+        };
+        assert_eq!(only(&[v4, v4]).unwrap().to_string(), v4);
+        let error = only(&[v4, v6]).unwrap_err().to_string();
+        assert!(error.contains("\"localhost:7415\"") && error.contains("several addresses"), "{error}");
+        assert!(error.ends_with(&format!("write --listen {v4} or --listen {v6}")), "{error}");
     }
 
     #[test]

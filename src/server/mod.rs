@@ -6,13 +6,13 @@ mod pending;
 mod reading;
 mod requests;
 mod session;
+mod socket_file;
 mod stream;
 mod token;
 mod watching;
 mod wire;
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -24,6 +24,7 @@ use tracing::field::Empty;
 use tracing::{Instrument, debug, info_span, warn};
 
 pub use full::report_full_limits;
+pub use socket_file::SocketFile;
 pub use token::TokenSource;
 pub use token::token_in;
 
@@ -88,32 +89,9 @@ pub struct Shared {
 pub enum Listener {
     /// A TCP address.
     Tcp(TcpListener),
-    /// A socket in the file system, which is removed at the end.
-    Unix(UnixListener, SocketFile),
-}
-
-/// The file of a Unix socket; dropping it removes the file.
-#[derive(Debug)]
-pub struct SocketFile(PathBuf);
-
-impl SocketFile {
-    /// The file that a listener has just made.
-    #[must_use]
-    pub fn new(path: &Path) -> SocketFile {
-        SocketFile(path.to_owned())
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.0) {
-            warn!(
-                %error,
-                path = %self.0.display(),
-                "the socket could not be removed: look at the permissions of its folder; a sidecar that may do so replaces it"
-            );
-        }
-    }
+    /// A socket in the file system. Its file is removed at the end, before nobody listens any more: until then no other
+    /// sidecar replaces the file, and no other file has its inode.
+    Unix(SocketFile, UnixListener),
 }
 
 /// The phases of a server's life, as its connections see them.
@@ -274,12 +252,18 @@ impl Shared {
             Accepted::Tcp(stream) => stream,
         };
         let Some(certificate) = &self.certificate else { return Some(Stream::Tcp(tcp)) };
-        let handshake = certificate.acceptor().accept(tcp);
+        let handshake = async {
+            // A probe of the port closes or resets the connection and sends nothing: no handshake has failed.
+            let has_begun = matches!(tcp.peek(&mut [0]).await, Ok(1..));
+            if has_begun { Some(certificate.acceptor().accept(tcp).await) } else { None }
+        };
         match in_time(self.options.hello_timeout, handshake).await {
-            Some(Ok(stream)) => return Some(Stream::Tls(Box::new(stream))),
-            // A probe of the port says nothing.
-            Some(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => debug!(%error, "no TLS handshake"),
-            Some(Err(error)) => warn!(
+            Some(Some(Ok(stream))) => return Some(Stream::Tls(Box::new(stream))),
+            Some(None) => {
+                debug!("the connection was closed before a TLS handshake began");
+                return None;
+            }
+            Some(Some(Err(error))) => warn!(
                 %error,
                 "a client made no TLS handshake: does it speak TLS, and trust the certificate of --tls-cert?"
             ),
@@ -313,6 +297,6 @@ async fn accept(listener: &Listener) -> io::Result<Accepted> {
             stream.set_nodelay(true)?;
             Ok(Accepted::Tcp(stream))
         }
-        Listener::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
+        Listener::Unix(_, listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
     }
 }

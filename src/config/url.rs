@@ -1,0 +1,160 @@
+//! What may be shown of the URL of a store.
+
+use std::borrow::Cow;
+
+/// What stands in the place of whatever may be a secret.
+const HIDDEN: &str = "***";
+
+/// A URL as it may be shown: of what stands in it, only what cannot be a secret. A user without a password may be a
+/// password in the wrong place, and so may a port or a database that is no number.
+#[must_use]
+pub fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| is_word(scheme, "+-")) else {
+        return HIDDEN.to_owned();
+    };
+    let (user, rest) = rest.rsplit_once('@').map_or((None, rest), |(user, rest)| (Some(user), rest));
+    let (place, parameters) = rest.split_once('?').unwrap_or((rest, ""));
+    let mut shown = format!("{scheme}://");
+    if let Some(user) = user {
+        shown.push_str(&shown_user(user));
+        shown.push('@');
+    }
+    if scheme.ends_with("unix") {
+        let is_path = place.starts_with('/') && is_word(place, "/._-");
+        shown.push_str(if is_path { place } else { HIDDEN });
+    } else {
+        shown.push_str(&shown_hosts(place));
+    }
+    let mut mark = '?';
+    for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
+        shown.push(mark);
+        match parameter.split_once('=') {
+            Some((name @ "user", _)) if !has_value(parameters, "pass") => shown.extend([name, "=", HIDDEN]),
+            Some((name @ "sentinel_user", _)) if !has_value(parameters, "sentinel_password") => {
+                shown.extend([name, "=", HIDDEN]);
+            }
+            _ => shown.push_str(&shown_parameter(parameter)),
+        }
+        mark = '&';
+    }
+    shown
+}
+
+fn has_value(parameters: &str, name: &str) -> bool {
+    let mut values = parameters.split('&').filter_map(|parameter| parameter.strip_prefix(name)?.strip_prefix('='));
+    values.any(|value| !value.is_empty())
+}
+
+/// A parameter as it may be shown: what has no name that is read may be a password, or a part of one.
+pub(super) fn shown_parameter(parameter: &str) -> Cow<'_, str> {
+    match parameter.split_once('=') {
+        Some(("db" | "protocol" | "user" | "master" | "sentinel_user", value)) if is_word(value, "._-") => {
+            Cow::Borrowed(parameter)
+        }
+        Some((name, value)) if !value.is_empty() && is_name(name) => Cow::Owned(format!("{name}={HIDDEN}")),
+        _ => Cow::Borrowed(HIDDEN),
+    }
+}
+
+/// The part before the `@`.
+fn shown_user(user: &str) -> String {
+    match user.split_once(':') {
+        Some((user, password)) if !password.is_empty() && is_word(user, "._-") => format!("{user}:{HIDDEN}"),
+        Some(_) => format!(":{HIDDEN}"),
+        None => HIDDEN.to_owned(),
+    }
+}
+
+/// Hosts with their ports, and a database.
+fn shown_hosts(place: &str) -> String {
+    let (hosts, database) = place.split_once('/').map_or((place, None), |(hosts, db)| (hosts, Some(db)));
+    let hosts: Vec<Cow<'_, str>> = hosts.split(',').map(shown_host).collect();
+    let mut shown = hosts.join(",");
+    if let Some(database) = database {
+        shown.push('/');
+        shown.push_str(if is_number(database) { database } else { HIDDEN });
+    }
+    shown
+}
+
+fn shown_host(text: &str) -> Cow<'_, str> {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (text, None),
+    };
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_host = address.map_or(is_word(host, "._-"), |address| is_word(address, ":.%"));
+    match port {
+        _ if !is_host => Cow::Borrowed(HIDDEN),
+        Some(port) if !is_number(port) => Cow::Owned(format!("{host}:{HIDDEN}")),
+        _ => Cow::Borrowed(text),
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'_')
+}
+
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Whether a text has only letters, digits, and these.
+fn is_word(text: &str, others: &str) -> bool {
+    text.chars().all(|character| character.is_ascii_alphanumeric() || others.contains(character))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+
+    #[test]
+    fn a_secret_is_never_shown_wherever_in_a_url_it_stands() {
+        for (url, shown) in [
+            ("redis://127.0.0.1:6379/0", "redis://127.0.0.1:6379/0"),
+            ("redis://here", "redis://here"),
+            ("redis://[::1]:7000/", "redis://[::1]:7000/"),
+            ("redis://secret@here", "redis://***@here"),
+            ("redis://secret:@here", "redis://:***@here"),
+            ("redis://:secret", "redis://:***"),
+            ("redis://me:secret", "redis://me:***"),
+            ("redis://here/secret", "redis://here/***"),
+            ("redis://here#secret", "redis://***"),
+            ("rediss://user:secret@here:6379", "rediss://user:***@here:6379"),
+            ("redis://:se:c@ret@here/1?protocol=resp3", "redis://:***@here/1?protocol=resp3"),
+            ("redis://:sec/ret@here", "redis://:***@here"),
+            ("redis+unix:///run/redis?db=1&pass=secret&user=x", "redis+unix:///run/redis?db=1&pass=***&user=x"),
+            ("redis+unix:///run/redis?user=secret", "redis+unix:///run/redis?user=***"),
+            ("redis+unix://secret", "redis+unix://***"),
+            (
+                "redis-sentinel://u:secret@one,two:1/0?master=im&sentinel_user=v&sentinel_password=secret",
+                "redis-sentinel://u:***@one,two:1/0?master=im&sentinel_user=v&sentinel_password=***",
+            ),
+            (
+                "redis-sentinel://one,[::2]:1?master=im&sentinel_user=secret",
+                "redis-sentinel://one,[::2]:1?master=im&sentinel_user=***",
+            ),
+            ("redis://here:6379?auth=secret", "redis://here:6379?auth=***"),
+            ("redis://here:6379?secret", "redis://here:6379?***"),
+            ("redis://here:6379?secret=", "redis://here:6379?***"),
+            ("redis://here:6379?db=1#secret", "redis://here:6379?db=***"),
+            ("me:secret@here", "***"),
+            ("secret", "***"),
+        ] {
+            assert_eq!(without_password(url), shown);
+        }
+        let settings = Settings { store: Some("redis://:secret@here".into()), ..Settings::default() };
+        let config = format!("{:?}", settings.check().unwrap());
+        assert!(config.contains("***@here") && !config.contains("secret"), "{config}");
+        for (wrong, shown) in [
+            ("postgres://me:secret@here", "postgres://me:***@here"),
+            ("redis://me:secret@here:port", "redis://me:***@here:***"),
+            ("secret", "--store \"***\""),
+        ] {
+            let settings = Settings { store: Some(wrong.into()), ..Settings::default() };
+            let error = settings.check().unwrap_err().to_string();
+            assert!(error.contains(shown) && !error.contains("secret"), "{error}");
+        }
+    }
+}

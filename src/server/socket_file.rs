@@ -1,0 +1,86 @@
+//! The file of a Unix socket.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+/// The file of a Unix socket; dropping it removes the file, unless another process has put its own in that place.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    identity: Identity,
+}
+
+/// Device and inode: what makes a file this file.
+type Identity = (u64, u64);
+
+impl SocketFile {
+    /// Listens on a socket of this path. A socket that nobody listens on, as a killed sidecar leaves it behind, is
+    /// replaced.
+    ///
+    /// # Errors
+    ///
+    /// When something else is there, or somebody listens, or the folder is not to be written.
+    pub async fn listen(path: &Path) -> io::Result<(SocketFile, UnixListener)> {
+        // Of two sidecars that start at the same time, the second must not remove the socket of the first.
+        let _locked = lock_folder_of(path).await;
+        if let Ok(found) = fs::symlink_metadata(path) {
+            if !found.file_type().is_socket() {
+                let text = "there is a file of that name, and it is no socket: it is left as it is";
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+            }
+            let nobody_listens = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+            if UnixStream::connect(path).await.is_err_and(nobody_listens) {
+                fs::remove_file(path)?;
+            }
+        }
+        let listener = UnixListener::bind(path)?;
+        Ok((SocketFile { path: path.to_owned(), identity: identity(path)? }, listener))
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let path = self.path.display();
+        let removed = match identity(&self.path) {
+            Ok(found) if found == self.identity => fs::remove_file(&self.path),
+            Ok(_) => {
+                info!(%path, "another process has put its own file in the place of the socket: the file stays");
+                Ok(())
+            }
+            Err(error) => Err(error),
+        };
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => warn!(
+                %error,
+                %path,
+                "the socket could not be removed: look at the permissions of its folder; a sidecar that may do so replaces it"
+            ),
+            _ => {}
+        }
+    }
+}
+
+/// Locks the folder of a file, until the value is dropped. If it cannot be locked within a second, it is not.
+async fn lock_folder_of(path: &Path) -> Option<File> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = File::open(folder).ok()?;
+    for _ in 0..100 {
+        match folder.try_lock() {
+            Ok(()) => return Some(folder),
+            Err(TryLockError::WouldBlock) => sleep(Duration::from_millis(10)).await,
+            Err(TryLockError::Error(_)) => break,
+        }
+    }
+    None
+}
+
+fn identity(path: &Path) -> io::Result<Identity> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}
