@@ -5,6 +5,7 @@ mod listening;
 mod prepared;
 mod stores;
 
+use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -136,6 +137,7 @@ impl Sidecar {
                 async move { match server::report_full_limits(metrics, clock).await {} }
             }),
             tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))),
+            tokio::spawn(read_files_again(Arc::clone(&shared))),
         ];
         Sidecar {
             name,
@@ -291,6 +293,20 @@ impl Sidecar {
 
 async fn tend(delivery: Arc<Delivery>) {
     delivery.tend().await;
+}
+
+/// Reads the files of token and certificate again when their content changes.
+async fn read_files_again(shared: Arc<server::Shared>) {
+    let certificate = async {
+        match &shared.certificate {
+            Some(certificate) => certificate.maintain().await,
+            None => pending().await,
+        }
+    };
+    tokio::select! {
+        never = shared.token.maintain() => match never {},
+        never = certificate => match never {},
+    }
 }
 
 impl Drop for Sidecar {

@@ -37,7 +37,7 @@
 //! | [`metrics`] | every metric, once |
 //! | [`systemd`] | what a service manager wants to hear: ready, alive, going |
 //! | [`load`] | many requests a second over the real protocol, each answer checked: `ackwheel bench` |
-//! | [`log`] | a fault that repeats does not fill the log |
+//! | [`log`] | a fault that repeats does not fill the log, and nobody waits for the reader of the log |
 //! | [`config`], [`app`], [`cli`] | settings become a running sidecar; the verbs of the command line |
 //!
 //! To read it in an afternoon: [`core::tick`], [`core::ring`], `memory/ring.rs`, [`core::dispatch`],
@@ -78,6 +78,8 @@ mod patience;
 pub mod protocol;
 #[cfg(feature = "sidecar")]
 pub mod redis;
+#[cfg(feature = "sidecar")]
+mod reloaded;
 #[cfg(feature = "sidecar")]
 pub mod server;
 #[cfg(feature = "sidecar")]

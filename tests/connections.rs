@@ -132,6 +132,58 @@ fn a_token_is_asked_for_and_read_again_when_its_file_changes() {
 }
 
 #[test]
+fn a_token_that_keeps_the_time_of_its_file_is_read_again_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "first").unwrap();
+    let modified = fs::metadata(&file).unwrap().modified().unwrap();
+    let sidecar = Sidecar::start(&["--token-file", file.to_str().unwrap()]);
+    let next = folder.path().join("next");
+    fs::write(&next, "other").unwrap();
+    fs::File::options().write(true).open(&next).unwrap().set_modified(modified).unwrap();
+    fs::rename(&next, &file).unwrap();
+    let hello = frames::hello((1, 1), b"other");
+    wait_until("the new token counts", || greet(&sidecar, &hello).1.kind == frames::WELCOME);
+    assert_turned_away(&sidecar, &frames::hello((1, 1), b"first"), 7, &["token"]);
+}
+
+#[test]
+fn a_pipe_in_the_place_of_the_token_file_stops_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "secret").unwrap();
+    let mut sidecar = Sidecar::start(&["--token-file", file.to_str().unwrap()]);
+    fs::remove_file(&file).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    assert!(sidecar.log().line("the old token stays").is_some());
+    let asked = Instant::now();
+    assert_eq!(greet(&sidecar, &frames::hello((1, 1), b"secret")).1.kind, frames::WELCOME);
+    assert!(asked.elapsed() < SLACK, "it answered after {:?}", asked.elapsed());
+    sidecar.terminate();
+}
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_a_token_and_utf_16_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "\u{feff}secret\r\n").unwrap();
+    let flags = ["--token-file", file.to_str().unwrap()];
+    let check = || Run::of(program(&["serve", "--check-config"]).args(flags));
+    assert_eq!(check().output(), "the configuration is right\n");
+    let sidecar = Sidecar::start(&flags);
+    assert_eq!(greet(&sidecar, &frames::hello((1, 1), b"secret")).1.kind, frames::WELCOME);
+    assert_eq!(
+        Run::of(sidecar.command(&["add", "1"]).args(flags)).output(),
+        "1 added\n",
+        "a client reads it alike"
+    );
+    fs::write(&file, b"\xff\xfes\0e\0c\0").unwrap();
+    assert_names(check().error(64), &["--token-file", file.to_str().unwrap(), "UTF-16", "save it as UTF-8"]);
+    fs::write(&file, "\u{feff}").unwrap();
+    assert_names(check().error(64), &["1 to 1024 bytes", "has 0"]);
+}
+
+#[test]
 fn a_silent_peer_is_pinged_and_then_given_up() {
     let sidecar = Sidecar::start(&["--tick", "200ms", "--slots", "5"]);
     let interval = Duration::from_secs(1);
@@ -243,6 +295,23 @@ fn the_unix_socket_speaks_the_same_and_goes_with_the_sidecar() {
     let occupied = Run::of(program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]).args(flags));
     assert_names(occupied.error(1), &[path.to_str().unwrap(), "--socket"]);
     assert_eq!(over(&path, &["del", "4"]).output(), "4 acked\n", "but not that of one that serves");
+}
+
+#[test]
+fn a_socket_that_another_process_has_put_in_its_place_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let flags = ["--socket", path.to_str().unwrap()];
+    let mut first = Sidecar::start(&flags);
+    fs::remove_file(&path).unwrap();
+    let mut second = Sidecar::start(&flags);
+    assert_eq!(over(&path, &["add", "1"]).output(), "1 added\n");
+    first.terminate();
+    assert!(first.log().text().contains("the file stays"), "{}", first.log().text());
+    assert_eq!(over(&path, &["del", "1"]).output(), "1 acked\n", "the second still serves there");
+    fs::remove_file(&path).unwrap();
+    second.terminate();
+    assert!(!second.log().text().contains("could not be removed"), "a socket that is gone already needs no words");
 }
 
 fn over(path: &Path, arguments: &[&str]) -> Run {

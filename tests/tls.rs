@@ -1,18 +1,21 @@
 //! TLS on the data listener: only whom the client trusts, nothing in the clear, and renewal without a restart.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::support::certificates::{Authority, Files, YEAR_1999, YEAR_2000, YEAR_2500, YEAR_3000};
 use crate::support::frames::{self, ACKED};
 use crate::support::process::{Run, assert_names, program};
+use crate::support::raw::Raw;
 use crate::support::redis::Redis;
 use crate::support::sidecar::{self, Sidecar};
-use crate::support::wait_until;
 use crate::support::watch::Watch;
+use crate::support::{SLACK, wait_until};
 
 fn serve(files: &Files) -> Sidecar {
     let mut flags = vec!["--tick", "50ms"];
@@ -100,10 +103,11 @@ fn a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not() {
     let trust = |path: &'_ Path| [String::from("--tls-ca"), path.to_str().unwrap().to_owned()];
     let (first_trust, second_trust) = (trust(&first_pem), trust(&second_pem));
     let (first_trust, second_trust) = (first_trust.each_ref(), second_trust.each_ref());
-    let sidecar = serve(&files);
+    let sidecar = Sidecar::start(&files.flags());
     assert_eq!(add(&sidecar, &first_trust.map(String::as_str)).output(), "101 added\n");
 
     second.certify(&files, 10);
+    assert!(sidecar.log().line("the certificate has changed and was read again").is_some());
     assert_eq!(add(&sidecar, &second_trust.map(String::as_str)).output(), "101 rearmed\n");
     add(&sidecar, &first_trust.map(String::as_str)).error(1);
 
@@ -121,8 +125,9 @@ fn a_scrape_says_when_the_certificate_runs_out_and_sees_that_it_was_renewed() {
     let sidecar = serve(&files);
     assert_eq!(expiry(&sidecar), YEAR_2500);
     authority.certify_for(&files, 10, (YEAR_2000, YEAR_3000));
-    assert_eq!(expiry(&sidecar), YEAR_3000, "nobody has connected since");
+    wait_until("it is read, though nobody connects", || expiry(&sidecar) == YEAR_3000);
     fs::write(&files.certificate, "no certificate").unwrap();
+    assert!(sidecar.log().line("the old one stays").is_some());
     assert_eq!(expiry(&sidecar), YEAR_3000, "the old one stays");
 }
 
@@ -170,6 +175,48 @@ fn a_certificate_that_runs_out_while_it_is_used_is_named_once() {
     assert_eq!(told(), 2, "once for each that had run out");
 }
 
+/// Puts a file in the place of another as `cp -p` and rsync do: its time and its length do not change.
+fn replace_in_silence(path: &Path, text: &[u8]) {
+    let modified = fs::metadata(path).unwrap().modified().unwrap();
+    fs::write(path, text).unwrap();
+    fs::File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
+}
+
+#[test]
+fn a_certificate_that_keeps_its_time_is_read_again_too() {
+    let (files, renewed, authority) = (Files::new(), Files::new(), Authority::new());
+    authority.certify_for(&files, 0, (YEAR_2000, YEAR_2500));
+    authority.certify_for(&renewed, 0, (YEAR_2000, YEAR_3000));
+    let sidecar = serve(&files);
+    for (old, new) in [(&files.key, &renewed.key), (&files.certificate, &renewed.certificate)] {
+        replace_in_silence(old, &fs::read(new).unwrap());
+    }
+    wait_until("it is read", || sidecar.metrics().count("tls_certificate_expiry_timestamp_seconds") == YEAR_3000);
+}
+
+#[test]
+fn a_probe_of_the_port_is_no_failed_handshake_and_bytes_that_begin_none_are() {
+    let (files, trusted) = Files::vouched_for();
+    let sidecar = serve(&files);
+    let failed = || sidecar.metrics().refusals("tls_handshake");
+    let opened = || sidecar.metrics().count("connections_opened_total");
+    for _ in 0..10 {
+        drop(Raw::tcp(sidecar.listen));
+        Raw::tcp(sidecar.listen).reset();
+    }
+    wait_until("all have come and gone", || opened() == 20 && sidecar.metrics().count("connections") == 0);
+    assert_eq!(failed(), 0);
+    assert!(!sidecar.log().text().contains("no TLS handshake"), "{}", sidecar.log().text());
+    for bytes in [&b"\x16\x03\x01"[..], b"no TLS at all"] {
+        let mut client = Raw::tcp(sidecar.listen);
+        client.send(bytes);
+        drop(client);
+    }
+    wait_until("both are counted", || failed() == 2);
+    assert!(sidecar.log().line("a client made no TLS handshake").is_some());
+    assert_eq!(add(&sidecar, &["--tls-ca", trusted.to_str().unwrap()]).output(), "101 added\n");
+}
+
 #[test]
 fn a_wrong_certificate_is_refused_at_the_start() {
     let (files, authority) = (Files::new(), Authority::new());
@@ -194,10 +241,27 @@ fn a_redis_that_speaks_tls_is_served_if_its_certificate_is_trusted() {
     let trusted = files.authority("ca.pem", &authority);
     let redis = Redis::speaking_tls(&files, &trusted);
     let store = format!("rediss://127.0.0.1:{}/", redis.port_for_peers());
-    let sidecar = Sidecar::spawn(sidecar::serve(&["--store", &store]).env("SSL_CERT_FILE", &trusted));
+    let flags = ["--store", &store, "--threads", "1"];
+    let sidecar = Sidecar::spawn(sidecar::serve(&flags).env("SSL_CERT_FILE", &trusted));
     let mut connection = sidecar.connect();
     connection.ask(&frames::add(&[1], 15, 1)).added();
     assert_eq!(connection.ask(&frames::del(&[1])).outcomes(), [ACKED]);
+    // A file system that hangs, as the next connection to Redis meets it.
+    let kept = trusted.with_extension("kept");
+    fs::rename(&trusted, &kept).unwrap();
+    mknodat(CWD, &trusted, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    redis.command::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    wait_until("it is not ready", || !sidecar.is_ready());
+    let asked = Instant::now();
+    assert_eq!(connection.ask(&frames::ping(b"here")).body, b"here");
+    assert_eq!(sidecar.get("/livez").0, 200);
+    assert!(asked.elapsed() < SLACK, "it answered after {:?}", asked.elapsed());
+    let mut pipe = fs::File::options().write(true).open(&trusted).unwrap();
+    fs::rename(&kept, &trusted).unwrap();
+    pipe.write_all(&fs::read(&trusted).unwrap()).unwrap();
+    drop(pipe);
+    sidecar.wait_until_ready();
+
     let untrusted = Run::of(&mut sidecar::serve(&["--store", &store]));
     assert_names(untrusted.error(1), &["certificate", "SSL_CERT_FILE"]);
 

@@ -67,8 +67,7 @@ impl Connect {
             options = options.tls(tls);
         }
         let Some(path) = &self.token_file else { return Ok(options) };
-        let token =
-            token_in(path).map_err(|error| Failure::Usage(format!("--token-file {}: {error}", path.display())))?;
+        let token = token_in(path).map_err(|error| Failure::Usage(format!("--token-file: {error}")))?;
         Ok(options.token(token))
     }
 
