@@ -152,8 +152,8 @@ fn address(name: &OsString) -> io::Result<SocketAddr> {
 /// Connects anew for each message, as libsystemd does: a manager that was replaced is found again.
 async fn send(socket: &SocketAddr, message: &str) -> io::Result<()> {
     let datagram = Datagram::unbound()?;
-    datagram.connect_addr(socket)?;
     datagram.set_nonblocking(true)?;
+    datagram.connect_addr(socket)?;
     // A datagram goes whole or not at all.
     UnixDatagram::from_std(datagram)?.send(message.as_bytes()).await.map(drop)
 }

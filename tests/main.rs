@@ -37,6 +37,7 @@ mod harness_redis;
 mod hostile;
 mod leaderships;
 mod limits;
+mod log_output;
 mod logs;
 mod man_pages;
 mod manual;

@@ -20,6 +20,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
 use crate::client::ClientError;
+use crate::log;
 
 /// Something failed at run time.
 const EXIT_FAILURE: u8 = 1;
@@ -130,6 +131,7 @@ fn name_address(error: &mut clap::Error) {
 /// Carries out the verb; returns the exit code of the process.
 #[must_use]
 pub fn run(cli: Cli) -> ExitCode {
+    let _flushed = Flushed;
     let outcome = match cli.verb {
         Verb::Serve(serve) => serve.run(),
         Verb::Add(add) => block_on(add.run()),
@@ -145,10 +147,19 @@ pub fn run(cli: Cli) -> ExitCode {
     match outcome {
         Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,
         Err(failure) => {
-            // Where nobody can be told, the exit code still tells.
-            let _ = writeln!(stderr(), "ackwheel: {failure}");
+            // If stderr cannot be written, the exit code still tells.
+            log::print(&format!("ackwheel: {failure}"));
             ExitCode::from(if matches!(failure, Failure::Usage(_)) { EXIT_USAGE } else { EXIT_FAILURE })
         }
+    }
+}
+
+/// At the end of the program, a panic included, the last log lines are written.
+struct Flushed;
+
+impl Drop for Flushed {
+    fn drop(&mut self) {
+        log::flush();
     }
 }
 

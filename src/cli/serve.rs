@@ -19,7 +19,7 @@ use crate::admin;
 use crate::app::{Sidecar, StartError};
 use crate::clock::Clock;
 use crate::config::{Config, LogFormat, Settings};
-use crate::log::{self, Limit};
+use crate::log::{self, Limit, LogWriter};
 use crate::redis::RedisStoreError;
 use crate::systemd::ServiceManager;
 
@@ -71,7 +71,7 @@ impl Serve {
             }
             return Ok(writeln!(stdout(), "the configuration is right")?);
         }
-        let limit = start_logging(filter, log_format);
+        let limit = start_logging(filter, log_format)?;
         for stranger in strangers {
             warn!("{stranger}");
         }
@@ -243,14 +243,20 @@ fn on(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(Failure::run)
 }
 
-fn start_logging(filter: EnvFilter, format: LogFormat) -> Limit {
+fn start_logging(filter: EnvFilter, format: LogFormat) -> Result<Limit, Failure> {
     let clock = Clock::start();
     let limit = Limit::new(move || clock.now());
-    let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
+    let writer = LogWriter::of_process().map_err(|error| {
+        Failure::Run(format!(
+            "no thread to write the log could be started: {error}; look at the limit of processes"
+        ))
+    })?;
+    // What the formatter says of itself would go to stderr around the writer.
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
     let lines = match format {
         LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
     registry().with(filter).with(limit.clone()).with(lines).init();
-    limit
+    Ok(limit)
 }

@@ -11,8 +11,14 @@
 //! ring that they belong to, come first. The connection is not asked: a peer that is refused and comes again has a new
 //! one each time, and would crowd out all others.
 
+//!
+//! Behind the limit a line goes through a bounded queue to a thread that writes it: no thread that logs waits for the
+//! reader of stderr.
+
 mod layer;
 mod repeats;
+mod writer;
 
 pub use layer::{Limit, RING, TARGET};
 pub use repeats::{MAX_LINES, MAX_SAME, WINDOW};
+pub use writer::{LogWriter, dropped_lines, flush, print};

@@ -1,11 +1,33 @@
 //! How metrics come into being: each is made and registered in one step.
 
-use prometheus::core::Collector;
+use prometheus::core::{Collector, Desc, Describer};
+use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 use super::PREFIX;
 use super::latencies::{Histogram, Latencies};
 use super::process::Process;
+use crate::log;
+
+/// A counter whose value is asked for with each scrape.
+#[derive(Clone)]
+struct CounterOfProcess {
+    desc: Desc,
+    opts: Opts,
+    value: fn() -> u64,
+}
+
+impl Collector for CounterOfProcess {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.desc]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let counter = IntCounter::with_opts(self.opts.clone()).expect("names in this crate are valid");
+        counter.inc_by((self.value)());
+        counter.collect()
+    }
+}
 
 /// Makes metrics and registers them.
 pub(super) struct Maker {
@@ -29,6 +51,12 @@ impl Maker {
 
     pub(super) fn counter(&self, name: &str, help: &str) -> IntCounter {
         self.register(IntCounter::with_opts(Maker::opts(name, help)))
+    }
+
+    /// A counter that is counted elsewhere in this process.
+    fn counter_of_process(&self, name: &str, help: &str, value: fn() -> u64) {
+        let opts = Maker::opts(name, help);
+        self.register(opts.describe().map(|desc| CounterOfProcess { desc, opts, value }));
     }
 
     pub(super) fn counters(&self, name: &str, help: &str, label: &str) -> IntCounterVec {
@@ -76,5 +104,10 @@ impl Maker {
         let opts = Maker::opts("build_info", "1, with the version as its label.");
         let version = opts.const_label("version", env!("CARGO_PKG_VERSION"));
         self.register(IntGauge::with_opts(version)).set(1);
+        self.counter_of_process(
+            "log_lines_dropped_total",
+            "Log lines dropped because stderr could not be written, or not fast enough.",
+            log::dropped_lines,
+        );
     }
 }
