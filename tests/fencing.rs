@@ -141,11 +141,11 @@ impl Leader {
     fn elect(&self, token: &str, (pointer, seen_ms): (u64, u64), grace_ms: u64) -> i64 {
         let known = (self.epoch - 1).to_string();
         let (pointer, seen_ms, grace_ms) = (pointer.to_string(), seen_ms.to_string(), grace_ms.to_string());
-        let (name, lease_ms, link_ms, nobody, slack_ms) = ("another", "3000", "60000", "", "50");
+        let (name, lease_ms, nobody, slack_ms) = ("another", "3000", "", "50");
         let has_come = if pointer == "0" { "1" } else { "0" };
         let arguments = [
-            token, name, lease_ms, &pointer, &seen_ms, link_ms, &known, nobody, nobody, "0", &grace_ms, slack_ms,
-            "", has_come,
+            token, name, lease_ms, &pointer, &seen_ms, has_come, &known, nobody, nobody, "0", &grace_ms, slack_ms,
+            "",
         ];
         let keys = Leader::keys(&["lease", "candidates"]);
         let won = self.run(include_str!("../src/redis/lua/acquire.lua"), &keys, &arguments);

@@ -67,7 +67,7 @@ fn what_is_held_of_a_group_is_held_while_groups_is_lost() {
     let redis = Redis::start();
     let sidecar = sidecar(&redis);
     let mut stayer = sidecar.connect().subscribed("default");
-    // A beat may mend it before the holder is gone; not three times.
+    // The leader may repair it before the holder is gone; not three times.
     for round in 0..3 {
         let mut leaver = sidecar.connect().subscribed("default");
         add_one_a_tick(&sidecar, round * 10 + 1..=round * 10 + 6);
@@ -296,9 +296,11 @@ fn a_group_that_was_there_is_none_too_many_when_all_are_lost() {
     for number in 1..64 {
         drop(sidecar.connect().subscribed(&format!("group-{number}")));
     }
-    wait_until("all have left", || redis.command::<u64>(&["EXISTS", "{ackwheel:0}:members"]) == 0);
+    let subscribed =
+        || redis.command::<Vec<String>>(&["HVALS", "{ackwheel:0}:sidecars"]).concat().contains("group");
+    wait_until("all have left", || !subscribed());
     redis.command::<()>(&["DEL", "{ackwheel:0}:groups"]);
-    // Nobody knows whether the beat or the subscriber comes first.
+    // Nobody knows whether the leader's look or the subscriber comes first.
     drop(sidecar.connect().subscribed("group-7"));
     wait_until("all are there again", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 64);
     sidecar.connect().ask(&frames::subscribe("one-more", 10, 0)).assert_error(37, frames::RETRYABLE);
@@ -306,7 +308,7 @@ fn a_group_that_was_there_is_none_too_many_when_all_are_lost() {
 
 #[test]
 fn what_a_dead_sidecar_held_goes_to_another_also_where_groups_or_sidecars_were_lost() {
-    for lost in [&["groups"][..], &["sidecars"], &["sidecars", "members"]] {
+    for lost in [&["groups"][..], &["sidecars"], &["sidecars", "groups"]] {
         let redis = Redis::start();
         let [mut dead, lives] =
             ["dead", "lives"].map(|name| Sidecar::on(&redis, name, &["--tick", "200ms", "--lease", "500ms"]));
@@ -339,17 +341,26 @@ fn a_ring_whose_head_is_lost_begins_anew_also_where_its_user_lacks_what_came_lat
 }
 
 #[test]
-fn an_ephemeral_group_that_nobody_can_leave_any_more_goes_within_minutes() {
+fn an_ephemeral_group_that_nobody_can_leave_any_more_goes_within_minutes_of_the_wheel() {
     let redis = Redis::with_clock(Clock::Offset(0));
-    let sidecar = sidecar(&redis);
+    let sidecar = Sidecar::on(&redis, "only", &["--tick", "50ms"]);
     let groups = || redis.command::<Vec<String>>(&["HKEYS", "{ackwheel:0}:groups"]);
     let orphan = "ephemeral-0123abcd-7";
     redis.command::<()>(&["XGROUP", "CREATE", "{ackwheel:0}:outbox", orphan, "$"]);
     redis.command::<()>(&["XGROUP", "CREATE", "{ackwheel:0}:outbox", "ephemeral-a-7", "$"]);
     let _watch = sidecar.connect().subscribed_with(&frames::subscribe("", 10, frames::EPHEMERAL));
     wait_until("all are known", || groups().len() == 4);
+    let is_there = || groups().iter().any(|group| group == orphan);
     redis.set_offset(120);
-    wait_until("it has gone", || !groups().iter().any(|group| group == orphan));
+    sidecar.wait_for_pointer(sidecar.pointer() + 40);
+    assert!(is_there(), "a clock that was set is no time that passed");
+    let noted = || redis.command::<String>(&["HGET", "{ackwheel:0}:groups", orphan]);
+    wait_until("it is noted that it has no subscriber", || noted().contains(' '));
+    // What a wheel of more than a minute would lead to.
+    let since = noted()[2..].parse::<u64>().unwrap() - 61_000 / 50;
+    redis.command::<()>(&["HSET", "{ackwheel:0}:meta", "begun_at", "0"]);
+    redis.command::<()>(&["HSET", "{ackwheel:0}:groups", orphan, &format!("e {since}")]);
+    wait_until("it has gone", || !is_there());
     assert_eq!(groups().len(), 3, "the default group, one that has a subscriber, and one that somebody named");
 }
 
@@ -374,7 +385,7 @@ async fn tend(outbox: &dyn Outbox, now: Instant) -> Dropped {
 async fn tend_without_answer(outbox: &dyn Outbox, proxy: &Proxy, now: Instant) -> Dropped {
     let lost = proxy.lost();
     proxy.lose_an_answer();
-    // It asks for that first, and beats behind it.
+    // It asks for that first, and sends heartbeats behind it.
     outbox.tend(&[], now).await.unwrap_err();
     assert_eq!(proxy.lost(), lost + 1);
     tend(outbox, now).await
@@ -385,7 +396,12 @@ async fn publish(seat: &Seat, time: &mut FrozenRedis, count: u64) {
     let messages: Vec<Message> = (0..count).map(Message::from).collect();
     let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 1, attempt: 1, asker: Asker::default() };
     seat.ring.add_new_msg(request, time.now()).await.unwrap();
-    for _ in 0..3 {
+    turn(seat, time, 3).await;
+}
+
+/// Lets ticks pass.
+async fn turn(seat: &Seat, time: &mut FrozenRedis, ticks: u32) {
+    for _ in 0..ticks {
         time.pass(Duration::from_secs(1));
         while !matches!(seat.ring.advance(time.now()).await.unwrap(), Advance::Waiting(_)) {}
         while seat.ring.expire(time.now()).await.unwrap().more {}
@@ -396,14 +412,12 @@ async fn publish(seat: &Seat, time: &mut FrozenRedis, count: u64) {
 async fn what_is_dropped_is_told_also_where_the_answer_is_lost() {
     let mut time = FrozenRedis::start();
     let options = time.options(Wheel::new(15, Duration::from_secs(1)).unwrap());
-    let writer = frozen::open(&options).await;
-    let seat = &writer.seats()[0];
-    seat.lease.tend(time.now()).await.unwrap();
     let proxy = Proxy::to(time.redis.port);
-    let retention = Retention { max_ids: 10, ..options.retention };
-    let far = RedisOptions { url: proxy.url(), name: String::from("far"), retention, ..options.clone() };
-    let far = frozen::open(&far).await;
-    let outbox = &*far.seats()[0].outbox;
+    let retention = Retention { max_ids: 10, time: Duration::from_secs(20) };
+    let store = frozen::open(&RedisOptions { url: proxy.url(), retention, ..options.clone() }).await;
+    let seat = &store.seats()[0];
+    let outbox = &*seat.outbox;
+    seat.lease.tend(time.now()).await.unwrap();
 
     publish(seat, &mut time, 200).await;
     let dropped = tend_without_answer(outbox, &proxy, time.now()).await;
@@ -413,7 +427,8 @@ async fn what_is_dropped_is_told_also_where_the_answer_is_lost() {
     let audit = "audit".parse().unwrap();
     seat.outbox.open_group(&audit, Opening::default(), time.now()).await.unwrap();
     seat.outbox.leave_group(&audit).await.unwrap();
-    time.pass(retention.time + Duration::from_secs(1));
+    assert_eq!(tend(outbox, time.now()).await, Dropped::default(), "it is noted that it has no subscriber");
+    turn(seat, &mut time, 21).await;
     let dropped = tend_without_answer(outbox, &proxy, time.now()).await;
     assert_eq!(dropped, Dropped { groups: vec![audit], ..Dropped::default() });
 }

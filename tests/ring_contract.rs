@@ -12,7 +12,7 @@ use std::time::Duration;
 use ackwheel::core::batch::{BatchId, Delivery, TimedOut};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::{Opening, Outbox, Retention, Start};
+use ackwheel::core::outbox::{Dropped, Opening, Outbox, Start};
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::{AddNewMsg, AddNewMsgAnswer, Advance, Asker, DelMsg, Ring};
 use ackwheel::core::store::Seat;
@@ -25,6 +25,8 @@ use DelOutcome::{Acked, Late, Unknown, Withdrawn};
 const SLOTS: u16 = 5;
 const TICK: Duration = Duration::from_secs(1);
 const MAX_IN_FLIGHT: u64 = 20_000;
+/// The retention, in ticks and so in seconds.
+const RETENTION_TICKS: u32 = 20;
 
 /// What the checks do with a mounted store.
 struct Subject<M> {
@@ -383,8 +385,11 @@ async fn groups_begin_where_they_are_asked_to_and_retention_counts_its_losses<M:
     subject.outbox.open_group(&new, at_the_end, now).await.unwrap();
     assert_eq!(subject.outbox.take(&old, 9, now).await.unwrap().len(), 1);
     assert_eq!(subject.outbox.take(&new, 9, now).await.unwrap().len(), 0);
-    subject.mount.pass(Retention::default().time + TICK);
-    let dropped = subject.outbox.tend(std::slice::from_ref(&new), subject.mount.now()).await.unwrap();
+    subject.outbox.leave_group(&old).await.unwrap();
+    let new_alone = std::slice::from_ref(&new);
+    assert_eq!(subject.outbox.tend(new_alone, subject.mount.now()).await.unwrap(), Dropped::default());
+    subject.turn(RETENTION_TICKS + 1).await;
+    let dropped = subject.outbox.tend(new_alone, subject.mount.now()).await.unwrap();
     assert_eq!((dropped.ids, dropped.batches, dropped.groups), (2, 1, vec![old]));
     assert!(subject.take().await.is_empty());
 }

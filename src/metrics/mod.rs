@@ -48,8 +48,11 @@ pub const SCRIPTS: &[&str] = &[
     "settle",
     "give_back",
     "tend",
-    "beat",
-    "bury",
+    "heartbeat",
+    "announce",
+    "inspect",
+    "reap",
+    "drop_link",
     "backlogs",
 ];
 
@@ -345,7 +348,7 @@ mod tests {
             "ackwheel_frames_total{type=\"timeout_batch\"} 0",
             "ackwheel_ack_latency_seconds_count 0",
             "ackwheel_redis_round_trip_seconds_count{script=\"apply\"} 0",
-            "ackwheel_redis_round_trip_seconds_bucket{script=\"beat\",le=\"0.0001\"} 0",
+            "ackwheel_redis_round_trip_seconds_bucket{script=\"heartbeat\",le=\"0.0001\"} 0",
             "ackwheel_redis_errors_total{kind=\"stale\"} 0",
             "ackwheel_redis_reconnects_total 0",
             "ackwheel_redis_lost_total 0",

@@ -9,8 +9,7 @@ use tracing::{error, info, warn};
 
 use super::fault::Fault;
 use super::keys::{Keys, OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
-use super::link::{LINK_LIFETIME, LinkOptions, Session, Shared, State, answer};
-use super::office::whole_ms;
+use super::link::{LinkOptions, Session, Shared, State, answer};
 use super::options::CONNECT_TIMEOUT;
 use super::script::{Answer, SCRIPTS};
 
@@ -194,13 +193,14 @@ impl Shared {
 /// The call that registers a session, the `sessions`-th of its link.
 pub(super) fn registration(options: &LinkOptions, sessions: u64) -> Cmd {
     let LinkOptions { keys, wheel, rings, incarnation, catch_up_max_ticks, .. } = options;
-    let Keys { meta, link, outbox, groups, lease, messages, ticks, late, .. } = &**keys;
-    let names = [meta, link, outbox, groups, lease, messages, ticks, late].into_iter().chain(keys.lists());
+    let Keys { meta, link, outbox, groups, sidecars, lease, messages, ticks, late, .. } = &**keys;
+    let names =
+        [meta, link, outbox, groups, sidecars, lease, messages, ticks, late].into_iter().chain(keys.lists());
     let names: Vec<&String> = names.collect();
     let mut call = SCRIPTS.open.call(names.into_iter().map(String::as_str));
     call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
     // A ring made in a later session is another one.
     call.arg(wheel.slots() + SPARE_LISTS).arg(format!("{incarnation}-{sessions}"));
-    call.arg(whole_ms(LINK_LIFETIME)).arg(catch_up_max_ticks);
+    call.arg(&keys.sidecar).arg(catch_up_max_ticks);
     call
 }

@@ -13,9 +13,9 @@
 //! | `ticks` | hash | `acked:D`: acknowledged so far; `frozen:D`: a decided tick on its way to the outbox |
 //! | `outbox` | stream | timeout batches under the id `tick-seq`; a consumer group for each group |
 //! | `late` | list | what was published, in chunks, until it is forgotten a revolution later |
-//! | `groups` | hash | group → ms when it last had a subscriber, and whether it is ephemeral |
-//! | `members` | hash | `group sidecar` → 1 where the sidecar has a subscriber of the group |
-//! | `sidecars` | hash | sidecar → how often it has beaten |
+//! | `groups` | hash | group → `e` if it is ephemeral, else `-`; then the tick since which it has no subscriber, if so |
+//! | `sidecars` | hash | sidecar → number of its last heartbeat, then each group that has a subscriber there |
+//! | `departed` | sorted set | dead sidecar whose link is kept for a while → the tick at which it was found dead |
 //! | `link:<sidecar>` | hash | generation of its connection, its last chunks and their answers, and what it dropped last |
 //! | `news` | stream | a short tail of hints: published, returned, vacant, handed |
 //!
@@ -55,10 +55,12 @@ pub(super) struct Keys {
     pub(super) outbox: String,
     pub(super) late: String,
     pub(super) groups: String,
-    pub(super) members: String,
     pub(super) sidecars: String,
+    pub(super) departed: String,
     pub(super) link: String,
     pub(super) news: String,
+    /// Whose link that is.
+    pub(super) sidecar: String,
     /// Where all of them lie, if Redis is a Cluster.
     pub(super) slot: Slot,
     lists: Vec<String>,
@@ -78,9 +80,10 @@ impl Keys {
             outbox: key("outbox"),
             late: key("late"),
             groups: key("groups"),
-            members: key("members"),
             sidecars: key("sidecars"),
-            link: key(&format!("link:{sidecar}")),
+            departed: key("departed"),
+            link: key(&link_name(sidecar)),
+            sidecar: sidecar.to_owned(),
             news: key("news"),
             slot: slot_of(&tag),
             lists: (0..slots + SPARE_LISTS).map(|list| key(&format!("tick:{list}"))).collect(),
@@ -90,6 +93,12 @@ impl Keys {
     /// The slot in which the keys of a ring lie.
     pub(super) fn slot_of(namespace: &str, ring: u16) -> Slot {
         slot_of(&tag(namespace, ring))
+    }
+
+    /// The link of another sidecar.
+    pub(super) fn link_of(&self, sidecar: &str) -> String {
+        let others = self.link.strip_suffix(&link_name(&self.sidecar)).expect("it is named so");
+        format!("{others}{}", link_name(sidecar))
     }
 
     /// The list of a deadline.
@@ -102,6 +111,10 @@ impl Keys {
     pub(super) fn lists(&self) -> &[String] {
         &self.lists
     }
+}
+
+fn link_name(sidecar: &str) -> String {
+    format!("link:{sidecar}")
 }
 
 /// What the names of a ring's keys have in braces.
@@ -118,6 +131,7 @@ mod tests {
         let keys = Keys::new("im", 3, 15, "a");
         let singles = [&keys.meta, &keys.lease, &keys.candidates, &keys.messages, &keys.link, &keys.news];
         assert!(singles.into_iter().chain(keys.lists()).all(|key| key.starts_with("{im:3}:")));
+        assert_eq!((keys.link_of("a"), keys.link_of("b").as_str()), (keys.link.clone(), "{im:3}:link:b"));
         assert_eq!(keys.lists().len(), 49);
         assert_eq!(keys.list(49 * 7 + 3), "{im:3}:tick:3");
     }

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, RwLock};
 use tracing::{info, warn};
 
 use super::leaderships::{Candidacy, Leaderships};
-use super::link::{LINK_LIFETIME, Link};
+use super::link::Link;
 use super::mends::Mends;
 use super::office::{Identity, Office, Term, from_now, whole_ms};
 use super::ring::CLOCK_SLACK;
@@ -229,10 +229,10 @@ impl Inner {
         let names = self.names();
         let asked = self.link.write(&SCRIPTS.acquire, &names, |call| {
             call.arg(&self.identity.token).arg(&self.identity.name).arg(whole_ms(self.options.duration));
-            call.arg(pointer.0).arg(seen_ms).arg(whole_ms(LINK_LIFETIME)).arg(highest);
+            call.arg(pointer.0).arg(seen_ms).arg(u8::from(!watches)).arg(highest);
             call.arg(still.0).arg(still.1).arg(whole_ms(wait)).arg(whole_ms(self.options.outage_grace));
             call.arg(whole_ms(CLOCK_SLACK));
-            call.arg(self.leaderships.told(begun)).arg(u8::from(!watches));
+            call.arg(self.leaderships.told(begun));
         });
         let mut answer = asked.await?;
         let now = now.max(self.link.clock().now());

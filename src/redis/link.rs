@@ -39,9 +39,6 @@ use crate::metrics::Metrics;
 /// How often in a row nothing at all may be heard of Redis before the connection is made anew.
 const MOST_TIMEOUTS: u32 = 2;
 
-/// How long the traces of a sidecar that is gone are kept.
-pub(super) const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
-
 /// What a link needs to know.
 pub(super) struct LinkOptions {
     pub(super) place: Arc<Place>,

@@ -78,10 +78,16 @@ scripts! {
     held,
     /// Trims the outbox and keeps its bounds.
     tend after "lua/guard.lua" "lua/groups.lua",
-    /// Tells that the sidecar lives, and returns who else does.
-    beat after "lua/guard.lua" "lua/groups.lua",
+    /// Tells that the sidecar lives.
+    heartbeat after "lua/guard.lua",
+    /// Tells which groups have subscribers at the sidecar.
+    announce after "lua/guard.lua" "lua/groups.lua",
+    /// The leader's look at all sidecars.
+    inspect after "lua/guard.lua" "lua/groups.lua",
     /// Frees what a dead sidecar held.
-    bury after "lua/guard.lua" "lua/groups.lua",
+    reap after "lua/guard.lua" "lua/groups.lua",
+    /// Deletes the link of a sidecar that has been dead for long.
+    drop_link after "lua/guard.lua" "lua/groups.lua",
     /// What each group has not acknowledged.
     backlogs,
 }

@@ -179,7 +179,8 @@ impl RedisStore {
         let leadership = (Arc::clone(&office), Arc::clone(&self.leaderships));
         let lease = Arc::new(RedisLease::new(lease_options, link_of_lease, identity.clone(), leadership));
         let sidecar = identity.sidecar.clone();
-        let outbox = RedisOutbox::new(Arc::clone(&link), ring, retention, sidecar, options.lease);
+        let outbox =
+            RedisOutbox::new(Arc::clone(&link), ring, retention, sidecar, options.lease, Arc::clone(&office));
         let outbox = Arc::new(outbox);
         let ring = RedisRing::new(ring_options, link_of_ring, coalescer, identity.clone(), office);
         let listener = news::listen(Arc::clone(&link), keys.news.clone(), Arc::clone(&outbox), Arc::clone(&lease));

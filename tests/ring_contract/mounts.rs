@@ -9,8 +9,13 @@ use ackwheel::core::store::{Moment, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::RedisOptions;
 
-use super::{MAX_IN_FLIGHT, SLOTS, TICK};
+use super::{MAX_IN_FLIGHT, RETENTION_TICKS, SLOTS, TICK};
 use crate::support::frozen::{self, FrozenRedis};
+
+/// Short, so that the ring can turn for as long.
+fn retention() -> Retention {
+    Retention { time: TICK * RETENTION_TICKS, ..Retention::default() }
+}
 
 /// A store with its time.
 pub(super) trait Mount {
@@ -32,7 +37,7 @@ impl Mount for Memory {
         let options = ackwheel::memory::MemoryOptions {
             wheel: Wheel::new(SLOTS, TICK).unwrap(),
             storm: StormRule::default(),
-            retention: Retention::default(),
+            retention: retention(),
             max_in_flight: MAX_IN_FLIGHT,
             threads: 1,
             state_file: None,
@@ -64,8 +69,11 @@ pub(super) struct Redis {
 impl Mount for Redis {
     async fn open() -> Redis {
         let time = FrozenRedis::start();
-        let options =
-            RedisOptions { max_in_flight: MAX_IN_FLIGHT, ..time.options(Wheel::new(SLOTS, TICK).unwrap()) };
+        let options = RedisOptions {
+            max_in_flight: MAX_IN_FLIGHT,
+            retention: retention(),
+            ..time.options(Wheel::new(SLOTS, TICK).unwrap())
+        };
         let store = frozen::open(&options).await;
         let leads = store.seats()[0].lease.tend(time.now()).await.unwrap();
         assert!(matches!(leads, Leadership::Leads { .. }), "{leads:?}");

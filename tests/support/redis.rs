@@ -233,6 +233,11 @@ impl Redis {
         assert_eq!(self.unix_ms(), unix_ms, "the clock stands where it was set");
     }
 
+    /// The same, for when it starts again.
+    pub fn set_offset_of_next_start(&self, seconds: i64) {
+        self.fake_clock().set(Clock::Offset(seconds));
+    }
+
     /// Has its clock run, so many seconds fast, or slow where they are negative.
     pub fn set_offset(&self, seconds: i64) {
         self.fake_clock().set(Clock::Offset(seconds));

@@ -3,12 +3,11 @@
 -- KEYS[3] lease   KEYS[4] candidates
 -- ARGV[2] token   ARGV[3] name of the sidecar   ARGV[4] lease in ms
 -- ARGV[5] the pointer that the candidate has seen, ARGV[6] for how many ms by its monotonic clock
--- ARGV[7] ms that an unused link is kept   ARGV[8] highest epoch that the candidate knows
+-- ARGV[7] 1 if it has not looked lately, in this session of its link   ARGV[8] highest epoch that the candidate knows
 -- ARGV[9], ARGV[10] token and renewals of a lease that stands still and is to be deleted; empty without one
 -- ARGV[11] ms that the pointer has yet to wait after an outage that the candidate knows of
 -- ARGV[12] ms that it waits after one   ARGV[13] ms that clocks may differ
 -- ARGV[14] how many rings the candidate leads, and its name, for the leader to know; empty where it does not tell
--- ARGV[15] 1 if it has not looked lately, in this session of its link
 -- Reply {'won', epoch, pointer, ms until the next move is due, ms by which every deadline is shifted}
 --   {'held', token, renewals, pointer, name of the leader, its lease in ms, or empty if it did not say}
 local pointer, due_ms, tick_ms, epoch, catch_up =
@@ -35,7 +34,7 @@ if holder then
   if tonumber(elected_at) == pointer then shifted_ms = tonumber(told_ms) end
 else
   -- A Redis without memory lets a script finish whose first write needs none; a leader is what frees some.
-  redis.call('PEXPIRE', KEYS[2], ARGV[7])
+  redis.call('HDEL', KEYS[2], '')
   redis.call('SET', KEYS[3], ARGV[2], 'NX', 'PX', ARGV[4])
   redis.call('DEL', KEYS[4])
   epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
@@ -48,7 +47,7 @@ else
   if gap >= tick_ms then
     local own = 0
     if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) end
-    if ARGV[15] == '1' then wait = math.max(wait, grace) end
+    if ARGV[7] == '1' then wait = math.max(wait, grace) end
     shifted_ms = math.max(0, gap - math.min(own, catch_up * tick_ms))
     due_ms = due_ms + shifted_ms
   elseif gap < -math.max(slack, grace) then

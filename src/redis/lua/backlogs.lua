@@ -1,13 +1,18 @@
 -- How many messages the outbox holds, and what each group has not acknowledged. Writes nothing.
 --
 -- KEYS[1] meta   KEYS[2] outbox   KEYS[3] groups
--- Reply {messages, {group, batches, batches in somebody's hands, ms since the oldest was decided}...}
+-- Reply {messages, {group, batches, batches in somebody's hands, ms that passed in the wheel since the oldest was decided}...}
 local meta, outbox, groups = KEYS[1], KEYS[2], KEYS[3]
 if redis.call('EXISTS', outbox) == 0 then return {0} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local counts = redis.call('HMGET', meta, 'published_batches', 'published_ids')
-local published, published_ids = tonumber(counts[1] or '0'), tonumber(counts[2] or '0')
+local counts = redis.call('HMGET', meta, 'published_batches', 'published_ids', 'pointer', 'due_ms', 'tick_ms')
+for i = 1, #counts do counts[i] = tonumber(counts[i] or '0') end
+local published, published_ids, pointer, due_ms, tick_ms = unpack(counts)
+-- Whole ticks, and what has passed of this one.
+local function age_of(tick)
+  return math.max(0, pointer - tick - 1) * tick_ms + math.min(math.max(0, now - due_ms), tick_ms)
+end
 
 local function by_field(list)
   local named = {}
@@ -18,7 +23,7 @@ end
 -- The first entry from an id on.
 local function first(from)
   local entry = redis.call('XRANGE', outbox, from, '+', 'COUNT', 1)[1]
-  return entry and by_field(entry[2])
+  return entry and by_field(entry[2]), entry and string.match(entry[1], '^%d+')
 end
 
 -- How many batches were given back and not taken since, of the consumers that a summary lists.
@@ -38,16 +43,15 @@ for _, reader in ipairs(redis.call('XINFO', 'GROUPS', outbox)) do
   reader = by_field(reader)
   if redis.call('HEXISTS', groups, reader.name) == 1 then
     -- Each entry knows its number, so the entries behind it need not be counted.
-    local unread = first('(' .. reader['last-delivered-id'])
+    local unread, tick = first('(' .. reader['last-delivered-id'])
     local number = unread and (tonumber(unread.batches) or published)
     local batches = reader.pending + (unread and published - number + 1 or 0)
-    local oldest, unacked = unread, 0
+    local unacked = 0
     if reader.pending > 0 then
       local pending = redis.call('XPENDING', outbox, reader.name)
-      oldest, unacked = first(pending[2]), reader.pending - returned(pending[4])
+      tick, unacked = string.match(pending[2], '^%d+'), reader.pending - returned(pending[4])
     end
-    local decided_ms = oldest and tonumber(oldest.decided_ms) or now
-    reply[#reply + 1] = {reader.name, batches, unacked, math.max(0, now - decided_ms)}
+    reply[#reply + 1] = {reader.name, batches, unacked, tick and age_of(tick) or 0}
   end
 end
 return reply

@@ -4,10 +4,11 @@
 -- ARGV[2] sidecar   ARGV[3] group
 -- Reply {'deleted'}   {'unknown'}   {'in use', number of other sidecars with a subscriber}
 local sidecar, group = ARGV[2], ARGV[3]
-mend_untold()
+repair_unreported()
 if not kind_of(group) then return {'unknown'} end
-local others = sidecars_of(group, sidecar)
-if others > 0 then return {'in use', others} end
+local others = attendance(sidecar)[group]
+if others then return {'in use', others} end
+leave(group, sidecar)
 delete(group)
 trim()
 return {'deleted'}

@@ -1,7 +1,7 @@
 -- Behind the guard, in front of every script that works on groups: what they share. They all have the same keys.
 --
--- KEYS[3] outbox   KEYS[4] groups   KEYS[5] members   KEYS[6] sidecars   KEYS[7] news
-local outbox, groups, members, sidecars, news = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+-- KEYS[3] outbox   KEYS[4] groups   KEYS[5] sidecars   KEYS[6] departed   KEYS[7] news
+local outbox, groups, sidecars, departed, news = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 
 -- Holds what was given back, until somebody takes it. No sidecar has this name.
 local nobody = '-'
@@ -13,14 +13,30 @@ local function by_field(list)
   return named
 end
 
--- An entry of the outbox as `take` and `take_again` reply it. What this version does not know to read is empty: a
--- reply would end there.
-local function delivery(entry, delivery_count)
-  local batch, reply = by_field(entry[2]), {entry[1], delivery_count}
-  for _, field in ipairs({'epoch', 'added', 'acked', 'storm', 'last', 'decided_ms', 'messages'}) do
-    reply[#reply + 1] = batch[field] or ''
+-- A Redis without memory finishes a script whose first write needs none. This write changes nothing.
+local function write_without_memory() redis.call('HDEL', sidecars, '') end
+
+-- Ages are counted in ticks. The pointer moves only while Redis answers and a leader lives, and an outage or a clock that
+-- is set moves it by a few ticks at most. Returns a function that tells for how many ms a tick has been reached.
+local function observed()
+  local pointer, tick_ms, begun_at = numbers(KEYS[1], 'pointer', 'tick_ms', 'begun_at')
+  return function(tick) return math.max(0, pointer - math.max(tick, begun_at)) * tick_ms end, pointer
+end
+
+-- Returns a function that replies an entry of the outbox as `take` and `take_again` do. A field that this version does
+-- not know to read is empty: a reply would end there.
+local function deliveries()
+  local reached_for, now
+  return function(entry, delivery_count)
+    if not now then reached_for, now = observed(), now_ms() end
+    local batch, reply = by_field(entry[2]), {entry[1], delivery_count}
+    for _, field in ipairs({'epoch', 'added', 'acked', 'storm', 'last'}) do reply[#reply + 1] = batch[field] or '' end
+    local tick, decided_ms = tonumber(string.match(entry[1], '^%d+')), tonumber(batch.decided_ms)
+    -- Redis' clock knows of outages. It may have been set, and then the ticks count.
+    local age = decided_ms and string.format('%.0f', math.max(now - decided_ms, reached_for(tick + 1)))
+    reply[#reply + 1], reply[#reply + 2] = age or '', batch.messages or ''
+    return reply, tonumber(batch.count) or 0
   end
-  return reply, tonumber(batch.count) or 0
 end
 
 -- Whether an entry of this id is in the outbox and was published in this epoch. Ids alone can come again after
@@ -78,13 +94,16 @@ local function trim()
   return false
 end
 
--- Whether a group is ephemeral: `e`, else `-`. Nothing where there is no such group.
+-- What `groups` has of a group: whether it is ephemeral, `e`, else `-`; and the tick since which it has no subscriber, if
+-- it has none. Nothing where there is no such group.
+local function kept_of(value) return string.match(value, '^(%S+) ?(%d*)$') end
+
 local function kind_of(group)
   local found = redis.call('HGET', groups, group)
-  return found and string.match(found, ' (%S+)$')
+  return found and (kept_of(found))
 end
 
--- Whether there is such a group, if only in the outbox: its entry in `groups` may be lost until a beat mends that, and
+-- Whether there is such a group, if only in the outbox: its entry in `groups` may be lost until the leader repairs that, and
 -- what is held of it is held all the same.
 local function is_known(group)
   if kind_of(group) then return true end
@@ -93,36 +112,51 @@ local function is_known(group)
   return not pending.err
 end
 
--- Notes that a group has a subscriber now.
-local function attend(group, kind)
-  redis.call('HSET', groups, group, now_ms() .. ' ' .. kind)
-end
-
 -- Makes a group that begins behind the id `start`. Returns false where the outbox knew it, and `groups` alone was
 -- lost.
 local function make(group, start, kind)
   local made = redis.pcall('XGROUP', 'CREATE', outbox, group, start, 'MKSTREAM')
   if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then error(made.err) end
-  attend(group, kind)
+  redis.call('HSET', groups, group, kind)
   return not made.err
 end
 
--- Every membership: a list of {field, group, sidecar}.
-local function memberships()
-  local found = {}
-  for _, field in ipairs(redis.call('HKEYS', members)) do
-    local group, sidecar = string.match(field, '^(%S+) (.*)$')
-    if group then found[#found + 1] = {field, group, sidecar} end
+-- An entry of `sidecars`: the number of the last heartbeat, then each group with a subscriber at the sidecar, with `/e`
+-- behind one that is ephemeral.
+local function beats_in(entry) return string.match(entry, '^%d+') end
+local function groups_in(entry) return string.gmatch(entry, ' ([^/ ]+)/?(e?)') end
+local function marked(group, kind) return kind == 'e' and group .. '/e' or group end
+local function attends(entry, group)
+  for other in groups_in(entry) do
+    if other == group then return true end
   end
-  return found
+  return false
 end
+
+-- How many sidecars have a subscriber of each group, one sidecar not counted; and which of the groups are ephemeral.
+local function attendance(except)
+  local counts, marks, all = {}, {}, redis.call('HGETALL', sidecars)
+  for i = 1, #all, 2 do
+    if all[i] ~= except then
+      for group, mark in groups_in(all[i + 1]) do counts[group], marks[group] = (counts[group] or 0) + 1, mark end
+    end
+  end
+  return counts, marks
+end
+
+local function is_name(group) return #group <= 64 and string.find(group, '^[%w_.%-]+$') end
 
 -- Makes what was lost, where somebody deleted it or a Redis evicted it: the outbox, a group in it, or its entry in
 -- `groups`. Returns how many groups had to be made.
-local function mend()
+local function repair()
   local known, made = {}, 0
   for _, reader in ipairs(readers()) do known[reader.name] = true end
-  if not kind_of('default') then attend('default', '-') end
+  if not kind_of('default') then redis.call('HSET', groups, 'default', '-') end
+  -- What `groups` has lost, its sidecars have told.
+  local _, marks = attendance('')
+  for group, mark in pairs(marks) do
+    if not kind_of(group) then redis.call('HSET', groups, group, mark == 'e' and 'e' or '-') end
+  end
   for _, group in ipairs(redis.call('HKEYS', groups)) do
     if not known[group] then
       redis.call('XGROUP', 'CREATE', outbox, group, kind_of(group) == 'e' and '$' or '0', 'MKSTREAM')
@@ -130,33 +164,20 @@ local function mend()
     end
     known[group] = nil
   end
-  -- A group with members is noted by the beat of their sidecar, which knows what it is. Others have made what is no
-  -- name of a group.
-  for _, membership in ipairs(memberships()) do known[membership[2]] = nil end
+  -- Somebody may have made a group by hand whose name is none.
   for group in pairs(known) do
-    if string.find(group, '^[%w_.%-]+$') and #group <= 64 then
-      attend(group, string.find(group, '^ephemeral%-' .. string.rep('%x', 8) .. '%-%d+$') and 'e' or '-')
+    if is_name(group) then
+      redis.call('HSET', groups, group, string.find(group, '^ephemeral%-' .. string.rep('%x', 8) .. '%-%d+$') and 'e' or '-')
     end
   end
   return made
 end
 
--- The same, where the next beat is to tell of it.
-local function mend_untold()
-  -- A Redis without memory lets a script finish whose first write needs none, as this one, which deletes nothing: who
-  -- subscribes, and who deletes a group, is what frees some.
-  redis.call('HDEL', members, '')
-  local made = mend()
+-- The same, where the leader's next look is to report it.
+local function repair_unreported()
+  write_without_memory()
+  local made = repair()
   if made > 0 then redis.call('HINCRBY', KEYS[1], 'remade', made) end
-end
-
--- How many sidecars have a subscriber of a group, one of them not counted.
-local function sidecars_of(group, except)
-  local count = 0
-  for _, membership in ipairs(memberships()) do
-    if membership[2] == group and membership[3] ~= except then count = count + 1 end
-  end
-  return count
 end
 
 local function delete(group)
@@ -165,15 +186,25 @@ local function delete(group)
   local failed = type(destroyed) == 'table' and destroyed.err
   if failed and not string.find(failed, 'requires the key to exist', 1, true) then error(failed) end
   redis.call('HDEL', groups, group)
-  for _, membership in ipairs(memberships()) do
-    if membership[2] == group then redis.call('HDEL', members, membership[1]) end
-  end
 end
 
--- Ends the membership of a sidecar. An ephemeral group goes with its last one.
+-- Notes that a sidecar has a subscriber of a group.
+local function join(group, kind, sidecar)
+  local entry = redis.call('HGET', sidecars, sidecar) or '0'
+  if not attends(entry, group) then redis.call('HSET', sidecars, sidecar, entry .. ' ' .. marked(group, kind)) end
+end
+
+-- Notes that it has none any more. An ephemeral group goes with its last one.
 local function leave(group, sidecar)
-  redis.call('HDEL', members, group .. ' ' .. sidecar)
-  if kind_of(group) == 'e' and sidecars_of(group, sidecar) == 0 then delete(group) end
+  local entry = redis.call('HGET', sidecars, sidecar)
+  if entry and attends(entry, group) then
+    local rest = beats_in(entry)
+    for other, mark in groups_in(entry) do
+      if other ~= group then rest = rest .. ' ' .. marked(other, mark) end
+    end
+    redis.call('HSET', sidecars, sidecar, rest)
+  end
+  if kind_of(group) == 'e' and not attendance(sidecar)[group] then delete(group) end
 end
 
 -- Lets go of batches, for anyone to take. Their delivery counts stay as they are.

@@ -3,9 +3,11 @@
 --
 -- KEYS as in groups.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4] most batches
--- Reply {'left', 1 if it may hold more}
+-- Reply {'left', 1 if it may hold more}: until it holds none the group is not left
 local sidecar, group, most = ARGV[2], ARGV[3], tonumber(ARGV[4])
-leave(group, sidecar)
+write_without_memory()
 local freed = let_go_all(group, sidecar, most)
 if freed > 0 then tell_returned() end
-return {'left', freed == most and 1 or 0}
+if freed == most then return {'left', 1} end
+leave(group, sidecar)
+return {'left', 0}

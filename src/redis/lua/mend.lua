@@ -2,14 +2,14 @@
 -- that, goes back into it. One that is late no longer, and in no chunk of `late`, since that was lost, is deleted.
 --
 -- KEYS[3] messages   KEYS[4..] the lists of deadlines: D lies in KEYS[4 + D mod lists]
--- ARGV[2] cursor, 0 to begin   ARGV[3] about how many   ARGV[4] ms that an unused link is kept
+-- ARGV[2] cursor, 0 to begin   ARGV[3] about how many
 -- Reply {'looked', the next cursor, 0 at the end, messages put back, messages deleted}   {'denied', why}: its user may not
 --
 -- A message that stays where it is while this goes on is looked at, and one that is written meanwhile is where its entry
 -- says: each script does both.
 local messages = KEYS[3]
 -- A Redis without memory lets a script finish whose first write needs none.
-redis.call('PEXPIRE', KEYS[2], ARGV[4])
+redis.call('HDEL', KEYS[2], '')
 local looked = redis.pcall('HSCAN', messages, ARGV[2], 'COUNT', ARGV[3])
 if looked.err then return {'denied', looked.err} end
 

@@ -1,9 +1,10 @@
 -- Registers a link, and makes the ring where there is none. The only script without a guard: it gives the
 -- generation that the guard compares.
 --
--- KEYS[1] meta   KEYS[2] link of the sidecar   KEYS[3] outbox   KEYS[4] groups   KEYS[5..] what is of one ring alone
+-- KEYS[1] meta   KEYS[2] link of the sidecar   KEYS[3] outbox   KEYS[4] groups   KEYS[5] sidecars
+-- KEYS[6..] what is of one ring alone
 -- ARGV[1] schema   ARGV[2] oldest schema served   ARGV[3] slots   ARGV[4] tick in ms   ARGV[5] rings
--- ARGV[6] lists   ARGV[7] incarnation, if the ring is new   ARGV[8] ms that an unused link is kept
+-- ARGV[6] lists   ARGV[7] incarnation, if the ring is new   ARGV[8] sidecar
 -- ARGV[9] most ticks that are caught up, if the ring is new
 -- Reply {'open', generation, incarnation, most ticks that are caught up, last chunk applied, the last two answers, each
 --   with the generation and the number of its chunk}
@@ -27,22 +28,22 @@ local function left_in_outbox()
 end
 
 -- A Redis without memory lets a script finish whose first write needs none.
-redis.call('PEXPIRE', link, ARGV[8])
+redis.call('HDEL', link, '')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = redis.call('HMGET', meta, 'schema', 'slots', 'tick_ms', 'rings', 'incarnation', 'catch_up')
 if not found[1] then
   -- What is left of a ring whose `meta` was lost counts from another pointer: it would time out at a wrong time.
-  if type(redis.pcall('UNLINK', unpack(KEYS, 5))) == 'table' then redis.call('DEL', unpack(KEYS, 5)) end
+  if type(redis.pcall('UNLINK', unpack(KEYS, 6))) == 'table' then redis.call('DEL', unpack(KEYS, 6)) end
   local tick, batches, ids = left_in_outbox()
   local pointer = math.max(math.floor(now / ARGV[4]), tick + 1)
   found = {ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[7], ARGV[9]}
   redis.call('HSET', meta, 'schema', ARGV[1], 'slots', ARGV[3], 'tick_ms', ARGV[4], 'rings', ARGV[5],
-    'lists', ARGV[6], 'catch_up', ARGV[9], 'incarnation', ARGV[7], 'born_ms', now, 'pointer', pointer, 'due_ms', now,
+    'lists', ARGV[6], 'catch_up', ARGV[9], 'incarnation', ARGV[7], 'begun_at', pointer, 'pointer', pointer, 'due_ms', now,
     'frozen_from', pointer, 'in_flight', 0, 'epoch', 0, 'renewals', 0, 'published_batches', batches,
     'published_ids', ids)
   redis.pcall('XGROUP', 'CREATE', KEYS[3], 'default', '0', 'MKSTREAM')
-  redis.call('HSET', KEYS[4], 'default', now .. ' -')
+  redis.call('HSET', KEYS[4], 'default', '-')
 end
 local schema = tonumber(found[1])
 if schema > tonumber(ARGV[1]) or schema < tonumber(ARGV[2])
@@ -52,7 +53,8 @@ end
 -- Above all that were: also where the link was lost with its count, and a late write of before must not pass.
 local generation = math.max(tonumber(redis.call('HGET', link, 'generation') or '0') + 1, now)
 redis.call('HSET', link, 'generation', generation)
-redis.call('PEXPIRE', link, ARGV[8])
+-- A sidecar that dies before its first heartbeat is found dead too.
+redis.call('HSETNX', KEYS[5], ARGV[8], '0')
 local chunk = tonumber(redis.call('HGET', link, 'chunk') or '0')
 local answers = redis.call('HMGET', link, 'answer:0', 'answer:1')
 return {'open', generation, found[5], tonumber(found[6]), chunk, answers[1] or '', answers[2] or ''}

@@ -5,7 +5,7 @@
 -- ARGV[5] where a new group begins: behind the id `0` or `$`   ARGV[6] what it is: `e` ephemeral, `-` not
 -- Reply {'open', 1 if it is new, what it is}   {'full'} there are as many groups as there may be
 local sidecar, group = ARGV[2], ARGV[3]
-mend_untold()
+repair_unreported()
 local kind = kind_of(group)
 local is_new = not kind
 if is_new then
@@ -15,7 +15,7 @@ if is_new then
   trim()
   make(group, ARGV[5], kind)
 else
-  attend(group, kind)
+  redis.call('HSET', groups, group, kind)
 end
-redis.call('HSET', members, group .. ' ' .. sidecar, 1)
+join(group, kind, sidecar)
 return {'open', is_new and 1 or 0, kind}

@@ -3,17 +3,18 @@
 -- KEYS as in groups.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4] messages wanted   ARGV[5] most batches
 -- ARGV[6..] ids of batches that were given back and are left to others
--- Reply {'taken', ms now, batch...}, without a batch only if there is none; a batch is {id, delivery count, epoch, added, acked, storm, last, decided ms,
---   messages}
+-- Reply {'taken', batch...}, without a batch only if there is none; a batch is {id, delivery count, epoch, added, acked,
+--   storm, last, ms since it was decided, messages}
 --   {'unknown'} there is no such group
 local sidecar, group, wanted, most = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 if not is_known(group) then return {'unknown'} end
--- Whoever holds something must be seen to die. A sidecar that was taken for dead may take before it beats again.
+-- A sidecar that holds something must be found dead if it is. One that was taken for dead may take before it sends its next
+-- heartbeat.
 if redis.call('HEXISTS', sidecars, sidecar) == 0 then redis.call('HSET', sidecars, sidecar, 0) end
 
-local reply, messages = {'taken', now_ms()}, 0
+local reply, messages, delivery = {'taken'}, 0, deliveries()
 local function has_room()
-  return messages < wanted and #reply - 2 < most
+  return messages < wanted and #reply - 1 < most
 end
 local function add(entry, delivery_count)
   local batch, count = delivery(entry, delivery_count)

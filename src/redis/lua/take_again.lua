@@ -3,11 +3,11 @@
 --
 -- KEYS as in groups.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch
--- Reply {'taken', ms now, batch as in take.lua...}, without those that are settled or dropped, or somebody else has
+-- Reply {'taken', batch as in take.lua...}, without those that are settled or dropped, or somebody else has
 --   {'unknown'} there is no such group
 local sidecar, group = ARGV[2], ARGV[3]
 if not is_known(group) then return {'unknown'} end
-local reply = {'taken', now_ms()}
+local reply, delivery = {'taken'}, deliveries()
 for i = 4, #ARGV, 2 do
   local id = ARGV[i]
   local held = redis.call('XPENDING', outbox, group, id, id, 1)[1]

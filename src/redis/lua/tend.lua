@@ -1,12 +1,12 @@
--- Keeps the bounds: what all groups have settled leaves the outbox; what is too old or too much is dropped, oldest
--- first; so are groups that nobody subscribed to for too long.
+-- Keeps the bounds, for the leader: what all groups have settled leaves the outbox; what is too old or too much is
+-- dropped, oldest first; so are groups that nobody subscribed to for too long. Ages are counted in ticks.
 --
 -- KEYS as in groups.lua
--- ARGV[2] sidecar   ARGV[3] retention in ms   ARGV[4] most messages in the outbox   ARGV[5] number of the step: that of
--- the one before, if nobody heard the answer to it   ARGV[6..] groups attended here
+-- ARGV[2] retention in ms   ARGV[3] most messages in the outbox   ARGV[4] 1 if what is too old may be dropped
+-- ARGV[5] number of the step: that of the one before, if nobody heard the answer to it
 -- Reply {'tended', 1 if there is more to do, messages dropped, batches dropped, group dropped...}
 --   messages and batches are those that some group had not settled
-local sidecar, retention, most_ids, number = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local retention, most_ids, may_drop_old, number = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
 local told = {}
 for word in string.gmatch(redis.call('HGET', KEYS[2], 'tended') or '', '%S+') do told[#told + 1] = word end
 if told[1] == number then
@@ -14,8 +14,14 @@ if told[1] == number then
   told[1] = 'tended'
   return told
 end
-local now = now_ms()
+write_without_memory()
 local trimmed_all = not trim()
+-- Other sidecars compare it with what they were started with.
+local bounds = ARGV[2] .. ' ' .. ARGV[3]
+if redis.call('HGET', KEYS[1], 'bounds') ~= bounds then redis.call('HSET', KEYS[1], 'bounds', bounds) end
+
+local reached_for, pointer = observed()
+local function is_too_old(tick) return may_drop_old and reached_for(tick) > retention end
 
 local found = readers()
 -- Each batch is looked for in each group, and read with all its messages.
@@ -27,14 +33,12 @@ local function may_look()
   return looked_at < most_batches and read < most_messages
 end
 
--- Whether a batch says how old it is and what is behind it. One that does not goes with the next that does.
-local function is_readable(batch)
-  return tonumber(batch.ids) and tonumber(batch.count) and tonumber(batch.decided_ms)
-end
+-- Whether a batch says what is behind it. One that does not goes with the next that does.
+local function is_readable(batch) return tonumber(batch.ids) and tonumber(batch.count) end
 
-local function is_beyond_bounds(batch)
+local function is_beyond_bounds(id, batch)
   local stored = published_ids - (batch.ids - batch.count)
-  return now - batch.decided_ms > retention or stored > most_ids
+  return is_too_old(string.match(id, '^%d+') + 1) or stored > most_ids
 end
 
 -- Whether some group had not settled an entry; now all have.
@@ -62,7 +66,7 @@ while may_look() do
   if not entry then break end
   local batch = by_field(entry[2])
   local readable = is_readable(batch)
-  if readable and not is_beyond_bounds(batch) then break end
+  if readable and not is_beyond_bounds(entry[1], batch) then break end
   from, looked_at, read = '(' .. entry[1], looked_at + 1, read + (tonumber(batch.count) or 0)
   passed[#passed + 1] = {entry[1], readable and batch.count or 0}
   if readable then
@@ -78,18 +82,18 @@ end
 if last then redis.call('XTRIM', outbox, 'MINID', '=', behind(last)) end
 if last and not may_look() or not trimmed_all then return ends({'tended', 1, ids, batches}) end
 
--- An ephemeral group has a member as long as it is there. This long after a loss it has one again, or never will.
+-- An ephemeral group has a subscriber as long as it is there. So long after a loss it has one again, or never will.
 local orphaned_ms = 60000
 -- The groups come last, so that what only an abandoned group had not settled is counted.
-local reply, attended = {'tended', 0, ids, batches}, {}
-for i = 6, #ARGV do attended[ARGV[i]] = true end
+local reply, counts = {'tended', 0, ids, batches}, attendance('')
 local kept = redis.call('HGETALL', groups)
 for i = 1, #kept, 2 do
-  local group, attended_ms, kind = kept[i], string.match(kept[i + 1], '^(%-?%d+) (%S+)$')
-  local unattended_ms = now - (attended_ms or now)
-  local too_long = unattended_ms > retention or kind == 'e' and unattended_ms > orphaned_ms
-  -- A clock that was set forwards does not take away a group with subscribers elsewhere.
-  if too_long and group ~= 'default' and not attended[group] and sidecars_of(group, sidecar) == 0 then
+  local group, kind, since = kept[i], kept_of(kept[i + 1])
+  if group == 'default' or counts[group] then
+    if since ~= '' then redis.call('HSET', groups, group, kind) end
+  elseif since == '' then
+    redis.call('HSET', groups, group, string.format('%s %.0f', kind, pointer))
+  elseif is_too_old(tonumber(since)) or kind == 'e' and reached_for(tonumber(since)) > orphaned_ms then
     delete(group)
     if kind ~= 'e' then reply[#reply + 1] = group end
   end

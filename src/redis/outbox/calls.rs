@@ -7,12 +7,11 @@ use std::time::Duration;
 use redis::Cmd;
 
 use super::entry::{Unreadable, delivery, entry_id};
-use super::sidecars::Beats;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::{GroupName, MAX_GROUPS};
 use crate::core::outbox::{Backlog, Dropped, GroupBacklog, MOST_AGAIN, Opening, Retention, Start};
 use crate::core::refusal::{Reason, Refusal};
-use crate::redis::link::{LINK_LIFETIME, Link};
+use crate::redis::link::Link;
 use crate::redis::office::whole_ms;
 use crate::redis::script::{Answer, SCRIPTS, Script};
 
@@ -31,36 +30,25 @@ pub(super) struct Calls {
     pub(super) sidecar: String,
 }
 
-/// A group that was joined here, as the beat tells it.
-pub(super) struct Joined<'a> {
-    pub(super) group: &'a GroupName,
-    pub(super) ephemeral: bool,
-    /// Whether it has a subscriber now.
-    pub(super) attended: bool,
-}
-
-/// What a beat found.
-pub(super) struct Beaten {
-    /// How many groups were missing and had to be made anew.
-    pub(super) made: u64,
-    /// All sidecars, this one too.
-    pub(super) sidecars: Vec<Beats>,
-}
-
-/// What one step of a burial did.
-pub(super) struct Burial {
-    pub(super) freed: u64,
-    pub(super) more: bool,
-}
-
 impl Calls {
-    async fn write(
+    pub(super) async fn write(
         &self,
         script: &'static Script,
         arguments: impl FnOnce(&mut Cmd),
     ) -> Result<(String, Answer), Refusal> {
+        self.write_with(None, script, arguments).await
+    }
+
+    /// The same with one more key.
+    pub(super) async fn write_with(
+        &self,
+        more: Option<&str>,
+        script: &'static Script,
+        arguments: impl FnOnce(&mut Cmd),
+    ) -> Result<(String, Answer), Refusal> {
         let keys = self.link.keys();
-        let keys: [&str; 5] = [&keys.outbox, &keys.groups, &keys.members, &keys.sidecars, &keys.news];
+        let keys: [&str; 5] = [&keys.outbox, &keys.groups, &keys.sidecars, &keys.departed, &keys.news];
+        let keys: Vec<&str> = keys.into_iter().chain(more).collect();
         let mut answer = self.link.write(script, &keys, arguments).await?;
         Ok((answer.text()?, answer))
     }
@@ -153,14 +141,13 @@ impl Calls {
     fn taken(&self, word: &str, mut answer: Answer) -> Result<Vec<Result<Delivery, Unreadable>>, Refusal> {
         match word {
             "taken" => {
-                let now_ms = answer.count()?;
                 let mut taken = Vec::with_capacity(answer.len());
                 while !answer.is_empty() {
-                    taken.push(delivery(answer.nested()?, self.ring, now_ms)?);
+                    taken.push(delivery(answer.nested()?, self.ring)?);
                 }
                 Ok(taken)
             }
-            // The next beat makes it anew.
+            // The next heartbeat makes it anew.
             "unknown" => Ok(Vec::new()),
             _ => Err(answer.strange(word).into()),
         }
@@ -214,13 +201,10 @@ impl Calls {
         &self,
         number: u64,
         retention: Retention,
-        attended: &[GroupName],
+        may_drop_old: bool,
     ) -> Result<(Dropped, bool), Refusal> {
         let arguments = |call: &mut Cmd| {
-            call.arg(&self.sidecar).arg(whole_ms(retention.time)).arg(retention.max_ids).arg(number);
-            for group in attended {
-                call.arg(group.as_str());
-            }
+            call.arg(whole_ms(retention.time)).arg(retention.max_ids).arg(u8::from(may_drop_old)).arg(number);
         };
         let (word, mut answer) = self.write(&SCRIPTS.tend, arguments).await?;
         if word != "tended" {
@@ -232,48 +216,6 @@ impl Calls {
             dropped.groups.push(group_name(&mut answer)?);
         }
         Ok((dropped, more))
-    }
-
-    /// Tells that this sidecar lives, and of which groups it has subscribers.
-    pub(super) async fn beat<'a>(&self, joined: impl Iterator<Item = Joined<'a>>) -> Result<Beaten, Refusal> {
-        let arguments = |call: &mut Cmd| {
-            call.arg(&self.sidecar).arg(whole_ms(LINK_LIFETIME)).arg(MOST_BATCHES);
-            for Joined { group, ephemeral, attended } in joined {
-                call.arg(group.as_str()).arg(kind(ephemeral)).arg(u8::from(attended));
-            }
-        };
-        let (word, mut answer) = self.write(&SCRIPTS.beat, arguments).await?;
-        if word != "beaten" {
-            return Err(answer.strange(&word).into());
-        }
-        let mut beaten = Beaten { made: answer.count()?, sidecars: Vec::with_capacity(answer.len() / 2) };
-        while !answer.is_empty() {
-            beaten.sidecars.push((answer.text()?, answer.count()?));
-        }
-        Ok(beaten)
-    }
-
-    /// A step of the burial of a sidecar; none if it lives.
-    pub(super) async fn bury(&self, dead: &Beats) -> Result<Option<Burial>, Refusal> {
-        self.bury_at(&dead.0, &dead.1.to_string()).await
-    }
-
-    /// A step of our own departure.
-    pub(super) async fn depart(&self) -> Result<Option<Burial>, Refusal> {
-        self.bury_at(&self.sidecar, "goes").await
-    }
-
-    async fn bury_at(&self, sidecar: &str, beats: &str) -> Result<Option<Burial>, Refusal> {
-        let arguments = |call: &mut Cmd| {
-            call.arg(sidecar).arg(beats).arg(MOST_BATCHES);
-        };
-        let (word, mut answer) = self.write(&SCRIPTS.bury, arguments).await?;
-        match word.as_str() {
-            "buried" => Ok(Some(Burial { freed: answer.count()?, more: false })),
-            "more" => Ok(Some(Burial { freed: answer.count()?, more: true })),
-            "alive" => Ok(None),
-            _ => Err(answer.strange(&word).into()),
-        }
     }
 
     /// What the outbox holds, and for which groups.
@@ -297,7 +239,7 @@ impl Calls {
     }
 }
 
-fn kind(ephemeral: bool) -> &'static str {
+pub(super) fn kind(ephemeral: bool) -> &'static str {
     if ephemeral { "e" } else { "-" }
 }
 

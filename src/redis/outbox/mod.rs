@@ -18,12 +18,18 @@
 //!
 //! The answer to a take can be lost: Redis then holds batches for this sidecar of which nobody here knows. So each
 //! group has a [`Hand`]: the batches that are known to be held. After a lost answer, and in a new session of the link,
-//! what Redis has beyond it is given back. A group without subscribers here has no hand; the beat frees what is left
+//! what Redis has beyond it is given back. A group without subscribers here has no hand; the heartbeat frees what is left
 //! of it.
+//!
+//! # What each sidecar does, and what the leader does for all
+//!
+//! A heartbeat touches what belongs to its sidecar. The leader of the ring alone looks at all sidecars, frees what the
+//! dead ones held, and keeps the bounds: so the cost of a sidecar does not grow with their number.
 
 mod calls;
 mod entry;
 mod hand;
+mod sidecar_calls;
 mod sidecars;
 mod taking;
 mod tending;
@@ -40,8 +46,9 @@ use tokio::task::AbortHandle;
 
 use self::calls::{Calls, MOST_BATCHES, MOST_READ};
 use self::hand::{Hand, Hands};
-use self::sidecars::{Beats, Sidecars};
+use self::sidecars::{Grace, Sidecars};
 use super::link::Link;
+use super::office::Office;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
 use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Retention, Settled};
@@ -64,19 +71,24 @@ struct Shared {
     retention: Retention,
     lease: Duration,
     told: RwLock<Vec<Tell>>,
-    /// The groups with a subscriber here, as of when the outbox was last looked after; none before the first time.
-    attended: watch::Sender<Option<Vec<GroupName>>>,
-    /// The groups that were opened here and not left, and whether they are ephemeral. Who opens, leaves or deletes one reads
-    /// it until Redis has answered, and no longer; what they do with the same group comes one after the other. The beat
-    /// writes, so that it tells neither of a group that is just being left, nor that one is not here which is just being
-    /// opened; and so does who drops groups that nobody attends.
+    /// Whether this sidecar leads.
+    office: Arc<Office>,
+    /// Whether the outbox was looked after for the first time.
+    is_tended: watch::Sender<bool>,
+    /// The groups that were opened here and not left, and whether they are ephemeral. A task that opens, leaves or deletes
+    /// a group reads it until Redis has answered, and no longer; tasks with the same group come one after the other. The
+    /// heartbeat writes, so that it tells neither of a group that is just being left, nor that one is not here which is
+    /// just being opened.
     joined: tokio::sync::RwLock<Mutex<BTreeMap<GroupName, bool>>>,
     hands: Hands,
     sidecars: Mutex<Sidecars>,
+    grace: Mutex<Grace>,
     /// Steps of looking after the bounds of which the answer was heard.
     tended: AtomicU64,
-    /// What became of the last beat, and who was found dead by it.
-    beaten: Mutex<Result<Vec<Beats>, Refusal>>,
+    /// What became of the last heartbeat.
+    beaten: Mutex<Result<(), Refusal>>,
+    /// The bounds of a leader that were last reported to differ from those here.
+    reported_bounds: Mutex<String>,
 }
 
 impl RedisOutbox {
@@ -87,20 +99,24 @@ impl RedisOutbox {
         retention: Retention,
         sidecar: String,
         lease: Duration,
+        office: Arc<Office>,
     ) -> RedisOutbox {
         let shared = Arc::new(Shared {
             calls: Calls { link, ring, sidecar },
             retention,
             lease,
             told: RwLock::default(),
-            attended: watch::Sender::default(),
+            office,
+            is_tended: watch::Sender::default(),
             joined: tokio::sync::RwLock::default(),
             hands: Hands::default(),
             sidecars: Mutex::default(),
+            grace: Mutex::default(),
             tended: AtomicU64::new(0),
-            beaten: Mutex::new(Ok(Vec::new())),
+            beaten: Mutex::new(Ok(())),
+            reported_bounds: Mutex::default(),
         });
-        let beating = tokio::spawn(Arc::clone(&shared).beat_on()).abort_handle();
+        let beating = tokio::spawn(Arc::clone(&shared).send_heartbeats()).abort_handle();
         RedisOutbox { shared, beating }
     }
 
@@ -174,9 +190,9 @@ impl Outbox for RedisOutbox {
         self.later(|shared| async move { shared.give_back(&group, &batches, true).await })
     }
 
-    fn tend(&self, attended: &[GroupName], _now: Instant) -> Reply<Dropped> {
-        let attended = attended.to_vec();
-        self.later(|shared| async move { shared.tend(attended).await })
+    /// Of a group it is known in Redis which sidecars have a subscriber.
+    fn tend(&self, _attended: &[GroupName], now: Instant) -> Reply<Dropped> {
+        self.later(|shared| async move { shared.tend(now).await })
     }
 
     fn backlog(&self, _now: Instant) -> Reply<Backlog> {
@@ -205,7 +221,7 @@ impl Shared {
         Ok(is_new)
     }
 
-    /// Where Redis does not answer, the next beat does the same.
+    /// Where Redis does not answer, the next heartbeat does the same.
     async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
         let joined = self.joined.read().await;
         joined.lock().remove(group);

@@ -1,136 +1,174 @@
-//! What is looked after once a second: the beat, the bounds, the dead, and what was lost on the way.
+//! What is looked after once a second: the heartbeat, and what was lost on the way; and, if this sidecar leads, the bounds
+//! of the outbox and all other sidecars.
 //!
-//! The beat has a task of its own, and waits for nothing else: a sidecar that is busy is not dead.
+//! The heartbeat has a task of its own, and waits for nothing else: a sidecar that is busy is not dead.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
 use super::Shared;
-use super::calls::Joined;
 use super::sidecars::Beats;
-use crate::core::group::GroupName;
-use crate::core::outbox::Dropped;
+use crate::core::outbox::{Dropped, Retention};
 use crate::core::refusal::Refusal;
+use crate::redis::office::{Term, whole_ms};
 
 /// How often a sidecar tells that it lives.
-const BEAT_EVERY: Duration = Duration::from_secs(1);
+const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
+
+/// After a start or an outage nothing is dropped for being old before so much time has passed, or the retention, if that
+/// is less.
+const LONGEST_GRACE: Duration = Duration::from_secs(3_600);
 
 impl Shared {
-    /// Beats from when the outbox is looked after for the first time.
-    pub(super) async fn beat_on(self: Arc<Self>) {
-        if self.attended.subscribe().wait_for(Option::is_some).await.is_err() {
+    /// Sends heartbeats from when the outbox is looked after for the first time.
+    pub(super) async fn send_heartbeats(self: Arc<Self>) {
+        if self.is_tended.subscribe().wait_for(|is_tended| *is_tended).await.is_err() {
             return;
         }
-        let mut beats = tokio::time::interval(BEAT_EVERY);
+        let mut beats = tokio::time::interval(HEARTBEAT_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             beats.tick().await;
-            let beaten = self.beat().await;
+            let beaten = self.heartbeat().await;
             *self.beaten.lock() = beaten;
         }
     }
 
-    /// Tells that this sidecar lives; returns which others are dead.
-    async fn beat(&self) -> Result<Vec<Beats>, Refusal> {
-        let attended = self.attended.borrow().clone().unwrap_or_default();
+    /// Tells that this sidecar lives.
+    async fn heartbeat(&self) -> Result<(), Refusal> {
         let mut joined = self.joined.write().await;
         let session = self.calls.link.session()?.number;
-        let groups = joined.get_mut().iter().map(|(group, ephemeral)| Joined {
-            group,
-            ephemeral: *ephemeral,
-            attended: attended.contains(group),
-        });
-        let beaten = self.calls.beat(groups).await?;
+        let groups = joined.get_mut();
+        let Some(beaten) = self.calls.heartbeat(groups).await? else {
+            self.report_made(self.calls.announce(groups).await?);
+            return Ok(());
+        };
         drop(joined);
-        if beaten.made > 0 {
-            let (ring, groups) = (self.calls.ring, beaten.made);
+        self.compare_bounds(&beaten.bounds);
+        if self.term().is_none() {
+            let now = self.calls.link.clock().now();
+            self.sidecars.lock().look(session, beaten.leader, self.lease, now);
+        }
+        Ok(())
+    }
+
+    fn report_made(&self, groups: u64) {
+        if groups > 0 {
             warn!(
-                ring,
+                ring = self.calls.ring,
                 groups,
                 "groups were not in Redis any more and are made anew: what the outbox still has comes again, as if it \
-                 were new, and what else they had not acknowledged is lost; see whether Redis lost data, or somebody \
+                 was new, and what else they had not acknowledged is lost; see whether Redis lost data, or somebody \
                  deleted keys"
             );
         }
-        let now = self.calls.link.clock().now();
-        let mut dead = self.sidecars.lock().look(session, beaten.sidecars, self.lease, now);
-        dead.retain(|(sidecar, _)| *sidecar != self.calls.sidecar);
-        Ok(dead)
     }
 
-    /// Each part does what it can, whatever became of the others: a Redis that is out of memory takes no beat, and
+    /// The leader keeps its own bounds for all sidecars.
+    fn compare_bounds(&self, kept: &str) {
+        let Retention { time, max_ids } = self.retention;
+        if kept.is_empty() || kept == format!("{} {max_ids}", whole_ms(time)) {
+            return;
+        }
+        let mut reported = self.reported_bounds.lock();
+        if *reported != kept {
+            kept.clone_into(&mut reported);
+            let (kept_ms, kept_ids) = kept.split_once(' ').unwrap_or_default();
+            warn!(
+                ring = self.calls.ring,
+                retention_ms = whole_ms(time),
+                max_ids,
+                retention_ms_of_leader = kept_ms,
+                max_ids_of_leader = kept_ids,
+                "--outbox-retention or --outbox-max-ids differ between this sidecar and the leader: the leader drops \
+                 batches and groups by its own; start all sidecars of this namespace with the same"
+            );
+        }
+    }
+
+    /// The term of this sidecar, if it leads.
+    fn term(&self) -> Option<Term> {
+        let now = self.calls.link.clock().now();
+        self.office.term().filter(|term| now < term.lease_until)
+    }
+
+    /// Each part does what it can, whatever became of the others: a Redis that is out of memory takes no heartbeat, and
     /// trimming is what helps it. What was dropped is told even so, since it is told once here.
-    pub(super) async fn tend(&self, attended: Vec<GroupName>) -> Result<Dropped, Refusal> {
-        self.attended.send_replace(Some(attended.clone()));
+    pub(super) async fn tend(&self, now: Instant) -> Result<Dropped, Refusal> {
+        self.is_tended.send_replace(true);
         if self.calls.link.is_up() {
             // Hints can be missed; nothing waits for longer than this.
             self.tell();
         }
         let mut dropped = Dropped::default();
-        let kept = self.keep_bounds(&attended, &mut dropped).await;
-        let buried = self.bury_all().await;
+        let (mut kept, mut inspected) = (Ok(()), Ok(()));
+        if let Some(term) = self.term() {
+            kept = self.keep_bounds(term, now, &mut dropped).await;
+            inspected = self.inspect().await;
+        }
+        let beaten = self.beaten.lock().clone();
         let recovered = self.recover_all().await;
         if dropped != Dropped::default() {
             return Ok(dropped);
         }
-        buried.and(kept).and(recovered).map(|()| dropped)
+        beaten.and(inspected).and(kept).and(recovered).map(|()| dropped)
     }
 
-    /// Buries the dead of the last beat, unless that was refused. Who is still dead is found so by the next.
-    async fn bury_all(&self) -> Result<(), Refusal> {
-        let dead = match &mut *self.beaten.lock() {
-            Ok(dead) => std::mem::take(dead),
-            Err(refusal) => return Err(refusal.clone()),
-        };
-        for sidecar in dead {
-            self.bury(&sidecar).await?;
+    /// Looks at all sidecars, and frees what dead ones held.
+    async fn inspect(&self) -> Result<(), Refusal> {
+        let session = self.calls.link.session()?.number;
+        let inspected = self.calls.inspect().await?;
+        self.report_made(inspected.made);
+        let now = self.calls.link.clock().now();
+        let dead = self.sidecars.lock().look(session, inspected.sidecars, self.lease, now);
+        for dead in dead.iter().filter(|(sidecar, _)| *sidecar != self.calls.sidecar) {
+            self.reap(dead).await?;
+        }
+        for sidecar in inspected.departed {
+            self.calls.drop_link(&sidecar).await?;
         }
         Ok(())
     }
 
-    async fn bury(&self, dead: &Beats) -> Result<(), Refusal> {
+    async fn reap(&self, dead: &Beats) -> Result<(), Refusal> {
         let (ring, sidecar, mut batches) = (self.calls.ring, &dead.0, 0);
         loop {
-            let Some(burial) = self.calls.bury(dead).await? else {
+            let Some(reaped) = self.calls.reap(dead).await? else {
                 info!(ring, sidecar, batches, "a sidecar that was taken for dead lives");
                 return Ok(());
             };
-            batches += burial.freed;
-            if !burial.more {
+            batches += reaped.freed;
+            if !reaped.more {
                 info!(ring, sidecar, batches, "a sidecar is gone; what it held goes to others");
                 return Ok(());
             }
         }
     }
 
-    /// Leaves nothing of this sidecar behind. From when the lock is held nothing beats: a beat would bring it back.
+    /// Leaves nothing of this sidecar behind. From when the lock is held it sends no heartbeat: that would bring it back.
     pub(super) async fn depart(&self, beating: &AbortHandle) -> Result<(), Refusal> {
         let _joined = self.joined.write().await;
         beating.abort();
-        while self.calls.depart().await?.is_some_and(|burial| burial.more) {}
+        while self.calls.depart().await?.is_some_and(|reaped| reaped.more) {}
         Ok(())
     }
 
-    async fn keep_bounds(&self, attended: &[GroupName], dropped: &mut Dropped) -> Result<(), Refusal> {
+    async fn keep_bounds(&self, term: Term, now: Instant, dropped: &mut Dropped) -> Result<(), Refusal> {
+        let session = self.calls.link.session()?.number;
+        let grace = self.retention.time.min(LONGEST_GRACE);
+        let may_drop_old = self.grace.lock().is_over((session, term.epoch), grace, self.lease, now);
         loop {
-            // Who opens a group in this moment does so before it, or makes anew what it dropped.
-            let mut joined = self.joined.write().await;
             let number = self.tended.load(Ordering::Relaxed) + 1;
-            let (step, more) = self.calls.tend(number, self.retention, attended).await?;
+            let (step, more) = self.calls.tend(number, self.retention, may_drop_old).await?;
             self.tended.store(number, Ordering::Relaxed);
             dropped.ids += step.ids;
             dropped.batches += step.batches;
-            for group in step.groups {
-                joined.get_mut().remove(&group);
-                self.hands.drop(&group);
-                dropped.groups.push(group);
-            }
-            drop(joined);
+            dropped.groups.extend(step.groups);
             if !more {
                 return Ok(());
             }

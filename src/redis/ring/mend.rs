@@ -10,9 +10,9 @@ use tracing::{error, info, warn};
 
 use super::Inner;
 use crate::core::refusal::Refusal;
-use crate::redis::link::{LINK_LIFETIME, Session};
+use crate::redis::link::Session;
 use crate::redis::mends::Mending;
-use crate::redis::office::{Term, whole_ms};
+use crate::redis::office::Term;
 use crate::redis::script::SCRIPTS;
 
 /// About so many messages are looked at in one script, which takes Redis about as long as a script of requests.
@@ -44,7 +44,7 @@ impl Inner {
         let keys = self.link.keys();
         let names: Vec<&str> = [&keys.messages].into_iter().chain(keys.lists()).map(String::as_str).collect();
         let asked = self.link.write_in(session, &SCRIPTS.mend, &names, |call| {
-            call.arg(mending.cursor).arg(LOOKED_AT).arg(whole_ms(LINK_LIFETIME));
+            call.arg(mending.cursor).arg(LOOKED_AT);
         });
         let mut answer = asked.await?;
         match answer.text()?.as_str() {

@@ -1,0 +1,34 @@
+-- The leader's look at all sidecars: repairs what was lost of the groups, and returns who sends heartbeats.
+--
+-- KEYS as in groups.lua
+-- ARGV[2] sidecar   ARGV[3] ms that the link of a dead sidecar is kept   ARGV[4] most links named
+-- Reply {'inspected', groups that had to be made anew, by this or before, number of links that are too old, the sidecar of
+--   each, then for every sidecar: its name, its heartbeats}
+write_without_memory()
+if redis.call('HGET', KEYS[1], 'inspected_by') ~= ARGV[2] then redis.call('HSET', KEYS[1], 'inspected_by', ARGV[2]) end
+local made = repair() + tonumber(redis.call('HGET', KEYS[1], 'remade') or '0')
+redis.call('HDEL', KEYS[1], 'remade')
+
+-- A sidecar that holds batches of a group counts as one with a subscriber of it until its heartbeat says otherwise. So
+-- a sidecar whose entry was lost is found dead if it is.
+local entries = by_field(redis.call('HGETALL', sidecars))
+for _, reader in ipairs(readers()) do
+  for _, holder in ipairs(reader.pending > 0 and redis.call('XPENDING', outbox, reader.name)[4] or {}) do
+    local name, entry = holder[1], entries[holder[1]] or '0'
+    if name ~= nobody and not attends(entry, reader.name) then
+      if is_name(reader.name) then entry = entry .. ' ' .. marked(reader.name, kind_of(reader.name)) end
+      if entry ~= entries[name] then redis.call('HSET', sidecars, name, entry) end
+      entries[name] = entry
+    end
+  end
+end
+
+local _, pointer = observed()
+local tick_ms = numbers(KEYS[1], 'tick_ms')
+local oldest = string.format('(%.0f', pointer - ARGV[3] / tick_ms)
+local old = redis.call('ZRANGEBYSCORE', departed, '-inf', oldest, 'LIMIT', 0, ARGV[4])
+local reply = {'inspected', made, #old, unpack(old)}
+for name, entry in pairs(entries) do
+  reply[#reply + 1], reply[#reply + 2] = name, beats_in(entry) or '0'
+end
+return reply
