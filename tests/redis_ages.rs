@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
+use ackwheel::core::outbox::{Dropped, Opening, Retention};
+use ackwheel::core::store::Store;
+use ackwheel::core::tick::Wheel;
+use ackwheel::redis::RedisOptions;
+
 use crate::redis_faults::take_until;
+use crate::redis_losses::{publish, tend, turn};
 use crate::support::clock::Clock;
 use crate::support::fleet::{Pointers, assert_pace};
 use crate::support::frames::{self, u32_at};
+use crate::support::frozen::{self, FrozenRedis};
 use crate::support::process::assert_names;
 use crate::support::redis::{Keeps, Redis};
 use crate::support::sidecar::Sidecar;
@@ -99,6 +106,37 @@ fn a_clock_of_redis_that_is_set_back_by_a_day_drops_nothing() {
 #[test]
 fn a_clock_of_redis_that_is_set_back_by_a_month_drops_nothing() {
     set_the_clock(-30 * 24);
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_makes_no_batch_and_no_group_old_and_ticks_do() {
+    let mut time = FrozenRedis::start();
+    let retention = Retention { time: Duration::from_secs(20), ..Retention::default() };
+    let options = time.options(Wheel::new(15, Duration::from_secs(1)).unwrap());
+    let store = frozen::open(&RedisOptions { retention, ..options }).await;
+    let seat = &store.seats()[0];
+    let outbox = &*seat.outbox;
+    seat.lease.tend(time.now()).await.unwrap();
+    assert_eq!(tend(outbox, time.now()).await, Dropped::default());
+    // The grace after its election is over.
+    turn(seat, &mut time, 21).await;
+    assert_eq!(tend(outbox, time.now()).await, Dropped::default());
+
+    publish(seat, &mut time, 200).await;
+    let audit = "audit".parse().unwrap();
+    outbox.open_group(&audit, Opening::default(), time.now()).await.unwrap();
+    outbox.leave_group(&audit).await.unwrap();
+    assert_eq!(tend(outbox, time.now()).await, Dropped::default());
+    const MONTH_MS: u64 = 30 * 24 * 3_600_000;
+    for unix_ms in [time.unix_ms() + MONTH_MS, time.unix_ms() - MONTH_MS, time.unix_ms()] {
+        time.redis.set_frozen(unix_ms);
+        assert_eq!(tend(outbox, time.now()).await, Dropped::default());
+        let oldest = outbox.backlog(time.now()).await.unwrap().groups[0].oldest;
+        assert!(oldest < Duration::from_secs(5), "{oldest:?}");
+    }
+    turn(seat, &mut time, 22).await;
+    let dropped = tend(outbox, time.now()).await;
+    assert_eq!(dropped, Dropped { ids: 200, batches: 1, groups: vec![audit] });
 }
 
 #[test]

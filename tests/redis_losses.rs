@@ -365,7 +365,7 @@ fn an_ephemeral_group_that_nobody_can_leave_any_more_goes_within_minutes_of_the_
 }
 
 /// Looks after an outbox until all of that succeeds; returns what it was told of in all.
-async fn tend(outbox: &dyn Outbox, now: Instant) -> Dropped {
+pub async fn tend(outbox: &dyn Outbox, now: Instant) -> Dropped {
     let (begun, mut told) = (Instant::now(), Dropped::default());
     loop {
         match outbox.tend(&[], now).await {
@@ -392,7 +392,7 @@ async fn tend_without_answer(outbox: &dyn Outbox, proxy: &Proxy, now: Instant) -
 }
 
 /// Publishes a batch of so many messages.
-async fn publish(seat: &Seat, time: &mut FrozenRedis, count: u64) {
+pub async fn publish(seat: &Seat, time: &mut FrozenRedis, count: u64) {
     let messages: Vec<Message> = (0..count).map(Message::from).collect();
     let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 1, attempt: 1, asker: Asker::default() };
     seat.ring.add_new_msg(request, time.now()).await.unwrap();
@@ -400,7 +400,7 @@ async fn publish(seat: &Seat, time: &mut FrozenRedis, count: u64) {
 }
 
 /// Lets ticks pass.
-async fn turn(seat: &Seat, time: &mut FrozenRedis, ticks: u32) {
+pub async fn turn(seat: &Seat, time: &mut FrozenRedis, ticks: u32) {
     for _ in 0..ticks {
         time.pass(Duration::from_secs(1));
         while !matches!(seat.ring.advance(time.now()).await.unwrap(), Advance::Waiting(_)) {}
