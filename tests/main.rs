@@ -51,6 +51,7 @@ mod redis_bulk;
 mod redis_bursts;
 mod redis_clock;
 mod redis_cluster;
+mod redis_connections;
 mod redis_far;
 mod redis_faults;
 mod redis_heartbeats;

@@ -19,6 +19,8 @@ use crate::support::sidecar::Sidecar;
 use crate::support::wait_until;
 
 const HOUR: i64 = 3_600;
+/// A long ring, so that no subscriber has to answer a ping while the test waits.
+const FLAGS: [&str; 4] = ["--tick", "200ms", "--slots", "150"];
 const TICK: Duration = Duration::from_millis(200);
 const CATCH_UP_MAX_TICKS: u64 = 5;
 
@@ -41,7 +43,7 @@ fn lost(sidecars: &[Sidecar; 2]) -> u64 {
 /// an ephemeral one.
 fn set_the_clock(hours: i64) {
     let redis = Redis::with_clock(Clock::Offset(0));
-    let sidecars = ["a", "b"].map(|name| Sidecar::on(&redis, name, &["--tick", "200ms"]));
+    let sidecars = ["a", "b"].map(|name| Sidecar::on(&redis, name, &FLAGS));
     let [a, b] = &sidecars;
     let mut holder = a.connect().subscribed("default");
     let mut watch = b.connect().subscribed_with(&frames::subscribe("", 100, frames::EPHEMERAL));

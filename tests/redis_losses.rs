@@ -343,7 +343,7 @@ fn a_ring_whose_head_is_lost_begins_anew_also_where_its_user_lacks_what_came_lat
 #[test]
 fn an_ephemeral_group_that_nobody_can_leave_any_more_goes_within_minutes_of_the_wheel() {
     let redis = Redis::with_clock(Clock::Offset(0));
-    let sidecar = Sidecar::on(&redis, "only", &["--tick", "50ms"]);
+    let sidecar = Sidecar::on(&redis, "only", &["--tick", "50ms", "--slots", "240"]);
     let groups = || redis.command::<Vec<String>>(&["HKEYS", "{ackwheel:0}:groups"]);
     let orphan = "ephemeral-0123abcd-7";
     redis.command::<()>(&["XGROUP", "CREATE", "{ackwheel:0}:outbox", orphan, "$"]);

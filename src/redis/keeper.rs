@@ -135,7 +135,7 @@ impl Shared {
             // Everyone who asks waits by `Peer::exchange`.
             .set_response_timeout(None);
         let found = Arc::new(self.options.place.find(self.options.keys.slot, &self.options.clock).await?);
-        let mut connection = found.connect(&config).await.map_err(Fault::from)?;
+        let mut connection = found.connect(&config, "requests").await.map_err(Fault::from)?;
         let mut loads = redis::pipe();
         for script in SCRIPTS.all() {
             loads.add_command(script.load()).ignore();

@@ -6,14 +6,14 @@
 //! | `script`, `lua/` | the scripts: each one atomic step |
 //! | `place`, `nodes`, `sentinels`, `cluster` | where Redis is, and who of several has a ring |
 //! | `majority`, `confirmation` | what a majority says of that: no tick expires without one |
-//! | `link`, `keeper`, `fault` | a connection that heals, and what can go wrong with it |
+//! | `link`, `keeper`, `connections`, `fault` | a connection that heals, and what can go wrong with it |
 //! | `peer`, `silence` | whether a Redis answers, by all that this process asks of it |
 //! | `request`, `inbox`, `frames`, `chunk`, `queue`, `congestion`, `coalesce` | adds and dels of all connections travel together |
 //! | `ring` | the ring: the pointer's time, expiry |
 //! | `lease`, `office`, `leaderships` | who leads, what lease and ring share, and how sidecars share the rings |
 //! | `outbox` | batches on a stream, a consumer group for each group |
 //! | `news` | hints from other sidecars |
-//! | `checks`, `store`, `options` | opening it all |
+//! | `checks`, `findings`, `store`, `options` | opening it all, and what is unwise about a Redis |
 //! | `direct` | the script of adds and dels alone, to be measured |
 
 mod checks;
@@ -22,8 +22,10 @@ mod cluster;
 mod coalesce;
 mod confirmation;
 mod congestion;
+mod connections;
 mod direct;
 mod fault;
+mod findings;
 mod flying;
 mod frames;
 mod fullness;

@@ -74,7 +74,7 @@ impl Reader {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(BLOCK + PATIENCE));
-        let mut connection = found.connect(&config).await?;
+        let mut connection = found.connect(&config, "hints").await?;
         let mut last = self.newest(&mut connection).await?;
         // What was missed between two connections is not known.
         self.outbox.tell();

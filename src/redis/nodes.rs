@@ -10,9 +10,8 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, Pipeline, RedisResult, Value};
-use tokio::runtime::Handle;
-use tokio::task::spawn_blocking;
 
+use super::connections::connect;
 use super::fault::{Fault, FaultKind};
 
 /// How long a node may take to be connected to, and for an answer.
@@ -62,7 +61,7 @@ impl Node {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(PATIENCE))
             .set_response_timeout(Some(PATIENCE));
-        let mut connection = connect(&self.client, &config).await?;
+        let mut connection = connect(&self.client, &config, "place").await?;
         let answers = commands.query_async(&mut connection).await?;
         *self.connection.lock() = Some(connection);
         Ok(answers)
@@ -136,8 +135,13 @@ pub(super) struct Found {
 }
 
 impl Found {
-    pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
-        connect(&self.client, config).await
+    /// Connects; `purpose` becomes part of the connection's name.
+    pub(super) async fn connect(
+        &self,
+        config: &AsyncConnectionConfig,
+        purpose: &str,
+    ) -> RedisResult<MultiplexedConnection> {
+        connect(&self.client, config, purpose).await
     }
 
     fn address(&self) -> &ConnectionAddr {
@@ -156,18 +160,6 @@ impl Found {
     pub(super) fn is_followed_by(&self, other: &Found) -> bool {
         other.config_epoch >= self.config_epoch && !self.is(other)
     }
-}
-
-/// Connects. For TLS, redis-rs reads the certificates of all trusted authorities from files, each time and in the poll of
-/// this future: that is done on a thread which nobody waits for.
-async fn connect(client: &Client, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
-    if !matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. }) {
-        return client.get_multiplexed_async_connection_with_config(config).await;
-    }
-    let (client, config, runtime) = (client.clone(), config.clone(), Handle::current());
-    let connecting =
-        spawn_blocking(move || runtime.block_on(client.get_multiplexed_async_connection_with_config(&config)));
-    connecting.await.unwrap_or_else(|error| Err(io::Error::other(error).into()))
 }
 
 /// Its address, without user and password.

@@ -1,18 +1,16 @@
 //! The Redis store as a whole.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::AsyncConnectionConfig;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
-use super::checks;
 use super::cluster::Slot;
 use super::coalesce::{Bounds, Coalescer};
 use super::confirmation;
-use super::fault::{Fault, FaultKind};
+use super::connections::name_connections;
+use super::findings::Checks;
 use super::keeper::{Differs, OpenError};
 use super::keys::{Keys, MAX_SLOTS};
 use super::leaderships::Leaderships;
@@ -20,7 +18,7 @@ use super::lease::{LeaseOptions, RedisLease};
 use super::link::{Link, LinkOptions, Links};
 use super::news;
 use super::office::Identity;
-use super::options::{CHECK_PATIENCE, CONNECT_TIMEOUT, RedisOptions};
+use super::options::RedisOptions;
 use super::outbox::RedisOutbox;
 use super::peer::Peers;
 use super::place::Place;
@@ -33,16 +31,13 @@ use crate::core::store::{Moment, Seat, Store};
 use crate::metrics::Metrics;
 
 /// How long a sidecar that starts waits for a Redis that is not there yet.
-const START_PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a sidecar that goes waits for a Redis that is away, if it holds acknowledgements for it.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(4);
 
 /// How often it looks.
 const CLOSE_POLL: Duration = Duration::from_millis(10);
-
-/// How often it tries.
-const START_RETRY: Duration = Duration::from_millis(200);
 
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -91,11 +86,16 @@ impl RedisStore {
         let place = Place::parse(&options.url).map_err(RedisStoreError::Address)?;
         let place = Arc::new(place.without_majority(options.expire_without_majority));
         let slots: Vec<Slot> = (0..options.rings).map(|ring| Keys::slot_of(&options.namespace, ring)).collect();
-        for (text, nodes) in check(&place, &slots, clock).await? {
-            warn!(redis = nodes.join(", "), "{text}");
-        }
-        confirmation::warn_of_settings(&place);
         let identity = identity(&options.name);
+        name_connections(&identity.name);
+        let checks = Checks {
+            place: Arc::clone(&place),
+            slots,
+            clock: Arc::clone(clock),
+            ack_timeout: options.wheel.ticks(options.wheel.slots().into()),
+        };
+        let findings = checks.first().await?;
+        confirmation::warn_of_settings(&place);
         let mut store = RedisStore {
             seats: Vec::new(),
             links: Arc::default(),
@@ -111,6 +111,7 @@ impl RedisStore {
         for ring in 0..options.rings {
             store.open_ring(ring, options, &place, &identity, clock, metrics).await?;
         }
+        store.tasks.push(AbortOnDropHandle::new(tokio::spawn(checks.repeat(findings))));
         info!(
             namespace = options.namespace,
             rings = options.rings,
@@ -234,61 +235,6 @@ fn held(coalescers: &[Arc<Coalescer>]) -> u64 {
     coalescers.iter().map(|coalescer| coalescer.unanswered_acks()).sum()
 }
 
-/// What is unwise, and where.
-type Unwise = BTreeMap<String, Vec<String>>;
-
-/// Waits for Redis, and checks all nodes that have one of these slots. A wrong password does not become right by waiting.
-async fn check(place: &Place, slots: &[Slot], clock: &Clock) -> Result<Unwise, RedisStoreError> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(CHECK_PATIENCE));
-    let mut cause = None;
-    let reached = async {
-        loop {
-            match check_once(place, slots, &config, clock).await {
-                Ok(checked) => return checked.map_err(RedisStoreError::Unusable),
-                Err(fault) if fault.kind == FaultKind::Forbidden => {
-                    return Err(RedisStoreError::Unusable(fault.with_remedy()));
-                }
-                Err(fault) => {
-                    if cause.replace(fault.text.clone()).is_none() {
-                        warn!(
-                            cause = fault.text,
-                            "Redis cannot be reached; trying for {START_PATIENCE:?}: {}",
-                            hint(&fault.text)
-                        );
-                    }
-                }
-            }
-            tokio::time::sleep(START_RETRY).await;
-        }
-    };
-    let in_time = tokio::time::timeout(START_PATIENCE, reached).await;
-    in_time
-        .unwrap_or_else(|_| Err(RedisStoreError::Unreachable(cause.unwrap_or_else(|| String::from("no answer")))))
-}
-
-async fn check_once(
-    place: &Place,
-    slots: &[Slot],
-    config: &AsyncConnectionConfig,
-    clock: &Clock,
-) -> Result<Result<Unwise, String>, Fault> {
-    let (views, mut nodes, mut unwise) = (place.look(clock).await?, BTreeMap::new(), Unwise::new());
-    for slot in slots {
-        let node = place.owner(&views, *slot)?;
-        nodes.insert(node.to_string(), node);
-    }
-    for (name, node) in nodes {
-        let mut connection = node.connect(config).await?;
-        match checks::check(&mut connection, place.several().is_some()).await? {
-            Ok(texts) => texts.into_iter().for_each(|text| unwise.entry(text).or_default().push(name.clone())),
-            Err(text) => return Ok(Err(format!("{name}: {text}"))),
-        }
-    }
-    Ok(Ok(unwise))
-}
-
 /// What a cause says, and where to look then for what keeps a Redis from being reached.
 const HINTS: &[(&str, &str)] = &[
     ("knows no primary", "name it in ?master= of --store as `sentinel monitor` has it"),
@@ -302,6 +248,10 @@ const HINTS: &[(&str, &str)] = &[
     ("certificate not valid yet", "are the clocks right, here and where Redis has its certificate from?"),
     ("not valid for name", "reach it in --store by a name that its certificate has"),
     ("DB index", "correct the number of the database at the end of --store"),
+    (
+        "maxclients",
+        "a sidecar has two connections to Redis for each ring, and opens one for a moment once a minute",
+    ),
     ("timed out", MAYBE_TLS),
     ("reset by peer", MAYBE_TLS),
     ("InvalidContentType", MAYBE_TLS),
@@ -313,7 +263,7 @@ const HINTS: &[(&str, &str)] = &[
 const MAYBE_TLS: &str = "is it running, is the address in --store right, and does that begin with rediss:// where the \
                          port speaks TLS, and with redis:// where it does not?";
 
-fn hint(cause: &str) -> &'static str {
+pub(super) fn hint(cause: &str) -> &'static str {
     let found = HINTS.iter().find(|(words, _)| cause.contains(words));
     found.map_or("is it running, and is the address in --store right?", |(_, hint)| hint)
 }

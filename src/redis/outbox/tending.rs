@@ -83,8 +83,8 @@ impl Shared {
                 ring = self.calls.ring,
                 retention_ms = whole_ms(time),
                 max_ids,
-                retention_ms_of_leader = kept_ms,
-                max_ids_of_leader = kept_ids,
+                retention_ms_of_leader = %kept_ms,
+                max_ids_of_leader = %kept_ids,
                 "--outbox-retention or --outbox-max-ids differ between this sidecar and the leader: the leader drops \
                  batches and groups by its own; start all sidecars of this namespace with the same"
             );
