@@ -1,14 +1,14 @@
 -- The ring at a glance. Writes nothing.
 --
 -- KEYS[1] meta   KEYS[2] lease   KEYS[3..] the lists of deadlines
--- Reply {pointer, ms since it was due, epoch, token of the holder, name of the leader, ms since it acquired the
---   lease, in flight, messages in each list...}, or {} where there is no ring
-local found = redis.call('HMGET', KEYS[1], 'pointer', 'due_ms', 'epoch', 'leader', 'acquired_ms', 'in_flight')
+-- Reply {pointer, ms since it was due, epoch, token of the holder, name of the leader, ms for which the wheel has
+--   turned under it, in flight, messages in each list...}, or {} where there is no ring
+local found = redis.call('HMGET', KEYS[1], 'pointer', 'due_ms', 'epoch', 'leader', 'elected_at', 'in_flight', 'tick_ms')
 if not found[1] then return {} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local holder = redis.call('GET', KEYS[2])
 local reply = {tonumber(found[1]), now - found[2], tonumber(found[3]), holder or '', holder and found[4] or '',
-  now - (found[5] or now), tonumber(found[6])}
+  math.max(0, found[1] - (found[5] or found[1])) * found[7], tonumber(found[6])}
 for i = 3, #KEYS do reply[i + 5] = redis.call('SCARD', KEYS[i]) end
 return reply
