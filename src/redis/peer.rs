@@ -157,7 +157,7 @@ impl Prober {
     async fn connect(&self) -> Option<MultiplexedConnection> {
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
-        self.found.connect(&config).await.ok()
+        self.found.connect(&config, "probes").await.ok()
     }
 
     /// Whether a script that does nothing is answered, be it with an error. A Redis that takes no writes for a moment would
