@@ -59,6 +59,20 @@ fn add_at_once(sidecars: &[Sidecar], frames: u64) -> (u64, Duration) {
     (added as u64, begun.elapsed())
 }
 
+/// Takes batches until exactly these ids were in them; returns when the last one came.
+fn take_all(subscriber: &mut Raw, ids: &[u64]) -> Instant {
+    let mut taken: Vec<u64> = Vec::new();
+    loop {
+        let batch = subscriber.settled_batch();
+        taken.extend(batch.ids());
+        if taken.len() >= ids.len() {
+            taken.sort_unstable();
+            assert_eq!(taken, ids);
+            return batch.arrived;
+        }
+    }
+}
+
 /// Has others keep Redis busy, with scripts that take so many ms each, whenever something says so, while something is done.
 fn busy_with_others<T>(
     redis: &Redis,
@@ -92,25 +106,20 @@ fn busy_with_others<T>(
 #[test]
 fn eight_sidecars_with_many_rings_answer_all_that_is_added_at_once() {
     let redis = Redis::start();
-    let sidecars = fleet(&redis.url(), 8, &["--rings", "32"]);
+    // Twice the usual slots, so that nobody is judged silent who does not read for 20 s.
+    let sidecars = fleet(&redis.url(), 8, &["--rings", "32", "--slots", "30"]);
     let mut subscriber = sidecars[0].connect().subscribed("default");
     let ids: Vec<u64> = (1..=100).collect();
-    let mut connection = sidecars[1].connect();
     let asked = Instant::now();
-    connection.ask(&frames::add(&ids, 2, 1)).added();
-    let (added, took) = add_at_once(&sidecars, 20);
-    let mut timed_out: Vec<u64> = Vec::new();
-    let mut latest = Duration::ZERO;
-    while timed_out.len() < ids.len() {
-        let batch = subscriber.settled_batch();
-        latest = latest.max(batch.arrived.saturating_duration_since(asked));
-        timed_out.extend(batch.ids());
-    }
-    timed_out.sort_unstable();
+    sidecars[1].connect().ask(&frames::add(&ids, 2, 1)).added();
+    let ((added, took), latest) = thread::scope(|scope| {
+        let timed_out = scope.spawn(|| take_all(&mut subscriber, &ids));
+        (add_at_once(&sidecars, 20), timed_out.join().unwrap() - asked)
+    });
     let troubles = Troubles::at(&sidecars);
     println!("{added} of 160 in {took:?}; {troubles:?}; what timed out meanwhile came within {latest:?}");
     assert_eq!((added, troubles.timeouts, troubles.reconnects, troubles.leases_run_out), (160, 0, 0, 0));
-    assert_eq!(timed_out, ids);
+    assert!(latest < Duration::from_secs(8), "two ticks, and what a busy machine takes: {latest:?}");
 }
 
 #[test]
