@@ -1,7 +1,6 @@
-//! Logic nodes: they add, acknowledge, re-arm and withdraw through whichever sidecar they reach, and write down what
-//! they were told.
+//! Load generators: logic nodes that add, acknowledge, re-arm and withdraw, and record every answer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -9,53 +8,79 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::history::{Added, Asked, Deleted, Did, Wheel};
+use super::history::Wheel;
+use super::ledger::{Answer, Exchange, Ledger};
 use super::peer::Peer;
-use super::shared::{Phase, Shared};
+use super::shared::{Phase, Shared, Side};
 use crate::support::frames::{self, ACKED, Frame, LATE, OUTCOME_UNKNOWN, RETRYABLE, Request, UNKNOWN, WITHDRAWN};
 use crate::support::sleep_until;
-
-/// From one frame of new messages to the next.
-const PAUSE: Duration = Duration::from_millis(60);
 
 /// An answer that takes longer is given up, and the connection with it.
 const GIVES_UP: Duration = Duration::from_secs(12);
 
-/// A message is added at most so often.
+/// A message is added at most this often.
 const MOST_ADDS: usize = 4;
 
-/// What is to be done for a message.
+/// A DelMsg is repeated only for messages with fewer requests than this.
+const MOST_REQUESTS: usize = 8;
+
+/// A frame of due tasks has at most this many messages.
+const LARGEST_FRAME: usize = 8_192;
+
+/// The frames of one generator in a flood, and the most messages of each.
+const FLOOD_FRAMES: usize = 2;
+const FLOOD_MESSAGES: u64 = 24_000;
+
+/// A generator that was held up makes up for at most this much time.
+const CATCHES_UP: Duration = Duration::from_secs(2);
+
+/// How long a generator waits before it tries to connect again.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// A request that is to be sent for some messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Errand {
+enum Task {
     Ack,
     Withdraw,
     AddAgain,
 }
 
-/// What was asked for each message, in order.
-pub type Ledger = BTreeMap<u64, Vec<Asked>>;
-
 pub struct Loader {
     wheel: Wheel,
     shared: Arc<Shared>,
+    side: Side,
     random: SmallRng,
+    /// New messages a second.
+    rate: f64,
     connection: Option<(usize, Peer)>,
-    next_id: u64,
-    errands: BTreeSet<(Instant, u64, Errand)>,
+    floods: u32,
+    /// What is to be sent, by time; the number keeps equal times apart.
+    tasks: BTreeMap<(Instant, u64), (Task, Vec<u32>)>,
+    planned: u64,
     ledger: Ledger,
 }
 
 impl Loader {
-    /// Starts one, whose messages are those from `first_id` on; it ends when the load is to stop.
-    pub fn start(wheel: Wheel, shared: &Arc<Shared>, seed: u64, first_id: u64) -> JoinHandle<Ledger> {
+    /// Starts one with ids from `first_id` on. It ends when the load is to stop.
+    pub fn start(
+        wheel: Wheel,
+        shared: &Arc<Shared>,
+        side: Side,
+        seed: u64,
+        first_id: u64,
+        rate: f64,
+    ) -> JoinHandle<Ledger> {
         let loader = Loader {
             wheel,
             shared: Arc::clone(shared),
+            side,
             random: SmallRng::seed_from_u64(seed),
+            rate,
             connection: None,
-            next_id: first_id,
-            errands: BTreeSet::new(),
-            ledger: Ledger::new(),
+            floods: 0,
+            tasks: BTreeMap::new(),
+            planned: 0,
+            ledger: Ledger::new(first_id),
         };
         thread::spawn(move || loader.run())
     }
@@ -63,138 +88,201 @@ impl Loader {
     fn run(mut self) -> Ledger {
         let mut next = Instant::now();
         while !self.shared.is(Phase::Unloaded) {
-            self.do_errands();
-            if Instant::now() >= next {
-                self.add_new();
-                next = Instant::now() + PAUSE;
+            self.do_tasks();
+            if self.shared.floods() != self.floods {
+                self.floods = self.shared.floods();
+                let count = FLOOD_MESSAGES.min(self.new_in(Duration::from_secs(4)));
+                (0..FLOOD_FRAMES).for_each(|_| self.add_new(count));
             }
-            let first = self.errands.first().map_or(next, |(due, ..)| *due);
+            let now = Instant::now();
+            if now >= next {
+                let count = self.frame_size();
+                self.add_new(count);
+                let takes = Duration::from_secs_f64(f64::from(u32::try_from(count).expect("few")) / self.rate);
+                next = next.max(now.checked_sub(CATCHES_UP).unwrap_or(now)) + takes;
+            }
+            let first = self.tasks.first_key_value().map_or(next, |((due, _), _)| *due);
             sleep_until(first.min(next));
         }
         self.ledger
     }
 
-    fn add_new(&mut self) {
-        let count = self.random.random_range(1..=20);
-        let ids: Vec<u64> = (self.next_id..self.next_id + count).collect();
-        self.next_id += count;
-        self.add(&ids, 1);
-    }
-
-    /// Asks for what is due, a frame for what may share one.
-    fn do_errands(&mut self) {
-        let now = Instant::now();
-        let mut due: BTreeMap<(Errand, usize), Vec<u64>> = BTreeMap::new();
-        while self.errands.first().is_some_and(|(moment, ..)| *moment <= now) {
-            let (_, id, errand) = self.errands.pop_first().expect("it was there");
-            // A frame has one attempt for all.
-            let adds = if errand == Errand::AddAgain { self.adds_of(id) } else { 0 };
-            due.entry((errand, adds)).or_default().push(id);
-        }
-        for ((errand, adds), ids) in due {
-            match errand {
-                Errand::Ack | Errand::Withdraw => self.del(&ids, errand),
-                Errand::AddAgain => self.add(&ids, u8::try_from(adds + 1).expect("few")),
-            }
-        }
-    }
-
-    fn adds_of(&self, id: u64) -> usize {
-        let all = self.ledger.get(&id).into_iter().flatten();
-        all.filter(|asked| matches!(asked.did, Did::Add { .. })).count()
-    }
-
-    fn add(&mut self, ids: &[u64], attempt: u8) {
-        let ack_timeout_ticks = self.random.random_range(1..=self.wheel.slots);
-        let request = frames::add(ids, ack_timeout_ticks, attempt);
-        let asked = self.ask(&request, ids, |answer, index| {
-            let added = match answer {
-                Answer::Unclear => Added::Unclear,
-                Answer::Refused => Added::Refused,
-                Answer::Frame(frame) => Added::Accepted { rearmed: frame.added().1[index] },
-            };
-            Did::Add { ack_timeout_ticks, added }
-        });
-        if asked {
-            for id in ids {
-                self.plan(*id, ack_timeout_ticks);
-            }
-        }
-    }
-
-    /// What a phone and a logic node may do next: something around the ack timeout, or nothing.
-    fn plan(&mut self, id: u64, ack_timeout_ticks: u16) {
-        let errand = match self.random.random_range(0..100) {
-            0..60 => Errand::Ack,
-            60..65 => Errand::Withdraw,
-            65..75 if self.adds_of(id) < MOST_ADDS => Errand::AddAgain,
-            _ => return,
+    /// Mostly hundreds of messages, sometimes a few, sometimes thousands; those of half a second at most.
+    fn frame_size(&mut self) -> u64 {
+        let (least, most) = match self.random.random_range(0..10) {
+            0..2 => (1, 20),
+            2..9 => (100, 1_000),
+            _ => (1_000, 4_000),
         };
-        let longest = self.wheel.ticks(ack_timeout_ticks + 3);
-        let due = Instant::now() + longest.mul_f64(self.random.random_range(0.0..1.0));
-        self.errands.insert((due, id, errand));
+        self.random.random_range(least..=most).min(self.new_in(Duration::from_millis(500)))
     }
 
-    fn del(&mut self, ids: &[u64], errand: Errand) {
-        let withdraws = errand == Errand::Withdraw;
-        let request = if withdraws { frames::withdraw(ids) } else { frames::del(ids) };
-        self.ask(&request, ids, |answer, index| {
-            Did::Del(match answer {
-                Answer::Unclear => Deleted::Unclear,
-                Answer::Refused => Deleted::Refused,
-                Answer::Frame(frame) => match frame.outcomes()[index] {
-                    ACKED if !withdraws => Deleted::Done,
-                    WITHDRAWN if withdraws => Deleted::Done,
-                    LATE => Deleted::Late,
-                    UNKNOWN => Deleted::Unknown,
+    /// How many new messages belong to this time; at least one.
+    fn new_in(&self, time: Duration) -> u64 {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is a small number")]
+        let count = (self.rate * time.as_secs_f64()) as u64;
+        count.max(1)
+    }
+
+    fn add_new(&mut self, count: u64) {
+        let first = self.ledger.indices().end;
+        let indices: Vec<u32> = (first..).take(usize::try_from(count).expect("few")).collect();
+        self.add(&indices, 1);
+    }
+
+    /// Sends all that is due, one frame for messages that can share it.
+    fn do_tasks(&mut self) {
+        let now = Instant::now();
+        let mut due: BTreeMap<(Task, usize), Vec<u32>> = BTreeMap::new();
+        while let Some(entry) = self.tasks.first_entry().filter(|entry| entry.key().0 <= now) {
+            let (task, indices) = entry.remove();
+            // A frame has one attempt for all its messages, and a task is for messages of one frame.
+            let adds = if task == Task::AddAgain { self.ledger.adds(indices[0]) } else { 0 };
+            due.entry((task, adds)).or_default().extend(indices);
+        }
+        for ((task, adds), indices) in due {
+            for indices in indices.chunks(LARGEST_FRAME) {
+                match task {
+                    Task::Ack | Task::Withdraw => self.del(indices, task),
+                    Task::AddAgain => self.add(indices, u8::try_from(adds + 1).expect("few")),
+                }
+            }
+        }
+    }
+
+    fn ids(&self, indices: &[u32]) -> Vec<u64> {
+        indices.iter().map(|index| self.ledger.id(*index)).collect()
+    }
+
+    fn add(&mut self, indices: &[u32], attempt: u8) {
+        let ack_timeout_ticks = self.random.random_range(1..=self.wheel.slots);
+        let request = frames::add(&self.ids(indices), ack_timeout_ticks, attempt);
+        let Some((exchange, answered)) = self.ask(&request, Some(ack_timeout_ticks)) else { return };
+        let rearmed = match &answered {
+            Answered::Frame(frame) => frame.added().1,
+            _ => Vec::new(),
+        };
+        for (position, index) in indices.iter().enumerate() {
+            let answer = match &answered {
+                Answered::Frame(_) if rearmed[position] => Answer::Rearmed,
+                Answered::Frame(_) => Answer::Added,
+                Answered::Refused => Answer::Refused,
+                Answered::Unclear => Answer::Unclear,
+            };
+            self.ledger.record(*index, exchange, answer);
+        }
+        self.plan(indices, ack_timeout_ticks, usize::from(attempt));
+    }
+
+    /// Decides what comes next for messages that were added: mostly an early Ack, sometimes nothing.
+    fn plan(&mut self, indices: &[u32], ack_timeout_ticks: u16, adds: usize) {
+        let longest = self.wheel.ticks(ack_timeout_ticks + 3);
+        let last_tick = self.wheel.ticks(ack_timeout_ticks);
+        let mut parts: [Vec<u32>; 8] = Default::default();
+        for index in indices {
+            // Eleven of a hundred are left to time out.
+            let part = match self.random.random_range(0..100) {
+                0..18 => 0,
+                18..36 => 1,
+                36..54 => 2,
+                54..70 => 3,
+                70..74 => 4,
+                74..78 => 5,
+                78..82 => 6,
+                82..89 if adds < MOST_ADDS => 7,
+                _ => continue,
+            };
+            parts[part].push(*index);
+        }
+        for (part, indices) in parts.into_iter().enumerate() {
+            let share = self.random.random_range(0.0_f64..1.0);
+            let (task, after) = match part {
+                0..4 => (Task::Ack, longest.mul_f64(share.powi(3))),
+                // A race with the deadline, which is one tick or less after that.
+                4 => (Task::Ack, last_tick + self.wheel.tick.mul_f64(share * 1.2)),
+                5 => (Task::Ack, longest.mul_f64(share)),
+                6 => (Task::Withdraw, longest.mul_f64(share.powi(2))),
+                _ => (Task::AddAgain, longest.mul_f64(share)),
+            };
+            self.at(Instant::now() + after, task, indices);
+        }
+    }
+
+    fn at(&mut self, due: Instant, task: Task, indices: Vec<u32>) {
+        if !indices.is_empty() {
+            self.planned += 1;
+            self.tasks.insert((due, self.planned), (task, indices));
+        }
+    }
+
+    fn del(&mut self, indices: &[u32], task: Task) {
+        let withdraws = task == Task::Withdraw;
+        let ids = self.ids(indices);
+        let request = if withdraws { frames::withdraw(&ids) } else { frames::del(&ids) };
+        let Some((exchange, answered)) = self.ask(&request, None) else { return };
+        for (position, index) in indices.iter().enumerate() {
+            let answer = match &answered {
+                Answered::Refused => Answer::Refused,
+                Answered::Unclear => Answer::Unclear,
+                Answered::Frame(frame) => match frame.outcomes()[position] {
+                    ACKED if !withdraws => Answer::Done,
+                    WITHDRAWN if withdraws => Answer::Done,
+                    LATE => Answer::Late,
+                    UNKNOWN => Answer::Unknown,
                     other => panic!("an outcome that was not asked for: {other}"),
                 },
-            })
-        });
-        // Repeating a DelMsg is harmless.
-        for id in ids {
-            if self.ledger[id].len() < 8 && self.random.random_bool(0.1) {
-                self.errands.insert((Instant::now(), *id, errand));
-            }
+            };
+            self.ledger.record(*index, exchange, answer);
         }
+        // Repeating a DelMsg is harmless. One that failed is always repeated, as a logic node does.
+        let failed = !matches!(answered, Answered::Frame(_));
+        let again: Vec<u32> = indices
+            .iter()
+            .copied()
+            .filter(|_| failed || self.random.random_bool(0.05))
+            .filter(|index| self.ledger.of(*index).count() < MOST_REQUESTS)
+            .collect();
+        let pause = if failed { Duration::from_millis(100) } else { Duration::ZERO };
+        self.at(Instant::now() + pause, task, again);
     }
 
-    /// Asks, and writes down for each message what that was; false where nobody could be asked.
-    fn ask(&mut self, request: &Request, ids: &[u64], did: impl Fn(&Answer, usize) -> Did) -> bool {
-        let kept = self.connection.take().filter(|_| self.random.random_bool(0.85));
-        let Some((at, mut peer)) = kept.or_else(|| self.shared.connect(&mut self.random)) else { return false };
-        let patience = if self.random.random_bool(0.01) { Duration::from_millis(1) } else { GIVES_UP };
+    /// Sends a request and records when; none if no sidecar could be reached.
+    fn ask(&mut self, request: &Request, ack_timeout_ticks: Option<u16>) -> Option<(u32, Answered)> {
+        let kept = self.connection.take().filter(|_| self.random.random_bool(0.95));
+        let kept = kept.filter(|(place, _)| self.shared.reaches(self.side, *place));
+        let Some((place, mut peer)) = kept.or_else(|| self.shared.connect(self.side, &mut self.random)) else {
+            thread::sleep(RETRY);
+            return None;
+        };
+        let patience = if self.random.random_bool(0.003) { Duration::from_millis(1) } else { GIVES_UP };
         let begun = Instant::now();
-        let frame = peer.ask(request, patience);
+        let frame = peer.ask_while(request, patience, || self.shared.reaches(self.side, place));
         let ended = Instant::now();
-        self.connection = (frame.is_some() && !peer.went_away).then_some((at, peer));
-        let answer = Answer::of(frame);
-        for (index, id) in ids.iter().enumerate() {
-            let asked = Asked { begun, ended, at, did: did(&answer, index) };
-            self.ledger.entry(*id).or_default().push(asked);
-        }
-        true
+        self.connection = (frame.is_some() && !peer.went_away).then_some((place, peer));
+        let place = u8::try_from(place).expect("few places");
+        let exchange = self.ledger.exchange(Exchange { begun, ended, place, ack_timeout_ticks });
+        Some((exchange, Answered::of(frame)))
     }
 }
 
-/// What came of a request.
-enum Answer {
+/// The answer to a request frame.
+enum Answered {
     Frame(Frame),
     Refused,
-    /// Nobody knows: there was no answer, or an Error that says so.
+    /// No answer, or an Error with "outcome unknown".
     Unclear,
 }
 
-impl Answer {
-    /// An Error must be one that says: try again.
-    fn of(frame: Option<Frame>) -> Answer {
+impl Answered {
+    /// An Error must be a retryable one.
+    fn of(frame: Option<Frame>) -> Answered {
         match frame {
             Some(error) if error.kind == frames::ERROR => {
                 assert_eq!(error.flags & RETRYABLE, RETRYABLE, "{error:?}");
-                if error.flags & OUTCOME_UNKNOWN == 0 { Answer::Refused } else { Answer::Unclear }
+                if error.flags & OUTCOME_UNKNOWN == 0 { Answered::Refused } else { Answered::Unclear }
             }
-            Some(frame) => Answer::Frame(frame),
-            None => Answer::Unclear,
+            Some(frame) => Answered::Frame(frame),
+            None => Answered::Unclear,
         }
     }
 }

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::frames::{self, Frame, Request};
 
+/// How long an answer is waited for before a look whether the sidecar is still reached.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// How long a connection may take to be made, and its Hello to be answered.
 const GREETING: Duration = Duration::from_secs(2);
 
@@ -45,11 +48,25 @@ impl Peer {
 
     /// The answer to a request; none if the connection ends before it comes, or it takes too long.
     pub fn ask(&mut self, request: &Request, patience: Duration) -> Option<Frame> {
+        self.ask_while(request, patience, || true)
+    }
+
+    /// The same, where waiting ends when the sidecar is no longer reached.
+    pub fn ask_while(
+        &mut self,
+        request: &Request,
+        patience: Duration,
+        is_reached: impl Fn() -> bool,
+    ) -> Option<Frame> {
         let correlation = self.request(request)?;
         let deadline = Instant::now() + patience;
         loop {
-            match self.receive(deadline) {
+            let look = (Instant::now() + LOOK).min(deadline);
+            match self.receive(look) {
+                Came::Nothing if Instant::now() < deadline && is_reached() => {}
                 Came::Frame(frame) if frame.kind == frames::GO_AWAY => {}
+                // An Error about the connection: it ends.
+                Came::Frame(frame) if (frame.kind, frame.correlation) == (frames::ERROR, 0) => return None,
                 Came::Frame(frame) => {
                     assert_eq!(frame.correlation, correlation, "an answer that nobody waits for: {frame:?}");
                     return Some(frame);

@@ -1,8 +1,8 @@
-//! What the threads of a run tell each other.
+//! State that the threads of a run share.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use rand::RngExt;
 use rand::rngs::SmallRng;
@@ -13,26 +13,59 @@ use super::peer::Peer;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Phase {
-    /// There is load, and things happen.
+    /// Load and faults.
     Faults,
-    /// Nothing happens any more, and subscribers acknowledge all they get. There is load.
+    /// Load without faults; subscribers acknowledge all they get.
     Calm,
-    /// Nothing is added any more.
+    /// No load.
     Unloaded,
-    /// Subscribers go as well.
+    /// Subscribers leave.
     Over,
+}
+
+/// How all subscribers but the prompt one behave at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Manners {
+    /// They mostly acknowledge.
+    Usual,
+    Disconnect,
+    Hang,
+    Nack,
+}
+
+impl Manners {
+    const ALL: [Manners; 4] = [Manners::Usual, Manners::Disconnect, Manners::Hang, Manners::Nack];
 }
 
 #[derive(Debug)]
 pub struct Shared {
-    /// Where each place's sidecar listens; none where none runs.
+    /// Where the sidecar of each place listens; none where none runs.
     listen: Mutex<Vec<Option<SocketAddr>>>,
     phase: AtomicU8,
+    manners: AtomicU8,
+    floods: AtomicU32,
+    /// Whether the sides of the network are cut off from each other.
+    is_cut: AtomicBool,
+}
+
+/// The side of the network that a thread or a sidecar is on. Without a network everything is on the first.
+pub type Side = usize;
+
+/// The side of a place, if there is a network: the first sidecar is alone with a Redis.
+pub fn side_of(place: usize) -> Side {
+    usize::from(place == 0)
 }
 
 impl Shared {
     pub fn new(places: usize) -> Shared {
-        Shared { listen: Mutex::new(vec![None; places]), phase: AtomicU8::new(Phase::Faults as u8) }
+        Shared {
+            listen: Mutex::new(vec![None; places]),
+            phase: AtomicU8::new(Phase::Faults as u8),
+            manners: AtomicU8::new(Manners::Usual as u8),
+            floods: AtomicU32::new(0),
+            is_cut: AtomicBool::new(false),
+        }
     }
 
     pub fn set_listen(&self, place: usize, address: Option<SocketAddr>) {
@@ -47,11 +80,42 @@ impl Shared {
         self.phase.load(Ordering::SeqCst) >= phase as u8
     }
 
-    /// A connection to one of the sidecars, and its place; none where it is not there.
-    pub fn connect(&self, random: &mut SmallRng) -> Option<(usize, Peer)> {
+    pub fn set_manners(&self, manners: Manners) {
+        self.manners.store(manners as u8, Ordering::SeqCst);
+    }
+
+    pub fn manners(&self) -> Manners {
+        Manners::ALL[usize::from(self.manners.load(Ordering::SeqCst))]
+    }
+
+    /// Asks every load generator for a flood of large frames.
+    pub fn flood(&self) {
+        self.floods.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many floods were asked for so far.
+    pub fn floods(&self) -> u32 {
+        self.floods.load(Ordering::SeqCst)
+    }
+
+    pub fn set_cut(&self, is_cut: bool) {
+        self.is_cut.store(is_cut, Ordering::SeqCst);
+    }
+
+    /// Whether a side reaches the sidecar of a place.
+    pub fn reaches(&self, side: Side, place: usize) -> bool {
+        side == side_of(place) || !self.is_cut.load(Ordering::SeqCst)
+    }
+
+    /// A connection to one of the sidecars, and its place; none if it does not answer.
+    pub fn connect(&self, side: Side, random: &mut SmallRng) -> Option<(usize, Peer)> {
         let running: Vec<(usize, SocketAddr)> = {
             let listen = self.listen.lock().expect("no holder panics");
-            (0..).zip(listen.iter()).filter_map(|(place, address)| Some((place, (*address)?))).collect()
+            (0..)
+                .zip(listen.iter())
+                .filter_map(|(place, address)| Some((place, (*address)?)))
+                .filter(|(place, _)| self.reaches(side, *place))
+                .collect()
         };
         let (place, address) = *running.get(random.random_range(0..running.len().max(1)))?;
         Some((place, Peer::greeted(address)?))

@@ -38,7 +38,8 @@ impl Cluster {
         Cluster::with(|_| Redis::of_a_cluster(Some(Tls::with(files, trusted))))
     }
 
-    fn with(make: impl Fn(u8) -> Redis) -> Cluster {
+    /// One of four nodes, of which number 3 becomes the replica of number 0.
+    pub fn with(make: impl Fn(u8) -> Redis) -> Cluster {
         let mut primaries: Vec<Redis> = (0..3).map(&make).collect();
         let replica = make(3);
         let share = SLOTS.div_ceil(3);
@@ -83,11 +84,7 @@ impl Cluster {
 
     /// Begins to move the slot of ring 0 to the second primary, and moves none of its keys.
     pub fn open_slot_of_ring_0(&self) {
-        let [from, to] = [&self.primaries[0], &self.primaries[1]];
-        let slot = slot_of_ring(from, 0).to_string();
-        let [id_of_from, id_of_to] = [from, to].map(|node| node.command::<String>(&["CLUSTER", "MYID"]));
-        to.command::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id_of_from]);
-        from.command::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id_of_to]);
+        open_slot(0, &self.primaries[0], &self.primaries[1]);
     }
 
     /// Takes that back.
@@ -99,9 +96,26 @@ impl Cluster {
 
     /// Moves ring 0 to the second primary, as a resharding does.
     pub fn move_ring_0(&self) {
-        self.open_slot_of_ring_0();
-        let [from, to] = [&self.primaries[0], &self.primaries[1]];
-        let slot = slot_of_ring(from, 0).to_string();
+        Cluster::move_ring(0, &self.primaries[0], &self.primaries[1]);
+    }
+
+    /// Whether the slot of a ring belongs to a node.
+    pub fn owns_ring(node: &Redis, ring: u16) -> bool {
+        let id: String = node.command(&["CLUSTER", "MYID"]);
+        let nodes: String = node.command(&["CLUSTER", "NODES"]);
+        let slot = slot_of_ring(node, ring);
+        let line = nodes.lines().find(|line| line.starts_with(&id)).expect("a node knows itself");
+        line.split(' ').skip(8).filter(|range| !range.starts_with('[')).any(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let number = |text: &str| text.parse::<u16>().expect("a slot is a number");
+            (number(first)..=number(last)).contains(&slot)
+        })
+    }
+
+    /// Moves a ring from one node to another.
+    pub fn move_ring(ring: u16, from: &Redis, to: &Redis) {
+        open_slot(ring, from, to);
+        let slot = slot_of_ring(from, ring).to_string();
         let id_of_to: String = to.command(&["CLUSTER", "MYID"]);
         loop {
             let keys: Vec<String> = from.command(&["CLUSTER", "GETKEYSINSLOT", &slot, "1000"]);
@@ -122,4 +136,12 @@ impl Cluster {
 /// The slot of a ring of the default namespace.
 fn slot_of_ring(node: &Redis, ring: u16) -> u16 {
     node.command(&["CLUSTER", "KEYSLOT", &format!("{{ackwheel:{ring}}}:meta")])
+}
+
+/// Begins to move the slot of a ring.
+fn open_slot(ring: u16, from: &Redis, to: &Redis) {
+    let slot = slot_of_ring(from, ring).to_string();
+    let [id_of_from, id_of_to] = [from, to].map(|node| node.command::<String>(&["CLUSTER", "MYID"]));
+    to.command::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id_of_from]);
+    from.command::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id_of_to]);
 }

@@ -6,6 +6,7 @@ pub mod checker;
 pub mod clock;
 pub mod cluster;
 pub mod deployed;
+pub mod disk;
 pub mod fleet;
 pub mod flow;
 pub mod frame_proxy;

@@ -161,6 +161,18 @@ pub struct Log {
 struct LogState {
     lines: Vec<String>,
     ended: bool,
+    reader: Reader,
+}
+
+/// What the reader of a log does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Reader {
+    #[default]
+    Reads,
+    /// It leaves in the pipe what comes, after the line that it is reading.
+    Stuck,
+    /// It has closed the pipe, or closes it after the next line.
+    Gone,
 }
 
 impl Log {
@@ -170,13 +182,45 @@ impl Log {
         thread::spawn(move || {
             let (state, changed) = &*filled.shared;
             for line in BufReader::new(from).lines().map_while(Result::ok) {
-                state.lock().expect("no holder panics").lines.push(line);
+                let mut state = state.lock().expect("no holder panics");
+                state.lines.push(line);
                 changed.notify_all();
+                while state.reader == Reader::Stuck {
+                    state = changed.wait(state).expect("no holder panics");
+                }
+                if state.reader == Reader::Gone {
+                    break;
+                }
             }
             state.lock().expect("no holder panics").ended = true;
             changed.notify_all();
         });
         log
+    }
+
+    /// Has the reader stop after its next line, so that the pipe fills.
+    pub fn stick(&self) {
+        self.set_reader(Reader::Stuck);
+    }
+
+    /// Has the reader go on.
+    pub fn go_on(&self) {
+        self.set_reader(Reader::Reads);
+    }
+
+    /// Has the reader close the pipe after its next line.
+    pub fn close(&self) {
+        self.set_reader(Reader::Gone);
+    }
+
+    fn set_reader(&self, reader: Reader) {
+        let (state, changed) = &*self.shared;
+        let mut state = state.lock().expect("no holder panics");
+        if state.reader != Reader::Gone {
+            state.reader = reader;
+        }
+        drop(state);
+        changed.notify_all();
     }
 
     /// What is there by now.

@@ -102,12 +102,33 @@ impl Redis {
         Redis::made(Keeps::Nothing, None, Some(free_port()), tls)
     }
 
+    /// The same, where it keeps everything.
+    pub fn of_a_cluster_with_append_only_file() -> Redis {
+        Redis::made(Keeps::Everything, None, Some(free_port()), None)
+    }
+
+    /// A server that believes another clock, and keeps everything in a folder below this one.
+    pub fn in_folder(parent: &Path, clock: Clock) -> Redis {
+        let folder = tempfile::tempdir_in(parent).expect("a folder can be made");
+        Redis::made_in(folder, Keeps::Everything, Some(clock), None, None)
+    }
+
     pub fn with(keeps: Keeps, clock: Option<Clock>) -> Redis {
         Redis::made(keeps, clock, None, None)
     }
 
     fn made(keeps: Keeps, clock: Option<Clock>, bus_port: Option<u16>, tls: Option<Tls>) -> Redis {
         let folder = tempfile::tempdir().expect("a folder can be made");
+        Redis::made_in(folder, keeps, clock, bus_port, tls)
+    }
+
+    fn made_in(
+        folder: TempDir,
+        keeps: Keeps,
+        clock: Option<Clock>,
+        bus_port: Option<u16>,
+        tls: Option<Tls>,
+    ) -> Redis {
         let clock = clock.map(FakeClock::new);
         let (address, process, logs) = (network::here(), None, Vec::new());
         let mut redis = Redis { address, port: 0, folder, keeps, bus_port, tls, clock, process, logs };
@@ -155,6 +176,32 @@ impl Redis {
         }
         empty(self.folder.path());
         self.restart();
+    }
+
+    /// A copy of what it keeps, as a backup makes one while it runs.
+    pub fn snapshot(&self) -> TempDir {
+        // The files must not change their names meanwhile.
+        self.command::<()>(&["CONFIG", "SET", "auto-aof-rewrite-percentage", "0"]);
+        wait_until("no file is rewritten", || self.info_number("persistence", "aof_rewrite_in_progress") == 0);
+        let copy = tempfile::tempdir().expect("a folder can be made");
+        copy_files(self.folder.path(), copy.path());
+        self.command::<()>(&["CONFIG", "SET", "auto-aof-rewrite-percentage", "100"]);
+        copy
+    }
+
+    /// Starts it again on the same port with what a snapshot holds, after killing it if it runs.
+    pub fn restore(&mut self, snapshot: &TempDir) {
+        if self.process.is_some() {
+            self.kill();
+        }
+        empty(self.folder.path());
+        copy_files(snapshot.path(), self.folder.path());
+        self.restart();
+    }
+
+    /// Whether its process runs, or stands still.
+    pub fn runs(&self) -> bool {
+        self.process.is_some()
     }
 
     /// The answer to a command.
@@ -333,5 +380,18 @@ fn empty(folder: &Path) {
         let path = entry.expect("the folder can be read").path();
         let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         removed.unwrap_or_else(|error| panic!("cannot remove {}: {error}", path.display()));
+    }
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).expect("the folder is there") {
+        let path = entry.expect("the folder can be read").path();
+        let copy = to.join(path.file_name().expect("an entry has a name"));
+        if path.is_dir() {
+            fs::create_dir_all(&copy).expect("a folder can be made");
+            copy_files(&path, &copy);
+        } else {
+            fs::copy(&path, &copy).unwrap_or_else(|error| panic!("cannot copy {}: {error}", path.display()));
+        }
     }
 }

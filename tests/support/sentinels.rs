@@ -126,7 +126,11 @@ pub struct Watched {
 
 impl Watched {
     pub fn start() -> Watched {
-        let (primary, replica) = (Redis::start(), Redis::start());
+        Watched::of(Redis::start(), Redis::start())
+    }
+
+    /// The same with these servers, which may be on other hosts than the Sentinels.
+    pub fn of(primary: Redis, replica: Redis) -> Watched {
         replica.follow(&primary);
         let sentinels = [(); 3].map(|()| Sentinel::watching(&primary, 2, ""));
         Watched { primary, replica, sentinels }.once_known()

@@ -1,7 +1,11 @@
 //! A sidecar: the real program, on free ports.
 
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, ExitStatus};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ackwheel::admin::status::{GroupReport, StatusReport};
@@ -182,6 +186,32 @@ impl Sidecar {
 
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
+    }
+
+    /// Fills the pipe of its log, so that the next line waits for a reader. Returns when nothing fits any more.
+    pub fn fill_log_pipe(&self) {
+        let lines = [4_096, 64].map(|length| [&vec![b'.'; length - 1][..], b"\n"].concat());
+        // A pipe that its reader has closed cannot be opened.
+        let Ok(mut pipe) = self.log_pipe() else { return };
+        // The reader takes what it has room for, once.
+        for _ in 0..20 {
+            for line in &lines {
+                while pipe.write(line).is_ok() {}
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Writes a line to its log, if that has a reader and room.
+    pub fn write_to_log(&self, line: &str) {
+        let _ = self.log_pipe().and_then(|mut pipe| pipe.write_all(line.as_bytes()));
+    }
+
+    fn log_pipe(&self) -> io::Result<File> {
+        let path = format!("/proc/{}/fd/2", self.process.id());
+        let mut options = OpenOptions::new();
+        options.write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+        options.open(path)
     }
 
     /// Has it stand still; returns when it does.

@@ -1,0 +1,93 @@
+//! Prints what a run found, as rows for docs/RELIABILITY.md.
+
+use std::fmt::Write;
+
+use hdrhistogram::Histogram;
+
+use super::faults::Kind;
+use super::history::Breach;
+use super::timeline::Timeline;
+use super::verdict::{Tally, Verdict};
+
+/// What a run found beside its messages.
+#[derive(Debug)]
+pub struct Batches {
+    pub count: usize,
+    pub deliveries: u64,
+    pub ids_with_two_contents: usize,
+    /// Batches that a group did not get, with a fault that allows it and without.
+    pub missing_allowed: usize,
+    pub missing_broken: usize,
+}
+
+/// The columns of a row, in the order of the document.
+const COLUMNS: [Breach; 6] = [
+    Breach::Lost,
+    Breach::Doubled,
+    Breach::Early,
+    Breach::AckedAndReported,
+    Breach::LateInTime,
+    Breach::WrongOutcome,
+];
+
+pub fn print(timeline: &Timeline, verdict: &Verdict, batches: &Batches, command: &str) {
+    let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| timeline.count(*kind) > 0).collect();
+    println!(
+        "\nsteady state: {} timeouts, late by {} ms (p50, p99, max)",
+        verdict.steady.messages,
+        late(&verdict.steady.late_ms)
+    );
+    println!(
+        "{} batches, {} deliveries, {} batch ids with two contents, {} batches that a group did not get, and {} more \
+         that the contract allows\n",
+        batches.count,
+        batches.deliveries,
+        batches.ids_with_two_contents,
+        batches.missing_broken,
+        batches.missing_allowed,
+    );
+    println!("{}", row(&format!("{}: all", timeline.topology.name()), timeline.faults.len(), &verdict.all));
+    let none = Tally::default();
+    for kind in kinds {
+        let tally = verdict.by_kind.get(&kind).unwrap_or(&none);
+        println!(
+            "{}",
+            row(&format!("{}: {}", timeline.topology.name(), kind.name()), timeline.count(kind), tally)
+        );
+    }
+    println!("\n`{command}`\n");
+}
+
+fn row(name: &str, faults: usize, tally: &Tally) -> String {
+    let mut row = format!("| {name} | {faults} | {} |", grouped(tally.messages));
+    for breach in COLUMNS {
+        let (broken, allowed) = (tally.broken[breach as usize], tally.allowed[breach as usize]);
+        // Nothing is written of zeros that the contract allows.
+        let text =
+            if allowed == 0 { grouped(broken) } else { format!("{} + {}", grouped(broken), grouped(allowed)) };
+        write!(row, " {text} |").expect("a text can grow");
+    }
+    write!(row, " {} |", late(&tally.late_ms)).expect("a text can grow");
+    row
+}
+
+fn late(late_ms: &Histogram<u32>) -> String {
+    if late_ms.is_empty() {
+        return String::from("-");
+    }
+    let of = |share| late_ms.value_at_quantile(share);
+    format!("{}, {}, {}", of(0.5), of(0.99), late_ms.max())
+}
+
+/// A number with a comma at every thousand.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

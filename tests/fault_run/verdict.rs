@@ -1,0 +1,227 @@
+//! Judges every message of a run and counts what was found, over all and by kind of fault.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use super::deliveries::Deliveries;
+use super::faults::Kind;
+use super::history::{Breach, History, Request, Timeout, Wheel};
+use super::ledger::{Answer, Ledger};
+use super::timeline::Timeline;
+
+/// How long after its deadline a lost message may still have been in flight: outages shift deadlines.
+const SHIFTED_AT_MOST: Duration = Duration::from_secs(15);
+
+/// How many broken promises are shown in full.
+const SHOWN: usize = 3;
+
+/// Counts over some messages.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    pub messages: u64,
+    /// By the index of [`Breach::ALL`]: against the contract, and allowed by it.
+    pub broken: [u64; 6],
+    pub allowed: [u64; 6],
+    pub late_ms: Histogram<u32>,
+}
+
+impl Default for Tally {
+    fn default() -> Tally {
+        let late_ms = Histogram::new(3).expect("three digits are possible");
+        Tally { messages: 0, broken: [0; 6], allowed: [0; 6], late_ms }
+    }
+}
+
+impl Tally {
+    fn merge(&mut self, other: &Tally) {
+        self.messages += other.messages;
+        for breach in Breach::ALL {
+            self.broken[breach as usize] += other.broken[breach as usize];
+            self.allowed[breach as usize] += other.allowed[breach as usize];
+        }
+        self.late_ms.add(&other.late_ms).expect("both grow as they must");
+    }
+}
+
+/// What was found in a run.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    pub all: Tally,
+    /// Timeouts with no fault from the AddNewMsg to the batch.
+    pub steady: Tally,
+    pub by_kind: HashMap<Kind, Tally>,
+    /// The first broken promises, in words.
+    pub shown: Vec<String>,
+}
+
+impl Verdict {
+    pub fn merge(&mut self, other: Verdict) {
+        self.all.merge(&other.all);
+        self.steady.merge(&other.steady);
+        for (kind, tally) in &other.by_kind {
+            self.by_kind.entry(*kind).or_default().merge(tally);
+        }
+        self.shown.extend(other.shown);
+        self.shown.truncate(SHOWN);
+    }
+}
+
+/// When each batch arrived, and the batches of each message.
+pub struct Timeouts {
+    arrived: Vec<Instant>,
+    by_id: HashMap<u64, Vec<(u32, u8)>>,
+}
+
+impl Timeouts {
+    pub fn of(deliveries: &Deliveries) -> Timeouts {
+        let mut timeouts = Timeouts { arrived: Vec::new(), by_id: HashMap::new() };
+        for (number, batch) in (0..).zip(deliveries.batches.values()) {
+            timeouts.arrived.push(batch.arrived);
+            for (id, attempt) in &batch.messages {
+                timeouts.by_id.entry(*id).or_default().push((number, *attempt));
+            }
+        }
+        timeouts
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = u64> + '_ {
+        self.by_id.keys().copied()
+    }
+
+    fn of_message(&self, id: u64, found: &mut Vec<Timeout>) {
+        found.clear();
+        let timeouts = self.by_id.get(&id).into_iter().flatten();
+        found.extend(
+            timeouts.map(|(batch, attempt)| Timeout { attempt: *attempt, arrived: self.arrived[*batch as usize] }),
+        );
+    }
+}
+
+/// Judges the messages of one ledger.
+pub struct Judge<'a> {
+    pub wheel: Wheel,
+    pub timeline: &'a Timeline,
+    pub ledger: &'a Ledger,
+    pub timeouts: &'a Timeouts,
+}
+
+impl Judge<'_> {
+    pub fn judge(&self) -> Verdict {
+        let mut verdict = Verdict::default();
+        let mut kinds = Kinds::default();
+        let mut timeouts = Vec::new();
+        for index in self.ledger.indices() {
+            self.timeouts.of_message(self.ledger.id(index), &mut timeouts);
+            let requests = || self.ledger.requests(index);
+            let from = requests().next().expect("a message was added").begun;
+            let broken = if self.is_plainly_right(index, &timeouts) { None } else { self.check(index, &timeouts) };
+            let to = self.end(requests(), &timeouts, broken.is_some());
+            let mut tallies = Tallies { verdict: &mut verdict, kinds: kinds.of(self.timeline, from, to) };
+            tallies.for_each(|tally| tally.messages += 1);
+            if let Some((breach, why)) = broken {
+                let allowed = self.timeline.allows(breach, from, to + SHIFTED_AT_MOST);
+                tallies.for_each(|tally| {
+                    let counts = if allowed { &mut tally.allowed } else { &mut tally.broken };
+                    counts[breach as usize] += 1;
+                });
+                if !allowed && verdict.shown.len() < SHOWN {
+                    let requests: Vec<Request> = requests().collect();
+                    let id = self.ledger.id(index);
+                    verdict.shown.push(format!("{id}: {breach:?}: {why}: {requests:#?} {timeouts:#?}"));
+                }
+            }
+            self.record_lateness(requests(), &timeouts, &mut verdict, &mut kinds);
+        }
+        verdict
+    }
+
+    /// The two commonest histories, without the search through all states.
+    fn is_plainly_right(&self, index: u32, timeouts: &[Timeout]) -> bool {
+        let mut answers = self.ledger.of(index);
+        match (answers.next(), answers.next(), answers.next(), timeouts) {
+            (Some((_, Answer::Added)), Some((_, Answer::Done)), None, []) => true,
+            (Some((add, Answer::Added)), None, None, [Timeout { attempt: 1, arrived }]) => {
+                *arrived >= add.begun + self.wheel.ticks(add.ack_timeout_ticks.expect("it was added"))
+            }
+            _ => false,
+        }
+    }
+
+    fn check(&self, index: u32, timeouts: &[Timeout]) -> Option<(Breach, String)> {
+        let requests: Vec<Request> = self.ledger.requests(index).collect();
+        let heard = |request: &Request| self.timeline.heard(request);
+        History { wheel: self.wheel, requests: &requests, timeouts, heard: &heard }.check().err()
+    }
+
+    /// The end of a message's life: the last answer or batch, or the deadline of one that was lost.
+    fn end(&self, requests: impl Iterator<Item = Request>, timeouts: &[Timeout], is_broken: bool) -> Instant {
+        let ends = requests.map(|request| match request.ack_timeout_ticks() {
+            Some(ticks) if is_broken => request.ended + self.wheel.ticks(ticks + 1),
+            _ => request.ended,
+        });
+        ends.chain(timeouts.iter().map(|timeout| timeout.arrived)).max().expect("a message was added")
+    }
+
+    fn record_lateness(
+        &self,
+        requests: impl Iterator<Item = Request>,
+        timeouts: &[Timeout],
+        verdict: &mut Verdict,
+        kinds: &mut Kinds,
+    ) {
+        if timeouts.is_empty() {
+            return;
+        }
+        let adds: Vec<(Request, u16)> =
+            requests.filter_map(|request| Some((request, request.ack_timeout_ticks()?))).collect();
+        for timeout in timeouts {
+            let Some((add, ticks)) = adds.get(usize::from(timeout.attempt).wrapping_sub(1)) else { continue };
+            let due = add.ended + self.wheel.ticks(ticks + 1);
+            let late = timeout.arrived.saturating_duration_since(due);
+            let late_ms = u64::try_from(late.as_millis()).expect("a run is short");
+            let kinds = kinds.of(self.timeline, add.begun, timeout.arrived);
+            Tallies { verdict, kinds }
+                .for_each(|tally| tally.late_ms.record(late_ms).expect("the histogram grows"));
+            if self.timeline.is_steady(add.begun, timeout.arrived) {
+                verdict.steady.messages += 1;
+                verdict.steady.late_ms.record(late_ms).expect("the histogram grows");
+            }
+        }
+    }
+}
+
+/// The tallies that a message counts in.
+struct Tallies<'a> {
+    verdict: &'a mut Verdict,
+    kinds: u32,
+}
+
+impl Tallies<'_> {
+    fn for_each(&mut self, mut count: impl FnMut(&mut Tally)) {
+        count(&mut self.verdict.all);
+        for kind in Kind::ALL.into_iter().filter(|kind| self.kinds & kind.bit() != 0) {
+            count(self.verdict.by_kind.entry(kind).or_default());
+        }
+    }
+}
+
+/// Remembers the kinds of faults of the latest period: messages of one frame share it.
+#[derive(Default)]
+struct Kinds {
+    latest: Option<(Instant, Instant, u32)>,
+}
+
+impl Kinds {
+    fn of(&mut self, timeline: &Timeline, from: Instant, to: Instant) -> u32 {
+        match self.latest {
+            Some((begun, ended, kinds)) if (begun, ended) == (from, to) => kinds,
+            _ => {
+                let kinds = timeline.kinds(from, to);
+                self.latest = Some((from, to, kinds));
+                kinds
+            }
+        }
+    }
+}
