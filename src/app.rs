@@ -33,7 +33,8 @@ use crate::gate::ReadGate;
 use crate::log;
 use crate::metrics::{Limits, Metrics};
 use crate::server::{self, DRAIN_GRACE, Server};
-use crate::ticker::{Ticker, TickerHandle, TickerThread};
+use crate::thread::RuntimeThread;
+use crate::ticker::{Ticker, TickerHandle};
 
 /// How often a drain looks whether all batches are acknowledged.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
@@ -48,6 +49,9 @@ const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
 const STORE_PATIENCE: (Duration, Duration) = (Duration::from_secs(6), Duration::from_millis(9_700));
 
 /// A running sidecar. Dropping it ends its tasks at once; [`Sidecar::drain`] ends it properly.
+///
+/// If one of its tasks panics, the rest cannot go on: `serve`, and a program of your own that starts a sidecar, call
+/// [`panics::end_the_process`](crate::panics::end_the_process) first.
 pub struct Sidecar {
     name: String,
     address: SocketAddr,
@@ -58,7 +62,7 @@ pub struct Sidecar {
     health: Arc<Health>,
     server: Option<Server>,
     tickers: Vec<TickerHandle>,
-    _thread: TickerThread,
+    _threads: [RuntimeThread; 2],
     ticking: Vec<JoinHandle<()>>,
     tasks: Vec<JoinHandle<()>>,
     drain_timeout: Duration,
@@ -89,7 +93,7 @@ impl Sidecar {
     }
 
     fn start_from(config: Config, prepared: Prepared, store: Arc<dyn Store>) -> Sidecar {
-        let Prepared { name, listening, clock, metrics, thread } = prepared;
+        let Prepared { name, listening, clock, metrics, ticker_thread, admin_thread, answers } = prepared;
         let Listening { listeners, address, admin_listener, admin_address } = listening;
         let gate = ReadGate::new();
         show_settings(&config, store.seats().len(), &metrics);
@@ -104,7 +108,7 @@ impl Sidecar {
             let (clock, gate, metrics) = (Arc::clone(&clock), Arc::clone(&gate), Arc::clone(&metrics));
             let (ticker, handle) = Ticker::new(seat, clock, gate, metrics);
             let span = span_of(ring, &*store);
-            ticking.push(thread.spawn(async move { ticker.run(Alarm::precise()).await }.instrument(span)));
+            ticking.push(ticker_thread.spawn(async move { ticker.run(Alarm::precise()).await }.instrument(span)));
             tickers.push(handle);
         }
         let certificate = config.certificate.map(Arc::new);
@@ -117,7 +121,7 @@ impl Sidecar {
             tickers: tickers.clone(),
             certificate: certificate.clone(),
             draining: false.into(),
-            scrapes: tokio::sync::Mutex::default(),
+            answers,
         });
         let shared = Arc::new(server::Shared {
             options: config.server,
@@ -136,7 +140,7 @@ impl Sidecar {
                 let clock = Arc::clone(&clock);
                 async move { match server::report_full_limits(metrics, clock).await {} }
             }),
-            tokio::spawn(admin::serve(admin_listener, Arc::clone(&health))),
+            admin_thread.spawn(admin::serve(admin_listener, Arc::clone(&health))),
             tokio::spawn(read_files_again(Arc::clone(&shared))),
         ];
         Sidecar {
@@ -148,7 +152,7 @@ impl Sidecar {
             health,
             server: Some(Server::start(listeners, &shared)),
             tickers,
-            _thread: thread,
+            _threads: [ticker_thread, admin_thread],
             ticking,
             tasks,
             store,

@@ -37,6 +37,7 @@
 //! | [`metrics`] | every metric, once |
 //! | [`systemd`] | what a service manager wants to hear: ready, alive, going |
 //! | [`load`] | many requests a second over the real protocol, each answer checked: `ackwheel bench` |
+//! | [`panics`] | a panic ends one connection, or the process |
 //! | [`log`] | a fault that repeats does not fill the log, and nobody waits for the reader of the log |
 //! | [`config`], [`app`], [`cli`] | settings become a running sidecar; the verbs of the command line |
 //!
@@ -73,6 +74,8 @@ pub mod memory;
 #[cfg(feature = "sidecar")]
 pub mod metrics;
 #[cfg(feature = "sidecar")]
+pub mod panics;
+#[cfg(feature = "sidecar")]
 mod patience;
 #[cfg(feature = "client")]
 pub mod protocol;
@@ -84,5 +87,7 @@ mod reloaded;
 pub mod server;
 #[cfg(feature = "sidecar")]
 pub mod systemd;
+#[cfg(feature = "sidecar")]
+mod thread;
 #[cfg(feature = "sidecar")]
 pub mod ticker;

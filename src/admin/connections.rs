@@ -14,6 +14,8 @@ use tokio::net::TcpStream;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::debug;
 
+use crate::panics::contained;
+
 /// The most connections at once.
 pub const MAX_CONNECTIONS: usize = 256;
 
@@ -54,7 +56,7 @@ impl Connections {
             }
         }
         let asked = Arc::new(AtomicBool::new(false));
-        let task = self.tasks.spawn(serve_one(stream, routes.clone(), Arc::clone(&asked)));
+        let task = self.tasks.spawn(contained(serve_one(stream, routes.clone(), Arc::clone(&asked))));
         self.open.push_back(Open { task, asked });
     }
 }

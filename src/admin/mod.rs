@@ -1,5 +1,8 @@
 //! The admin endpoints: metrics, probes, status, and the ring on a page. They change nothing.
+//!
+//! They run on a thread of their own, whatever the threads do that serve connections.
 
+mod answers;
 mod connections;
 mod page;
 pub mod status;
@@ -9,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -17,13 +21,15 @@ use futures_util::future::{join_all, try_join_all};
 use tokio::net::TcpListener;
 use tracing::{debug, warn};
 
+pub use self::answers::Answers;
+use self::answers::{ANSWER_TIMEOUT, Answer};
 use self::connections::Connections;
 pub use self::connections::MAX_CONNECTIONS;
 use self::status::{GroupReport, RingReport, StatusReport};
 use crate::certificate::Certificate;
 use crate::clock::Clock;
 use crate::core::alive::BEAT;
-use crate::core::outbox::GroupBacklog;
+use crate::core::outbox::{Backlog, GroupBacklog};
 use crate::core::outboxes::merge_backlogs;
 use crate::core::refusal::Refusal;
 use crate::core::ring::RingStatus;
@@ -50,8 +56,8 @@ pub struct Health {
     pub certificate: Option<Arc<Certificate>>,
     /// Whether the sidecar is going.
     pub draining: AtomicBool,
-    /// Held while the gauges are made anew and read.
-    pub scrapes: tokio::sync::Mutex<()>,
+    /// What requests for the same share.
+    pub answers: Answers,
 }
 
 /// After a failed accept the listener rests.
@@ -84,10 +90,17 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
 }
 
 async fn metrics(State(health): State<Arc<Health>>) -> Response {
-    // One scrape at a time: a second one must not see the groups while the first puts them anew.
-    let _scrape = health.scrapes.lock().await;
-    health.refresh_metrics().await;
-    ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], health.metrics.render()).into_response()
+    let of = Arc::clone(&health);
+    let answer = health.answers.metrics.get(Arc::clone(&health.clock), move || async move {
+        of.refresh_metrics().await;
+        (StatusCode::OK, Bytes::from(of.metrics.render()))
+    });
+    let (status, text) = answer.await.unwrap_or_else(|| {
+        warn!("the store did not say within {ANSWER_TIMEOUT:?} how its rings are; their gauges are 0: look at the store");
+        health.show_nothing();
+        (StatusCode::OK, Bytes::from(health.metrics.render()))
+    });
+    (status, [(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response()
 }
 
 async fn livez(State(health): State<Arc<Health>>) -> Response {
@@ -107,23 +120,32 @@ async fn readyz(State(health): State<Arc<Health>>) -> Response {
 }
 
 async fn status(State(health): State<Arc<Health>>) -> Response {
-    match health.report().await {
-        Ok(report) => json(&report),
-        Err(refusal) => (StatusCode::SERVICE_UNAVAILABLE, format!("{refusal}\n")).into_response(),
+    let of = Arc::clone(&health);
+    let answer = health.answers.status.get(Arc::clone(&health.clock), move || async move {
+        match of.report().await {
+            Ok(report) => json(&report),
+            Err(refusal) => (StatusCode::SERVICE_UNAVAILABLE, Bytes::from(format!("{refusal}\n"))),
+        }
+    });
+    let (status, text) = answer.await.unwrap_or_else(|| {
+        let text = format!("the store did not answer within {ANSWER_TIMEOUT:?}: look at the store\n");
+        (StatusCode::SERVICE_UNAVAILABLE, Bytes::from(text))
+    });
+    if status != StatusCode::OK {
+        return (status, text).into_response();
     }
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    (headers, text).into_response()
 }
 
 async fn elsewhere() -> Response {
     (StatusCode::NOT_FOUND, "here are / /metrics /livez /readyz /status\n").into_response()
 }
 
-fn json(report: &StatusReport) -> Response {
+fn json(report: &StatusReport) -> Answer {
     match serde_json::to_string(report) {
-        Ok(json) => {
-            let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
-            (headers, json + "\n").into_response()
-        }
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        Ok(json) => (StatusCode::OK, Bytes::from(json + "\n")),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, Bytes::from(format!("{error}\n"))),
     }
 }
 
@@ -171,6 +193,13 @@ impl Health {
         self.metrics.show_rings(&led);
         let backlog = merge_backlogs(backlogs.into_iter().flatten().collect());
         self.metrics.show_outbox(&backlog, &self.delivery.attended());
+    }
+
+    /// The gauges of the rings if the store does not answer at all.
+    fn show_nothing(&self) {
+        self.metrics.store_up.set(i64::from(self.store.is_up()));
+        self.metrics.show_rings(&[]);
+        self.metrics.show_outbox(&Backlog::default(), &[]);
     }
 
     async fn report(&self) -> Result<StatusReport, Refusal> {

@@ -18,9 +18,9 @@ pub enum StartError {
         /// The cause.
         cause: io::Error,
     },
-    /// There is no thread for the tickers.
+    /// There is no thread for the tickers, or for the admin endpoints.
     #[error(
-        "a thread to turn the wheel could not be started: {0}; look at the limits of processes and open files"
+        "a thread for the wheel or for --admin could not be started: {0}; look at the limits of processes and open files"
     )]
     Thread(io::Error),
     /// The memory store could not be opened.

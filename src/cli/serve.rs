@@ -20,6 +20,7 @@ use crate::app::{Sidecar, StartError};
 use crate::clock::Clock;
 use crate::config::{Config, LogFormat, Settings};
 use crate::log::{self, Limit, LogWriter};
+use crate::panics;
 use crate::redis::RedisStoreError;
 use crate::systemd::ServiceManager;
 
@@ -72,6 +73,11 @@ impl Serve {
             return Ok(writeln!(stdout(), "the configuration is right")?);
         }
         let limit = start_logging(filter, log_format)?;
+        let last_lines = limit.clone();
+        panics::end_the_process(move || {
+            last_lines.say_all();
+            log::flush();
+        });
         for stranger in strangers {
             warn!("{stranger}");
         }

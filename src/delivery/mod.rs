@@ -25,6 +25,7 @@ use crate::core::group::GroupName;
 use crate::core::outbox::{Backlog, Opening, Outbox, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::metrics::Metrics;
+use crate::panics;
 use membership::Memberships;
 
 /// How often a drain looks whether all groups are left.
@@ -318,11 +319,12 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// When the store is away.
+    /// When the store is away, or the group's task has ended.
     pub fn ack(&self, batches: Vec<BatchId>) -> impl Future<Output = Result<u64, Refusal>> + Send + use<> {
         let (answer, settled) = oneshot::channel();
         let _ = self.commands.send(Command::Ack { batches, answer });
-        async move { settled.await.unwrap_or(Ok(0)) }
+        let ended = "the process ends: acknowledge the batch over another connection";
+        async move { settled.await.unwrap_or_else(|_| Err(Refusal::new(Reason::StoreSilent, ended))) }
     }
 
     /// Gives a batch back; returns whether this subscriber held it.
@@ -335,6 +337,7 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
+        let _shared = panics::shared();
         if let Some(handle) = self.shared.groups.lock().get_mut(&self.group) {
             handle.members -= 1;
         }

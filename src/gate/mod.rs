@@ -28,6 +28,7 @@ use tokio::sync::Notify;
 use self::arrivals::{Arrivals, Waiting};
 use self::member::Line;
 pub use self::member::{Member, Taking};
+use crate::panics;
 use crate::patience::in_time;
 
 /// Where the ticker meets the connections.
@@ -81,6 +82,7 @@ impl ReadGate {
     /// A connection joins, with the socket that it reads; without one it is asked in every round.
     #[must_use]
     pub fn join(self: &Arc<Self>, socket: Option<BorrowedFd<'_>>) -> Member {
+        let _shared = panics::shared();
         let line = Arc::new(Line::new());
         let number = {
             let mut members = self.members.lock();
@@ -156,6 +158,7 @@ impl ReadGate {
 
     /// A member has passed the round in which it was asked.
     fn passed(&self, number: u64, round: u64) {
+        let _shared = panics::shared();
         let mut members = self.members.lock();
         if round != members.round {
             return;
@@ -167,6 +170,7 @@ impl ReadGate {
     }
 
     fn left(&self, number: u64) {
+        let _shared = panics::shared();
         let mut members = self.members.lock();
         let seat = members.seats.remove(&number).expect("a member leaves once");
         if seat.outstanding {

@@ -1,7 +1,7 @@
 //! The hot path: all requests of a read, done together by a store that never waits, or taken over by one that
 //! answers later, and all answers that come at the same time.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,6 +12,7 @@ use super::session::{Done, Session, State};
 use crate::core::answers::Answers;
 use crate::core::burst::{Asks, Burst, Request};
 use crate::metrics::Metrics;
+use crate::panics;
 use crate::protocol::frame::FrameType;
 
 /// With so many messages a burst is done: as many as share a lock and a wait for memory well. A frame is not cut, so
@@ -25,8 +26,9 @@ const MOST_KEPT_A_THREAD: usize = 4 * MOST_MESSAGES;
 const MOST_KEPT: usize = 256;
 
 thread_local! {
-    /// Used again by every read of a thread, so that an idle connection has none.
-    static BURST: RefCell<Burst> = RefCell::default();
+    /// Used again by every read of a thread, so that an idle connection has none. A read takes it out and puts it back
+    /// empty: what a connection that panicked had in it goes with that connection.
+    static BURST: Cell<Option<Box<Burst>>> = const { Cell::new(None) };
 }
 
 impl Session {
@@ -38,20 +40,20 @@ impl Session {
         }
         let slots = rings.wheel().slots();
         self.will_write();
-        BURST.with_borrow_mut(|burst| {
-            loop {
-                let echoed = self.wire.echo_pings();
-                self.shared.metrics.count_frames(FrameType::Ping, echoed.pings);
-                self.shared.metrics.count_frames(FrameType::Pong, echoed.pings + echoed.pongs);
-                self.wire.take_requests(burst, MOST_MESSAGES, slots);
-                if !burst.is_empty() {
-                    self.answer(burst, now);
-                    burst.clear(MOST_KEPT_A_THREAD);
-                } else if echoed.bytes == 0 {
-                    break;
-                }
+        let mut burst = BURST.take().unwrap_or_default();
+        loop {
+            let echoed = self.wire.echo_pings();
+            self.shared.metrics.count_frames(FrameType::Ping, echoed.pings);
+            self.shared.metrics.count_frames(FrameType::Pong, echoed.pings + echoed.pongs);
+            self.wire.take_requests(&mut burst, MOST_MESSAGES, slots);
+            if !burst.is_empty() {
+                self.answer(&mut burst, now);
+                burst.clear(MOST_KEPT_A_THREAD);
+            } else if echoed.bytes == 0 {
+                break;
             }
-        });
+        }
+        BURST.set(Some(burst));
     }
 
     fn answer(&mut self, burst: &mut Burst, now: Instant) {
@@ -68,12 +70,16 @@ impl Session {
         shared.metrics.count_frames(FrameType::AddNewMsg, adds);
         shared.metrics.count_frames(FrameType::DelMsg, burst.requests.len() as u64 - adds);
         if let Some(ring) = shared.rings.at_once() {
-            ring.do_all(burst, now);
+            {
+                let _shared = panics::shared();
+                ring.do_all(burst, now);
+            }
             self.send_answers(burst);
         } else if let Some(ring) = shared.rings.later() {
             for request in &burst.requests {
                 self.pending.begin(load(request));
             }
+            let _shared = panics::shared();
             ring.take_over(burst, self.asker, &self.answers);
         }
     }

@@ -37,6 +37,7 @@ use crate::core::store::Store;
 use crate::delivery::Delivery;
 use crate::gate::ReadGate;
 use crate::metrics::Metrics;
+use crate::panics::contained;
 use crate::patience::in_time;
 use crate::protocol::frame::{Body, Error, Frame, FrameType};
 
@@ -206,7 +207,7 @@ impl Acceptor {
                 session.run(unanswered.token()).await;
             }
         };
-        self.tasks.spawn(connection.instrument(span));
+        self.tasks.spawn(contained(connection.instrument(span)));
     }
 
     /// Says why, as far as the socket takes it at once.

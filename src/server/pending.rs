@@ -9,6 +9,8 @@ use std::pin::Pin;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
+use crate::panics::uncontained;
+
 /// Requests beyond which a connection is not read from.
 const MAX_REQUESTS: usize = 1_024;
 
@@ -41,7 +43,7 @@ pub(super) struct Pending<T> {
     others: Sum,
 }
 
-impl<T> Pending<T> {
+impl<T: 'static> Pending<T> {
     pub(super) fn new() -> Pending<T> {
         Pending { requests: FuturesUnordered::new(), acks: Sum::default(), others: Sum::default() }
     }
@@ -63,6 +65,7 @@ impl<T> Pending<T> {
     /// A request has to wait.
     pub(super) fn push(&mut self, load: Load, done: impl Future<Output = T> + Send + 'static) {
         self.begin(load);
+        let done = uncontained(done);
         self.requests.push(Box::pin(async move { (load, done.await) }));
     }
 

@@ -12,6 +12,7 @@ use crate::core::outbox::Start;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{self, Reply};
 use crate::delivery::{SubscribeRequest, Subscription};
+use crate::panics;
 use crate::protocol::frame::{
     self, AddNewMsg, Body, DelMsg, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome,
 };
@@ -123,7 +124,10 @@ impl Session {
         let load = Load::Other(request.messages.len());
         let AddNewMsg { messages, attempt, .. } = request;
         let request = ring::AddNewMsg { messages, ack_timeout_ticks, attempt: *attempt, asker: self.asker };
-        let reply = self.shared.rings.add_new_msg(request, now);
+        let reply = {
+            let _shared = panics::shared();
+            self.shared.rings.add_new_msg(request, now)
+        };
         let metrics = self.shared.metrics.clone();
         self.answer_when_ready(correlation, load, reply, move |answer| {
             metrics.count_add(&answer);
@@ -134,7 +138,10 @@ impl Session {
     fn del_msg(&mut self, correlation: u32, request: &DelMsg, now: Instant) {
         let load = Load::Acks(request.messages.len());
         let request = ring::DelMsg { messages: &request.messages, withdraw: request.withdraw, asker: self.asker };
-        let reply = self.shared.rings.del_msg(request, now);
+        let reply = {
+            let _shared = panics::shared();
+            self.shared.rings.del_msg(request, now)
+        };
         let metrics = self.shared.metrics.clone();
         self.answer_when_ready(correlation, load, reply, move |answer| {
             metrics.count_del(&answer);

@@ -34,6 +34,7 @@ use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Asker;
 use crate::delivery::Subscription;
 use crate::gate::Member;
+use crate::panics::contained;
 use crate::patience::in_time;
 use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, GoAway, GoAwayReason, MAX_GREETING_LENGTH};
@@ -162,7 +163,8 @@ impl Session {
         drop(self.gate);
         self.deleting.close();
         if self.pending.is_waiting() {
-            tokio::spawn(bursts::outlive(self.pending, self.answers, Arc::clone(&self.shared.metrics)));
+            let outlive = bursts::outlive(self.pending, self.answers, Arc::clone(&self.shared.metrics));
+            tokio::spawn(contained(outlive));
         }
         // Whoever does not take the last words in time does not get them.
         let _ = in_time(CLOSE_PATIENCE, self.wire.close(unanswered)).await;

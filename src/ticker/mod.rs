@@ -10,7 +10,6 @@ mod handle;
 mod pulse;
 mod reading;
 mod recent;
-mod thread;
 mod tidying;
 mod trouble;
 
@@ -24,7 +23,6 @@ use tracing::{debug, warn};
 pub use handle::TickerHandle;
 pub use pulse::LIVENESS;
 pub use recent::RECENT_TICKS;
-pub use thread::TickerThread;
 
 use self::behind::Behind;
 use self::handle::Answer;

@@ -1,0 +1,149 @@
+//! Answers that need the store: made on a thread of their own, one at a time, and within a bounded time.
+//!
+//! The admin thread itself takes no lock of the store and waits for no connection, so that /livez answers whatever
+//! the store does. A flood of requests costs no more than [`REST`] allows: one answer is for all requests that came
+//! before it was begun.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use tokio::sync::Mutex;
+use tokio::time::{sleep_until, timeout};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::clock::Clock;
+use crate::thread::RuntimeThread;
+
+/// How long a request waits for its answer: less than Prometheus and probes wait by default.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The least time from the beginning of an answer to that of the next.
+const REST: Duration = Duration::from_millis(10);
+
+/// The text of an answer, and its status.
+pub(super) type Answer = (StatusCode, Bytes);
+
+/// The answers that the endpoints share among their requests.
+#[derive(Debug)]
+pub struct Answers {
+    pub(super) metrics: Shared,
+    pub(super) status: Shared,
+}
+
+impl Answers {
+    /// Answers that are made on this thread: it may wait for locks of the store.
+    #[must_use]
+    pub fn made_on(thread: RuntimeThread) -> Answers {
+        let thread = Arc::new(thread);
+        Answers { metrics: Shared::made_on(Arc::clone(&thread)), status: Shared::made_on(thread) }
+    }
+}
+
+/// The answers of one endpoint.
+#[derive(Debug)]
+pub(super) struct Shared {
+    thread: Arc<RuntimeThread>,
+    /// The last answer, and when it was begun. Locked while the next one is made.
+    last: Arc<Mutex<Option<(Instant, Answer)>>>,
+}
+
+impl Shared {
+    fn made_on(thread: Arc<RuntimeThread>) -> Shared {
+        Shared { thread, last: Arc::default() }
+    }
+
+    /// An answer that was begun after this call, by `make` or by the call of another request; none if it is not there
+    /// in time.
+    pub(super) async fn get<F>(
+        &self,
+        clock: Arc<Clock>,
+        make: impl FnOnce() -> F + Send + 'static,
+    ) -> Option<Answer>
+    where
+        F: Future<Output = Answer> + Send + 'static,
+    {
+        let asked = clock.now();
+        let answer = async {
+            let mut last = Arc::clone(&self.last).lock_owned().await;
+            if let Some((begun, answer)) = &*last {
+                if *begun >= asked {
+                    return Some(answer.clone());
+                }
+                sleep_until((*begun + REST).into()).await;
+            }
+            let made = self.thread.spawn(async move {
+                let begun = clock.now();
+                let answer = make().await;
+                *last = Some((begun, answer.clone()));
+                answer
+            });
+            // If nobody waits for it any more, it ends at its next wait.
+            AbortOnDropHandle::new(made).await.ok()
+        };
+        timeout(ANSWER_TIMEOUT, answer).await.ok().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    fn shared() -> Shared {
+        Shared::made_on(Arc::new(RuntimeThread::start("answers").unwrap()))
+    }
+
+    fn answer(text: &'static str) -> Answer {
+        (StatusCode::OK, Bytes::from_static(text.as_bytes()))
+    }
+
+    #[tokio::test]
+    async fn requests_that_come_together_share_one_answer_and_a_later_one_gets_a_fresh_one() {
+        let (shared, clock, made) = (shared(), Arc::new(Clock::start()), Arc::new(AtomicUsize::new(0)));
+        let get = || {
+            let made = Arc::clone(&made);
+            shared.get(Arc::clone(&clock), move || {
+                made.fetch_add(1, Ordering::Relaxed);
+                ready(answer("made"))
+            })
+        };
+        let answers = join_all((0..100).map(|_| get())).await;
+        assert!(answers.iter().all(|given| given.as_ref() == Some(&answer("made"))));
+        let first = made.load(Ordering::Relaxed);
+        assert!(first <= 2, "{first} answers were made for requests that came together");
+        assert_eq!(get().await, Some(answer("made")));
+        assert_eq!(made.load(Ordering::Relaxed), first + 1, "what happened meanwhile is in it");
+    }
+
+    #[tokio::test]
+    async fn a_store_that_blocks_its_thread_or_never_answers_holds_up_no_request_beyond_its_time() {
+        let (shared, clock) = (shared(), Arc::new(Clock::start()));
+        let (release, blocked) = mpsc::channel::<()>();
+        let begun = clock.now();
+        let stuck = shared.get(Arc::clone(&clock), move || {
+            let _ = blocked.recv();
+            ready(answer("at last"))
+        });
+        assert_eq!(stuck.await, None);
+        let next = shared.get(Arc::clone(&clock), || ready(answer("not asked while another is")));
+        assert_eq!(next.await, None);
+        assert!(clock.now() - begun < ANSWER_TIMEOUT * 3);
+        release.send(()).unwrap();
+        let after = shared.get(Arc::clone(&clock), || ready(answer("the next")));
+        assert_eq!(after.await, Some(answer("the next")));
+        let never = shared.get(Arc::clone(&clock), || async {
+            pending::<()>().await;
+            answer("never")
+        });
+        assert_eq!(never.await, None);
+        let after = shared.get(clock, || ready(answer("and the next")));
+        assert_eq!(after.await, Some(answer("and the next")), "it was given up");
+    }
+}

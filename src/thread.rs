@@ -1,0 +1,50 @@
+//! A thread with a runtime of its own, for work that must go on however busy the connections are.
+
+use std::io;
+use std::thread;
+
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// A thread that runs tasks. Dropping it ends the thread, with all tasks that were spawned on it.
+#[derive(Debug)]
+pub struct RuntimeThread {
+    runtime: Handle,
+    /// Nothing is sent: dropping it is the signal.
+    _stop: oneshot::Sender<()>,
+}
+
+impl RuntimeThread {
+    /// Starts a thread of this name.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no thread or no file descriptor left.
+    pub fn start(name: &str) -> io::Result<RuntimeThread> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel();
+        thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let _ = runtime.block_on(stopped);
+        })?;
+        Ok(RuntimeThread { runtime: handle, _stop: stop })
+    }
+
+    /// Runs a task on it.
+    pub fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        self.runtime.spawn(task)
+    }
+
+    /// Moves a listener to it: until then, the runtime that opened the listener says when a connection waits.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses to watch the listener.
+    pub fn adopt(&self, listener: TcpListener) -> io::Result<TcpListener> {
+        let listener = listener.into_std()?;
+        let _entered = self.runtime.enter();
+        TcpListener::from_std(listener)
+    }
+}
