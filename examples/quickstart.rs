@@ -41,7 +41,7 @@ async fn main() -> anyhow::Result<()> {
         // Acknowledge a batch when it is dealt with: until then it comes again. So an error here is none to end for.
         match batch.ack().await {
             Ok(settled) => println!("acknowledged the batch: {settled}"),
-            Err(error) => println!("batch {} will come again: {error}", batch.id),
+            Err(error) => println!("batch {} is not settled yet: {error}", batch.id),
         }
     }
     sidecar.drain().await?;

@@ -153,7 +153,7 @@ async fn receive(
         ledger.lock().delivered(&batch, Instant::now());
         // Full means that an arrival is to be noticed already; closed, that nobody looks any more.
         let _ = arrivals.try_send(());
-        // An acknowledgement that fails is made up for: the batch comes again, and is acknowledged then.
+        // An acknowledgement that fails is repeated by the subscription.
         acks.spawn(async move { batch.ack().await });
         while acks.try_join_next().is_some() {}
     }

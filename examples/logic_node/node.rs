@@ -136,7 +136,7 @@ impl LogicNode {
                 }
             };
             if let Err(error) = answered {
-                println!("batch {} will come again: {error}", batch.id);
+                println!("batch {} is not settled yet: {error}", batch.id);
             }
         }
     }

@@ -99,7 +99,7 @@ impl Watch {
             if !self.no_ack
                 && let Err(error) = delivered.ack().await
             {
-                // It comes again with a higher delivery count, if its group is still there.
+                // The subscription repeats it for as long as it lasts.
                 let _ =
                     writeln!(stderr(), "ackwheel: batch {} was printed, not acknowledged: {error}", delivered.id);
             }

@@ -3,6 +3,7 @@
 //! One task reads and writes: whatever waits is encoded together and written at once, whatever was read is
 //! handed to who asked. Nobody is judged late or silent before the socket was read: see [`Connection::judge`].
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use super::address::Address;
 use super::error::ClientError;
 use super::handshake::{Established, FIRST_REQUEST, SUBSCRIBE, Stream};
 use super::in_flight::{Answered, InFlight};
-use super::inbox::Inbox;
+use super::inbox::{Arrived, Inbox};
 use super::link::Lane;
 use super::silence::{Silence, Verdict};
 use crate::core::alive::{BEAT, STALL};
@@ -71,6 +72,8 @@ pub(super) struct Connection {
     spared: bool,
     /// What the server said about the end before it came.
     farewell: Option<String>,
+    /// Acknowledgements that nobody waits for, by their correlation ids: those that are repeated.
+    repeated: HashMap<u32, Vec<BatchId>>,
 }
 
 impl Connection {
@@ -92,6 +95,7 @@ impl Connection {
             silence,
             spared: false,
             farewell: None,
+            repeated: HashMap::new(),
         }
     }
 
@@ -116,6 +120,9 @@ impl Connection {
     }
 
     async fn work(&mut self, lane: &mut Lane) -> Result<(), Lost> {
+        if let Some(inbox) = self.inbox.clone() {
+            self.acknowledge_again(inbox.unanswered());
+        }
         // The first batches may have come with the answer to Subscribe.
         self.decode()?;
         loop {
@@ -199,13 +206,20 @@ impl Connection {
             }
             Body::TimeoutBatch(batch) if self.is_subscription(correlation) => {
                 let id = batch.id;
-                if self.inbox.as_ref().is_some_and(|inbox| !inbox.deliver(batch)) {
-                    self.give_back(id);
+                match self.inbox.as_ref().map(|inbox| inbox.deliver(batch)) {
+                    Some(Arrived::NoRoom) => self.give_back(id),
+                    Some(Arrived::Unanswered) => self.acknowledge_again(vec![id]),
+                    Some(Arrived::Kept | Arrived::Acknowledged) | None => {}
                 }
                 Ok(())
             }
             Body::Error(error) => {
                 self.refused(correlation, error);
+                Ok(())
+            }
+            Body::BatchAckAnswer { .. } if self.repeated.contains_key(&correlation) => {
+                let settled = self.repeated.remove(&correlation).unwrap_or_default();
+                self.inbox.iter().for_each(|inbox| inbox.settled(&settled));
                 Ok(())
             }
             body => {
@@ -232,11 +246,23 @@ impl Connection {
         self.stream.codec.encode_frame(&frame, &mut self.out);
     }
 
+    /// Acknowledges what its reader has dealt with, though nobody waits for the answer any more.
+    fn acknowledge_again(&mut self, batches: Vec<BatchId>) {
+        if batches.is_empty() {
+            return;
+        }
+        let frame = Frame::new(self.in_flight.next_correlation(), Body::BatchAck(batches.clone()));
+        self.stream.codec.encode_frame(&frame, &mut self.out);
+        self.repeated.insert(frame.correlation, batches);
+    }
+
     /// A refusal goes to who asked. It may also be the last word of the server.
     fn refused(&mut self, correlation: u32, error: Error) {
         if correlation < FIRST_REQUEST || error.reason().is_some_and(Reason::closes) {
             self.farewell = Some(format!("the server said: {}", error.text));
         }
+        // What is repeated was refused: it is repeated once more when the batch comes again.
+        self.repeated.remove(&correlation);
         self.in_flight.answer(correlation, Body::Error(error));
     }
 

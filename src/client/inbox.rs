@@ -13,6 +13,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use super::acknowledged::{Acknowledged, Asking, Status};
 use super::error::ClientError;
 use crate::core::batch::BatchId;
 use crate::protocol::frame::{Subscribed, TimeoutBatch};
@@ -23,6 +24,20 @@ pub(super) struct Inbox {
     /// As the server does, the inbox takes another batch while it holds fewer messages than this.
     credit: usize,
     state: Mutex<State>,
+    acknowledged: Acknowledged,
+}
+
+/// What became of a batch that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrived {
+    /// It waits for its reader.
+    Kept,
+    /// There is no room for it: it is to be given back.
+    NoRoom,
+    /// Its reader has acknowledged it, and the answer may still come.
+    Acknowledged,
+    /// Its reader has acknowledged it, and has no answer: it is to be acknowledged again.
+    Unanswered,
 }
 
 #[derive(Debug)]
@@ -52,7 +67,7 @@ impl Inbox {
             error: None,
             reader: None,
         };
-        Inbox { credit, state: Mutex::new(state) }
+        Inbox { credit, state: Mutex::new(state), acknowledged: Acknowledged::default() }
     }
 
     /// The group joined.
@@ -65,28 +80,51 @@ impl Inbox {
         self.state().reconnects
     }
 
-    /// A batch arrived. Whether it is kept; where there is no room it is to be given back.
-    #[must_use]
-    pub(super) fn deliver(&self, batch: TimeoutBatch) -> bool {
+    /// The reader acknowledges batches. Copies of them that it has not read are dropped.
+    pub(super) fn acknowledge<'a>(&'a self, batches: &'a [BatchId]) -> Asking<'a> {
+        let asking = self.acknowledged.ask(batches);
         let mut state = self.state();
+        batches.iter().for_each(|batch| state.drop_copy(*batch));
+        asking
+    }
+
+    /// The batches whose acknowledgement is to be repeated.
+    pub(super) fn unanswered(&self) -> Vec<BatchId> {
+        self.acknowledged.unanswered()
+    }
+
+    /// The server says that these are settled.
+    pub(super) fn settled(&self, batches: &[BatchId]) {
+        self.acknowledged.settled(batches);
+    }
+
+    /// A batch arrived.
+    #[must_use]
+    pub(super) fn deliver(&self, batch: TimeoutBatch) -> Arrived {
+        let mut state = self.state();
+        match self.acknowledged.status(batch.id) {
+            None => {}
+            Some(Status::Asked) => return Arrived::Acknowledged,
+            Some(Status::Unanswered) => return Arrived::Unanswered,
+        }
         if !state.ids.insert(batch.id) {
             let messages = batch.messages.len();
             let copy = state.batches.iter_mut().find(|copy| copy.id == batch.id);
             let before = std::mem::replace(copy.expect("its id is known, so it is here"), batch);
             // Not always as many: a Redis that failed over may have decided the tick again.
             state.messages = state.messages - before.messages.len() + messages;
-            return true;
+            return Arrived::Kept;
         }
         if state.messages >= self.credit {
             state.ids.remove(&batch.id);
-            return false;
+            return Arrived::NoRoom;
         }
         state.messages += batch.messages.len();
         state.batches.push_back(batch);
         let reader = state.reader.take();
         drop(state);
         wake(reader);
-        true
+        Arrived::Kept
     }
 
     /// The subscription was renewed on a new connection.
@@ -135,6 +173,15 @@ impl State {
         self.messages -= batch.messages.len();
         Some(batch)
     }
+
+    fn drop_copy(&mut self, batch: BatchId) {
+        if self.ids.remove(&batch)
+            && let Some(place) = self.batches.iter().position(|copy| copy.id == batch)
+            && let Some(copy) = self.batches.remove(place)
+        {
+            self.messages -= copy.messages.len();
+        }
+    }
 }
 
 fn wake(reader: Option<Waker>) {
@@ -169,13 +216,13 @@ mod tests {
     #[test]
     fn a_copy_replaces_what_lies_unread_and_nothing_exceeds_the_credit_by_more_than_a_batch() {
         let inbox = Inbox::new(10, "default".to_owned());
-        assert!(inbox.deliver(batch(0, 5, 1)));
-        assert!(inbox.deliver(batch(1, 4, 1)));
-        assert!(inbox.deliver(batch(0, 5, 2)));
-        assert!(inbox.deliver(batch(2, 5, 1)));
-        assert!(!inbox.deliver(batch(3, 1, 1)));
+        assert_eq!(inbox.deliver(batch(0, 5, 1)), Arrived::Kept);
+        assert_eq!(inbox.deliver(batch(1, 4, 1)), Arrived::Kept);
+        assert_eq!(inbox.deliver(batch(0, 5, 2)), Arrived::Kept);
+        assert_eq!(inbox.deliver(batch(2, 5, 1)), Arrived::Kept);
+        assert_eq!(inbox.deliver(batch(3, 1, 1)), Arrived::NoRoom);
         assert_eq!(read_all(&inbox), [(0, 2), (1, 1), (2, 1)], "the last did not fit");
-        assert!(inbox.deliver(batch(3, 1, 2)));
+        assert_eq!(inbox.deliver(batch(3, 1, 2)), Arrived::Kept);
         assert_eq!(read_all(&inbox), [(3, 2)], "and fits when it comes again");
     }
 
@@ -183,22 +230,41 @@ mod tests {
     fn a_copy_with_more_or_fewer_messages_takes_as_much_of_the_credit_as_it_has() {
         let inbox = Inbox::new(10, "default".to_owned());
         for (before, after) in [(1, 25), (25, 1)] {
-            assert!(inbox.deliver(batch(0, before, 1)));
-            assert!(inbox.deliver(batch(0, after, 2)));
-            assert_eq!(inbox.deliver(batch(1, 5, 1)), after == 1);
+            assert_eq!(inbox.deliver(batch(0, before, 1)), Arrived::Kept);
+            assert_eq!(inbox.deliver(batch(0, after, 2)), Arrived::Kept);
+            assert_eq!(inbox.deliver(batch(1, 5, 1)) == Arrived::Kept, after == 1);
             let fits = if after == 1 { &[(0, 2), (1, 1)][..] } else { &[(0, 2)] };
             assert_eq!(read_all(&inbox), fits);
         }
-        assert!(inbox.deliver(batch(2, 9, 1)));
-        assert!(inbox.deliver(batch(3, 1, 1)));
-        assert!(!inbox.deliver(batch(4, 1, 1)));
+        assert_eq!(inbox.deliver(batch(2, 9, 1)), Arrived::Kept);
+        assert_eq!(inbox.deliver(batch(3, 1, 1)), Arrived::Kept);
+        assert_eq!(inbox.deliver(batch(4, 1, 1)), Arrived::NoRoom);
         assert_eq!(read_all(&inbox), [(2, 1), (3, 1)], "all of the credit is there again");
+    }
+
+    #[test]
+    fn what_was_acknowledged_is_not_read_again_until_it_is_settled() {
+        let inbox = Inbox::new(10, "default".to_owned());
+        assert_eq!(inbox.deliver(batch(0, 9, 1)), Arrived::Kept);
+        assert_eq!(read_all(&inbox), [(0, 1)]);
+        assert_eq!(inbox.deliver(batch(0, 9, 2)), Arrived::Kept, "its reader may be slow");
+        let ids = [batch(0, 9, 1).id];
+        let asking = inbox.acknowledge(&ids);
+        assert_eq!(read_all(&inbox), [], "the copy is of no use any more");
+        assert_eq!(inbox.deliver(batch(0, 9, 3)), Arrived::Acknowledged);
+        drop(asking);
+        assert_eq!(inbox.deliver(batch(0, 9, 4)), Arrived::Unanswered);
+        assert_eq!(inbox.unanswered(), ids);
+        inbox.settled(&ids);
+        assert_eq!(inbox.deliver(batch(0, 9, 5)), Arrived::Kept);
+        assert_eq!(inbox.deliver(batch(1, 9, 1)), Arrived::Kept, "all of the credit was there");
+        assert_eq!(read_all(&inbox), [(0, 5), (1, 1)]);
     }
 
     #[test]
     fn what_lies_unread_comes_before_the_end() {
         let inbox = Inbox::new(10, "default".to_owned());
-        assert!(inbox.deliver(batch(0, 1, 1)));
+        assert_eq!(inbox.deliver(batch(0, 1, 1)), Arrived::Kept);
         inbox.end(Some(ClientError::InvalidRequest("wrong".to_owned())));
         inbox.end(None);
         assert_eq!(read_all(&inbox), [(0, 1)]);

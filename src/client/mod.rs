@@ -24,7 +24,7 @@
 //!         println!("{} was not acknowledged", timed_out.message);
 //!     }
 //!     if let Err(error) = batch.ack().await {
-//!         println!("not acknowledged, and handed out again later: {error}");
+//!         println!("not acknowledged yet, the subscription repeats it: {error}");
 //!     }
 //! }
 //! # Ok(())
@@ -37,11 +37,13 @@
 //!   Client, Subscription ── requests ── link ══ queue ══ task ── connection ── handshake
 //!                                                         │          ├─ in_flight
 //!                        Subscription ◀═══ inbox ◀════════╯          └─ silence
+//!                                            └─ acknowledged
 //! ```
 //!
 //! One background task a link owns the connection and everything that can change about it; callers only
 //! queue and wait. What has no I/O (`in_flight`, `silence`, `inbox`) is tested without any.
 
+mod acknowledged;
 mod address;
 mod connection;
 mod error;

@@ -30,6 +30,9 @@ use crate::protocol::frame::{BatchNack, Body, MAX_BATCH_IDS, TimeoutBatch, Welco
 /// A batch that is not acknowledged comes again, here or at another member of the group; so does one that
 /// was in somebody's hands when a connection was lost. A duplicate has the same [`BatchId`].
 ///
+/// Call [`ack`](Subscription::ack) once. If it fails, the subscription repeats it: on the next connection, and when the
+/// batch comes again, which is then not yielded a second time. It remembers up to 4,096 such batches.
+///
 /// Dropping the subscription leaves the group: what is not acknowledged by then goes to others, and later
 /// acknowledgements fail with [`ClientError::Closed`].
 pub struct Subscription {
@@ -67,24 +70,27 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// When the request fails; repeating it is safe.
+    /// When the request fails; the subscription repeats it.
     pub async fn ack(&self, batch: BatchId) -> Result<bool, ClientError> {
-        acknowledge(&self.link, batch).await
+        acknowledge(&self.link, &self.inbox, batch).await
     }
 
     /// Acknowledges many batches at once. How many of them were not settled before.
     ///
     /// # Errors
     ///
-    /// When a request fails; repeating all of them is safe.
+    /// When a request fails; the subscription repeats it.
     pub async fn ack_all(&self, batches: &[BatchId]) -> Result<u64, ClientError> {
+        let asking = self.inbox.acknowledge(batches);
         let chunks = || batches.chunks(MAX_BATCH_IDS);
         let answers = self.link.ask_all(chunks().map(|ids| Body::BatchAck(ids.to_vec()))).await;
         let settled = answers.into_iter().map(|answer| match answer? {
             Body::BatchAckAnswer { settled } => Ok(u64::from(settled)),
             body => Err(unexpected(&body)),
         });
-        Ok(merge(settled, chunks().map(<[BatchId]>::len))?.into_iter().sum())
+        let settled = merge(settled, chunks().map(<[BatchId]>::len))?.into_iter().sum();
+        asking.settled();
+        Ok(settled)
     }
 
     /// Gives a batch back: it goes to another member of the group, or to this one after the delay. Whether
@@ -123,9 +129,8 @@ impl Subscription {
     }
 
     fn poll(&self, context: &Context<'_>) -> Poll<Option<Result<Delivered, ClientError>>> {
-        self.inbox
-            .poll(context)
-            .map(|next| next.map(|batch| batch.map(|batch| Delivered { batch, link: Arc::clone(&self.link) })))
+        let delivered = |batch| Delivered { batch, link: Arc::clone(&self.link), inbox: Arc::clone(&self.inbox) };
+        self.inbox.poll(context).map(|next| next.map(|batch| batch.map(delivered)))
     }
 }
 
@@ -162,6 +167,7 @@ pub struct Delivered {
     /// The batch.
     pub batch: TimeoutBatch,
     link: Arc<Link>,
+    inbox: Arc<Inbox>,
 }
 
 impl Delivered {
@@ -169,9 +175,9 @@ impl Delivered {
     ///
     /// # Errors
     ///
-    /// When the request fails; repeating it is safe.
+    /// When the request fails; the subscription repeats it.
     pub async fn ack(&self) -> Result<bool, ClientError> {
-        acknowledge(&self.link, self.batch.id).await
+        acknowledge(&self.link, &self.inbox, self.batch.id).await
     }
 
     /// Gives the batch back: it goes to another member of the group, or to this one after the delay. Whether
@@ -205,9 +211,14 @@ impl fmt::Debug for Delivered {
     }
 }
 
-async fn acknowledge(link: &Link, batch: BatchId) -> Result<bool, ClientError> {
-    match link.ask(Body::BatchAck(vec![batch])).await? {
-        Body::BatchAckAnswer { settled } => Ok(settled > 0),
+async fn acknowledge(link: &Link, inbox: &Inbox, batch: BatchId) -> Result<bool, ClientError> {
+    let batches = [batch];
+    let asking = inbox.acknowledge(&batches);
+    match link.ask(Body::BatchAck(batches.to_vec())).await? {
+        Body::BatchAckAnswer { settled } => {
+            asking.settled();
+            Ok(settled > 0)
+        }
         body => Err(unexpected(&body)),
     }
 }

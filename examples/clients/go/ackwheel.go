@@ -1,6 +1,7 @@
 // Package ackwheel is a client of ackwheel in one file, for version 1 of docs/PROTOCOL.md. When its connection is lost
 // it connects anew and subscribes again. Requests that were not answered by then end with an *Error that says
-// OutcomeUnknown; while there is no connection they fail at once, not applied. The caller repeats what should be.
+// OutcomeUnknown; while there is no connection they fail at once, not applied. The caller repeats what should be, except
+// for a BatchAck, which the client repeats: on the next connection, and when its batch comes again.
 package ackwheel
 
 import (
@@ -15,7 +16,7 @@ import (
 
 const (
 	hello, ping, goAway, addNewMsg, delMsg, subscribe, timeoutBatch, batchAck, batchNack = 0x01, 0x02, 0x03, 0x10, 0x11, 0x20, 0x21, 0x22, 0x23
-	pong, errorType, answer, maxFrameLength                                              = 0x82, 0xff, 0x80, 1 << 20 // answer: added to its request
+	pong, errorType, answer, maxFrameLength, maxBatchIDs                                 = 0x82, 0xff, 0x80, 1 << 20, 4096 // answer: a bit
 	firstPause, longestPause, patience                                                   = 100 * time.Millisecond, 5 * time.Second, 5 * time.Second
 )
 const Unknown, Acked, Late, Withdrawn, Withdraw uint8 = 0, 1, 2, 3, 2 // the outcomes of DelMsg, and its flag
@@ -59,6 +60,7 @@ type Client struct {
 	down                        Error // why it is not up
 	lastID                      uint32
 	unanswered                  map[uint32]chan []byte // nil without a connection
+	acked                       map[BatchID]bool       // acknowledged, and not known to be settled: not handed out again
 }
 
 // why reads an Error. A frame has its type at 4, its flags at 5, its status at 6, its id at 8, and its body at 12.
@@ -66,7 +68,7 @@ func why(f []byte) *Error { return &Error{be.Uint16(f[6:]), f[5]&1 > 0, f[5]&2 >
 
 // Connect makes the first connection, or says why there is none; it can be called again then.
 func (c *Client) Connect(ctx context.Context) error {
-	c.Batches, c.writing = make(chan *TimeoutBatch, c.Credit), make(chan struct{}, 1)
+	c.Batches, c.writing, c.acked = make(chan *TimeoutBatch, c.Credit), make(chan struct{}, 1), map[BatchID]bool{}
 	c.closing, c.stop = context.WithCancel(context.Background())
 	lost, err := c.connect(ctx, nil)
 	if err != nil {
@@ -102,10 +104,36 @@ func (c *Client) DelMsg(ctx context.Context, msgIDs, clients []uint64, flags uin
 	return outcomes, err
 }
 
-// BatchAck settles batches that were dealt with; it returns how many were not settled before.
+// BatchAck settles batches that were dealt with; it returns how many were not settled before. If it fails it is repeated.
 func (c *Client) BatchAck(ctx context.Context, batches ...BatchID) (settled uint32, err error) {
-	_, err = c.do(ctx, batchAck, 0, []any{&settled}, uint32(len(batches)), batches)
+	c.mutex.Lock()
+	for _, batch := range batches {
+		if c.acked != nil && len(c.acked) < maxBatchIDs { // Of more than these the client knows nothing: they come again.
+			c.acked[batch] = true
+		}
+	}
+	c.mutex.Unlock()
+	if _, err = c.do(ctx, batchAck, 0, []any{&settled}, uint32(len(batches)), batches); err == nil {
+		c.mutex.Lock()
+		defer c.mutex.Unlock()
+		for _, batch := range batches {
+			delete(c.acked, batch)
+		}
+	}
 	return settled, err
+}
+
+// ackAgain repeats what was not answered, on a connection that has just subscribed.
+func (c *Client) ackAgain() {
+	c.mutex.Lock()
+	var batches []BatchID
+	for batch := range c.acked {
+		batches = append(batches, batch)
+	}
+	c.mutex.Unlock()
+	if len(batches) > 0 {
+		c.BatchAck(c.closing, batches...)
+	}
 }
 
 // BatchNack gives a batch back, for others or for later; it returns whether this connection held it.
@@ -191,7 +219,9 @@ func (c *Client) connect(ctx context.Context, lost chan struct{}) (_ chan struct
 		_, err = c.do(ctx, hello, 0, nil, []byte("ACKW\x01\x01"), uint16(len(c.Token)), []byte(c.Token), uint8(len(c.Name)), []byte(c.Name))
 	}
 	if err == nil && c.Group != "" {
-		_, err = c.do(ctx, subscribe, c.SubscribeFlags, nil, c.Credit, uint8(len(c.Group)), []byte(c.Group))
+		if _, err = c.do(ctx, subscribe, c.SubscribeFlags, nil, c.Credit, uint8(len(c.Group)), []byte(c.Group)); err == nil {
+			go c.ackAgain()
+		}
 	}
 	if failure, ok := err.(*Error); ok && (!failure.Retryable || failure.Code == 0) {
 		c.conn.Close()
@@ -268,7 +298,9 @@ func (c *Client) receive(f []byte) error {
 			default: // The consumer took what was left.
 			}
 		}
-		if err == nil && len(c.Batches) < cap(c.Batches) { // Full: it will come again.
+		if c.acked[b.ID] {
+			go c.BatchAck(c.closing, b.ID)
+		} else if err == nil && len(c.Batches) < cap(c.Batches) { // Full: it will come again.
 			c.Batches <- b
 		}
 		return err

@@ -13,8 +13,9 @@ import java.util.stream.IntStream;
 /**
  * A client of ackwheel in one file, for Java 17 and version 1 of docs/PROTOCOL.md. When its connection is lost it connects anew and
  * subscribes again. Requests that were not answered by then end with a {@link Failure} that says {@code outcomeUnknown}; without a
- * connection they fail at once, not applied. The caller repeats what should be. Futures are completed by the thread that reads, which holds
- * no lock then: do not block it. Ids and clients are unsigned: see {@link Long#toUnsignedString(long)}.
+ * connection they fail at once, not applied. The caller repeats what should be, except for a batchAck, which the client repeats: on the next
+ * connection, and when its batch comes again. Futures are completed by the thread that reads, which holds no lock then: do not block it.
+ * Ids and clients are unsigned: see {@link Long#toUnsignedString(long)}.
  */
 public final class Ackwheel implements AutoCloseable {
     private static final int HELLO = 0x01, PING = 0x02, GO_AWAY = 0x03, ADD_NEW_MSG = 0x10, DEL_MSG = 0x11;
@@ -22,7 +23,7 @@ public final class Ackwheel implements AutoCloseable {
     private static final int ANSWER = 0x80, PONG = 0x82, ERROR = 0xff; // An answer: its request's type and this bit.
     private static final int HELLO_ID = 1, SUBSCRIBE_ID = 2; // The ids of other requests lie behind them.
     private static final int BODY = 8; // where the body begins in a frame without its length: type, flags, status, id
-    private static final int MAX_FRAME_LENGTH = 1 << 20, PATIENCE_MS = 5_000, FIRST_PAUSE_MS = 100;
+    private static final int MAX_FRAME_LENGTH = 1 << 20, MAX_BATCH_IDS = 4_096, PATIENCE_MS = 5_000, FIRST_PAUSE_MS = 100;
 
     /** Known by both of its numbers; the client is 0 where none is given. */
     public record Message(long id, long client) {}
@@ -67,6 +68,7 @@ public final class Ackwheel implements AutoCloseable {
     private final CompletableFuture<Boolean> begun = new CompletableFuture<>(), ended = new CompletableFuture<>();
     private final LinkedBlockingQueue<TimeoutBatch> batches = new LinkedBlockingQueue<>();
     private Map<Integer, Call<?>> unanswered = new HashMap<>(); // guarded by this, as is all below
+    private final Set<BatchId> acked = new HashSet<>(); // acknowledged, and not known to be settled: not handed out again
     private OutputStream out;
     private int lastId = SUBSCRIBE_ID, pingIntervalMs, pauseMs = FIRST_PAUSE_MS;
     private volatile boolean up, subscribed, closing;
@@ -119,11 +121,15 @@ public final class Ackwheel implements AutoCloseable {
         return batch;
     }
 
-    /** Settles batches that were dealt with; answers how many were not settled before. */
-    public CompletableFuture<Integer> batchAck(List<BatchId> ids) {
+    /** Settles batches that were dealt with; answers how many were not settled before. If it fails it is repeated. */
+    public synchronized CompletableFuture<Integer> batchAck(List<BatchId> ids) {
         ByteBuffer body = allocate(4 + 24 * ids.size()).putInt(ids.size());
-        ids.forEach(id -> put(body, id));
-        return limited(request(BATCH_ACK, 0, body, ByteBuffer::getInt));
+        for (BatchId id : ids) {
+            put(body, id);
+            batches.removeIf(copy -> copy.id.equals(id));
+            if (acked.size() < MAX_BATCH_IDS) { acked.add(id); } // Of more than these the client knows nothing: they come again.
+        }
+        return limited(request(BATCH_ACK, 0, body, frame -> { ids.forEach(acked::remove); return frame.getInt(); }));
     }
 
     /** Gives a batch back, for others or for later; answers whether this connection held it. */
@@ -257,8 +263,12 @@ public final class Ackwheel implements AutoCloseable {
             send(PONG, 0, id, frame.slice());
         } else if (kind == TIMEOUT_BATCH) {
             TimeoutBatch batch = readBatch(flags, frame);
-            batches.removeIf(copy -> copy.id.equals(batch.id)); // One waits, however slow the consumer is.
-            batches.add(batch);
+            if (acked.contains(batch.id)) {
+                batchAck(List.of(batch.id));
+            } else {
+                batches.removeIf(copy -> copy.id.equals(batch.id)); // One waits, however slow the consumer is.
+                batches.add(batch);
+            }
         } else if (kind == (HELLO | ANSWER)) {
             pingIntervalMs = frame.getInt(BODY + 20);
             up = !closing;
@@ -284,6 +294,7 @@ public final class Ackwheel implements AutoCloseable {
             subscribed = up;
             pauseMs = FIRST_PAUSE_MS;
             begun.complete(true);
+            if (subscribed && !acked.isEmpty()) { batchAck(List.copyOf(acked)); }
         }
         return () -> { };
     }

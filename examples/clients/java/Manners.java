@@ -57,11 +57,26 @@ public final class Manners {
         }
         Ackwheel.TimeoutBatch batch = client.nextBatch(Duration.ofSeconds(5));
         int waiting = client.nextBatch(Duration.ZERO) == null ? 1 : 2;
-        client.batchAck(List.of(batch.id())).join();
+        loseTheAckOf(client, batch);
         client.close();
         client.close();
         System.out.printf("{\"lost\":%d,\"waiting\":%d,\"delivery\":%d,\"attempt\":%d}%n", lost, waiting,
                 batch.deliveryCount(), batch.attempts()[0]);
+    }
+
+    /** The client repeats it by itself, and hands the batch out no more. (Its consumer need not know of the loss.) */
+    private static void loseTheAckOf(Ackwheel client, Ackwheel.TimeoutBatch batch) throws InterruptedException {
+        try {
+            client.batchAck(List.of(batch.id())).join();
+            fail("its connection should be cut");
+        } catch (CompletionException error) {
+            if (!(error.getCause() instanceof Ackwheel.Failure failure) || !failure.outcomeUnknown) {
+                throw error;
+            }
+        }
+        if (client.nextBatch(Duration.ofSeconds(2)) != null) {
+            fail("what was acknowledged is handed out again");
+        }
     }
 
     private static int unused() {

@@ -8,10 +8,13 @@
             try:
                 await client.batch_ack(batch)                         # after it was dealt with, never before
             except AckwheelError as error:
-                print(error.text)                                     # and go on: the batch comes again
+                print(error.text)                                     # and go on: the client repeats it
 
 It speaks version 1 of docs/PROTOCOL.md; when its connection is lost it connects and subscribes anew. What was not
 answered ends with an AckwheelError that says `outcome_unknown`; without a connection requests fail, not applied.
+Only a batch_ack is repeated by the client: on the next connection, and when its batch comes again, which is not handed
+out a second time. Code that blocks belongs into `asyncio.to_thread`: for as long as it holds the event loop up, no Ping
+is answered, and after two ping intervals the server closes the connection.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ BATCH = struct.Struct(">HHIQQIQQQI")  # batch id with its tick, delivery count, 
 MISTAKES = {0x4854: " It is HTTP: the admin port?", 0x1503: " It wants TLS."}  # by the first bytes of no frame
 HELLO_ID, SUBSCRIBE_ID, LAST_ID = 1, 2, 0xFFFF_FFFF  # The ids of other requests lie behind the first two.
 MAX_FRAME_LENGTH, FIRST_PAUSE, LONGEST_PAUSE = 1_048_576, 0.1, 5.0  # pauses in seconds, between attempts to connect
+MAX_BATCH_IDS = 4_096  # that a BatchAck carries
 
 
 class Message(NamedTuple):
@@ -83,6 +87,7 @@ class Client:
         self._unanswered: dict[int, asyncio.Future[Any]] = {}  # by correlation id
         self._batches: asyncio.Queue[bytes | None] = asyncio.Queue()  # their ids; None is the end
         self._waiting: dict[bytes, TimeoutBatch] = {}
+        self._acked: dict[bytes, None] = {}  # acknowledged, and not known to be settled: never handed out again
         self._task: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._again: asyncio.TimerHandle | None = None  # for a Subscribe that was refused for now
@@ -135,14 +140,32 @@ class Client:
     __aiter__ = batches
 
     async def __anext__(self) -> TimeoutBatch:
-        if batch_id := await self._batches.get():
-            return self._waiting.pop(batch_id)
+        while batch_id := await self._batches.get():
+            if batch := self._waiting.pop(batch_id, None):  # Else it was acknowledged meanwhile.
+                return batch
         self._batches.put_nowait(None)  # for others who iterate
         raise StopAsyncIteration if self._closing else self._lost
 
     async def batch_ack(self, *batches: TimeoutBatch) -> int:
-        """Settles batches that were dealt with; returns how many were not settled before."""
-        return await self._request(BATCH_ACK, 0, struct.pack(">I", len(batches)) + b"".join(batch.id for batch in batches))
+        """Settles batches that were dealt with; returns how many were not settled before. If it fails it is repeated."""
+        ids = [batch.id for batch in batches]
+        for batch_id in ids:
+            self._waiting.pop(batch_id, None)
+            if len(self._acked) < MAX_BATCH_IDS:  # Of more than these the client knows nothing: they are handed out again.
+                self._acked[batch_id] = None
+        settled = await self._request(BATCH_ACK, 0, _ids(ids))
+        self._forget(ids)
+        return settled
+
+    def _ack_again(self, ids: list[bytes]) -> None:
+        correlation_id, result = self._new_id(), asyncio.get_running_loop().create_future()
+        self._unanswered[correlation_id] = result
+        result.add_done_callback(lambda result: result.exception() or self._forget(ids))
+        self._send(BATCH_ACK, 0, correlation_id, _ids(ids))
+
+    def _forget(self, ids: list[bytes]) -> None:
+        for batch_id in ids:
+            self._acked.pop(batch_id, None)
 
     async def batch_nack(self, batch: TimeoutBatch, delay_ms: int) -> bool:
         """Gives a batch back for others, or for later; returns whether this connection held it."""
@@ -249,6 +272,8 @@ class Client:
             self.draining = True
         elif kind == TIMEOUT_BATCH:
             batch = _read_batch(flags, body)
+            if batch.id in self._acked:
+                return self._ack_again([batch.id])
             if batch.id not in self._waiting:
                 self._batches.put_nowait(batch.id)
             self._waiting[batch.id] = batch  # For a slow consumer it takes the place of its copy that waits.
@@ -270,12 +295,18 @@ class Client:
             self._finish(correlation_id, READERS[kind](flags, body))
         if kind == (SUBSCRIBE if self._subscribe else HELLO) | ANSWER:
             self._pause, self._subscribed, self.connections = FIRST_PAUSE, True, self.connections + 1
+            if self._acked:
+                self._ack_again(list(self._acked))
             self._begun.set()
 
     def _finish(self, correlation_id: int, value: Any) -> None:
         result = self._unanswered.pop(correlation_id)
         if not result.done():  # It is if its caller waits no more.
             result.set_exception(value) if isinstance(value, AckwheelError) else result.set_result(value)
+
+
+def _ids(ids: list[bytes]) -> bytes:
+    return struct.pack(">I", len(ids)) + b"".join(ids)
 
 
 def _text(text: str) -> bytes:

@@ -1,8 +1,8 @@
 """What the scenario does not show: python3 manners.py ADDR GROUP GATE
 
 Closes a client at odd moments, names what is no sidecar, repeats a request whose connection is lost, and is slow
-with its batches until the file GATE is there: then one copy waits, the last. Prints a line of JSON; exits with 1 and
-says why if something is wrong.
+with its batches until the file GATE is there: then one copy waits, the last. Its acknowledgement is lost, which the
+client mends. Prints a line of JSON; exits with 1 and says why if something is wrong.
 """
 
 import asyncio
@@ -107,6 +107,20 @@ async def until_it_succeeds(client):
             await asyncio.sleep(0.01)
 
 
+async def lose_the_ack_of(client, batch):
+    """The client repeats it by itself, and hands the batch out no more. (Its consumer need not know of the loss.)"""
+    try:
+        await client.batch_ack(batch)
+        sys.exit("its connection should be cut")
+    except AckwheelError as error:
+        assert error.outcome_unknown, error
+    try:
+        await asyncio.wait_for(anext(client.batches()), 2)
+        sys.exit("what was acknowledged is handed out again")
+    except asyncio.TimeoutError:
+        pass
+
+
 async def must_refuse(request):
     try:
         await request
@@ -140,7 +154,7 @@ async def run(address, group, gate):
             waiting += 1
         except asyncio.TimeoutError:
             pass
-        await client.batch_ack(batch)
+        await lose_the_ack_of(client, batch)
     await client.__aexit__()
     figures = {"lost": lost, "waiting": waiting, "delivery": batch.delivery_count, "attempt": batch.attempts[0]}
     print(json.dumps(figures))

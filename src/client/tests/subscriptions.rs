@@ -103,6 +103,51 @@ async fn a_subscription_heals_and_old_batches_are_acknowledged_on_the_new_connec
     assert_eq!(subscription.reconnects(), 1);
 }
 
+/// Without this, a reader that blocks its runtime for two ping intervals meets the same batch for ever.
+#[tokio::test]
+async fn an_ack_that_is_lost_with_its_connection_is_repeated_and_its_batch_is_not_read_again() {
+    let peer = Peer::new().await;
+    let (mut subscription, mut session) = peer.subscribe(default_group()).await;
+    session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(0))).await;
+    let dealt_with = subscription.next().await.unwrap().unwrap();
+    let (lost, ()) = tokio::join!(dealt_with.ack(), async {
+        assert_eq!(session.frame().await.body, Body::BatchAck(vec![batch(0).id]));
+        drop(session);
+    });
+    assert_outcome_unknown(lost);
+
+    let (mut session, _) = peer.greet_subscriber(subscribed("default")).await;
+    let Frame { correlation, body } = session.frame().await;
+    assert_eq!(body, Body::BatchAck(vec![batch(0).id]), "before anything else");
+    // It was on its way already, and this sidecar does not know what became of the first.
+    session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 2, ..batch(0) })).await;
+    let again = session.frame().await;
+    assert_eq!(again.body, Body::BatchAck(vec![batch(0).id]), "also when it comes again");
+    session.send(correlation, Body::BatchAckAnswer { settled: 1 }).await;
+    session.send(again.correlation, Body::BatchAckAnswer { settled: 0 }).await;
+    session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(1))).await;
+    let next = subscription.next().await.unwrap().unwrap();
+    assert_eq!((next.id, subscription.reconnects()), (batch(1).id, 1), "the first was not yielded again");
+    // Once it is settled, nothing is remembered of it.
+    session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 3, ..batch(0) })).await;
+    assert_eq!(subscription.next().await.unwrap().unwrap().delivery_count, 3);
+}
+
+#[tokio::test]
+async fn an_ack_that_is_refused_is_repeated_when_its_batch_comes_again() {
+    let peer = Peer::new().await;
+    let (mut subscription, mut session) = peer.subscribe(default_group()).await;
+    session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(0))).await;
+    let dealt_with = subscription.next().await.unwrap().unwrap();
+    let (refused, _) = tokio::join!(dealt_with.ack(), session.answer(refusal(Reason::StoreAway)));
+    assert_eq!(assert_not_applied(refused).reason(), Some(Reason::StoreAway));
+    session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 2, ..batch(0) })).await;
+    let repeated = session.answer(Body::BatchAckAnswer { settled: 1 }).await;
+    assert_eq!(repeated, Body::BatchAck(vec![batch(0).id]));
+    session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(1))).await;
+    assert_eq!(subscription.next().await.unwrap().unwrap().id, batch(1).id);
+}
+
 #[tokio::test]
 async fn what_was_not_read_survives_a_lost_connection_and_is_not_doubled() {
     let peer = Peer::new().await;

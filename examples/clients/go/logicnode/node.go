@@ -279,7 +279,7 @@ func (n *node) listen(ctx context.Context) {
 		}
 		cancel()
 		if err != nil {
-			log.Printf("a batch of %d will come again: %v", len(batch.MsgIDs), err)
+			log.Printf("a batch of %d is not settled yet, or comes again: %v", len(batch.MsgIDs), err)
 		}
 	}
 	if ctx.Err() == nil {

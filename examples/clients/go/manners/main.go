@@ -1,8 +1,8 @@
 // What the scenario does not show: go run ./manners ADDR GROUP GATE
 //
 // Closes a client at odd moments, names what is no sidecar, repeats a request whose connection is lost, and is slow
-// with its batches until the file GATE is there: then one copy waits, the last. Prints a line of JSON; exits with 1 and
-// says why if something is wrong.
+// with its batches until the file GATE is there: then one copy waits, the last. Its acknowledgement is lost, which the
+// client mends. Prints a line of JSON; exits with 1 and says why if something is wrong.
 package main
 
 import (
@@ -59,7 +59,12 @@ func main() {
 	waiting := len(client.Batches)
 	batch := <-client.Batches
 	_, err = client.BatchAck(ctx, batch.ID)
-	must(err == nil, "not settled:", err)
+	must(errors.As(err, &failure) && failure.OutcomeUnknown, "its connection should be cut:", err)
+	select { // The client repeats it by itself, and hands the batch out no more.
+	case again := <-client.Batches:
+		must(false, "what was acknowledged is handed out again:", again.ID)
+	case <-time.After(2 * time.Second):
+	}
 	client.Close()
 	client.Close()
 	fmt.Printf("{\"lost\":%d,\"waiting\":%d,\"delivery\":%d,\"attempt\":%d}\n", lost, waiting, batch.DeliveryCount, batch.Attempts[0])
