@@ -220,7 +220,7 @@ fn compare(timeline: &Timeline, groups: &BTreeMap<&str, Deliveries>) -> Batches 
         if got == groups.len() {
             continue;
         }
-        if timeline.allows(Breach::Lost, first, first + UNDELIVERED) {
+        if timeline.allows(Breach::Lost, first, first + UNDELIVERED, None) {
             missing_allowed += 1;
         } else {
             missing_broken += 1;

@@ -176,7 +176,7 @@ impl Stage {
             let pause = match self.random.random_range(0..100) {
                 _ if self.is_dense => 0..700,
                 0..40 => 200..1_000,
-                40..96 => 1_000..3_500,
+                40..97 => 1_000..3_000,
                 _ => {
                     self.repair_until(until, |stage| stage.ongoing.is_empty());
                     STEADY_MS
@@ -239,11 +239,15 @@ impl Stage {
 
     /// Causes the next fault of a shuffled bag that can happen now; false if none can.
     fn cause_next(&mut self) -> bool {
-        if self.bag.is_empty() {
-            self.bag = Kind::of(self.topology);
-            self.bag.shuffle(&mut self.random);
+        let possible = |stage: &Stage| stage.bag.iter().position(|kind| stage.can_happen(*kind));
+        let kinds = Kind::of(self.topology).len();
+        // What is left in the bag may have to wait for the store; other faults need not.
+        if possible(self).is_none() && self.bag.len() < kinds {
+            let mut more = Kind::of(self.topology);
+            more.shuffle(&mut self.random);
+            self.bag.extend(more);
         }
-        let Some(index) = self.bag.iter().position(|kind| self.can_happen(*kind)) else { return false };
+        let Some(index) = possible(self) else { return false };
         let kind = self.bag.remove(index);
         self.cause(kind);
         true

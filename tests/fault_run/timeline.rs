@@ -11,6 +11,18 @@ const RECONNECT: Duration = Duration::from_secs(2);
 /// How long after a fault everything is as in steady state again.
 pub const RECOVERY: Duration = Duration::from_secs(6);
 
+/// How long a primary that was cut off may expire ticks: 2 s without a confirmation, and the way of a batch.
+const UNCONFIRMED: Duration = Duration::from_secs(3);
+
+/// The last Ack of a message that was reported all the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Acked {
+    pub place: usize,
+    pub begun: Instant,
+    /// When its last batch arrived.
+    pub reported: Instant,
+}
+
 /// A fault: of everything, or of the sidecar at one place.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
@@ -78,11 +90,22 @@ impl Timeline {
     }
 
     /// Whether the contract allows this breach for a message that lived from one moment to another.
-    pub fn allows(&self, breach: Breach, from: Instant, to: Instant) -> bool {
+    ///
+    /// Acks that reached the new primary stay valid: the old one, which is cut off, expires nothing after a moment.
+    pub fn allows(&self, breach: Breach, from: Instant, to: Instant, acked: Option<Acked>) -> bool {
         let meets = |fault: &Fault| match fault.loses_until {
             Some(until) => fault.from <= to && from <= until,
             None => fault.meets(from, to, RECOVERY),
         };
-        self.faults.iter().any(|fault| fault.kind.allows(breach, self.topology) && meets(fault))
+        let is_kept = |fault: &Fault| {
+            fault.kind == Kind::PrimaryPartitioned
+                && acked.is_some_and(|acked| {
+                    Some(acked.place) != fault.place
+                        && acked.begun > fault.from
+                        && acked.reported > fault.from + UNCONFIRMED
+                })
+        };
+        let allows = |fault: &Fault| fault.kind.allows(breach, self.topology) && meets(fault) && !is_kept(fault);
+        self.faults.iter().any(allows)
     }
 }

@@ -7,9 +7,9 @@ use hdrhistogram::Histogram;
 
 use super::deliveries::Deliveries;
 use super::faults::Kind;
-use super::history::{Breach, History, Request, Timeout, Wheel};
+use super::history::{Breach, Deleted, History, Outcome, Request, Timeout, Wheel};
 use super::ledger::{Answer, Ledger};
-use super::timeline::Timeline;
+use super::timeline::{Acked, Timeline};
 
 /// How long after its deadline a lost message may still have been in flight: outages shift deadlines.
 const SHIFTED_AT_MOST: Duration = Duration::from_secs(15);
@@ -121,7 +121,8 @@ impl Judge<'_> {
             let mut tallies = Tallies { verdict: &mut verdict, kinds: kinds.of(self.timeline, from, to) };
             tallies.for_each(|tally| tally.messages += 1);
             if let Some((breach, why)) = broken {
-                let allowed = self.timeline.allows(breach, from, to + SHIFTED_AT_MOST);
+                let allowed =
+                    self.timeline.allows(breach, from, to + SHIFTED_AT_MOST, acked(requests(), &timeouts));
                 tallies.for_each(|tally| {
                     let counts = if allowed { &mut tally.allowed } else { &mut tally.broken };
                     counts[breach as usize] += 1;
@@ -192,6 +193,13 @@ impl Judge<'_> {
     }
 }
 
+/// The last Ack of a message that is in a batch.
+fn acked(requests: impl Iterator<Item = Request>, timeouts: &[Timeout]) -> Option<Acked> {
+    let reported = timeouts.iter().map(|timeout| timeout.arrived).max()?;
+    let acks = requests.filter(|request| matches!(request.outcome, Outcome::Del(Deleted::Done)));
+    acks.last().map(|ack| Acked { place: ack.place, begun: ack.begun, reported })
+}
+
 /// The tallies that a message counts in.
 struct Tallies<'a> {
     verdict: &'a mut Verdict,
@@ -222,6 +230,61 @@ impl Kinds {
                 self.latest = Some((from, to, kinds));
                 kinds
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault_run::faults::Topology;
+    use crate::fault_run::ledger::Exchange;
+    use crate::fault_run::timeline::Fault;
+
+    const WHEEL: Wheel = Wheel { tick: Duration::from_secs(1), slots: 5 };
+
+    /// The verdict on a message that is acknowledged in second 2 at place 1, and reported in second 7.
+    fn judge(topology: Topology, fault: Option<(Kind, u64, u64)>) -> Tally {
+        let begun = Instant::now();
+        let at = |second| begun + Duration::from_secs(second);
+        let mut ledger = Ledger::new(7);
+        for (second, ack_timeout_ticks, answer) in [(0, Some(5), Answer::Added), (2, None, Answer::Done)] {
+            let exchange = Exchange { begun: at(second), ended: at(second), place: 1, ack_timeout_ticks };
+            let exchange = ledger.exchange(exchange);
+            ledger.record(0, exchange, answer);
+        }
+        let timeouts = Timeouts { arrived: vec![at(7)], by_id: HashMap::from([(7, vec![(0, 1)])]) };
+        let faults = fault.map(|(kind, from, to)| Fault {
+            kind,
+            place: Some(0),
+            from: at(from),
+            to: at(to),
+            loses_until: Some(at(to)),
+        });
+        let timeline = Timeline { topology, faults: faults.into_iter().collect() };
+        Judge { wheel: WHEEL, timeline: &timeline, ledger: &ledger, timeouts: &timeouts }.judge().all
+    }
+
+    #[test]
+    fn a_breach_is_allowed_only_by_a_fault_that_may_cause_it_while_the_message_lives() {
+        let breach = Breach::AckedAndReported as usize;
+        for (topology, fault, is_allowed) in [
+            (Topology::Redis, None, false),
+            (Topology::Redis, Some((Kind::WritesLost, 1, 3)), true),
+            (Topology::Redis, Some((Kind::RedisKilled, 1, 3)), false),
+            (Topology::Redis, Some((Kind::SidecarKilled, 1, 3)), false),
+            (Topology::Memory, Some((Kind::SidecarKilled, 1, 3)), false),
+            (Topology::Sentinel, Some((Kind::PrimaryKilled, 1, 3)), true),
+            (Topology::Sentinel, Some((Kind::FailoverRequested, 1, 3)), true),
+            (Topology::Cluster, Some((Kind::FailoverRequested, 1, 3)), false),
+            // Acknowledged before the primary was cut off, which it may not have passed on.
+            (Topology::Sentinel, Some((Kind::PrimaryPartitioned, 3, 6)), true),
+            // Acknowledged at the new primary, and reported by the old one.
+            (Topology::Sentinel, Some((Kind::PrimaryPartitioned, 1, 6)), false),
+        ] {
+            let tally = judge(topology, fault);
+            let counts = (tally.messages, tally.broken[breach], tally.allowed[breach]);
+            assert_eq!(counts, (1, u64::from(!is_allowed), u64::from(is_allowed)), "{topology:?} {fault:?}");
         }
     }
 }
