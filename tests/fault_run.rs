@@ -7,7 +7,7 @@
 //! FAULT_RUN_SECONDS=600 FAULT_RUN_SEED=1 cargo test --release --test main -- fault_run::sentinel --nocapture
 //! ```
 //!
-//! It prints a line for each fault, and at the end the rows for docs/RELIABILITY.md: over all messages, and by kind of
+//! It prints a line for each fault, and at the end a section for docs/RELIABILITY.md: over all messages, and by kind of
 //! fault for the messages whose life overlapped it. Each count is of broken promises; a second number behind a plus
 //! sign is what the contract allows, for example writes that a failover loses. Settings, in the environment:
 //!
@@ -227,7 +227,7 @@ fn compare(timeline: &Timeline, groups: &BTreeMap<&str, Deliveries>) -> Batches 
         }
     }
     Batches {
-        count: all.len(),
+        count: all.len() as u64,
         deliveries: groups.values().map(|group| group.total).sum(),
         ids_with_two_contents: groups.values().map(Deliveries::ids_with_two_contents).max().unwrap_or(0),
         missing_allowed,

@@ -14,8 +14,8 @@ pub enum Topology {
 impl Topology {
     pub fn name(self) -> &'static str {
         match self {
-            Topology::Memory => "memory",
-            Topology::Redis => "one Redis",
+            Topology::Memory => "Memory",
+            Topology::Redis => "One Redis",
             Topology::Sentinel => "Sentinel",
             Topology::Cluster => "Cluster",
         }

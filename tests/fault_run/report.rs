@@ -1,4 +1,4 @@
-//! Prints what a run found, as rows for docs/RELIABILITY.md.
+//! Prints what a run found, as a section of docs/RELIABILITY.md.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use super::verdict::{Tally, Verdict};
 /// What a run found beside its messages.
 #[derive(Debug)]
 pub struct Batches {
-    pub count: usize,
+    pub count: u64,
     pub deliveries: u64,
     pub ids_with_two_contents: usize,
     /// Batches that a group did not get, with a fault that allows it and without.
@@ -30,32 +30,29 @@ const COLUMNS: [Breach; 6] = [
     Breach::WrongOutcome,
 ];
 
+/// Prints the section of the document for this run.
 pub fn print(timeline: &Timeline, verdict: &Verdict, batches: &Batches, command: &str) {
-    let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| timeline.count(*kind) > 0).collect();
+    println!("\n### {}\n\n```console", timeline.topology.name());
+    println!("$ {}\n```\n", command.replace(" cargo", " \\\n    cargo"));
     println!(
-        "\nsteady state: {} timeouts, late by {} ms (p50, p99, max)",
-        verdict.steady.messages,
+        "| fault | times | messages | lost | doubled | early | acked and reported | in time and late | wrong answer \
+         | late: p50, p99, max |\n|---|---|---|---|---|---|---|---|---|---|"
+    );
+    println!("{}", row("**all**", timeline.faults.len(), &verdict.all));
+    let none = Tally::default();
+    for kind in Kind::ALL.into_iter().filter(|kind| timeline.count(*kind) > 0) {
+        let tally = verdict.by_kind.get(&kind).unwrap_or(&none);
+        println!("{}", row(kind.name(), timeline.count(kind), tally));
+    }
+    let Batches { count, deliveries, ids_with_two_contents, missing_allowed, missing_broken } = batches;
+    println!(
+        "\n- Steady state: {} timeouts, late by {} ms.",
+        grouped(verdict.steady.messages),
         late(&verdict.steady.late_ms)
     );
-    println!(
-        "{} batches, {} deliveries, {} batch ids with two contents, {} batches that a group did not get, and {} more \
-         that the contract allows\n",
-        batches.count,
-        batches.deliveries,
-        batches.ids_with_two_contents,
-        batches.missing_broken,
-        batches.missing_allowed,
-    );
-    println!("{}", row(&format!("{}: all", timeline.topology.name()), timeline.faults.len(), &verdict.all));
-    let none = Tally::default();
-    for kind in kinds {
-        let tally = verdict.by_kind.get(&kind).unwrap_or(&none);
-        println!(
-            "{}",
-            row(&format!("{}: {}", timeline.topology.name(), kind.name()), timeline.count(kind), tally)
-        );
-    }
-    println!("\n`{command}`\n");
+    println!("- Batches: {} in {} deliveries.", grouped(*count), grouped(*deliveries));
+    println!("- Batch ids with two contents: {ids_with_two_contents}.");
+    println!("- Batches that not every group got: {missing_broken} + {missing_allowed}.\n");
 }
 
 fn row(name: &str, faults: usize, tally: &Tally) -> String {
