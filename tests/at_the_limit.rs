@@ -136,7 +136,7 @@ impl Loaded {
                 drop(scope.spawn({
                     let is_over = &is_over;
                     move || flood(address, number, is_over)
-                }))
+                }));
             });
             let before = self.sidecar.metrics().acked("acked");
             wait_until("the floods are there", || {

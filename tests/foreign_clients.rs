@@ -4,6 +4,7 @@
 //! timeouts. What they print is compared with what a watch in another group and the metrics see. A language that
 //! this machine does not have is named on stderr and left out.
 
+mod blocking;
 mod node;
 
 use std::env;
@@ -340,51 +341,6 @@ fn each_closes_at_any_time_and_a_slow_consumer_finds_one_copy_of_a_batch_and_set
         assert!(manners.delivery >= 2, "{}: it kept the first copy: {manners:?}", language.name);
         sidecar.wait_for_settled(GROUP);
     });
-}
-
-/// A consumer that blocks its event loop for two ping intervals: the server closes each of its connections.
-const BLOCKING: &str = r"
-import asyncio, pathlib, sys, time
-from ackwheel import AckwheelError, Client, Message
-
-async def main(address, group, gate):
-    dealt_with = []
-    async with Client(address, group=group, credit=100, from_end=True) as client:
-        batches = client.batches()
-        for number in 1, 2:
-            await client.add_new_msg([Message(number)], ack_timeout_ticks=number)
-        while not pathlib.Path(gate).exists():
-            try:
-                batch = await asyncio.wait_for(anext(batches), 0.1)
-            except asyncio.TimeoutError:
-                continue
-            dealt_with += [message.msg_id for message in batch.messages]
-            time.sleep(2.5)
-            try:
-                await client.batch_ack(batch)
-            except AckwheelError as error:
-                assert error.outcome_unknown, error
-        print(dealt_with, client.connections > 1)
-
-asyncio.run(main(*sys.argv[1:]))
-";
-
-#[test]
-fn a_python_consumer_that_blocks_its_event_loop_for_two_ping_intervals_deals_with_each_batch_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(words) = python_example(BLOCKING, folder.path()) else { return };
-    let gate = folder.path().join("gate");
-    // The least ping interval there is: 1 s.
-    let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "30"]);
-    let mut process = Process::spawn(command(&words).arg(sidecar.listen.to_string()).arg(GROUP).arg(&gate));
-    wait_until("both messages have timed out and are settled", || {
-        let metrics = sidecar.metrics();
-        metrics.count("messages_timed_out_total") == 2
-            && sidecar.group(GROUP).is_some_and(|group| group.outbox_batches == 0)
-    });
-    fs::write(&gate, "").unwrap();
-    let (_, line) = lines(process.stdout()).recv_timeout(PATIENCE).unwrap();
-    assert_eq!(line, "[1, 2] True", "once each, though its connections were lost");
 }
 
 #[test]

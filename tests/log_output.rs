@@ -150,20 +150,16 @@ fn a_reader_that_comes_back_learns_in_the_same_format_how_many_lines_are_missing
     for format in ["text", "json"] {
         let (reader, writer) = io::pipe().unwrap();
         // The addresses are read from a log in text.
-        let (mut sidecar, reader, writer) = match format {
-            "text" => loud_on_a_pipe(&[]),
-            _ => {
-                let stderr = writer.try_clone().unwrap();
-                let sidecar = Loud::start(&["--log-format", format], stderr, || {
-                    let line = listening_in_json(&reader);
-                    format!(
-                        "listen={} admin={}",
-                        line["listen"].as_str().unwrap(),
-                        line["admin"].as_str().unwrap()
-                    )
-                });
-                (sidecar, reader, writer)
-            }
+        let (mut sidecar, reader, writer) = if format == "text" {
+            loud_on_a_pipe(&[])
+        } else {
+            let stderr = writer.try_clone().unwrap();
+            let sidecar = Loud::start(&["--log-format", format], stderr, || {
+                let line = listening_in_json(&reader);
+                let word = |name: &str| line[name].as_str().unwrap();
+                format!("listen={} admin={}", word("listen"), word("admin"))
+            });
+            (sidecar, reader, writer)
         };
         fill(&writer);
         sidecar.wait_until_lines_are_dropped();

@@ -17,7 +17,7 @@ use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::{AddNewMsg, AddNewMsgAnswer, Advance, Asker, DelMsg, Ring};
 use ackwheel::core::store::Seat;
 
-use mounts::{Memory, Mount, Redis};
+use mounts::{Memory, Mount, RETENTION_TICKS, Redis};
 
 use AddOutcome::{Added, Rearmed};
 use DelOutcome::{Acked, Late, Unknown, Withdrawn};
@@ -25,8 +25,6 @@ use DelOutcome::{Acked, Late, Unknown, Withdrawn};
 const SLOTS: u16 = 5;
 const TICK: Duration = Duration::from_secs(1);
 const MAX_IN_FLIGHT: u64 = 20_000;
-/// The retention, in ticks and so in seconds.
-const RETENTION_TICKS: u32 = 20;
 
 /// What the checks do with a mounted store.
 struct Subject<M> {
@@ -378,18 +376,15 @@ async fn groups_begin_where_they_are_asked_to_and_retention_counts_its_losses<M:
     let mut subject = Subject::<M>::open().await;
     subject.add_with(&messages(&[1, 2]), 1, 1).await;
     subject.turn(2).await;
-    let [old, new]: [GroupName; 2] = ["old", "new"].map(|name| name.parse().unwrap());
-    let now = subject.mount.now();
-    let at_the_end = Opening { start: Start::End, ephemeral: false };
+    let ([old, new], now) = (["old", "new"].map(|name| name.parse::<GroupName>().unwrap()), subject.mount.now());
     subject.outbox.open_group(&old, Opening::default(), now).await.unwrap();
-    subject.outbox.open_group(&new, at_the_end, now).await.unwrap();
+    subject.outbox.open_group(&new, Opening { start: Start::End, ephemeral: false }, now).await.unwrap();
     assert_eq!(subject.outbox.take(&old, 9, now).await.unwrap().len(), 1);
     assert_eq!(subject.outbox.take(&new, 9, now).await.unwrap().len(), 0);
     subject.outbox.leave_group(&old).await.unwrap();
-    let new_alone = std::slice::from_ref(&new);
-    assert_eq!(subject.outbox.tend(new_alone, subject.mount.now()).await.unwrap(), Dropped::default());
+    assert_eq!(subject.outbox.tend(&[new.clone()], subject.mount.now()).await.unwrap(), Dropped::default());
     subject.turn(RETENTION_TICKS + 1).await;
-    let dropped = subject.outbox.tend(new_alone, subject.mount.now()).await.unwrap();
+    let dropped = subject.outbox.tend(&[new.clone()], subject.mount.now()).await.unwrap();
     assert_eq!((dropped.ids, dropped.batches, dropped.groups), (2, 1, vec![old]));
     assert!(subject.take().await.is_empty());
 }

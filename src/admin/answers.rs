@@ -73,14 +73,14 @@ impl Shared {
                 }
                 sleep_until((*begun + REST).into()).await;
             }
-            let made = self.thread.spawn(async move {
+            let task = self.thread.spawn(async move {
                 let begun = clock.now();
                 let answer = make().await;
                 *last = Some((begun, answer.clone()));
                 answer
             });
             // If nobody waits for it any more, it ends at its next wait.
-            AbortOnDropHandle::new(made).await.ok()
+            AbortOnDropHandle::new(task).await.ok()
         };
         timeout(ANSWER_TIMEOUT, answer).await.ok().flatten()
     }

@@ -84,7 +84,9 @@ impl Inbox {
     pub(super) fn acknowledge<'a>(&'a self, batches: &'a [BatchId]) -> Asking<'a> {
         let asking = self.acknowledged.ask(batches);
         let mut state = self.state();
-        batches.iter().for_each(|batch| state.drop_copy(*batch));
+        for batch in batches {
+            state.drop_copy(*batch);
+        }
         asking
     }
 

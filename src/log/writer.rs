@@ -328,7 +328,9 @@ mod tests {
         let (mut writer, allow, seen) = held(&DROPPED);
         let full = || Err(io::ErrorKind::StorageFull.into());
         let permits = [full(), Err(io::ErrorKind::Interrupted.into()), Ok(2), full(), Ok(9), Ok(3), Ok(9)];
-        permits.into_iter().for_each(|permit| allow.send(permit).unwrap());
+        for permit in permits {
+            allow.send(permit).unwrap();
+        }
         for line in ["lost\n", "torn\n", "whole\n"] {
             writer.write_all(line.as_bytes()).unwrap();
         }

@@ -2,6 +2,7 @@
 
 mod labels;
 mod latencies;
+mod losses;
 mod make;
 mod process;
 mod refusals;
@@ -12,6 +13,7 @@ use prometheus::{IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 
 pub use labels::REDIS_ERRORS;
 pub use latencies::Latencies;
+pub use losses::RedisLosses;
 pub use process::cpu_time;
 
 use self::make::Maker;
@@ -35,6 +37,8 @@ pub const SCRIPTS: &[&str] = &[
     "held",
     "forget",
     "mend",
+    "reapply",
+    "acks_applied",
     "acquire",
     "renew",
     "release",
@@ -122,6 +126,7 @@ pub struct Metrics {
     redis_errors: Vec<IntCounter>,
     pub redis_reconnects: IntCounter,
     pub redis_lost: IntCounter,
+    pub redis_losses: RedisLosses,
 }
 
 impl Metrics {
@@ -196,6 +201,7 @@ impl Metrics {
             redis_errors: REDIS_ERRORS.iter().map(|kind| redis_errors.with_label_values(&[kind])).collect(),
             redis_reconnects: make.counter("redis_reconnects_total", "Connections to Redis made anew."),
             redis_lost: make.counter("redis_lost_total", "Times that Redis came back without the ring."),
+            redis_losses: RedisLosses::new(&make),
             registry: make.registry,
         }
     }

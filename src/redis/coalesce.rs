@@ -7,7 +7,7 @@
 
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{oneshot, watch};
@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::error;
 
+use super::applied::Applied;
 use super::chunk::Chunk;
 use super::congestion::{DEPTH, Window};
 use super::fault::{Fault, FaultKind};
@@ -22,7 +23,8 @@ use super::flying::Flying;
 use super::fullness::Fullness;
 use super::inbox::{Inbox, Letters};
 use super::link::{Link, Links, Session, State};
-use super::queue::{Applied, Queue};
+use super::queue::Queue;
+use super::recovery::{self, Held};
 use super::request::{answer_refused, away};
 use super::script::{Answer, SCRIPTS};
 use super::worth;
@@ -38,6 +40,8 @@ use crate::metrics::Metrics;
 pub(super) struct Bounds {
     pub(super) max_in_flight: u64,
     pub(super) max_held_acks: u64,
+    /// The most answered Acks that are kept, in case that Redis loses them.
+    pub(super) kept_acks: usize,
 }
 
 /// Carries adds and dels to a ring.
@@ -47,8 +51,6 @@ pub(super) struct Coalescer {
     /// Those of all rings: while one of them is away, connections are read however many of their Acks are not answered.
     links: Arc<Links>,
     bounds: Bounds,
-    /// Messages of dels that are not answered.
-    unanswered_acks: Arc<AtomicU64>,
     draining: AtomicBool,
     driver: JoinHandle<()>,
 }
@@ -62,20 +64,18 @@ impl Drop for Coalescer {
 impl Coalescer {
     pub(super) fn new(link: Arc<Link>, links: Arc<Links>, bounds: Bounds, metrics: Arc<Metrics>) -> Coalescer {
         let inbox = Arc::new(Inbox::default());
-        let unanswered_acks = Arc::new(AtomicU64::new(0));
         let driver = Driver {
             states: link.states(),
             link: Arc::clone(&link),
             inbox: Arc::clone(&inbox),
             letters: Letters::default(),
-            queue: Queue::new(Arc::clone(&unanswered_acks)),
+            queue: Queue::new(Arc::clone(link.progress()), bounds.kept_acks),
             bounds,
-            held: Held { metrics, shown: 0 },
-            unanswered_acks: Arc::clone(&unanswered_acks),
+            held: Held::new(metrics),
             fullness: Fullness::default(),
         };
         let driver = tokio::spawn(driver.run());
-        Coalescer { inbox, link, links, bounds, unanswered_acks, draining: AtomicBool::new(false), driver }
+        Coalescer { inbox, link, links, bounds, draining: AtomicBool::new(false), driver }
     }
 
     /// Takes no adds from now on.
@@ -86,9 +86,10 @@ impl Coalescer {
     /// Counts the messages of a del until they are answered, or refuses to hold them.
     fn count_ack(&self, request: &mut Request) {
         let count = request.range().len() as u64;
-        let before = self.unanswered_acks.fetch_add(count, Ordering::Relaxed);
+        let unanswered = &self.link.progress().unanswered_acks;
+        let before = unanswered.fetch_add(count, Ordering::Relaxed);
         if before + count > self.bounds.max_held_acks && !self.links.are_up() {
-            self.unanswered_acks.fetch_sub(count, Ordering::Relaxed);
+            unanswered.fetch_sub(count, Ordering::Relaxed);
             request.refusal = Some(Arc::new(Refusal::new(
                 Reason::MaxHeldAcks,
                 format!(
@@ -102,7 +103,7 @@ impl Coalescer {
 
     /// Messages of DelMsg that are not answered.
     pub(super) fn unanswered_acks(&self) -> u64 {
-        self.unanswered_acks.load(Ordering::Relaxed)
+        self.link.progress().unanswered_acks.load(Ordering::Relaxed)
     }
 
     /// Waits until everything asked for before is answered or refused; for so long at most.
@@ -134,20 +135,6 @@ impl Later for Coalescer {
     }
 }
 
-/// The gauge of held acknowledgements, of which this ring shows a part.
-struct Held {
-    metrics: Arc<Metrics>,
-    shown: i64,
-}
-
-impl Held {
-    fn show(&mut self, held: u64) {
-        let held = i64::try_from(held).unwrap_or(i64::MAX);
-        self.metrics.held_acks.add(held - self.shown);
-        self.shown = held;
-    }
-}
-
 /// The chunks whose answers are awaited, and when they were sent.
 type Chunks = Flying<Chunk, (Result<Answer, Fault>, Instant)>;
 
@@ -160,7 +147,6 @@ struct Driver {
     queue: Queue,
     bounds: Bounds,
     held: Held,
-    unanswered_acks: Arc<AtomicU64>,
     fullness: Fullness,
 }
 
@@ -174,7 +160,10 @@ impl Driver {
     async fn run(mut self) {
         while let Some(session) = self.wait_for_session().await {
             self.held.show(0);
-            self.queue.recall(&session.answers, self.bounds.max_in_flight);
+            self.queue.recall(&session.answers, self.bounds.max_in_flight, self.link.clock().now());
+            if let Some(lost) = self.queue.take_lost(session.chunk) {
+                recovery::reapply(&self.link, &session, lost).await;
+            }
             self.serve(&session).await;
             self.queue.refuse_adds();
         }
@@ -186,7 +175,7 @@ impl Driver {
             if let State::Up(session) = &*self.states.borrow_and_update() {
                 return Some(session.clone());
             }
-            self.held.show(self.unanswered_acks.load(Ordering::Relaxed));
+            self.held.show(self.link.progress().unanswered_acks.load(Ordering::Relaxed));
             tokio::select! {
                 changed = self.states.changed() => changed.ok()?,
                 () = poll_fn(|context| self.inbox.poll(context, 1)) => {
@@ -204,8 +193,14 @@ impl Driver {
         let mut flying = Chunks::with_capacity(DEPTH);
         let mut enough_for_two = worth::LEAST;
         let mut window = Window::new(self.link.clock().now());
+        self.take_in();
+        let mut held_before = session.is_awaited.then(|| self.queue.next_frame());
         loop {
             self.take_in();
+            if held_before.is_some_and(|frame| self.queue.has_answered_all_before(frame)) {
+                held_before = None;
+                recovery::end_wait(&self.link, session).await;
+            }
             self.send_what_is_worth_it(session, &mut flying, &mut next, enough_for_two, &mut window).await;
             let enough = if flying.is_empty() { 1 } else { enough_for_two.saturating_sub(self.queue.waiting()) };
             tokio::select! {
@@ -293,7 +288,7 @@ impl Driver {
                         Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight };
                     let chunk = flying.pop().expect("its answer has just come");
                     self.fullness.ends_if(chunk.has_adds);
-                    self.queue.applied(chunk, &applied, self.bounds.max_in_flight);
+                    self.queue.applied(chunk, &applied, self.bounds.max_in_flight, self.link.clock().now());
                     return Ok(());
                 }
                 word => return Err(answer.strange(word)),

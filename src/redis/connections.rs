@@ -21,7 +21,7 @@ static CLIENT_NAME: OnceLock<String> = OnceLock::new();
 
 /// Has all connections of this process bear the name of the sidecar, as far as Redis allows its characters.
 pub(super) fn name_connections(sidecar: &str) {
-    let legal = sidecar.chars().filter(|character| character.is_ascii_graphic()).take(64).collect();
+    let legal = sidecar.chars().filter(char::is_ascii_graphic).take(64).collect();
     let _ = CLIENT_NAME.set(legal);
 }
 

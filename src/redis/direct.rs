@@ -8,6 +8,7 @@ use std::task::{Context, Waker};
 
 use redis::{Client, Cmd, Connection, ErrorKind, RedisError, RedisResult, Value};
 
+use super::applied::Applied;
 use super::chunk::{Chunk, MAX_CHUNK};
 use super::inbox::Item;
 use super::keeper::registration;
@@ -15,7 +16,7 @@ use super::keys::Keys;
 use super::link::LinkOptions;
 use super::options::connection_info;
 use super::place::Place;
-use super::queue::{Applied, Queue};
+use super::queue::Queue;
 use super::request::Asked;
 use super::script::{Answer, SCRIPTS};
 use crate::clock::Clock;
@@ -32,6 +33,7 @@ pub struct DirectCalls {
     keys: Arc<Keys>,
     generation: i64,
     queue: Queue,
+    clock: Arc<Clock>,
     last: u64,
     unanswered: VecDeque<Chunk>,
     answers: Arc<Answers>,
@@ -53,6 +55,7 @@ impl DirectCalls {
         SCRIPTS.open.load().exec(&mut connection)?;
         let wheel = Wheel::default();
         let keys = Arc::new(Keys::new(namespace, 0, wheel.slots(), &super::random_name()));
+        let clock = Arc::new(Clock::start());
         let options = LinkOptions {
             place: Arc::new(Place::of(client)),
             peers: Arc::default(),
@@ -62,16 +65,16 @@ impl DirectCalls {
             catch_up_max_ticks: 0,
             keys: Arc::clone(&keys),
             incarnation: super::random_name(),
-            clock: Arc::new(Clock::start()),
+            clock: Arc::clone(&clock),
             metrics: Arc::new(Metrics::new()),
         };
-        let value = registration(&options, 0).query(&mut connection)?;
+        let value = registration(&options, 0, (0, 0)).query(&mut connection)?;
         let mut answer = Answer::new(&SCRIPTS.open, value).map_err(|fault| strange(&fault.text))?;
         let registered = answer.text().and_then(|_| answer.number());
         let generation = registered.map_err(|fault| strange(&fault.text))?;
         let (queue, unanswered) = (Queue::default(), VecDeque::new());
         let (answers, answered) = (Arc::default(), Burst::default());
-        Ok(DirectCalls { connection, keys, generation, queue, last: 0, unanswered, answers, answered })
+        Ok(DirectCalls { connection, keys, generation, queue, clock, last: 0, unanswered, answers, answered })
     }
 
     /// The bytes of a call that adds messages, at most 1,000. Calls are sent in the order in which they are made.
@@ -139,7 +142,7 @@ impl DirectCalls {
         }
         let chunk = self.unanswered.pop_front().ok_or_else(|| strange("nothing was asked"))?;
         let applied = Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight: None };
-        self.queue.applied(chunk, &applied, u64::MAX);
+        self.queue.applied(chunk, &applied, u64::MAX, self.clock.now());
         self.answered.clear(MAX_CHUNK);
         let _ = self.answers.poll(&mut Context::from_waker(Waker::noop()), &mut self.answered);
         Ok(letters.bytes().filter(|letter| matches!(letter, b'a' | b'k')).count())

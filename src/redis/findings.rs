@@ -91,7 +91,9 @@ impl Checks {
             let may_be_replaced = self.place.several().is_some();
             match checks::check(&mut connection, may_be_replaced, self.ack_timeout).await? {
                 Ok(texts) => {
-                    texts.into_iter().for_each(|text| findings.entry(text).or_default().push(name.clone()))
+                    for text in texts {
+                        findings.entry(text).or_default().push(name.clone());
+                    }
                 }
                 Err(text) => return Ok(Err(format!("{name}: {text}"))),
             }

@@ -145,7 +145,9 @@ impl Shared {
         peer.exchange(loads.query_async::<()>(&mut connection)).await?;
         let (clock, metrics) = (&self.options.clock, &self.options.metrics);
         let begun = clock.now();
-        let registration = registration(&self.options, known.sessions);
+        let answered = self.progress.answered_chunk.load(Ordering::Relaxed);
+        let held = self.progress.unanswered_acks.load(Ordering::Relaxed);
+        let registration = registration(&self.options, known.sessions, (answered, held));
         let registered = peer.exchange(answer(&mut connection, &registration)).await;
         metrics.round_trip(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
         let mut answer = Answer::new(&SCRIPTS.open, registered?)?;
@@ -174,15 +176,18 @@ impl Shared {
                  to keep it"
             );
         }
+        let catch_up_max_ticks = u32::try_from(answer.count()?).unwrap_or_default();
+        let chunk = answer.count()?;
         let session = Session {
             connection,
             found,
             peer,
             number: known.sessions,
             generation,
-            catch_up_max_ticks: u32::try_from(answer.count()?).unwrap_or_default(),
-            chunk: answer.count()?,
+            catch_up_max_ticks,
+            chunk,
             answers: Arc::new([answer.text()?, answer.text()?]),
+            is_awaited: held > 0 || chunk < answered,
             recovered_at: (known.sessions > 1).then(|| self.options.clock.now()),
         };
         self.note_confirmation(&session);
@@ -190,17 +195,18 @@ impl Shared {
     }
 }
 
-/// The call that registers a session, the `sessions`-th of its link.
-pub(super) fn registration(options: &LinkOptions, sessions: u64) -> Cmd {
+/// The call that registers a session, the `sessions`-th of its link: with the last chunk that was answered, and the number
+/// of Acks that are held.
+pub(super) fn registration(options: &LinkOptions, sessions: u64, (answered, held): (u64, u64)) -> Cmd {
     let LinkOptions { keys, wheel, rings, incarnation, catch_up_max_ticks, .. } = options;
-    let Keys { meta, link, outbox, groups, sidecars, lease, messages, ticks, late, .. } = &**keys;
-    let names =
-        [meta, link, outbox, groups, sidecars, lease, messages, ticks, late].into_iter().chain(keys.lists());
+    let Keys { meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late, .. } = &**keys;
+    let names = [meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late];
+    let names = names.into_iter().chain(keys.lists());
     let names: Vec<&String> = names.collect();
     let mut call = SCRIPTS.open.call(names.into_iter().map(String::as_str));
     call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
     // A ring made in a later session is another one.
     call.arg(wheel.slots() + SPARE_LISTS).arg(format!("{incarnation}-{sessions}"));
-    call.arg(&keys.sidecar).arg(catch_up_max_ticks);
+    call.arg(&keys.sidecar).arg(catch_up_max_ticks).arg(answered).arg(held);
     call
 }

@@ -12,6 +12,7 @@
 //! | `tick:<i>` | set | the messages of each deadline D with D mod lists = i; `/attempt` follows where it is not 1 |
 //! | `ticks` | hash | `acked:D`: acknowledged so far; `frozen:D`: a decided tick on its way to the outbox |
 //! | `outbox` | stream | timeout batches under the id `tick-seq`; a consumer group for each group |
+//! | `held_acks` | hash | sidecar → Acks that it held when its session began, until they are applied |
 //! | `late` | list | what was published, in chunks, until it is forgotten a revolution later |
 //! | `groups` | hash | group → `e` if it is ephemeral, else `-`; then the tick since which it has no subscriber, if so |
 //! | `sidecars` | hash | sidecar → number of its last heartbeat, then each group that has a subscriber there |
@@ -52,6 +53,7 @@ pub(super) struct Keys {
     pub(super) candidates: String,
     pub(super) messages: String,
     pub(super) ticks: String,
+    pub(super) held_acks: String,
     pub(super) outbox: String,
     pub(super) late: String,
     pub(super) groups: String,
@@ -77,14 +79,15 @@ impl Keys {
             candidates: key("candidates"),
             messages: key("messages"),
             ticks: key("ticks"),
+            held_acks: key("held_acks"),
             outbox: key("outbox"),
             late: key("late"),
             groups: key("groups"),
             sidecars: key("sidecars"),
             departed: key("departed"),
             link: key(&link_name(sidecar)),
-            sidecar: sidecar.to_owned(),
             news: key("news"),
+            sidecar: sidecar.to_owned(),
             slot: slot_of(&tag),
             lists: (0..slots + SPARE_LISTS).map(|list| key(&format!("tick:{list}"))).collect(),
         }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::leaderships::{Candidacy, Leaderships};
-use super::link::Link;
+use super::link::{Link, Session};
 use super::mends::Mends;
 use super::office::{Identity, Office, Term, from_now, whole_ms};
 use super::ring::CLOCK_SLACK;
@@ -107,12 +107,15 @@ impl Lease for RedisLease {
 
 impl Inner {
     async fn tend(&self, now: Instant) -> Result<Leadership, Refusal> {
-        let Some(term) = self.office.term() else { return self.stand(now).await };
-        if self.link.is_unconfirmed_for(&self.link.session()?, self.options.duration) {
+        let session = self.link.session()?;
+        let Some(term) = self.office.term_in(session.number) else { return self.stand(now, &session).await };
+        if self.link.is_unconfirmed_for(&session, self.options.duration) {
             return self.step_back().await;
         }
         let may_hand_over = self.leaderships.are_shared() && self.is_calm(now);
-        let Some(candidates) = self.renew(term, may_hand_over).await? else { return self.stand(now).await };
+        let Some(candidates) = self.renew(term, may_hand_over).await? else {
+            return self.stand(now, &session).await;
+        };
         let now = now.max(self.link.clock().now());
         self.office.note(term.epoch, |term| term.lease_until = now + self.options.duration);
         if may_hand_over
@@ -208,12 +211,13 @@ impl Inner {
         [&keys.lease, &keys.candidates]
     }
 
-    /// Stands for election.
-    async fn stand(&self, now: Instant) -> Result<Leadership, Refusal> {
-        let session = self.link.session()?;
-        let recovered = self.link.confirmed(&session)?;
+    /// Stands for election. A leader whose connection was rebuilt does so too, and gets another epoch: the Redis that it
+    /// reaches now may have lost writes.
+    async fn stand(&self, now: Instant, session: &Session) -> Result<Leadership, Refusal> {
+        let recovered = self.link.confirmed(session)?;
         let begun = now.max(self.link.clock().now());
-        if std::mem::replace(&mut *self.hold.lock(), Hold::Maybe) == Hold::Yes {
+        let term_before = self.office.term();
+        if std::mem::replace(&mut *self.hold.lock(), Hold::Maybe) == Hold::Yes && term_before.is_none() {
             self.leaderships.was_deposed(begun);
         }
         let (pointer, seen_ms, watches, still) = {
@@ -223,11 +227,14 @@ impl Inner {
             let still = candidate.standing_still(begun).unwrap_or_default();
             (pointer, whole_ms(seen), candidate.watches(begun), still)
         };
-        let graced = recovered.map(|recovered| recovered + self.options.outage_grace);
+        // The first grace since the pointer moved counts, so that a Redis that comes and goes does not stop the wheel.
+        let graced = term_before.and_then(|term| term.graced);
+        let graced = graced.or(recovered.map(|recovered| recovered + self.options.outage_grace));
         let wait = graced.map_or(Duration::ZERO, |graced| graced.saturating_duration_since(begun));
+        let watches = watches || term_before.is_some();
         let highest = *self.highest_epoch.lock();
         let names = self.names();
-        let asked = self.link.write(&SCRIPTS.acquire, &names, |call| {
+        let asked = self.link.write_in(session, &SCRIPTS.acquire, &names, |call| {
             call.arg(&self.identity.token).arg(&self.identity.name).arg(whole_ms(self.options.duration));
             call.arg(pointer.0).arg(seen_ms).arg(u8::from(!watches)).arg(highest);
             call.arg(still.0).arg(still.1).arg(whole_ms(wait)).arg(whole_ms(self.options.outage_grace));
@@ -237,7 +244,7 @@ impl Inner {
         let mut answer = asked.await?;
         let now = now.max(self.link.clock().now());
         match answer.text()?.as_str() {
-            "won" => self.won(&mut answer, session.number, recovered, now),
+            "won" => self.won(&mut answer, session.number, (term_before, graced, recovered), now),
             "held" => self.held(&mut answer, now),
             word => Err(answer.strange(word).into()),
         }
@@ -247,12 +254,21 @@ impl Inner {
         &self,
         answer: &mut Answer,
         session: u64,
-        recovered: Option<Instant>,
+        (term_before, graced, recovered): (Option<Term>, Option<Instant>, Option<Instant>),
         now: Instant,
     ) -> Result<Leadership, Refusal> {
         let (epoch, pointer) = (answer.count()?, Tick(answer.count()?));
         let next = from_now(now, answer.number()?);
         let shifted = Duration::from_millis(answer.count()?);
+        if let Some(before) = term_before.filter(|before| pointer < before.pointer) {
+            self.link.count_loss();
+            error!(
+                ring = self.options.ring,
+                %pointer,
+                was = %before.pointer,
+                "Redis has lost the last moves of the pointer: these ticks expire again, under a new epoch"
+            );
+        }
         *self.highest_epoch.lock() = epoch;
         *self.hold.lock() = Hold::Yes;
         self.candidate.lock().leads();
@@ -268,10 +284,11 @@ impl Inner {
             ahead: Duration::ZERO,
             is_aware: false,
             shifted,
-            graced: None,
+            graced,
+            held_since: term_before.and_then(|term| term.held_since),
             is_busy: false,
-            frozen: Tick(0),
-            seq: 0,
+            frozen: term_before.map_or(Tick(0), |term| term.frozen),
+            seq: term_before.map_or(0, |term| term.seq),
             mends: Mends::default(),
         });
         info!(ring = self.options.ring, epoch, %pointer, "this sidecar leads");
@@ -282,6 +299,12 @@ impl Inner {
         let holder = (answer.text()?, answer.text()?);
         let (pointer, leader) = (Tick(answer.count()?), answer.text()?);
         let lease = answer.text()?.parse().map_or(self.options.duration, Duration::from_millis);
+        let epoch = answer.count()?;
+        self.office.leave();
+        {
+            let mut highest = self.highest_epoch.lock();
+            *highest = epoch.max(*highest);
+        }
         *self.hold.lock() = Hold::No;
         if self.candidate.lock().saw(holder, lease, pointer, now) {
             info!(ring = self.options.ring, leader, "this sidecar follows");

@@ -29,6 +29,7 @@ use super::keys::Keys;
 use super::nodes::Found;
 use super::peer::{Peer, Peers};
 use super::place::Place;
+use super::request::Progress;
 use super::script::{Answer, Script};
 use super::silence::Silence;
 use crate::clock::Clock;
@@ -71,6 +72,8 @@ pub(super) struct Session {
     pub(super) chunk: u64,
     /// The answers to the last two, with generation and number.
     pub(super) answers: Arc<[String; 2]>,
+    /// Whether the pointer waits for this sidecar: it held Acks when the session began, or Redis lost some.
+    pub(super) is_awaited: bool,
     /// When an outage ended with it; none for the first.
     pub(super) recovered_at: Option<Instant>,
 }
@@ -93,6 +96,7 @@ pub(super) struct Shared {
     pub(super) options: LinkOptions,
     pub(super) state: watch::Sender<State>,
     pub(super) timeouts: AtomicU32,
+    pub(super) progress: Arc<Progress>,
     /// The Redis that was last connected to.
     pub(super) peer: RwLock<Option<Arc<Peer>>>,
     pub(super) confirmation: Confirmation,
@@ -133,6 +137,7 @@ impl Link {
             options,
             state,
             timeouts: AtomicU32::new(0),
+            progress: Arc::default(),
             peer: RwLock::default(),
             confirmation: Confirmation::default(),
             broken: Notify::new(),
@@ -154,11 +159,6 @@ impl Link {
 
     pub(super) fn clock(&self) -> &Clock {
         &self.shared.options.clock
-    }
-
-    /// Counts what went wrong with Redis though it answered.
-    pub(super) fn count_loss(&self) {
-        self.shared.options.metrics.count_redis_error("lost");
     }
 
     /// Whether Redis stalled lately, as far as its answers to this process tell.

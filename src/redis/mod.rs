@@ -8,7 +8,8 @@
 //! | `majority`, `confirmation` | what a majority says of that: no tick expires without one |
 //! | `link`, `keeper`, `connections`, `fault` | a connection that heals, and what can go wrong with it |
 //! | `peer`, `silence` | whether a Redis answers, by all that this process asks of it |
-//! | `request`, `inbox`, `frames`, `chunk`, `queue`, `congestion`, `coalesce` | adds and dels of all connections travel together |
+//! | `request`, `inbox`, `frames`, `chunk`, `applied`, `queue`, `congestion`, `coalesce` | adds and dels of all connections travel together |
+//! | `answered`, `recovery` | Acks that Redis lost, or that were held in an outage, are applied before the pointer moves |
 //! | `ring` | the ring: the pointer's time, expiry |
 //! | `lease`, `office`, `leaderships` | who leads, what lease and ring share, and how sidecars share the rings |
 //! | `outbox` | batches on a stream, a consumer group for each group |
@@ -16,6 +17,8 @@
 //! | `checks`, `findings`, `store`, `options` | opening it all, and what is unwise about a Redis |
 //! | `direct` | the script of adds and dels alone, to be measured |
 
+mod answered;
+mod applied;
 mod checks;
 mod chunk;
 mod cluster;
@@ -46,6 +49,7 @@ mod outbox;
 mod peer;
 mod place;
 mod queue;
+mod recovery;
 mod request;
 mod ring;
 mod script;

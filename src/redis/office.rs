@@ -10,6 +10,9 @@ use crate::core::tick::{Tick, Wheel};
 /// For so long before a move the leader watches Redis: what waited for a stall that was over by then has arrived.
 pub(super) const WATCH: Duration = Duration::from_millis(300);
 
+/// The pointer waits no longer than this for Acks that sidecars held in an outage.
+const HELD_WAIT_MAX: Duration = Duration::from_secs(30);
+
 /// Who this sidecar is, to the others.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
@@ -27,7 +30,7 @@ pub(super) struct Term {
     pub(super) epoch: u64,
     /// Until when the lease lasts if it is not renewed, by the monotonic clock.
     pub(super) lease_until: Instant,
-    /// The session in which the pace was set.
+    /// The session in which it was won.
     pub(super) session: u64,
     /// When the last outage ended that the pace allows for.
     pub(super) recovered: Option<Instant>,
@@ -42,6 +45,8 @@ pub(super) struct Term {
     pub(super) shifted: Duration,
     /// Until when the pointer waits for the Acks that were held in an outage, since it last moved.
     pub(super) graced: Option<Instant>,
+    /// Since when the pointer waits for Acks that sidecars held in an outage, since it last moved.
+    pub(super) held_since: Option<Instant>,
     /// Whether too many ticks are not yet published for another.
     pub(super) is_busy: bool,
     /// Where expiry goes on, as far as it is known.
@@ -67,7 +72,7 @@ impl Term {
         (self.pointer, self.next, self.ahead) = (self.pointer.plus(1), due.next, due.ahead);
         self.is_aware = false;
         self.shifted -= wheel.ticks(self.shifted_ticks(wheel));
-        (self.graced, self.is_busy) = (None, false);
+        (self.graced, self.held_since, self.is_busy) = (None, None, false);
         self.mends.moved();
     }
 
@@ -81,6 +86,11 @@ impl Term {
     /// Whether the leader knows nothing, at a time `now`, that another would have to know to make the next move.
     pub(super) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
         !self.is_aware && now + WATCH.min(tick_length / 2) < self.next
+    }
+
+    /// Whether the pointer has waited for held Acks for as long as it may.
+    pub(super) fn has_waited_for_held_acks(&self, at: Instant) -> bool {
+        self.held_since.is_some_and(|since| at.saturating_duration_since(since) >= HELD_WAIT_MAX)
     }
 
     /// The whole ticks by which it was put off.
@@ -122,6 +132,11 @@ pub(super) struct Office(Mutex<Option<Term>>);
 impl Office {
     pub(super) fn term(&self) -> Option<Term> {
         *self.0.lock()
+    }
+
+    /// The term, if it was won in this session of the link. A leader whose connection was rebuilt has to be elected again.
+    pub(super) fn term_in(&self, session: u64) -> Option<Term> {
+        self.term().filter(|term| term.session == session)
     }
 
     pub(super) fn enter(&self, term: Term) {
@@ -167,6 +182,7 @@ pub(super) mod tests {
             is_aware: true,
             shifted: Duration::ZERO,
             graced: None,
+            held_since: None,
             is_busy: false,
             frozen: Tick(0),
             seq: 0,

@@ -13,35 +13,25 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Cmd;
 use tokio::sync::oneshot;
 
+use super::answered::{Ack, Answered, Lost};
+use super::applied::Applied;
 use super::chunk::{Chunk, MAX_CHUNK, Slice, Writer};
 use super::frames::{Frame, Frames};
 use super::inbox::Item;
 use super::lanes::Lanes;
-use super::request::{Run, away, silent, too_many};
+use super::request::{Progress, Run, away, silent, too_many};
 use crate::core::burst::Asks;
 use crate::core::message::Message;
 use crate::core::refusal::Refusal;
 use crate::core::ring::Asker;
 use crate::core::tick::Tick;
-
-/// A script's answer to a chunk.
-#[derive(Debug)]
-pub(super) struct Applied<'a> {
-    pub(super) tick_due: Tick,
-    /// A letter a message.
-    pub(super) letters: &'a str,
-    /// In ms, comma-separated: Redis' time, and for each message that was acknowledged when it was added.
-    pub(super) times: &'a str,
-    /// Messages in flight after it; not known of an answer that was asked for again.
-    pub(super) in_flight: Option<u64>,
-}
 
 /// Everything that is not answered.
 #[derive(Default)]
@@ -54,20 +44,23 @@ pub(super) struct Queue {
     barriers: VecDeque<(u64, oneshot::Sender<()>)>,
     /// Chunks whose answer did not come, oldest first, each with the generation in which it was sent.
     unanswered: Vec<(i64, Chunk)>,
-    /// Messages of dels that are not answered, those that were not taken in yet included.
-    unanswered_acks: Arc<AtomicU64>,
+    /// How far all is answered; its Acks are those that were not taken in yet too.
+    progress: Arc<Progress>,
+    answered: Answered,
     writer: Writer,
     /// Slices of chunks that are answered, for those to come.
     spare: Vec<Vec<Slice>>,
     /// What a chunk has done, until it is answered.
     run: Run,
+    /// How long messages of a slice were in flight that are acknowledged; empty again once it is dealt with.
+    latencies: Vec<Duration>,
     /// Who was answered, and is woken when all that are answered together are.
     wakers: Vec<Waker>,
 }
 
 impl Queue {
-    pub(super) fn new(unanswered_acks: Arc<AtomicU64>) -> Queue {
-        Queue { unanswered_acks, ..Queue::default() }
+    pub(super) fn new(progress: Arc<Progress>, kept_acks: usize) -> Queue {
+        Queue { progress, answered: Answered::new(kept_acks), ..Queue::default() }
     }
 
     /// Takes a frame or a barrier in.
@@ -165,20 +158,37 @@ impl Queue {
     }
 
     /// Notes what became of a chunk, and answers the frames that are complete.
-    pub(super) fn applied(&mut self, chunk: Chunk, applied: &Applied<'_>, max_in_flight: u64) {
+    pub(super) fn applied(&mut self, chunk: Chunk, applied: &Applied<'_>, max_in_flight: u64, at: Instant) {
         let mut rest = applied.letters.as_bytes();
-        let mut latencies = applied.latencies();
-        let Chunk { mut slices, .. } = chunk;
+        let mut times = applied.times();
+        let now_ms = times.next().unwrap_or_default();
+        let Chunk { mut slices, number, .. } = chunk;
+        let (mut added, mut acks) = (0, Vec::new());
         for Slice { frame: name, from, to } in slices.drain(..) {
             let (letters, others) = rest.split_at((to - from).min(rest.len()));
             rest = others;
-            let measured = letters.iter().filter(|letter| matches!(letter, b'k' | b'l')).count();
-            let latencies = latencies.by_ref().take(measured);
-            let Some(frame) = self.frames.frame_mut(name) else {
-                // Its answer has been given; its latencies are skipped.
-                latencies.for_each(drop);
+            let with_time = letters.iter().filter(|letter| matches!(letter, b'k' | b'w' | b'l')).count();
+            let Some(frame) = self.frames.frame(name) else {
+                // Its answer has been given; its times are skipped.
+                times.by_ref().take(with_time).for_each(drop);
                 continue;
             };
+            if frame.is_add() {
+                added += letters.iter().filter(|letter| matches!(letter, b'a' | b'r')).count() as u64;
+            } else if with_time > 0 {
+                for (message, letter) in self.frames.messages(frame, from..to).zip(letters) {
+                    let (b'k' | b'w' | b'l') = letter else { continue };
+                    let added_ms = times.next().unwrap_or_default();
+                    if *letter != b'w' {
+                        // A clock that was set back makes it none.
+                        self.latencies.push(Duration::from_millis(now_ms.saturating_sub(added_ms)));
+                    }
+                    if *letter != b'l' {
+                        acks.push(Ack { message: *message, added_ms, is_withdrawal: *letter == b'w' });
+                    }
+                }
+            }
+            let frame = self.frames.frame_mut(name).expect("it is there");
             if let Asks::Add { ack_timeout_ticks, .. } = frame.asked.asks {
                 frame.deadline = applied.tick_due.plus(u64::from(ack_timeout_ticks));
             }
@@ -188,13 +198,14 @@ impl Queue {
                 if !self.run.takes(&asked) {
                     self.answer_run();
                 }
-                self.run.push(asked, deadline, letters, latencies);
+                self.run.push(asked, deadline, letters, self.latencies.drain(..));
                 continue;
             }
             // What was asked for before it is answered before it.
             self.answer_run();
             let frame = self.frames.frame_mut(name).expect("it is there");
-            if measured > 0 {
+            if with_time > 0 {
+                let latencies = self.latencies.drain(..);
                 frame.asked.note(|burst| latencies.for_each(|latency| burst.ack_latency.record(latency, 1)));
             }
             if is_refused {
@@ -207,9 +218,26 @@ impl Queue {
                 self.end(name, |Frame { asked, deadline, letters, .. }| asked.answer(deadline, &letters));
             }
         }
+        self.answered.push(number, at, added, acks);
+        self.progress.answered_chunk.store(number, Ordering::Relaxed);
         self.answer_run();
         self.spare.push(slices);
         self.wake();
+    }
+
+    /// What Redis has lost of what it had answered, if the last chunk that it applied is this one.
+    pub(super) fn take_lost(&mut self, applied: u64) -> Option<Lost> {
+        self.answered.take_lost(self.progress.answered_chunk.swap(applied, Ordering::Relaxed), applied)
+    }
+
+    /// The name that the next frame will have.
+    pub(super) fn next_frame(&self) -> u64 {
+        self.frames.next()
+    }
+
+    /// Whether all frames before this one are answered.
+    pub(super) fn has_answered_all_before(&self, frame: u64) -> bool {
+        self.frames.first() >= frame
     }
 
     fn answer_run(&mut self) {
@@ -219,7 +247,7 @@ impl Queue {
 
     /// Messages of dels are about to be answered: whoever has the answer may ask how many are held.
     fn acks_end(&self, messages: u64) {
-        self.unanswered_acks.fetch_sub(messages, Ordering::Relaxed);
+        self.progress.unanswered_acks.fetch_sub(messages, Ordering::Relaxed);
     }
 
     /// Ends a frame, if it is not answered.
@@ -289,37 +317,15 @@ impl Queue {
 
     /// A new session has the answers to the last two chunks that were applied. Numbers come again where Redis lost
     /// writes, so the generation must be that of the chunk too.
-    pub(super) fn recall(&mut self, answers: &[String; 2], max_in_flight: u64) {
+    pub(super) fn recall(&mut self, answers: &[String; 2], max_in_flight: u64, at: Instant) {
         let mut not_applied = Vec::new();
         for (generation, chunk) in std::mem::take(&mut self.unanswered) {
             match answers.iter().find_map(|answer| Applied::parse(answer, generation, chunk.number)) {
-                Some(applied) => self.applied(chunk, &applied, max_in_flight),
+                Some(applied) => self.applied(chunk, &applied, max_in_flight, at),
                 None => not_applied.push(chunk),
             }
         }
         self.send_again(not_applied, Some(&silent("no answer came in time")));
-    }
-}
-
-impl<'a> Applied<'a> {
-    /// An answer as the script keeps it, `generation|number|tick due|outcomes|times`, if it is that to this chunk.
-    fn parse(text: &'a str, generation: i64, number: u64) -> Option<Applied<'a>> {
-        let mut parts = text.split('|');
-        let is_of_chunk = parts.next()?.parse() == Ok(generation) && parts.next()?.parse() == Ok(number);
-        is_of_chunk.then_some(())?;
-        Some(Applied {
-            tick_due: Tick(parts.next()?.parse().ok()?),
-            letters: parts.next()?,
-            times: parts.next()?,
-            in_flight: None,
-        })
-    }
-
-    /// How long each acknowledged message was in flight. A clock that was set back makes it none.
-    fn latencies(&self) -> impl Iterator<Item = Duration> + use<'a> {
-        let mut times = self.times.split(',').map(|ms| ms.parse().unwrap_or_default());
-        let now: u64 = times.next().unwrap_or_default();
-        times.map(move |added| Duration::from_millis(now.saturating_sub(added)))
     }
 }
 

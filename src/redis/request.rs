@@ -1,6 +1,7 @@
 //! Requests under way to a ring, and what they are answered or refused with.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -9,6 +10,15 @@ use crate::core::burst::{Asks, Burst, Outcome};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Asker;
 use crate::core::tick::Tick;
+
+/// How far the requests of a link are answered.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Messages of dels that are not answered.
+    pub(super) unanswered_acks: AtomicU64,
+    /// The number of the last chunk whose answer came.
+    pub(super) answered_chunk: AtomicU64,
+}
 
 /// What a frame asks for, and who waits for the answer. Unanswered it never ends: where it is dropped, it is refused.
 #[derive(Debug)]

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use redis::Cmd;
 use tokio_util::task::AbortOnDropHandle;
-use tracing::warn;
+use tracing::info;
 
 use super::coalesce::Coalescer;
 use super::keys::MAX_FROZEN;
@@ -52,6 +52,9 @@ pub(super) const CLOCK_SLACK: Duration = Duration::from_millis(50);
 
 /// Where too many ticks are to be published first, the pointer looks again this much later: meanwhile some are.
 const BUSY: Duration = Duration::from_millis(50);
+
+/// While sidecars apply Acks that they held in an outage, the pointer looks again this much later.
+const HELD_POLL: Duration = Duration::from_millis(50);
 
 /// While Redis stands still the pointer looks again this much later.
 const STILL_SILENT: Duration = Duration::from_millis(20);
@@ -199,8 +202,11 @@ impl Inner {
             return Ok(Advance::Waiting(at));
         }
         let keys = self.link.keys();
-        let names: Vec<&str> =
-            [&keys.lease, &keys.ticks].into_iter().chain(keys.lists()).map(String::as_str).collect();
+        let names: Vec<&str> = [&keys.lease, &keys.ticks, &keys.held_acks]
+            .into_iter()
+            .chain(keys.lists())
+            .map(String::as_str)
+            .collect();
         let StormRule { min, share } = self.options.storm;
         let call = self.link.write_in(&session, &SCRIPTS.advance, &names, |call| {
             self.term_arguments(call, term);
@@ -211,7 +217,7 @@ impl Inner {
             } else {
                 call.arg(whole_ms(self.link.silence().patience()))
             };
-            call.arg(u8::from(!term.mends.may_wait()));
+            call.arg(u8::from(!term.mends.may_wait())).arg(u8::from(term.has_waited_for_held_acks(at)));
         });
         let mut answer = call.await?;
         self.advanced(term, &mut answer, at, at.max(self.link.clock().now()))
@@ -270,6 +276,21 @@ impl Inner {
                 let stood_still = Duration::from_millis(answer.count()?).max(known);
                 Ok(Advance::Waiting(self.put_off(term, at, stood_still)))
             }
+            "held" => {
+                if term.held_since.is_none() {
+                    let sidecars = answer.count()?;
+                    info!(
+                        ring = self.options.ring,
+                        sidecars, "the pointer waits for Acks that were held in an outage"
+                    );
+                }
+                let until = at + HELD_POLL;
+                self.office.note(term.epoch, |term| {
+                    term.held_since.get_or_insert(at);
+                    term.put_off(until);
+                });
+                Ok(Advance::Waiting(until))
+            }
             "busy" => {
                 self.office.note(term.epoch, |term| term.is_busy = true);
                 Ok(Advance::Waiting(at + BUSY.min(self.options.wheel.tick_length() / 4)))
@@ -281,13 +302,7 @@ impl Inner {
             "elsewhere" => {
                 let pointer = Tick(answer.count()?);
                 if pointer < term.pointer {
-                    warn!(
-                        ring = self.options.ring,
-                        %pointer,
-                        was = %term.pointer,
-                        "Redis has lost the last moves of the pointer: these ticks are decided again, under a new epoch"
-                    );
-                    self.office.leave();
+                    self.report_lost_moves("moves of the pointer", pointer);
                     return Ok(Advance::Deposed);
                 }
                 self.office.note(term.epoch, |term| term.pointer = pointer);
@@ -297,18 +312,18 @@ impl Inner {
         }
     }
 
-    /// The term, if this sidecar leads. After an outage the pointer waits for the Acks that all sidecars hold; once,
-    /// until it has moved, so that a Redis that comes and goes does not stop the wheel.
+    /// The term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all sidecars
+    /// hold; once, until it has moved, so that a Redis that comes and goes does not stop the wheel.
     fn term_in(&self, session: &Session, recovered: Option<Instant>) -> Option<Term> {
-        let term = self.office.term()?;
-        if session.number == term.session && recovered == term.recovered {
+        let term = self.office.term_in(session.number)?;
+        if recovered == term.recovered {
             return Some(term);
         }
         self.office.note(term.epoch, |term| {
             let graced = recovered.map(|recovered| recovered + self.options.outage_grace);
             term.graced = term.graced.or(graced);
             term.put_off(term.graced.map_or(term.next, |graced| graced.max(term.next)));
-            (term.session, term.recovered) = (session.number, recovered);
+            term.recovered = recovered;
         });
         self.office.term()
     }

@@ -44,6 +44,10 @@ scripts! {
     open,
     /// Adds and dels.
     apply after "lua/guard.lua",
+    /// Applies Acks again that Redis lost.
+    reapply after "lua/guard.lua",
+    /// Notes that all held Acks are applied.
+    acks_applied after "lua/guard.lua",
     /// Moves the pointer.
     advance after "lua/guard.lua",
     /// From the ring to the outbox.

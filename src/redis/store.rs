@@ -39,6 +39,9 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(4);
 /// How often it looks.
 const CLOSE_POLL: Duration = Duration::from_millis(10);
 
+/// The most answered Acks that are kept over all rings, in case that Redis loses them: 32 bytes each.
+const KEPT_ACKS: usize = 1_000_000;
+
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RedisStoreError {
@@ -158,6 +161,7 @@ impl RedisStore {
         let bounds = Bounds {
             max_in_flight: options.per_ring(options.max_in_flight),
             max_held_acks: options.per_ring(options.max_held_acks),
+            kept_acks: KEPT_ACKS.div_ceil(options.rings.into()),
         };
         self.links.push(Arc::clone(&link));
         let links = Arc::clone(&self.links);

@@ -15,7 +15,7 @@ use crate::support::sidecar::Sidecar;
 use crate::support::{wait_for, wait_until};
 
 /// The alerts, by the names that routes and silences hold.
-pub const NAMES: [&str; 18] = [
+pub const NAMES: [&str; 19] = [
     "AckwheelDown",
     "AckwheelRestarting",
     "AckwheelNoLeader",
@@ -33,6 +33,7 @@ pub const NAMES: [&str; 18] = [
     "AckwheelClientsRefused",
     "AckwheelCertificateExpires",
     "AckwheelNearBounds",
+    "AckwheelRedisLostWrites",
     "AckwheelStateLost",
 ];
 

@@ -9,8 +9,11 @@ use ackwheel::core::store::{Moment, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::RedisOptions;
 
-use super::{MAX_IN_FLIGHT, RETENTION_TICKS, SLOTS, TICK};
+use super::{MAX_IN_FLIGHT, SLOTS, TICK};
 use crate::support::frozen::{self, FrozenRedis};
+
+/// The retention, in ticks.
+pub const RETENTION_TICKS: u32 = 20;
 
 /// Short, so that the ring can turn for as long.
 fn retention() -> Retention {

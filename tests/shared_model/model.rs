@@ -19,6 +19,8 @@ pub struct Model {
     pub pointer: u64,
     pub due: u64,
     pub leader: Option<usize>,
+    /// Who was elected last, at which pointer, and by how many ms every deadline was shifted then.
+    pub elected: Option<(usize, u64, u64)>,
     /// When each store that believes it leads means to move the pointer.
     pub next: [Option<u64>; STORES],
     /// By how many ms the next move of each was put off.
@@ -109,15 +111,24 @@ impl Model {
         Advance::Moved { decided: Tick(decided), lateness, shifted, next: time.at(next) }
     }
 
+    /// Whether a store leads in its present session.
+    pub fn leads(&self, store: usize) -> bool {
+        self.leader == Some(store) && self.next[store].is_some()
+    }
+
     pub fn acquire(&mut self, store: usize) {
-        self.untold += usize::from(self.in_doubt.take().is_some());
+        self.untold += usize::from(self.in_doubt.take_if(|asked| *asked != store).is_some());
         let (gap, due_before) = (self.now - self.due, self.due);
         if gap >= TICK_MS {
             let own = self.seen[store].filter(|seen| seen.0 == self.pointer).map_or(0, |seen| self.now - seen.1);
             self.due = self.due.max(self.now - own.min(CATCH_UP * TICK_MS));
         }
         self.next[store] = Some(self.due + TICK_MS);
-        self.shifted[store] = self.due - due_before;
+        // What no move has told is told with the next one, if it is the same leader's.
+        let own =
+            self.elected.filter(|(by, at, _)| self.leader == Some(store) && (*by, *at) == (store, self.pointer));
+        self.shifted[store] = self.due - due_before + own.map_or(0, |(.., shifted)| shifted);
+        self.elected = Some((store, self.pointer, self.shifted[store]));
         self.leader = Some(store);
     }
 

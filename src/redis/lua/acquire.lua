@@ -1,4 +1,5 @@
--- Stands for election: SET NX PX with the candidate's token, then a new epoch.
+-- Stands for election: SET NX PX with the candidate's token, then a new epoch. A leader whose connection was rebuilt, or
+-- whose answer was lost, is elected again: each won election has an epoch of its own.
 --
 -- KEYS[3] lease   KEYS[4] candidates
 -- ARGV[2] token   ARGV[3] name of the sidecar   ARGV[4] lease in ms
@@ -9,54 +10,53 @@
 -- ARGV[12] ms that it waits after one   ARGV[13] ms that clocks may differ
 -- ARGV[14] how many rings the candidate leads, and its name, for the leader to know; empty where it does not tell
 -- Reply {'won', epoch, pointer, ms until the next move is due, ms by which every deadline is shifted}
---   {'held', token, renewals, pointer, name of the leader, its lease in ms, or empty if it did not say}
+--   {'held', token, renewals, pointer, name of the leader, its lease in ms, or empty if it did not say, epoch}
 local pointer, due_ms, tick_ms, epoch, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'epoch', 'catch_up')
 local renewals = redis.call('HGET', KEYS[1], 'renewals') or '0'
 local holder = redis.call('GET', KEYS[3])
--- A lease of our own under an epoch that we have left: Redis lost what we did under it, or all of `meta`.
-if holder and (holder == ARGV[9] and renewals == ARGV[10] or holder == ARGV[2] and epoch <= tonumber(ARGV[8])) then
+if holder and holder == ARGV[9] and renewals == ARGV[10] then
   redis.call('DEL', KEYS[3])
   holder = false
 end
 if holder and holder ~= ARGV[2] then
-  -- Where nothing can be written it is not told, and who leads is all the same.
+  -- If nothing can be written, the leader is not told of this candidate, and leads all the same.
   if ARGV[14] ~= '' then redis.pcall('HSET', KEYS[4], ARGV[2], ARGV[14]) end
   local leader, lease_ms = unpack(redis.call('HMGET', KEYS[1], 'leader', 'lease_ms'))
-  return {'held', holder, renewals, pointer, leader or '', lease_ms or ''}
+  return {'held', holder, renewals, pointer, leader or '', lease_ms or '', epoch}
 end
 
 local now, wait, grace, slack, shifted_ms = now_ms(), tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13]), 0
 if holder then
-  -- The answer to our own election was lost: we had won already. Its shift is told with the first move.
+  -- The shift of an election whose answer was lost is reported with the first move after this one.
   redis.call('PEXPIRE', KEYS[3], ARGV[4])
-  local elected_at, told_ms = unpack(redis.call('HMGET', KEYS[1], 'elected_at', 'shifted_ms'))
-  if tonumber(elected_at) == pointer then shifted_ms = tonumber(told_ms) end
+  local elected_at, unreported_ms = unpack(redis.call('HMGET', KEYS[1], 'elected_at', 'shifted_ms'))
+  if tonumber(elected_at) == pointer then shifted_ms = tonumber(unreported_ms) end
 else
   -- A Redis without memory lets a script finish whose first write needs none; a leader is what frees some.
   redis.call('HDEL', KEYS[2], '')
   redis.call('SET', KEYS[3], ARGV[2], 'NX', 'PX', ARGV[4])
   redis.call('DEL', KEYS[4])
-  epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
-  redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'lease_ms', ARGV[4], 'acquired_ms', now)
+end
+epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
+redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'lease_ms', ARGV[4], 'acquired_ms', now)
 
-  -- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The rest of the gap shifts every
-  -- deadline. A gap below a tick is none. Who has not looked cannot know whether Redis or all sidecars were away: there
-  -- are Acks that come only now.
-  local gap = now - due_ms
-  if gap >= tick_ms then
-    local own = 0
-    if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) end
-    if ARGV[7] == '1' then wait = math.max(wait, grace) end
-    shifted_ms = math.max(0, gap - math.min(own, catch_up * tick_ms))
-    due_ms = due_ms + shifted_ms
-  elseif gap < -math.max(slack, grace) then
-    due_ms = now
-  end
+-- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The rest of the gap shifts every
+-- deadline. A gap below a tick is none. A candidate that has not looked lately cannot know whether Redis or all sidecars
+-- were unreachable: Acks may come only now.
+local gap = now - due_ms
+if gap >= tick_ms then
+  local own = 0
+  if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) end
+  if ARGV[7] == '1' then wait = math.max(wait, grace) end
+  local shift = math.max(0, gap - math.min(own, catch_up * tick_ms))
+  due_ms, shifted_ms = due_ms + shift, shifted_ms + shift
+elseif gap < -math.max(slack, grace) then
+  due_ms = now
 end
 
--- Who led before waits for Acks, or we have done so since we were elected: that goes on. Or the clock was set back, by no
--- more than that.
+-- The leader before waits for Acks, or this one did so before its connection was rebuilt: that goes on. Or the clock was
+-- set back, by no more than that.
 local ahead = due_ms - now
 if ahead > 0 and ahead <= grace then wait = math.max(wait, ahead) end
 
@@ -64,5 +64,4 @@ if ahead > 0 and ahead <= grace then wait = math.max(wait, ahead) end
 local waited_ms = now + wait - tick_ms - due_ms
 if wait > 0 and waited_ms > 0 then due_ms, shifted_ms = due_ms + waited_ms, shifted_ms + waited_ms end
 redis.call('HSET', KEYS[1], 'due_ms', due_ms, 'elected_at', pointer, 'shifted_ms', shifted_ms)
--- If the clock was set back since our election, whose answer was lost, the first move shows it.
 return {'won', epoch, pointer, math.min(due_ms - now, wait) + tick_ms, shifted_ms}

@@ -1,15 +1,16 @@
 -- Moves the pointer from D to D + 1, if the caller leads: that decides tick D and freezes its counts.
 --
--- KEYS[3] lease   KEYS[4] ticks   KEYS[5..] the lists of deadlines: D lies in KEYS[5 + D mod lists]
+-- KEYS[3] lease   KEYS[4] ticks   KEYS[5] held_acks   KEYS[6..] the lists of deadlines: D lies in KEYS[6 + D mod lists]
 -- ARGV[2] token   ARGV[3] epoch   ARGV[4] D   ARGV[5] ms that the leader is late by its monotonic clock
 -- ARGV[6] ms that clocks may differ before a clock counts as set
 -- ARGV[7], ARGV[8] least number and share of a storm   ARGV[9] most frozen ticks
 -- ARGV[10] ms that the leader asks ahead: only so much later, by its monotonic clock, is the move due for certain
 -- ARGV[11] ms that a request may be under way before Redis counts as having stood still; empty if the leader knows
--- ARGV[12] 1 if it moves also where messages are missing
+-- ARGV[12] 1 if it moves although messages are missing   ARGV[13] 1 if it moves although sidecars hold Acks
 -- Reply {'moved', ms until the next move is due, ms late, 1 if it was now, messages missing}   {'wait', ms}
 --   {'missing', messages} that count as in flight and are in no list: Redis has lost it. Nothing is decided
 --   {'busy'} too much is to be published first
+--   {'held', sidecars} so many have yet to apply Acks that they held in an outage
 --   {'delayed', ms} Redis stood still for so long, or its clock was set: Acks may wait, nothing is decided
 --   {'deposed', what}   {'elsewhere', pointer}
 local held = redis.call('GET', KEYS[3])
@@ -30,6 +31,10 @@ if early > 0 and (early <= slack or uncertain > 0) then
   return {'wait', math.min(early, math.max(slack, uncertain))}
 end
 if pointer + 1 - frozen_from >= tonumber(ARGV[9]) then return {'busy'} end
+if ARGV[13] ~= '1' then
+  local holders = redis.call('HLEN', KEYS[5])
+  if holders > 0 then return {'held', holders} end
+end
 
 -- The leader took it for less late than it is: what it did not know of, others did not either.
 if ARGV[11] ~= '' and -early - late > tonumber(ARGV[11]) then return {'delayed', -early - late} end
@@ -46,7 +51,7 @@ end
 next_due = math.max(next_due, now - math.max(1, catch_up) * tick_ms)
 
 -- What is in no list would never time out, and count as in flight for good.
-local function listed(deadline) return redis.call('SCARD', KEYS[5 + deadline % lists]) end
+local function listed(deadline) return redis.call('SCARD', KEYS[6 + deadline % lists]) end
 local timed_out, left = listed(tick), 0
 for deadline = tick + 1, frozen_from + lists - 1 do left = left + listed(deadline) end
 local missing = math.max(0, in_flight - timed_out - left)
@@ -58,6 +63,6 @@ local storm = timed_out > 0 and timed_out >= tonumber(ARGV[7])
 -- The deletion comes first: a Redis without memory lets a script finish whose first write needs none.
 redis.call('HDEL', KEYS[4], 'acked:' .. tick)
 redis.call('HSET', KEYS[4], 'frozen:' .. tick, table.concat(
-  {epoch, now, next_due, timed_out, acked, storm and 1 or 0, 0, 0}, ' '))
+  {now, next_due, timed_out, acked, storm and 1 or 0, 0, 0}, ' '))
 redis.call('HSET', KEYS[1], 'pointer', tick + 1, 'due_ms', next_due, 'in_flight', left)
 return {'moved', next_due + tick_ms - now, now - next_due, 1, missing}

@@ -11,7 +11,7 @@
 -- ARGV[10] number of the last frame of adds if it does not end in this chunk, else empty   ARGV[11] its messages, whole
 -- ARGV[12..] the names of all messages, each once: `id` or `id:client`
 -- Reply {'ok', tick due, outcomes, times, in flight}: a letter a message; in ms, comma-separated, Redis' time now, and
---   for each `k` and `l` that when it was added
+--   for each `k`, `w` and `l` that when it was added
 --   a added  r re-armed  x refused, too many in flight
 --   k acked  w withdrawn  l late, counted now  L late, counted before  u unknown
 -- or {'order', number of the last chunk applied}
@@ -56,6 +56,8 @@ local function life_of(entry)
   local life = known[entry]
   if life then return life end
   local key, ms = string.match(entry, '^(%d+ %d+) (%d+)$')
+  -- An entry that others wrote is none: it is overwritten, or left alone.
+  if not key then return nil end
   life = lives[key]
   if not life then
     local deadline, attempt = string.match(key, '^(%d+) (%d+)$')
@@ -103,7 +105,8 @@ local function too_many(from)
   local fresh, seen = 0, {}
   for i = from, to do
     local place = is_once and i or places[i]
-    if not seen[place] and not (is[place] and life_of(is[place]).deadline >= pointer) then
+    local life = is[place] and life_of(is[place])
+    if not seen[place] and not (life and life.deadline >= pointer) then
       fresh, seen[place] = fresh + 1, true
     end
   end
@@ -166,7 +169,7 @@ for i = 1, #kinds do
       outcome, after = 'l', string.match(entry, '^%d+ %d+ ') .. '0'
     end
   end
-  if outcome == 'k' or outcome == 'l' then
+  if outcome == 'k' or outcome == 'l' or outcome == 'w' then
     measured = measured + 1
     times[measured] = added_ms[entry]
   end

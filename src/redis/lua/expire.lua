@@ -1,10 +1,11 @@
--- The next messages of the oldest frozen tick go from the ring to the outbox, if the caller leads.
+-- The next messages of the oldest frozen tick go from the ring to the outbox, if the caller leads. Their batch has the
+-- caller's epoch: what Redis lost and publishes again has another, so no batch id names two contents.
 --
 -- KEYS[3] lease   KEYS[4] ticks   KEYS[5] the list of the tick   KEYS[6] outbox   KEYS[7] late   KEYS[8] news
 -- ARGV[2] token   ARGV[3] epoch   ARGV[4] the tick   ARGV[5] the seq expected   ARGV[6] most messages
 -- Reply {'published', messages, 1 if that was the last of its tick, ms late, timed out, acked, storm, messages missing
 --   at its end, since Redis has lost its list}
---   {'expected', tick, seq, 1 if it is frozen}: where to go on; behind it, where this term has finished a tick, that
+--   {'expected', tick, seq, 1 if it is frozen}: where to go on; behind it, where this leader has finished a tick, that
 --   and what it counted, since the answer that told may be lost: tick, timed out, acked, storm   {'deposed', what}
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return {'deposed', 'holder'} end
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[3] then return {'deposed', 'epoch'} end
@@ -12,27 +13,28 @@ if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[3] then return {'deposed', 'epoc
 local pointer, frozen_from = numbers(KEYS[1], 'pointer', 'frozen_from')
 local function expected(seq, is_frozen)
   local by, finished, timed_out, acked, storm =
-    string.match(redis.call('HGET', KEYS[1], 'finished') or '', '^(%d+) (%d+) (%d+) (%d+) (%d)$')
-  if by ~= ARGV[3] then return {'expected', frozen_from, seq, is_frozen} end
+    string.match(redis.call('HGET', KEYS[1], 'finished') or '', '^(%S+) (%d+) (%d+) (%d+) (%d)$')
+  if by ~= ARGV[2] then return {'expected', frozen_from, seq, is_frozen} end
   return {'expected', frozen_from, seq, is_frozen, finished, timed_out, acked, storm}
 end
 if frozen_from >= pointer then return expected(0, 0) end
 local field = 'frozen:' .. frozen_from
-local frozen = redis.call('HGET', KEYS[4], field)
-if not frozen then
-  -- Somebody deleted it, with all of `ticks`. What is left of the tick is known, and behind which batch it goes on, though
-  -- that may be gone from the outbox. Where Redis will not tell, it begins anew.
+local function parsed(record)
+  return string.match(record or '', '^(%d+) (%-?%d+) (%d+) (%d+) (%d) (%d+) (%d+)$')
+end
+local expired_ms, due_ms, timed_out, acked, storm, published, seq = parsed(redis.call('HGET', KEYS[4], field))
+if not expired_ms then
+  -- Deleted, with all of `ticks`, or written by others. What is left of the tick is known, and behind which batch it goes
+  -- on, though that may be gone from the outbox. If Redis does not tell, it begins again.
   local stream, last = redis.pcall('XINFO', 'STREAM', KEYS[6]), ''
   for i = 1, #stream, 2 do
     if stream[i] == 'last-generated-id' then last = stream[i + 1] end
   end
-  local tick, seq = string.match(last, '^(%d+)-(%d+)$')
-  seq = tonumber(tick) == frozen_from and seq + 1 or 0
+  local last_tick, last_seq = string.match(last, '^(%d+)-(%d+)$')
   local now = now_ms()
-  frozen = table.concat({ARGV[3], now, now, redis.call('SCARD', KEYS[5]), 0, 0, 0, seq}, ' ')
+  expired_ms, due_ms, timed_out, acked, storm, published = now, now, redis.call('SCARD', KEYS[5]), 0, 0, 0
+  seq = string.format('%.0f', tonumber(last_tick) == frozen_from and last_seq + 1 or 0)
 end
-local epoch, decided_ms, due_ms, timed_out, acked, storm, published, seq =
-  string.match(frozen, '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d) (%d+) (%d+)$')
 if tonumber(ARGV[4]) ~= frozen_from or ARGV[5] ~= seq then return expected(seq, 1) end
 
 timed_out, published = tonumber(timed_out), tonumber(published)
@@ -52,8 +54,8 @@ if #members > 0 then
   local batches = try('HINCRBY', KEYS[1], 'published_batches', 1)
   local ids = try('HINCRBY', KEYS[1], 'published_ids', #members)
   try('XADD', KEYS[6], frozen_from .. '-' .. seq,
-    'epoch', epoch, 'count', #members, 'added', timed_out + acked, 'acked', acked, 'storm', storm,
-    'last', last and 1 or 0, 'decided_ms', decided_ms, 'batches', batches, 'ids', ids, 'messages', packed)
+    'epoch', ARGV[3], 'count', #members, 'added', timed_out + acked, 'acked', acked, 'storm', storm,
+    'last', last and 1 or 0, 'decided_ms', expired_ms, 'batches', batches, 'ids', ids, 'messages', packed)
   if failed then
     -- What a script did before it failed stays done: so what has left its list goes back there, and is not counted.
     if remembered then redis.pcall('RPOP', KEYS[7]) end
@@ -68,10 +70,10 @@ end
 if last then
   redis.call('HDEL', KEYS[4], field)
   redis.call('HSET', KEYS[1], 'frozen_from', frozen_from + 1,
-    'finished', table.concat({ARGV[3], frozen_from, timed_out, acked, storm}, ' '))
+    'finished', table.concat({ARGV[2], frozen_from, timed_out, acked, storm}, ' '))
 else
   redis.call('HSET', KEYS[4], field,
-    table.concat({epoch, decided_ms, due_ms, timed_out, acked, storm, published, seq + 1}, ' '))
+    table.concat({expired_ms, due_ms, timed_out, acked, storm, published, seq + 1}, ' '))
 end
 return {'published', #members, last and 1 or 0, math.max(0, now_ms() - tonumber(due_ms)), timed_out, tonumber(acked),
   tonumber(storm), last and math.max(0, timed_out - published) or 0}

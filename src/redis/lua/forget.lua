@@ -7,6 +7,11 @@
 local pointer, slots, frozen_from, in_flight = numbers(KEYS[1], 'pointer', 'slots', 'frozen_from', 'in_flight')
 local oldest = redis.call('LINDEX', KEYS[4], 0)
 local tick = oldest and string.match(oldest, '^%d+')
+if oldest and not tick then
+  -- Others wrote it.
+  redis.call('LPOP', KEYS[4])
+  return {'forgot', 0}
+end
 if not tick or pointer - tick - 1 < slots then
   local late = redis.call('HLEN', KEYS[3]) - in_flight
   local is_left_over = late > 0 and frozen_from == pointer
@@ -17,7 +22,7 @@ end
 redis.call('LPOP', KEYS[4])
 local messages = {}
 for message in string.gmatch(oldest, ' ([%d:]+)') do messages[#messages + 1] = message end
-local entries = redis.call('HMGET', KEYS[3], unpack(messages))
+local entries = #messages > 0 and redis.call('HMGET', KEYS[3], unpack(messages)) or {}
 local over = {}
 for i, entry in ipairs(entries) do
   -- One that was added again since has another deadline, and another life.

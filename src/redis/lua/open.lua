@@ -2,10 +2,11 @@
 -- generation that the guard compares.
 --
 -- KEYS[1] meta   KEYS[2] link of the sidecar   KEYS[3] outbox   KEYS[4] groups   KEYS[5] sidecars
--- KEYS[6..] what is of one ring alone
+-- KEYS[6] held_acks, KEYS[7..] what else is of one ring alone
 -- ARGV[1] schema   ARGV[2] oldest schema served   ARGV[3] slots   ARGV[4] tick in ms   ARGV[5] rings
 -- ARGV[6] lists   ARGV[7] incarnation, if the ring is new   ARGV[8] sidecar
 -- ARGV[9] most ticks that are caught up, if the ring is new
+-- ARGV[10] number of the last chunk whose answer this sidecar has   ARGV[11] Acks that it holds
 -- Reply {'open', generation, incarnation, most ticks that are caught up, last chunk applied, the last two answers, each
 --   with the generation and the number of its chunk}
 --   {'differs', schema, slots, tick in ms, rings}
@@ -57,4 +58,12 @@ redis.call('HSET', link, 'generation', generation)
 redis.call('HSETNX', KEYS[5], ARGV[8], '0')
 local chunk = tonumber(redis.call('HGET', link, 'chunk') or '0')
 local answers = redis.call('HMGET', link, 'answer:0', 'answer:1')
+-- The pointer waits until the Acks are applied that this sidecar holds, and those that Redis lost after it had answered
+-- them. Nothing is kept of that in a Redis without memory.
+local held = tonumber(ARGV[11])
+if held > 0 or chunk < tonumber(ARGV[10]) then
+  redis.pcall('HSET', KEYS[6], ARGV[8], held)
+else
+  redis.call('HDEL', KEYS[6], ARGV[8])
+end
 return {'open', generation, found[5], tonumber(found[6]), chunk, answers[1] or '', answers[2] or ''}

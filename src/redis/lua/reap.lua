@@ -1,6 +1,6 @@
 -- Frees what a sidecar held, a part at a time, and then forgets it: a dead one, or our own as it ends.
 --
--- KEYS as in groups.lua
+-- KEYS as in groups.lua, and KEYS[8] held_acks
 -- ARGV[2] the sidecar   ARGV[3] its last heartbeat, or `ends` for our own   ARGV[4] most batches   ARGV[5] most groups
 -- Reply {'reaped', batches freed}   {'more', batches freed}   {'alive'} a heartbeat has come since
 local dead, left, most_groups, ends = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[3] == 'ends'
@@ -35,6 +35,8 @@ if deleted > most_groups then
   return {'more', freed}
 end
 redis.call('HDEL', sidecars, dead)
+-- The Acks that it held are gone with it: the pointer need not wait for them.
+redis.call('HDEL', KEYS[8], dead)
 if ends then
   redis.call('DEL', KEYS[2])
   redis.call('ZREM', departed, dead)

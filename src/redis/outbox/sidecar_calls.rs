@@ -119,7 +119,8 @@ impl Calls {
         let arguments = |call: &mut Cmd| {
             call.arg(sidecar).arg(beats).arg(MOST_BATCHES).arg(MOST_DELETED);
         };
-        let (word, mut answer) = self.write(&SCRIPTS.reap, arguments).await?;
+        let held_acks = &self.link.keys().held_acks;
+        let (word, mut answer) = self.write_with(Some(held_acks), &SCRIPTS.reap, arguments).await?;
         match word.as_str() {
             "reaped" => Ok(Some(Reaped { freed: answer.count()?, more: false })),
             "more" => Ok(Some(Reaped { freed: answer.count()?, more: true })),

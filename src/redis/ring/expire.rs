@@ -7,6 +7,7 @@ use crate::core::batch::TickCounts;
 use crate::core::refusal::Refusal;
 use crate::core::ring::{Expired, Published};
 use crate::core::tick::Tick;
+use crate::redis::link::Session;
 use crate::redis::office::Term;
 use crate::redis::script::{Answer, SCRIPTS};
 
@@ -15,14 +16,16 @@ const MAX_PUBLISHED: usize = 1_000;
 
 impl Inner {
     pub(super) async fn expire(&self) -> Result<Expired, Refusal> {
-        let Some(term) = self.office.term() else { return Ok(Expired { deposed: true, ..Expired::default() }) };
+        let session = self.link.session()?;
+        let Some(term) = self.office.term_in(session.number) else {
+            return Ok(Expired { deposed: true, ..Expired::default() });
+        };
         if term.frozen == term.pointer {
-            return self.forget(term).await;
+            return self.forget(&session, term).await;
         }
         let keys = self.link.keys();
         let names =
             [keys.lease.as_str(), &keys.ticks, keys.list(term.frozen.0), &keys.outbox, &keys.late, &keys.news];
-        let session = self.link.session()?;
         self.link.confirmed(&session)?;
         let asked = self.link.write_in(&session, &SCRIPTS.expire, &names, |call| {
             self.term_arguments(call, term);
@@ -33,6 +36,10 @@ impl Inner {
             "published" => self.published(term, &mut answer),
             "expected" => {
                 let (tick, seq, is_frozen) = (Tick(answer.count()?), answer.count()?, answer.count()? > 0);
+                if (tick, seq) < (term.frozen, term.seq) {
+                    self.report_lost_moves("batches that were published", tick);
+                    return Ok(Expired { deposed: true, ..Expired::default() });
+                }
                 self.office.note(term.epoch, |term| {
                     (term.frozen, term.seq) = (tick, seq);
                 });
@@ -43,7 +50,7 @@ impl Inner {
                 if is_frozen || counted.is_some() {
                     Ok(Expired { counted, more: true, ..Expired::default() })
                 } else {
-                    self.forget(term).await
+                    self.forget(&session, term).await
                 }
             }
             "deposed" => {
@@ -70,15 +77,15 @@ impl Inner {
         })
     }
 
-    async fn forget(&self, term: Term) -> Result<Expired, Refusal> {
+    async fn forget(&self, session: &Session, term: Term) -> Result<Expired, Refusal> {
         if term.mends.on_its_way.is_some() {
-            self.mend(&self.link.session()?, term).await?;
+            self.mend(session, term).await?;
             return Ok(Expired { more: true, tidied: true, ..Expired::default() });
         }
         let keys = self.link.keys();
         let mut answer = self
             .link
-            .write(&SCRIPTS.forget, &[&keys.messages, &keys.late], |call| {
+            .write_in(session, &SCRIPTS.forget, &[&keys.messages, &keys.late], |call| {
                 call.arg(MAX_PUBLISHED);
             })
             .await?;

@@ -10,6 +10,7 @@ use tracing::{error, info, warn};
 
 use super::Inner;
 use crate::core::refusal::Refusal;
+use crate::core::tick::Tick;
 use crate::redis::link::Session;
 use crate::redis::mends::Mending;
 use crate::redis::office::Term;
@@ -74,6 +75,19 @@ impl Inner {
             }
             word => Err(answer.strange(word).into()),
         }
+    }
+
+    /// Redis has lost what this leader did, without a rebuilt connection that would show it: the term ends, and what comes
+    /// again has another epoch.
+    pub(super) fn report_lost_moves(&self, what: &str, tick: Tick) {
+        self.link.count_loss();
+        error!(
+            ring = self.options.ring,
+            %tick,
+            "Redis has lost {what} from this tick on: they come again under a new epoch, and some messages may be reported \
+             twice; find out why Redis went back (a restored snapshot, a failover behind a proxy)"
+        );
+        self.office.leave();
     }
 
     /// Tells that so many messages are in the list of no tick.

@@ -1,0 +1,7 @@
+-- The sidecar has applied all Acks that it held when its session began: the pointer need not wait for it any longer.
+--
+-- KEYS[3] held_acks
+-- ARGV[2] sidecar
+-- Reply {'noted'}
+redis.call('HDEL', KEYS[3], ARGV[2])
+return {'noted'}
