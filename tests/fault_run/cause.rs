@@ -113,7 +113,7 @@ impl Stage {
                 let log = self.sidecar(index).log().clone();
                 log.stick();
                 self.sidecar(index).fill_log_pipe();
-                self.lasts(kind, None, 2_000..9_000, Remedy::Read(log));
+                self.lasts(kind, None, 2_000..15_000, Remedy::Read(log));
             }
             Kind::LogReaderGone => {
                 self.sidecar(index).log().close();

@@ -117,12 +117,14 @@ impl Judge<'_> {
             let requests = || self.ledger.requests(index);
             let from = requests().next().expect("a message was added").begun;
             let broken = if self.is_plainly_right(index, &timeouts) { None } else { self.check(index, &timeouts) };
-            let to = self.end(requests(), &timeouts, broken.is_some());
+            let is_lost = matches!(broken, Some((Breach::Lost, _)));
+            let to = self.end(requests(), &timeouts, is_lost);
             let mut tallies = Tallies { verdict: &mut verdict, kinds: kinds.of(self.timeline, from, to) };
             tallies.for_each(|tally| tally.messages += 1);
             if let Some((breach, why)) = broken {
-                let allowed =
-                    self.timeline.allows(breach, from, to + SHIFTED_AT_MOST, acked(requests(), &timeouts));
+                // Nobody saw the end of a message that was lost.
+                let latest = if breach == Breach::Lost { to + SHIFTED_AT_MOST } else { to };
+                let allowed = self.timeline.allows(breach, from, latest, acked(requests(), &timeouts));
                 tallies.for_each(|tally| {
                     let counts = if allowed { &mut tally.allowed } else { &mut tally.broken };
                     counts[breach as usize] += 1;
@@ -157,9 +159,9 @@ impl Judge<'_> {
     }
 
     /// The end of a message's life: the last answer or batch, or the deadline of one that was lost.
-    fn end(&self, requests: impl Iterator<Item = Request>, timeouts: &[Timeout], is_broken: bool) -> Instant {
+    fn end(&self, requests: impl Iterator<Item = Request>, timeouts: &[Timeout], is_lost: bool) -> Instant {
         let ends = requests.map(|request| match request.ack_timeout_ticks() {
-            Some(ticks) if is_broken => request.ended + self.wheel.ticks(ticks + 1),
+            Some(ticks) if is_lost => request.ended + self.wheel.ticks(ticks + 1),
             _ => request.ended,
         });
         ends.chain(timeouts.iter().map(|timeout| timeout.arrived)).max().expect("a message was added")
