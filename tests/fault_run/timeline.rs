@@ -98,7 +98,7 @@ impl Timeline {
             None => fault.meets(from, to, RECOVERY),
         };
         let is_kept = |fault: &Fault| {
-            fault.kind == Kind::PrimaryPartitioned
+            (fault.kind, breach) == (Kind::PrimaryPartitioned, Breach::AckedAndReported)
                 && acked.is_some_and(|acked| {
                     Some(acked.place) != fault.place
                         && acked.begun > fault.from
