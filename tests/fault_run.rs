@@ -23,6 +23,7 @@ mod ledger;
 mod load;
 mod peer;
 mod pressure;
+mod pulse;
 mod report;
 mod shared;
 mod stage;
@@ -38,10 +39,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use self::deliveries::{Deliveries, Key};
-use self::faults::Topology;
+use self::faults::{Kind, Topology};
 use self::history::{Breach, Wheel};
 use self::ledger::Ledger;
 use self::load::Loader;
+use self::pulse::Pulse;
 use self::report::Batches;
 use self::shared::Phase;
 use self::stage::Stage;
@@ -143,6 +145,7 @@ fn run_on(topology: Topology, name: &str, network: Option<&Arc<Network>>) {
         })
         .collect();
 
+    let pulse = Pulse::start();
     stage.run(Instant::now() + Duration::from_secs(seconds.into()));
     shared.begin(Phase::Calm);
     sleep_until(Instant::now() + CALM);
@@ -150,6 +153,7 @@ fn run_on(topology: Topology, name: &str, network: Option<&Arc<Network>>) {
     let ledgers: Vec<Ledger> =
         loaders.into_iter().map(|loader| loader.join().expect("every answer was a known one")).collect();
     wait_for_the_end(&mut stage);
+    pulse.finish().into_iter().for_each(|stall| stage.timeline.insert(Kind::MachineStalled, stall));
     shared.begin(Phase::Over);
     let mut groups: BTreeMap<&str, Deliveries> = BTreeMap::new();
     for (group, subscriber) in subscribers {

@@ -54,10 +54,11 @@ pub enum Kind {
     FailoverRequested,
     FailoverUnasked,
     SlotMoved,
+    MachineStalled,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 29] = [
+    pub const ALL: [Kind; 30] = [
         Kind::SidecarKilled,
         Kind::SidecarDrained,
         Kind::SidecarPaused,
@@ -87,6 +88,7 @@ impl Kind {
         Kind::FailoverRequested,
         Kind::FailoverUnasked,
         Kind::SlotMoved,
+        Kind::MachineStalled,
     ];
 
     /// Its name in docs/RELIABILITY.md.
@@ -121,7 +123,13 @@ impl Kind {
             Kind::FailoverRequested => "failover requested",
             Kind::FailoverUnasked => "failover by itself",
             Kind::SlotMoved => "slot moved",
+            Kind::MachineStalled => "the whole machine stalled",
         }
+    }
+
+    /// Whether a run causes it; others happen by themselves on a busy machine.
+    pub fn is_caused(self) -> bool {
+        !matches!(self, Kind::FailoverUnasked | Kind::MachineStalled)
     }
 
     /// A bit of its own.

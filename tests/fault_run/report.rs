@@ -38,7 +38,7 @@ pub fn print(timeline: &Timeline, verdict: &Verdict, batches: &Batches, command:
         "| fault | times | messages | lost | doubled | early | acked and reported | in time and late | wrong answer \
          | late: p50, p99, max |\n|---|---|---|---|---|---|---|---|---|---|"
     );
-    println!("{}", row("**all**", timeline.faults.len(), &verdict.all));
+    println!("{}", row("**all**", timeline.caused(), &verdict.all));
     let none = Tally::default();
     for kind in Kind::ALL.into_iter().filter(|kind| timeline.count(*kind) > 0) {
         let tally = verdict.by_kind.get(&kind).unwrap_or(&none);

@@ -176,7 +176,7 @@ impl Stage {
             let pause = match self.random.random_range(0..100) {
                 _ if self.is_dense => 0..700,
                 0..40 => 200..1_000,
-                40..97 => 1_000..3_000,
+                40..98 => 1_000..2_500,
                 _ => {
                     self.repair_until(until, |stage| stage.ongoing.is_empty());
                     STEADY_MS

@@ -63,6 +63,16 @@ impl Timeline {
         self.faults[fault].loses_until = Some(Instant::now() + RECONNECT);
     }
 
+    /// Takes in what happened from one moment to another.
+    pub fn insert(&mut self, kind: Kind, (from, to): (Instant, Instant)) {
+        self.faults.push(Fault { kind, place: None, from, to, loses_until: None });
+    }
+
+    /// How many faults the run caused.
+    pub fn caused(&self) -> usize {
+        self.faults.iter().filter(|fault| fault.kind.is_caused()).count()
+    }
+
     pub fn count(&self, kind: Kind) -> usize {
         self.faults.iter().filter(|fault| fault.kind == kind).count()
     }
