@@ -47,11 +47,11 @@ impl Simulated {
         let link = key(&format!("link:{name}"));
         let mut words = vec![String::from("EVAL"), include_str!("../src/redis/lua/open.lua").to_owned()];
         let mut keys = vec![key("meta"), link.clone()];
-        keys.extend(["outbox", "groups", "sidecars", "lease", "messages", "ticks", "late"].map(key));
+        keys.extend(["outbox", "groups", "sidecars", "held_acks", "lease", "messages", "ticks", "late"].map(key));
         keys.extend((0..49).map(|list| key(&format!("tick:{list}"))));
         words.push(keys.len().to_string());
         words.extend(keys);
-        words.extend(["1", "1", "15", "1000", "1", "49", "once", &name, "5"].map(String::from));
+        words.extend(["1", "1", "15", "1000", "1", "49", "once", &name, "5", "0", "0"].map(String::from));
         let opened: Vec<Value> = ask(&mut connection, &borrowed(&words)).unwrap();
         let generation = redis::from_redis_value(opened[1].clone()).unwrap();
         Simulated { name, link, generation, connection }
@@ -68,7 +68,7 @@ impl Simulated {
     }
 
     fn of_groups(&mut self, hash: &str, arguments: &[&str]) -> Vec<Value> {
-        self.run(hash, &["outbox", "groups", "sidecars", "departed", "news"], arguments)
+        self.run(hash, &["outbox", "groups", "sidecars", "departed", "news", "held_acks"], arguments)
     }
 
     fn heartbeat(&mut self, hash: &str, groups: &[&str]) {

@@ -153,13 +153,17 @@ fn overload(prometheus: &Prometheus, leader: &Sidecar, follower: &Sidecar) {
     drop(flow.finish());
 }
 
-/// Redis answers nothing for a while, the pointer waits, and then Redis comes back without its data.
+/// Redis answers nothing for a while, then refuses to move the pointer, and then comes back without its data.
 fn lose_redis(prometheus: &Prometheus, redis: &mut Redis, follower: &Sidecar) {
     redis.stop();
     wait_for_alert(prometheus, "AckwheelRedisErrors", &[("severity", "critical")]);
     let leaderless = firing(prometheus).into_iter().filter(|alert| has(alert, "alertname", "AckwheelNoLeader"));
     assert_eq!(leaderless.count(), 0, "one fault is one page");
     redis.go_on();
+    // A command that only the move of the pointer needs, and what is not urgent.
+    wait_until("Redis takes commands", || {
+        redis.try_command::<()>(&["ACL", "SETUSER", "default", "-hlen"]).is_ok()
+    });
     wait_for_alert(prometheus, "AckwheelPointerLag", &[("job", "ackwheel")]);
     redis.restart_empty();
     follower.wait_until_ready();
