@@ -98,14 +98,20 @@ impl Subject<'_> {
     }
 
     /// Waits until a store's link has healed; what its candidate saw before counts for nothing then, and its term is over.
-    async fn heal(&mut self, store: usize, lost_before: u64) {
-        if self.proxies[store].lost() > lost_before {
+    ///
+    /// The leader waits for Acks that the store held meanwhile, until that says that they are applied. The answer to this
+    /// comes before the one to what is asked later, which may be the next that is lost.
+    async fn heal(&mut self, store: usize, mut lost: u64) {
+        while self.proxies[store].lost() > lost {
+            lost = self.proxies[store].lost();
             (self.model.seen[store], self.model.next[store]) = (None, None);
-        }
-        // The leader waits for Acks that a store held meanwhile, until it says that they are applied.
-        let holds = || self.time.redis.command::<bool>(&["EXISTS", "{test:0}:held_acks"]);
-        while !self.stores[store].is_up() || holds() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            let holds = || self.time.redis.command::<bool>(&["EXISTS", "{test:0}:held_acks"]);
+            while !self.stores[store].is_up()
+                || holds()
+                || self.seat(store).ring.status(self.time.now()).await.is_err()
+            {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
         }
     }
 
