@@ -115,6 +115,7 @@ fn a_clock_of_redis_that_is_set_back_by_a_month_drops_nothing() {
 
 #[tokio::test]
 async fn a_clock_that_is_set_makes_no_batch_and_no_group_old_and_ticks_do() {
+    const MONTH_MS: u64 = 30 * 24 * 3_600_000;
     let mut time = FrozenRedis::start();
     let retention = Retention { time: Duration::from_secs(20), ..Retention::default() };
     let options = time.options(Wheel::new(15, Duration::from_secs(1)).unwrap());
@@ -132,7 +133,6 @@ async fn a_clock_that_is_set_makes_no_batch_and_no_group_old_and_ticks_do() {
     outbox.open_group(&audit, Opening::default(), time.now()).await.unwrap();
     outbox.leave_group(&audit).await.unwrap();
     assert_eq!(tend(outbox, time.now()).await, Dropped::default());
-    const MONTH_MS: u64 = 30 * 24 * 3_600_000;
     for unix_ms in [time.unix_ms() + MONTH_MS, time.unix_ms() - MONTH_MS, time.unix_ms()] {
         time.redis.set_frozen(unix_ms);
         assert_eq!(tend(outbox, time.now()).await, Dropped::default());
