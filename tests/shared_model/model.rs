@@ -117,7 +117,9 @@ impl Model {
     }
 
     pub fn acquire(&mut self, store: usize) {
-        self.untold += usize::from(self.in_doubt.take_if(|asked| *asked != store).is_some());
+        // A leader that is elected again still asks what became of its last answer; one that had lost the lease does not.
+        let is_own = self.leader == Some(store);
+        self.untold += usize::from(self.in_doubt.take_if(|asked| !is_own || *asked != store).is_some());
         let (gap, due_before) = (self.now - self.due, self.due);
         if gap >= TICK_MS {
             let own = self.seen[store].filter(|seen| seen.0 == self.pointer).map_or(0, |seen| self.now - seen.1);
