@@ -84,9 +84,6 @@ const FLOODS: u64 = 4;
 /// Messages that each of them adds at a time.
 const AT_ONCE: u64 = 1_024;
 
-/// Messages in each of its requests.
-const A_REQUEST: usize = 1;
-
 /// The limit of the wheel on which they do so.
 const LIMIT: u64 = 200_000;
 
@@ -95,18 +92,18 @@ const ACKS: usize = 300;
 
 const ROUNDS: usize = 5;
 
-/// Adds messages in pipelined requests and acknowledges them in the same way, again and again.
-fn flood(address: SocketAddr, number: u64, is_over: &AtomicBool) {
+/// Adds messages in pipelined requests, so many in each, and acknowledges them in the same way, again and again.
+fn flood(address: SocketAddr, number: u64, a_request: usize, is_over: &AtomicBool) {
     let mut connection = Raw::greeted(address);
     let ids: Vec<u64> = (number << 32..(number << 32) + AT_ONCE).collect();
     let of_all = |request: fn(&[u64]) -> frames::Request| -> Vec<u8> {
-        (1..).zip(ids.chunks(A_REQUEST)).flat_map(|(number, ids)| request(ids).bytes(number)).collect()
+        (1..).zip(ids.chunks(a_request)).flat_map(|(number, ids)| request(ids).bytes(number)).collect()
     };
     let (adds, dels) = (of_all(|ids| frames::add(ids, LONG, 1)), of_all(frames::del));
     while !is_over.load(Ordering::Relaxed) {
         for requests in [&adds, &dels] {
             connection.send(requests);
-            ids.chunks(A_REQUEST).for_each(|_| drop(connection.next_answer()));
+            ids.chunks(a_request).for_each(|_| drop(connection.next_answer()));
         }
     }
 }
@@ -116,26 +113,27 @@ struct Loaded {
     sidecar: Sidecar,
     probe: Raw,
     others: Vec<u64>,
+    a_request: usize,
 }
 
 impl Loaded {
-    fn new(percent: u64) -> Loaded {
+    fn new(percent: u64, a_request: usize) -> Loaded {
         let sidecar = start(LIMIT);
         let mut probe = sidecar.connect();
         let others: Vec<u64> = (1..=LIMIT * percent / 100 - FLOODS * AT_ONCE).collect();
         add(&mut probe, &others);
-        Loaded { sidecar, probe, others }
+        Loaded { sidecar, probe, others, a_request }
     }
 
     /// The 99th percentile of the time to the answer of an Ack.
     fn p99(&mut self) -> Duration {
-        let (address, is_over) = (self.sidecar.listen, AtomicBool::new(false));
+        let (address, a_request, is_over) = (self.sidecar.listen, self.a_request, AtomicBool::new(false));
         let acked = &self.others[..ACKS];
         let mut times: Vec<Duration> = thread::scope(|scope| {
             (1..=FLOODS).for_each(|number| {
                 drop(scope.spawn({
                     let is_over = &is_over;
-                    move || flood(address, number, is_over)
+                    move || flood(address, number, a_request, is_over)
                 }));
             });
             let before = self.sidecar.metrics().acked("acked");
@@ -167,7 +165,17 @@ const NOISE: Duration = Duration::from_millis(2);
 
 #[test]
 fn an_ack_waits_no_longer_above_the_limit_than_thrice_as_long_as_below() {
-    let (mut below, mut above) = (Loaded::new(90), Loaded::new(101));
+    assert_an_ack_is_not_held_up(1);
+}
+
+#[test]
+fn an_ack_waits_no_longer_above_the_limit_where_adds_come_in_large_requests() {
+    assert_an_ack_is_not_held_up(64);
+}
+
+#[track_caller]
+fn assert_an_ack_is_not_held_up(a_request: usize) {
+    let (mut below, mut above) = (Loaded::new(90, a_request), Loaded::new(101, a_request));
     let (mut times_below, mut times_above) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         times_below.push(below.p99());

@@ -108,10 +108,54 @@ impl MemoryRing {
     }
 
     /// Does an AddNewMsg if there is room for those of its messages that are not in flight; else it does nothing.
-    ///
-    /// All of its shards are locked meanwhile, in ascending order. Nothing else locks a shard while it holds another.
     fn add_exactly(&self, burst: &mut Burst, number: usize, position: &Position) -> Room {
         set_deadlines(&mut burst.requests[number..=number], position);
+        match self.count_if_all_new(burst, number, position) {
+            Ok(Some(new)) => {
+                let room = self.in_flight.reserve(new);
+                if room == Room::Enough {
+                    // Less than was reserved, if another connection adds one of the messages at this moment.
+                    let change = self.run(burst, number..number + 1, position);
+                    self.in_flight.change(change.wrapping_sub(new));
+                }
+                room
+            }
+            Ok(None) => self.add_and_rearm(burst, number, position),
+            Err(room) => room,
+        }
+    }
+
+    /// The number of different messages of an AddNewMsg, if none of them is in flight. An error if there is no room for
+    /// those that are not.
+    ///
+    /// One shard is locked at a time, so that nothing else waits for long.
+    fn count_if_all_new(&self, burst: &Burst, number: usize, position: &Position) -> Result<Option<u64>, Room> {
+        SORTED.with_borrow_mut(|sorted| {
+            sorted.sort(burst, number..number + 1, self.shard_bits, |message| self.hasher.hash_of(message));
+            let mut messages = Vec::new();
+            for (shard, items) in sorted.groups() {
+                let before = messages.len();
+                messages.extend(self.shards[shard].lock().new_messages(items, burst, position));
+                if messages.len() > before {
+                    // The first message counts for sure, and the others may be repeats of it.
+                    match self.in_flight.room_for(1) {
+                        Room::Enough => {}
+                        room => return Err(room),
+                    }
+                }
+                if messages.len() < before + items.len() {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(count_distinct(messages)))
+        })
+    }
+
+    /// Does an AddNewMsg of which some messages are in flight, if there is room for the others; else it does nothing.
+    ///
+    /// All of its shards are locked meanwhile, in ascending order: a message that is to be re-armed must not leave.
+    /// Nothing else locks a shard while it holds another.
+    fn add_and_rearm(&self, burst: &mut Burst, number: usize, position: &Position) -> Room {
         SORTED.with_borrow_mut(|sorted| {
             sorted.sort(burst, number..number + 1, self.shard_bits, |message| self.hasher.hash_of(message));
             let (mut shards, mut new) = (Vec::new(), 0);
@@ -119,7 +163,7 @@ impl MemoryRing {
                 let mut shard = self.shards[shard].lock();
                 let room = self.in_flight.room_for(new + 1);
                 if room == Room::Enough {
-                    new += count_distinct(shard.new_messages(items, burst, position));
+                    new += count_distinct(shard.new_messages(items, burst, position).collect());
                 } else if shard.new_messages(items, burst, position).next().is_some() {
                     return room;
                 }
@@ -177,8 +221,7 @@ fn set_deadlines(requests: &mut [Request], position: &Position) {
 }
 
 /// The number of different messages.
-fn count_distinct(messages: impl Iterator<Item = Message>) -> u64 {
-    let mut messages: Vec<Message> = messages.collect();
+fn count_distinct(mut messages: Vec<Message>) -> u64 {
     messages.sort_unstable();
     messages.dedup();
     messages.len() as u64
