@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 
 use crate::redis_faults::take_until;
-use crate::support::frames::{self, ACKED, WITHDRAWN};
+use crate::support::frames::{self, ACKED, WITHDRAWN, u32_at};
 use crate::support::process::assert_names;
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
@@ -50,6 +50,45 @@ fn no_batch_id_names_two_contents_after_redis_went_back_to_a_snapshot() {
     }
     let epochs: BTreeSet<&[u8]> = contents.keys().map(|id| &id[8..16]).collect();
     assert!(epochs.len() >= 2, "what was published again has another epoch: {epochs:?}");
+}
+
+#[test]
+fn a_batch_is_settled_only_under_the_epoch_that_published_it() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::on(&redis, "only", &["--tick", "200ms"]);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    let mut held = Vec::new();
+    for id in 1..=3 {
+        add(&sidecar, id..id + 1, 1);
+        held.push(subscriber.batch());
+        let epoch = redis.command::<u64>(&["HGET", "{ackwheel:0}:meta", "epoch"]);
+        redis.command::<()>(&["DEL", "{ackwheel:0}:lease"]);
+        wait_until("it leads anew", || redis.command::<u64>(&["HGET", "{ackwheel:0}:meta", "epoch"]) > epoch);
+    }
+    let ids = [0, 1, 2].map(|number: usize| held[number].id);
+    let with_epoch_of = |number: usize, other: usize| {
+        let mut id = ids[number];
+        id[8..16].copy_from_slice(&ids[other][8..16]);
+        id
+    };
+    let mut settled = |ids: &[[u8; 24]]| u32_at(&subscriber.ask(&frames::batch_ack(ids)).body, 0);
+    for (number, other) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+        assert_eq!(settled(&[with_epoch_of(number, other)]), 0, "batch {number} under the epoch of {other}");
+    }
+    assert_eq!(settled(&ids), 3);
+    assert_eq!(settled(&ids), 0);
+}
+
+#[test]
+fn a_batch_of_the_last_epoch_is_settled_without_reading_it() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::on(&redis, "only", &["--tick", "200ms"]);
+    let mut subscriber = sidecar.connect().subscribed("default");
+    add(&sidecar, 1..2, 1);
+    let batch = subscriber.batch();
+    // What is not there cannot be read.
+    redis.command::<()>(&["XDEL", "{ackwheel:0}:outbox", &format!("{}-0", batch.tick)]);
+    assert_eq!(u32_at(&subscriber.ask(&frames::batch_ack(&[batch.id])).body, 0), 1);
 }
 
 #[test]

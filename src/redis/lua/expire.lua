@@ -53,6 +53,10 @@ if #members > 0 then
   local remembered = not failed
   local batches = try('HINCRBY', KEYS[1], 'published_batches', 1)
   local ids = try('HINCRBY', KEYS[1], 'published_ids', #members)
+  local by = redis.call('HGET', KEYS[1], 'published_by') or ''
+  if string.match(by, '^%d+') ~= ARGV[3] then
+    try('HSET', KEYS[1], 'published_by', ARGV[3] .. ' ' .. frozen_from .. '-' .. seq)
+  end
   try('XADD', KEYS[6], frozen_from .. '-' .. seq,
     'epoch', ARGV[3], 'count', #members, 'added', timed_out + acked, 'acked', acked, 'storm', storm,
     'last', last and 1 or 0, 'decided_ms', expired_ms, 'batches', batches, 'ids', ids, 'messages', packed)

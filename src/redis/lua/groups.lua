@@ -39,13 +39,6 @@ local function deliveries()
   end
 end
 
--- Whether an entry of this id is in the outbox and was published in this epoch. Ids alone can come again after
--- Redis lost its data.
-local function is_of(id, epoch)
-  local entry = redis.call('XRANGE', outbox, id, id)[1]
-  return entry and by_field(entry[2]).epoch == epoch
-end
-
 local function parts(id)
   local tick, seq = string.match(id, '^(%d+)%-(%d+)$')
   return tonumber(tick), tonumber(seq)
@@ -56,6 +49,15 @@ local function before(one, other)
   local tick, seq = parts(one)
   local other_tick, other_seq = parts(other)
   return tick < other_tick or tick == other_tick and seq < other_seq
+end
+
+-- Whether an id names the batch that was published under it in this epoch. Ids alone can come again after Redis lost its
+-- data. `published_by` has the last epoch that published, and its first id: only an earlier batch has to be read.
+local function is_of(id, epoch)
+  local last_epoch, first = string.match(redis.call('HGET', KEYS[1], 'published_by') or '', '^(%d+) (%d+%-%d+)$')
+  if first and not before(id, first) then return epoch == last_epoch end
+  local entry = redis.call('XRANGE', outbox, id, id)[1]
+  return entry and by_field(entry[2]).epoch == epoch
 end
 
 -- The least id behind one.

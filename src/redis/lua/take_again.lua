@@ -12,8 +12,9 @@ for i = 4, #ARGV, 2 do
   local id = ARGV[i]
   local held = redis.call('XPENDING', outbox, group, id, id, 1)[1]
   if held and (held[2] == sidecar or held[2] == nobody) and is_of(id, ARGV[i + 1]) then
+    -- Nothing, where the entry has left the stream.
     local claimed = redis.call('XCLAIM', outbox, group, sidecar, 0, id)[1]
-    reply[#reply + 1] = delivery(claimed, held[4] + 1)
+    if claimed then reply[#reply + 1] = delivery(claimed, held[4] + 1) end
   end
 end
 return reply
