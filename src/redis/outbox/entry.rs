@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::error;
+
 use crate::core::batch::{BatchId, Delivery, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::tick::Tick;
 use crate::redis::fault::Fault;
@@ -42,7 +44,19 @@ fn read(entry: &str, mut reply: Answer, ring: u16) -> Result<Delivery, Fault> {
     let last = reply.count()? == 1;
     let age = Duration::from_millis(reply.count()?);
     let text = reply.text()?;
-    let messages = parse_messages(&text).ok_or_else(|| reply.strange(&format!("the messages of {id}")))?;
+    let (messages, foreign) = parse_messages(&text);
+    if messages.is_empty() {
+        return Err(reply.strange(&format!("the messages of {id}")));
+    }
+    if !foreign.is_empty() {
+        error!(
+            ring,
+            entry,
+            foreign = foreign.join(" "),
+            "a batch names something that is no message, and is handed out without it: something else writes to \
+             ackwheel's keys; give ackwheel a Redis or a namespace of its own"
+        );
+    }
     Ok(Delivery { batch: Arc::new(TimeoutBatch { id, counts, last, messages }), delivery_count, age })
 }
 
@@ -51,9 +65,17 @@ fn parse_entry_id(text: &str) -> Option<(Tick, u32)> {
     Some((Tick(tick.parse().ok()?), seq.parse().ok()?))
 }
 
-/// Messages of a batch: `id[:client][/attempt]`, separated by a space.
-fn parse_messages(text: &str) -> Option<Vec<TimedOut>> {
-    text.split(' ').map(parse_message).collect()
+/// Messages of a batch, `id[:client][/attempt]` separated by a space, and the words that are none.
+fn parse_messages(text: &str) -> (Vec<TimedOut>, Vec<&str>) {
+    let mut foreign = Vec::new();
+    let message = |word| {
+        parse_message(word).or_else(|| {
+            foreign.push(word);
+            None
+        })
+    };
+    let messages = text.split(' ').filter_map(message).collect();
+    (messages, foreign)
 }
 
 fn parse_message(text: &str) -> Option<TimedOut> {
@@ -89,7 +111,16 @@ mod tests {
     }
 
     #[test]
-    fn what_no_script_wrote_is_not_understood() {
+    fn a_foreign_word_in_a_batch_is_left_out() {
+        let read = delivery(reply(["170-3", "1", "5", "1", "0", "0", "1", "0", "1 x 2:7/256 3:4/2"]), 0);
+        let messages = &read.unwrap().unwrap().batch.messages;
+        let expected = [(1, 0, 1), (3, 4, 2)]
+            .map(|(id, client, attempt)| TimedOut { message: Message::new(id, client), attempt });
+        assert_eq!(*messages, expected);
+    }
+
+    #[test]
+    fn an_entry_without_a_readable_message_is_no_batch() {
         for (id, messages) in [("1", "9"), ("1-x", "9"), ("1-0", ""), ("1-0", "9/256"), ("1-0", "a:1")] {
             let read = delivery(reply([id, "1", "5", "1", "0", "0", "1", "0", messages]), 0).unwrap();
             assert_eq!(read.unwrap_err().entry, id);
