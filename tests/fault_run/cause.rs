@@ -140,7 +140,8 @@ impl Stage {
     fn stall_the_disk(&mut self) {
         self.store.disk().expect("it can stall").freeze();
         if self.store.is_shared() {
-            self.lasts(Kind::DiskStalled, Some(Subject::Store), 200..4_000, Remedy::Thaw);
+            // A server that waits for its disk is silent.
+            self.lasts(Kind::DiskStalled, Some(Subject::Store), unnoticed_ms(self.topology), Remedy::Thaw);
             return;
         }
         // A wheel in memory writes when it drains.

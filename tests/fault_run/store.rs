@@ -1,6 +1,7 @@
 //! The Redis servers of a run, and the failovers between two of them.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::faults::Topology;
@@ -29,7 +30,7 @@ pub struct Store {
     servers: Servers,
     /// Which of 0 and 1 is the primary.
     pub primary: usize,
-    /// Where the server keeps its file, if that can stall. Dropped after the servers.
+    /// Where the servers keep their files, if that can stall. Dropped after the servers.
     disk: Option<Disk>,
     network: Option<Arc<Network>>,
 }
@@ -49,19 +50,19 @@ fn side_of_server(number: usize) -> Side {
 
 impl Store {
     pub fn start(topology: Topology, network: Option<Arc<Network>>) -> Store {
-        let on = |number: u8, make: fn() -> Redis| on_side(network.as_ref(), side_of_server(number.into()), make);
-        let disk = matches!(topology, Topology::Memory | Topology::Redis).then(Disk::mount).flatten();
+        let disk = Disk::mount();
+        let folder = disk.as_ref().map_or_else(std::env::temp_dir, |disk| disk.path().to_owned());
+        let start = |number: u8, make: fn(&Path, Clock) -> Redis| {
+            on_side(network.as_ref(), side_of_server(number.into()), || make(&folder, Clock::Offset(0)))
+        };
         let servers = match topology {
             Topology::Memory => Servers::None,
-            Topology::Redis => Servers::One(match &disk {
-                Some(disk) => Redis::in_folder(disk.path(), Clock::Offset(0)),
-                None => Redis::in_folder(&std::env::temp_dir(), Clock::Offset(0)),
-            }),
+            Topology::Redis => Servers::One(start(0, Redis::in_folder)),
             Topology::Sentinel => {
-                Servers::Sentinel(Box::new(Watched::of(on(0, Redis::start), on(1, Redis::start))))
+                Servers::Sentinel(Box::new(Watched::of(start(0, Redis::in_folder), start(1, Redis::in_folder))))
             }
             Topology::Cluster => {
-                Servers::Cluster(Cluster::with(|node| on(node, Redis::of_a_cluster_with_append_only_file)))
+                Servers::Cluster(Cluster::with(|node| start(node, Redis::of_a_cluster_in_folder)))
             }
         };
         Store { servers, primary: 0, disk, network }

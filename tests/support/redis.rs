@@ -102,15 +102,19 @@ impl Redis {
         Redis::made(Keeps::Nothing, None, Some(free_port()), tls)
     }
 
-    /// The same, where it keeps everything.
-    pub fn of_a_cluster_with_append_only_file() -> Redis {
-        Redis::made(Keeps::Everything, None, Some(free_port()), None)
-    }
-
     /// A server that believes another clock, and keeps everything in a folder below this one.
     pub fn in_folder(parent: &Path, clock: Clock) -> Redis {
+        Redis::made_below(parent, clock, None)
+    }
+
+    /// The same, as a node of a Cluster that has no other node yet.
+    pub fn of_a_cluster_in_folder(parent: &Path, clock: Clock) -> Redis {
+        Redis::made_below(parent, clock, Some(free_port()))
+    }
+
+    fn made_below(parent: &Path, clock: Clock, bus_port: Option<u16>) -> Redis {
         let folder = tempfile::tempdir_in(parent).expect("a folder can be made");
-        Redis::made_in(folder, Keeps::Everything, Some(clock), None, None)
+        Redis::made_in(folder, Keeps::Everything, Some(clock), bus_port, None)
     }
 
     pub fn with(keeps: Keeps, clock: Option<Clock>) -> Redis {
