@@ -155,10 +155,12 @@ impl Leader {
         let known = (self.epoch - 1).to_string();
         let (pointer, seen_ms, grace_ms) = (pointer.to_string(), seen_ms.to_string(), grace_ms.to_string());
         let (name, lease_ms, nobody, slack_ms) = ("another", "3000", "", "50");
+        let due_ms = self.field("meta", "due_ms").to_string();
         let has_come = if pointer == "0" { "1" } else { "0" };
         let arguments = [
             token, name, lease_ms, &pointer, &seen_ms, has_come, &known, nobody, nobody, "0", &grace_ms, slack_ms,
             "",
+            &due_ms,
         ];
         let keys = Leader::keys(&["lease", "candidates"]);
         let won = self.run(include_str!("../src/redis/lua/acquire.lua"), &keys, &arguments);

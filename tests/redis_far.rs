@@ -176,3 +176,22 @@ fn a_long_way_and_a_clock_that_is_set_stop_no_ring() {
         sidecar.wait_for_pointer(pointer + 4);
     }
 }
+
+#[test]
+fn a_long_way_and_a_clock_that_is_set_forwards_shorten_no_tick() {
+    let redis = Redis::with_clock(Clock::Offset(0));
+    let sidecar = far_from(&redis);
+    let mut moved = Vec::new();
+    let mut pointer = standing(&redis).0;
+    while moved.len() < 7 {
+        wait_until("the pointer moves", || standing(&redis).0 > pointer);
+        moved.push(Instant::now());
+        assert_eq!(standing(&redis).0, pointer + 1);
+        pointer += 1;
+        // More than clocks may differ, and less than a stall.
+        redis.set_fast_by_ms(300 * moved.len() as u64);
+    }
+    let shortest = moved.windows(2).map(|pair| pair[1] - pair[0]).min().expect("it moved");
+    // Whoever looks here sees a move a few ms late.
+    assert!(shortest >= Duration::from_millis(TICK_MS - 50), "{shortest:?} of a second: {}", sidecar.log().text());
+}

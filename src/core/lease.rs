@@ -49,7 +49,16 @@ pub struct Candidate {
     holder: Option<Seen<(String, String)>>,
     /// How long the lease of the holder lasts.
     holders_lease: Duration,
-    pointer: Option<Seen<Tick>>,
+    pointer: Option<Seen<Standing>>,
+}
+
+/// Where the pointer stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The tick at which it stands.
+    pub pointer: Tick,
+    /// When it was due there, in ms by the clock of the store. Deadlines count from it.
+    pub due_ms: u64,
 }
 
 #[derive(Debug)]
@@ -96,20 +105,24 @@ impl Candidate {
         self.holder = None;
     }
 
-    /// Notes what it knows that led until now, in this session: since when the pointer is there.
-    pub fn has_led(&mut self, session: u64, pointer: Tick, since: Instant, now: Instant) {
-        self.enter_session(session);
-        let watched = now.saturating_duration_since(since);
-        (self.holder, self.pointer) = (None, Some(Seen { what: pointer, watched, looked_at: now }));
-    }
-
     /// Notes the token and renewal count of the lease that another holds, how long that lasts without being renewed, and
-    /// the pointer. Whether the token is new.
-    pub fn saw(&mut self, holder: (String, String), lease: Duration, pointer: Tick, now: Instant) -> bool {
+    /// where the pointer stands, which was due there so long ago by the clock of the store. Whether the token is new.
+    pub fn saw(
+        &mut self,
+        holder: (String, String),
+        lease: Duration,
+        standing: Standing,
+        behind: Duration,
+        now: Instant,
+    ) -> bool {
         self.holders_lease = lease;
         let is_other = self.holder.as_ref().is_none_or(|seen| seen.what.0 != holder.0);
         Seen::note(&mut self.holder, holder, now, self.lease / 2);
-        Seen::note(&mut self.pointer, pointer, now, self.lease / 2);
+        Seen::note(&mut self.pointer, standing, now, self.lease / 2);
+        if let Some(seen) = &mut self.pointer {
+            // It may be due only later, or the clock of the store was set back: adds count from there.
+            seen.watched = seen.watched.min(behind);
+        }
         is_other
     }
 
@@ -121,9 +134,9 @@ impl Candidate {
         (seen.until(now, self.lease / 2) >= self.lease.max(self.holders_lease) * 2).then(|| seen.what.clone())
     }
 
-    /// The pointer as it was seen last, and for how long it has been watched there.
+    /// Where the pointer was seen last, and for how long it has been watched there.
     #[must_use]
-    pub fn pointer_seen(&self, now: Instant) -> Option<(Tick, Duration)> {
+    pub fn pointer_seen(&self, now: Instant) -> Option<(Standing, Duration)> {
         let seen = self.pointer.as_ref()?;
         Some((seen.what, seen.until(now, self.lease / 2)))
     }
@@ -150,6 +163,13 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(3);
 
+    /// The pointer was due there before anybody looked.
+    const LONG_AGO: Duration = Duration::from_secs(1_000);
+
+    fn at(tick: u64) -> Standing {
+        Standing { pointer: Tick(tick), due_ms: 1 }
+    }
+
     fn holder(renewals: u32) -> (String, String) {
         (String::from("other"), renewals.to_string())
     }
@@ -158,16 +178,16 @@ mod tests {
     fn watch(candidate: &mut Candidate, from: Instant, time: Duration) {
         let looks = time.as_millis() / 500;
         for look in 0..=u32::try_from(looks).unwrap() {
-            candidate.saw(holder(2), LEASE, Tick(8), from + Duration::from_millis(500) * look);
+            candidate.saw(holder(2), LEASE, at(8), LONG_AGO, from + Duration::from_millis(500) * look);
         }
     }
 
     #[test]
     fn a_lease_stands_still_only_after_two_durations_without_a_renewal() {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
-        assert!(candidate.saw(holder(1), LEASE, Tick(7), start));
+        assert!(candidate.saw(holder(1), LEASE, at(7), LONG_AGO, start));
         let renewed = start + LEASE;
-        assert!(!candidate.saw(holder(2), LEASE, Tick(8), renewed), "the holder is the same");
+        assert!(!candidate.saw(holder(2), LEASE, at(8), LONG_AGO, renewed), "the holder is the same");
         watch(&mut candidate, renewed, LEASE * 11 / 6);
         assert_eq!(candidate.standing_still(renewed + LEASE * 11 / 6), None);
         watch(&mut candidate, renewed, LEASE * 2);
@@ -179,24 +199,26 @@ mod tests {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
         let looks = (0..=20).map(|look| start + LEASE / 2 * look);
         let mut still = looks.map(|now| {
-            candidate.saw(holder(1), LEASE * 4, Tick(7), now);
+            candidate.saw(holder(1), LEASE * 4, at(7), LONG_AGO, now);
             (now - start, candidate.standing_still(now).is_some())
         });
         assert_eq!(still.find(|(_, still)| *still), Some((LEASE * 8, true)));
     }
 
     #[test]
-    fn who_led_knows_since_when_the_pointer_is_there_and_nothing_of_who_led_before() {
+    fn a_pointer_that_is_put_off_or_not_yet_due_is_watched_from_then_on() {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
-        candidate.enter_session(1);
-        watch(&mut candidate, start, LEASE * 2);
-        candidate.leads();
-        let left = start + LEASE * 2;
-        assert_eq!(candidate.standing_still(left), None);
-        candidate.has_led(2, Tick(9), start + LEASE * 5 / 3, left);
-        candidate.enter_session(2);
-        assert_eq!(candidate.pointer_seen(left + LEASE / 6), Some((Tick(9), LEASE / 2)));
-        assert!(candidate.saw(holder(2), LEASE, Tick(9), left + LEASE / 6), "another leads now");
+        let ms = |ms| start + Duration::from_millis(ms);
+        let mut look = |due_ms, behind_ms, at| {
+            let standing = Standing { pointer: Tick(8), due_ms };
+            candidate.saw(holder(2), LEASE, standing, Duration::from_millis(behind_ms), ms(at));
+            candidate.pointer_seen(ms(at + 100)).map(|(seen, watched)| (seen.due_ms, watched.as_millis()))
+        };
+        assert_eq!([look(1_000, 700, 0), look(1_000, 1_700, 1_000)], [Some((1_000, 100)), Some((1_000, 1_100))]);
+        assert_eq!(look(3_000, 0, 1_500), Some((3_000, 100)), "an election has put it off");
+        assert_eq!(look(3_000, 0, 1_900), Some((3_000, 100)), "it is not yet due");
+        assert_eq!(look(3_000, 200, 2_500), Some((3_000, 300)), "due for less than it was watched");
+        assert_eq!(look(3_000, 90_000, 2_600), Some((3_000, 400)), "the clock of the store was set forwards");
     }
 
     #[test]
@@ -204,7 +226,7 @@ mod tests {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
         candidate.enter_session(1);
         watch(&mut candidate, start, LEASE);
-        assert_eq!(candidate.pointer_seen(start + LEASE), Some((Tick(8), LEASE)));
+        assert_eq!(candidate.pointer_seen(start + LEASE), Some((at(8), LEASE)));
         assert!(candidate.watches(start + LEASE));
         candidate.enter_session(2);
         assert!(!candidate.watches(start + LEASE));
@@ -217,9 +239,9 @@ mod tests {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
         watch(&mut candidate, start, LEASE / 3);
         let woken = start + Duration::from_secs(600);
-        assert_eq!(candidate.pointer_seen(woken), Some((Tick(8), LEASE * 5 / 6)), "a third, and half at most");
+        assert_eq!(candidate.pointer_seen(woken), Some((at(8), LEASE * 5 / 6)), "a third, and half at most");
         assert!(candidate.watches(start + LEASE / 3 + LEASE / 2) && !candidate.watches(woken));
-        candidate.saw(holder(2), LEASE, Tick(8), woken);
+        candidate.saw(holder(2), LEASE, at(8), LONG_AGO, woken);
         assert_eq!(candidate.standing_still(woken), None);
     }
 

@@ -13,7 +13,7 @@ use super::office::{Identity, Office, Term, from_now, whole_ms};
 use super::ring::CLOCK_SLACK;
 use super::script::{Answer, SCRIPTS};
 use super::silence::Look;
-use crate::core::lease::{Candidate, Leadership, Lease};
+use crate::core::lease::{Candidate, Leadership, Lease, Standing};
 use crate::core::refusal::Refusal;
 use crate::core::ring::Reply;
 use crate::core::tick::Tick;
@@ -188,10 +188,6 @@ impl Inner {
             leads_there = successor.leads,
             "this sidecar hands the ring over to one that leads fewer"
         );
-        if let Some(term) = self.office.term() {
-            let moved = term.certain().checked_sub(self.options.tick_length).unwrap_or(now);
-            self.candidate.lock().has_led(term.session, term.pointer, moved, now);
-        }
         self.give_up(["handed", &successor.token]).await?;
         Ok(self.follows())
     }
@@ -220,12 +216,12 @@ impl Inner {
         if std::mem::replace(&mut *self.hold.lock(), Hold::Maybe) == Hold::Yes && term_before.is_none() {
             self.leaderships.was_deposed(begun);
         }
-        let (pointer, seen_ms, watches, still) = {
+        let (standing, seen_ms, watches, still) = {
             let mut candidate = self.candidate.lock();
             candidate.enter_session(session.number);
-            let (pointer, seen) = candidate.pointer_seen(begun).unwrap_or_default();
+            let (standing, seen) = candidate.pointer_seen(begun).unwrap_or_default();
             let still = candidate.standing_still(begun).unwrap_or_default();
-            (pointer, whole_ms(seen), candidate.watches(begun), still)
+            (standing, whole_ms(seen), candidate.watches(begun), still)
         };
         // The first grace since the pointer moved counts, so that a Redis that comes and goes does not stop the wheel.
         let graced = term_before.and_then(|term| term.graced);
@@ -236,10 +232,10 @@ impl Inner {
         let names = self.names();
         let asked = self.link.write_in(session, &SCRIPTS.acquire, &names, |call| {
             call.arg(&self.identity.token).arg(&self.identity.name).arg(whole_ms(self.options.duration));
-            call.arg(pointer.0).arg(seen_ms).arg(u8::from(!watches)).arg(highest);
+            call.arg(standing.pointer.0).arg(seen_ms).arg(u8::from(!watches)).arg(highest);
             call.arg(still.0).arg(still.1).arg(whole_ms(wait)).arg(whole_ms(self.options.outage_grace));
             call.arg(whole_ms(CLOCK_SLACK));
-            call.arg(self.leaderships.told(begun));
+            call.arg(self.leaderships.told(begun)).arg(standing.due_ms);
         });
         let mut answer = asked.await?;
         let now = now.max(self.link.clock().now());
@@ -299,14 +295,15 @@ impl Inner {
         let holder = (answer.text()?, answer.text()?);
         let (pointer, leader) = (Tick(answer.count()?), answer.text()?);
         let lease = answer.text()?.parse().map_or(self.options.duration, Duration::from_millis);
-        let epoch = answer.count()?;
+        let (epoch, due_ms) = (answer.count()?, answer.count()?);
+        let behind = Duration::from_millis(answer.count()?);
         self.office.leave();
         {
             let mut highest = self.highest_epoch.lock();
             *highest = epoch.max(*highest);
         }
         *self.hold.lock() = Hold::No;
-        if self.candidate.lock().saw(holder, lease, pointer, now) {
+        if self.candidate.lock().saw(holder, lease, Standing { pointer, due_ms }, behind, now) {
             info!(ring = self.options.ring, leader, "this sidecar follows");
         }
         Ok(self.follows())

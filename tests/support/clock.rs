@@ -18,6 +18,8 @@ pub enum Clock {
     Frozen(u64),
     /// The clock runs, and is so many seconds fast; slow, where they are negative.
     Offset(i64),
+    /// The clock runs, and is so many ms fast.
+    FastByMs(u64),
 }
 
 impl Clock {
@@ -31,6 +33,7 @@ impl Clock {
                 text.replace('T', " ").replace('Z', "5")
             }
             Clock::Offset(seconds) => format!("{seconds:+}"),
+            Clock::FastByMs(ms) => format!("+{}.{:03}", ms / 1_000, ms % 1_000),
         }
     }
 }

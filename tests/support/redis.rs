@@ -299,6 +299,11 @@ impl Redis {
         assert!(off_by_ms < 30_000, "the clock is ahead by {ahead_ms} ms, and not by {seconds} s");
     }
 
+    /// Has its clock run, so many ms fast.
+    pub fn set_fast_by_ms(&self, ms: u64) {
+        self.fake_clock().set(Clock::FastByMs(ms));
+    }
+
     fn fake_clock(&self) -> &FakeClock {
         self.clock.as_ref().expect("the server was started with a clock")
     }

@@ -3,14 +3,15 @@
 --
 -- KEYS[3] lease   KEYS[4] candidates
 -- ARGV[2] token   ARGV[3] name of the sidecar   ARGV[4] lease in ms
--- ARGV[5] the pointer that the candidate has seen, ARGV[6] for how many ms by its monotonic clock
+-- ARGV[5] the pointer that the candidate has seen, due at ARGV[15], and ARGV[6] for how many ms by its monotonic clock
 -- ARGV[7] 1 if it has not looked lately, in this session of its link   ARGV[8] highest epoch that the candidate knows
 -- ARGV[9], ARGV[10] token and renewals of a lease that stands still and is to be deleted; empty without one
 -- ARGV[11] ms that the pointer has yet to wait after an outage that the candidate knows of
 -- ARGV[12] ms that it waits after one   ARGV[13] ms that clocks may differ
 -- ARGV[14] how many rings the candidate leads, and its name, for the leader to know; empty where it does not tell
 -- Reply {'won', epoch, pointer, ms until the next move is due, ms by which every deadline is shifted}
---   {'held', token, renewals, pointer, name of the leader, its lease in ms, or empty if it did not say, epoch}
+--   {'held', token, renewals, pointer, name of the leader, its lease in ms, or empty if it did not say, epoch, when the
+--   pointer was due in ms, and how many ms ago that was}
 local pointer, due_ms, tick_ms, epoch, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'epoch', 'catch_up')
 local renewals = redis.call('HGET', KEYS[1], 'renewals') or '0'
@@ -23,7 +24,7 @@ if holder and holder ~= ARGV[2] then
   -- If nothing can be written, the leader is not told of this candidate, and leads all the same.
   if ARGV[14] ~= '' then redis.pcall('HSET', KEYS[4], ARGV[2], ARGV[14]) end
   local leader, lease_ms = unpack(redis.call('HMGET', KEYS[1], 'leader', 'lease_ms'))
-  return {'held', holder, renewals, pointer, leader or '', lease_ms or '', epoch}
+  return {'held', holder, renewals, pointer, leader or '', lease_ms or '', epoch, due_ms, math.max(0, now_ms() - due_ms)}
 end
 
 local now, wait, grace, slack, shifted_ms = now_ms(), tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13]), 0
@@ -41,13 +42,14 @@ end
 epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'lease_ms', ARGV[4], 'acquired_ms', now)
 
--- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The rest of the gap shifts every
+-- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The candidate's own counts only if no
+-- election has put the pointer off since: adds count from when it is due, and Redis' clock may have been set after them. The rest of the gap shifts every
 -- deadline. A gap below a tick is none. A candidate that has not looked lately cannot know whether Redis or all sidecars
 -- were unreachable: Acks may come only now.
 local gap = now - due_ms
 if gap >= tick_ms then
   local own = 0
-  if tonumber(ARGV[5]) == pointer then own = tonumber(ARGV[6]) end
+  if tonumber(ARGV[5]) == pointer and tonumber(ARGV[15]) == due_ms then own = tonumber(ARGV[6]) end
   if ARGV[7] == '1' then wait = math.max(wait, grace) end
   local shift = math.max(0, gap - math.min(own, catch_up * tick_ms))
   due_ms, shifted_ms = due_ms + shift, shifted_ms + shift

@@ -30,6 +30,8 @@ local early = due_ms + tick_ms - now
 if early > 0 and (early <= slack or uncertain > 0) then
   return {'wait', math.min(early, math.max(slack, uncertain))}
 end
+-- By Redis' clock alone it is late, and that may have been set forwards: the leader waits until its own clock is certain.
+if uncertain > 0 and -early - late > slack then return {'wait', uncertain} end
 if pointer + 1 - frozen_from >= tonumber(ARGV[9]) then return {'busy'} end
 if ARGV[13] ~= '1' then
   local holders = redis.call('HLEN', KEYS[5])
@@ -42,10 +44,10 @@ if ARGV[11] ~= '' and -early - late > tonumber(ARGV[11]) then return {'delayed',
 local next_due = due_ms + tick_ms
 if early > slack then
   -- Redis' clock was set back: the leader's monotonic time decides.
-  next_due, late = now, 0
+  next_due = now
 elseif now - late > next_due + slack then
-  -- It was set forwards, or the rest of a gap shifts every deadline.
-  next_due = now - late
+  -- It was set forwards, or the rest of a gap shifts every deadline. How late it is for certain counts.
+  next_due = now + uncertain
 end
 -- Adds counted on no more than these being caught up, whatever the leader knew when it asked.
 next_due = math.max(next_due, now - math.max(1, catch_up) * tick_ms)
