@@ -13,6 +13,7 @@
 //!
 //! - `FAULT_RUN_SECONDS`: how long faults happen; 8 if not set.
 //! - `FAULT_RUN_SEED`: the order of faults and the load; 1 if not set. Processes and threads add chance of their own.
+//! - `FAULT_RUN_LOGS`: a folder for the logs of all sidecars, each in a file; none if not set.
 //! - `FAULT_RUN_RATE`: new messages a second; 25,000 with `FAULT_RUN_SECONDS`, and 2,000 without, beside other tests.
 
 mod cause;
@@ -34,6 +35,8 @@ mod verdict;
 
 use std::collections::{BTreeMap, HashSet};
 use std::env;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -197,6 +200,12 @@ fn judge(mut stage: Stage, ledgers: &[Ledger], groups: &BTreeMap<&str, Deliverie
     let batches = compare(&timeline, groups);
     report::print(&timeline, &verdict, &batches, command);
 
+    if let Ok(folder) = env::var("FAULT_RUN_LOGS") {
+        for (number, log) in stage.logs().enumerate() {
+            let file = Path::new(&folder).join(format!("sidecar-{number}.log"));
+            fs::write(&file, log).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        }
+    }
     let never_added = timeouts.ids().find(|id| !ledgers.iter().any(|ledger| ledger.index_of(*id).is_some()));
     let panicked: Vec<String> = stage.logs().filter(|log| log.contains("panicked")).collect();
     stage.problems.extend(panicked);

@@ -159,8 +159,7 @@ impl Leader {
         let has_come = if pointer == "0" { "1" } else { "0" };
         let arguments = [
             token, name, lease_ms, &pointer, &seen_ms, has_come, &known, nobody, nobody, "0", &grace_ms, slack_ms,
-            "",
-            &due_ms,
+            "", &due_ms,
         ];
         let keys = Leader::keys(&["lease", "candidates"]);
         let won = self.run(include_str!("../src/redis/lua/acquire.lua"), &keys, &arguments);
