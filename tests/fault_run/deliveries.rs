@@ -9,6 +9,12 @@ use crate::support::raw::Batch;
 /// What names a batch, and a hash of its content. The same id with two hashes is a broken promise.
 pub type Key = ([u8; 24], u64);
 
+/// The ring and the tick of a batch.
+pub fn ring_and_tick(key: &Key) -> (u16, u64) {
+    let [ring_high, ring_low, _, _, _, _, _, _, _, _, _, _, _, _, _, _, tick @ ..] = key.0;
+    (u16::from_be_bytes([ring_high, ring_low]), u64::from_be_bytes(tick))
+}
+
 /// A batch, however often it was delivered.
 #[derive(Debug)]
 pub struct Delivered {

@@ -13,6 +13,8 @@ pub struct Exchange {
     pub place: u8,
     /// None for a DelMsg.
     pub ack_timeout_ticks: Option<u16>,
+    /// The tick in which its messages time out, where an AddNewMsg was answered.
+    pub deadline: Option<u64>,
 }
 
 /// The answer for one message of an exchange.
@@ -79,6 +81,16 @@ impl Ledger {
     pub fn exchange(&mut self, exchange: Exchange) -> u32 {
         self.exchanges.push(exchange);
         u32::try_from(self.exchanges.len() - 1).expect("a run has fewer requests")
+    }
+
+    /// Records the deadline that an exchange answered.
+    pub fn record_deadline(&mut self, exchange: u32, deadline: u64) {
+        self.exchanges[exchange as usize].deadline = Some(deadline);
+    }
+
+    /// The deadline of a message, as it was answered last.
+    pub fn deadline(&self, index: u32) -> Option<u64> {
+        self.of(index).filter_map(|(exchange, _)| exchange.deadline).last()
     }
 
     /// Records what an exchange answered for a message, which is a known one or the next.

@@ -159,7 +159,11 @@ impl Loader {
         let request = frames::add(&self.ids(indices), ack_timeout_ticks, attempt);
         let Some((exchange, answered)) = self.ask(&request, Some(ack_timeout_ticks)) else { return };
         let rearmed = match &answered {
-            Answered::Frame(frame) => frame.added().1,
+            Answered::Frame(frame) => {
+                let (deadline, rearmed) = frame.added();
+                self.ledger.record_deadline(exchange, deadline);
+                rearmed
+            }
             _ => Vec::new(),
         };
         for (position, index) in indices.iter().enumerate() {
@@ -260,7 +264,7 @@ impl Loader {
         let ended = Instant::now();
         self.connection = (frame.is_some() && !peer.went_away).then_some((place, peer));
         let place = u8::try_from(place).expect("few places");
-        let exchange = self.ledger.exchange(Exchange { begun, ended, place, ack_timeout_ticks });
+        let exchange = self.ledger.exchange(Exchange { begun, ended, place, ack_timeout_ticks, deadline: None });
         Some((exchange, Answered::of(frame)))
     }
 }

@@ -1,18 +1,18 @@
 //! Judges every message of a run and counts what was found, over all and by kind of fault.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-use super::deliveries::Deliveries;
+use super::deliveries::{Deliveries, ring_and_tick};
 use super::faults::Kind;
 use super::history::{Breach, Deleted, History, Outcome, Request, Timeout, Wheel};
 use super::ledger::{Answer, Ledger};
 use super::timeline::{Acked, Timeline};
 
-/// How long after its deadline a lost message may still have been in flight: outages shift deadlines.
-const SHIFTED_AT_MOST: Duration = Duration::from_secs(15);
+/// Longer than any run.
+const A_DAY: Duration = Duration::from_secs(86_400);
 
 /// How many broken promises are shown in full.
 const SHOWN: usize = 3;
@@ -72,11 +72,25 @@ impl Verdict {
 pub struct Timeouts {
     arrived: Vec<Instant>,
     by_id: HashMap<u64, Vec<(u32, u8)>>,
+    /// For each ring: its ticks that were in batches, with the first arrival of a batch of that tick or a later one.
+    passed: BTreeMap<u16, BTreeMap<u64, Instant>>,
 }
 
 impl Timeouts {
     pub fn of(deliveries: &Deliveries) -> Timeouts {
-        let mut timeouts = Timeouts { arrived: Vec::new(), by_id: HashMap::new() };
+        let mut timeouts = Timeouts { arrived: Vec::new(), by_id: HashMap::new(), passed: BTreeMap::new() };
+        for (key, batch) in &deliveries.batches {
+            let (ring, tick) = ring_and_tick(key);
+            let first = timeouts.passed.entry(ring).or_default().entry(tick).or_insert(batch.arrived);
+            *first = batch.arrived.min(*first);
+        }
+        for ticks in timeouts.passed.values_mut() {
+            let mut first = None;
+            for arrived in ticks.values_mut().rev() {
+                *arrived = first.map_or(*arrived, |first: Instant| first.min(*arrived));
+                first = Some(*arrived);
+            }
+        }
         for (number, batch) in (0..).zip(deliveries.batches.values()) {
             timeouts.arrived.push(batch.arrived);
             for (id, attempt) in &batch.messages {
@@ -88,6 +102,14 @@ impl Timeouts {
 
     pub fn ids(&self) -> impl Iterator<Item = u64> + '_ {
         self.by_id.keys().copied()
+    }
+
+    /// When a batch of a later tick first arrived, in every ring: what was in flight until then with this deadline is lost
+    /// for another reason than what happened later. None if there was no later tick.
+    fn passed(&self, deadline: u64) -> Option<Instant> {
+        let later =
+            |ticks: &BTreeMap<u64, Instant>| ticks.range(deadline + 1..).next().map(|(_, arrived)| *arrived);
+        self.passed.values().map(later).collect::<Option<Vec<Instant>>>()?.into_iter().max()
     }
 
     fn of_message(&self, id: u64, found: &mut Vec<Timeout>) {
@@ -122,8 +144,12 @@ impl Judge<'_> {
             let mut tallies = Tallies { verdict: &mut verdict, kinds: kinds.of(self.timeline, from, to) };
             tallies.for_each(|tally| tally.messages += 1);
             if let Some((breach, why)) = broken {
-                // Nobody saw the end of a message that was lost.
-                let latest = if breach == Breach::Lost { to + SHIFTED_AT_MOST } else { to };
+                // Nobody saw the end of a message that was lost: outages shift deadlines.
+                let passed = || self.ledger.deadline(index).map(|deadline| self.timeouts.passed(deadline));
+                let latest = match breach {
+                    Breach::Lost => passed().map_or(to, |passed| passed.map_or(to + A_DAY, |at| at.max(to))),
+                    _ => to,
+                };
                 let allowed = self.timeline.allows(breach, from, latest, acked(requests(), &timeouts));
                 tallies.for_each(|tally| {
                     let counts = if allowed { &mut tally.allowed } else { &mut tally.broken };
@@ -251,11 +277,13 @@ mod tests {
         let at = |second| begun + Duration::from_secs(second);
         let mut ledger = Ledger::new(7);
         for (second, ack_timeout_ticks, answer) in [(0, Some(5), Answer::Added), (2, None, Answer::Done)] {
-            let exchange = Exchange { begun: at(second), ended: at(second), place: 1, ack_timeout_ticks };
+            let exchange =
+                Exchange { begun: at(second), ended: at(second), place: 1, ack_timeout_ticks, deadline: None };
             let exchange = ledger.exchange(exchange);
             ledger.record(0, exchange, answer);
         }
-        let timeouts = Timeouts { arrived: vec![at(7)], by_id: HashMap::from([(7, vec![(0, 1)])]) };
+        let by_id = HashMap::from([(7, vec![(0, 1)])]);
+        let timeouts = Timeouts { arrived: vec![at(7)], by_id, passed: BTreeMap::new() };
         let faults = fault.map(|(kind, from, to)| Fault {
             kind,
             place: Some(0),
@@ -265,6 +293,36 @@ mod tests {
         });
         let timeline = Timeline { topology, faults: faults.into_iter().collect() };
         Judge { wheel: WHEEL, timeline: &timeline, ledger: &ledger, timeouts: &timeouts }.judge().all
+    }
+
+    /// Lost messages that a kill from second 40 to 41 allows, where a batch of a later tick first arrived at this second.
+    fn lost_and_allowed(later_tick: Option<u64>) -> u64 {
+        let begun = Instant::now();
+        let at = |second| begun + Duration::from_secs(second);
+        let mut ledger = Ledger::new(7);
+        let exchange =
+            Exchange { begun: at(0), ended: at(0), place: 0, ack_timeout_ticks: Some(5), deadline: Some(105) };
+        let exchange = ledger.exchange(exchange);
+        ledger.record(0, exchange, Answer::Added);
+        let ticks = later_tick.map(|second| (106, at(second))).into_iter().collect();
+        let passed = BTreeMap::from([(0, ticks)]);
+        let timeouts = Timeouts { arrived: Vec::new(), by_id: HashMap::new(), passed };
+        let killed = Fault {
+            kind: Kind::SidecarKilled,
+            place: Some(0),
+            from: at(40),
+            to: at(41),
+            loses_until: Some(at(41)),
+        };
+        let timeline = Timeline { topology: Topology::Memory, faults: vec![killed] };
+        let tally = Judge { wheel: WHEEL, timeline: &timeline, ledger: &ledger, timeouts: &timeouts }.judge().all;
+        assert_eq!(tally.broken[Breach::Lost as usize] + tally.allowed[Breach::Lost as usize], 1);
+        tally.allowed[Breach::Lost as usize]
+    }
+
+    #[test]
+    fn a_kill_loses_no_message_whose_tick_had_passed_before() {
+        assert_eq!([Some(39), Some(50), None].map(lost_and_allowed), [0, 1, 1]);
     }
 
     #[test]
