@@ -25,8 +25,8 @@ pub struct Model {
     pub next: [Option<u64>; STORES],
     /// By how many ms the next move of each was put off.
     pub shifted: [u64; STORES],
-    /// What each store has seen of the pointer while another led, and since when.
-    pub seen: [Option<(u64, u64)>; STORES],
+    /// The pointer as each store has seen it while another led, when it was due there, and since when it has stood still.
+    pub seen: [Option<(u64, u64, u64)>; STORES],
     /// Message → deadline, attempt, and the time before which it must not time out.
     pub in_flight: BTreeMap<Message, (u64, u8, u64)>,
     pub late: BTreeMap<Message, u64>,
@@ -122,7 +122,8 @@ impl Model {
         self.untold += usize::from(self.in_doubt.take_if(|asked| !is_own || *asked != store).is_some());
         let (gap, due_before) = (self.now - self.due, self.due);
         if gap >= TICK_MS {
-            let own = self.seen[store].filter(|seen| seen.0 == self.pointer).map_or(0, |seen| self.now - seen.1);
+            let seen = self.seen[store].filter(|seen| (seen.0, seen.1) == (self.pointer, self.due));
+            let own = seen.map_or(0, |seen| self.now - seen.2);
             self.due = self.due.max(self.now - own.min(CATCH_UP * TICK_MS));
         }
         self.next[store] = Some(self.due + TICK_MS);
@@ -135,8 +136,9 @@ impl Model {
     }
 
     pub fn sees(&mut self, store: usize) {
-        if self.seen[store].is_none_or(|seen| seen.0 != self.pointer) {
-            self.seen[store] = Some((self.pointer, self.now));
+        if self.seen[store].is_none_or(|seen| (seen.0, seen.1) != (self.pointer, self.due)) {
+            // It may be due only later.
+            self.seen[store] = Some((self.pointer, self.due, self.now.max(self.due)));
         }
     }
 }
