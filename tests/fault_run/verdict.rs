@@ -11,6 +11,9 @@ use super::history::{Breach, Deleted, History, Outcome, Request, Timeout, Wheel}
 use super::ledger::{Answer, Ledger};
 use super::timeline::{Acked, Timeline};
 
+/// How long a batch may be on its way after one of a later tick: it is redelivered, and the sidecar may be paused meanwhile.
+const ON_ITS_WAY: Duration = Duration::from_secs(10);
+
 /// Longer than any run.
 const A_DAY: Duration = Duration::from_secs(86_400);
 
@@ -72,25 +75,18 @@ impl Verdict {
 pub struct Timeouts {
     arrived: Vec<Instant>,
     by_id: HashMap<u64, Vec<(u32, u8)>>,
-    /// For each ring: its ticks that were in batches, with the first arrival of a batch of that tick or a later one.
-    passed: BTreeMap<u16, BTreeMap<u64, Instant>>,
+    /// For each ring: when its batches arrived, and of which tick they were, in the order of arrival.
+    ticks: BTreeMap<u16, Vec<(Instant, u64)>>,
 }
 
 impl Timeouts {
     pub fn of(deliveries: &Deliveries) -> Timeouts {
-        let mut timeouts = Timeouts { arrived: Vec::new(), by_id: HashMap::new(), passed: BTreeMap::new() };
+        let mut timeouts = Timeouts { arrived: Vec::new(), by_id: HashMap::new(), ticks: BTreeMap::new() };
         for (key, batch) in &deliveries.batches {
             let (ring, tick) = ring_and_tick(key);
-            let first = timeouts.passed.entry(ring).or_default().entry(tick).or_insert(batch.arrived);
-            *first = batch.arrived.min(*first);
+            timeouts.ticks.entry(ring).or_default().push((batch.arrived, tick));
         }
-        for ticks in timeouts.passed.values_mut() {
-            let mut first = None;
-            for arrived in ticks.values_mut().rev() {
-                *arrived = first.map_or(*arrived, |first: Instant| first.min(*arrived));
-                first = Some(*arrived);
-            }
-        }
+        timeouts.ticks.values_mut().for_each(|ticks| ticks.sort_unstable());
         for (number, batch) in (0..).zip(deliveries.batches.values()) {
             timeouts.arrived.push(batch.arrived);
             for (id, attempt) in &batch.messages {
@@ -104,12 +100,14 @@ impl Timeouts {
         self.by_id.keys().copied()
     }
 
-    /// When a batch of a later tick first arrived, in every ring: what was in flight until then with this deadline is lost
-    /// for another reason than what happened later. None if there was no later tick.
-    fn passed(&self, deadline: u64) -> Option<Instant> {
-        let later =
-            |ticks: &BTreeMap<u64, Instant>| ticks.range(deadline + 1..).next().map(|(_, arrived)| *arrived);
-        self.passed.values().map(later).collect::<Option<Vec<Instant>>>()?.into_iter().max()
+    /// When a batch of a later tick than this one first arrived after a moment, in every ring. None if none arrived in one.
+    /// After a kill a wheel may begin at an earlier tick than before.
+    fn passed(&self, deadline: u64, after: Instant) -> Option<Instant> {
+        let later = |ticks: &Vec<(Instant, u64)>| {
+            let begin = ticks.partition_point(|(arrived, _)| *arrived < after);
+            ticks[begin..].iter().find(|(_, tick)| *tick > deadline).map(|(arrived, _)| *arrived)
+        };
+        self.ticks.values().map(later).collect::<Option<Vec<Instant>>>()?.into_iter().max()
     }
 
     fn of_message(&self, id: u64, found: &mut Vec<Timeout>) {
@@ -144,12 +142,7 @@ impl Judge<'_> {
             let mut tallies = Tallies { verdict: &mut verdict, kinds: kinds.of(self.timeline, from, to) };
             tallies.for_each(|tally| tally.messages += 1);
             if let Some((breach, why)) = broken {
-                // Nobody saw the end of a message that was lost: outages shift deadlines.
-                let passed = || self.ledger.deadline(index).map(|deadline| self.timeouts.passed(deadline));
-                let latest = match breach {
-                    Breach::Lost => passed().map_or(to, |passed| passed.map_or(to + A_DAY, |at| at.max(to))),
-                    _ => to,
-                };
+                let latest = if breach == Breach::Lost { self.latest(index, to) } else { to };
                 let allowed = self.timeline.allows(breach, from, latest, acked(requests(), &timeouts));
                 tallies.for_each(|tally| {
                     let counts = if allowed { &mut tally.allowed } else { &mut tally.broken };
@@ -164,6 +157,19 @@ impl Judge<'_> {
             self.record_lateness(requests(), &timeouts, &mut verdict, &mut kinds);
         }
         verdict
+    }
+
+    /// The latest moment at which a message that was lost may have been in flight, or in a batch on its way. Outages shift
+    /// deadlines: a batch of a later tick shows that the tick of the message was published.
+    fn latest(&self, index: u32, due: Instant) -> Instant {
+        let added = self.ledger.requests(index).filter(|request| request.ack_timeout_ticks().is_some()).last();
+        match (added, self.ledger.deadline(index)) {
+            (Some(added), Some(deadline)) => {
+                let passed = self.timeouts.passed(deadline, added.ended);
+                passed.map_or(due + A_DAY, |passed| due.max(passed) + ON_ITS_WAY)
+            }
+            _ => due,
+        }
     }
 
     /// The two commonest histories, without the search through all states.
@@ -283,7 +289,7 @@ mod tests {
             ledger.record(0, exchange, answer);
         }
         let by_id = HashMap::from([(7, vec![(0, 1)])]);
-        let timeouts = Timeouts { arrived: vec![at(7)], by_id, passed: BTreeMap::new() };
+        let timeouts = Timeouts { arrived: vec![at(7)], by_id, ticks: BTreeMap::new() };
         let faults = fault.map(|(kind, from, to)| Fault {
             kind,
             place: Some(0),
@@ -301,12 +307,14 @@ mod tests {
         let at = |second| begun + Duration::from_secs(second);
         let mut ledger = Ledger::new(7);
         let exchange =
-            Exchange { begun: at(0), ended: at(0), place: 0, ack_timeout_ticks: Some(5), deadline: Some(105) };
+            Exchange { begun: at(0), ended: at(1), place: 0, ack_timeout_ticks: Some(5), deadline: Some(105) };
         let exchange = ledger.exchange(exchange);
         ledger.record(0, exchange, Answer::Added);
-        let ticks = later_tick.map(|second| (106, at(second))).into_iter().collect();
-        let passed = BTreeMap::from([(0, ticks)]);
-        let timeouts = Timeouts { arrived: Vec::new(), by_id: HashMap::new(), passed };
+        // A tick of a wheel before this one.
+        let before = (begun, 900);
+        let ticks = [before].into_iter().chain(later_tick.map(|second| (at(second), 106))).collect();
+        let ticks = BTreeMap::from([(0, ticks)]);
+        let timeouts = Timeouts { arrived: Vec::new(), by_id: HashMap::new(), ticks };
         let killed = Fault {
             kind: Kind::SidecarKilled,
             place: Some(0),
@@ -322,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_kill_loses_no_message_whose_tick_had_passed_before() {
-        assert_eq!([Some(39), Some(50), None].map(lost_and_allowed), [0, 1, 1]);
+        assert_eq!([Some(29), Some(31), Some(50), None].map(lost_and_allowed), [0, 1, 1, 1]);
     }
 
     #[test]
