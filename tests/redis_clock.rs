@@ -108,5 +108,5 @@ async fn a_candidate_that_watched_the_pointer_before_an_election_put_it_off_catc
     time.redis.command::<()>(&["DEL", "{test:0}:lease"]);
     assert!(leads(candidate.lease.tend(time.now()).await.unwrap()));
     let pointer = turn(candidate, &time).await;
-    assert!(pointer <= deadline.0, "the message may be in flight for two ticks: {pointer} of {deadline}");
+    assert!(pointer <= deadline.0, "the message is in flight for two ticks: {pointer} of {deadline}");
 }

@@ -106,13 +106,14 @@ impl Candidate {
     }
 
     /// Notes the token and renewal count of the lease that another holds, how long that lasts without being renewed, and
-    /// where the pointer stands, which was due there so long ago by the clock of the store. Whether the token is new.
+    /// where the pointer stands, with the ms since it was due there by the clock of the store; negative if it is due only
+    /// then. Whether the token is new.
     pub fn saw(
         &mut self,
         holder: (String, String),
         lease: Duration,
         standing: Standing,
-        behind: Duration,
+        since_due_ms: i64,
         now: Instant,
     ) -> bool {
         self.holders_lease = lease;
@@ -120,8 +121,11 @@ impl Candidate {
         Seen::note(&mut self.holder, holder, now, self.lease / 2);
         Seen::note(&mut self.pointer, standing, now, self.lease / 2);
         if let Some(seen) = &mut self.pointer {
-            // It may be due only later, or the clock of the store was set back: adds count from there.
-            seen.watched = seen.watched.min(behind);
+            // Adds count from when it is due. That may be later, also because the clock of the store was set back.
+            let ms = Duration::from_millis(since_due_ms.unsigned_abs());
+            let (since, until) = if since_due_ms < 0 { (Duration::ZERO, ms) } else { (ms, Duration::ZERO) };
+            seen.watched = seen.watched.min(since);
+            seen.looked_at = now + until;
         }
         is_other
     }
@@ -164,7 +168,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(3);
 
     /// The pointer was due there before anybody looked.
-    const LONG_AGO: Duration = Duration::from_secs(1_000);
+    const LONG_AGO: i64 = 1_000_000;
 
     fn at(tick: u64) -> Standing {
         Standing { pointer: Tick(tick), due_ms: 1 }
@@ -209,16 +213,17 @@ mod tests {
     fn a_pointer_that_is_put_off_or_not_yet_due_is_watched_from_then_on() {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
         let ms = |ms| start + Duration::from_millis(ms);
-        let mut look = |due_ms, behind_ms, at| {
+        let mut look = |due_ms, since_due_ms, at| {
             let standing = Standing { pointer: Tick(8), due_ms };
-            candidate.saw(holder(2), LEASE, standing, Duration::from_millis(behind_ms), ms(at));
+            candidate.saw(holder(2), LEASE, standing, since_due_ms, ms(at));
             candidate.pointer_seen(ms(at + 100)).map(|(seen, watched)| (seen.due_ms, watched.as_millis()))
         };
         assert_eq!([look(1_000, 700, 0), look(1_000, 1_700, 1_000)], [Some((1_000, 100)), Some((1_000, 1_100))]);
         assert_eq!(look(3_000, 0, 1_500), Some((3_000, 100)), "an election has put it off");
-        assert_eq!(look(3_000, 0, 1_900), Some((3_000, 100)), "it is not yet due");
-        assert_eq!(look(3_000, 200, 2_500), Some((3_000, 300)), "due for less than it was watched");
-        assert_eq!(look(3_000, 90_000, 2_600), Some((3_000, 400)), "the clock of the store was set forwards");
+        assert_eq!(look(3_000, -60, 1_900), Some((3_000, 40)), "it is due in 60 ms");
+        assert_eq!(look(3_000, -600, 2_000), Some((3_000, 0)), "it is not yet due");
+        assert_eq!(look(3_000, 200, 2_500), Some((3_000, 100)), "it was to be due at 2,600 ms");
+        assert_eq!(look(3_000, 90_000, 2_600), Some((3_000, 200)), "the clock of the store was set forwards");
     }
 
     #[test]

@@ -296,14 +296,14 @@ impl Inner {
         let (pointer, leader) = (Tick(answer.count()?), answer.text()?);
         let lease = answer.text()?.parse().map_or(self.options.duration, Duration::from_millis);
         let (epoch, due_ms) = (answer.count()?, answer.count()?);
-        let behind = Duration::from_millis(answer.count()?);
+        let since_due_ms = answer.number()?;
         self.office.leave();
         {
             let mut highest = self.highest_epoch.lock();
             *highest = epoch.max(*highest);
         }
         *self.hold.lock() = Hold::No;
-        if self.candidate.lock().saw(holder, lease, Standing { pointer, due_ms }, behind, now) {
+        if self.candidate.lock().saw(holder, lease, Standing { pointer, due_ms }, since_due_ms, now) {
             info!(ring = self.options.ring, leader, "this sidecar follows");
         }
         Ok(self.follows())

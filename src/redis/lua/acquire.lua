@@ -11,7 +11,7 @@
 -- ARGV[14] how many rings the candidate leads, and its name, for the leader to know; empty where it does not tell
 -- Reply {'won', epoch, pointer, ms until the next move is due, ms by which every deadline is shifted}
 --   {'held', token, renewals, pointer, name of the leader, its lease in ms, or empty if it did not say, epoch, when the
---   pointer was due in ms, and how many ms ago that was}
+--   pointer was due in ms, and how many ms ago that was; negative if it is due only then}
 local pointer, due_ms, tick_ms, epoch, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'epoch', 'catch_up')
 local renewals = redis.call('HGET', KEYS[1], 'renewals') or '0'
@@ -24,7 +24,7 @@ if holder and holder ~= ARGV[2] then
   -- If nothing can be written, the leader is not told of this candidate, and leads all the same.
   if ARGV[14] ~= '' then redis.pcall('HSET', KEYS[4], ARGV[2], ARGV[14]) end
   local leader, lease_ms = unpack(redis.call('HMGET', KEYS[1], 'leader', 'lease_ms'))
-  return {'held', holder, renewals, pointer, leader or '', lease_ms or '', epoch, due_ms, math.max(0, now_ms() - due_ms)}
+  return {'held', holder, renewals, pointer, leader or '', lease_ms or '', epoch, due_ms, now_ms() - due_ms}
 end
 
 local now, wait, grace, slack, shifted_ms = now_ms(), tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13]), 0

@@ -22,8 +22,8 @@ local pointer, due_ms, tick_ms, in_flight, frozen_from, catch_up, lists =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'in_flight', 'frozen_from', 'catch_up', 'lists')
 local tick, late, slack, now = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), now_ms()
 local uncertain = tonumber(ARGV[10]) - late
--- It has moved already, and the answer was lost. If the clock was set back since, the next move shows it.
-if pointer == tick + 1 then return {'moved', math.min(due_ms - now, 0) + tick_ms, 0, 0, 0} end
+-- It has moved already, and the answer was lost: at what time only Redis' clock knows, which may have been set since.
+if pointer == tick + 1 then return {'moved', tick_ms, 0, 0, 0} end
 if pointer ~= tick then return {'elsewhere', pointer} end
 -- Never before its time: deadlines were given by this clock.
 local early = due_ms + tick_ms - now
