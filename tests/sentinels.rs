@@ -193,6 +193,20 @@ fn without_a_majority_of_the_sentinels_nothing_times_out_and_all_else_goes_on() 
 }
 
 #[test]
+fn a_sidecar_that_starts_during_a_failover_waits_for_the_new_primary() {
+    let redis = Redis::start();
+    let sentinel = Sentinel::watching(&redis, 1, "");
+    // What Sentinels name in a failover may be a replica by then. Nobody is at that port.
+    redis.command::<()>(&["REPLICAOF", "127.0.0.1", &NOBODY.to_string()]);
+    let mut process = Process::spawn(&mut serve_at(&store([&sentinel]), "only", &[]));
+    let log = Log::of(process.stderr());
+    let line = log.line("Redis does not serve yet").unwrap_or_else(|| panic!("{}", log.text()));
+    assert_names(&line, &["replica"]);
+    redis.command::<()>(&["REPLICAOF", "NO", "ONE"]);
+    assert!(log.line("listening").is_some(), "{}", log.text());
+}
+
+#[test]
 fn a_sentinel_that_lies_alone_about_a_failover_is_not_believed() {
     let (watched, other) = (Watched::start(), Redis::start());
     let liar =

@@ -135,9 +135,15 @@ impl Place {
         }
     }
 
-    /// Whether what was asked is found elsewhere, or soon: a slot of a Cluster that moves.
+    /// Whether Redis is found elsewhere soon: after a failover, or once the slot of a Cluster has moved.
     pub(super) fn finds_again(&self, fault: FaultKind) -> bool {
-        self.several() == Some(Several::Nodes) && matches!(fault, FaultKind::Clustered | FaultKind::OpenSlot)
+        match self.several() {
+            None => false,
+            Some(Several::Sentinels) => fault == FaultKind::ReadOnly,
+            Some(Several::Nodes) => {
+                matches!(fault, FaultKind::ReadOnly | FaultKind::Clustered | FaultKind::OpenSlot)
+            }
+        }
     }
 
     /// Finds the Redis that has a slot now.
