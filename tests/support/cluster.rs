@@ -125,10 +125,12 @@ impl Cluster {
             let (address, port) = (to.address.to_string(), to.port.to_string());
             let move_them = ["MIGRATE", &address, &port, "", "0", "5000", "KEYS"];
             let words: Vec<&str> = move_them.into_iter().chain(keys.iter().map(String::as_str)).collect();
-            from.command::<()>(&words);
+            // A Cluster that a node is missing of takes nothing for a while.
+            wait_until("the keys are moved", || from.try_command::<()>(&words).is_ok());
         }
         for node in [to, from] {
-            node.command::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &id_of_to]);
+            let give = ["CLUSTER", "SETSLOT", &slot, "NODE", &id_of_to];
+            wait_until("the slot is given", || node.try_command::<()>(&give).is_ok());
         }
     }
 }
