@@ -335,8 +335,14 @@ impl Stage {
                 self.timeline.lost_all(fault);
                 Some((3_000, Remedy::Demote(number)))
             }
+            Remedy::Demote(old) | Remedy::InStep(old) if self.store.has_taken_over(old) => {
+                // On a busy machine it was made the primary again meanwhile.
+                self.take_over(1 - old);
+                self.timeline.lost_all(fault);
+                Some((0, Remedy::InStep(1 - old)))
+            }
             Remedy::Demote(old) => {
-                if !self.store.is_in_step(old) {
+                if !self.store.is_in_step(old) && self.store.has_taken_over(1 - old) {
                     self.store.demote(old);
                 }
                 Some((0, Remedy::InStep(old)))
