@@ -237,12 +237,12 @@ const SENTINEL: &[Kind] = &[
     Kind::FailoverRequested,
 ];
 
+/// The clocks of its nodes are not set: a Cluster itself goes by them, and may elect no other primary for hours.
 const CLUSTER: &[Kind] = &[
     Kind::ConnectionsCut,
     Kind::ScriptsFlushed,
     Kind::RedisPaused,
     Kind::RedisKilled,
-    Kind::RedisClockSet,
     Kind::RedisBusy,
     Kind::DiskStalled,
     Kind::PrimaryKilled,
