@@ -15,7 +15,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use ackwheel::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
-use ackwheel::core::burst::Burst;
+use ackwheel::core::request_batch::RequestBatch;
 use ackwheel::core::tick::Tick;
 use ackwheel::protocol::frame::TimeoutBatch;
 use ackwheel::protocol::{Body, Codec, Decoded, Frame};
@@ -59,12 +59,12 @@ fn decode(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Reads all frames into a burst.
+/// Reads all frames into a request batch.
 fn take_all(bencher: &mut Bencher<'_>, bytes: &BytesMut) {
-    let mut burst = Burst::default();
+    let mut batch = RequestBatch::default();
     bencher.iter(|| {
-        burst.clear(usize::MAX);
-        let taken = Codec::default().take_requests(black_box(bytes), &mut burst, usize::MAX, 15);
+        batch.clear(usize::MAX);
+        let taken = Codec::default().take_requests(black_box(bytes), &mut batch, usize::MAX, 15);
         assert_eq!(taken, bytes.len(), "every frame is a request without a fault");
     });
 }
@@ -83,13 +83,13 @@ fn decode_all(bencher: &mut Bencher<'_>, bytes: &BytesMut, frames: usize) {
 fn encode(criterion: &mut Criterion) {
     let mut group = group(criterion, "encode");
     for (shape, frames, per_frame) in SHAPES {
-        let burst = wire::answered(frames, per_frame);
-        group.throughput(Throughput::Elements(burst.messages().len() as u64));
+        let batch = wire::answered(frames, per_frame);
+        group.throughput(Throughput::Elements(batch.messages().len() as u64));
         group.bench_function(format!("answers, {shape}"), |bencher| {
             let mut out = BytesMut::new();
             bencher.iter(|| {
                 out.clear();
-                wire::encode_answers(black_box(&burst), &mut out);
+                wire::encode_answers(black_box(&batch), &mut out);
             });
         });
     }

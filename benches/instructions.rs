@@ -15,7 +15,7 @@ mod wire;
 use std::hint::black_box;
 use std::process::ExitCode;
 
-use ackwheel::core::burst::{Burst, Outcome};
+use ackwheel::core::request_batch::{Outcome, RequestBatch};
 use ackwheel::load::Order;
 use ackwheel::protocol::Codec;
 use bytes::BytesMut;
@@ -104,13 +104,13 @@ fn singly(rounds: u64, order: Order) -> u64 {
     2 * batch_operations(rounds)
 }
 
-/// AddNewMsgs and DelMsgs of one message each, as drawn, read into a burst. An operation is a frame.
+/// AddNewMsgs and DelMsgs of one message each, as drawn, read into a request batch. An operation is a frame.
 fn decode(rounds: u64) -> u64 {
     let bytes = wire::mixed_frames(&random_messages(wire::MIXED, 1));
-    let mut burst = Burst::default();
+    let mut batch = RequestBatch::default();
     for _ in 0..rounds {
-        burst.clear(usize::MAX);
-        let taken = Codec::default().take_requests(black_box(&bytes), &mut burst, usize::MAX, 15);
+        batch.clear(usize::MAX);
+        let taken = Codec::default().take_requests(black_box(&bytes), &mut batch, usize::MAX, 15);
         assert_eq!(taken, bytes.len(), "every frame is a request without a fault");
     }
     rounds * wire::MIXED as u64
@@ -118,11 +118,11 @@ fn decode(rounds: u64) -> u64 {
 
 /// The answers to requests of one message each, AddNewMsgs and DelMsgs as drawn. An operation is an answer.
 fn encode(rounds: u64) -> u64 {
-    let burst = wire::answered(wire::MIXED, 1);
+    let batch = wire::answered(wire::MIXED, 1);
     let mut out = BytesMut::new();
     for _ in 0..rounds {
         out.clear();
-        wire::encode_answers(black_box(&burst), &mut out);
+        wire::encode_answers(black_box(&batch), &mut out);
     }
     rounds * wire::MIXED as u64
 }

@@ -1,9 +1,9 @@
-//! What the ring in memory costs, asked with whole bursts as a session asks it: `cargo bench --bench ring`.
+//! What the ring in memory costs, asked with whole request batches as a session asks it: `cargo bench --bench ring`.
 //!
-//! - `100k in flight`, `1M …`, `10M …`: adds, dels, both in turn (`pair`) and re-arms, in bursts of 256 messages with
+//! - `100k in flight`, `1M …`, `10M …`: adds, dels, both in turn (`pair`) and re-arms, in request batches of 256 messages with
 //!   random keys of 16 bytes, first in, first out. Next to them the same keys go into a bare `HashMap` and out of it
 //!   (`HashMap pair`), one at a time, without locks and ticks. The throughput is that of messages asked for.
-//! - `single`: the same in bursts of requests of one message, adds and dels in turn, and in an order that no processor
+//! - `single`: the same in request batches of requests of one message, adds and dels in turn, and in an order that no processor
 //!   guesses.
 //! - `decide`: from the advance to the last batch in the outbox, of a tick most of whose messages were acknowledged
 //!   at the last moment. The throughput is that of messages added, since the places of all of them are looked at.
@@ -18,8 +18,8 @@ mod wheel;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use ackwheel::core::burst::Outcome;
 use ackwheel::core::message::Message;
+use ackwheel::core::request_batch::Outcome;
 use ackwheel::load::Order;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
@@ -49,7 +49,7 @@ impl Busy {
         Busy { subject, window }
     }
 
-    /// Adds a burst and acknowledges another; returns how long each took.
+    /// Adds a request batch and acknowledges another; returns how long each took.
     fn pair(&mut self) -> (Duration, Duration) {
         let (entering, leaving) = self.window.step();
         let start = Instant::now();

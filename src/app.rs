@@ -128,7 +128,7 @@ impl Sidecar {
             token: config.token,
             certificate,
             store: Arc::clone(&store),
-            rings: Arc::new(Rings::new(store.seats())),
+            rings: Rings::new(store.seats()),
             delivery: Arc::clone(&delivery),
             clock: Arc::clone(&clock),
             gate,

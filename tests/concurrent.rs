@@ -15,7 +15,8 @@ use ackwheel::core::batch::{BatchId, StormRule};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::{Outbox, Retention};
-use ackwheel::core::ring::{AddNewMsg, Asker, DelMsg, Ring};
+use ackwheel::core::ring::{ConnectionId, Ring};
+use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
@@ -116,15 +117,22 @@ impl Race {
             let count = counts.entry(message).or_default();
             if random.random_bool(0.6) {
                 let ack_timeout_ticks = random.random_range(1..=3);
-                let request =
-                    AddNewMsg { messages: &[message], ack_timeout_ticks, attempt: 1, asker: Asker::default() };
+                let request = AddNewMsg {
+                    messages: &[message],
+                    ack_timeout_ticks,
+                    attempt: 1,
+                    connection: ConnectionId::default(),
+                };
                 let answer = self.ring.add_new_msg(request, self.now()).now_or_never().unwrap().unwrap();
                 count.added += u64::from(answer.outcomes == [AddOutcome::Added]);
                 deadlines.insert((message, answer.deadline));
                 self.added.fetch_add(1, Ordering::Relaxed);
             } else {
-                let request =
-                    DelMsg { messages: &[message], withdraw: random.random_bool(0.1), asker: Asker::default() };
+                let request = DelMsg {
+                    messages: &[message],
+                    withdraw: random.random_bool(0.1),
+                    connection: ConnectionId::default(),
+                };
                 let answer = self.ring.del_msg(request, self.now()).now_or_never().unwrap().unwrap();
                 match answer.outcomes[0] {
                     DelOutcome::Acked => count.acked += 1,

@@ -14,12 +14,11 @@ use ackwheel::app;
 use ackwheel::clock::Clock;
 use ackwheel::config::Settings;
 use ackwheel::core::batch::{BatchId, Delivery, StormRule};
-use ackwheel::core::burst::Burst;
+use ackwheel::core::completions::Completions;
 use ackwheel::core::group::GroupName;
 use ackwheel::core::outbox::{Backlog, Dropped, Opening, Outbox, Retention, Settled};
-use ackwheel::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, AtOnce, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
-};
+use ackwheel::core::request_batch::RequestBatch;
+use ackwheel::core::ring::{Advance, ConnectionId, Expired, Handover, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::store::{Moment, Seat, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::memory::{MemoryOptions, MemoryStore};
@@ -120,16 +119,19 @@ impl Ring for FaultyRing {
         self.0.wheel()
     }
 
-    fn at_once(&self) -> Option<&dyn AtOnce> {
-        Some(self)
-    }
-
-    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
-        self.0.add_new_msg(request, now)
-    }
-
-    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
-        self.0.del_msg(request, now)
+    fn submit(
+        &self,
+        batch: &mut RequestBatch,
+        connection: ConnectionId,
+        completions: &Arc<Completions>,
+        now: Instant,
+    ) -> Submitted {
+        self.1.meet("ring", 1);
+        let submitted = self.0.submit(batch, connection, completions, now);
+        if batch.messages().iter().any(|message| message.msg_id.0 == ARMING) {
+            self.1.arm();
+        }
+        submitted
     }
 
     fn advance(&self, now: Instant) -> Reply<Advance> {
@@ -148,16 +150,6 @@ impl Ring for FaultyRing {
     fn status(&self, now: Instant) -> Reply<RingStatus> {
         self.1.meet("status", 1);
         self.0.status(now)
-    }
-}
-
-impl AtOnce for FaultyRing {
-    fn do_all(&self, burst: &mut Burst, now: Instant) {
-        self.1.meet("ring", 1);
-        self.0.at_once().unwrap().do_all(burst, now);
-        if burst.messages().iter().any(|message| message.msg_id.0 == ARMING) {
-            self.1.arm();
-        }
     }
 }
 

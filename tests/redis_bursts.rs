@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use ackwheel::core::answers::Answers;
-use ackwheel::core::burst::{Asks, Burst, Outcome};
+use ackwheel::core::completions::Completions;
 use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::Message;
 use ackwheel::core::refusal::Reason;
-use ackwheel::core::ring::{Asker, Ring};
+use ackwheel::core::request_batch::{Operation, Outcome, RequestBatch};
+use ackwheel::core::ring::{ConnectionId, Ring, Submitted};
 use ackwheel::core::store::Store;
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::{RedisOptions, RedisStore};
@@ -21,9 +21,9 @@ use crate::support::frozen::{self, FrozenRedis};
 
 use Outcome::{Acked, Added, Rearmed, Unknown, Withdrawn};
 
-const ADD: Asks = Asks::Add { ack_timeout_ticks: 5, attempt: 1 };
-const DEL: Asks = Asks::Del { withdraw: false };
-const WITHDRAW: Asks = Asks::Del { withdraw: true };
+const ADD: Operation = Operation::Add { ack_timeout_ticks: 5, attempt: 1 };
+const DEL: Operation = Operation::Del { withdraw: false };
+const WITHDRAW: Operation = Operation::Del { withdraw: true };
 
 /// What became of a request; none where it was refused for the limit.
 type Ended = Option<Vec<Outcome>>;
@@ -47,22 +47,23 @@ impl Subject {
         Subject { time, _store: store, ring }
     }
 
-    /// Asks for all of it at once, and waits for all answers.
-    async fn ask(&self, requests: &[(Asks, Vec<Message>)]) -> Vec<Ended> {
-        let (mut burst, answers) = (Burst::default(), Arc::new(Answers::default()));
-        for (correlation, (asks, messages)) in (0..).zip(requests) {
-            burst.push(correlation, *asks, messages.iter().copied());
+    /// Submits all of it at once, and waits until all is complete.
+    async fn ask(&self, requests: &[(Operation, Vec<Message>)]) -> Vec<Ended> {
+        let (mut batch, completions) = (RequestBatch::default(), Arc::new(Completions::default()));
+        for (id, (operation, messages)) in (0..).zip(requests) {
+            batch.push(id, *operation, messages.iter().copied());
         }
-        self.ring.later().unwrap().take_over(&mut burst, Asker::default(), &answers);
+        let submitted = self.ring.submit(&mut batch, ConnectionId::default(), &completions, self.time.now());
+        assert_eq!(submitted, Submitted::Pending);
         let mut ended: Vec<Option<Ended>> = vec![None; requests.len()];
         while ended.iter().any(Option::is_none) {
-            let mut answered = Burst::default();
-            poll_fn(|context| answers.poll(context, &mut answered)).await;
+            let mut answered = RequestBatch::default();
+            poll_fn(|context| completions.poll(context, &mut answered)).await;
             for request in &answered.requests {
                 let outcomes = answered.outcomes()[request.range()].to_vec();
                 let refusal = request.refusal.as_ref().map(|refusal| refusal.reason);
                 assert!(matches!(refusal, None | Some(Reason::MaxInFlight)), "{refusal:?}");
-                let place = &mut ended[usize::try_from(request.correlation).unwrap()];
+                let place = &mut ended[usize::try_from(request.id).unwrap()];
                 assert_eq!(*place, None, "a request is answered once");
                 *place = Some(if refusal.is_none() { Some(outcomes) } else { None });
             }
@@ -150,35 +151,35 @@ const LIMIT: usize = 9;
 struct Model(HashSet<Message>);
 
 impl Model {
-    fn ask(&mut self, asks: Asks, messages: &[Message]) -> Ended {
+    fn ask(&mut self, operation: Operation, messages: &[Message]) -> Ended {
         let fresh: HashSet<&Message> = messages.iter().filter(|message| !self.0.contains(message)).collect();
-        if matches!(asks, Asks::Add { .. }) && self.0.len() + fresh.len() > LIMIT {
+        if matches!(operation, Operation::Add { .. }) && self.0.len() + fresh.len() > LIMIT {
             return None;
         }
-        let outcome = |message: &Message| match asks {
-            Asks::Add { .. } if self.0.insert(*message) => Added,
-            Asks::Add { .. } => Rearmed,
-            Asks::Del { withdraw } if self.0.remove(message) => {
+        let outcome = |message: &Message| match operation {
+            Operation::Add { .. } if self.0.insert(*message) => Added,
+            Operation::Add { .. } => Rearmed,
+            Operation::Del { withdraw } if self.0.remove(message) => {
                 if withdraw {
                     Withdrawn
                 } else {
                     Acked
                 }
             }
-            Asks::Del { .. } => Unknown,
+            Operation::Del { .. } => Unknown,
         };
         Some(messages.iter().map(outcome).collect())
     }
 }
 
-fn request() -> impl Strategy<Value = (Asks, Vec<Message>)> {
+fn request() -> impl Strategy<Value = (Operation, Vec<Message>)> {
     let message = (0..8_u64, 0..2_u64).prop_map(Message::from);
-    let asks = prop_oneof![
+    let operation = prop_oneof![
         3 => (1..=5_u16, 1..3_u8)
-            .prop_map(|(ack_timeout_ticks, attempt)| Asks::Add { ack_timeout_ticks, attempt }),
-        2 => prop::bool::weighted(0.3).prop_map(|withdraw| Asks::Del { withdraw }),
+            .prop_map(|(ack_timeout_ticks, attempt)| Operation::Add { ack_timeout_ticks, attempt }),
+        2 => prop::bool::weighted(0.3).prop_map(|withdraw| Operation::Del { withdraw }),
     ];
-    (asks, prop::collection::vec(message, 1..5))
+    (operation, prop::collection::vec(message, 1..5))
 }
 
 #[test]
@@ -190,10 +191,10 @@ fn whatever_repeats_in_a_burst_is_answered_as_if_each_request_had_come_alone() {
     let ran = TestRunner::new(config).run(&bursts, |bursts| {
         let mut model = Model::default();
         runtime.block_on(async {
-            for burst in &bursts {
+            for batch in &bursts {
                 let expected: Vec<Ended> =
-                    burst.iter().map(|(asks, messages)| model.ask(*asks, messages)).collect();
-                assert_eq!(subject.ask(burst).await, expected);
+                    batch.iter().map(|(operation, messages)| model.ask(*operation, messages)).collect();
+                assert_eq!(subject.ask(batch).await, expected);
                 assert_eq!(subject.in_flight().await, (model.0.len() as u64, model.0.len() as u64));
             }
             // The next case begins with an empty ring.

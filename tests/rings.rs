@@ -1,20 +1,23 @@
 //! Several rings as one: frames are split and answered in their order, and a part that was refused is told.
 
 use std::collections::BTreeSet;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use ackwheel::core::batch::{BatchId, StormRule};
+use ackwheel::core::completions::Completions;
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::{Backlog, Opening, Outbox, Retention, Settled};
 use ackwheel::core::outboxes::{Outboxes, merge_backlogs};
 use ackwheel::core::refusal::{Promise, Reason, Refusal};
-use ackwheel::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, Asker, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
-};
+use ackwheel::core::request_batch::RequestBatch;
+use ackwheel::core::ring::{Advance, ConnectionId, Expired, Handover, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::rings::{Rings, ring_of};
+use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::store::{Moment, Seat, Store};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOptions, MemoryStore};
@@ -44,7 +47,7 @@ fn of_ring(ring: u16, count: usize) -> Vec<Message> {
 }
 
 fn add(messages: &[Message]) -> AddNewMsg<'_> {
-    AddNewMsg { messages, ack_timeout_ticks: 2, attempt: 1, asker: Asker::default() }
+    AddNewMsg { messages, ack_timeout_ticks: 2, attempt: 1, connection: ConnectionId::default() }
 }
 
 async fn in_flight(seat: &Seat, now: Instant) -> u64 {
@@ -91,16 +94,20 @@ async fn a_frame_is_split_by_ring_and_answered_in_its_order() {
         }
     }
     let later = now + Duration::from_millis(20);
-    let answer =
-        rings.del_msg(DelMsg { messages: &mixed, withdraw: false, asker: Asker::default() }, later).await.unwrap();
+    let answer = rings
+        .del_msg(DelMsg { messages: &mixed, withdraw: false, connection: ConnectionId::default() }, later)
+        .await
+        .unwrap();
     assert_eq!(answer.outcomes, expected, "repeats apply in order, and each outcome is at its place");
     assert_eq!(answer.ack_latency.counts.iter().sum::<u64>(), 34, "the tallies of all rings");
     assert_eq!(answer.ack_latency.sum_micros, 20_000 * 34);
 
     let one = of_ring(2, 5);
     rings.add_new_msg(add(&one), now).await.unwrap();
-    let empty =
-        rings.del_msg(DelMsg { messages: &[], withdraw: false, asker: Asker::default() }, now).await.unwrap();
+    let empty = rings
+        .del_msg(DelMsg { messages: &[], withdraw: false, connection: ConnectionId::default() }, now)
+        .await
+        .unwrap();
     assert!(empty.outcomes.is_empty());
 }
 
@@ -140,33 +147,31 @@ struct Slow {
     asked: Arc<AtomicU64>,
 }
 
-impl Slow {
-    fn later<T: Send + 'static>(
-        &self,
-        answer: impl Future<Output = Result<T, Refusal>> + Send + 'static,
-    ) -> Reply<T> {
-        let asked = Arc::clone(&self.asked);
-        asked.fetch_add(1, Ordering::Relaxed);
-        Reply::Later(Box::pin(async move {
-            while !asked.load(Ordering::Relaxed).is_multiple_of(u64::from(COUNT)) {
-                tokio::task::yield_now().await;
-            }
-            answer.await
-        }))
-    }
-}
-
 impl Ring for Slow {
     fn wheel(&self) -> Wheel {
         self.ring.wheel()
     }
 
-    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
-        self.later(self.ring.add_new_msg(request, now))
-    }
-
-    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
-        self.later(self.ring.del_msg(request, now))
+    fn submit(
+        &self,
+        batch: &mut RequestBatch,
+        connection: ConnectionId,
+        completions: &Arc<Completions>,
+        now: Instant,
+    ) -> Submitted {
+        assert_eq!(self.ring.submit(batch, connection, completions, now), Submitted::Completed);
+        let (asked, completions, done) = (Arc::clone(&self.asked), Arc::clone(completions), mem::take(batch));
+        asked.fetch_add(1, Ordering::Relaxed);
+        tokio::spawn(async move {
+            while !asked.load(Ordering::Relaxed).is_multiple_of(u64::from(COUNT)) {
+                tokio::task::yield_now().await;
+            }
+            let put = |completed: &mut RequestBatch| {
+                done.requests.iter().for_each(|request| completed.push_from(&done, request));
+            };
+            completions.put(put).into_iter().for_each(Waker::wake);
+        });
+        Submitted::Pending
     }
 
     fn advance(&self, now: Instant) -> Reply<Advance> {
@@ -198,7 +203,8 @@ async fn all_rings_are_asked_in_the_call_and_awaited_together() {
     let messages: Vec<Message> = (0..50).map(Message::from).collect();
     let added = rings.add_new_msg(add(&messages), now);
     assert_eq!(asked.load(Ordering::Relaxed), 3, "before anyone awaits");
-    let deleted = rings.del_msg(DelMsg { messages: &messages, withdraw: false, asker: Asker::default() }, now);
+    let deleted =
+        rings.del_msg(DelMsg { messages: &messages, withdraw: false, connection: ConnectionId::default() }, now);
     assert_eq!(deleted.await.unwrap().outcomes, [DelOutcome::Acked; 50], "in the order of the calls");
     assert_eq!(added.await.unwrap().outcomes, [AddOutcome::Added; 50]);
 }

@@ -1,14 +1,15 @@
-//! A ring in memory, asked as a session asks it: with whole bursts.
+//! A ring in memory, asked as a session asks it: with whole request batches.
 
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ackwheel::core::batch::StormRule;
-use ackwheel::core::burst::{Asks, Burst, Outcome};
+use ackwheel::core::completions::Completions;
 use ackwheel::core::message::Message;
 use ackwheel::core::outbox::Retention;
-use ackwheel::core::ring::{Advance, AtOnce, Ring};
+use ackwheel::core::request_batch::{Operation, Outcome, RequestBatch};
+use ackwheel::core::ring::{Advance, ConnectionId, Ring, Submitted};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::load::Order;
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
@@ -18,7 +19,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::messages::random_messages;
 
-/// Messages of a burst, and the most in one request.
+/// Messages of a request batch, and the most in one request.
 pub const BATCH: usize = 256;
 
 /// Slots of the wheel, and the ack timeout of whatever is not to time out.
@@ -29,11 +30,12 @@ const TICK: Duration = Duration::from_secs(1);
 /// Messages that are not in flight at a time, for each that is added next to come from.
 const SPARE: usize = 64 * BATCH;
 
-/// A ring, the burst that is used again for each read, and a time that moves when it is told to.
+/// A ring, the batch that is used again for each read, and a time that moves when it is told to.
 pub struct Subject {
     ring: MemoryRing,
     now: Instant,
-    burst: Burst,
+    batch: RequestBatch,
+    completions: Arc<Completions>,
     random: SmallRng,
 }
 
@@ -52,40 +54,42 @@ impl Subject {
         Subject {
             ring: MemoryRing::new(options, outbox, now),
             now,
-            burst: Burst::default(),
+            batch: RequestBatch::default(),
+            completions: Arc::default(),
             random: SmallRng::seed_from_u64(3),
         }
     }
 
-    /// Does what was pushed into the burst, and clears it. Every message must have one of these outcomes: work that
+    /// Does what was pushed into the batch, and clears it. Every message must have one of these outcomes: work that
     /// was not done would look fast.
-    pub fn do_all(&mut self, expected: &[Outcome]) {
-        self.ring.do_all(&mut self.burst, self.now);
-        let done: u64 = expected.iter().map(|outcome| self.burst.total(*outcome)).sum();
-        assert_eq!(done, self.burst.messages().len() as u64, "not every message is one of {expected:?}");
-        self.burst.clear(usize::MAX);
+    pub fn submit(&mut self, expected: &[Outcome]) {
+        let submitted = self.ring.submit(&mut self.batch, ConnectionId::default(), &self.completions, self.now);
+        assert_eq!(submitted, Submitted::Completed);
+        let done: u64 = expected.iter().map(|outcome| self.batch.total(*outcome)).sum();
+        assert_eq!(done, self.batch.messages().len() as u64, "not every message is one of {expected:?}");
+        self.batch.clear(usize::MAX);
     }
 
-    /// Adds messages that must all have the same outcome, a burst of one request for each 256.
+    /// Adds messages that must all have the same outcome, a request batch of one request for each 256.
     pub fn add(&mut self, messages: &[Message], ack_timeout_ticks: u16, expected: Outcome) {
         for messages in messages.chunks(BATCH) {
-            self.burst.push(1, Asks::Add { ack_timeout_ticks, attempt: 1 }, messages.iter().copied());
-            self.do_all(&[expected]);
+            self.batch.push(1, Operation::Add { ack_timeout_ticks, attempt: 1 }, messages.iter().copied());
+            self.submit(&[expected]);
         }
     }
 
-    /// Acknowledges messages in flight, a burst of one request for each 256.
+    /// Acknowledges messages in flight, a request batch of one request for each 256.
     pub fn del(&mut self, messages: &[Message]) {
         for messages in messages.chunks(BATCH) {
-            self.burst.push(2, Asks::Del { withdraw: false }, messages.iter().copied());
-            self.do_all(&[Outcome::Acked]);
+            self.batch.push(2, Operation::Del { withdraw: false }, messages.iter().copied());
+            self.submit(&[Outcome::Acked]);
         }
     }
 
-    /// Adds messages and acknowledges as many, in bursts of 256 requests of one message each.
+    /// Adds messages and acknowledges as many, in request batches of 256 requests of one message each.
     pub fn singly(&mut self, entering: &[Message], leaving: &[Message], order: Order) {
-        const ASKS: [Asks; 2] =
-            [Asks::Add { ack_timeout_ticks: SLOTS, attempt: 1 }, Asks::Del { withdraw: false }];
+        const ASKS: [Operation; 2] =
+            [Operation::Add { ack_timeout_ticks: SLOTS, attempt: 1 }, Operation::Del { withdraw: false }];
         for (entering, leaving) in entering.chunks(BATCH / 2).zip(leaving.chunks(BATCH / 2)) {
             let messages = [entering, leaving].concat();
             // Where the next of each kind lies, and where they end.
@@ -98,10 +102,10 @@ impl Subject {
                 let wanted = usize::from(wanted).max(usize::from(next[0] == ends[0]));
                 // Not known to be one of two, so that there is no branch, which would be counted too.
                 let kind = black_box(wanted.min(usize::from(next[1] < ends[1])));
-                self.burst.push_single(1, ASKS[kind], messages[next[kind]]);
+                self.batch.push_single(1, ASKS[kind], messages[next[kind]]);
                 next[kind] += 1;
             }
-            self.do_all(&[Outcome::Added, Outcome::Acked]);
+            self.submit(&[Outcome::Added, Outcome::Acked]);
         }
     }
 

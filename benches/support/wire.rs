@@ -1,7 +1,7 @@
 //! What clients send and a session answers, as bytes and as what becomes bytes.
 
-use ackwheel::core::burst::{Asks, Burst, Outcome};
 use ackwheel::core::message::Message;
+use ackwheel::core::request_batch::{Operation, Outcome, RequestBatch};
 use ackwheel::protocol::frame::{AddNewMsg, DelMsg};
 use ackwheel::protocol::{Body, Codec, Frame};
 use bytes::BytesMut;
@@ -49,26 +49,29 @@ pub fn mixed_frames(messages: &[Message]) -> BytesMut {
 }
 
 /// AddNewMsgs and DelMsgs, as drawn, with so many messages each, done as if by a ring.
-pub fn answered(requests: usize, per_request: usize) -> Burst {
+pub fn answered(requests: usize, per_request: usize) -> RequestBatch {
     let mut draws = draws();
-    let mut burst = Burst::default();
+    let mut batch = RequestBatch::default();
     for (correlation, messages) in (1..).zip(random_messages(requests * per_request, 1).chunks(per_request)) {
-        let asks =
-            if draws() { Asks::Add { ack_timeout_ticks: 15, attempt: 1 } } else { Asks::Del { withdraw: false } };
-        burst.push(correlation, asks, messages.iter().copied());
+        let operation = if draws() {
+            Operation::Add { ack_timeout_ticks: 15, attempt: 1 }
+        } else {
+            Operation::Del { withdraw: false }
+        };
+        batch.push(correlation, operation, messages.iter().copied());
     }
-    burst.open();
-    for request in burst.requests.clone() {
+    batch.open();
+    for request in batch.requests.clone() {
         let outcome = if request.adds() { Outcome::Added } else { Outcome::Acked };
-        request.range().for_each(|message| burst.set(message, outcome));
+        request.range().for_each(|message| batch.set(message, outcome));
     }
-    burst
+    batch
 }
 
-/// Appends the answers to all requests of a burst.
-pub fn encode_answers(burst: &Burst, out: &mut BytesMut) {
+/// Appends the answers to all requests of a request batch.
+pub fn encode_answers(batch: &RequestBatch, out: &mut BytesMut) {
     let codec = Codec::default();
-    for request in &burst.requests {
-        codec.encode_answer(request, &burst.outcomes()[request.range()], out);
+    for request in &batch.requests {
+        codec.encode_answer(request, &batch.outcomes()[request.range()], out);
     }
 }

@@ -6,7 +6,7 @@
 
 #![no_main]
 
-use ackwheel::core::burst::{Asks, Burst};
+use ackwheel::core::request_batch::{Operation, RequestBatch};
 use ackwheel::core::refusal::Reason;
 use ackwheel::protocol::frame::{AddNewMsg, DelMsg, Error, MAX_PING_LENGTH};
 use ackwheel::protocol::{Body, Codec, DecodeError, Decoded, Frame};
@@ -87,23 +87,23 @@ fn survives(decoded: &Decoded) {
 
 /// The reader of bursts takes requests that the decoder reads too, and leaves none that it could take.
 fn takes_the_same_requests(bytes: &[u8], most: usize) {
-    let mut burst = Burst::default();
+    let mut batch = RequestBatch::default();
     // With a revolution of 0 an ack timeout that is not named stays what it is.
-    let taken = Codec::new(MAX_FRAME_LENGTH).take_requests(bytes, &mut burst, most, 0);
+    let taken = Codec::new(MAX_FRAME_LENGTH).take_requests(bytes, &mut batch, most, 0);
     let (taken, left) = bytes.split_at(taken);
     let decoded = Read::all(taken, taken.len().max(1)).decoded;
-    let requests = burst.requests.iter().map(|request| {
-        let messages = burst.messages()[request.range()].to_vec();
-        let body = match request.asks {
-            Asks::Add { ack_timeout_ticks, attempt } => {
+    let requests = batch.requests.iter().map(|request| {
+        let messages = batch.messages()[request.range()].to_vec();
+        let body = match request.operation {
+            Operation::Add { ack_timeout_ticks, attempt } => {
                 Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt })
             }
-            Asks::Del { withdraw } => Body::DelMsg(DelMsg { messages, withdraw }),
+            Operation::Del { withdraw } => Body::DelMsg(DelMsg { messages, withdraw }),
         };
-        Decoded::Frame(Frame::new(request.correlation, body))
+        Decoded::Frame(Frame::new(u32::try_from(request.id).expect("it was a correlation id"), body))
     });
     assert_eq!(requests.collect::<Vec<_>>(), decoded, "it takes what the decoder reads, and passes over nothing");
-    if burst.messages().len() < most {
+    if batch.messages().len() < most {
         let next = Codec::new(MAX_FRAME_LENGTH).decode(&mut BytesMut::from(left));
         let is_request = |body: &Body| matches!(body, Body::AddNewMsg(_) | Body::DelMsg(_));
         assert!(!matches!(&next, Ok(Some(Decoded::Frame(frame))) if is_request(&frame.body)), "{next:?} was left");

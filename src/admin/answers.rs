@@ -27,17 +27,17 @@ pub(super) type Answer = (StatusCode, Bytes);
 
 /// The answers that the endpoints share among their requests.
 #[derive(Debug)]
-pub struct Answers {
+pub struct Completions {
     pub(super) metrics: Shared,
     pub(super) status: Shared,
 }
 
-impl Answers {
+impl Completions {
     /// Answers that are made on this thread: it may wait for locks of the store.
     #[must_use]
-    pub fn made_on(thread: RuntimeThread) -> Answers {
+    pub fn made_on(thread: RuntimeThread) -> Completions {
         let thread = Arc::new(thread);
-        Answers { metrics: Shared::made_on(Arc::clone(&thread)), status: Shared::made_on(thread) }
+        Completions { metrics: Shared::made_on(Arc::clone(&thread)), status: Shared::made_on(thread) }
     }
 }
 

@@ -5,9 +5,8 @@
 //! the contracts written here; the server, the delivery and the ticker know only the contracts.
 
 pub mod alive;
-pub mod answers;
 pub mod batch;
-pub mod burst;
+pub mod completions;
 pub mod dispatch;
 pub mod group;
 pub mod lease;
@@ -16,8 +15,11 @@ pub mod outbox;
 pub mod outboxes;
 pub mod pace;
 pub mod refusal;
+pub mod request_batch;
+pub mod requester;
 pub mod ring;
 pub mod rings;
+pub mod single_request;
 pub mod store;
 pub mod tally;
 pub mod tick;

@@ -19,11 +19,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::answers::Answers;
 use super::batch::TickCounts;
-use super::burst::{Asks, Burst};
-use super::message::{AddOutcome, DelOutcome, Message};
+use super::completions::Completions;
+use super::message::{AddOutcome, DelOutcome};
 use super::refusal::Refusal;
+use super::request_batch::RequestBatch;
 use super::tally::LatencyTally;
 use super::tick::{Tick, Wheel};
 
@@ -71,30 +71,17 @@ impl<T> fmt::Debug for Reply<T> {
     }
 }
 
-/// Who asks: requests of one asker are dealt with in their order, and askers have turns.
+/// A connection. The ring does the requests of a connection in their order, and serves connections in turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Asker(pub(crate) u64);
+pub struct ConnectionId(pub(crate) u64);
 
-impl Asker {
-    /// One that is no other, where the default is whoever does not say who it is.
+impl ConnectionId {
+    /// An id that no other connection has, nor a caller without one, which uses the default.
     #[must_use]
-    pub fn unique() -> Asker {
+    pub fn unique() -> ConnectionId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Asker(NEXT.fetch_add(1, Ordering::Relaxed))
+        ConnectionId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
-}
-
-/// Messages that were pushed.
-#[derive(Clone, Copy, Debug)]
-pub struct AddNewMsg<'a> {
-    /// The messages; repeats apply in order.
-    pub messages: &'a [Message],
-    /// Ticks that they may stay in flight, 1..=slots.
-    pub ack_timeout_ticks: u16,
-    /// Comes back with the timeout.
-    pub attempt: u8,
-    /// Who asks.
-    pub asker: Asker,
 }
 
 /// What became of an AddNewMsg.
@@ -112,17 +99,6 @@ impl AddNewMsgAnswer {
     pub fn rearmed(&self) -> usize {
         self.outcomes.iter().filter(|outcome| **outcome == AddOutcome::Rearmed).count()
     }
-}
-
-/// Messages whose Ack arrived, or whose push failed.
-#[derive(Clone, Copy, Debug)]
-pub struct DelMsg<'a> {
-    /// The messages; repeats apply in order.
-    pub messages: &'a [Message],
-    /// Whether their push failed at once: they count neither as acknowledged nor in the latency.
-    pub withdraw: bool,
-    /// Who asks.
-    pub asker: Asker,
 }
 
 /// What became of a DelMsg.
@@ -216,50 +192,14 @@ pub struct RingStatus {
     pub closing: u64,
 }
 
-/// A ring that never waits: it answers in the call.
-pub trait AtOnce: Send + Sync {
-    /// Does what a burst asks for, as [`Ring::add_new_msg`] and [`Ring::del_msg`] would one by one, except for
-    /// requests that have a refusal already.
-    fn do_all(&self, burst: &mut Burst, now: Instant);
-
-    /// Does one AddNewMsg, for [`Ring::add_new_msg`].
-    fn add_at_once(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
-        let mut burst = Burst::default();
-        let asks = Asks::Add { ack_timeout_ticks: request.ack_timeout_ticks, attempt: request.attempt };
-        burst.push(0, asks, request.messages.iter().copied());
-        self.do_all(&mut burst, now);
-        let done = burst.requests.pop().expect("one was pushed");
-        match done.refusal {
-            Some(refusal) => Reply::refused(Arc::unwrap_or_clone(refusal)),
-            None => Reply::ok(AddNewMsgAnswer {
-                deadline: done.deadline,
-                outcomes: burst.outcomes().iter().map(|outcome| outcome.of_add()).collect(),
-            }),
-        }
-    }
-
-    /// Does one DelMsg, for [`Ring::del_msg`].
-    fn del_at_once(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
-        let mut burst = Burst::default();
-        burst.push(0, Asks::Del { withdraw: request.withdraw }, request.messages.iter().copied());
-        self.do_all(&mut burst, now);
-        let done = burst.requests.pop().expect("one was pushed");
-        match done.refusal {
-            Some(refusal) => Reply::refused(Arc::unwrap_or_clone(refusal)),
-            None => Reply::ok(DelMsgAnswer {
-                outcomes: burst.outcomes().iter().map(|outcome| outcome.of_del()).collect(),
-                ack_latency: burst.ack_latency,
-            }),
-        }
-    }
-}
-
-/// A ring that answers many requests together, when it can.
-pub trait Later: Send + Sync {
-    /// Takes over what a burst asks for, as [`Ring::add_new_msg`] and [`Ring::del_msg`] would one by one. Each
-    /// request is answered in `answers`, once; one that has a refusal already, with that. The requests have their
-    /// place in the order of the asker when this returns.
-    fn take_over(&self, burst: &mut Burst, asker: Asker, answers: &Arc<Answers>);
+/// When the requests of a submitted batch are complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Submitted {
+    /// Now: their outcomes are in the batch.
+    Completed,
+    /// Later: each request is put into the completions once.
+    Pending,
 }
 
 /// One wheel.
@@ -267,21 +207,17 @@ pub trait Ring: Send + Sync {
     /// Its dimensions.
     fn wheel(&self) -> Wheel;
 
-    /// The ring as one that never waits, if it is one.
-    fn at_once(&self) -> Option<&dyn AtOnce> {
-        None
-    }
-
-    /// The ring as one that answers many requests together, if it is one.
-    fn later(&self) -> Option<&dyn Later> {
-        None
-    }
-
-    /// Takes messages into flight, all of them or, where it refuses, none.
-    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer>;
-
-    /// Takes messages out of flight.
-    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer>;
+    /// Adds and deletes what the requests of a batch name. A request that has a refusal already is completed with that.
+    ///
+    /// An AddNewMsg is applied to all of its messages or, if it is refused, to none. When this returns, the requests have
+    /// their place in the order of their connection.
+    fn submit(
+        &self,
+        batch: &mut RequestBatch,
+        connection: ConnectionId,
+        completions: &Arc<Completions>,
+        now: Instant,
+    ) -> Submitted;
 
     /// Moves the pointer by at most one tick, if the clock asks for it. Called by the ticker alone.
     fn advance(&self, now: Instant) -> Reply<Advance>;

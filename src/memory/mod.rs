@@ -1,7 +1,6 @@
 //! The memory wing: the wheel lives in the process, and one logic node owns it.
 
 mod attempt;
-mod burst;
 mod entry;
 mod expire;
 mod in_flight;
@@ -17,6 +16,7 @@ mod sorted;
 mod state;
 mod state_file;
 mod store;
+mod submit;
 mod table;
 
 pub use lease::AlwaysLeads;

@@ -21,7 +21,7 @@
 //!
 //! # Together
 //!
-//! Requests come in bursts. Their messages are sorted by shard, with the order of each message kept; a shard is
+//! Requests come in request batches. Their messages are sorted by shard, with the order of each message kept; a shard is
 //! locked once for all of its messages; and what a few dozen of them need from memory is asked for before the first
 //! is looked at ([`Table::fetch_group`](super::table::Table::fetch_group)).
 
@@ -41,16 +41,16 @@ use super::saving;
 use super::shard::{self, OfTick, Position, Shard, horizon};
 use super::state_file::StateFile;
 use super::table::{Hash, HashMessage, Keyed, MAX_SHARD_BITS};
+use crate::core::completions::Completions;
 use crate::core::message::Message;
 use crate::core::pace::{Pace, Turn};
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, AtOnce, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
-};
+use crate::core::request_batch::RequestBatch;
+use crate::core::ring::{Advance, ConnectionId, Expired, Handover, Reply, Ring, RingStatus, Submitted};
 use crate::core::tally::Stamp;
 use crate::core::tick::{Tick, Wheel};
 
-/// Shards for each of several threads: so many that two seldom want the same, and so few that a burst has several
+/// Shards for each of several threads: so many that two seldom want the same, and so few that a request batch has several
 /// messages for each. One thread alone has one shard, and what it is asked needs no sorting.
 const SHARDS_PER_THREAD: usize = 4;
 
@@ -270,16 +270,15 @@ impl Ring for MemoryRing {
         self.options.wheel
     }
 
-    fn at_once(&self) -> Option<&dyn AtOnce> {
-        Some(self)
-    }
-
-    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
-        self.add_at_once(request, now)
-    }
-
-    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
-        self.del_at_once(request, now)
+    fn submit(
+        &self,
+        batch: &mut RequestBatch,
+        _connection: ConnectionId,
+        _completions: &Arc<Completions>,
+        now: Instant,
+    ) -> Submitted {
+        self.complete(batch, now);
+        Submitted::Completed
     }
 
     fn advance(&self, now: Instant) -> Reply<Advance> {
@@ -332,8 +331,9 @@ mod tests {
 
     use super::*;
     use crate::core::batch::StormRule;
+    use crate::core::message::Message;
     use crate::core::outbox::Retention;
-    use crate::core::ring::Asker;
+    use crate::core::single_request::{AddNewMsg, SingleRequest};
 
     const TICK: Duration = Duration::from_secs(1);
 
@@ -356,7 +356,7 @@ mod tests {
             messages: &[Message::new(1, 0)],
             ack_timeout_ticks: 1,
             attempt: 1,
-            asker: Asker::default(),
+            connection: ConnectionId::default(),
         };
         let answer = ring.add_new_msg(request, woken).now_or_never().unwrap().unwrap();
         assert_eq!(answer.deadline, Tick(8));

@@ -9,15 +9,15 @@ use super::entry::{Entry, Marks, ShortTick};
 use super::sorted::{Item, Verb};
 use super::table::{Hash, HashMessage, Home, Kept, Table};
 use crate::core::batch::TimedOut;
-use crate::core::burst::{Burst, Outcome};
 use crate::core::message::Message;
+use crate::core::request_batch::{Outcome, RequestBatch};
 use crate::core::tally::{LatencyTally, Stamp};
 use crate::core::tick::{Tick, Wheel};
 
 /// Messages whose memory is asked for together: as many as a processor has requests to memory on their way, twice.
 const FETCHED: usize = 64;
 
-/// Where the wheel stands while a burst is done.
+/// Where the wheel stands while a request batch is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position {
     pub(super) wheel: Wheel,
@@ -111,10 +111,10 @@ impl<S: HashMessage> Shard<S> {
     pub(super) fn new_messages<'a>(
         &'a mut self,
         items: &'a [Item],
-        burst: &'a Burst,
+        batch: &'a RequestBatch,
         position: &'a Position,
     ) -> impl Iterator<Item = Message> + 'a {
-        let messages = items.iter().map(|item| (item.hash, burst.messages()[item.index()]));
+        let messages = items.iter().map(|item| (item.hash, batch.messages()[item.index()]));
         let new = messages.filter(|(hash, message)| {
             let found = self.table.find(*hash, self.table.home(*hash), *message);
             found.is_none_or(|mut found| position.is_decided(found.entry()))
@@ -123,7 +123,7 @@ impl<S: HashMessage> Shard<S> {
     }
 
     /// Does what is asked of its messages.
-    pub(super) fn run(&mut self, items: &[Item], burst: &mut Burst, position: &Position) {
+    pub(super) fn run(&mut self, items: &[Item], batch: &mut RequestBatch, position: &Position) {
         let mut homes = [Home::default(); FETCHED];
         for items in items.chunks(FETCHED) {
             let shape = self.table.shape();
@@ -135,24 +135,24 @@ impl<S: HashMessage> Shard<S> {
             }
             for (item, home) in items.iter().zip(&homes) {
                 let home = if shape == self.table.shape() { *home } else { self.table.home(item.hash) };
-                self.run_one(item, home, burst, position);
+                self.run_one(item, home, batch, position);
             }
         }
     }
 
     #[inline]
-    fn run_one(&mut self, item: &Item, home: Home, burst: &mut Burst, position: &Position) {
-        let message = burst.messages()[item.index()];
+    fn run_one(&mut self, item: &Item, home: Home, batch: &mut RequestBatch, position: &Position) {
+        let message = batch.messages()[item.index()];
         let outcome = match item.verb() {
             Verb::Add { deadline, attempt } => {
                 let entry = Entry::in_flight(message, deadline, position.now, attempt);
                 self.add((item.hash, home), entry, position)
             }
             Verb::Del { withdraw } => {
-                self.del((item.hash, home), message, withdraw, position, &mut burst.ack_latency)
+                self.del((item.hash, home), message, withdraw, position, &mut batch.ack_latency)
             }
         };
-        burst.set(item.index(), outcome);
+        batch.set(item.index(), outcome);
     }
 
     /// Takes a message into flight.

@@ -1,18 +1,18 @@
-//! The messages of a burst, shard by shard.
+//! The messages of a request batch, shard by shard.
 
 use std::hint::select_unpredictable;
 use std::ops::Range;
 
 use super::entry::ShortTick;
 use super::table::{Hash, MAX_SHARD_BITS};
-use crate::core::burst::{Asks, Burst, Request};
 use crate::core::message::Message;
+use crate::core::request_batch::{Operation, Request, RequestBatch};
 
-/// A message of a burst and what is to be done with it: a quarter of a cache line, in the order of their use.
+/// A message of a request batch and what is to be done with it: a quarter of a cache line, in the order of their use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) hash: Hash,
-    /// Which of the burst's messages it is.
+    /// Which of the batch's messages it is.
     index: u32,
     verb: Packed,
 }
@@ -44,9 +44,9 @@ impl Packed {
 
     /// Both are made, and one is taken, without a branch: adds and dels come as they like.
     fn of(request: &Request) -> Packed {
-        let (is_add, attempt, withdraw) = match request.asks {
-            Asks::Add { attempt, .. } => (true, attempt, false),
-            Asks::Del { withdraw } => (false, 0, withdraw),
+        let (is_add, attempt, withdraw) = match request.operation {
+            Operation::Add { attempt, .. } => (true, attempt, false),
+            Operation::Del { withdraw } => (false, 0, withdraw),
         };
         let add = u32::from(attempt) << 16 | u32::from(ShortTick::of(request.deadline).0);
         Packed(select_unpredictable(is_add, add, Packed::DEL | u32::from(withdraw)))
@@ -75,7 +75,7 @@ pub(super) struct Sorted {
 
 const MOST_SHARDS: usize = 1 << MAX_SHARD_BITS;
 
-/// More room than this is not kept from one burst to the next.
+/// More room than this is not kept from one batch to the next.
 const KEPT: usize = 64 * 1_024;
 
 impl Default for Sorted {
@@ -86,19 +86,19 @@ impl Default for Sorted {
 
 impl Sorted {
     /// Sorts the messages of some requests, whose deadlines are known, into `1 << shard_bits` shards, those refused left out.
-    #[expect(clippy::cast_possible_truncation, reason = "a burst ends far below 4 billion messages")]
+    #[expect(clippy::cast_possible_truncation, reason = "a request batch ends far below 4 billion messages")]
     pub(super) fn sort(
         &mut self,
-        burst: &Burst,
+        batch: &RequestBatch,
         requests: Range<usize>,
         shard_bits: u32,
         hash: impl Fn(Message) -> Hash,
     ) {
         self.clear();
-        for request in burst.requests[requests].iter().filter(|request| request.refusal.is_none()) {
+        for request in batch.requests[requests].iter().filter(|request| request.refusal.is_none()) {
             let verb = Packed::of(request);
             for index in request.range() {
-                let hash = hash(burst.messages()[index]);
+                let hash = hash(batch.messages()[index]);
                 self.arrived.push(Item { hash, index: index as u32, verb });
             }
         }

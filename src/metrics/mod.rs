@@ -18,12 +18,12 @@ pub use process::cpu_time;
 
 use self::make::Maker;
 
-use crate::core::burst::{Burst, Outcome};
 use crate::core::group::GroupName;
 use crate::core::message::DelOutcome;
 use crate::core::outbox::Backlog;
 use crate::core::refusal::Reason;
-use crate::core::ring::{AddNewMsgAnswer, DelMsgAnswer, RingStatus};
+use crate::core::request_batch::{Outcome, RequestBatch};
+use crate::core::ring::RingStatus;
 use crate::protocol::frame::FrameType;
 
 /// The names of all metrics begin with this.
@@ -254,30 +254,15 @@ impl Metrics {
         self.redis_errors[index.expect("REDIS_ERRORS holds every kind")].inc();
     }
 
-    /// Counts what became of an AddNewMsg.
-    pub fn count_add(&self, answer: &AddNewMsgAnswer) {
-        let rearmed = answer.rearmed() as u64;
-        self.messages_added.inc_by(answer.outcomes.len() as u64 - rearmed);
-        self.messages_rearmed.inc_by(rearmed);
-    }
-
-    /// Counts what became of a burst.
-    pub fn count_burst(&self, burst: &Burst) {
-        self.messages_added.inc_by(burst.total(Outcome::Added));
-        self.messages_rearmed.inc_by(burst.total(Outcome::Rearmed));
+    /// Counts the outcomes of completed requests.
+    pub fn count_requests(&self, batch: &RequestBatch) {
+        self.messages_added.inc_by(batch.total(Outcome::Added));
+        self.messages_rearmed.inc_by(batch.total(Outcome::Rearmed));
         let of_del = [Outcome::Unknown, Outcome::Acked, Outcome::Late, Outcome::Withdrawn];
         for (outcome, counter) in of_del.into_iter().zip(&self.messages_acked) {
-            counter.inc_by(burst.total(outcome));
+            counter.inc_by(batch.total(outcome));
         }
-        self.ack_latency.add(&burst.ack_latency);
-    }
-
-    /// Counts what became of a DelMsg.
-    pub fn count_del(&self, answer: &DelMsgAnswer) {
-        for (outcome, counter) in DelOutcome::ALL.iter().zip(&self.messages_acked) {
-            counter.inc_by(answer.outcomes.iter().filter(|found| *found == outcome).count() as u64);
-        }
-        self.ack_latency.add(&answer.ack_latency);
+        self.ack_latency.add(&batch.ack_latency);
     }
 
     /// Shows the rings that are led here as they are now. Those led elsewhere are shown there, so that sum()

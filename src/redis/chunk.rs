@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 use redis::Cmd;
 
 use super::frames::{Frame, Frames};
-use crate::core::burst::Asks;
 use crate::core::message::{Client, Message};
+use crate::core::request_batch::Operation;
 
 /// The most messages that one script carries: about a millisecond of Redis' time.
 pub(super) const MAX_CHUNK: usize = 1_000;
@@ -52,7 +52,7 @@ impl Chunk {
 /// Writes chunks as the script reads them. What it needs for that is kept from one to the next.
 #[derive(Default)]
 pub(super) struct Writer {
-    classes: Vec<Asks>,
+    classes: Vec<Operation>,
     /// For each message: the number of its class, from 1, and whether its frame begins with it.
     kinds: Vec<u8>,
     /// Where each message is named.
@@ -85,14 +85,14 @@ impl Writer {
     }
 
     /// Whether there is a class for one more frame, which is then entered.
-    pub(super) fn admit(&mut self, asks: Asks) -> Option<u8> {
-        let is_known = self.classes.iter().rposition(|class| *class == asks);
+    pub(super) fn admit(&mut self, operation: Operation) -> Option<u8> {
+        let is_known = self.classes.iter().rposition(|class| *class == operation);
         let index = is_known.unwrap_or(self.classes.len());
         if index == MAX_CLASSES {
             return None;
         }
         if is_known.is_none() {
-            self.classes.push(asks);
+            self.classes.push(operation);
         }
         u8::try_from(index + 1).ok()
     }
@@ -127,9 +127,11 @@ impl Writer {
         for class in &self.classes {
             // Writing to a string does not fail.
             let _ = match class {
-                Asks::Add { ack_timeout_ticks, attempt } => write!(self.text, "a {ack_timeout_ticks} {attempt} "),
-                Asks::Del { withdraw: false } => write!(self.text, "d 0 0 "),
-                Asks::Del { withdraw: true } => write!(self.text, "w 0 0 "),
+                Operation::Add { ack_timeout_ticks, attempt } => {
+                    write!(self.text, "a {ack_timeout_ticks} {attempt} ")
+                }
+                Operation::Del { withdraw: false } => write!(self.text, "d 0 0 "),
+                Operation::Del { withdraw: true } => write!(self.text, "w 0 0 "),
             };
         }
         call.arg(&self.text).arg(&self.kinds[..]);

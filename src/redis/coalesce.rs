@@ -25,13 +25,13 @@ use super::inbox::{Inbox, Letters};
 use super::link::{Link, Links, Session, State};
 use super::queue::Queue;
 use super::recovery::{self, Held};
-use super::request::{answer_refused, away};
+use super::request::{away, complete_refused};
 use super::script::{Answer, SCRIPTS};
 use super::worth;
-use crate::core::answers::Answers;
-use crate::core::burst::{Burst, Request};
+use crate::core::completions::Completions;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{Asker, Later};
+use crate::core::request_batch::{Request, RequestBatch};
+use crate::core::ring::ConnectionId;
 use crate::core::tick::Tick;
 use crate::metrics::Metrics;
 
@@ -78,6 +78,30 @@ impl Coalescer {
         Coalescer { inbox, link, links, bounds, draining: AtomicBool::new(false), driver }
     }
 
+    /// Takes the requests of a batch: each is completed later.
+    pub(super) fn submit(
+        &self,
+        batch: &mut RequestBatch,
+        connection: ConnectionId,
+        completions: &Arc<Completions>,
+    ) {
+        if self.draining.load(Ordering::Relaxed) {
+            batch.refuse_adds(&Refusal::new(
+                Reason::Draining,
+                "this sidecar is draining and takes no new messages: add them through another one",
+            ));
+        } else if !self.link.is_up() {
+            batch.refuse_adds(&away());
+        }
+        for request in &mut batch.requests {
+            if !request.adds() && request.refusal.is_none() {
+                self.count_ack(request);
+            }
+        }
+        complete_refused(batch, completions);
+        self.inbox.leave(batch, connection, completions);
+    }
+
     /// Takes no adds from now on.
     pub(super) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
@@ -112,26 +136,6 @@ impl Coalescer {
         self.inbox.bar(told);
         // It is dropped where Redis goes away: then there is nothing to wait for.
         let _ = timeout(patience, passed).await;
-    }
-}
-
-impl Later for Coalescer {
-    fn take_over(&self, burst: &mut Burst, asker: Asker, answers: &Arc<Answers>) {
-        if self.draining.load(Ordering::Relaxed) {
-            burst.refuse_adds(&Refusal::new(
-                Reason::Draining,
-                "this sidecar is draining and takes no new messages: add them through another one",
-            ));
-        } else if !self.link.is_up() {
-            burst.refuse_adds(&away());
-        }
-        for request in &mut burst.requests {
-            if !request.adds() && request.refusal.is_none() {
-                self.count_ack(request);
-            }
-        }
-        answer_refused(burst, answers);
-        self.inbox.leave(burst, asker, answers);
     }
 }
 

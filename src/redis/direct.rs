@@ -20,10 +20,10 @@ use super::queue::Queue;
 use super::request::Asked;
 use super::script::{Answer, SCRIPTS};
 use crate::clock::Clock;
-use crate::core::answers::Answers;
-use crate::core::burst::{Asks, Burst};
+use crate::core::completions::Completions;
 use crate::core::message::Message;
-use crate::core::ring::Asker;
+use crate::core::request_batch::{Operation, RequestBatch};
+use crate::core::ring::ConnectionId;
 use crate::core::tick::{Tick, Wheel};
 use crate::metrics::Metrics;
 
@@ -36,9 +36,9 @@ pub struct DirectCalls {
     clock: Arc<Clock>,
     last: u64,
     unanswered: VecDeque<Chunk>,
-    answers: Arc<Answers>,
+    completions: Arc<Completions>,
     /// What was answered last; it is used again.
-    answered: Burst,
+    answered: RequestBatch,
 }
 
 impl DirectCalls {
@@ -73,8 +73,8 @@ impl DirectCalls {
         let registered = answer.text().and_then(|_| answer.number());
         let generation = registered.map_err(|fault| strange(&fault.text))?;
         let (queue, unanswered) = (Queue::default(), VecDeque::new());
-        let (answers, answered) = (Arc::default(), Burst::default());
-        Ok(DirectCalls { connection, keys, generation, queue, clock, last: 0, unanswered, answers, answered })
+        let (completions, answered) = (Arc::default(), RequestBatch::default());
+        Ok(DirectCalls { connection, keys, generation, queue, clock, last: 0, unanswered, completions, answered })
     }
 
     /// The bytes of a call that adds messages, at most 1,000. Calls are sent in the order in which they are made.
@@ -83,7 +83,7 @@ impl DirectCalls {
     ///
     /// When there is no message, or there are more than a call can carry.
     pub fn add(&mut self, messages: &[Message]) -> Vec<u8> {
-        self.call(Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, messages)
+        self.call(Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, messages)
     }
 
     /// The bytes of a call that deletes messages, at most 1,000. Calls are sent in the order in which they are made.
@@ -92,11 +92,11 @@ impl DirectCalls {
     ///
     /// When there is no message, or there are more than a call can carry.
     pub fn del(&mut self, messages: &[Message]) -> Vec<u8> {
-        self.call(Asks::Del { withdraw: false }, messages)
+        self.call(Operation::Del { withdraw: false }, messages)
     }
 
-    fn call(&mut self, asks: Asks, messages: &[Message]) -> Vec<u8> {
-        let asked = Asked::new(asks, Asker::default(), 0, messages.len(), &self.answers);
+    fn call(&mut self, operation: Operation, messages: &[Message]) -> Vec<u8> {
+        let asked = Asked::new(operation, ConnectionId::default(), 0, messages.len(), &self.completions);
         self.queue.push(Item::Frame(asked, messages.len()), messages);
         self.last += 1;
         let chunk = self.queue.next_chunk(self.last, MAX_CHUNK).expect("a call carries a message");
@@ -144,7 +144,7 @@ impl DirectCalls {
         let applied = Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight: None };
         self.queue.applied(chunk, &applied, u64::MAX, self.clock.now());
         self.answered.clear(MAX_CHUNK);
-        let _ = self.answers.poll(&mut Context::from_waker(Waker::noop()), &mut self.answered);
+        let _ = self.completions.poll(&mut Context::from_waker(Waker::noop()), &mut self.answered);
         Ok(letters.bytes().filter(|letter| matches!(letter, b'a' | b'k')).count())
     }
 }

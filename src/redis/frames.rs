@@ -128,19 +128,19 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::core::answers::Answers;
-    use crate::core::burst::Asks;
-    use crate::core::ring::Asker;
+    use crate::core::completions::Completions;
+    use crate::core::request_batch::Operation;
+    use crate::core::ring::ConnectionId;
 
     fn push(frames: &mut Frames, ids: Range<u64>) -> u64 {
         let messages: Vec<Message> = ids.map(Message::from).collect();
-        let answers = Arc::new(Answers::default());
-        let asks = if messages.len() == 1 {
-            Asks::Add { ack_timeout_ticks: 1, attempt: 1 }
+        let completions = Arc::new(Completions::default());
+        let operation = if messages.len() == 1 {
+            Operation::Add { ack_timeout_ticks: 1, attempt: 1 }
         } else {
-            Asks::Del { withdraw: false }
+            Operation::Del { withdraw: false }
         };
-        frames.push(Asked::new(asks, Asker::default(), 1, messages.len(), &answers), &messages)
+        frames.push(Asked::new(operation, ConnectionId::default(), 1, messages.len(), &completions), &messages)
     }
 
     fn messages(frames: &Frames, name: u64) -> Vec<u64> {

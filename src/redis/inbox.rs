@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::request::Asked;
-use crate::core::answers::Answers;
-use crate::core::burst::{Burst, Request};
+use crate::core::completions::Completions;
 use crate::core::message::Message;
-use crate::core::ring::Asker;
+use crate::core::request_batch::{Request, RequestBatch};
+use crate::core::ring::ConnectionId;
 
 /// Something left in the inbox.
 pub(super) enum Item {
@@ -63,13 +63,13 @@ struct State {
 }
 
 impl Inbox {
-    /// Leaves the requests of a burst that are not refused.
-    pub(super) fn leave(&self, burst: &Burst, asker: Asker, answers: &Arc<Answers>) {
+    /// Leaves the requests of a request batch that are not refused.
+    pub(super) fn leave(&self, batch: &RequestBatch, connection: ConnectionId, completions: &Arc<Completions>) {
         let mut state = self.state.lock();
-        for request in burst.requests.iter().filter(|request| request.refusal.is_none()) {
-            let Request { correlation, asks, .. } = request;
-            let messages = &burst.messages()[request.range()];
-            let frame = Asked::new(*asks, asker, *correlation, messages.len(), answers);
+        for request in batch.requests.iter().filter(|request| request.refusal.is_none()) {
+            let Request { id, operation, .. } = request;
+            let messages = &batch.messages()[request.range()];
+            let frame = Asked::new(*operation, connection, *id, messages.len(), completions);
             if state.closed {
                 // Dropped, it is refused.
                 continue;
@@ -140,17 +140,17 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::burst::Asks;
     use crate::core::refusal::Reason;
+    use crate::core::request_batch::Operation;
 
-    const DEL: Asks = Asks::Del { withdraw: false };
+    const DEL: Operation = Operation::Del { withdraw: false };
 
-    fn burst(ids: &[u64]) -> Burst {
-        let mut burst = Burst::default();
+    fn batch(ids: &[u64]) -> RequestBatch {
+        let mut batch = RequestBatch::default();
         for id in ids {
-            burst.push(u32::try_from(*id).unwrap(), DEL, std::iter::once(Message::from(*id)));
+            batch.push(*id, DEL, std::iter::once(Message::from(*id)));
         }
-        burst
+        batch
     }
 
     fn is_ready(inbox: &Inbox, enough: usize) -> bool {
@@ -159,13 +159,13 @@ mod tests {
 
     #[test]
     fn requests_are_taken_in_order_with_their_messages() {
-        let (inbox, answers, mut letters) = (Inbox::default(), Arc::default(), Letters::default());
-        inbox.leave(&burst(&[1, 2]), Asker::default(), &answers);
+        let (inbox, completions, mut letters) = (Inbox::default(), Arc::default(), Letters::default());
+        inbox.leave(&batch(&[1, 2]), ConnectionId::default(), &completions);
         assert!(is_ready(&inbox, 2) && !is_ready(&inbox, 3));
         let (told, _passed) = oneshot::channel();
         inbox.bar(told);
         assert!(is_ready(&inbox, 3), "a barrier is enough");
-        inbox.leave(&burst(&[3]), Asker::default(), &answers);
+        inbox.leave(&batch(&[3]), ConnectionId::default(), &completions);
         inbox.take(&mut letters);
         assert!(!is_ready(&inbox, 0), "nothing is left");
         let mut seen = Vec::new();
@@ -178,18 +178,18 @@ mod tests {
 
     #[test]
     fn what_nobody_will_take_out_is_refused() {
-        let (inbox, answers, mut refused) = (Inbox::default(), Arc::default(), Burst::default());
-        inbox.leave(&burst(&[1]), Asker::default(), &answers);
+        let (inbox, completions, mut refused) = (Inbox::default(), Arc::default(), RequestBatch::default());
+        inbox.leave(&batch(&[1]), ConnectionId::default(), &completions);
         let (told, mut passed) = oneshot::channel();
         inbox.bar(told);
         inbox.close();
         assert_eq!(passed.try_recv(), Err(oneshot::error::TryRecvError::Closed));
-        inbox.leave(&burst(&[2]), Asker::default(), &answers);
-        assert!(answers.poll(&mut Context::from_waker(Waker::noop()), &mut refused).is_ready());
+        inbox.leave(&batch(&[2]), ConnectionId::default(), &completions);
+        assert!(completions.poll(&mut Context::from_waker(Waker::noop()), &mut refused).is_ready());
         let reasons: Vec<_> = refused
             .requests
             .iter()
-            .map(|request| (request.correlation, request.refusal.as_ref().map(|refusal| refusal.reason)))
+            .map(|request| (request.id, request.refusal.as_ref().map(|refusal| refusal.reason)))
             .collect();
         assert_eq!(reasons, [(1, Some(Reason::StoreAway)), (2, Some(Reason::StoreAway))]);
     }

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::chunk::Slice;
-use crate::core::ring::Asker;
+use crate::core::ring::ConnectionId;
 
 /// Messages after which a turn is over; a frame is not cut for it.
 const TURN: usize = 128;
@@ -20,69 +20,69 @@ const LONGEST_SPARE: usize = 1_024;
 /// Slices of frames, by who asked for them.
 #[derive(Default)]
 pub(super) struct Lanes {
-    slices: HashMap<Asker, VecDeque<Slice>, foldhash::fast::RandomState>,
+    slices: HashMap<ConnectionId, VecDeque<Slice>, foldhash::fast::RandomState>,
     /// Lanes that were empty until lately, and those that had a turn since.
-    fresh: VecDeque<Asker>,
-    others: VecDeque<Asker>,
+    fresh: VecDeque<ConnectionId>,
+    others: VecDeque<ConnectionId>,
     /// Whether a fresh one is next.
     is_fresh_next: bool,
     /// Whose turn it is, and for how many messages more.
-    turn: Option<(Asker, usize)>,
+    turn: Option<(ConnectionId, usize)>,
     spare: Vec<VecDeque<Slice>>,
 }
 
 impl Lanes {
     /// A slice that comes after all of its lane.
-    pub(super) fn push_back(&mut self, asker: Asker, slice: Slice) {
-        if let Some(lane) = self.slices.get_mut(&asker) {
+    pub(super) fn push_back(&mut self, connection: ConnectionId, slice: Slice) {
+        if let Some(lane) = self.slices.get_mut(&connection) {
             lane.push_back(slice);
             return;
         }
         let mut lane = self.spare.pop().unwrap_or_default();
         lane.push_back(slice);
-        self.slices.insert(asker, lane);
-        self.fresh.push_back(asker);
+        self.slices.insert(connection, lane);
+        self.fresh.push_back(connection);
     }
 
     /// A slice that comes before all others: it was taken, and is not sent. Its lane has no more of a turn than that:
     /// else whoever has a frame cut again and again would keep it for ever.
-    pub(super) fn push_front(&mut self, asker: Asker, slice: Slice) {
+    pub(super) fn push_front(&mut self, connection: ConnectionId, slice: Slice) {
         self.end_turn();
-        let lane = self.slices.entry(asker).or_default();
+        let lane = self.slices.entry(connection).or_default();
         match lane.front_mut() {
             // Parts of a frame that were taken apart.
             Some(next) if next.frame == slice.frame && next.from == slice.to => next.from = slice.from,
             _ => lane.push_front(slice),
         }
-        self.fresh.retain(|other| *other != asker);
-        self.others.retain(|other| *other != asker);
-        self.turn = Some((asker, 0));
+        self.fresh.retain(|other| *other != connection);
+        self.others.retain(|other| *other != connection);
+        self.turn = Some((connection, 0));
     }
 
     /// The next slice, and whose it is.
-    pub(super) fn pop(&mut self) -> Option<(Asker, Slice)> {
-        let (asker, left) = match self.turn.take() {
+    pub(super) fn pop(&mut self) -> Option<(ConnectionId, Slice)> {
+        let (connection, left) = match self.turn.take() {
             Some(turn) => turn,
             None => (self.next_turn()?, TURN),
         };
-        let lane = self.slices.get_mut(&asker)?;
+        let lane = self.slices.get_mut(&connection)?;
         let slice = lane.pop_front()?;
         let left = left.saturating_sub(slice.to - slice.from);
         if lane.is_empty() {
-            let lane = self.slices.remove(&asker)?;
+            let lane = self.slices.remove(&connection)?;
             if self.spare.len() < SPARE && lane.capacity() <= LONGEST_SPARE {
                 self.spare.push(lane);
             }
         } else if left > 0 {
-            self.turn = Some((asker, left));
+            self.turn = Some((connection, left));
         } else {
-            self.others.push_back(asker);
+            self.others.push_back(connection);
         }
-        Some((asker, slice))
+        Some((connection, slice))
     }
 
     /// The lane whose turn begins.
-    fn next_turn(&mut self) -> Option<Asker> {
+    fn next_turn(&mut self) -> Option<ConnectionId> {
         self.is_fresh_next = !self.is_fresh_next;
         let (first, second) = if self.is_fresh_next {
             (&mut self.fresh, &mut self.others)
@@ -94,8 +94,8 @@ impl Lanes {
 
     /// Whoever has the turn goes on later.
     fn end_turn(&mut self) {
-        if let Some((asker, _)) = self.turn.take() {
-            self.others.push_front(asker);
+        if let Some((connection, _)) = self.turn.take() {
+            self.others.push_front(connection);
         }
     }
 }
@@ -116,12 +116,12 @@ mod tests {
     fn a_lane_keeps_its_order_and_a_turn_ends() {
         let mut lanes = Lanes::default();
         for nth in 0..1_000 {
-            (0..3).for_each(|asker| lanes.push_back(Asker(asker), slice(nth, 0, 1)));
+            (0..3).for_each(|connection| lanes.push_back(ConnectionId(connection), slice(nth, 0, 1)));
         }
-        let taken: Vec<(Asker, u64)> =
-            std::iter::from_fn(|| lanes.pop()).map(|(asker, slice)| (asker, slice.frame)).collect();
-        for asker in 0..3 {
-            let own = taken.iter().filter(|(one, _)| *one == Asker(asker)).map(|(_, frame)| *frame);
+        let taken: Vec<(ConnectionId, u64)> =
+            std::iter::from_fn(|| lanes.pop()).map(|(connection, slice)| (connection, slice.frame)).collect();
+        for connection in 0..3 {
+            let own = taken.iter().filter(|(one, _)| *one == ConnectionId(connection)).map(|(_, frame)| *frame);
             assert!(own.eq(0..1_000));
         }
         // All wait from the beginning: nobody has three turns while another has none.
@@ -133,9 +133,9 @@ mod tests {
     #[test]
     fn who_seldom_asks_waits_for_one_turn_and_starves_nobody() {
         let mut lanes = Lanes::default();
-        for asker in 0..8 {
+        for connection in 0..8 {
             for nth in 0..1_000 {
-                lanes.push_back(Asker(asker), slice(asker * 1_000 + nth, 0, 500));
+                lanes.push_back(ConnectionId(connection), slice(connection * 1_000 + nth, 0, 500));
             }
         }
         // Each has had its first turn.
@@ -143,7 +143,7 @@ mod tests {
         // Two that never have more than one request waiting, and always one.
         let mut seen = Vec::new();
         for nth in 0..40 {
-            lanes.push_back(Asker(8 + nth % 2), slice(9_000, 0, 1));
+            lanes.push_back(ConnectionId(8 + nth % 2), slice(9_000, 0, 1));
             seen.extend(frames(&mut lanes, 2));
         }
         let of_floods = seen.iter().filter(|frame| **frame < 8_000).count();
@@ -155,25 +155,25 @@ mod tests {
     #[test]
     fn what_was_not_sent_goes_first_and_in_one_piece() {
         let mut lanes = Lanes::default();
-        lanes.push_back(Asker(1), slice(1, 0, 10));
-        lanes.push_back(Asker(2), slice(2, 0, 3_000));
-        lanes.push_back(Asker(1), slice(3, 0, 10));
+        lanes.push_back(ConnectionId(1), slice(1, 0, 10));
+        lanes.push_back(ConnectionId(2), slice(2, 0, 3_000));
+        lanes.push_back(ConnectionId(1), slice(3, 0, 10));
         assert_eq!(frames(&mut lanes, 2), [1, 3]);
-        assert_eq!(lanes.pop(), Some((Asker(2), slice(2, 0, 3_000))));
-        lanes.push_back(Asker(3), slice(4, 0, 1));
-        lanes.push_front(Asker(2), slice(2, 980, 3_000));
-        assert_eq!(lanes.pop(), Some((Asker(2), slice(2, 980, 3_000))));
+        assert_eq!(lanes.pop(), Some((ConnectionId(2), slice(2, 0, 3_000))));
+        lanes.push_back(ConnectionId(3), slice(4, 0, 1));
+        lanes.push_front(ConnectionId(2), slice(2, 980, 3_000));
+        assert_eq!(lanes.pop(), Some((ConnectionId(2), slice(2, 980, 3_000))));
         // All of it is sent again: what was taken is put back from its end.
-        lanes.push_front(Asker(2), slice(2, 980, 3_000));
-        lanes.push_front(Asker(2), slice(2, 0, 980));
-        lanes.push_front(Asker(1), slice(3, 0, 10));
-        lanes.push_front(Asker(1), slice(1, 0, 10));
-        assert_eq!(lanes.pop(), Some((Asker(1), slice(1, 0, 10))));
+        lanes.push_front(ConnectionId(2), slice(2, 980, 3_000));
+        lanes.push_front(ConnectionId(2), slice(2, 0, 980));
+        lanes.push_front(ConnectionId(1), slice(3, 0, 10));
+        lanes.push_front(ConnectionId(1), slice(1, 0, 10));
+        assert_eq!(lanes.pop(), Some((ConnectionId(1), slice(1, 0, 10))));
         // With that its turn is over, as it is for the others.
         let mut rest = [lanes.pop(), lanes.pop(), lanes.pop()];
-        rest.sort_by_key(|popped| popped.map(|(asker, _)| asker.0));
+        rest.sort_by_key(|popped| popped.map(|(connection, _)| connection.0));
         let [one, two, three] = [(1, slice(3, 0, 10)), (2, slice(2, 0, 3_000)), (3, slice(4, 0, 1))];
-        assert_eq!(rest, [one, two, three].map(|(asker, slice)| Some((Asker(asker), slice))));
+        assert_eq!(rest, [one, two, three].map(|(connection, slice)| Some((ConnectionId(connection), slice))));
         assert_eq!(lanes.pop(), None);
     }
 }

@@ -27,10 +27,10 @@ use super::frames::{Frame, Frames};
 use super::inbox::Item;
 use super::lanes::Lanes;
 use super::request::{Progress, Run, away, silent, too_many};
-use crate::core::burst::Asks;
 use crate::core::message::Message;
 use crate::core::refusal::Refusal;
-use crate::core::ring::Asker;
+use crate::core::request_batch::Operation;
+use crate::core::ring::ConnectionId;
 use crate::core::tick::Tick;
 
 /// Everything that is not answered.
@@ -69,7 +69,7 @@ impl Queue {
             Item::Barrier(told) => self.barriers.push_back((self.frames.next(), told)),
             Item::Frame(asked, _) if messages.is_empty() => self.wakers.extend(asked.answer(Tick(0), &[])),
             Item::Frame(asked, count) => {
-                let of = asked.asker;
+                let of = asked.connection;
                 let frame = self.frames.push(asked, messages);
                 self.lanes.push_back(of, Slice { frame, from: 0, to: count });
                 self.waiting += count;
@@ -114,13 +114,13 @@ impl Queue {
         let mut room = most.min(MAX_CHUNK);
         self.writer.begin();
         while room > 0
-            && let Some((asker, slice)) = self.lanes.pop()
+            && let Some((connection, slice)) = self.lanes.pop()
         {
             self.waiting -= slice.to - slice.from;
             // Its frame was refused meanwhile.
             let Some(frame) = self.frames.frame(slice.frame) else { continue };
-            let Some(class) = self.writer.admit(frame.asked.asks) else {
-                self.put_back(asker, slice);
+            let Some(class) = self.writer.admit(frame.asked.operation) else {
+                self.put_back(connection, slice);
                 break;
             };
             chunk.has_adds |= frame.is_add();
@@ -130,7 +130,7 @@ impl Queue {
             room -= to - slice.from;
             chunk.slices.push(Slice { to, ..slice });
             if to < slice.to {
-                self.put_back(asker, Slice { from: to, ..slice });
+                self.put_back(connection, Slice { from: to, ..slice });
             }
             self.frames.frame_mut(slice.frame).expect("it is there").sent = true;
         }
@@ -142,9 +142,9 @@ impl Queue {
     }
 
     /// What is to be sent next.
-    fn put_back(&mut self, asker: Asker, slice: Slice) {
+    fn put_back(&mut self, connection: ConnectionId, slice: Slice) {
         self.waiting += slice.to - slice.from;
-        self.lanes.push_front(asker, slice);
+        self.lanes.push_front(connection, slice);
     }
 
     /// Room for the arguments of the chunk that was made last: their number, and their bytes.
@@ -189,7 +189,7 @@ impl Queue {
                 }
             }
             let frame = self.frames.frame_mut(name).expect("it is there");
-            if let Asks::Add { ack_timeout_ticks, .. } = frame.asked.asks {
+            if let Operation::Add { ack_timeout_ticks, .. } = frame.asked.operation {
                 frame.deadline = applied.tick_due.plus(u64::from(ack_timeout_ticks));
             }
             let is_refused = frame.is_add() && letters.contains(&b'x');
@@ -206,7 +206,7 @@ impl Queue {
             let frame = self.frames.frame_mut(name).expect("it is there");
             if with_time > 0 {
                 let latencies = self.latencies.drain(..);
-                frame.asked.note(|burst| latencies.for_each(|latency| burst.ack_latency.record(latency, 1)));
+                frame.asked.note(|batch| latencies.for_each(|latency| batch.ack_latency.record(latency, 1)));
             }
             if is_refused {
                 let refusal = too_many(applied.in_flight, frame.count, max_in_flight);
@@ -282,7 +282,7 @@ impl Queue {
                         let refusal = if partly { silent(&refusal.text) } else { refusal.clone() };
                         self.end(slice.frame, |frame| frame.asked.refuse(refusal));
                     }
-                    _ => self.put_back(frame.asked.asker, slice),
+                    _ => self.put_back(frame.asked.connection, slice),
                 }
             }
         }

@@ -5,10 +5,10 @@ use std::sync::atomic::AtomicU64;
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::core::answers::Answers;
-use crate::core::burst::{Asks, Burst, Outcome};
+use crate::core::completions::Completions;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::Asker;
+use crate::core::request_batch::{Operation, Outcome, RequestBatch};
+use crate::core::ring::ConnectionId;
 use crate::core::tick::Tick;
 
 /// How far the requests of a link are answered.
@@ -23,38 +23,38 @@ pub(super) struct Progress {
 /// What a frame asks for, and who waits for the answer. Unanswered it never ends: where it is dropped, it is refused.
 #[derive(Debug)]
 pub(super) struct Asked {
-    pub(super) asks: Asks,
-    pub(super) asker: Asker,
-    correlation: u32,
+    pub(super) operation: Operation,
+    pub(super) connection: ConnectionId,
+    id: u64,
     messages: usize,
     /// None once it is answered.
-    answers: Option<Arc<Answers>>,
+    completions: Option<Arc<Completions>>,
 }
 
 impl Asked {
     pub(super) fn new(
-        asks: Asks,
-        asker: Asker,
-        correlation: u32,
+        operation: Operation,
+        connection: ConnectionId,
+        id: u64,
         messages: usize,
-        answers: &Arc<Answers>,
+        completions: &Arc<Completions>,
     ) -> Asked {
-        Asked { asks, asker, correlation, messages, answers: Some(Arc::clone(answers)) }
+        Asked { operation, connection, id, messages, completions: Some(Arc::clone(completions)) }
     }
 
     pub(super) fn is_add(&self) -> bool {
-        matches!(self.asks, Asks::Add { .. })
+        matches!(self.operation, Operation::Add { .. })
     }
 
     /// Answers with a letter for each message. Whoever asked may have gone; what was asked for is done all the same.
     pub(super) fn answer(mut self, deadline: Tick, letters: &[u8]) -> Option<Waker> {
-        let answers = self.answers.take()?;
-        answers.put(|burst| self.write(burst, deadline, letters))
+        let completions = self.completions.take()?;
+        completions.put(|batch| self.write(batch, deadline, letters))
     }
 
-    fn write(&self, burst: &mut Burst, deadline: Tick, letters: &[u8]) {
+    fn write(&self, batch: &mut RequestBatch, deadline: Tick, letters: &[u8]) {
         let outcomes = letters.iter().map(|letter| outcome(*letter));
-        burst.push_answered(self.correlation, self.asks, deadline, outcomes);
+        batch.push_completed(self.id, self.operation, deadline, outcomes);
     }
 
     pub(super) fn refuse(mut self, refusal: Refusal) -> Option<Waker> {
@@ -62,22 +62,21 @@ impl Asked {
     }
 
     /// Puts something beside the answer.
-    pub(super) fn note(&self, write: impl FnOnce(&mut Burst)) {
-        if let Some(answers) = &self.answers {
-            // Whoever waits is woken by the answer itself.
-            answers.note(write);
+    pub(super) fn note(&self, write: impl FnOnce(&mut RequestBatch)) {
+        if let Some(completions) = &self.completions {
+            completions.note(write);
         }
     }
 
     fn end(&mut self, refusal: Refusal) -> Option<Waker> {
-        let (correlation, asks, messages) = (self.correlation, self.asks, self.messages);
-        self.answers.take()?.put(|burst| burst.push_refused(correlation, asks, messages, refusal))
+        let (id, operation, messages) = (self.id, self.operation, self.messages);
+        self.completions.take()?.put(|batch| batch.push_refused(id, operation, messages, Arc::new(refusal)))
     }
 }
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        if self.answers.is_some()
+        if self.completions.is_some()
             && let Some(waker) = self.end(away())
         {
             waker.wake();
@@ -99,8 +98,8 @@ pub(super) struct Run {
 impl Run {
     /// Whether it is empty, or this request comes from the same connection.
     pub(super) fn takes(&self, asked: &Asked) -> bool {
-        let same = |(last, _): &(Asked, Tick)| match (&last.answers, &asked.answers) {
-            (Some(last), Some(answers)) => Arc::ptr_eq(last, answers),
+        let same = |(last, _): &(Asked, Tick)| match (&last.completions, &asked.completions) {
+            (Some(last), Some(completions)) => Arc::ptr_eq(last, completions),
             _ => false,
         };
         self.done.last().is_none_or(same)
@@ -128,37 +127,31 @@ impl Run {
     /// Answers all of it.
     pub(super) fn answer(&mut self) -> Option<Waker> {
         let Run { done, letters, latencies, acks } = self;
-        let answers = Arc::clone(done.first()?.0.answers.as_ref()?);
+        let completions = Arc::clone(done.first()?.0.completions.as_ref()?);
         *acks = 0;
-        answers.put(|burst| {
-            latencies.drain(..).for_each(|latency| burst.ack_latency.record(latency, 1));
+        completions.put(|batch| {
+            latencies.drain(..).for_each(|latency| batch.ack_latency.record(latency, 1));
             let mut rest = &letters[..];
             for (mut asked, deadline) in done.drain(..) {
                 let (own, others) = rest.split_at(asked.messages);
                 rest = others;
-                asked.answers = None;
-                asked.write(burst, deadline, own);
+                asked.completions = None;
+                asked.write(batch, deadline, own);
             }
             letters.clear();
         })
     }
 }
 
-/// Answers what was refused of a burst.
-pub(super) fn answer_refused(burst: &Burst, answers: &Answers) {
-    let mut refused = burst.requests.iter().filter(|request| request.refusal.is_some()).peekable();
+/// Completes the requests of a batch that are refused.
+pub(super) fn complete_refused(batch: &RequestBatch, completions: &Completions) {
+    let mut refused = batch.requests.iter().filter(|request| request.refusal.is_some()).peekable();
     if refused.peek().is_none() {
         return;
     }
-    let waker = answers.put(|answered| {
-        for request in refused {
-            if let Some(refusal) = &request.refusal {
-                let messages = request.range().len();
-                answered.push_refused(request.correlation, request.asks, messages, Refusal::clone(refusal));
-            }
-        }
-    });
-    if let Some(waker) = waker {
+    if let Some(waker) =
+        completions.put(|completed| refused.for_each(|request| completed.push_from(batch, request)))
+    {
         waker.wake();
     }
 }

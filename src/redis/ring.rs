@@ -22,7 +22,6 @@ mod mend;
 mod status;
 mod watch;
 
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,15 +35,11 @@ use super::link::{Link, Session};
 use super::office::{Due, Identity, Office, Term, whole_ms};
 use super::script::{Answer, SCRIPTS};
 use super::silence::Look;
-use crate::core::answers::Answers;
 use crate::core::batch::StormRule;
-use crate::core::burst::{Asks, Burst, Request};
-use crate::core::message::Message;
+use crate::core::completions::Completions;
 use crate::core::refusal::Refusal;
-use crate::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, Asker, DelMsg, DelMsgAnswer, Expired, Handover, Later, Reply, Ring,
-    RingStatus,
-};
+use crate::core::request_batch::RequestBatch;
+use crate::core::ring::{Advance, ConnectionId, Expired, Handover, Reply, Ring, RingStatus, Submitted};
 use crate::core::tick::{Tick, Wheel};
 
 /// How far the leader's and Redis' clock may differ within a tick before one counts as set.
@@ -93,28 +88,6 @@ impl RedisRing {
         RedisRing(Arc::new(Inner { options, link, coalescer, identity, office, _watch: watch }))
     }
 
-    /// Asks for one thing.
-    fn ask<T: Send + 'static>(
-        &self,
-        asks: Asks,
-        asker: Asker,
-        messages: &[Message],
-        answer: impl FnOnce(&Burst, Tick) -> T + Send + 'static,
-    ) -> Reply<T> {
-        let (mut burst, answers) = (Burst::default(), Arc::new(Answers::default()));
-        burst.push(0, asks, messages.iter().copied());
-        self.0.coalescer.take_over(&mut burst, asker, &answers);
-        if let Some(refusal) = burst.requests.pop().and_then(|request| request.refusal) {
-            return Reply::refused(Arc::unwrap_or_clone(refusal));
-        }
-        Reply::Later(Box::pin(async move {
-            let mut answered = Burst::default();
-            poll_fn(|context| answers.poll(context, &mut answered)).await;
-            let Request { refusal, deadline, .. } = answered.requests.pop().expect("an answer is there");
-            refusal.map_or_else(|| Ok(answer(&answered, deadline)), |refusal| Err(Arc::unwrap_or_clone(refusal)))
-        }))
-    }
-
     fn later<T, F>(&self, work: impl FnOnce(Arc<Inner>) -> F) -> Reply<T>
     where
         F: Future<Output = Result<T, Refusal>> + Send + 'static,
@@ -128,24 +101,15 @@ impl Ring for RedisRing {
         self.0.options.wheel
     }
 
-    fn later(&self) -> Option<&dyn Later> {
-        Some(&*self.0.coalescer)
-    }
-
-    fn add_new_msg(&self, request: AddNewMsg<'_>, _now: Instant) -> Reply<AddNewMsgAnswer> {
-        let AddNewMsg { messages, ack_timeout_ticks, attempt, asker } = request;
-        self.ask(Asks::Add { ack_timeout_ticks, attempt }, asker, messages, |answered, deadline| AddNewMsgAnswer {
-            deadline,
-            outcomes: answered.outcomes().iter().map(|outcome| outcome.of_add()).collect(),
-        })
-    }
-
-    fn del_msg(&self, request: DelMsg<'_>, _now: Instant) -> Reply<DelMsgAnswer> {
-        let DelMsg { messages, withdraw, asker } = request;
-        self.ask(Asks::Del { withdraw }, asker, messages, |answered, _| DelMsgAnswer {
-            outcomes: answered.outcomes().iter().map(|outcome| outcome.of_del()).collect(),
-            ack_latency: answered.ack_latency.clone(),
-        })
+    fn submit(
+        &self,
+        batch: &mut RequestBatch,
+        connection: ConnectionId,
+        completions: &Arc<Completions>,
+        _now: Instant,
+    ) -> Submitted {
+        self.0.coalescer.submit(batch, connection, completions);
+        Submitted::Pending
     }
 
     fn advance(&self, now: Instant) -> Reply<Advance> {

@@ -1,9 +1,9 @@
 //! The data listeners: accept, limits, drain. One `session` a connection.
 
-mod bursts;
 mod full;
 mod pending;
 mod reading;
+mod request_batches;
 mod requests;
 mod session;
 mod socket_file;
@@ -75,7 +75,7 @@ pub struct Shared {
     /// Where the wheel lives: its kind, for Hello, and whether it answers.
     pub store: Arc<dyn Store>,
     /// The wheel.
-    pub rings: Arc<Rings>,
+    pub rings: Rings,
     /// The way to subscribers.
     pub delivery: Arc<Delivery>,
     /// The time.

@@ -50,12 +50,12 @@ impl Session {
     pub(super) fn read_frames(&mut self) {
         let now = self.shared.clock.now();
         while self.is_listening() {
-            self.read_bursts(now);
+            self.submit_requests(now);
             match self.wire.decode() {
                 Ok(None) => break,
                 Ok(Some(Decoded::Frame(frame))) => {
                     self.shared.metrics.count_frame(frame.body.frame_type());
-                    self.request(frame, now);
+                    self.request(frame);
                 }
                 Ok(Some(Decoded::Refused { correlation, refusal })) => {
                     let is_first = self.state == State::Greeting;

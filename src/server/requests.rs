@@ -1,7 +1,7 @@
-//! What each request does.
+//! What each request does, but for AddNewMsg and DelMsg, which are submitted together.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
@@ -10,16 +10,12 @@ use super::session::{Done, Session, State};
 use crate::core::batch::BatchId;
 use crate::core::outbox::Start;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{self, Reply};
 use crate::delivery::{SubscribeRequest, Subscription};
-use crate::panics;
-use crate::protocol::frame::{
-    self, AddNewMsg, Body, DelMsg, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome,
-};
+use crate::protocol::frame::{self, Body, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
 
 impl Session {
     /// Deals with one frame of the peer.
-    pub(super) fn request(&mut self, frame: Frame, now: Instant) {
+    pub(super) fn request(&mut self, frame: Frame) {
         let Frame { correlation, body } = frame;
         if self.state == State::Greeting {
             return match body {
@@ -28,8 +24,6 @@ impl Session {
             };
         }
         match body {
-            Body::AddNewMsg(request) => self.add_new_msg(correlation, &request, now),
-            Body::DelMsg(request) => self.del_msg(correlation, &request, now),
             Body::Ping(payload) => self.send(&Frame::new(correlation, Body::Pong(payload))),
             // A sign of life: that it came is all it says.
             Body::Pong(_) => {}
@@ -113,59 +107,6 @@ impl Session {
         };
         self.greeted(&hello.client_name);
         self.send(&Frame::new(correlation, Body::Welcome(welcome)));
-    }
-
-    fn add_new_msg(&mut self, correlation: u32, request: &AddNewMsg, now: Instant) {
-        let slots = self.shared.rings.wheel().slots();
-        let ack_timeout_ticks = if request.ack_timeout_ticks == 0 { slots } else { request.ack_timeout_ticks };
-        if ack_timeout_ticks > slots {
-            return self.refuse(correlation, &bad_ack_timeout(ack_timeout_ticks, slots));
-        }
-        let load = Load::Other(request.messages.len());
-        let AddNewMsg { messages, attempt, .. } = request;
-        let request = ring::AddNewMsg { messages, ack_timeout_ticks, attempt: *attempt, asker: self.asker };
-        let reply = {
-            let _shared = panics::shared();
-            self.shared.rings.add_new_msg(request, now)
-        };
-        let metrics = self.shared.metrics.clone();
-        self.answer_when_ready(correlation, load, reply, move |answer| {
-            metrics.count_add(&answer);
-            Body::AddNewMsgAnswer(answer)
-        });
-    }
-
-    fn del_msg(&mut self, correlation: u32, request: &DelMsg, now: Instant) {
-        let load = Load::Acks(request.messages.len());
-        let request = ring::DelMsg { messages: &request.messages, withdraw: request.withdraw, asker: self.asker };
-        let reply = {
-            let _shared = panics::shared();
-            self.shared.rings.del_msg(request, now)
-        };
-        let metrics = self.shared.metrics.clone();
-        self.answer_when_ready(correlation, load, reply, move |answer| {
-            metrics.count_del(&answer);
-            Body::DelMsgAnswer(answer.outcomes)
-        });
-    }
-
-    /// Answers at once what is ready, and the rest when it is.
-    fn answer_when_ready<T: Unpin + Send + 'static>(
-        &mut self,
-        correlation: u32,
-        load: Load,
-        reply: Reply<T>,
-        body: impl FnOnce(T) -> Body + Send + 'static,
-    ) {
-        match reply {
-            Reply::Ready(answer) => match answer.expect("a reply is taken once") {
-                Ok(answer) => self.send(&Frame::new(correlation, body(answer))),
-                Err(refusal) => self.refuse(correlation, &refusal),
-            },
-            later @ Reply::Later(_) => self
-                .pending
-                .push(load, async move { Done::Answer(Frame::new(correlation, outcome(later.await, body))) }),
-        }
     }
 
     fn subscribe(&mut self, correlation: u32, request: &Subscribe) {
@@ -257,14 +198,6 @@ fn outcome<T>(outcome: Result<T, Refusal>, body: impl FnOnce(T) -> Body) -> Body
         Ok(answer) => body(answer),
         Err(refusal) => Body::Error(frame::Error::from(&refusal)),
     }
-}
-
-pub(super) fn bad_ack_timeout(ack_timeout_ticks: u16, slots: u16) -> Refusal {
-    let text = format!(
-        "an ack timeout of {ack_timeout_ticks} ticks is longer than the ring: ask for 1 to {slots} ticks, or 0 for \
-         the default of {slots}"
-    );
-    Refusal::new(Reason::BadAckTimeout, text)
 }
 
 fn not_subscribed() -> Refusal {

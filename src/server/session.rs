@@ -21,17 +21,16 @@ use tokio::time::Sleep;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{Span, debug};
 
-use super::bursts;
 use super::pending::Pending;
+use super::request_batches;
 use super::stream::Stream;
 use super::watching::first_patience;
 use super::wire::{Event, READ_SIZE, Wire};
 use super::{DRAIN_GRACE, Phase, Shared};
-use crate::core::answers::Answers;
 use crate::core::batch::Delivery as Delivered;
-use crate::core::burst::Burst;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::Asker;
+use crate::core::request_batch::RequestBatch;
+use crate::core::requester::Requester;
 use crate::delivery::Subscription;
 use crate::gate::Member;
 use crate::panics::contained;
@@ -83,12 +82,11 @@ pub(super) struct Session {
     pub(super) state: State,
     /// Why the connection ends, once all that came before is answered.
     pub(super) last_word: Option<(u32, Refusal)>,
-    pub(super) asker: Asker,
+    /// Its way to the rings.
+    pub(super) requester: Requester,
     pub(super) pending: Pending<Done>,
-    /// Where the answers to bursts come in, from a store that gives them later.
-    pub(super) answers: Arc<Answers>,
-    /// Answers that were taken out; empty again once they are sent.
-    pub(super) answered: Burst,
+    /// Requests that were completed later; empty again once they are answered.
+    pub(super) completed: RequestBatch,
     pub(super) subscription: Option<(u32, Subscription)>,
     /// Whether a Subscribe waits for the store.
     pub(super) subscribing: bool,
@@ -132,10 +130,9 @@ impl Session {
             phase,
             state: State::Greeting,
             last_word: None,
-            asker: Asker::unique(),
+            requester: shared.rings.requester(),
             pending: Pending::new(),
-            answers: Arc::default(),
-            answered: Burst::default(),
+            completed: RequestBatch::default(),
             subscription: None,
             subscribing: false,
             deleting: Arc::new(Semaphore::new(1)),
@@ -163,7 +160,7 @@ impl Session {
         drop(self.gate);
         self.deleting.close();
         if self.pending.is_waiting() {
-            let outlive = bursts::outlive(self.pending, self.answers, Arc::clone(&self.shared.metrics));
+            let outlive = request_batches::outlive(self.pending, self.requester, Arc::clone(&self.shared.metrics));
             tokio::spawn(contained(outlive));
         }
         // Whoever does not take the last words in time does not get them.
@@ -219,7 +216,7 @@ impl Session {
         let room_for_batches = self.wire.has_room_for_batches();
         tokio::select! {
             event = self.wire.progress(reading) => self.wire_moved(event),
-            () = poll_fn(|context| self.answers.poll(context, &mut self.answered)) => self.send_answered(),
+            () = poll_fn(|context| self.requester.poll(context, &mut self.completed)) => self.send_completed(),
             Some(done) = self.pending.next(), if !self.pending.is_empty() => self.finish(done),
             Some((correlation, delivery)) = next_batch(&mut self.subscription), if room_for_batches => {
                 self.send_batch(correlation, &delivery);

@@ -16,14 +16,14 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::stream::Stream;
 use crate::core::batch::{Delivery, MAX_BATCH_MESSAGES};
-use crate::core::burst::{Burst, Outcome, Request};
 use crate::core::refusal::Refusal;
+use crate::core::request_batch::{Outcome, Request, RequestBatch};
 use crate::gate::Taking;
 use crate::protocol::codec::Echoed;
 use crate::protocol::frame::TIMED_OUT_LENGTH;
 use crate::protocol::{Codec, DecodeError, Decoded, Frame};
 
-/// Bytes asked for in one read: more than a burst of 256 single-id frames, and 4,000 ids at most.
+/// Bytes asked for in one read: more than a request batch of 256 single-id frames, and 4,000 ids at most.
 pub(super) const READ_SIZE: usize = 32 * 1024;
 
 /// An emptied buffer that has grown beyond this is given back. A batch fits: who subscribes gets one after the other.
@@ -136,13 +136,13 @@ impl Wire {
         echoed
     }
 
-    /// Moves requests from the front of what was read into a burst, until it has `most` messages.
-    pub(super) fn take_requests(&mut self, burst: &mut Burst, most: usize, revolution: u16) {
-        let taken = self.codec.take_requests(&self.input, burst, most, revolution);
+    /// Moves requests from the front of what was read into a request batch, until it has `most` messages.
+    pub(super) fn take_requests(&mut self, batch: &mut RequestBatch, most: usize, revolution: u16) {
+        let taken = self.codec.take_requests(&self.input, batch, most, revolution);
         self.input.advance(taken);
     }
 
-    /// Queues the answer to a request of a burst.
+    /// Queues the answer to a request of a request batch.
     pub(super) fn answer(&mut self, request: &Request, outcomes: &[Outcome]) {
         if !self.deaf {
             self.codec.encode_answer(request, outcomes, &mut self.output);

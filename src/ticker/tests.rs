@@ -10,11 +10,13 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::alarm::Alarm;
+use crate::core::completions::Completions;
 use crate::core::group::GroupName;
 use crate::core::lease::Lease;
 use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Settled};
 use crate::core::refusal::Reason;
-use crate::core::ring::{AddNewMsg, AddNewMsgAnswer, DelMsg, DelMsgAnswer, Reply, Ring, RingStatus};
+use crate::core::request_batch::RequestBatch;
+use crate::core::ring::{ConnectionId, Reply, Ring, RingStatus, Submitted};
 use crate::core::tick::{Tick, Wheel};
 use crate::core::{BatchId, Delivery};
 
@@ -129,12 +131,8 @@ impl Ring for Script {
         Wheel::default()
     }
 
-    fn add_new_msg(&self, _: AddNewMsg<'_>, _: Instant) -> Reply<AddNewMsgAnswer> {
-        unreachable!("a ticker adds nothing")
-    }
-
-    fn del_msg(&self, _: DelMsg<'_>, _: Instant) -> Reply<DelMsgAnswer> {
-        unreachable!("a ticker deletes nothing")
+    fn submit(&self, _: &mut RequestBatch, _: ConnectionId, _: &Arc<Completions>, _: Instant) -> Submitted {
+        unreachable!("a ticker submits nothing")
     }
 
     fn advance(&self, now: Instant) -> Reply<Advance> {

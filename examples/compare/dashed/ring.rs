@@ -9,11 +9,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ackwheel::core::burst::{Asks, Burst, Outcome, Request};
+use ackwheel::core::completions::Completions;
 use ackwheel::core::pace::{Pace, Turn};
-use ackwheel::core::ring::{
-    AddNewMsg, AddNewMsgAnswer, Advance, AtOnce, DelMsg, DelMsgAnswer, Expired, Handover, Reply, Ring, RingStatus,
-};
+use ackwheel::core::request_batch::{Operation, Outcome, Request, RequestBatch};
+use ackwheel::core::ring::{Advance, ConnectionId, Expired, Handover, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::tally::Stamp;
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOutbox, RingOptions};
@@ -27,7 +26,7 @@ use super::slots::{Flight, Slots};
 /// Messages that are read before the first of them is dealt with, so that the processor waits for several at once.
 const READ_AHEAD: usize = 16;
 
-/// What is to be done with a message, and which of its burst it is.
+/// What is to be done with a message, and which of its batch it is.
 #[derive(Clone, Copy, Debug)]
 struct Todo {
     index: u32,
@@ -42,7 +41,7 @@ enum Verb {
 }
 
 thread_local! {
-    /// Used again by every burst of a thread.
+    /// Used again by every request batch of a thread.
     static GROUPED: RefCell<Grouped<Todo>> = RefCell::default();
 }
 
@@ -54,7 +53,7 @@ pub struct DashRing {
     pub(super) map: Map<Flight>,
     /// tick → ids, for each shard of the map. They are locked while that is.
     pub(super) slots: Box<[Mutex<Slots>]>,
-    /// A burst holds it for reading from begin to end, a decision for writing.
+    /// A request batch holds it for reading from begin to end, a decision for writing.
     pace: RwLock<Pace>,
     expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
@@ -82,7 +81,7 @@ impl DashRing {
     }
 
     /// Does what is asked of the messages of one shard, under one lock.
-    fn run(&self, number: usize, items: &[Item<Todo>], burst: &mut Burst, pointer: Tick, now: Stamp) {
+    fn run(&self, number: usize, items: &[Item<Todo>], batch: &mut RequestBatch, pointer: Tick, now: Stamp) {
         let mut shard = self.map.shards()[number].write();
         let mut slots = self.slots[number].lock();
         let hash_of = |(key, _): &(Key, _)| self.map.hash_usize(key) as u64;
@@ -109,52 +108,27 @@ impl DashRing {
                         }
                         Some((_, flight)) if withdraw => slots.withdraw(*flight.get()),
                         Some((_, flight)) => {
-                            burst.ack_latency.record_between(flight.get().added_at, now);
+                            batch.ack_latency.record_between(flight.get().added_at, now);
                             slots.acknowledge(*flight.get())
                         }
                     },
                 };
-                burst.set(index as usize, outcome);
+                batch.set(index as usize, outcome);
             }
         }
-    }
-}
-
-impl AtOnce for DashRing {
-    fn do_all(&self, burst: &mut Burst, now: Instant) {
-        burst.open();
-        let pace = self.pace.read();
-        let (pointer, due) = (pace.pointer(), pace.tick_due(now));
-        for request in burst.requests.iter_mut().filter(|request| request.refusal.is_none()) {
-            if let Asks::Add { ack_timeout_ticks, .. } = request.asks {
-                request.deadline = self.options.wheel.deadline(due, ack_timeout_ticks);
-            }
-        }
-        GROUPED.with_borrow_mut(|grouped| {
-            let requests = burst.requests.iter().filter(|request| request.refusal.is_none());
-            let items = requests.flat_map(|request| {
-                let verb = verb(request, pointer);
-                let messages = burst.messages()[request.range()].iter();
-                messages.zip(first(request)..).map(move |(message, index)| (*message, Todo { index, verb }))
-            });
-            grouped.group(&self.map, items);
-            for (number, items) in grouped.groups() {
-                self.run(number, items, burst, pointer, self.stamp(now));
-            }
-        });
     }
 }
 
 /// What a request asks of each of its messages.
 #[expect(clippy::cast_possible_truncation, reason = "a deadline is at most one revolution and a tick ahead")]
 const fn verb(request: &Request, pointer: Tick) -> Verb {
-    match request.asks {
-        Asks::Add { attempt, .. } => Verb::Add { ahead: request.deadline.since(pointer) as u16, attempt },
-        Asks::Del { withdraw } => Verb::Del { withdraw },
+    match request.operation {
+        Operation::Add { attempt, .. } => Verb::Add { ahead: request.deadline.since(pointer) as u16, attempt },
+        Operation::Del { withdraw } => Verb::Del { withdraw },
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a burst ends far below 4 billion messages")]
+#[expect(clippy::cast_possible_truncation, reason = "a request batch ends far below 4 billion messages")]
 const fn first(request: &Request) -> u32 {
     request.range().start as u32
 }
@@ -164,16 +138,34 @@ impl Ring for DashRing {
         self.options.wheel
     }
 
-    fn at_once(&self) -> Option<&dyn AtOnce> {
-        Some(self)
-    }
-
-    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
-        self.add_at_once(request, now)
-    }
-
-    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
-        self.del_at_once(request, now)
+    fn submit(
+        &self,
+        batch: &mut RequestBatch,
+        _connection: ConnectionId,
+        _completions: &Arc<Completions>,
+        now: Instant,
+    ) -> Submitted {
+        batch.open();
+        let pace = self.pace.read();
+        let (pointer, due) = (pace.pointer(), pace.tick_due(now));
+        for request in batch.requests.iter_mut().filter(|request| request.refusal.is_none()) {
+            if let Operation::Add { ack_timeout_ticks, .. } = request.operation {
+                request.deadline = self.options.wheel.deadline(due, ack_timeout_ticks);
+            }
+        }
+        GROUPED.with_borrow_mut(|grouped| {
+            let requests = batch.requests.iter().filter(|request| request.refusal.is_none());
+            let items = requests.flat_map(|request| {
+                let verb = verb(request, pointer);
+                let messages = batch.messages()[request.range()].iter();
+                messages.zip(first(request)..).map(move |(message, index)| (*message, Todo { index, verb }))
+            });
+            grouped.group(&self.map, items);
+            for (number, items) in grouped.groups() {
+                self.run(number, items, batch, pointer, self.stamp(now));
+            }
+        });
+        Submitted::Completed
     }
 
     fn advance(&self, now: Instant) -> Reply<Advance> {
@@ -235,7 +227,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use ackwheel::core::ring::Asker;
+    use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 
     const TICK: Duration = Duration::from_secs(1);
 
@@ -258,14 +250,15 @@ mod tests {
     fn add(ring: &DashRing, ids: &[u64], ack_timeout_ticks: u16, attempt: u8, now: Instant) -> Vec<AddOutcome> {
         let messages: Vec<Message> = ids.iter().copied().map(Message::from).collect();
         answer(ring.add_new_msg(
-            AddNewMsg { messages: &messages, ack_timeout_ticks, attempt, asker: Asker::default() },
+            AddNewMsg { messages: &messages, ack_timeout_ticks, attempt, connection: ConnectionId::default() },
             now,
         ))
         .outcomes
     }
 
     fn del(ring: &DashRing, id: u64, now: Instant) -> DelOutcome {
-        let request = DelMsg { messages: &[Message::from(id)], withdraw: false, asker: Asker::default() };
+        let request =
+            DelMsg { messages: &[Message::from(id)], withdraw: false, connection: ConnectionId::default() };
         answer(ring.del_msg(request, now)).outcomes[0]
     }
 

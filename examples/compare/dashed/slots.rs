@@ -1,8 +1,8 @@
 //! tick → ids, as the other half of the ring on dashmap: one row of slots for each shard of the map.
 
 use ackwheel::core::batch::TimedOut;
-use ackwheel::core::burst::Outcome;
 use ackwheel::core::message::Message;
+use ackwheel::core::request_batch::Outcome;
 use ackwheel::core::tally::Stamp;
 use ackwheel::core::tick::{Tick, Wheel};
 

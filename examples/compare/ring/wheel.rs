@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ackwheel::core::batch::StormRule;
-use ackwheel::core::burst::{Asks, Burst, Outcome};
+use ackwheel::core::completions::Completions;
 use ackwheel::core::message::Message;
 use ackwheel::core::outbox::Retention;
-use ackwheel::core::ring::{Advance, AtOnce, Ring};
+use ackwheel::core::request_batch::{Operation, Outcome, RequestBatch};
+use ackwheel::core::ring::{Advance, ConnectionId, Ring, Submitted};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
@@ -22,7 +23,8 @@ use crate::numbers::messages;
 /// session asks it, with bursts.
 pub struct Wheeled<R> {
     ring: Arc<R>,
-    burst: Burst,
+    batch: RequestBatch,
+    completions: Arc<Completions>,
     next: Option<Instant>,
 }
 
@@ -35,8 +37,12 @@ impl Wheeled<MemoryRing> {
     /// One ring for so many threads; the first of them turns it.
     pub fn shared(threads: usize) -> Vec<Wheeled<MemoryRing>> {
         let mut first = Wheeled::for_threads(threads);
-        let others =
-            (1..threads).map(|_| Wheeled { ring: Arc::clone(&first.ring), burst: Burst::default(), next: None });
+        let others = (1..threads).map(|_| Wheeled {
+            ring: Arc::clone(&first.ring),
+            batch: RequestBatch::default(),
+            completions: Arc::default(),
+            next: None,
+        });
         let mut all: Vec<Wheeled<MemoryRing>> = others.collect();
         first.turn(Instant::now());
         all.push(first);
@@ -51,7 +57,7 @@ impl Wheeled<DashRing> {
     }
 }
 
-impl<R: Ring + AtOnce> Wheeled<R> {
+impl<R: Ring> Wheeled<R> {
     fn new(threads: usize, make: impl FnOnce(RingOptions, Arc<MemoryOutbox>, Instant) -> R) -> Wheeled<R> {
         let now = Instant::now();
         let options = RingOptions {
@@ -63,7 +69,12 @@ impl<R: Ring + AtOnce> Wheeled<R> {
             pointer: Tick(1),
         };
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
-        Wheeled { ring: Arc::new(make(options, outbox, now)), burst: Burst::default(), next: Some(now) }
+        Wheeled {
+            ring: Arc::new(make(options, outbox, now)),
+            batch: RequestBatch::default(),
+            completions: Arc::default(),
+            next: Some(now),
+        }
     }
 
     /// Moves the pointer if that is due, and carries what was decided to the outbox; returns how much that was.
@@ -99,23 +110,24 @@ impl<R: Ring + AtOnce> Wheeled<R> {
     }
 
     fn add_for(&mut self, messages: &[Message], ack_timeout_ticks: u16, now: Instant) -> usize {
-        self.ask(Asks::Add { ack_timeout_ticks, attempt: 1 }, messages, Outcome::Added, now)
+        self.ask(Operation::Add { ack_timeout_ticks, attempt: 1 }, messages, Outcome::Added, now)
     }
 
     fn del_at(&mut self, messages: &[Message], now: Instant) -> usize {
-        self.ask(Asks::Del { withdraw: false }, messages, Outcome::Acked, now)
+        self.ask(Operation::Del { withdraw: false }, messages, Outcome::Acked, now)
     }
 
     /// Returns how many messages had this outcome.
-    fn ask(&mut self, asks: Asks, messages: &[Message], outcome: Outcome, now: Instant) -> usize {
-        self.burst.clear(usize::MAX);
-        self.burst.push(1, asks, messages.iter().copied());
-        self.ring.do_all(&mut self.burst, now);
-        self.burst.outcomes().iter().filter(|found| **found == outcome).count()
+    fn ask(&mut self, operation: Operation, messages: &[Message], outcome: Outcome, now: Instant) -> usize {
+        self.batch.clear(usize::MAX);
+        self.batch.push(1, operation, messages.iter().copied());
+        let submitted = self.ring.submit(&mut self.batch, ConnectionId::default(), &self.completions, now);
+        assert_eq!(submitted, Submitted::Completed);
+        self.batch.outcomes().iter().filter(|found| **found == outcome).count()
     }
 }
 
-impl<R: Ring + AtOnce> Subject for Wheeled<R> {
+impl<R: Ring> Subject for Wheeled<R> {
     fn add(&mut self, messages: &[Message]) -> usize {
         let now = Instant::now();
         self.turn(now);
@@ -128,7 +140,7 @@ impl<R: Ring + AtOnce> Subject for Wheeled<R> {
 }
 
 /// Decides a tick of so many messages of which some are left: from the advance to the last batch in the outbox.
-pub fn decide(mut wheel: Wheeled<impl Ring + AtOnce>, in_flight: u64, left: u64) -> Found {
+pub fn decide(mut wheel: Wheeled<impl Ring>, in_flight: u64, left: u64) -> Found {
     let added = messages(0..in_flight);
     let start = Instant::now();
     // Those that are left lie all over the tick.

@@ -112,7 +112,8 @@ mod tests {
     use super::*;
     use crate::core::group::GroupName;
     use crate::core::outbox::Outbox;
-    use crate::core::ring::{AddNewMsg, Advance, Asker, DelMsg, Ring};
+    use crate::core::ring::{Advance, ConnectionId, Ring};
+    use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
     use crate::memory::MemoryOutbox;
 
     /// Where the ring stands first. What is added then with an ack timeout of one tick is decided with the next.
@@ -133,14 +134,18 @@ mod tests {
 
         fn add(&self, ids: Range<u64>, ack_timeout_ticks: u16) {
             let messages: Vec<Message> = ids.map(Message::from).collect();
-            let request =
-                AddNewMsg { messages: &messages, ack_timeout_ticks, attempt: 1, asker: Asker::default() };
+            let request = AddNewMsg {
+                messages: &messages,
+                ack_timeout_ticks,
+                attempt: 1,
+                connection: ConnectionId::default(),
+            };
             self.ring.add_new_msg(request, self.now).now_or_never().unwrap().unwrap();
         }
 
         fn del(&self, ids: impl Iterator<Item = u64>, withdraw: bool) {
             let messages: Vec<Message> = ids.map(Message::from).collect();
-            let request = DelMsg { messages: &messages, withdraw, asker: Asker::default() };
+            let request = DelMsg { messages: &messages, withdraw, connection: ConnectionId::default() };
             self.ring.del_msg(request, self.now).now_or_never().unwrap().unwrap();
         }
 

@@ -15,18 +15,18 @@
 //! 3. A frame whose length is right never breaks the connection: whatever is wrong within it, the decoder
 //!    goes on with the next.
 
-mod burst;
 mod decode;
 mod encode;
 mod fields;
-mod single;
+mod requests;
+mod single_message;
 #[cfg(test)]
 mod tests;
 
 use std::io;
 
-pub use burst::Echoed;
 use bytes::{Buf, BytesMut};
+pub use requests::Echoed;
 use tokio_util::codec::{Decoder, Encoder};
 
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};

@@ -5,28 +5,28 @@ use std::task::Context;
 use super::super::request::Asked;
 use super::*;
 use crate::clock::Clock;
-use crate::core::answers::Answers;
-use crate::core::burst::{Burst, Outcome};
+use crate::core::completions::Completions;
 use crate::core::refusal::{Promise, Reason};
+use crate::core::request_batch::{Outcome, RequestBatch};
 
 const MAX: u64 = 1_000_000;
 
-const ADD: Asks = Asks::Add { ack_timeout_ticks: 3, attempt: 1 };
-const DEL: Asks = Asks::Del { withdraw: false };
+const ADD: Operation = Operation::Add { ack_timeout_ticks: 3, attempt: 1 };
+const DEL: Operation = Operation::Del { withdraw: false };
 
 /// A queue, and a connection that asks it.
 #[derive(Default)]
 struct Bench {
     queue: Queue,
     progress: Arc<Progress>,
-    answers: Arc<Answers>,
-    asked: u32,
+    completions: Arc<Completions>,
+    asked: u64,
 }
 
 /// An answer that came.
 #[derive(Debug)]
 struct Answer {
-    correlation: u32,
+    id: u64,
     deadline: Tick,
     outcomes: Vec<Outcome>,
     refusal: Option<Refusal>,
@@ -41,26 +41,26 @@ impl Bench {
     }
 
     /// Asks for something; the answer bears the number returned.
-    fn ask(&mut self, asks: Asks, ids: impl Iterator<Item = u64>) -> u32 {
-        self.ask_as(Asker::default(), asks, ids)
+    fn ask(&mut self, operation: Operation, ids: impl Iterator<Item = u64>) -> u64 {
+        self.ask_as(ConnectionId::default(), operation, ids)
     }
 
-    fn ask_as(&mut self, asker: Asker, asks: Asks, ids: impl Iterator<Item = u64>) -> u32 {
+    fn ask_as(&mut self, connection: ConnectionId, operation: Operation, ids: impl Iterator<Item = u64>) -> u64 {
         let messages: Vec<Message> = ids.map(Message::from).collect();
         self.asked += 1;
-        if matches!(asks, Asks::Del { .. }) {
+        if matches!(operation, Operation::Del { .. }) {
             self.progress.unanswered_acks.fetch_add(messages.len() as u64, Ordering::Relaxed);
         }
-        let frame = Asked::new(asks, asker, self.asked, messages.len(), &self.answers);
+        let frame = Asked::new(operation, connection, self.asked, messages.len(), &self.completions);
         self.queue.push(Item::Frame(frame, messages.len()), &messages);
         self.asked
     }
 
-    fn add(&mut self, count: u64) -> u32 {
+    fn add(&mut self, count: u64) -> u64 {
         self.ask(ADD, 0..count)
     }
 
-    fn del(&mut self, count: u64) -> u32 {
+    fn del(&mut self, count: u64) -> u64 {
         self.ask(DEL, 0..count)
     }
 
@@ -75,21 +75,21 @@ impl Bench {
 
     /// The answers that came since it was asked last.
     fn answers(&mut self) -> Vec<Answer> {
-        let mut burst = Burst::default();
+        let mut batch = RequestBatch::default();
         let mut context = Context::from_waker(Waker::noop());
-        if self.answers.poll(&mut context, &mut burst).is_pending() {
+        if self.completions.poll(&mut context, &mut batch).is_pending() {
             return Vec::new();
         }
-        let (measured, latency_ms) = (burst.ack_latency.counts.iter().sum(), burst.ack_latency.sum_micros / 1000);
-        let answer = |request: &crate::core::burst::Request| Answer {
-            correlation: request.correlation,
+        let (measured, latency_ms) = (batch.ack_latency.counts.iter().sum(), batch.ack_latency.sum_micros / 1000);
+        let answer = |request: &crate::core::request_batch::Request| Answer {
+            id: request.id,
             deadline: request.deadline,
-            outcomes: burst.outcomes()[request.range()].to_vec(),
+            outcomes: batch.outcomes()[request.range()].to_vec(),
             refusal: request.refusal.as_deref().cloned(),
             measured,
             latency_ms,
         };
-        burst.requests.iter().map(answer).collect()
+        batch.requests.iter().map(answer).collect()
     }
 
     /// The only answer that came.
@@ -126,9 +126,9 @@ fn frames_travel_together_in_order_and_each_gets_its_answer() {
     assert_eq!(plain, ["2", "a 3 1 d 0 0 ", "", "", "", "0", "5", "6", "9", "10", "11"]);
     bench.applied(chunk, "arklu", "1000,988,960");
     let answers = bench.answers();
-    assert_eq!((answers[0].correlation, answers[0].deadline), (added, Tick(10)));
+    assert_eq!((answers[0].id, answers[0].deadline), (added, Tick(10)));
     assert_eq!(answers[0].outcomes, [Outcome::Added, Outcome::Rearmed]);
-    assert_eq!((answers[1].correlation, answers[1].measured, answers[1].latency_ms), (deleted, 2, 12 + 40));
+    assert_eq!((answers[1].id, answers[1].measured, answers[1].latency_ms), (deleted, 2, 12 + 40));
     assert_eq!(answers[1].outcomes, [Outcome::Acked, Outcome::Late, Outcome::Unknown]);
     assert!(bench.queue.next_chunk(2, MAX_CHUNK).is_none());
     assert_eq!(bench.progress.unanswered_acks.load(Ordering::Relaxed), 0);
@@ -140,13 +140,13 @@ fn each_connection_has_its_own_answers_in_the_order_in_which_it_asked() {
     let all = [Arc::default(), Arc::default()];
     // What one asked for lies one behind the other in a chunk.
     for (of, id) in [(0, 1), (1, 3), (1, 4), (0, 2), (1, 5)] {
-        bench.answers = Arc::clone(&all[of]);
-        bench.ask_as(Asker(of as u64), DEL, id..=id);
+        bench.completions = Arc::clone(&all[of]);
+        bench.ask_as(ConnectionId(of as u64), DEL, id..=id);
     }
     let chunk = bench.chunk(1);
     bench.applied(chunk, "kluku", "1000,990,980,970");
     let told = all.map(|answers| {
-        bench.answers = answers;
+        bench.completions = answers;
         bench.answers().into_iter().flat_map(|answer| answer.outcomes).collect::<Vec<_>>()
     });
     assert_eq!(told[0], [Outcome::Acked, Outcome::Late]);
@@ -160,7 +160,7 @@ fn what_is_refused_in_a_chunk_is_told_in_its_place() {
     let chunk = bench.chunk(1);
     bench.applied(chunk, "kxxuk", "1000,990,970");
     let answers = bench.answers();
-    assert_eq!(answers.iter().map(|answer| answer.correlation).collect::<Vec<_>>(), asked);
+    assert_eq!(answers.iter().map(|answer| answer.id).collect::<Vec<_>>(), asked);
     assert_eq!(answers[1].refusal.as_ref().unwrap().reason, Reason::MaxInFlight);
     assert_eq!(answers[2].outcomes, [Outcome::Unknown, Outcome::Acked]);
     assert_eq!((answers[0].measured, answers[0].latency_ms), (2, 10 + 30));
@@ -180,7 +180,7 @@ fn an_acknowledgement_before_its_message_was_added_took_no_time() {
 fn a_message_that_occurs_twice_is_named_once_and_said_where_it_belongs() {
     let mut bench = Bench::new();
     bench.ask(ADD, [7, 8, 7].into_iter());
-    bench.ask(Asks::Del { withdraw: true }, [8].into_iter());
+    bench.ask(Operation::Del { withdraw: true }, [8].into_iter());
     let chunk = bench.chunk(1);
     let words = bench.words(&chunk);
     assert_eq!((&words[2][..], &words[3][..]), (&[129, 1, 1, 130][..], &[0, 1, 0, 2, 0, 1, 0, 2][..]));
@@ -211,7 +211,7 @@ fn a_long_frame_is_cut_and_answered_when_all_of_it_is() {
         bench.applied(chunk, &"a".repeat(count), "6");
     }
     let answer = bench.answer();
-    assert_eq!((answer.correlation, answer.outcomes), (added, vec![Outcome::Added; 2_500]));
+    assert_eq!((answer.id, answer.outcomes), (added, vec![Outcome::Added; 2_500]));
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_frame_that_is_too_many_is_refused_once_and_the_rest_of_it_not_sent() {
     let chunk = bench.chunk(2);
     bench.applied(chunk, "k", "6,5");
     let answer = bench.answer();
-    assert_eq!((answer.correlation, answer.outcomes), (deleted, vec![Outcome::Acked]));
+    assert_eq!((answer.id, answer.outcomes), (deleted, vec![Outcome::Acked]));
 }
 
 #[test]
@@ -243,14 +243,14 @@ fn a_chunk_is_one_with_adds_also_when_the_add_has_ended_and_its_dels_come_again(
     let dels = bench.chunk(2);
     assert!(!dels.has_adds);
     bench.applied(dels, "kk", "6,5,5");
-    assert_eq!(bench.answer().correlation, deleted);
+    assert_eq!(bench.answer().id, deleted);
 }
 
 #[test]
 fn what_asks_for_ever_other_things_goes_out_in_more_chunks() {
     let mut bench = Bench::new();
     for attempt in 1..=250 {
-        bench.ask(Asks::Add { ack_timeout_ticks: 1, attempt }, [u64::from(attempt)].into_iter());
+        bench.ask(Operation::Add { ack_timeout_ticks: 1, attempt }, [u64::from(attempt)].into_iter());
     }
     let mut carried = Vec::new();
     for number in 1.. {
@@ -275,8 +275,8 @@ fn when_redis_goes_adds_are_refused_with_what_is_true_and_dels_are_held() {
     bench.queue.unanswered(9, chunk);
     bench.queue.refuse_adds();
     let answers = bench.answers();
-    let correlations: Vec<u32> = answers.iter().map(|answer| answer.correlation).collect();
-    assert_eq!(correlations, [sent, unsent]);
+    let ids: Vec<u64> = answers.iter().map(|answer| answer.id).collect();
+    assert_eq!(ids, [sent, unsent]);
     assert_eq!(answers[0].refusal.as_ref().unwrap().reason.promise(), Promise::OutcomeUnknown);
     assert_eq!(answers[1].refusal.as_ref().unwrap().reason, Reason::StoreAway);
     assert_eq!(bench.progress.unanswered_acks.load(Ordering::Relaxed), 400);
@@ -285,7 +285,7 @@ fn when_redis_goes_adds_are_refused_with_what_is_true_and_dels_are_held() {
     let answer = format!("9|1|7|{}{}|{}", "a".repeat(600), "k".repeat(400), vec!["5"; 401].join(","));
     bench.queue.recall(&[String::new(), answer], MAX, Clock::start().now());
     let answer = bench.answer();
-    assert_eq!((answer.correlation, answer.outcomes, answer.measured), (acked, vec![Outcome::Acked; 400], 400));
+    assert_eq!((answer.id, answer.outcomes, answer.measured), (acked, vec![Outcome::Acked; 400], 400));
     assert!(bench.queue.next_chunk(2, MAX_CHUNK).is_none());
     assert_eq!(bench.progress.unanswered_acks.load(Ordering::Relaxed), 0);
 }
@@ -302,8 +302,8 @@ fn what_was_not_applied_is_sent_again_before_what_came_later() {
     let chunk = bench.chunk(5);
     bench.applied(chunk, "kku", "6,5,5");
     let answers = bench.answers();
-    assert_eq!((answers[0].correlation, &answers[0].outcomes[..]), (first, &[Outcome::Acked; 2][..]));
-    assert_eq!((answers[1].correlation, &answers[1].outcomes[..]), (second, &[Outcome::Unknown][..]));
+    assert_eq!((answers[0].id, &answers[0].outcomes[..]), (first, &[Outcome::Acked; 2][..]));
+    assert_eq!((answers[1].id, &answers[1].outcomes[..]), (second, &[Outcome::Unknown][..]));
 }
 
 #[test]
@@ -331,12 +331,12 @@ fn frames_that_are_cut_again_and_again_hold_up_nobody() {
     for size in [999, 1_000, 2_000, 5_000] {
         let mut bench = Bench::new();
         // The first is shorter by one, so that each of the others is cut.
-        bench.ask_as(Asker(1), DEL, 0..size - 1);
+        bench.ask_as(ConnectionId(1), DEL, 0..size - 1);
         for _ in 0..20 {
-            bench.ask_as(Asker(1), DEL, 0..size);
+            bench.ask_as(ConnectionId(1), DEL, 0..size);
         }
         bench.chunk(1);
-        let single = bench.ask_as(Asker(2), DEL, 0..1);
+        let single = bench.ask_as(ConnectionId(2), DEL, 0..1);
         // What is left of two frames goes first.
         let most = 2 + 2 * size.div_ceil(1_000);
         for number in 2..=most {
@@ -344,7 +344,7 @@ fn frames_that_are_cut_again_and_again_hold_up_nobody() {
             let messages = chunk.slices.iter().map(|slice| slice.to - slice.from).sum();
             bench.applied(chunk, &"u".repeat(messages), "0");
         }
-        let answered = bench.answers().into_iter().any(|answer| answer.correlation == single);
+        let answered = bench.answers().into_iter().any(|answer| answer.id == single);
         assert!(answered, "frames of {size}: the single one is in none of {most} chunks");
     }
 }

@@ -8,9 +8,10 @@ use std::hint::select_unpredictable;
 use bytes::BytesMut;
 
 use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH};
+use super::requests::correlation_id;
 use super::{encode, flag};
-use crate::core::burst::{Asks, Burst, Outcome, Request};
 use crate::core::message::Message;
+use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
 
 /// Bytes before the message of a DelMsg; an AddNewMsg has four more, which come first.
 const DEL_FIXED: usize = HEAD_LENGTH + 4;
@@ -40,29 +41,29 @@ const BEGINS: [[u64; 2]; 2] = [
     ],
 ];
 
-/// Moves requests of one message from the front of what was received into a burst, for as long as they are whole and
-/// without a fault and the burst has less than `most` messages. Returns how many bytes they had. No limit of frames is so
+/// Moves requests of one message from the front of what was received into a request batch, for as long as they are whole and
+/// without a fault and the batch has less than `most` messages. Returns how many bytes they had. No limit of frames is so
 /// low that they are too long.
-pub(super) fn take(received: &[u8], burst: &mut Burst, most: usize, revolution: u16) -> usize {
+pub(super) fn take(received: &[u8], batch: &mut RequestBatch, most: usize, revolution: u16) -> usize {
     let mut rest = received;
-    while burst.messages().len() < most {
+    while batch.messages().len() < most {
         let Some(window) = rest.first_chunk() else {
-            return received.len() - take_last(rest, burst, revolution).len();
+            return received.len() - take_last(rest, batch, revolution).len();
         };
         let Some(length) = length(window) else { break };
         rest = &rest[length..];
-        push(window, burst, revolution);
+        push(window, batch, revolution);
     }
     received.len() - rest.len()
 }
 
 /// The same with what is left when that is shorter than a window; returns what is left then.
 #[inline(never)]
-fn take_last<'a>(mut rest: &'a [u8], burst: &mut Burst, revolution: u16) -> &'a [u8] {
+fn take_last<'a>(mut rest: &'a [u8], batch: &mut RequestBatch, revolution: u16) -> &'a [u8] {
     let mut window = [0; LONGEST];
     window[..rest.len()].copy_from_slice(rest);
     if let Some(behind) = length(&window).and_then(|length| rest.get(length..)) {
-        push(&window, burst, revolution);
+        push(&window, batch, revolution);
         rest = behind;
     }
     rest
@@ -97,19 +98,19 @@ fn length(window: &Window) -> Option<usize> {
     (begins && count == 1).then_some(length)
 }
 
-/// Puts the request into a burst.
+/// Puts the request into a request batch.
 #[expect(clippy::inline_always, reason = "left to the compiler it is a call, and a frame takes 6 % longer")]
 #[inline(always)]
-fn push(window: &Window, burst: &mut Burst, revolution: u16) {
+fn push(window: &Window, batch: &mut RequestBatch, revolution: u16) {
     let (is_add, has_client) = kind(window);
     let [high, low, attempt, _] = chunk(window, HEAD_LENGTH);
-    let add = Asks::Add { ack_timeout_ticks: ack_timeout_ticks([high, low], revolution), attempt };
+    let add = Operation::Add { ack_timeout_ticks: ack_timeout_ticks([high, low], revolution), attempt };
     let at = message_at(is_add);
     // Who sends clients sends them always.
     let client = if has_client { u64_at(window, at + NUMBER) } else { 0 };
-    burst.push_single(
-        u32::from_be_bytes(chunk(window, CORRELATION_AT)),
-        select_unpredictable(is_add, add, Asks::Del { withdraw: false }),
+    batch.push_single(
+        u64::from(u32::from_be_bytes(chunk(window, CORRELATION_AT))),
+        select_unpredictable(is_add, add, Operation::Del { withdraw: false }),
         Message::new(u64_at(window, at), client),
     );
 }
@@ -150,7 +151,7 @@ pub(super) struct Answer {
 impl Answer {
     #[inline]
     pub(super) fn to(request: &Request, outcome: Outcome) -> Answer {
-        let is_add = request.asks.is_add();
+        let is_add = request.operation.is_add();
         let rearmed = u8::from(outcome == Outcome::Rearmed);
         let begins = select_unpredictable(
             is_add,
@@ -161,7 +162,7 @@ impl Answer {
         let body = select_unpredictable(is_add, request.deadline.0, acked);
         let mut bytes = [0; ADD_ANSWER];
         bytes[..CORRELATION_AT].copy_from_slice(&begins.to_be_bytes());
-        bytes[CORRELATION_AT..HEAD_LENGTH].copy_from_slice(&request.correlation.to_be_bytes());
+        bytes[CORRELATION_AT..HEAD_LENGTH].copy_from_slice(&correlation_id(request).to_be_bytes());
         bytes[HEAD_LENGTH..HEAD_LENGTH + 8].copy_from_slice(&body.to_be_bytes());
         // Behind the end of an answer to a DelMsg, where nobody reads it.
         bytes[HEAD_LENGTH + 8..HEAD_LENGTH + 16].copy_from_slice(&(ONE | u64::from(rearmed)).to_be_bytes());

@@ -1,4 +1,4 @@
-//! The hot path of the codec: the requests that come most, many at a time, straight into a [`Burst`] and back.
+//! The hot path of the codec: the requests that come most, many at a time, straight into a [`RequestBatch`] and back.
 //!
 //! Only frames without a fault are taken here. Whoever finds another one leaves it where it is, for the decoder of
 //! single frames, which says what is wrong with it.
@@ -6,10 +6,10 @@
 use bytes::{BufMut, BytesMut};
 
 use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH, MAX_MESSAGES, MAX_PING_LENGTH};
-use super::single::{self, Answer};
+use super::single_message::{self, Answer};
 use super::{Codec, flag};
-use crate::core::burst::{Asks, Burst, Outcome, Request};
 use crate::core::message::Message;
+use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
 use crate::core::tick::Tick;
 
 /// A whole frame that lies at the front of what was received.
@@ -32,28 +32,28 @@ pub struct Echoed {
 }
 
 impl Codec {
-    /// Moves AddNewMsg and DelMsg frames from the front of what was received into a burst, until another frame comes
-    /// or the burst has `most` messages. An AddNewMsg that names no ack timeout asks for a `revolution`, in ticks. Returns
+    /// Moves AddNewMsg and DelMsg frames from the front of what was received into a request batch, until another frame comes
+    /// or the batch has `most` messages. An AddNewMsg that names no ack timeout asks for a `revolution`, in ticks. Returns
     /// how many bytes they had.
     #[must_use]
-    pub fn take_requests(&self, received: &[u8], burst: &mut Burst, most: usize, revolution: u16) -> usize {
+    pub fn take_requests(&self, received: &[u8], batch: &mut RequestBatch, most: usize, revolution: u16) -> usize {
         let mut taken = 0;
-        while burst.messages().len() < most {
-            let singles = single::take(&received[taken..], burst, most, revolution);
+        while batch.messages().len() < most {
+            let singles = single_message::take(&received[taken..], batch, most, revolution);
             if singles > 0 {
                 taken += singles;
                 continue;
             }
             let Some(frame) = self.first(&received[taken..]) else { break };
-            let correlation = u32::from_be_bytes(frame.correlation);
-            let Some((asks, messages)) = frame.request(revolution) else { break };
+            let id = u64::from(u32::from_be_bytes(frame.correlation));
+            let Some((operation, messages)) = frame.request(revolution) else { break };
             match messages {
                 Messages::Ids(ids) => {
-                    burst.push(correlation, asks, ids.iter().map(|id| Message::from(number(*id))));
+                    batch.push(id, operation, ids.iter().map(|id| Message::from(number(*id))));
                 }
                 Messages::Pairs(ids, clients) => {
                     let pairs = ids.iter().zip(clients).map(|(id, client)| (number(*id), number(*client)));
-                    burst.push(correlation, asks, pairs.map(Message::from));
+                    batch.push(id, operation, pairs.map(Message::from));
                 }
             }
             taken += HEAD_LENGTH + frame.body.len();
@@ -82,7 +82,7 @@ impl Codec {
         echoed
     }
 
-    /// Appends the answer to a request of a burst that was done.
+    /// Appends the answer to a request of a request batch that was done.
     #[inline]
     pub fn encode_answer(&self, request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
         if let [outcome] = outcomes {
@@ -114,14 +114,14 @@ enum Messages<'a> {
 impl<'a> Raw<'a> {
     /// What it asks for, if it is an AddNewMsg or a DelMsg without a fault.
     #[inline]
-    fn request(&self, revolution: u16) -> Option<(Asks, Messages<'a>)> {
+    fn request(&self, revolution: u16) -> Option<(Operation, Messages<'a>)> {
         if self.number == FrameType::AddNewMsg as u8 {
             let (&[high, low, attempt, 0], list) = self.body.split_first_chunk::<4>()? else { return None };
-            let ack_timeout_ticks = single::ack_timeout_ticks([high, low], revolution);
-            Some((Asks::Add { ack_timeout_ticks, attempt }, self.messages(list, flag::CLIENTS)?))
+            let ack_timeout_ticks = single_message::ack_timeout_ticks([high, low], revolution);
+            Some((Operation::Add { ack_timeout_ticks, attempt }, self.messages(list, flag::CLIENTS)?))
         } else if self.number == FrameType::DelMsg as u8 {
-            let asks = Asks::Del { withdraw: self.flags & flag::WITHDRAW != 0 };
-            Some((asks, self.messages(self.body, flag::CLIENTS | flag::WITHDRAW)?))
+            let operation = Operation::Del { withdraw: self.flags & flag::WITHDRAW != 0 };
+            Some((operation, self.messages(self.body, flag::CLIENTS | flag::WITHDRAW)?))
         } else {
             None
         }
@@ -166,10 +166,16 @@ fn put_head(out: &mut BytesMut, body_length: usize, frame_type: FrameType, flags
 /// Appends the answer to a request of several messages.
 #[inline(never)]
 fn put_answer(request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
-    match request.asks {
-        Asks::Add { .. } => put_add_answer(request.correlation, request.deadline, outcomes, out),
-        Asks::Del { .. } => put_del_answer(request.correlation, outcomes, out),
+    match request.operation {
+        Operation::Add { .. } => put_add_answer(correlation_id(request), request.deadline, outcomes, out),
+        Operation::Del { .. } => put_del_answer(correlation_id(request), outcomes, out),
     }
+}
+
+/// The correlation id of a request, which is its id here.
+#[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
+pub(super) const fn correlation_id(request: &Request) -> u32 {
+    request.id as u32
 }
 
 fn put_del_answer(correlation: u32, outcomes: &[Outcome], out: &mut BytesMut) {
@@ -218,19 +224,19 @@ mod tests {
     const REVOLUTION: u16 = 15;
 
     /// What the decoder of single frames makes of the front of these bytes, if it is a request.
-    fn single(bytes: &[u8]) -> Option<(u32, Asks, Vec<Message>)> {
+    fn single(bytes: &[u8]) -> Option<(u32, Operation, Vec<Message>)> {
         let Ok(Some(Decoded::Frame(frame))) = Codec::default().decode(&mut BytesMut::from(bytes)) else {
             return None;
         };
-        let (asks, messages) = match frame.body {
+        let (operation, messages) = match frame.body {
             Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt }) => {
                 let ack_timeout_ticks = if ack_timeout_ticks == 0 { REVOLUTION } else { ack_timeout_ticks };
-                (Asks::Add { ack_timeout_ticks, attempt }, messages)
+                (Operation::Add { ack_timeout_ticks, attempt }, messages)
             }
-            Body::DelMsg(DelMsg { messages, withdraw }) => (Asks::Del { withdraw }, messages),
+            Body::DelMsg(DelMsg { messages, withdraw }) => (Operation::Del { withdraw }, messages),
             _ => return None,
         };
-        Some((frame.correlation, asks, messages))
+        Some((frame.correlation, operation, messages))
     }
 
     fn requests() -> impl Strategy<Value = Vec<Frame>> {
@@ -270,12 +276,12 @@ mod tests {
                 bytes[at] = byte;
             }
             bytes.truncate(bytes.len() - cut.index(bytes.len()) / 4);
-            let mut burst = Burst::default();
-            let taken = codec.take_requests(&bytes, &mut burst, usize::MAX, REVOLUTION);
+            let mut batch = RequestBatch::default();
+            let taken = codec.take_requests(&bytes, &mut batch, usize::MAX, REVOLUTION);
             let mut rest = BytesMut::from(&bytes[..taken]);
-            for request in &burst.requests {
-                let messages = burst.messages()[request.range()].to_vec();
-                prop_assert_eq!(single(&rest), Some((request.correlation, request.asks, messages)));
+            for request in &batch.requests {
+                let messages = batch.messages()[request.range()].to_vec();
+                prop_assert_eq!(single(&rest), Some((correlation_id(request), request.operation, messages)));
                 codec.clone().decode(&mut rest).unwrap();
             }
             prop_assert!(rest.is_empty());
@@ -311,18 +317,18 @@ mod tests {
             numbers in prop_oneof![vec(0..4_u8, 1), vec(0..4_u8, 1..40)],
             deadline in any::<u64>(),
         ) {
-            let (codec, mut burst) = (Codec::default(), Burst::default());
+            let (codec, mut batch) = (Codec::default(), RequestBatch::default());
             let messages = || (0..numbers.len() as u64).map(Message::from);
-            burst.push(8, Asks::Add { ack_timeout_ticks: 1, attempt: 1 }, messages());
-            burst.push(9, Asks::Del { withdraw: false }, messages());
-            burst.requests[0].deadline = Tick(deadline);
+            batch.push(8, Operation::Add { ack_timeout_ticks: 1, attempt: 1 }, messages());
+            batch.push(9, Operation::Del { withdraw: false }, messages());
+            batch.requests[0].deadline = Tick(deadline);
             let added = |number: &u8| if *number == 0 { Outcome::Rearmed } else { Outcome::Added };
             let deleted = [Outcome::Unknown, Outcome::Acked, Outcome::Late, Outcome::Withdrawn];
             let adds: Vec<Outcome> = numbers.iter().map(added).collect();
             let dels: Vec<Outcome> = numbers.iter().map(|number| deleted[usize::from(*number)]).collect();
             let (mut found, mut expected) = (BytesMut::new(), BytesMut::new());
-            codec.encode_answer(&burst.requests[0], &adds, &mut found);
-            codec.encode_answer(&burst.requests[1], &dels, &mut found);
+            codec.encode_answer(&batch.requests[0], &adds, &mut found);
+            codec.encode_answer(&batch.requests[1], &dels, &mut found);
             let outcomes = adds.iter().map(|outcome| outcome.of_add()).collect();
             let answer = AddNewMsgAnswer { deadline: Tick(deadline), outcomes };
             codec.encode_frame(&Frame::new(8, Body::AddNewMsgAnswer(answer)), &mut expected);

@@ -1,8 +1,6 @@
-//! A burst: the adds and dels that came in one read, which a ring that never waits does all together, and which one
-//! that answers later takes over together.
+//! Adds and dels that were read together, and what became of their messages.
 //!
-//! Order is kept per message, which is all that anyone can tell: a ring may group the messages of a burst as it
-//! likes, and the answers go out in the order of the requests.
+//! A ring may do the messages of a batch in any order, except that it does the requests for one message in their order.
 
 use std::hint::select_unpredictable;
 use std::iter::repeat_n;
@@ -59,7 +57,7 @@ impl Outcome {
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asks {
+pub enum Operation {
     /// AddNewMsg.
     Add {
         /// Ticks that the messages may stay in flight, 1..=slots.
@@ -74,32 +72,32 @@ pub enum Asks {
     },
 }
 
-impl Asks {
+impl Operation {
     /// Whether it is an add.
     #[must_use]
     pub const fn is_add(self) -> bool {
-        matches!(self, Asks::Add { .. })
+        matches!(self, Operation::Add { .. })
     }
 
     /// Ticks that the messages may stay in flight; a del leaves them none.
     #[must_use]
     pub fn ack_timeout_ticks(self) -> u16 {
         let (is_add, ticks) = match self {
-            Asks::Add { ack_timeout_ticks, .. } => (true, ack_timeout_ticks),
-            Asks::Del { .. } => (false, 0),
+            Operation::Add { ack_timeout_ticks, .. } => (true, ack_timeout_ticks),
+            Operation::Del { .. } => (false, 0),
         };
         // Adds and dels come as they like.
         select_unpredictable(is_add, ticks, 0)
     }
 }
 
-/// A request of a burst.
+/// A request of a request batch.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// By which its answer is known.
-    pub correlation: u32,
+    pub id: u64,
     /// What it asks for.
-    pub asks: Asks,
+    pub operation: Operation,
     /// The deadline of its messages, where it is an add that was done; otherwise it says nothing.
     pub deadline: Tick,
     /// Why it was not done, if it was not.
@@ -112,10 +110,10 @@ impl Request {
     /// Whether it adds messages, and was not refused.
     #[must_use]
     pub const fn adds(&self) -> bool {
-        self.asks.is_add() & self.refusal.is_none()
+        self.operation.is_add() & self.refusal.is_none()
     }
 
-    /// Which of the burst's messages are its own.
+    /// Which of the batch's messages are its own.
     #[must_use]
     pub const fn range(&self) -> Range<usize> {
         self.first as usize..self.first as usize + self.count as usize
@@ -124,7 +122,7 @@ impl Request {
 
 /// Requests, their messages, and what became of them. Cleared and used again, it allocates nothing.
 #[derive(Debug, Default)]
-pub struct Burst {
+pub struct RequestBatch {
     messages: Vec<Message>,
     /// The requests, in the order in which they came.
     pub requests: Vec<Request>,
@@ -136,7 +134,7 @@ pub struct Burst {
     pub ack_latency: LatencyTally,
 }
 
-impl Burst {
+impl RequestBatch {
     /// Whether nothing is asked for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -156,28 +154,28 @@ impl Burst {
     }
 
     /// Appends a request with its messages, repeats in order.
-    pub fn push(&mut self, correlation: u32, asks: Asks, messages: impl Iterator<Item = Message>) {
+    pub fn push(&mut self, id: u64, operation: Operation, messages: impl Iterator<Item = Message>) {
         let first = self.messages.len();
         self.messages.extend(messages);
         let count = self.messages.len() - first;
-        let number = |number| u32::try_from(number).expect("a burst ends far below 4 billion messages");
+        let number = |number| u32::try_from(number).expect("a request batch ends far below 4 billion messages");
         let (first, count) = (number(first), number(count));
-        self.requests.push(Request { correlation, asks, deadline: Tick(0), refusal: None, first, count });
+        self.requests.push(Request { id, operation, deadline: Tick(0), refusal: None, first, count });
     }
 
     /// Appends a request of one message.
     #[inline]
-    pub fn push_single(&mut self, correlation: u32, asks: Asks, message: Message) {
-        let first = u32::try_from(self.messages.len()).expect("a burst ends far below 4 billion messages");
+    pub fn push_single(&mut self, id: u64, operation: Operation, message: Message) {
+        let first = u32::try_from(self.messages.len()).expect("a request batch ends far below 4 billion messages");
         self.messages.push(message);
-        self.requests.push(Request { correlation, asks, deadline: Tick(0), refusal: None, first, count: 1 });
+        self.requests.push(Request { id, operation, deadline: Tick(0), refusal: None, first, count: 1 });
     }
 
-    /// Appends a request that is done, with what became of each of its messages.
-    pub fn push_answered(
+    /// Appends a completed request with the outcome of each of its messages.
+    pub fn push_completed(
         &mut self,
-        correlation: u32,
-        asks: Asks,
+        id: u64,
+        operation: Operation,
         deadline: Tick,
         outcomes: impl Iterator<Item = Outcome>,
     ) {
@@ -186,19 +184,28 @@ impl Burst {
         for outcome in &self.outcomes[first..] {
             self.totals[*outcome as usize] += 1;
         }
-        let answered = self.outcomes.len() - first;
-        self.push(correlation, asks, repeat_n(Message::default(), answered));
+        let completed = self.outcomes.len() - first;
+        self.push(id, operation, repeat_n(Message::default(), completed));
         self.requests.last_mut().expect("it was pushed").deadline = deadline;
     }
 
-    /// Appends a request of so many messages that was refused.
-    pub fn push_refused(&mut self, correlation: u32, asks: Asks, messages: usize, refusal: Refusal) {
+    /// Appends a refused request of so many messages.
+    pub fn push_refused(&mut self, id: u64, operation: Operation, messages: usize, refusal: Arc<Refusal>) {
         self.outcomes.resize(self.outcomes.len() + messages, Outcome::Unknown);
-        self.push(correlation, asks, repeat_n(Message::default(), messages));
-        self.requests.last_mut().expect("it was pushed").refusal = Some(Arc::new(refusal));
+        self.push(id, operation, repeat_n(Message::default(), messages));
+        self.requests.last_mut().expect("it was pushed").refusal = Some(refusal);
     }
 
-    /// Makes the burst ready to be done: nothing has an outcome yet.
+    /// Appends a completed request of another batch.
+    pub fn push_from(&mut self, batch: &RequestBatch, request: &Request) {
+        let Request { id, operation, deadline, .. } = *request;
+        match &request.refusal {
+            None => self.push_completed(id, operation, deadline, batch.outcomes[request.range()].iter().copied()),
+            Some(refusal) => self.push_refused(id, operation, request.range().len(), Arc::clone(refusal)),
+        }
+    }
+
+    /// Makes the batch ready to be done: nothing has an outcome yet.
     pub fn open(&mut self) {
         self.outcomes.clear();
         self.outcomes.resize(self.messages.len(), Outcome::Unknown);
@@ -247,7 +254,7 @@ impl Burst {
         self.totals = [0; OUTCOMES];
         self.ack_latency = LatencyTally::default();
         if self.messages.capacity() > most {
-            *self = Burst::default();
+            *self = RequestBatch::default();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is asked of the ring: bursts of adds and dels, each done under one look at where the wheel stands.
+//! What is asked of the ring: request batches of adds and dels, each done under one look at where the wheel stands.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,69 +13,67 @@ use super::ring::{MemoryRing, Standing};
 use super::shard::Position;
 use super::sorted::Sorted;
 use super::table::{HashMessage, MAX_SHARD_BITS};
-use crate::core::burst::{Burst, Request};
 use crate::core::message::Message;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::AtOnce;
+use crate::core::request_batch::{Request, RequestBatch};
 
 const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit tells of each shard whether it is held");
 
 thread_local! {
-    /// Used again by every burst of a thread.
+    /// Used again by every request batch of a thread.
     static SORTED: RefCell<Sorted> = RefCell::default();
 }
 
-impl AtOnce for MemoryRing {
-    fn do_all(&self, burst: &mut Burst, now: Instant) {
-        burst.open();
-        let adds = burst.messages_to_add();
+impl MemoryRing {
+    /// Does all requests of a batch.
+    pub(super) fn complete(&self, batch: &mut RequestBatch, now: Instant) {
+        batch.open();
+        let adds = batch.messages_to_add();
         if adds > 0 {
             self.see(now);
         }
-        let all = 0..burst.requests.len();
+        let all = 0..batch.requests.len();
         let standing = self.standing.read();
         let is_reserved = if standing.draining {
-            refuse(&mut burst.requests, &standing);
+            refuse(&mut batch.requests, &standing);
             false
         } else if adds == 0 {
             false
         } else if self.in_flight.reserve_provisionally(adds) {
             true
         } else {
-            return self.do_near_limit(burst, standing, now);
+            return self.do_near_limit(batch, standing, now);
         };
         let position = self.position(&standing, now);
-        let change = self.run(burst, all, &position);
+        let change = self.run(batch, all, &position);
         if is_reserved {
             self.in_flight.settle(adds, change);
         } else {
             self.in_flight.change(change);
         }
     }
-}
 
-impl MemoryRing {
     #[cold]
-    fn do_near_limit(&self, burst: &mut Burst, standing: RwLockReadGuard<'_, Standing>, now: Instant) {
+    fn do_near_limit(&self, batch: &mut RequestBatch, standing: RwLockReadGuard<'_, Standing>, now: Instant) {
         let position = self.position(&standing, now);
-        let done = self.do_singly(burst, 0, &position);
+        let done = self.do_singly(batch, 0, &position);
         drop(standing);
-        if done < burst.requests.len() {
-            self.do_settled(burst, done, now);
+        if done < batch.requests.len() {
+            self.do_settled(batch, done, now);
         }
     }
 
     /// Does the requests from this number on while no other request batch is done: every reservation is settled then.
     /// That is rare. It takes a batch that begins far from the limit, and others that come to the limit before it ends.
-    fn do_settled(&self, burst: &mut Burst, from: usize, now: Instant) {
+    fn do_settled(&self, batch: &mut RequestBatch, from: usize, now: Instant) {
         let standing = self.standing.write();
         if standing.draining {
             // A drain may have begun since it was looked at before.
-            refuse(&mut burst.requests[from..], &standing);
+            refuse(&mut batch.requests[from..], &standing);
         }
         let position = self.position(&standing, now);
-        let done = self.do_singly(burst, from, &position);
-        debug_assert_eq!(done, burst.requests.len(), "no reservation is provisional");
+        let done = self.do_singly(batch, from, &position);
+        debug_assert_eq!(done, batch.requests.len(), "no reservation is provisional");
     }
 
     /// Notes the time of a request, before the pace is asked about it.
@@ -86,20 +84,20 @@ impl MemoryRing {
 
     /// Does the requests from this number on, each AddNewMsg by itself: near the limit their order matters. Returns the
     /// number of the first that is not done, because the room for it is not settled.
-    fn do_singly(&self, burst: &mut Burst, from: usize, position: &Position) -> usize {
+    fn do_singly(&self, batch: &mut RequestBatch, from: usize, position: &Position) -> usize {
         let mut next = from;
-        while next < burst.requests.len() {
-            let adds = |number: &usize| burst.requests[*number].adds();
+        while next < batch.requests.len() {
+            let adds = |number: &usize| batch.requests[*number].adds();
             if !adds(&next) {
-                let end = (next..burst.requests.len()).find(adds).unwrap_or(burst.requests.len());
-                let change = self.run(burst, next..end, position);
+                let end = (next..batch.requests.len()).find(adds).unwrap_or(batch.requests.len());
+                let change = self.run(batch, next..end, position);
                 self.in_flight.change(change);
                 next = end;
                 continue;
             }
-            match self.add_exactly(burst, next, position) {
+            match self.add_exactly(batch, next, position) {
                 Room::Enough => {}
-                Room::Full => burst.requests[next].refusal = Some(Arc::clone(&self.full)),
+                Room::Full => batch.requests[next].refusal = Some(Arc::clone(&self.full)),
                 Room::Unsettled => return next,
             }
             next += 1;
@@ -108,19 +106,19 @@ impl MemoryRing {
     }
 
     /// Does an AddNewMsg if there is room for those of its messages that are not in flight; else it does nothing.
-    fn add_exactly(&self, burst: &mut Burst, number: usize, position: &Position) -> Room {
-        set_deadlines(&mut burst.requests[number..=number], position);
-        match self.count_if_all_new(burst, number, position) {
+    fn add_exactly(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Room {
+        set_deadlines(&mut batch.requests[number..=number], position);
+        match self.count_if_all_new(batch, number, position) {
             Ok(Some(new)) => {
                 let room = self.in_flight.reserve(new);
                 if room == Room::Enough {
                     // Less than was reserved, if another connection adds one of the messages at this moment.
-                    let change = self.run(burst, number..number + 1, position);
+                    let change = self.run(batch, number..number + 1, position);
                     self.in_flight.change(change.wrapping_sub(new));
                 }
                 room
             }
-            Ok(None) => self.add_and_rearm(burst, number, position),
+            Ok(None) => self.add_and_rearm(batch, number, position),
             Err(room) => room,
         }
     }
@@ -129,13 +127,18 @@ impl MemoryRing {
     /// those that are not.
     ///
     /// One shard is locked at a time, so that nothing else waits for long.
-    fn count_if_all_new(&self, burst: &Burst, number: usize, position: &Position) -> Result<Option<u64>, Room> {
+    fn count_if_all_new(
+        &self,
+        batch: &RequestBatch,
+        number: usize,
+        position: &Position,
+    ) -> Result<Option<u64>, Room> {
         SORTED.with_borrow_mut(|sorted| {
-            sorted.sort(burst, number..number + 1, self.shard_bits, |message| self.hasher.hash_of(message));
+            sorted.sort(batch, number..number + 1, self.shard_bits, |message| self.hasher.hash_of(message));
             let mut messages = Vec::new();
             for (shard, items) in sorted.groups() {
                 let before = messages.len();
-                messages.extend(self.shards[shard].lock().new_messages(items, burst, position));
+                messages.extend(self.shards[shard].lock().new_messages(items, batch, position));
                 if messages.len() > before {
                     // The first message counts for sure, and the others may be repeats of it.
                     match self.in_flight.room_for(1) {
@@ -155,28 +158,28 @@ impl MemoryRing {
     ///
     /// All of its shards are locked meanwhile, in ascending order: a message that is to be re-armed must not leave.
     /// Nothing else locks a shard while it holds another.
-    fn add_and_rearm(&self, burst: &mut Burst, number: usize, position: &Position) -> Room {
+    fn add_and_rearm(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Room {
         SORTED.with_borrow_mut(|sorted| {
-            sorted.sort(burst, number..number + 1, self.shard_bits, |message| self.hasher.hash_of(message));
+            sorted.sort(batch, number..number + 1, self.shard_bits, |message| self.hasher.hash_of(message));
             let (mut shards, mut new) = (Vec::new(), 0);
             for (shard, items) in sorted.groups() {
                 let mut shard = self.shards[shard].lock();
                 let room = self.in_flight.room_for(new + 1);
                 if room == Room::Enough {
-                    new += count_distinct(shard.new_messages(items, burst, position).collect());
-                } else if shard.new_messages(items, burst, position).next().is_some() {
+                    new += count_distinct(shard.new_messages(items, batch, position).collect());
+                } else if shard.new_messages(items, batch, position).next().is_some() {
                     return room;
                 }
                 shards.push((shard, items));
             }
             let room = self.in_flight.reserve(new);
             if room == Room::Enough {
-                let before = burst.in_flight_change();
+                let before = batch.in_flight_change();
                 for (shard, items) in &mut shards {
-                    shard.run(items, burst, position);
+                    shard.run(items, batch, position);
                 }
                 debug_assert_eq!(
-                    burst.in_flight_change().wrapping_sub(before),
+                    batch.in_flight_change().wrapping_sub(before),
                     new,
                     "its messages cannot change meanwhile"
                 );
@@ -187,24 +190,24 @@ impl MemoryRing {
 
     /// Does these requests; returns by how many the number of messages in flight has changed, as a number that wraps
     /// around.
-    fn run(&self, burst: &mut Burst, requests: Range<usize>, position: &Position) -> u64 {
-        set_deadlines(&mut burst.requests[requests.clone()], position);
-        let before = burst.in_flight_change();
+    fn run(&self, batch: &mut RequestBatch, requests: Range<usize>, position: &Position) -> u64 {
+        set_deadlines(&mut batch.requests[requests.clone()], position);
+        let before = batch.in_flight_change();
         SORTED.with_borrow_mut(|sorted| {
-            sorted.sort(burst, requests, self.shard_bits, |message| self.hasher.hash_of(message));
+            sorted.sort(batch, requests, self.shard_bits, |message| self.hasher.hash_of(message));
             // Shards that others hold come last: threads that waited for each other would go on in step.
             let mut held = 0_u128;
             for (number, items) in sorted.groups() {
                 match self.shards[number].try_lock() {
-                    Some(mut shard) => shard.run(items, burst, position),
+                    Some(mut shard) => shard.run(items, batch, position),
                     None => held |= 1 << number,
                 }
             }
             for (number, items) in sorted.groups().filter(|(number, _)| held >> number & 1 == 1) {
-                self.shards[number].lock().run(items, burst, position);
+                self.shards[number].lock().run(items, batch, position);
             }
         });
-        burst.in_flight_change().wrapping_sub(before)
+        batch.in_flight_change().wrapping_sub(before)
     }
 }
 
@@ -212,11 +215,11 @@ impl MemoryRing {
 fn set_deadlines(requests: &mut [Request], position: &Position) {
     for request in requests.iter_mut().filter(|request| request.refusal.is_none()) {
         debug_assert!(
-            !request.adds() || request.asks.ack_timeout_ticks() > 0,
+            !request.adds() || request.operation.ack_timeout_ticks() > 0,
             "checked where the request came in"
         );
         // Unused for a DelMsg; computing it anyway is cheaper than a branch.
-        request.deadline = position.deadline(request.asks.ack_timeout_ticks());
+        request.deadline = position.deadline(request.operation.ack_timeout_ticks());
     }
 }
 
@@ -250,9 +253,10 @@ mod tests {
 
     use super::*;
     use crate::core::batch::StormRule;
-    use crate::core::burst::{Asks, Outcome};
     use crate::core::outbox::Retention;
-    use crate::core::ring::{AddNewMsg, Asker, DelMsg, Handover, Ring};
+    use crate::core::request_batch::{Operation, Outcome};
+    use crate::core::ring::{ConnectionId, Handover, Ring};
+    use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
     use crate::core::store::Moment;
     use crate::core::tick::{Tick, Wheel};
     use crate::memory::state::Saved;
@@ -275,26 +279,26 @@ mod tests {
         let now = Instant::now();
         let ring = ring(1, now);
         let (one, other) = (Message::from(1), Message::from(2));
-        let mut burst = Burst::default();
-        burst.push_single(1, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, one);
-        ring.do_all(&mut burst, now);
+        let mut batch = RequestBatch::default();
+        batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, one);
+        ring.complete(&mut batch, now);
         assert!(matches!(ring.drain(now).now_or_never(), Some(Ok(Handover::HandedOut))));
-        let mut burst = Burst::default();
-        burst.push_single(2, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, other);
-        burst.push_single(3, Asks::Del { withdraw: false }, one);
-        burst.open();
-        ring.do_settled(&mut burst, 0, now);
-        let refused = burst.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
+        let mut batch = RequestBatch::default();
+        batch.push_single(2, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, other);
+        batch.push_single(3, Operation::Del { withdraw: false }, one);
+        batch.open();
+        ring.do_settled(&mut batch, 0, now);
+        let refused = batch.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
         assert_eq!(refused, Some(Reason::Draining));
-        assert!(burst.requests[1].refusal.is_none());
-        assert_eq!(burst.outcomes()[1], Outcome::Late);
+        assert!(batch.requests[1].refusal.is_none());
+        assert_eq!(batch.outcomes()[1], Outcome::Late);
     }
 
     fn add_one(ring: &MemoryRing, id: u64, now: Instant) -> bool {
-        let mut burst = Burst::default();
-        burst.push_single(1, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(id));
-        ring.do_all(&mut burst, now);
-        burst.requests[0].refusal.is_none()
+        let mut batch = RequestBatch::default();
+        batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(id));
+        ring.complete(&mut batch, now);
+        batch.requests[0].refusal.is_none()
     }
 
     #[test]
@@ -309,11 +313,11 @@ mod tests {
             scope.spawn(|| {
                 let refused = !add_one(&ring, 3, now);
                 let rearmed = add_one(&ring, 1, now);
-                let mut burst = Burst::default();
-                burst.push_single(1, Asks::Del { withdraw: false }, Message::from(2));
-                burst.push_single(2, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(3));
-                ring.do_all(&mut burst, now);
-                done.send((refused, rearmed, burst.requests[1].refusal.is_none())).unwrap();
+                let mut batch = RequestBatch::default();
+                batch.push_single(1, Operation::Del { withdraw: false }, Message::from(2));
+                batch.push_single(2, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(3));
+                ring.complete(&mut batch, now);
+                done.send((refused, rearmed, batch.requests[1].refusal.is_none())).unwrap();
             });
             let outcome = is_done.recv_timeout(Duration::from_secs(10));
             drop(others);
@@ -334,14 +338,18 @@ mod tests {
                 scope.spawn(move || {
                     let ids = thread * 1_000..thread * 1_000 + own;
                     for round in 0..5_000 {
-                        let mut burst = Burst::default();
+                        let mut batch = RequestBatch::default();
                         let again = ids.clone().chain(ids.clone().take(3)).map(Message::from);
-                        burst.push(1, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, again);
+                        batch.push(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, again);
                         if round % 3 == 0 {
-                            burst.push(2, Asks::Del { withdraw: false }, ids.clone().take(5).map(Message::from));
+                            batch.push(
+                                2,
+                                Operation::Del { withdraw: false },
+                                ids.clone().take(5).map(Message::from),
+                            );
                         }
-                        ring.do_all(&mut burst, now);
-                        refused.fetch_add(u64::from(burst.requests[0].refusal.is_some()), Ordering::Relaxed);
+                        ring.complete(&mut batch, now);
+                        refused.fetch_add(u64::from(batch.requests[0].refusal.is_some()), Ordering::Relaxed);
                         let in_flight = ring.in_flight.count();
                         // Provisional reservations end well below the limit.
                         assert!(in_flight <= LIMIT, "{in_flight} are in flight");
@@ -372,15 +380,15 @@ mod tests {
     fn what_is_written_down_is_not_changed_any_more() {
         let now = Instant::now();
         let ring = ring(10, now);
-        let mut burst = Burst::default();
-        burst.push_single(1, Asks::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(1));
-        ring.do_all(&mut burst, now);
+        let mut batch = RequestBatch::default();
+        batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(1));
+        ring.complete(&mut batch, now);
         ring.standing.write().draining = true;
         let saved = Saved::of(&ring, &ring.outbox, Moment { now, unix_time: Duration::ZERO });
-        let mut burst = Burst::default();
-        burst.push_single(2, Asks::Del { withdraw: false }, Message::from(1));
-        ring.do_all(&mut burst, now);
-        let refused = burst.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
+        let mut batch = RequestBatch::default();
+        batch.push_single(2, Operation::Del { withdraw: false }, Message::from(1));
+        ring.complete(&mut batch, now);
+        let refused = batch.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
         assert_eq!(
             refused,
             Some(Reason::Draining),
@@ -395,7 +403,8 @@ mod tests {
         let ring = ring(40_000, now);
         let messages = |ids: Range<u64>| ids.map(Message::from).collect::<Vec<Message>>();
         let add = |messages: &[Message]| {
-            let request = AddNewMsg { messages, ack_timeout_ticks: 15, attempt: 1, asker: Asker::default() };
+            let request =
+                AddNewMsg { messages, ack_timeout_ticks: 15, attempt: 1, connection: ConnectionId::default() };
             ring.add_new_msg(request, now).now_or_never().unwrap().map(drop)
         };
         add(&messages(0..30_000)).unwrap();
@@ -408,7 +417,7 @@ mod tests {
             });
             while !done.load(Ordering::SeqCst) {
                 add(&others).unwrap();
-                let request = DelMsg { messages: &others, withdraw: false, asker: Asker::default() };
+                let request = DelMsg { messages: &others, withdraw: false, connection: ConnectionId::default() };
                 ring.del_msg(request, now).now_or_never().unwrap().unwrap();
             }
         });

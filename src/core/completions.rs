@@ -1,0 +1,102 @@
+//! The completed requests of a connection: a ring puts them in, the connection takes them out.
+//!
+//! A connection has one of these for all its requests, and takes all that are there at once. However many requests a
+//! ring completes together, the connection is woken once, and nothing is allocated for a request.
+
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use super::request_batch::RequestBatch;
+
+/// Completed requests, until their connection takes them.
+#[derive(Debug, Default)]
+pub struct Completions {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    completed: RequestBatch,
+    /// Wakes the connection, if it waits for the next one.
+    waker: Option<Waker>,
+}
+
+impl Completions {
+    /// Puts completed requests in. Returns the waker of the connection: wake it once all that are completed together are
+    /// put in.
+    #[must_use]
+    pub fn put(&self, write: impl FnOnce(&mut RequestBatch)) -> Option<Waker> {
+        let mut state = self.lock();
+        write(&mut state.completed);
+        state.waker.take()
+    }
+
+    /// Puts something in that belongs to a request that is completed later, and wakes no connection.
+    pub fn note(&self, write: impl FnOnce(&mut RequestBatch)) {
+        write(&mut self.lock().completed);
+    }
+
+    /// Takes what is there, in exchange for an empty request batch. If nothing is there, the caller is woken later.
+    pub fn poll(&self, context: &mut Context<'_>, taken: &mut RequestBatch) -> Poll<()> {
+        let mut state = self.lock();
+        if state.completed.is_empty() {
+            if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+                state.waker = Some(context.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        debug_assert!(taken.is_empty(), "what was taken before is lost");
+        mem::swap(&mut state.completed, taken);
+        Poll::Ready(())
+    }
+
+    /// The state is never half changed: nothing that is done under the lock panics in between.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+    use crate::core::request_batch::{Operation, Outcome};
+    use crate::core::tick::Tick;
+
+    #[derive(Default)]
+    struct Woken(AtomicU32);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_waiting_connection_is_woken_once_and_takes_all_that_is_there() {
+        let (completions, woken, mut taken) =
+            (Completions::default(), Arc::new(Woken::default()), RequestBatch::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut context = Context::from_waker(&waker);
+        assert!(completions.poll(&mut context, &mut taken).is_pending());
+        for id in 1..=3 {
+            let one = std::iter::once(Outcome::Acked);
+            let put = |batch: &mut RequestBatch| {
+                batch.push_completed(id, Operation::Del { withdraw: false }, Tick(0), one);
+            };
+            if let Some(waker) = completions.put(put) {
+                waker.wake();
+            }
+        }
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        assert!(completions.poll(&mut context, &mut taken).is_ready());
+        let ids: Vec<u64> = taken.requests.iter().map(|request| request.id).collect();
+        assert_eq!((ids, taken.outcomes()), (vec![1, 2, 3], &[Outcome::Acked; 3][..]));
+        taken.clear(0);
+        assert!(completions.poll(&mut context, &mut taken).is_pending(), "it was all of it");
+    }
+}
