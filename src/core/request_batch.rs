@@ -79,6 +79,18 @@ impl Operation {
         matches!(self, Operation::Add { .. })
     }
 
+    /// The same, where an ack timeout of 0 means this many ticks.
+    #[inline]
+    #[must_use]
+    pub const fn with_default_timeout(self, ticks: u16) -> Operation {
+        match self {
+            Operation::Add { ack_timeout_ticks: 0, attempt } => {
+                Operation::Add { ack_timeout_ticks: ticks, attempt }
+            }
+            given => given,
+        }
+    }
+
     /// Ticks that the messages may stay in flight; a del leaves them none.
     #[must_use]
     pub fn ack_timeout_ticks(self) -> u16 {

@@ -18,11 +18,8 @@ use super::ring::{ConnectionId, Submitted};
 use super::rings::{Rings, one_refusal, ring_of};
 use super::tick::Tick;
 
-/// Marks the id of a part of a request. Connections have ids below it.
-const PART: u64 = 1 << 63;
-
-/// Where the number of the ring stands in the id of a part; below it is the number of the split request.
-const RING_SHIFT: u32 = 32;
+/// The first byte of the id of a part of a request. Connections have lower ids.
+const PART: u8 = 0x80;
 
 /// Room for so many messages is kept for each ring from one batch of a thread to the next.
 const MAX_KEPT_MESSAGES: usize = 4_096;
@@ -146,11 +143,7 @@ impl SplitRequests {
             let of_this_ring = messages.iter().zip(&ring_of_each).filter(|(_, of)| **of == ring);
             let mut of_this_ring = of_this_ring.map(|(message, _)| *message).peekable();
             if of_this_ring.peek().is_some() {
-                part.push(
-                    PART | u64::from(ring) << RING_SHIFT | u64::from(number),
-                    request.operation,
-                    of_this_ring,
-                );
+                part.push(part_id(ring, number), request.operation, of_this_ring);
                 part.requests.last_mut().expect("it was pushed").refusal.clone_from(&request.refusal);
                 count += 1;
             }
@@ -173,11 +166,10 @@ impl SplitRequests {
     fn join(&mut self, taken: &RequestBatch, completed: &mut RequestBatch) {
         completed.ack_latency.add(&taken.ack_latency);
         for request in &taken.requests {
-            if request.id & PART == 0 {
+            let Some((ring, number)) = part_of(request.id) else {
                 completed.push_from(taken, request);
                 continue;
-            }
-            let (number, ring) = (request.id as u32, (request.id >> RING_SHIFT) as u16 & 0x7fff);
+            };
             let split = self.pending.get_mut(&number).expect("it is pending until its last part is complete");
             split.complete(ring, request, &taken.outcomes()[request.range()]);
             if split.pending_parts == 0 {
@@ -205,5 +197,21 @@ impl SplitRequest {
                 completed.push_refused(self.id, self.operation, self.outcomes.len(), Arc::new(refusal));
             }
         }
+    }
+}
+
+/// The id of the part that a ring has in a split request.
+const fn part_id(ring: u16, number: u32) -> u64 {
+    let ([ring_high, ring_low], [n0, n1, n2, n3]) = (ring.to_be_bytes(), number.to_be_bytes());
+    u64::from_be_bytes([PART, 0, ring_high, ring_low, n0, n1, n2, n3])
+}
+
+/// The ring and the number of the split request, if this is the id of a part.
+const fn part_of(id: u64) -> Option<(u16, u32)> {
+    match id.to_be_bytes() {
+        [PART, 0, ring_high, ring_low, n0, n1, n2, n3] => {
+            Some((u16::from_be_bytes([ring_high, ring_low]), u32::from_be_bytes([n0, n1, n2, n3])))
+        }
+        _ => None,
     }
 }

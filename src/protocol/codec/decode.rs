@@ -5,11 +5,12 @@ use super::super::frame::{
     GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe,
     Subscribed, TIMED_OUT_LENGTH, TimeoutBatch, VERSIONS, Welcome,
 };
-use super::fields::{BATCH_ID_LENGTH, Fields, pair};
+use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
 use super::{Decoded, flag};
 use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
 use crate::core::message::{AddOutcome, DelOutcome};
 use crate::core::refusal::{Promise, Reason, Refusal};
+use crate::core::request_batch::Operation;
 use crate::core::tick::Tick;
 
 /// Reads a frame from the bytes that its length counts.
@@ -36,9 +37,15 @@ fn body(number: u8, flags: u8, status: u16, bytes: &[u8]) -> Result<Body, Refusa
         FrameType::Ping => Body::Ping(echo(&mut fields)?),
         FrameType::Pong => Body::Pong(echo(&mut fields)?),
         FrameType::GoAway => Body::GoAway(go_away(&mut fields)?),
-        FrameType::AddNewMsg => Body::AddNewMsg(add_new_msg(&mut fields)?),
+        FrameType::AddNewMsg => {
+            let AddFields { ack_timeout_ticks, attempt, messages } = add_new_msg(&mut fields)?;
+            Body::AddNewMsg(AddNewMsg { messages: messages.to_vec(), ack_timeout_ticks, attempt })
+        }
         FrameType::AddNewMsgAnswer => Body::AddNewMsgAnswer(add_new_msg_answer(&mut fields)?),
-        FrameType::DelMsg => Body::DelMsg(del_msg(&mut fields)?),
+        FrameType::DelMsg => {
+            let withdraw = fields.has(flag::WITHDRAW);
+            Body::DelMsg(DelMsg { messages: fields.messages()?.to_vec(), withdraw })
+        }
         FrameType::DelMsgAnswer => Body::DelMsgAnswer(del_msg_answer(&mut fields)?),
         FrameType::Subscribe => Body::Subscribe(subscribe(&mut fields)?),
         FrameType::Subscribed => Body::Subscribed(subscribed(&mut fields)?),
@@ -124,11 +131,34 @@ fn go_away(fields: &mut Fields<'_>) -> Result<GoAway, Refusal> {
     Ok(GoAway { reason, grace_ms: fields.u32("grace_ms")? })
 }
 
-fn add_new_msg(fields: &mut Fields<'_>) -> Result<AddNewMsg, Refusal> {
+/// The fields of an AddNewMsg.
+struct AddFields<'a> {
+    ack_timeout_ticks: u16,
+    attempt: u8,
+    messages: Messages<'a>,
+}
+
+fn add_new_msg<'a>(fields: &mut Fields<'a>) -> Result<AddFields<'a>, Refusal> {
     let ack_timeout_ticks = fields.u16("ack_timeout_ticks")?;
     let attempt = fields.u8("attempt")?;
     fields.reserved::<1>()?;
-    Ok(AddNewMsg { messages: fields.messages()?, ack_timeout_ticks, attempt })
+    Ok(AddFields { ack_timeout_ticks, attempt, messages: fields.messages()? })
+}
+
+/// Reads an AddNewMsg or a DelMsg; none if the frame is neither, or has a fault.
+pub(super) fn request(frame_type: u8, flags: u8, body: &[u8]) -> Option<(Operation, Messages<'_>)> {
+    let frame_type = match frame_type {
+        number if number == FrameType::AddNewMsg as u8 => FrameType::AddNewMsg,
+        number if number == FrameType::DelMsg as u8 => FrameType::DelMsg,
+        _ => return None,
+    };
+    let mut fields = Fields { frame_type, flags, rest: body };
+    fields.check_head(0).ok()?;
+    if frame_type == FrameType::DelMsg {
+        return Some((Operation::Del { withdraw: fields.has(flag::WITHDRAW) }, fields.messages().ok()?));
+    }
+    let AddFields { ack_timeout_ticks, attempt, messages } = add_new_msg(&mut fields).ok()?;
+    Some((Operation::Add { ack_timeout_ticks, attempt }, messages))
 }
 
 fn add_new_msg_answer(fields: &mut Fields<'_>) -> Result<AddNewMsgAnswer, Refusal> {
@@ -149,10 +179,6 @@ fn add_new_msg_answer(fields: &mut Fields<'_>) -> Result<AddNewMsgAnswer, Refusa
     let is_set = |i: usize| bits[i / 8] >> (i % 8) & 1 == 1;
     let outcome = |i| if is_set(i) { AddOutcome::Rearmed } else { AddOutcome::Added };
     Ok(AddNewMsgAnswer { deadline, outcomes: (0..count).map(outcome).collect() })
-}
-
-fn del_msg(fields: &mut Fields<'_>) -> Result<DelMsg, Refusal> {
-    Ok(DelMsg { messages: fields.messages()?, withdraw: fields.has(flag::WITHDRAW) })
 }
 
 fn del_msg_answer(fields: &mut Fields<'_>) -> Result<Vec<DelOutcome>, Refusal> {

@@ -11,6 +11,7 @@ use super::{LENGTH_LENGTH, flag};
 use crate::core::batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
 use crate::core::message::{AddOutcome, Client, DelOutcome, Message};
 use crate::core::refusal::{Promise, Refusal};
+use crate::core::tick::Tick;
 
 /// Bytes 0 to 3 of a frame are its length and byte 5 its flags: both are known only after the body.
 const FLAGS_AT: usize = 5;
@@ -43,7 +44,7 @@ pub(super) fn refusal(correlation: u32, refusal: &Refusal, out: &mut BytesMut) {
 }
 
 /// Appends a head and a body, which returns its flags.
-fn framed(
+pub(super) fn framed(
     frame_type: FrameType,
     status: u16,
     correlation: u32,
@@ -69,9 +70,11 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
         Body::Ping(payload) | Body::Pong(payload) => echo(payload, out),
         Body::GoAway(body) => go_away(*body, out),
         Body::AddNewMsg(body) => add_new_msg(body, out),
-        Body::AddNewMsgAnswer(body) => add_new_msg_answer(body, out),
+        Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => {
+            add_new_msg_answer(*deadline, outcomes, |outcome| *outcome == AddOutcome::Rearmed, out)
+        }
         Body::DelMsg(body) => del_msg(body, out),
-        Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, out),
+        Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, |outcome| del_outcome(*outcome), out),
         Body::Subscribe(body) => subscribe(body, out),
         Body::Subscribed(body) => subscribed(body, out),
         Body::TimeoutBatch(TimeoutBatch { id, delivery_count, age_ms, counts, last, messages }) => {
@@ -144,15 +147,20 @@ fn add_new_msg(request: &AddNewMsg, out: &mut BytesMut) -> u8 {
     put_messages(&request.messages, out)
 }
 
-fn add_new_msg_answer(answer: &AddNewMsgAnswer, out: &mut BytesMut) -> u8 {
-    let is_rearmed = |outcome: &AddOutcome| *outcome == AddOutcome::Rearmed;
-    debug_assert!((1..=MAX_MESSAGES).contains(&answer.outcomes.len()), "as many as in the request");
-    out.put_u64(answer.deadline.0);
-    out.put_u32(u32_of(answer.outcomes.len()));
-    out.put_u32(u32_of(answer.outcomes.iter().filter(|outcome| is_rearmed(outcome)).count()));
-    for eight in answer.outcomes.chunks(8) {
-        out.put_u8(eight.iter().rev().fold(0, |byte, outcome| byte << 1 | u8::from(is_rearmed(outcome))));
-    }
+/// Appends the body of an AddNewMsgAnswer, and returns its flags.
+pub(super) fn add_new_msg_answer<T>(
+    deadline: Tick,
+    outcomes: &[T],
+    is_rearmed: impl Fn(&T) -> bool,
+    out: &mut BytesMut,
+) -> u8 {
+    debug_assert!((1..=MAX_MESSAGES).contains(&outcomes.len()), "as many as in the request");
+    out.put_u64(deadline.0);
+    out.put_u32(u32_of(outcomes.len()));
+    out.put_u32(u32_of(outcomes.iter().filter(|outcome| is_rearmed(outcome)).count()));
+    let bits = |eight: &[T]| eight.iter().rev().fold(0, |byte, outcome| byte << 1 | u8::from(is_rearmed(outcome)));
+    let bytes = extended(out, outcomes.len().div_ceil(8));
+    bytes.iter_mut().zip(outcomes.chunks(8)).for_each(|(byte, eight)| *byte = bits(eight));
     0
 }
 
@@ -160,11 +168,20 @@ fn del_msg(request: &DelMsg, out: &mut BytesMut) -> u8 {
     put_messages(&request.messages, out) | bit(request.withdraw, flag::WITHDRAW)
 }
 
-fn del_msg_answer(outcomes: &[DelOutcome], out: &mut BytesMut) -> u8 {
+/// Appends the body of a DelMsgAnswer, and returns its flags.
+pub(super) fn del_msg_answer<T>(outcomes: &[T], number: impl Fn(&T) -> u8, out: &mut BytesMut) -> u8 {
     debug_assert!((1..=MAX_MESSAGES).contains(&outcomes.len()), "as many as in the request");
     out.put_u32(u32_of(outcomes.len()));
-    put_u8s(outcomes.iter().map(|outcome| del_outcome(*outcome)), out);
+    let bytes = extended(out, outcomes.len());
+    bytes.iter_mut().zip(outcomes).for_each(|(byte, outcome)| *byte = number(outcome));
     0
+}
+
+/// Appends so many bytes to fill in: one check of the capacity for all of them.
+fn extended(out: &mut BytesMut, count: usize) -> &mut [u8] {
+    let before = out.len();
+    out.resize(before + count, 0);
+    &mut out[before..]
 }
 
 /// The number of an outcome.

@@ -140,15 +140,15 @@ impl<'a> Fields<'a> {
     }
 
     /// Count, ids and, if the flag says so, clients: the end of AddNewMsg and DelMsg.
-    pub(super) fn messages(&mut self) -> Result<Vec<Message>, Refusal> {
+    pub(super) fn messages(&mut self) -> Result<Messages<'a>, Refusal> {
         let count = self.count(MAX_MESSAGES)?;
         if !self.has(flag::CLIENTS) {
             self.must_remain(count * 8, count)?;
-            return Ok(numbers(self.all()).map(Message::from).collect());
+            return Ok(Messages { ids: self.all(), clients: None });
         }
         self.must_remain(count * 16, count)?;
         let (ids, clients) = self.all().split_at(count * 8);
-        Ok(pair(ids, clients).collect())
+        Ok(Messages { ids, clients: Some(clients) })
     }
 
     pub(super) fn batch_id(&mut self) -> Result<BatchId, Refusal> {
@@ -178,11 +178,26 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// The messages of a request as they lie in its frame. Without clients, the clients are all 0.
+pub(super) struct Messages<'a> {
+    pub(super) ids: &'a [u8],
+    pub(super) clients: Option<&'a [u8]>,
+}
+
+impl Messages<'_> {
+    pub(super) fn to_vec(&self) -> Vec<Message> {
+        match self.clients {
+            None => numbers(self.ids).map(Message::from).collect(),
+            Some(clients) => pair(self.ids, clients).collect(),
+        }
+    }
+}
+
 /// Messages from their ids and their clients.
 pub(super) fn pair<'a>(ids: &'a [u8], clients: &'a [u8]) -> impl Iterator<Item = Message> + 'a {
     numbers(ids).zip(numbers(clients)).map(Message::from)
 }
 
-fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
+pub(super) fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.as_chunks::<8>().0.iter().map(|number| u64::from_be_bytes(*number))
 }

@@ -3,14 +3,14 @@
 //! Only frames without a fault are taken here. Whoever finds another one leaves it where it is, for the decoder of
 //! single frames, which says what is wrong with it.
 
-use bytes::{BufMut, BytesMut};
+use bytes::BytesMut;
 
-use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH, MAX_MESSAGES, MAX_PING_LENGTH};
+use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH, MAX_PING_LENGTH};
+use super::fields::{numbers, pair};
 use super::single_message::{self, Answer};
-use super::{Codec, flag};
+use super::{Codec, decode, encode};
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
-use crate::core::tick::Tick;
 
 /// A whole frame that lies at the front of what was received.
 struct Raw<'a> {
@@ -46,15 +46,13 @@ impl Codec {
             }
             let Some(frame) = self.first(&received[taken..]) else { break };
             let id = u64::from(u32::from_be_bytes(frame.correlation));
-            let Some((operation, messages)) = frame.request(revolution) else { break };
-            match messages {
-                Messages::Ids(ids) => {
-                    batch.push(id, operation, ids.iter().map(|id| Message::from(number(*id))));
-                }
-                Messages::Pairs(ids, clients) => {
-                    let pairs = ids.iter().zip(clients).map(|(id, client)| (number(*id), number(*client)));
-                    batch.push(id, operation, pairs.map(Message::from));
-                }
+            let Some((operation, messages)) = decode::request(frame.number, frame.flags, frame.body) else {
+                break;
+            };
+            let operation = operation.with_default_timeout(revolution);
+            match messages.clients {
+                None => batch.push(id, operation, numbers(messages.ids).map(Message::from)),
+                Some(clients) => batch.push(id, operation, pair(messages.ids, clients)),
             }
             taken += HEAD_LENGTH + frame.body.len();
         }
@@ -70,8 +68,10 @@ impl Codec {
             match frame {
                 Raw { flags: 0, body, .. } if body.len() > MAX_PING_LENGTH => break,
                 Raw { number: PING, flags: 0, correlation, body } => {
-                    put_head(out, body.len(), FrameType::Pong, 0, correlation);
-                    out.extend_from_slice(body);
+                    encode::framed(FrameType::Pong, 0, u32::from_be_bytes(correlation), out, |out| {
+                        out.extend_from_slice(body);
+                        0
+                    });
                     echoed.pings += 1;
                 }
                 Raw { number: PONG, flags: 0, .. } => echoed.pongs += 1,
@@ -105,70 +105,17 @@ impl Codec {
     }
 }
 
-/// The messages of a request, as they lie in the frame.
-enum Messages<'a> {
-    Ids(&'a [[u8; 8]]),
-    Pairs(&'a [[u8; 8]], &'a [[u8; 8]]),
-}
-
-impl<'a> Raw<'a> {
-    /// What it asks for, if it is an AddNewMsg or a DelMsg without a fault.
-    #[inline]
-    fn request(&self, revolution: u16) -> Option<(Operation, Messages<'a>)> {
-        if self.number == FrameType::AddNewMsg as u8 {
-            let (&[high, low, attempt, 0], list) = self.body.split_first_chunk::<4>()? else { return None };
-            let ack_timeout_ticks = single_message::ack_timeout_ticks([high, low], revolution);
-            Some((Operation::Add { ack_timeout_ticks, attempt }, self.messages(list, flag::CLIENTS)?))
-        } else if self.number == FrameType::DelMsg as u8 {
-            let operation = Operation::Del { withdraw: self.flags & flag::WITHDRAW != 0 };
-            Some((operation, self.messages(self.body, flag::CLIENTS | flag::WITHDRAW)?))
-        } else {
-            None
-        }
-    }
-
-    #[inline]
-    fn messages(&self, list: &'a [u8], defined: u8) -> Option<Messages<'a>> {
-        let (count, list) = list.split_first_chunk::<4>()?;
-        let count = u32::from_be_bytes(*count) as usize;
-        let (numbers, []) = list.as_chunks::<8>() else { return None };
-        if self.flags & !defined != 0 || !(1..=MAX_MESSAGES).contains(&count) {
-            return None;
-        }
-        if self.flags & flag::CLIENTS == 0 {
-            return (numbers.len() == count).then_some(Messages::Ids(numbers));
-        }
-        let (ids, clients) = numbers.split_at_checked(count)?;
-        (clients.len() == count).then_some(Messages::Pairs(ids, clients))
-    }
-}
-
-fn number(bytes: [u8; 8]) -> u64 {
-    u64::from_be_bytes(bytes)
-}
-
-fn count(outcomes: &[Outcome]) -> u32 {
-    u32::try_from(outcomes.len()).expect("a request has at most 32,768 messages")
-}
-
-#[inline]
-fn put_head(out: &mut BytesMut, body_length: usize, frame_type: FrameType, flags: u8, correlation: [u8; 4]) {
-    let length =
-        u32::try_from(COUNTED_HEAD_LENGTH + body_length).expect("an answer is shorter than a frame may be");
-    let mut head = [0; HEAD_LENGTH];
-    head[..4].copy_from_slice(&length.to_be_bytes());
-    head[4] = frame_type as u8;
-    head[5] = flags;
-    head[8..].copy_from_slice(&correlation);
-    out.extend_from_slice(&head);
-}
-
 /// Appends the answer to a request of several messages.
 #[inline(never)]
 fn put_answer(request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
+    let correlation = correlation_id(request);
     match request.operation {
-        Operation::Add { .. } => put_add_answer(correlation_id(request), request.deadline, outcomes, out),
-        Operation::Del { .. } => put_del_answer(correlation_id(request), outcomes, out),
+        Operation::Add { .. } => encode::framed(FrameType::AddNewMsgAnswer, 0, correlation, out, |out| {
+            encode::add_new_msg_answer(request.deadline, outcomes, |outcome| *outcome == Outcome::Rearmed, out)
+        }),
+        Operation::Del { .. } => encode::framed(FrameType::DelMsgAnswer, 0, correlation, out, |out| {
+            encode::del_msg_answer(outcomes, |outcome| encode::del_outcome(outcome.of_del()), out)
+        }),
     }
 }
 
@@ -176,39 +123,6 @@ fn put_answer(request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
 #[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
 pub(super) const fn correlation_id(request: &Request) -> u32 {
     request.id as u32
-}
-
-fn put_del_answer(correlation: u32, outcomes: &[Outcome], out: &mut BytesMut) {
-    put_head(out, 4 + outcomes.len(), FrameType::DelMsgAnswer, 0, correlation.to_be_bytes());
-    out.put_u32(count(outcomes));
-    let bytes = extended(out, outcomes.len());
-    for (byte, outcome) in bytes.iter_mut().zip(outcomes) {
-        *byte = super::encode::del_outcome(outcome.of_del());
-    }
-}
-
-fn put_add_answer(correlation: u32, deadline: Tick, outcomes: &[Outcome], out: &mut BytesMut) {
-    let is_rearmed = |outcome: &Outcome| u8::from(*outcome == Outcome::Rearmed);
-    let rearmed = outcomes.iter().filter(|outcome| **outcome == Outcome::Rearmed).count();
-    let body_length = 16 + outcomes.len().div_ceil(8);
-    put_head(out, body_length, FrameType::AddNewMsgAnswer, 0, correlation.to_be_bytes());
-    let mut fixed = [0; 16];
-    fixed[..8].copy_from_slice(&deadline.0.to_be_bytes());
-    fixed[8..12].copy_from_slice(&count(outcomes).to_be_bytes());
-    fixed[12..].copy_from_slice(&u32::try_from(rearmed).unwrap_or(u32::MAX).to_be_bytes());
-    out.extend_from_slice(&fixed);
-    let bits = |eight: &[Outcome]| eight.iter().rev().fold(0, |byte, outcome| byte << 1 | is_rearmed(outcome));
-    let bytes = extended(out, outcomes.len().div_ceil(8));
-    for (byte, eight) in bytes.iter_mut().zip(outcomes.chunks(8)) {
-        *byte = bits(eight);
-    }
-}
-
-/// Appends so many bytes, to be filled in: to append them one by one takes a look at the room for each.
-fn extended(out: &mut BytesMut, count: usize) -> &mut [u8] {
-    let before = out.len();
-    out.resize(before + count, 0);
-    &mut out[before..]
 }
 
 #[cfg(test)]
@@ -220,6 +134,7 @@ mod tests {
     use super::super::super::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Frame};
     use super::super::Decoded;
     use super::*;
+    use crate::core::tick::Tick;
 
     const REVOLUTION: u16 = 15;
 

@@ -104,7 +104,8 @@ fn length(window: &Window) -> Option<usize> {
 fn push(window: &Window, batch: &mut RequestBatch, revolution: u16) {
     let (is_add, has_client) = kind(window);
     let [high, low, attempt, _] = chunk(window, HEAD_LENGTH);
-    let add = Operation::Add { ack_timeout_ticks: ack_timeout_ticks([high, low], revolution), attempt };
+    let add = Operation::Add { ack_timeout_ticks: u16::from_be_bytes([high, low]), attempt };
+    let add = add.with_default_timeout(revolution);
     let at = message_at(is_add);
     // Who sends clients sends them always.
     let client = if has_client { u64_at(window, at + NUMBER) } else { 0 };
@@ -113,15 +114,6 @@ fn push(window: &Window, batch: &mut RequestBatch, revolution: u16) {
         select_unpredictable(is_add, add, Operation::Del { withdraw: false }),
         Message::new(u64_at(window, at), client),
     );
-}
-
-/// The ack timeout of an AddNewMsg, where 0 is that of a revolution.
-#[inline]
-pub(super) fn ack_timeout_ticks(field: [u8; 2], revolution: u16) -> u16 {
-    match u16::from_be_bytes(field) {
-        0 => revolution,
-        ticks => ticks,
-    }
 }
 
 #[inline]
