@@ -15,7 +15,7 @@ use ackwheel::core::batch::{BatchId, StormRule};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::{Outbox, Retention};
-use ackwheel::core::ring::{ConnectionId, Ring};
+use ackwheel::core::ring::Ring;
 use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
@@ -117,22 +117,13 @@ impl Race {
             let count = counts.entry(message).or_default();
             if random.random_bool(0.6) {
                 let ack_timeout_ticks = random.random_range(1..=3);
-                let request = AddNewMsg {
-                    messages: &[message],
-                    ack_timeout_ticks,
-                    attempt: 1,
-                    connection: ConnectionId::default(),
-                };
+                let request = AddNewMsg { messages: &[message], ack_timeout_ticks, attempt: 1 };
                 let answer = self.ring.add_new_msg(request, self.now()).now_or_never().unwrap().unwrap();
                 count.added += u64::from(answer.outcomes == [AddOutcome::Added]);
                 deadlines.insert((message, answer.deadline));
                 self.added.fetch_add(1, Ordering::Relaxed);
             } else {
-                let request = DelMsg {
-                    messages: &[message],
-                    withdraw: random.random_bool(0.1),
-                    connection: ConnectionId::default(),
-                };
+                let request = DelMsg { messages: &[message], withdraw: random.random_bool(0.1) };
                 let answer = self.ring.del_msg(request, self.now()).now_or_never().unwrap().unwrap();
                 match answer.outcomes[0] {
                     DelOutcome::Acked => count.acked += 1,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::Message;
 use ackwheel::core::refusal::Promise;
-use ackwheel::core::ring::{ConnectionId, Ring};
+use ackwheel::core::ring::Ring;
 use ackwheel::core::single_request::{AddNewMsg, SingleRequest};
 use ackwheel::core::store::{Seat, Store};
 use ackwheel::core::tick::Wheel;
@@ -29,12 +29,7 @@ fn scripts_run(redis: &Redis) -> u64 {
 }
 
 async fn add(ring: &dyn Ring, id: u64, time: &FrozenRedis) -> Result<(), Promise> {
-    let request = AddNewMsg {
-        messages: &[Message::from(id)],
-        ack_timeout_ticks: 1,
-        attempt: 1,
-        connection: ConnectionId::default(),
-    };
+    let request = AddNewMsg { messages: &[Message::from(id)], ack_timeout_ticks: 1, attempt: 1 };
     ring.add_new_msg(request, time.now()).await.map(drop).map_err(|refusal| refusal.reason.promise())
 }
 

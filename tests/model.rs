@@ -12,7 +12,7 @@ use ackwheel::core::batch::{StormRule, TickCounts, TimedOut, TimeoutBatch};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::Outbox;
-use ackwheel::core::ring::{Advance, ConnectionId, Ring};
+use ackwheel::core::ring::{Advance, Ring};
 use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
@@ -210,12 +210,7 @@ fn run(slots: u16, steps: &[Step]) {
         match step {
             Step::Add { messages, ack_timeout_ticks, attempt } => {
                 let ack_timeout_ticks = (*ack_timeout_ticks - 1) % slots + 1;
-                let request = AddNewMsg {
-                    messages,
-                    ack_timeout_ticks,
-                    attempt: *attempt,
-                    connection: ConnectionId::default(),
-                };
+                let request = AddNewMsg { messages, ack_timeout_ticks, attempt: *attempt };
                 let answer = subject.ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
                 let expected: Vec<_> =
                     messages.iter().map(|message| model.add(*message, ack_timeout_ticks, *attempt)).collect();
@@ -223,7 +218,7 @@ fn run(slots: u16, steps: &[Step]) {
                 assert_eq!(answer.deadline.0, model.tick_due() + u64::from(ack_timeout_ticks), "{step:?}");
             }
             Step::Del { messages, withdraw } => {
-                let request = DelMsg { messages, withdraw: *withdraw, connection: ConnectionId::default() };
+                let request = DelMsg { messages, withdraw: *withdraw };
                 let answer = subject.ring.del_msg(request, now).now_or_never().unwrap().unwrap();
                 let expected: Vec<_> = messages.iter().map(|message| model.del(*message, *withdraw)).collect();
                 assert_eq!(answer.outcomes, expected, "{step:?}");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::Message;
-use ackwheel::core::ring::{Advance, ConnectionId};
+use ackwheel::core::ring::Advance;
 use ackwheel::core::single_request::{AddNewMsg, SingleRequest};
 use ackwheel::core::store::{Seat, Store};
 use ackwheel::core::tick::Wheel;
@@ -101,12 +101,7 @@ async fn a_candidate_that_watched_the_pointer_before_an_election_put_it_off_catc
     // Nobody turned the ring for four seconds, and its deadlines are shifted by them.
     time.redis.command::<()>(&["DEL", "{test:0}:lease"]);
     assert!(leads(leader.lease.tend(time.now()).await.unwrap()), "its lease had run out, and it is elected again");
-    let request = AddNewMsg {
-        messages: &[Message::from(1)],
-        ack_timeout_ticks: 2,
-        attempt: 1,
-        connection: ConnectionId::default(),
-    };
+    let request = AddNewMsg { messages: &[Message::from(1)], ack_timeout_ticks: 2, attempt: 1 };
     let deadline = leader.ring.add_new_msg(request, time.now()).await.unwrap().deadline;
     // All leases end with a clock that is set by more than they last.
     time.redis.set_frozen(time.unix_ms() + 90_000);

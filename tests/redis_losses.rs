@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ackwheel::core::message::Message;
 use ackwheel::core::outbox::{Dropped, Opening, Outbox, Retention};
-use ackwheel::core::ring::{Advance, ConnectionId};
+use ackwheel::core::ring::Advance;
 use ackwheel::core::single_request::{AddNewMsg, SingleRequest};
 use ackwheel::core::store::{Seat, Store};
 use ackwheel::core::tick::Wheel;
@@ -395,8 +395,7 @@ async fn tend_without_answer(outbox: &dyn Outbox, proxy: &Proxy, now: Instant) -
 /// Publishes a batch of so many messages.
 pub async fn publish(seat: &Seat, time: &mut FrozenRedis, count: u64) {
     let messages: Vec<Message> = (0..count).map(Message::from).collect();
-    let request =
-        AddNewMsg { messages: &messages, ack_timeout_ticks: 1, attempt: 1, connection: ConnectionId::default() };
+    let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 1, attempt: 1 };
     seat.ring.add_new_msg(request, time.now()).await.unwrap();
     turn(seat, time, 3).await;
 }

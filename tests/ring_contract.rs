@@ -14,7 +14,7 @@ use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::{Dropped, Opening, Outbox, Start};
 use ackwheel::core::refusal::{Promise, Reason};
-use ackwheel::core::ring::{AddNewMsgAnswer, Advance, ConnectionId, Ring};
+use ackwheel::core::ring::{AddNewMsgAnswer, Advance, Ring};
 use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::store::Seat;
 
@@ -51,7 +51,7 @@ impl<M: Mount> Subject<M> {
     }
 
     async fn add_with(&self, messages: &[Message], ack_timeout_ticks: u16, attempt: u8) -> AddNewMsgAnswer {
-        let request = AddNewMsg { messages, ack_timeout_ticks, attempt, connection: ConnectionId::default() };
+        let request = AddNewMsg { messages, ack_timeout_ticks, attempt };
         self.ring.add_new_msg(request, self.mount.now()).await.unwrap()
     }
 
@@ -64,16 +64,12 @@ impl<M: Mount> Subject<M> {
     }
 
     async fn del_with(&self, messages: &[Message], withdraw: bool) -> Vec<DelOutcome> {
-        self.ring
-            .del_msg(DelMsg { messages, withdraw, connection: ConnectionId::default() }, self.mount.now())
-            .await
-            .unwrap()
-            .outcomes
+        self.ring.del_msg(DelMsg { messages, withdraw }, self.mount.now()).await.unwrap().outcomes
     }
 
     /// How many latencies a DelMsg was answered with, and their sum in ms.
     async fn latencies(&self, ids: &[u64], withdraw: bool) -> (u64, u64) {
-        let request = DelMsg { messages: &messages(ids), withdraw, connection: ConnectionId::default() };
+        let request = DelMsg { messages: &messages(ids), withdraw };
         let tally = self.ring.del_msg(request, self.mount.now()).await.unwrap().ack_latency;
         (tally.counts.iter().sum(), tally.sum_micros / 1_000)
     }
@@ -262,8 +258,7 @@ async fn a_frame_beyond_the_limit_is_refused_as_a_whole<M: Mount>() {
     let most: Vec<Message> = (1..MAX_IN_FLIGHT).map(Message::from).collect();
     subject.add_with(&most, SLOTS, 1).await;
     let two = messages(&[0, MAX_IN_FLIGHT]);
-    let request =
-        AddNewMsg { messages: &two, ack_timeout_ticks: SLOTS, attempt: 1, connection: ConnectionId::default() };
+    let request = AddNewMsg { messages: &two, ack_timeout_ticks: SLOTS, attempt: 1 };
     let refusal = subject.ring.add_new_msg(request, subject.mount.now()).await.unwrap_err();
     assert_eq!(refusal.reason, Reason::MaxInFlight);
     assert_eq!(refusal.reason.promise(), Promise::NotApplied);

@@ -47,7 +47,7 @@ fn of_ring(ring: u16, count: usize) -> Vec<Message> {
 }
 
 fn add(messages: &[Message]) -> AddNewMsg<'_> {
-    AddNewMsg { messages, ack_timeout_ticks: 2, attempt: 1, connection: ConnectionId::default() }
+    AddNewMsg { messages, ack_timeout_ticks: 2, attempt: 1 }
 }
 
 async fn in_flight(seat: &Seat, now: Instant) -> u64 {
@@ -94,20 +94,14 @@ async fn a_frame_is_split_by_ring_and_answered_in_its_order() {
         }
     }
     let later = now + Duration::from_millis(20);
-    let answer = rings
-        .del_msg(DelMsg { messages: &mixed, withdraw: false, connection: ConnectionId::default() }, later)
-        .await
-        .unwrap();
+    let answer = rings.del_msg(DelMsg { messages: &mixed, withdraw: false }, later).await.unwrap();
     assert_eq!(answer.outcomes, expected, "repeats apply in order, and each outcome is at its place");
     assert_eq!(answer.ack_latency.counts.iter().sum::<u64>(), 34, "the tallies of all rings");
     assert_eq!(answer.ack_latency.sum_micros, 20_000 * 34);
 
     let one = of_ring(2, 5);
     rings.add_new_msg(add(&one), now).await.unwrap();
-    let empty = rings
-        .del_msg(DelMsg { messages: &[], withdraw: false, connection: ConnectionId::default() }, now)
-        .await
-        .unwrap();
+    let empty = rings.del_msg(DelMsg { messages: &[], withdraw: false }, now).await.unwrap();
     assert!(empty.outcomes.is_empty());
 }
 
@@ -203,8 +197,7 @@ async fn all_rings_are_asked_in_the_call_and_awaited_together() {
     let messages: Vec<Message> = (0..50).map(Message::from).collect();
     let added = rings.add_new_msg(add(&messages), now);
     assert_eq!(asked.load(Ordering::Relaxed), 3, "before anyone awaits");
-    let deleted =
-        rings.del_msg(DelMsg { messages: &messages, withdraw: false, connection: ConnectionId::default() }, now);
+    let deleted = rings.del_msg(DelMsg { messages: &messages, withdraw: false }, now);
     assert_eq!(deleted.await.unwrap().outcomes, [DelOutcome::Acked; 50], "in the order of the calls");
     assert_eq!(added.await.unwrap().outcomes, [AddOutcome::Added; 50]);
 }

@@ -15,7 +15,7 @@ use ackwheel::core::group::GroupName;
 use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::Message;
 use ackwheel::core::refusal::{Promise, Reason};
-use ackwheel::core::ring::{Advance, ConnectionId};
+use ackwheel::core::ring::Advance;
 use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::store::{Seat, Store};
 use ackwheel::core::tick::Wheel;
@@ -140,7 +140,7 @@ impl Subject<'_> {
 
     async fn add(&mut self, store: usize, messages: &[Message], ack_timeout_ticks: u16, attempt: u8) {
         let lost = self.proxies[store].lost();
-        let request = AddNewMsg { messages, ack_timeout_ticks, attempt, connection: ConnectionId::default() };
+        let request = AddNewMsg { messages, ack_timeout_ticks, attempt };
         let answer = self.seat(store).ring.add_new_msg(request, self.time.now()).await;
         let expected: Vec<_> =
             messages.iter().map(|message| self.model.add(*message, ack_timeout_ticks, attempt)).collect();
@@ -160,7 +160,7 @@ impl Subject<'_> {
     /// A DelMsg is answered with its true outcome, however many answers are lost.
     async fn del(&mut self, store: usize, messages: &[Message], withdraw: bool) {
         let lost = self.proxies[store].lost();
-        let request = DelMsg { messages, withdraw, connection: ConnectionId::default() };
+        let request = DelMsg { messages, withdraw };
         let answer = self.seat(store).ring.del_msg(request, self.time.now()).await.unwrap();
         let expected: Vec<_> = messages.iter().map(|message| self.model.del(*message, withdraw)).collect();
         assert_eq!(answer.outcomes, expected);

@@ -20,8 +20,6 @@ pub struct AddNewMsg<'a> {
     pub ack_timeout_ticks: u16,
     /// Comes back with the timeout.
     pub attempt: u8,
-    /// The connection that it came on.
-    pub connection: ConnectionId,
 }
 
 /// Messages whose Ack arrived, or whose push failed.
@@ -31,8 +29,6 @@ pub struct DelMsg<'a> {
     pub messages: &'a [Message],
     /// Whether their push failed at once: they count neither as acknowledged nor in the latency.
     pub withdraw: bool,
-    /// The connection that it came on.
-    pub connection: ConnectionId,
 }
 
 /// Submits single requests. A request has its place in the order of its connection when the call returns.
@@ -46,11 +42,11 @@ pub trait SingleRequest {
 
 impl<R: Ring + ?Sized> SingleRequest for R {
     fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
-        submit_to(self, added(request), request.connection, now, add_answer)
+        submit_to(self, added(request), now, add_answer)
     }
 
     fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
-        submit_to(self, deleted(request), request.connection, now, del_answer)
+        submit_to(self, deleted(request), now, del_answer)
     }
 }
 
@@ -67,12 +63,11 @@ impl SingleRequest for Rings {
 fn submit_to<T: Send + Unpin + 'static>(
     ring: &(impl Ring + ?Sized),
     mut batch: RequestBatch,
-    connection: ConnectionId,
     now: Instant,
     answer: fn(&RequestBatch) -> T,
 ) -> Reply<T> {
     let completions = Arc::new(Completions::default());
-    match ring.submit(&mut batch, connection, &completions, now) {
+    match ring.submit(&mut batch, ConnectionId::default(), &completions, now) {
         Submitted::Completed => Reply::Ready(Some(outcome(&batch, answer))),
         Submitted::Pending => Reply::Later(Box::pin(async move {
             let mut completed = RequestBatch::default();
@@ -100,7 +95,7 @@ fn submit_to_all<T: Send + Unpin + 'static>(
 }
 
 fn added(request: AddNewMsg<'_>) -> RequestBatch {
-    let AddNewMsg { messages, ack_timeout_ticks, attempt, .. } = request;
+    let AddNewMsg { messages, ack_timeout_ticks, attempt } = request;
     of_one(Operation::Add { ack_timeout_ticks, attempt }, messages)
 }
 

@@ -296,7 +296,7 @@ mod tests {
     use crate::core::group::GroupName;
     use crate::core::message::DelOutcome;
     use crate::core::outbox::{Outbox, Retention};
-    use crate::core::ring::{ConnectionId, Ring};
+    use crate::core::ring::Ring;
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
     use crate::core::tick::Wheel;
     use crate::memory::{MemoryOutbox, RingOptions};
@@ -326,8 +326,7 @@ mod tests {
         let mut behind = Vec::new();
         let mut pass = |is_done: bool| {
             let messages: Vec<Message> = (0..2_000).map(Message::from).collect();
-            let connection = ConnectionId::default();
-            let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 1, attempt: 1, connection };
+            let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 1, attempt: 1 };
             ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
             now += Duration::from_secs(1);
             ring.advance(now).now_or_never().unwrap().unwrap();
@@ -349,8 +348,7 @@ mod tests {
         let (ring, _outbox) = ring_of(15, IN_FLIGHT, Tick(100), now);
         let messages: Vec<Message> = (0..IN_FLIGHT).map(Message::from).collect();
         for messages in messages.chunks(10_000) {
-            let connection = ConnectionId::default();
-            let request = AddNewMsg { messages, ack_timeout_ticks: 15, attempt: 1, connection };
+            let request = AddNewMsg { messages, ack_timeout_ticks: 15, attempt: 1 };
             ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
         }
         for round in 0..5 {
@@ -370,17 +368,12 @@ mod tests {
         let mut now = Instant::now();
         let (ring, _outbox) = ring_of(100, 1_000, Tick(1), now);
         let answer = |messages: &[Message], now| {
-            let asked = DelMsg { messages, withdraw: false, connection: ConnectionId::default() };
+            let asked = DelMsg { messages, withdraw: false };
             ring.del_msg(asked, now).now_or_never().unwrap().unwrap().outcomes
         };
         let of_round = |round: u64| -> Vec<Message> { (0..400).map(|id| Message::new(id, round)).collect() };
         for round in 0..20 {
-            let request = AddNewMsg {
-                messages: &of_round(round),
-                ack_timeout_ticks: 1,
-                attempt: 1,
-                connection: ConnectionId::default(),
-            };
+            let request = AddNewMsg { messages: &of_round(round), ack_timeout_ticks: 1, attempt: 1 };
             ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
             // A tick closes before it is decided.
             for _ in 0..2 {
@@ -404,12 +397,7 @@ mod tests {
         for ticks in 1..=SLOTS {
             let first = u64::from(ticks) * IN_TICK;
             let messages: Vec<Message> = (first..first + IN_TICK).map(Message::from).collect();
-            let request = AddNewMsg {
-                messages: &messages,
-                ack_timeout_ticks: ticks,
-                attempt: 1,
-                connection: ConnectionId::default(),
-            };
+            let request = AddNewMsg { messages: &messages, ack_timeout_ticks: ticks, attempt: 1 };
             ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
         }
         // The first of them was listed ahead.
@@ -447,12 +435,7 @@ mod tests {
         let mut now = Instant::now();
         let (ring, _outbox) = ring_at(Tick(1), now);
         let messages: Vec<Message> = (0..200_000).map(Message::from).collect();
-        let request = AddNewMsg {
-            messages: &messages,
-            ack_timeout_ticks: 3,
-            attempt: 1,
-            connection: ConnectionId::default(),
-        };
+        let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 3, attempt: 1 };
         ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
         let room = || ring.shards.iter().map(|shard| shard.lock().table.capacity()).sum::<usize>();
         let peak = room();

@@ -352,12 +352,7 @@ mod tests {
         let ring = MemoryRing::new(options, outbox, start);
         // The move is due at start + 1. The ticker reads that time and is held up; an add comes at 2.5.
         let woken = start + TICK * 5 / 2;
-        let request = AddNewMsg {
-            messages: &[Message::new(1, 0)],
-            ack_timeout_ticks: 1,
-            attempt: 1,
-            connection: ConnectionId::default(),
-        };
+        let request = AddNewMsg { messages: &[Message::new(1, 0)], ack_timeout_ticks: 1, attempt: 1 };
         let answer = ring.add_new_msg(request, woken).now_or_never().unwrap().unwrap();
         assert_eq!(answer.deadline, Tick(8));
         let advance = |now| ring.advance(now).now_or_never().unwrap().unwrap();

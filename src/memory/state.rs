@@ -194,7 +194,7 @@ mod tests {
     use super::*;
     use crate::core::batch::StormRule;
     use crate::core::outbox::Retention;
-    use crate::core::ring::{Advance, ConnectionId, Ring};
+    use crate::core::ring::{Advance, Ring};
     use crate::core::single_request::{AddNewMsg, SingleRequest};
     use crate::memory::RingOptions;
 
@@ -214,12 +214,7 @@ mod tests {
         for ticks in 1..=15_u16 {
             let messages: Vec<Message> =
                 (0..7_000).map(|id| Message::new(u64::MAX - id, u64::MAX - u64::from(ticks))).collect();
-            let request = AddNewMsg {
-                messages: &messages,
-                ack_timeout_ticks: ticks,
-                attempt: 1,
-                connection: ConnectionId::default(),
-            };
+            let request = AddNewMsg { messages: &messages, ack_timeout_ticks: ticks, attempt: 1 };
             ring.add_new_msg(request, start).now_or_never().unwrap().unwrap();
         }
         let said = Saved::most_bytes(&ring, &outbox);

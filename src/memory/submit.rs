@@ -255,7 +255,7 @@ mod tests {
     use crate::core::batch::StormRule;
     use crate::core::outbox::Retention;
     use crate::core::request_batch::{Operation, Outcome};
-    use crate::core::ring::{ConnectionId, Handover, Ring};
+    use crate::core::ring::{Handover, Ring};
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
     use crate::core::store::Moment;
     use crate::core::tick::{Tick, Wheel};
@@ -403,8 +403,7 @@ mod tests {
         let ring = ring(40_000, now);
         let messages = |ids: Range<u64>| ids.map(Message::from).collect::<Vec<Message>>();
         let add = |messages: &[Message]| {
-            let request =
-                AddNewMsg { messages, ack_timeout_ticks: 15, attempt: 1, connection: ConnectionId::default() };
+            let request = AddNewMsg { messages, ack_timeout_ticks: 15, attempt: 1 };
             ring.add_new_msg(request, now).now_or_never().unwrap().map(drop)
         };
         add(&messages(0..30_000)).unwrap();
@@ -417,7 +416,7 @@ mod tests {
             });
             while !done.load(Ordering::SeqCst) {
                 add(&others).unwrap();
-                let request = DelMsg { messages: &others, withdraw: false, connection: ConnectionId::default() };
+                let request = DelMsg { messages: &others, withdraw: false };
                 ring.del_msg(request, now).now_or_never().unwrap().unwrap();
             }
         });

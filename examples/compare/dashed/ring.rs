@@ -249,16 +249,11 @@ mod tests {
 
     fn add(ring: &DashRing, ids: &[u64], ack_timeout_ticks: u16, attempt: u8, now: Instant) -> Vec<AddOutcome> {
         let messages: Vec<Message> = ids.iter().copied().map(Message::from).collect();
-        answer(ring.add_new_msg(
-            AddNewMsg { messages: &messages, ack_timeout_ticks, attempt, connection: ConnectionId::default() },
-            now,
-        ))
-        .outcomes
+        answer(ring.add_new_msg(AddNewMsg { messages: &messages, ack_timeout_ticks, attempt }, now)).outcomes
     }
 
     fn del(ring: &DashRing, id: u64, now: Instant) -> DelOutcome {
-        let request =
-            DelMsg { messages: &[Message::from(id)], withdraw: false, connection: ConnectionId::default() };
+        let request = DelMsg { messages: &[Message::from(id)], withdraw: false };
         answer(ring.del_msg(request, now)).outcomes[0]
     }
 

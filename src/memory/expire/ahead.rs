@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use crate::core::group::GroupName;
     use crate::core::outbox::Outbox;
-    use crate::core::ring::{Advance, ConnectionId, Ring};
+    use crate::core::ring::{Advance, Ring};
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
     use crate::memory::MemoryOutbox;
 
@@ -134,18 +134,13 @@ mod tests {
 
         fn add(&self, ids: Range<u64>, ack_timeout_ticks: u16) {
             let messages: Vec<Message> = ids.map(Message::from).collect();
-            let request = AddNewMsg {
-                messages: &messages,
-                ack_timeout_ticks,
-                attempt: 1,
-                connection: ConnectionId::default(),
-            };
+            let request = AddNewMsg { messages: &messages, ack_timeout_ticks, attempt: 1 };
             self.ring.add_new_msg(request, self.now).now_or_never().unwrap().unwrap();
         }
 
         fn del(&self, ids: impl Iterator<Item = u64>, withdraw: bool) {
             let messages: Vec<Message> = ids.map(Message::from).collect();
-            let request = DelMsg { messages: &messages, withdraw, connection: ConnectionId::default() };
+            let request = DelMsg { messages: &messages, withdraw };
             self.ring.del_msg(request, self.now).now_or_never().unwrap().unwrap();
         }
 
