@@ -48,8 +48,8 @@ impl Requester {
         }
     }
 
-    /// Submits a batch: see [`Ring::submit`]. The ids of its requests are below 2^63, and none is that of a request that is
-    /// still pending.
+    /// Submits a batch: see [`super::ring::Ring::submit`]. The ids of its requests are below 2^63, and none is that of a
+    /// request that is still pending.
     pub fn submit(&mut self, batch: &mut RequestBatch, now: Instant) -> Submitted {
         if let [ring] = self.rings.all() {
             return ring.submit(batch, self.connection, &self.completions, now);
