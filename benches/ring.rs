@@ -1,4 +1,4 @@
-//! What the ring in memory costs, asked with whole request batches as a session asks it: `cargo bench --bench ring`.
+//! Measures the ring in memory with whole request batches, as a session submits them: `cargo bench --bench ring`.
 //!
 //! - `100k in flight`, `1M …`, `10M …`: adds, dels, both in turn (`pair`) and re-arms, in request batches of 256 messages with
 //!   random keys of 16 bytes, first in, first out. Next to them the same keys go into a bare `HashMap` and out of it

@@ -192,6 +192,6 @@ fn a_long_way_and_a_clock_that_is_set_forwards_shorten_no_tick() {
         redis.set_fast_by_ms(300 * moved.len() as u64);
     }
     let shortest = moved.windows(2).map(|pair| pair[1] - pair[0]).min().expect("it moved");
-    // Whoever looks here sees a move a few ms late.
+    // The test sees a move a few ms late.
     assert!(shortest >= Duration::from_millis(TICK_MS - 50), "{shortest:?} of a second: {}", sidecar.log().text());
 }

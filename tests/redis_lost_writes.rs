@@ -86,7 +86,7 @@ fn a_batch_of_the_last_epoch_is_settled_without_reading_it() {
     let mut subscriber = sidecar.connect().subscribed("default");
     add(&sidecar, 1..2, 1);
     let batch = subscriber.batch();
-    // What is not there cannot be read.
+    // Without its entry the batch cannot be read.
     redis.command::<()>(&["XDEL", "{ackwheel:0}:outbox", &format!("{}-0", batch.tick)]);
     assert_eq!(u32_at(&subscriber.ask(&frames::batch_ack(&[batch.id])).body, 0), 1);
 }

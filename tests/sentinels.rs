@@ -196,7 +196,7 @@ fn without_a_majority_of_the_sentinels_nothing_times_out_and_all_else_goes_on() 
 fn a_sidecar_that_starts_during_a_failover_waits_for_the_new_primary() {
     let redis = Redis::start();
     let sentinel = Sentinel::watching(&redis, 1, "");
-    // What Sentinels name in a failover may be a replica by then. Nobody is at that port.
+    // In a failover the primary that Sentinels name may be a replica already. Nobody listens at that port.
     redis.command::<()>(&["REPLICAOF", "127.0.0.1", &NOBODY.to_string()]);
     let mut process = Process::spawn(&mut serve_at(&store([&sentinel]), "only", &[]));
     let log = Log::of(process.stderr());

@@ -68,7 +68,7 @@ pub fn answered(requests: usize, per_request: usize) -> RequestBatch {
     batch
 }
 
-/// Appends the answers to all requests of a request batch.
+/// Appends the answers to all requests of a batch.
 pub fn encode_answers(batch: &RequestBatch, out: &mut BytesMut) {
     let codec = Codec::default();
     for request in &batch.requests {

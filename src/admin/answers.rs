@@ -27,17 +27,17 @@ pub(super) type Answer = (StatusCode, Bytes);
 
 /// The answers that the endpoints share among their requests.
 #[derive(Debug)]
-pub struct Completions {
+pub struct Answers {
     pub(super) metrics: Shared,
     pub(super) status: Shared,
 }
 
-impl Completions {
+impl Answers {
     /// Answers that are made on this thread: it may wait for locks of the store.
     #[must_use]
-    pub fn made_on(thread: RuntimeThread) -> Completions {
+    pub fn made_on(thread: RuntimeThread) -> Answers {
         let thread = Arc::new(thread);
-        Completions { metrics: Shared::made_on(Arc::clone(&thread)), status: Shared::made_on(thread) }
+        Answers { metrics: Shared::made_on(Arc::clone(&thread)), status: Shared::made_on(thread) }
     }
 }
 

@@ -21,7 +21,7 @@ use futures_util::future::{join_all, try_join_all};
 use tokio::net::TcpListener;
 use tracing::{debug, warn};
 
-pub use self::answers::Completions;
+pub use self::answers::Answers;
 use self::answers::{ANSWER_TIMEOUT, Answer};
 use self::connections::Connections;
 pub use self::connections::MAX_CONNECTIONS;
@@ -57,7 +57,7 @@ pub struct Health {
     /// Whether the sidecar is going.
     pub draining: AtomicBool,
     /// What requests for the same share.
-    pub answers: Completions,
+    pub answers: Answers,
 }
 
 /// After a failed accept the listener rests.

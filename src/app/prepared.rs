@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::error::StartError;
 use super::listening::Listening;
-use crate::admin::Completions;
+use crate::admin::Answers;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -24,7 +24,7 @@ pub(super) struct Prepared {
     /// The thread of the admin endpoints, to which their listener belongs.
     pub(super) admin_thread: RuntimeThread,
     /// Their answers that need the store.
-    pub(super) answers: Completions,
+    pub(super) answers: Answers,
 }
 
 impl Prepared {
@@ -34,7 +34,7 @@ impl Prepared {
         let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host_name(), listening.address.port()));
         let start = |name| RuntimeThread::start(name).map_err(StartError::Thread);
         let (ticker_thread, admin_thread) = (start("ticker")?, start("admin")?);
-        let answers = Completions::made_on(start("answers")?);
+        let answers = Answers::made_on(start("answers")?);
         listening.admin_listener = admin_thread.adopt(listening.admin_listener).map_err(StartError::Thread)?;
         let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
         Ok(Prepared { name, listening, clock, metrics, ticker_thread, admin_thread, answers })

@@ -52,7 +52,7 @@ pub struct Candidate {
     pointer: Option<Seen<Standing>>,
 }
 
-/// Where the pointer stands.
+/// The position of the pointer, and its due time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// The tick at which it stands.
@@ -138,7 +138,7 @@ impl Candidate {
         (seen.until(now, self.lease / 2) >= self.lease.max(self.holders_lease) * 2).then(|| seen.what.clone())
     }
 
-    /// Where the pointer was seen last, and for how long it has been watched there.
+    /// The last position of the pointer that was seen, and for how long it has been watched there.
     #[must_use]
     pub fn pointer_seen(&self, now: Instant) -> Option<(Standing, Duration)> {
         let seen = self.pointer.as_ref()?;

@@ -45,7 +45,7 @@ impl Outboxes {
         self.outboxes.get(usize::from(batch.ring))
     }
 
-    /// Operation each ring about its own batches.
+    /// Asks each ring about its own batches.
     fn by_ring<T>(&self, batches: &[BatchId], ask: impl Fn(&dyn Outbox, &[BatchId]) -> Reply<T>) -> Vec<Reply<T>> {
         let mut parts: BTreeMap<u16, Vec<BatchId>> = BTreeMap::new();
         for batch in batches {
@@ -55,7 +55,7 @@ impl Outboxes {
         asked.collect()
     }
 
-    /// Operation all rings; the answer is made of theirs.
+    /// Asks all rings; the answer is made of theirs.
     fn ask_all<T: Send + Unpin + 'static, A>(
         &self,
         ask: impl Fn(&dyn Outbox) -> Reply<T>,

@@ -103,7 +103,7 @@ impl Operation {
     }
 }
 
-/// A request of a request batch.
+/// A request of a batch.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// By which its answer is known.

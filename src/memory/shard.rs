@@ -17,7 +17,7 @@ use crate::core::tick::{Tick, Wheel};
 /// Messages whose memory is asked for together: as many as a processor has requests to memory on their way, twice.
 const FETCHED: usize = 64;
 
-/// Where the wheel stands while a request batch is done.
+/// The position of the wheel while a request batch is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position {
     pub(super) wheel: Wheel,

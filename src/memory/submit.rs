@@ -1,4 +1,4 @@
-//! What is asked of the ring: request batches of adds and dels, each done under one look at where the wheel stands.
+//! Completes request batches of adds and dels, each under one look at the position of the wheel.
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -172,7 +172,7 @@ pub(super) async fn watch(place: Arc<Place>, links: Arc<Links>, clock: Arc<Clock
     }
 }
 
-/// Operation a node after a pause; returns it, with how long to pause before it is asked again.
+/// Asks a node after a pause; returns it, with how long to pause before it is asked again.
 async fn ask_after(pause: Duration, place: Arc<Place>, node: Arc<Node>, clock: &Clock) -> (Arc<Node>, Duration) {
     tokio::time::sleep(pause).await;
     let asked_at = clock.now();

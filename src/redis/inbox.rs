@@ -63,7 +63,7 @@ struct State {
 }
 
 impl Inbox {
-    /// Leaves the requests of a request batch that are not refused.
+    /// Leaves the requests of a batch that are not refused.
     pub(super) fn leave(&self, batch: &RequestBatch, connection: ConnectionId, completions: &Arc<Completions>) {
         let mut state = self.state.lock();
         for request in batch.requests.iter().filter(|request| request.refusal.is_none()) {

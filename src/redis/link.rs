@@ -266,7 +266,7 @@ impl Link {
         Answer::new(script, value)
     }
 
-    /// Operation whether Redis carries scripts out, so that its silence is known: one that takes no writes for a moment answers
+    /// Asks whether Redis carries scripts out, so that its silence is known: one that takes no writes for a moment answers
     /// a PING. Without an answer nothing was lost, and it is no fault.
     pub(super) async fn probe(&self, session: &Session) {
         match self.exchange(session, redis::cmd("EVAL").arg("return 1").arg(0)).await {

@@ -157,7 +157,7 @@ impl Place {
         views.owner(slot, self.named())
     }
 
-    /// Operation all nodes where Redis is now.
+    /// Asks all nodes where Redis is now.
     pub(super) async fn look(&self, clock: &Clock) -> Result<Views, Fault> {
         if let Kind::Fixed(client) = &self.kind {
             let found = Found { client: client.clone(), config_epoch: 0, node: None };
@@ -189,7 +189,7 @@ impl Place {
         }
     }
 
-    /// Operation a node where Redis is, and remembers what it says.
+    /// Asks a node where Redis is, and remembers what it says.
     pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<(String, View), Fault> {
         let (nodes, (id, view)) = match &self.kind {
             Kind::Fixed(_) => return Err(Fault::away("a single Redis is asked nothing")),

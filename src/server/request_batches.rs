@@ -131,7 +131,7 @@ pub(super) async fn outlive(mut pending: Pending<Done>, mut requester: Requester
     }
 }
 
-/// What a request counts for while it is pending.
+/// The load that a request is while it is pending.
 fn load(request: &Request) -> Load {
     let messages = request.range().len();
     match request.operation {

@@ -1,4 +1,4 @@
-//! What each request does, but for AddNewMsg and DelMsg, which are submitted together.
+//! Carries out each request other than AddNewMsg and DelMsg, which are submitted together.
 
 use std::sync::Arc;
 use std::time::Duration;

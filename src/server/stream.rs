@@ -22,7 +22,7 @@ pub(super) enum Stream {
 impl Stream {
     /// Whether bytes wait in the socket at this moment.
     ///
-    /// Operation the kernel and not the runtime, which may not have heard of them yet.
+    /// Asks the kernel and not the runtime, which may not have heard of them yet.
     pub(super) fn has_unread(&self) -> bool {
         matches!(SockRef::from(self).peek(&mut [MaybeUninit::uninit()]), Ok(1..))
     }

@@ -41,7 +41,7 @@ impl Session {
         }
     }
 
-    /// Operation a silent peer for a sign of life, or gives it up.
+    /// Asks a silent peer for a sign of life, or gives it up.
     pub(super) fn check(&mut self) {
         let now = self.shared.clock.alive();
         let Some(overdue) = now.checked_duration_since(self.next_check()) else { return };

@@ -142,7 +142,7 @@ impl Wire {
         self.input.advance(taken);
     }
 
-    /// Queues the answer to a request of a request batch.
+    /// Queues the answer to a request of a batch.
     pub(super) fn answer(&mut self, request: &Request, outcomes: &[Outcome]) {
         if !self.deaf {
             self.codec.encode_answer(request, outcomes, &mut self.output);

@@ -30,7 +30,7 @@ pub struct Store {
     servers: Servers,
     /// Which of 0 and 1 is the primary.
     pub primary: usize,
-    /// Where the servers keep their files, if that can stall. Dropped after the servers.
+    /// The disk with the files of the servers, if it can stall. Dropped after the servers.
     disk: Option<Disk>,
     network: Option<Arc<Network>>,
 }

@@ -26,7 +26,7 @@ use super::slots::{Flight, Slots};
 /// Messages that are read before the first of them is dealt with, so that the processor waits for several at once.
 const READ_AHEAD: usize = 16;
 
-/// What is to be done with a message, and which of its batch it is.
+/// An operation on a message, and the position of the message in its batch.
 #[derive(Clone, Copy, Debug)]
 struct Todo {
     index: u32,

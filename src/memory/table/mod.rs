@@ -107,7 +107,7 @@ impl<S: HashMessage> Table<S> {
         Home { segment: segment as u32, group: hash.group(self.segments[segment].groups.len()) as u32 }
     }
 
-    /// Operation for the group in which the search for a message begins, and for the room of its segment; tells where that is.
+    /// Asks for the group in which the search for a message begins, and for the room of its segment; tells where that is.
     #[inline]
     pub(super) fn fetch_group(&self, hash: Hash) -> Home {
         let home = self.home(hash);
@@ -116,7 +116,7 @@ impl<S: HashMessage> Table<S> {
         home
     }
 
-    /// Operation for the entry of a message, or for the place where it would go: its group should be there.
+    /// Asks for the entry of a message, or for the place where it would go: its group should be there.
     #[inline]
     pub(super) fn fetch_entry(&self, hash: Hash, home: Home) {
         let entry = self.segments[home.segment as usize].likely(hash.tag(), home.group as usize);
@@ -173,14 +173,14 @@ impl<S: HashMessage> Table<S> {
     }
 }
 
-/// Operation for an entry, which may lie in two cache lines.
+/// Asks for an entry, which may lie in two cache lines.
 #[inline]
 fn fetch_whole(entry: &Entry) {
     fetch(&entry.message);
     fetch(&entry.marks);
 }
 
-/// Operation for the cache line of a value without waiting for it.
+/// Asks for the cache line of a value without waiting for it.
 #[cfg(target_arch = "x86_64")]
 fn fetch<T>(value: &T) {
     safe_arch::prefetch_t0(value);

@@ -82,7 +82,7 @@ impl Codec {
         echoed
     }
 
-    /// Appends the answer to a request of a request batch that was done.
+    /// Appends the answer to a request of a batch that was done.
     #[inline]
     pub fn encode_answer(&self, request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
         if let [outcome] = outcomes {

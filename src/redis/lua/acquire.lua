@@ -43,8 +43,8 @@ epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'lease_ms', ARGV[4], 'acquired_ms', now)
 
 -- Missed ticks: the least of Redis' time, the candidate's own, and the bound. The candidate's own counts only if no
--- election has put the pointer off since: adds count from when it is due, and Redis' clock may have been set after them. The rest of the gap shifts every
--- deadline. A gap below a tick is none. A candidate that has not looked lately cannot know whether Redis or all sidecars
+-- election has put the pointer off since: adds count from when it is due, and Redis' clock may have been set after them.
+-- The rest of the gap shifts every deadline. A gap below a tick is none. A candidate that has not looked lately cannot know whether Redis or all sidecars
 -- were unreachable: Acks may come only now.
 local gap = now - due_ms
 if gap >= tick_ms then

@@ -12,7 +12,7 @@ use crate::redis::office::{Office, WATCH};
 /// It asks so often: a stall is seen but for as much of it.
 const EVERY: Duration = Duration::from_millis(25);
 
-/// Operation Redis whether it is there, before each move of a leader; never ends.
+/// Asks Redis whether it is there, before each move of a leader; never ends.
 pub(super) async fn watch(link: Arc<Link>, office: Arc<Office>) {
     loop {
         let now = link.clock().now();
