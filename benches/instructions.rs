@@ -16,7 +16,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use ackwheel::core::request_batch::{Outcome, RequestBatch};
-use ackwheel::load::Order;
+use ackwheel::bench::Order;
 use ackwheel::protocol::Codec;
 use bytes::BytesMut;
 
@@ -138,7 +138,7 @@ fn expire(rounds: u64) -> u64 {
     let mut timed_out = 0;
     for _ in 0..rounds {
         subject.advance();
-        while let Some(published) = subject.expire() {
+        while let Some(published) = subject.publish_expired() {
             timed_out += published;
         }
     }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use ackwheel::core::message::Message;
 use ackwheel::core::request_batch::Outcome;
-use ackwheel::load::Order;
+use ackwheel::bench::Order;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use hashbrown::HashMap;
@@ -162,13 +162,13 @@ fn decide(criterion: &mut Criterion) {
                     // It closes, and what lies in it is acknowledged after that: between two ticks the table would
                     // give back the memory of what has gone, and there would be less to look at.
                     subject.advance();
-                    while subject.expire().is_some() {}
+                    while subject.publish_expired().is_some() {}
                     subject.del(&shuffled[left..]);
                     let start = Instant::now();
                     subject.advance();
                     let mut published = 0;
                     while published < left as u64 {
-                        published += subject.expire().expect("the tick is not published yet");
+                        published += subject.publish_expired().expect("the tick is not published yet");
                     }
                     start.elapsed()
                 })

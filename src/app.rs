@@ -19,7 +19,6 @@ use self::listening::Listening;
 use self::prepared::Prepared;
 use self::stores::open_store;
 use crate::admin::{self, Health};
-use crate::alarm::Alarm;
 use crate::clock::Clock;
 use crate::config::{Config, StoreKind};
 use crate::core::outbox::GroupBacklog;
@@ -27,13 +26,14 @@ use crate::core::outboxes::Outboxes;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Handover;
 use crate::core::rings::Rings;
-use crate::core::store::{Seat, Store};
+use crate::core::store::{RingParts, Store};
 use crate::delivery::Delivery;
-use crate::gate::ReadGate;
-use crate::log;
+use crate::logging;
 use crate::metrics::{Limits, Metrics};
+use crate::process::thread::RuntimeThread;
 use crate::server::{self, DRAIN_GRACE, Server};
-use crate::thread::RuntimeThread;
+use crate::ticker::precise_timer::PreciseTimer;
+use crate::ticker::read_barrier::ReadBarrier;
 use crate::ticker::{Ticker, TickerHandle};
 
 /// How often a drain looks whether all batches are acknowledged.
@@ -51,7 +51,7 @@ const STORE_PATIENCE: (Duration, Duration) = (Duration::from_secs(6), Duration::
 /// A running sidecar. Dropping it ends its tasks at once; [`Sidecar::drain`] ends it properly.
 ///
 /// If one of its tasks panics, the rest cannot go on: `serve`, and a program of your own that starts a sidecar, call
-/// [`panics::end_the_process`](crate::panics::end_the_process) first.
+/// [`panics::end_the_process`](crate::process::panics::end_the_process) first.
 pub struct Sidecar {
     name: String,
     address: SocketAddr,
@@ -95,20 +95,23 @@ impl Sidecar {
     fn start_from(config: Config, prepared: Prepared, store: Arc<dyn Store>) -> Sidecar {
         let Prepared { name, listening, clock, metrics, ticker_thread, admin_thread, answers } = prepared;
         let Listening { listeners, address, admin_listener, admin_address } = listening;
-        let gate = ReadGate::new();
-        show_settings(&config, store.seats().len(), &metrics);
+        let read_barrier = ReadBarrier::new();
+        show_settings(&config, store.rings().len(), &metrics);
         let delivery = Arc::new(Delivery::new(
-            Outboxes::of(store.seats()),
+            Outboxes::of(store.rings()),
             Arc::clone(&clock),
             Arc::clone(&metrics),
             config.redeliver_after,
         ));
         let (mut tickers, mut ticking) = (Vec::new(), Vec::new());
-        for (ring, seat) in store.seats().iter().enumerate() {
-            let (clock, gate, metrics) = (Arc::clone(&clock), Arc::clone(&gate), Arc::clone(&metrics));
-            let (ticker, handle) = Ticker::new(seat, clock, gate, metrics);
+        for (ring, seat) in store.rings().iter().enumerate() {
+            let (clock, read_barrier, metrics) =
+                (Arc::clone(&clock), Arc::clone(&read_barrier), Arc::clone(&metrics));
+            let (ticker, handle) = Ticker::new(seat, clock, read_barrier, metrics);
             let span = span_of(ring, &*store);
-            ticking.push(ticker_thread.spawn(async move { ticker.run(Alarm::precise()).await }.instrument(span)));
+            ticking.push(
+                ticker_thread.spawn(async move { ticker.run(PreciseTimer::precise()).await }.instrument(span)),
+            );
             tickers.push(handle);
         }
         let certificate = config.certificate.map(Arc::new);
@@ -128,14 +131,14 @@ impl Sidecar {
             token: config.token,
             certificate,
             store: Arc::clone(&store),
-            rings: Rings::new(store.seats()),
+            rings: Rings::new(store.rings()),
             delivery: Arc::clone(&delivery),
             clock: Arc::clone(&clock),
-            gate,
+            read_barrier,
             metrics: Arc::clone(&metrics),
         });
         let tasks = vec![
-            tokio::spawn(tend(Arc::clone(&delivery))),
+            tokio::spawn(maintain(Arc::clone(&delivery))),
             tokio::spawn({
                 let clock = Arc::clone(&clock);
                 async move { match server::report_full_limits(metrics, clock).await {} }
@@ -214,7 +217,7 @@ impl Sidecar {
         let last = (begun + STORE_PATIENCE.1).min(self.clock.now() + STORE_PATIENCE.0);
         let closing = self.store.close(self.clock.moment());
         let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
-            if self.store.seats().iter().any(|seat| !seat.outbox.is_shared()) {
+            if self.store.rings().iter().any(|seat| !seat.outbox.is_shared()) {
                 let text = "the state file was not written in time, and the wheel ends with this process";
                 return Err(Refusal::new(Reason::StoreSilent, text));
             }
@@ -229,7 +232,7 @@ impl Sidecar {
 
     /// Drains all rings at the same time; says whether any of them hands out what was in flight.
     async fn drain_rings(&self, deadline: Instant) -> Handover {
-        let rings = self.store.seats().iter().zip(&self.tickers).enumerate();
+        let rings = self.store.rings().iter().zip(&self.tickers).enumerate();
         let draining = rings.map(|(ring, (seat, ticker))| {
             self.drain_ring(seat, ticker, deadline).instrument(span_of(ring, &*self.store))
         });
@@ -237,7 +240,7 @@ impl Sidecar {
         if handovers.contains(&Handover::HandedOut) { Handover::HandedOut } else { Handover::Kept }
     }
 
-    async fn drain_ring(&self, seat: &Seat, ticker: &TickerHandle, deadline: Instant) -> Handover {
+    async fn drain_ring(&self, seat: &RingParts, ticker: &TickerHandle, deadline: Instant) -> Handover {
         let drained = tokio::time::timeout_at(deadline.into(), ticker.drain()).await;
         match &drained {
             Ok(Ok(Handover::Kept)) => return Handover::Kept,
@@ -295,8 +298,8 @@ impl Sidecar {
     }
 }
 
-async fn tend(delivery: Arc<Delivery>) {
-    delivery.tend().await;
+async fn maintain(delivery: Arc<Delivery>) {
+    delivery.maintain().await;
 }
 
 /// Reads the files of token and certificate again when their content changes.
@@ -346,5 +349,5 @@ async fn end_all(tasks: &mut Vec<JoinHandle<()>>) {
 
 /// What is logged of a ring says which, where there are several; with `--log error` too.
 fn span_of(ring: usize, store: &dyn Store) -> Span {
-    if store.seats().len() > 1 { error_span!(log::RING, ring) } else { Span::none() }
+    if store.rings().len() > 1 { error_span!(logging::RING, ring) } else { Span::none() }
 }

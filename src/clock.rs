@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::RwLock;
 
-use crate::core::alive::AliveTime;
+use crate::core::stall_aware_clock::StallAwareClock;
 use crate::core::store::Moment;
 
 /// A monotonic clock that also tells how long the process was alive.
@@ -12,14 +12,14 @@ use crate::core::store::Moment;
 /// It follows tokio's clock, so a paused runtime pauses it too.
 #[derive(Debug)]
 pub struct Clock {
-    alive: RwLock<AliveTime>,
+    alive: RwLock<StallAwareClock>,
 }
 
 impl Clock {
     /// A clock that starts now.
     #[must_use]
     pub fn start() -> Clock {
-        Clock { alive: RwLock::new(AliveTime::new(monotonic())) }
+        Clock { alive: RwLock::new(StallAwareClock::new(monotonic())) }
     }
 
     /// Now.

@@ -28,17 +28,14 @@
 //! | [`memory`] | the store that lives in the process |
 //! | [`protocol`] | frames and their bytes; docs/PROTOCOL.md specifies them |
 //! | [`client`] | what a logic node in Rust links; compiles alone with the feature `client` |
-//! | [`clock`], [`gate`] | the time, and the rule that sockets are read before a decision |
-//! | [`alarm`] | a sleep that ends on time |
-//! | [`ticker`] | where time moves: the only caller of advance |
+//! | [`clock`] | the only place that reads a clock |
+//! | [`ticker`] | moves time: the only caller of advance; with the read barrier and the precise timer |
 //! | [`delivery`] | from the outbox to subscribers |
-//! | [`server`], [`admin`] | the two doors |
-//! | [`certificate`] | what the first of them speaks TLS with |
+//! | [`server`], [`admin`] | the two doors: framed TCP for logic nodes, HTTP for metrics and probes |
 //! | [`metrics`] | every metric, once |
-//! | [`systemd`] | what a service manager wants to hear: ready, alive, going |
-//! | [`load`] | many requests a second over the real protocol, each answer checked: `ackwheel bench` |
-//! | [`panics`] | a panic ends one connection, or the process |
-//! | [`log`] | a fault that repeats does not fill the log, and nobody waits for the reader of the log |
+//! | [`bench`] | `ackwheel bench`: load over the real protocol, every answer checked |
+//! | [`process`] | panics, threads with a runtime of their own, systemd |
+//! | [`logging`] | limits repeated log lines; no thread waits for the reader of stderr |
 //! | [`config`], [`app`], [`cli`] | settings become a running sidecar; the verbs of the command line |
 //!
 //! To read it in an afternoon: [`core::tick`], [`core::ring`], `memory/ring.rs`, [`core::dispatch`],
@@ -47,11 +44,9 @@
 #[cfg(feature = "sidecar")]
 pub mod admin;
 #[cfg(feature = "sidecar")]
-pub mod alarm;
-#[cfg(feature = "sidecar")]
 pub mod app;
 #[cfg(feature = "sidecar")]
-pub mod certificate;
+pub mod bench;
 #[cfg(feature = "sidecar")]
 pub mod cli;
 #[cfg(feature = "client")]
@@ -64,30 +59,18 @@ pub mod core;
 #[cfg(feature = "sidecar")]
 pub mod delivery;
 #[cfg(feature = "sidecar")]
-pub mod gate;
-#[cfg(feature = "sidecar")]
-pub mod load;
-#[cfg(feature = "sidecar")]
-pub mod log;
+pub mod logging;
 #[cfg(feature = "sidecar")]
 pub mod memory;
 #[cfg(feature = "sidecar")]
 pub mod metrics;
 #[cfg(feature = "sidecar")]
-pub mod panics;
-#[cfg(feature = "sidecar")]
-mod patience;
+pub mod process;
 #[cfg(feature = "client")]
 pub mod protocol;
 #[cfg(feature = "sidecar")]
 pub mod redis;
 #[cfg(feature = "sidecar")]
-mod reloaded;
-#[cfg(feature = "sidecar")]
 pub mod server;
-#[cfg(feature = "sidecar")]
-pub mod systemd;
-#[cfg(feature = "sidecar")]
-mod thread;
 #[cfg(feature = "sidecar")]
 pub mod ticker;

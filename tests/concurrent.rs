@@ -142,11 +142,11 @@ impl Race {
         for _ in 0..3 {
             self.elapsed_ms.fetch_add(334, Ordering::Relaxed);
             std::thread::yield_now();
-            self.ring.list_ahead();
+            self.ring.prelist();
         }
         self.ring.advance(self.now()).now_or_never().unwrap().unwrap();
         loop {
-            let expired = self.ring.expire(self.now()).now_or_never().unwrap().unwrap();
+            let expired = self.ring.publish_expired(self.now()).now_or_never().unwrap().unwrap();
             acked += expired.counted.map_or(0, |(_, counts)| counts.acked);
             if !expired.more {
                 break;

@@ -7,7 +7,7 @@ use ackwheel::core::message::Message;
 use ackwheel::core::refusal::Promise;
 use ackwheel::core::ring::Ring;
 use ackwheel::core::single_request::{AddNewMsg, SingleRequest};
-use ackwheel::core::store::{Seat, Store};
+use ackwheel::core::store::{RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::{RedisOptions, RedisStore};
 
@@ -38,7 +38,7 @@ async fn a_late_write_of_a_connection_that_was_given_up_is_refused() {
     let time = FrozenRedis::start();
     let proxy = Proxy::to(time.redis.port);
     let store = frozen::open(&RedisOptions { url: proxy.url(), ..time.options(wheel()) }).await;
-    let ring = &store.seats()[0].ring;
+    let ring = &store.rings()[0].ring;
     add(&**ring, 1, &time).await.unwrap();
 
     proxy.hold_a_request();
@@ -68,11 +68,11 @@ struct Leader {
 
 impl Leader {
     /// A leader with one message whose tick is decided, and not yet published.
-    async fn with_a_decided_tick() -> Leader {
+    async fn with_an_expired_tick() -> Leader {
         let mut time = FrozenRedis::start();
         let store = frozen::open(&time.options(wheel())).await;
-        let Seat { ring, lease, .. } = store.seats()[0].clone();
-        let Leadership::Leads { epoch, .. } = lease.tend(time.now()).await.unwrap() else {
+        let RingParts { ring, lease, .. } = store.rings()[0].clone();
+        let Leadership::Leads { epoch, .. } = lease.maintain(time.now()).await.unwrap() else {
             panic!("nobody else stands for election");
         };
         add(&*ring, 1, &time).await.unwrap();
@@ -168,7 +168,7 @@ impl Leader {
     }
 
     /// Publishes as the leader of this token and epoch would, who expects this seq.
-    fn expire(&self, token: &str, epoch: u64, seq: u64) -> String {
+    fn publish_expired(&self, token: &str, epoch: u64, seq: u64) -> String {
         let tick = self.field("meta", "frozen_from");
         let list = format!("tick:{}", tick % self.field("meta", "lists"));
         let arguments = [token, &epoch.to_string(), &tick.to_string(), &seq.to_string(), "1000"];
@@ -182,14 +182,14 @@ impl Leader {
 
     /// Publishes what is decided before the tick of the message.
     fn publish_the_empty_tick(&self) {
-        assert_eq!(self.expire(&self.token(), self.epoch, 0), "published");
+        assert_eq!(self.publish_expired(&self.token(), self.epoch, 0), "published");
         assert_eq!(self.published(), 0);
     }
 }
 
 #[tokio::test]
 async fn the_pointer_moves_for_the_holder_in_his_epoch_alone() {
-    let leader = Leader::with_a_decided_tick().await;
+    let leader = Leader::with_an_expired_tick().await;
     let (token, pointer) = (leader.token(), leader.field("meta", "pointer"));
     assert_eq!(leader.advance("somebody else", leader.epoch), "deposed");
     assert_eq!(leader.advance(&token, leader.epoch - 1), "deposed", "an earlier term of the same sidecar");
@@ -204,7 +204,7 @@ async fn the_pointer_moves_for_the_holder_in_his_epoch_alone() {
 #[tokio::test]
 async fn a_clock_that_is_set_back_as_an_answer_is_lost_puts_the_next_move_off_by_a_tick_at_most() {
     const HOUR_MS: u64 = 3_600_000;
-    let leader = Leader::with_a_decided_tick().await;
+    let leader = Leader::with_an_expired_tick().await;
     let (token, pointer) = (leader.token(), leader.field("meta", "pointer"));
     assert_eq!(leader.advance(&token, leader.epoch), "moved");
     let wait_ms = |reply: &[redis::Value], at: usize| redis::from_redis_value::<u64>(reply[at].clone()).unwrap();
@@ -219,7 +219,7 @@ async fn a_clock_that_is_set_back_as_an_answer_is_lost_puts_the_next_move_off_by
 
 #[tokio::test]
 async fn who_has_just_come_waits_for_the_acks_of_an_outage_as_does_who_follows() {
-    let mut leader = Leader::with_a_decided_tick().await;
+    let mut leader = Leader::with_an_expired_tick().await;
     let pointer = leader.field("meta", "pointer");
     let vacate = |leader: &Leader| leader.time.redis.command::<u64>(&["DEL", "{test:0}:lease"]);
     leader.time.pass(TICK * 3);
@@ -247,11 +247,11 @@ async fn who_has_just_come_waits_for_the_acks_of_an_outage_as_does_who_follows()
 
 #[tokio::test]
 async fn a_leader_that_was_held_up_between_its_look_at_the_clock_and_the_move_decides_nothing_early() {
-    let mut leader = Leader::with_a_decided_tick().await;
+    let mut leader = Leader::with_an_expired_tick().await;
     let catch_up = TICK * u32::try_from(leader.field("meta", "catch_up")).unwrap();
     let late = catch_up + Duration::from_millis(30);
     leader.time.pass(late);
-    add(&*leader.store.seats()[0].ring, 2, &leader.time).await.unwrap();
+    add(&*leader.store.rings()[0].ring, 2, &leader.time).await.unwrap();
     let added_ms = leader.time.redis.unix_ms();
     let moved = leader.advance_late(leader.field("meta", "pointer"), late, &leader.token(), leader.epoch);
     assert_eq!(Leader::word(&moved), "moved");
@@ -263,18 +263,18 @@ async fn a_leader_that_was_held_up_between_its_look_at_the_clock_and_the_move_de
 
 #[tokio::test]
 async fn batches_are_published_by_the_holder_in_his_epoch_alone_and_each_seq_once() {
-    let leader = Leader::with_a_decided_tick().await;
+    let leader = Leader::with_an_expired_tick().await;
     leader.publish_the_empty_tick();
     let token = leader.token();
-    assert_eq!(leader.expire("somebody else", leader.epoch, 0), "deposed");
-    assert_eq!(leader.expire(&token, leader.epoch - 1, 0), "deposed", "an earlier term of the same sidecar");
-    assert_eq!(leader.expire(&token, leader.epoch, 1), "expected", "seq 0 comes first");
+    assert_eq!(leader.publish_expired("somebody else", leader.epoch, 0), "deposed");
+    assert_eq!(leader.publish_expired(&token, leader.epoch - 1, 0), "deposed", "an earlier term of the same sidecar");
+    assert_eq!(leader.publish_expired(&token, leader.epoch, 1), "expected", "seq 0 comes first");
     assert_eq!(leader.published(), 0, "nobody has published");
     let _: u64 = leader.time.redis.command(&["DEL", "{test:0}:lease"]);
-    assert_eq!(leader.expire(&token, leader.epoch, 0), "deposed", "the lease has run out");
+    assert_eq!(leader.publish_expired(&token, leader.epoch, 0), "deposed", "the lease has run out");
     assert_eq!(leader.published(), 0, "nobody has published");
     let _: () = leader.time.redis.command(&["SET", "{test:0}:lease", &token]);
-    assert_eq!(leader.expire(&token, leader.epoch, 0), "published");
-    assert_eq!(leader.expire(&token, leader.epoch, 0), "expected", "it is published already");
+    assert_eq!(leader.publish_expired(&token, leader.epoch, 0), "published");
+    assert_eq!(leader.publish_expired(&token, leader.epoch, 0), "expected", "it is published already");
     assert_eq!(leader.published(), 1);
 }

@@ -171,7 +171,7 @@ fn a_reader_that_comes_back_learns_in_the_same_format_how_many_lines_are_missing
             "text" => line.split("dropped=").nth(1).and_then(|rest| rest.split_whitespace().next()?.parse().ok()),
             _ => serde_json::from_str::<serde_json::Value>(&line).unwrap()["fields"]["dropped"].as_u64(),
         };
-        assert_names(&line, &["WARN", "ackwheel::log", "stderr"]);
+        assert_names(&line, &["WARN", "ackwheel::logging", "stderr"]);
         assert!(said.is_some_and(|said| 0 < said && said <= dropped), "{dropped} were dropped: {line}");
         sidecar.drain();
         assert_names(&log.whole(), &["drained; "]);

@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ackwheel::log::{MAX_SAME, WINDOW};
+use ackwheel::logging::{MAX_SAME, WINDOW};
 use rustix::process::Signal;
 use serde_json::Value;
 

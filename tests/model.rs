@@ -149,7 +149,7 @@ impl Model {
         let acked = self.acked.remove(&decided).unwrap_or_default();
         self.decided.insert(decided, (timed_out, acked));
         let shifted = std::mem::take(&mut self.shifted);
-        Advance::Moved { decided: Tick(decided), lateness, shifted, next: self.next_advance() }
+        Advance::Moved { expired: Tick(decided), lateness, shifted, next: self.next_advance() }
     }
 }
 
@@ -188,8 +188,8 @@ impl Subject {
     }
 
     /// Does one step of expiry; whether there is more to do.
-    fn expire(&self, now: Instant) -> bool {
-        let expired = self.ring.expire(now).now_or_never().unwrap().unwrap();
+    fn publish_expired(&self, now: Instant) -> bool {
+        let expired = self.ring.publish_expired(now).now_or_never().unwrap().unwrap();
         self.counted.borrow_mut().extend(expired.counted);
         expired.more
     }
@@ -225,14 +225,14 @@ fn run(slots: u16, steps: &[Step]) {
             }
             Step::Pass { ms } => model.now_ms += ms,
             Step::ListAhead => {
-                subject.ring.list_ahead();
+                subject.ring.prelist();
             }
             Step::Advance => {
                 let found = subject.ring.advance(now).now_or_never().unwrap().unwrap();
                 assert_eq!(found, model.advance());
             }
             Step::Expire => {
-                subject.expire(now);
+                subject.publish_expired(now);
             }
         }
     }
@@ -250,7 +250,7 @@ fn finish(model: &mut Model, subject: &Subject) {
         model.advance();
     }
     let now = subject.at(model.now_ms);
-    while subject.expire(now) {}
+    while subject.publish_expired(now) {}
     let counted = subject.counted.borrow();
     let told = counted.iter().map(|(tick, counts)| (tick.0, (counts.acked, counts.timed_out())));
     let decided = model.decided.iter().map(|(tick, (timed_out, acked))| (*tick, (*acked, timed_out.len() as u64)));

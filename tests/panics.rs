@@ -18,11 +18,11 @@ use ackwheel::core::completions::Completions;
 use ackwheel::core::group::GroupName;
 use ackwheel::core::outbox::{Backlog, Dropped, Opening, Outbox, Retention, Settled};
 use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::ring::{Advance, ConnectionId, Expired, Handover, Reply, Ring, RingStatus, Submitted};
-use ackwheel::core::store::{Moment, Seat, Store};
+use ackwheel::core::ring::{Advance, ConnectionId, PublishStep, Handover, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::memory::{MemoryOptions, MemoryStore};
-use ackwheel::panics;
+use ackwheel::process::panics;
 
 use crate::support::frames;
 use crate::support::process::assert_names;
@@ -40,7 +40,7 @@ const CHILD: &str = "panics::a_sidecar_on_a_store_that_panics";
 
 /// A memory store whose calls panic.
 struct Faulty {
-    seat: Seat,
+    seat: RingParts,
     store: MemoryStore,
 }
 
@@ -81,8 +81,8 @@ impl Faulty {
         };
         let (store, _) = MemoryStore::open(options, Clock::start().moment()).unwrap();
         let fault = Arc::new(Fault { place, calls: AtomicU64::new(0) });
-        let Seat { ring, outbox, lease } = store.seats()[0].clone();
-        let seat = Seat {
+        let RingParts { ring, outbox, lease } = store.rings()[0].clone();
+        let seat = RingParts {
             ring: Arc::new(FaultyRing(ring, Arc::clone(&fault))),
             outbox: Arc::new(FaultyOutbox(outbox, fault)),
             lease,
@@ -96,7 +96,7 @@ impl Store for Faulty {
         "faulty"
     }
 
-    fn seats(&self) -> &[Seat] {
+    fn rings(&self) -> &[RingParts] {
         std::slice::from_ref(&self.seat)
     }
 
@@ -139,8 +139,8 @@ impl Ring for FaultyRing {
         self.0.advance(now)
     }
 
-    fn expire(&self, now: Instant) -> Reply<Expired> {
-        self.0.expire(now)
+    fn publish_expired(&self, now: Instant) -> Reply<PublishStep> {
+        self.0.publish_expired(now)
     }
 
     fn drain(&self, now: Instant) -> Reply<Handover> {
@@ -184,9 +184,9 @@ impl Outbox for FaultyOutbox {
         self.0.release(group, batches)
     }
 
-    fn tend(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
+    fn maintain(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
         self.1.meet("retention", 1);
-        self.0.tend(attended, now)
+        self.0.maintain(attended, now)
     }
 
     fn backlog(&self, now: Instant) -> Reply<Backlog> {

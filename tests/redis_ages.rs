@@ -120,9 +120,9 @@ async fn a_clock_that_is_set_makes_no_batch_and_no_group_old_and_ticks_do() {
     let retention = Retention { time: Duration::from_secs(20), ..Retention::default() };
     let options = time.options(Wheel::new(15, Duration::from_secs(1)).unwrap());
     let store = frozen::open(&RedisOptions { retention, ..options }).await;
-    let seat = &store.seats()[0];
+    let seat = &store.rings()[0];
     let outbox = &*seat.outbox;
-    seat.lease.tend(time.now()).await.unwrap();
+    seat.lease.maintain(time.now()).await.unwrap();
     assert_eq!(tend(outbox, time.now()).await, Dropped::default());
     // The grace after its election is over.
     turn(seat, &mut time, 21).await;

@@ -41,9 +41,9 @@ impl Subject {
         let time = FrozenRedis::start();
         let wheel = Wheel::new(5, std::time::Duration::from_secs(1)).unwrap();
         let store = frozen::open(&RedisOptions { max_in_flight, ..time.options(wheel) }).await;
-        let leads = store.seats()[0].lease.tend(time.now()).await.unwrap();
+        let leads = store.rings()[0].lease.maintain(time.now()).await.unwrap();
         assert!(matches!(leads, Leadership::Leads { .. }), "{leads:?}");
-        let ring = Arc::clone(&store.seats()[0].ring);
+        let ring = Arc::clone(&store.rings()[0].ring);
         Subject { time, _store: store, ring }
     }
 

@@ -6,7 +6,7 @@ use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::Message;
 use ackwheel::core::ring::Advance;
 use ackwheel::core::single_request::{AddNewMsg, SingleRequest};
-use ackwheel::core::store::{Seat, Store};
+use ackwheel::core::store::{RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::RedisOptions;
 
@@ -81,7 +81,7 @@ fn the_clock_of_a_leader_may_be_set_by_an_hour() {
 }
 
 /// Moves the pointer as far as the clock asks for; returns where it stands.
-async fn turn(seat: &Seat, time: &FrozenRedis) -> u64 {
+async fn turn(seat: &RingParts, time: &FrozenRedis) -> u64 {
     while let Advance::Moved { .. } = seat.ring.advance(time.now()).await.unwrap() {}
     seat.ring.status(time.now()).await.unwrap().pointer.0
 }
@@ -91,22 +91,22 @@ async fn a_candidate_that_watched_the_pointer_before_an_election_put_it_off_catc
     let mut time = FrozenRedis::start();
     let options = RedisOptions { lease: Duration::from_secs(20), ..time.options(Wheel::new(5, TICK).unwrap()) };
     let (leader, candidate) = (frozen::open(&options).await, frozen::open(&options).await);
-    let (leader, candidate) = (&leader.seats()[0], &candidate.seats()[0]);
+    let (leader, candidate) = (&leader.rings()[0], &candidate.rings()[0]);
     let leads = |leadership| matches!(leadership, Leadership::Leads { .. });
-    assert!(leads(leader.lease.tend(time.now()).await.unwrap()));
+    assert!(leads(leader.lease.maintain(time.now()).await.unwrap()));
     for _ in 0..4 {
-        assert!(!leads(candidate.lease.tend(time.now()).await.unwrap()));
+        assert!(!leads(candidate.lease.maintain(time.now()).await.unwrap()));
         time.pass(TICK);
     }
     // Nobody turned the ring for four seconds, and its deadlines are shifted by them.
     time.redis.command::<()>(&["DEL", "{test:0}:lease"]);
-    assert!(leads(leader.lease.tend(time.now()).await.unwrap()), "its lease had run out, and it is elected again");
+    assert!(leads(leader.lease.maintain(time.now()).await.unwrap()), "its lease had run out, and it is elected again");
     let request = AddNewMsg { messages: &[Message::from(1)], ack_timeout_ticks: 2, attempt: 1 };
     let deadline = leader.ring.add_new_msg(request, time.now()).await.unwrap().deadline;
     // All leases end with a clock that is set by more than they last.
     time.redis.set_frozen(time.unix_ms() + 90_000);
     time.redis.command::<()>(&["DEL", "{test:0}:lease"]);
-    assert!(leads(candidate.lease.tend(time.now()).await.unwrap()));
+    assert!(leads(candidate.lease.maintain(time.now()).await.unwrap()));
     let pointer = turn(candidate, &time).await;
     assert!(pointer <= deadline.0, "the message is in flight for two ticks: {pointer} of {deadline}");
 }

@@ -6,7 +6,7 @@ use ackwheel::core::message::Message;
 use ackwheel::core::outbox::{Dropped, Opening, Outbox, Retention};
 use ackwheel::core::ring::Advance;
 use ackwheel::core::single_request::{AddNewMsg, SingleRequest};
-use ackwheel::core::store::{Seat, Store};
+use ackwheel::core::store::{RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::RedisOptions;
 
@@ -369,7 +369,7 @@ fn an_ephemeral_group_that_nobody_can_leave_any_more_goes_within_minutes_of_the_
 pub async fn tend(outbox: &dyn Outbox, now: Instant) -> Dropped {
     let (begun, mut told) = (Instant::now(), Dropped::default());
     loop {
-        match outbox.tend(&[], now).await {
+        match outbox.maintain(&[], now).await {
             Ok(dropped) if dropped == Dropped::default() => return told,
             Ok(dropped) => {
                 told.ids += dropped.ids;
@@ -387,13 +387,13 @@ async fn tend_without_answer(outbox: &dyn Outbox, proxy: &Proxy, now: Instant) -
     let lost = proxy.lost();
     proxy.lose_an_answer();
     // It asks for that first, and sends heartbeats behind it.
-    outbox.tend(&[], now).await.unwrap_err();
+    outbox.maintain(&[], now).await.unwrap_err();
     assert_eq!(proxy.lost(), lost + 1);
     tend(outbox, now).await
 }
 
 /// Publishes a batch of so many messages.
-pub async fn publish(seat: &Seat, time: &mut FrozenRedis, count: u64) {
+pub async fn publish(seat: &RingParts, time: &mut FrozenRedis, count: u64) {
     let messages: Vec<Message> = (0..count).map(Message::from).collect();
     let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 1, attempt: 1 };
     seat.ring.add_new_msg(request, time.now()).await.unwrap();
@@ -401,13 +401,13 @@ pub async fn publish(seat: &Seat, time: &mut FrozenRedis, count: u64) {
 }
 
 /// Lets ticks pass.
-pub async fn turn(seat: &Seat, time: &mut FrozenRedis, ticks: u32) {
+pub async fn turn(seat: &RingParts, time: &mut FrozenRedis, ticks: u32) {
     for _ in 0..ticks {
         time.pass(Duration::from_secs(1));
         // A leader whose connection was rebuilt is elected again.
-        seat.lease.tend(time.now()).await.unwrap();
+        seat.lease.maintain(time.now()).await.unwrap();
         while !matches!(seat.ring.advance(time.now()).await.unwrap(), Advance::Waiting(_)) {}
-        while seat.ring.expire(time.now()).await.unwrap().more {}
+        while seat.ring.publish_expired(time.now()).await.unwrap().more {}
     }
 }
 
@@ -418,9 +418,9 @@ async fn what_is_dropped_is_told_also_where_the_answer_is_lost() {
     let proxy = Proxy::to(time.redis.port);
     let retention = Retention { max_ids: 10, time: Duration::from_secs(20) };
     let store = frozen::open(&RedisOptions { url: proxy.url(), retention, ..options.clone() }).await;
-    let seat = &store.seats()[0];
+    let seat = &store.rings()[0];
     let outbox = &*seat.outbox;
-    seat.lease.tend(time.now()).await.unwrap();
+    seat.lease.maintain(time.now()).await.unwrap();
 
     publish(seat, &mut time, 200).await;
     let dropped = tend_without_answer(outbox, &proxy, time.now()).await;
@@ -431,7 +431,7 @@ async fn what_is_dropped_is_told_also_where_the_answer_is_lost() {
     seat.outbox.open_group(&audit, Opening::default(), time.now()).await.unwrap();
     seat.outbox.leave_group(&audit).await.unwrap();
     // The lost answer ended its session. From its next election on it watches before it drops what is old.
-    seat.lease.tend(time.now()).await.unwrap();
+    seat.lease.maintain(time.now()).await.unwrap();
     assert_eq!(tend(outbox, time.now()).await, Dropped::default(), "it is noted that it has no subscriber");
     turn(seat, &mut time, 21).await;
     let dropped = tend_without_answer(outbox, &proxy, time.now()).await;

@@ -21,7 +21,7 @@ fn sleep_until(unix_ms: u64) {
 }
 
 /// When a tick will be decided, in ms by the clock of Redis, which is that of this machine.
-fn decided_at(redis: &Redis, deadline: u64) -> u64 {
+fn expired_at(redis: &Redis, deadline: u64) -> u64 {
     let (pointer, due_ms): (u64, u64) = redis.command(&["HMGET", "{ackwheel:0}:meta", "pointer", "due_ms"]);
     due_ms + (deadline - pointer + 1) * TICK_MS
 }
@@ -32,13 +32,13 @@ fn times_nobody_out(stall: Stall, redis: &Redis, asked: &Sidecar, leader: &Sidec
     for round in 0..3 {
         let ids: Vec<u64> = (3_000 * round..3_000 * (round + 1)).collect();
         let (deadline, _) = connection.ask(&frames::add(&ids, 2, 1)).added();
-        let decided_at = decided_at(redis, deadline);
-        sleep_until(decided_at - stall.before_ms);
+        let expired_at = expired_at(redis, deadline);
+        sleep_until(expired_at - stall.before_ms);
         redis.stop();
         for some in ids.chunks(100) {
             connection.request(&frames::del(some));
         }
-        sleep_until(decided_at - stall.before_ms + stall.length_ms);
+        sleep_until(expired_at - stall.before_ms + stall.length_ms);
         redis.go_on();
         for _ in ids.chunks(100) {
             assert_eq!(connection.next_answer().outcomes(), [ACKED; 100], "{stall:?}, round {round}");

@@ -16,7 +16,7 @@ use ackwheel::core::outbox::{Dropped, Opening, Outbox, Start};
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::{AddNewMsgAnswer, Advance, Ring};
 use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
-use ackwheel::core::store::Seat;
+use ackwheel::core::store::RingParts;
 
 use mounts::{Memory, Mount, RETENTION_TICKS, Redis};
 
@@ -46,7 +46,7 @@ fn ids(deliveries: &[Delivery]) -> BTreeSet<u64> {
 impl<M: Mount> Subject<M> {
     async fn open() -> Subject<M> {
         let mount = M::open().await;
-        let Seat { ring, outbox, .. } = mount.store().seats()[0].clone();
+        let RingParts { ring, outbox, .. } = mount.store().rings()[0].clone();
         Subject { mount, ring, outbox, group: GroupName::default_group() }
     }
 
@@ -79,7 +79,7 @@ impl<M: Mount> Subject<M> {
         for _ in 0..ticks {
             self.mount.pass(TICK);
             self.advance().await;
-            self.expire().await;
+            self.publish_expired().await;
         }
     }
 
@@ -87,8 +87,8 @@ impl<M: Mount> Subject<M> {
         while !matches!(self.ring.advance(self.mount.now()).await.unwrap(), Advance::Waiting(_)) {}
     }
 
-    async fn expire(&self) {
-        while self.ring.expire(self.mount.now()).await.unwrap().more {}
+    async fn publish_expired(&self) {
+        while self.ring.publish_expired(self.mount.now()).await.unwrap().more {}
     }
 
     async fn take(&self) -> Vec<Delivery> {
@@ -107,7 +107,7 @@ impl<M: Mount> Subject<M> {
 
     /// How many messages the outbox holds, once it was tended.
     async fn held_ids(&self) -> u64 {
-        self.outbox.tend(std::slice::from_ref(&self.group), self.mount.now()).await.unwrap();
+        self.outbox.maintain(std::slice::from_ref(&self.group), self.mount.now()).await.unwrap();
         self.outbox.backlog(self.mount.now()).await.unwrap().ids
     }
 }
@@ -174,7 +174,7 @@ async fn a_decided_message_is_late_before_it_is_published<M: Mount>() {
     subject.advance().await;
     assert_eq!(subject.del(&[1]).await, [Late]);
     assert_eq!(subject.add(&[2]).await, [Added], "its first life has ended");
-    subject.expire().await;
+    subject.publish_expired().await;
     let batches = subject.take().await;
     assert_eq!(ids(&batches), BTreeSet::from([1, 2]), "both lives are in the batch");
     assert_eq!((batches[0].batch.counts.added, batches[0].batch.counts.acked), (2, 0));
@@ -379,9 +379,9 @@ async fn groups_begin_where_they_are_asked_to_and_retention_counts_its_losses<M:
     assert_eq!(subject.outbox.take(&old, 9, now).await.unwrap().len(), 1);
     assert_eq!(subject.outbox.take(&new[0], 9, now).await.unwrap().len(), 0);
     subject.outbox.leave_group(&old).await.unwrap();
-    assert_eq!(subject.outbox.tend(&new, subject.mount.now()).await.unwrap(), Dropped::default());
+    assert_eq!(subject.outbox.maintain(&new, subject.mount.now()).await.unwrap(), Dropped::default());
     subject.turn(RETENTION_TICKS + 1).await;
-    let dropped = subject.outbox.tend(&new, subject.mount.now()).await.unwrap();
+    let dropped = subject.outbox.maintain(&new, subject.mount.now()).await.unwrap();
     assert_eq!((dropped.ids, dropped.batches, dropped.groups), (2, 1, vec![old]));
     assert!(subject.take().await.is_empty());
 }

@@ -15,10 +15,10 @@ use ackwheel::core::outbox::{Backlog, Opening, Outbox, Retention, Settled};
 use ackwheel::core::outboxes::{Outboxes, merge_backlogs};
 use ackwheel::core::refusal::{Promise, Reason, Refusal};
 use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::ring::{Advance, ConnectionId, Expired, Handover, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::ring::{Advance, ConnectionId, PublishStep, Handover, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::rings::{Rings, ring_of};
 use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
-use ackwheel::core::store::{Moment, Seat, Store};
+use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOptions, MemoryStore};
 
@@ -26,7 +26,7 @@ const COUNT: u16 = 3;
 const TICK: Duration = Duration::from_secs(1);
 
 /// Memory rings under the numbers 0, 1, 2, whose batches all say ring 0: only their order tells them apart.
-fn seats(now: Instant, max_in_flight: u64) -> Vec<Seat> {
+fn seats(now: Instant, max_in_flight: u64) -> Vec<RingParts> {
     let open = |_| {
         let options = MemoryOptions {
             wheel: Wheel::new(5, TICK).unwrap(),
@@ -37,7 +37,7 @@ fn seats(now: Instant, max_in_flight: u64) -> Vec<Seat> {
             state_file: None,
         };
         let moment = Moment { now, unix_time: Duration::from_secs(1_000_000) };
-        MemoryStore::open(options, moment).unwrap().0.seats()[0].clone()
+        MemoryStore::open(options, moment).unwrap().0.rings()[0].clone()
     };
     (0..COUNT).map(open).collect()
 }
@@ -50,17 +50,17 @@ fn add(messages: &[Message]) -> AddNewMsg<'_> {
     AddNewMsg { messages, ack_timeout_ticks: 2, attempt: 1 }
 }
 
-async fn in_flight(seat: &Seat, now: Instant) -> u64 {
+async fn in_flight(seat: &RingParts, now: Instant) -> u64 {
     seat.ring.status(now).await.unwrap().in_flight
 }
 
 /// Turns all rings until what was added has timed out.
-async fn turn(seats: &[Seat], now: &mut Instant) {
+async fn turn(seats: &[RingParts], now: &mut Instant) {
     for _ in 0..3 {
         *now += TICK;
         for seat in seats {
             while !matches!(seat.ring.advance(*now).await.unwrap(), Advance::Waiting(_)) {}
-            while seat.ring.expire(*now).await.unwrap().more {}
+            while seat.ring.publish_expired(*now).await.unwrap().more {}
         }
     }
 }
@@ -172,8 +172,8 @@ impl Ring for Slow {
         self.ring.advance(now)
     }
 
-    fn expire(&self, now: Instant) -> Reply<Expired> {
-        self.ring.expire(now)
+    fn publish_expired(&self, now: Instant) -> Reply<PublishStep> {
+        self.ring.publish_expired(now)
     }
 
     fn drain(&self, now: Instant) -> Reply<Handover> {
@@ -287,7 +287,7 @@ impl Outbox for Away {
         away()
     }
 
-    fn tend(&self, _: &[GroupName], _: Instant) -> Reply<ackwheel::core::outbox::Dropped> {
+    fn maintain(&self, _: &[GroupName], _: Instant) -> Reply<ackwheel::core::outbox::Dropped> {
         away()
     }
 
@@ -299,7 +299,7 @@ impl Outbox for Away {
 }
 
 /// Seats with a batch in the outbox of each.
-async fn seats_with_batches(now: &mut Instant) -> Vec<Seat> {
+async fn seats_with_batches(now: &mut Instant) -> Vec<RingParts> {
     let seats = seats(*now, 1_000);
     let messages: Vec<Message> = (0..30).map(Message::from).collect();
     Rings::new(&seats).add_new_msg(add(&messages), *now).await.unwrap();
@@ -316,9 +316,9 @@ async fn a_ring_that_is_away_does_not_hide_what_the_others_hold() {
     assert_eq!(outbox.take(&group, u64::MAX, now).await.unwrap().len(), 2);
     assert_eq!(outbox.take(&group, 1, now).await.unwrap_err().reason, Reason::StoreAway);
     let late = now + Retention::default().time + TICK;
-    let dropped = outbox.tend(&[], late).await.unwrap();
+    let dropped = outbox.maintain(&[], late).await.unwrap();
     assert_eq!(dropped.batches, 2, "what was dropped is told once");
-    assert_eq!(outbox.tend(&[], late).await.unwrap_err().reason, Reason::StoreAway);
+    assert_eq!(outbox.maintain(&[], late).await.unwrap_err().reason, Reason::StoreAway);
     assert_eq!(outbox.backlog(now).await.unwrap_err().reason, Reason::StoreSilent);
     let unknown = outbox.open_group(&"audit".parse().unwrap(), Opening::default(), now).await.unwrap_err();
     assert_eq!(unknown.reason, Reason::StoreSilent, "some rings have it now");

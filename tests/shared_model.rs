@@ -17,7 +17,7 @@ use ackwheel::core::message::Message;
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::Advance;
 use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
-use ackwheel::core::store::{Seat, Store};
+use ackwheel::core::store::{RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::{RedisOptions, RedisStore};
 use proptest::prelude::*;
@@ -94,8 +94,8 @@ impl Subject<'_> {
         Subject { model, time, proxies, stores }
     }
 
-    fn seat(&self, store: usize) -> &Seat {
-        &self.stores[store].seats()[0]
+    fn seat(&self, store: usize) -> &RingParts {
+        &self.stores[store].rings()[0]
     }
 
     /// Waits until a store's link has healed; what its candidate saw before counts for nothing then, and its term is over.
@@ -128,7 +128,7 @@ impl Subject<'_> {
                 self.model.now += ms;
             }
             Step::Advance { store } => self.advance(*store).await,
-            Step::Expire { store } => drop(self.expire(*store).await),
+            Step::Expire { store } => drop(self.publish_expired(*store).await),
             Step::Lead { store } => self.lead(*store).await,
             Step::LoseLease => {
                 let _: u64 = self.time.redis.command(&["DEL", "{test:0}:lease"]);
@@ -187,13 +187,13 @@ impl Subject<'_> {
                 }
             }
         }
-        while leads && self.model.unpublished > FEW_FROZEN && self.expire(store).await {}
+        while leads && self.model.unpublished > FEW_FROZEN && self.publish_expired(store).await {}
     }
 
     /// Does one step of expiry; whether there is more to do.
-    async fn expire(&mut self, store: usize) -> bool {
+    async fn publish_expired(&mut self, store: usize) -> bool {
         let lost = self.proxies[store].lost();
-        let expired = self.seat(store).ring.expire(self.time.now()).await;
+        let expired = self.seat(store).ring.publish_expired(self.time.now()).await;
         let leads = self.model.leads(store);
         let more = match expired {
             Ok(expired) => {
@@ -228,10 +228,10 @@ impl Subject<'_> {
     }
 
     /// Tends the lease of a store, as often as it takes for an answer to come through.
-    async fn tend(&mut self, store: usize) -> Leadership {
+    async fn maintain(&mut self, store: usize) -> Leadership {
         loop {
             let lost = self.proxies[store].lost();
-            let found = self.seat(store).lease.tend(self.time.now()).await;
+            let found = self.seat(store).lease.maintain(self.time.now()).await;
             let is_held: bool = self.time.redis.command(&["EXISTS", "{test:0}:lease"]);
             let is_own = self.model.leader == Some(store) && self.model.next[store].is_none();
             if is_held && (self.model.leader.is_none() || is_own) {
@@ -252,7 +252,7 @@ impl Subject<'_> {
 
     async fn lead(&mut self, store: usize) {
         if let Some(leader) = self.model.leader.filter(|leader| *leader != store) {
-            let found = self.tend(store).await;
+            let found = self.maintain(store).await;
             assert!(matches!(found, Leadership::Follows { .. }), "{found:?}");
             let lost = self.proxies[leader].lost();
             // If the answer is lost, the lease is released all the same.
@@ -260,7 +260,7 @@ impl Subject<'_> {
             self.heal(leader, lost).await;
             (self.model.leader, self.model.next[leader]) = (None, None);
         }
-        let found = self.tend(store).await;
+        let found = self.maintain(store).await;
         assert!(matches!(found, Leadership::Leads { .. }), "{found:?}");
     }
 
@@ -278,7 +278,7 @@ impl Subject<'_> {
             }
             self.advance(store).await;
         }
-        while self.expire(store).await {}
+        while self.publish_expired(store).await {}
         let mut found: BTreeMap<u64, Vec<Delivery>> = BTreeMap::new();
         let outbox = &self.seat(store).outbox;
         loop {

@@ -193,10 +193,10 @@ fn nothing_is_decided_once_nobody_is_heard_any_more() {
     let (deadline, _) = connection.ask(&frames::add(&ids, 2, 1)).added();
     // It neither reads nor closes, so the sidecar has patience with it when all others are gone.
     let silent = sidecar.connect();
-    let decided_at = sidecar.wait_for_pointer(deadline) + Duration::from_secs(1);
-    sleep_until(decided_at.checked_sub(Duration::from_millis(900)).unwrap());
+    let expired_at = sidecar.wait_for_pointer(deadline) + Duration::from_secs(1);
+    sleep_until(expired_at.checked_sub(Duration::from_millis(900)).unwrap());
     let took = sidecar.terminate();
-    assert!(Instant::now() > decided_at, "the decision was due while it ended, which took {took:?}");
+    assert!(Instant::now() > expired_at, "the decision was due while it ended, which took {took:?}");
     assert_names(&sidecar.log().text(), &["100 messages in flight are kept"]);
     drop(silent);
     let sidecar = start(&state, &["--tick", "1s"]);

@@ -11,7 +11,7 @@ use ackwheel::core::outbox::Retention;
 use ackwheel::core::request_batch::{Operation, Outcome, RequestBatch};
 use ackwheel::core::ring::{Advance, ConnectionId, Ring, Submitted};
 use ackwheel::core::tick::{Tick, Wheel};
-use ackwheel::load::Order;
+use ackwheel::bench::Order;
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
 use rand::rngs::SmallRng;
@@ -118,8 +118,8 @@ impl Subject {
 
     /// Does the next step with what is decided: towards the outbox, then out of memory. Returns how many messages were
     /// published, or nothing if there is no more to do.
-    pub fn expire(&mut self) -> Option<u64> {
-        let expired = self.ring.expire(self.now).now_or_never().expect("memory answers at once");
+    pub fn publish_expired(&mut self) -> Option<u64> {
+        let expired = self.ring.publish_expired(self.now).now_or_never().expect("memory answers at once");
         let expired = expired.expect("memory is not away");
         expired.more.then(|| expired.published.map_or(0, |batch| batch.messages))
     }

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ackwheel::load::LoadOptions;
+use ackwheel::bench::LoadOptions;
 use anyhow::{Context, anyhow};
 
 use crate::numbers::figure;

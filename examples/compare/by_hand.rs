@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ackwheel::load::{acknowledged, stay_awake};
+use ackwheel::bench::{acknowledged, stay_awake};
 use anyhow::{Context, ensure};
 use futures_util::future::try_join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

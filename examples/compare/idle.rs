@@ -1,6 +1,6 @@
 //! The load of eight connections, alone and with thousands of connections beside it that do nothing.
 
-use ackwheel::load::LoadOptions;
+use ackwheel::bench::LoadOptions;
 
 use crate::plan::Plan;
 use crate::report::PartReport;

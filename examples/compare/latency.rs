@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ackwheel::load::{LoadOptions, Op};
+use ackwheel::bench::{LoadOptions, Op};
 use anyhow::{Context, ensure};
 
 use crate::echo::Echo;

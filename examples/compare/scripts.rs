@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ackwheel::load::acknowledged;
+use ackwheel::bench::acknowledged;
 use ackwheel::redis::DirectCalls;
 use anyhow::ensure;
 use hdrhistogram::Histogram;

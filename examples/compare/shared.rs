@@ -1,6 +1,6 @@
 //! A Redis store: a sidecar beside its own scripts called directly, and beside Redis by hand.
 
-use ackwheel::load::LoadOptions;
+use ackwheel::bench::LoadOptions;
 use anyhow::Context;
 
 use crate::by_hand::Load;

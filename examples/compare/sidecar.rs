@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::{ChildStderr, ExitCode, Stdio};
 
 use ackwheel::cli::{self, Cli};
-use ackwheel::load::{self, LoadOptions};
+use ackwheel::bench::{self, LoadOptions};
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use serde_json::Value;
@@ -90,8 +90,8 @@ impl Sidecar {
 /// # Errors
 ///
 /// When the load cannot be, or any answer was wrong.
-pub fn run(options: &LoadOptions) -> anyhow::Result<load::Report> {
-    let report = load::run(options, |_| ())?;
+pub fn run(options: &LoadOptions) -> anyhow::Result<bench::Report> {
+    let report = bench::run(options, |_| ())?;
     ensure!(report.errors == 0, "{} wrong answers, as {}", report.errors, report.error_texts.join("; "));
     Ok(report)
 }

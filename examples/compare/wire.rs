@@ -3,7 +3,7 @@
 //! All of them keep as many messages in flight, add a new one and delete an old one in turn, on as many
 //! connections, with as many requests unanswered on each.
 
-use ackwheel::load::{self, LoadOptions, Op, Order};
+use ackwheel::bench::{self, LoadOptions, Op, Order};
 use anyhow::Context;
 
 use crate::beanstalk::{Beanstalkd, Jobs};
@@ -184,7 +184,7 @@ fn sleeping(load: LoadOptions) -> LoadOptions {
 }
 
 /// Notes what came of a load on dashmap, and how many times as much the same load reached on our ring before it.
-fn compare_with_dashmap(rows: &mut Rows, name: &str, ours: &load::Report, on_dashmap: &load::Report) {
+fn compare_with_dashmap(rows: &mut Rows, name: &str, ours: &bench::Report, on_dashmap: &bench::Report) {
     record(rows, name, on_dashmap);
     if let (Some(ours), Some(theirs)) = (ours.pairs_per_second, on_dashmap.pairs_per_second) {
         rows.record(name, TIMES, ours / theirs);
@@ -192,7 +192,7 @@ fn compare_with_dashmap(rows: &mut Rows, name: &str, ours: &load::Report, on_das
 }
 
 /// Notes what came of a load of ours.
-pub fn record(rows: &mut Rows, name: &str, report: &load::Report) {
+pub fn record(rows: &mut Rows, name: &str, report: &bench::Report) {
     if let Some(pairs) = report.pairs_per_second {
         rows.record(name, PAIRS, pairs);
     }

@@ -14,7 +14,7 @@ use tokio::time::{sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::clock::Clock;
-use crate::thread::RuntimeThread;
+use crate::process::thread::RuntimeThread;
 
 /// How long a request waits for its answer: less than Prometheus and probes wait by default.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);

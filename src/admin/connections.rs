@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::debug;
 
-use crate::panics::contained;
+use crate::process::panics::contained;
 
 /// The most connections at once.
 pub const MAX_CONNECTIONS: usize = 256;

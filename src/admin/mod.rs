@@ -26,16 +26,16 @@ use self::answers::{ANSWER_TIMEOUT, Answer};
 use self::connections::Connections;
 pub use self::connections::MAX_CONNECTIONS;
 use self::status::{GroupReport, RingReport, StatusReport};
-use crate::certificate::Certificate;
 use crate::clock::Clock;
-use crate::core::alive::BEAT;
 use crate::core::outbox::{Backlog, GroupBacklog};
 use crate::core::outboxes::merge_backlogs;
 use crate::core::refusal::Refusal;
 use crate::core::ring::RingStatus;
+use crate::core::stall_aware_clock::BEAT;
 use crate::core::store::Store;
 use crate::delivery::Delivery;
 use crate::metrics::Metrics;
+use crate::server::certificate::Certificate;
 use crate::ticker::{LIVENESS, TickerHandle};
 
 /// What the endpoints tell about.
@@ -171,7 +171,7 @@ impl Health {
     /// Makes the gauges anew. What the store does not tell is not shown: a ring that does not answer counts as
     /// led by another.
     async fn refresh_metrics(&self) {
-        let (seats, now) = (self.store.seats(), self.clock.now());
+        let (seats, now) = (self.store.rings(), self.clock.now());
         let statuses = join_all(seats.iter().map(|seat| seat.ring.status(now))).await;
         let leads = |status: &Result<RingStatus, Refusal>| status.as_ref().is_ok_and(|status| status.leads);
         let led = seats.iter().zip(&statuses).filter(|(_, status)| leads(status));
@@ -203,7 +203,7 @@ impl Health {
     }
 
     async fn report(&self) -> Result<StatusReport, Refusal> {
-        let (seats, now) = (self.store.seats(), self.clock.now());
+        let (seats, now) = (self.store.rings(), self.clock.now());
         // Before the pointers, so that no tick is told as decided that a pointer has not left.
         let recent: Vec<_> = self.tickers.iter().map(TickerHandle::recent).collect();
         let statuses = try_join_all(seats.iter().map(|seat| seat.ring.status(now))).await?;

@@ -8,7 +8,7 @@ use crate::admin::Answers;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::thread::RuntimeThread;
+use crate::process::thread::RuntimeThread;
 
 /// Where a host says its name.
 const HOST_NAME_FILES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];

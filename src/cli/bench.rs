@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::Failure;
 use super::connect::{Connect, DEFAULT_ADMIN, admin};
 use super::text::whole;
-use crate::load::{self, Latency, LoadError, LoadOptions, Op, Order, Progress, Report, Stage};
+use crate::bench::{self, Latency, LoadError, LoadOptions, Op, Order, Progress, Report, Stage};
 
 /// Steps of the progress bar.
 const STEPS: u64 = 1_000;
@@ -117,7 +117,7 @@ impl Bench {
             )));
         }
         let bar = bar();
-        let report = load::run(&options, |progress| show(&bar, progress));
+        let report = bench::run(&options, |progress| show(&bar, progress));
         bar.finish_and_clear();
         let report = report.map_err(|error| match error {
             LoadError::Options(text) => Failure::Usage(text),

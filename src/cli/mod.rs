@@ -20,7 +20,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
 use crate::client::ClientError;
-use crate::log;
+use crate::logging;
 
 /// Something failed at run time.
 const EXIT_FAILURE: u8 = 1;
@@ -148,7 +148,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,
         Err(failure) => {
             // If stderr cannot be written, the exit code still tells.
-            log::print(&format!("ackwheel: {failure}"));
+            logging::print(&format!("ackwheel: {failure}"));
             ExitCode::from(if matches!(failure, Failure::Usage(_)) { EXIT_USAGE } else { EXIT_FAILURE })
         }
     }
@@ -159,7 +159,7 @@ struct Flushed;
 
 impl Drop for Flushed {
     fn drop(&mut self) {
-        log::flush();
+        logging::flush();
     }
 }
 

@@ -19,10 +19,10 @@ use crate::admin;
 use crate::app::{Sidecar, StartError};
 use crate::clock::Clock;
 use crate::config::{Config, LogFormat, Settings};
-use crate::log::{self, Limit, LogWriter};
-use crate::panics;
+use crate::logging::{self, Limit, LogWriter};
+use crate::process::panics;
+use crate::process::systemd::ServiceManager;
 use crate::redis::RedisStoreError;
-use crate::systemd::ServiceManager;
 
 /// Files that are open beside connections: listeners, links to Redis, timers, and the process' own.
 const OTHER_FILES: u64 = 64;
@@ -76,7 +76,7 @@ impl Serve {
         let last_lines = limit.clone();
         panics::end_the_process(move || {
             last_lines.say_all();
-            log::flush();
+            logging::flush();
         });
         for stranger in strangers {
             warn!("{stranger}");
@@ -89,7 +89,7 @@ impl Serve {
         let outcome = runtime.block_on(async {
             tokio::select! {
                 outcome = serve(config) => outcome,
-                never = limit.tend() => match never {},
+                never = limit.maintain() => match never {},
             }
         });
         limit.say_all();
@@ -241,7 +241,7 @@ fn filter(text: &str) -> Result<EnvFilter, Failure> {
         return Err(wrong(&format_args!("{word:?} is no level")));
     }
     let filter = EnvFilter::try_new(text).map_err(|error| wrong(&error))?;
-    let counts = format!("{}=info", log::TARGET).parse().expect("a target and a level make a directive");
+    let counts = format!("{}=info", logging::TARGET).parse().expect("a target and a level make a directive");
     Ok(filter.add_directive(counts))
 }
 

@@ -19,9 +19,9 @@ use super::in_flight::{Answered, InFlight};
 use super::inbox::{Arrived, Inbox};
 use super::link::Lane;
 use super::silence::{Silence, Verdict};
-use crate::core::alive::{BEAT, STALL};
 use crate::core::batch::BatchId;
 use crate::core::refusal::Reason;
+use crate::core::stall_aware_clock::{BEAT, STALL};
 use crate::protocol::frame::{BatchNack, Body, Error, Frame, FrameType, GoAway, GoAwayReason};
 use crate::protocol::{DecodeError, Decoded};
 
@@ -67,7 +67,7 @@ pub(super) struct Connection {
     inbox: Option<Arc<Inbox>>,
     in_flight: InFlight,
     silence: Silence,
-    alarm: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
     /// Whether the last alarm rang too late to judge.
     spared: bool,
     /// What the server said about the end before it came.
@@ -91,7 +91,7 @@ impl Connection {
             stream: established.stream,
             out: BytesMut::new(),
             inbox,
-            alarm: Box::pin(sleep_until(silence.next())),
+            timer: Box::pin(sleep_until(silence.next())),
             silence,
             spared: false,
             farewell: None,
@@ -128,7 +128,7 @@ impl Connection {
         loop {
             if !lane.is_empty() {
                 // Who has given up already is not sent: so its caller knows that it was not applied.
-                lane.expire(Instant::now(), || self.timed_out_unsent());
+                lane.publish_expired(Instant::now(), || self.timed_out_unsent());
                 self.encode_waiting(lane);
             }
             if lane.is_closed() && lane.is_empty() && self.in_flight.is_idle() {
@@ -152,7 +152,7 @@ impl Connection {
                     }
                 }
                 () = lane.take(), if !lane.is_closed() => {}
-                () = &mut self.alarm => self.ring(lane).await?,
+                () = &mut self.timer => self.ring(lane).await?,
             }
         }
     }
@@ -275,10 +275,10 @@ impl Connection {
     fn ring_no_later_than(&mut self, lane: &Lane) {
         let due = [self.in_flight.next_deadline(), lane.next_deadline()];
         if let Some(due) = due.into_iter().flatten().min()
-            && due < self.alarm.deadline()
+            && due < self.timer.deadline()
             && !self.spared
         {
-            self.alarm.as_mut().reset(due);
+            self.timer.as_mut().reset(due);
         }
     }
 
@@ -286,18 +286,18 @@ impl Connection {
     /// came meanwhile has a moment to be read first, and the server's silence counts from anew.
     async fn ring(&mut self, lane: &mut Lane) -> Result<(), Lost> {
         let now = Instant::now();
-        if now.saturating_duration_since(self.alarm.deadline()) > STALL {
+        if now.saturating_duration_since(self.timer.deadline()) > STALL {
             self.silence.stalled(now);
             if !self.spared {
                 self.spared = true;
-                self.alarm.as_mut().reset(now + BEAT);
+                self.timer.as_mut().reset(now + BEAT);
                 return Ok(());
             }
         }
         self.spared = false;
         self.read_what_waits().await?;
         self.judge(lane, Instant::now())?;
-        self.alarm.as_mut().reset(self.silence.next());
+        self.timer.as_mut().reset(self.silence.next());
         Ok(())
     }
 
@@ -317,8 +317,8 @@ impl Connection {
     fn judge(&mut self, lane: &mut Lane, now: Instant) -> Result<(), Lost> {
         let (address, waited) = (&self.address, self.request_timeout);
         let written = || ClientError::Timeout { address: address.clone(), waited, written: true };
-        self.in_flight.expire(now, written);
-        lane.expire(now, || self.timed_out_unsent());
+        self.in_flight.publish_expired(now, written);
+        lane.publish_expired(now, || self.timed_out_unsent());
         match self.silence.judge(now) {
             Verdict::Wait => Ok(()),
             Verdict::Ask => {

@@ -17,12 +17,12 @@ pub use settings::{LogFormat, Settings};
 pub use store::{SharedStore, StoreKind};
 pub use url::without_password;
 
-use crate::certificate::Certificate;
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
 use crate::memory;
 use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
+use crate::server::certificate::Certificate;
 use crate::server::{ServerOptions, TokenSource};
 
 /// A setting, or a combination of settings, that cannot be.

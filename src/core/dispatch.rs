@@ -60,7 +60,7 @@ struct Known {
     /// Members that gave it back or let it become overdue, each with the time before which it does not get it.
     passed_by: Vec<(MemberId, Instant)>,
     /// When it is overdue, or somebody's delay is over: its entry in the alarms.
-    alarm: Instant,
+    timer: Instant,
     /// Whether it was given back for members elsewhere, and is known here all the same.
     lent: bool,
 }
@@ -237,8 +237,8 @@ impl Dispatch {
             member.out += ids;
         }
         let (nacks, passed_by) = earlier.map_or((0, Vec::new()), |known| (known.nacks, known.passed_by));
-        let alarm = now + self.redeliver_after;
-        self.insert(batch, Known { ids, holder: Some(to), nacks, passed_by, alarm, lent: false });
+        let timer = now + self.redeliver_after;
+        self.insert(batch, Known { ids, holder: Some(to), nacks, passed_by, timer, lent: false });
     }
 
     /// A batch is settled or gone.
@@ -262,8 +262,8 @@ impl Dispatch {
 
     /// Rings the alarms of `now`: overdue batches wait to be handed out again, delays are over.
     pub fn ring_alarms(&mut self, now: Instant) {
-        while let Some((alarm, batch)) = self.alarms.first().copied() {
-            if alarm > now {
+        while let Some((timer, batch)) = self.alarms.first().copied() {
+            if timer > now {
                 break;
             }
             self.yield_overdue(batch, now);
@@ -274,7 +274,7 @@ impl Dispatch {
     /// When the next alarm rings.
     #[must_use]
     pub fn next_alarm(&self) -> Option<Instant> {
-        self.alarms.first().map(|(alarm, _)| *alarm)
+        self.alarms.first().map(|(timer, _)| *timer)
     }
 
     /// Has a batch that its holder let become overdue go to somebody else first: by turns alone it could fall to the same
@@ -294,12 +294,12 @@ impl Dispatch {
         known.holder = None;
         known.passed_by.retain(|(_, until)| *until > now);
         let next = known.passed_by.iter().map(|(_, until)| *until).min();
-        known.alarm = next.unwrap_or(now + self.redeliver_after);
+        known.timer = next.unwrap_or(now + self.redeliver_after);
         self.insert(batch, known);
     }
 
     fn insert(&mut self, batch: BatchId, known: Known) {
-        self.alarms.insert((known.alarm, batch));
+        self.alarms.insert((known.timer, batch));
         self.lent += usize::from(known.lent);
         if known.holder.is_none() && !known.lent {
             self.unlent.insert(batch);
@@ -314,7 +314,7 @@ impl Dispatch {
 
     fn remove(&mut self, batch: BatchId) -> Option<Known> {
         let known = self.known.remove(&batch)?;
-        self.alarms.remove(&(known.alarm, batch));
+        self.alarms.remove(&(known.timer, batch));
         self.waiting.remove(&batch);
         self.passed.remove(&batch);
         self.unlent.remove(&batch);
@@ -522,9 +522,9 @@ mod tests {
         for _ in 0..40 {
             dispatch.hand(batch(0), 5, A, now);
             assert!(dispatch.nack(A, batch(0), Duration::from_secs(1), now));
-            let alarm = dispatch.next_alarm().unwrap();
-            assert!(alarm <= now + REDELIVER);
-            now = alarm;
+            let timer = dispatch.next_alarm().unwrap();
+            assert!(timer <= now + REDELIVER);
+            now = timer;
             dispatch.ring_alarms(now);
         }
     }

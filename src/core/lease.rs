@@ -25,7 +25,7 @@ pub enum Leadership {
 /// Time-bounded leadership over one ring.
 pub trait Lease: Send + Sync {
     /// Acquires or renews, whichever is in order at `now`; or hands the ring over to another that leads fewer.
-    fn tend(&self, now: Instant) -> Reply<Leadership>;
+    fn maintain(&self, now: Instant) -> Reply<Leadership>;
 
     /// Gives the lease up, so that another can lead at once. Giving up what one does not have is no error.
     fn release(&self, now: Instant) -> Reply<()>;
@@ -49,12 +49,12 @@ pub struct Candidate {
     holder: Option<Seen<(String, String)>>,
     /// How long the lease of the holder lasts.
     holders_lease: Duration,
-    pointer: Option<Seen<Standing>>,
+    pointer: Option<Seen<PointerPosition>>,
 }
 
 /// The position of the pointer, and its due time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct PointerPosition {
     /// The tick at which it stands.
     pub pointer: Tick,
     /// When it was due there, in ms by the clock of the store. Deadlines count from it.
@@ -108,11 +108,11 @@ impl Candidate {
     /// Notes the token and renewal count of the lease that another holds, how long that lasts without being renewed, and
     /// where the pointer stands, with the ms since it was due there by the clock of the store; negative if it is due only
     /// then. Whether the token is new.
-    pub fn saw(
+    pub fn observe(
         &mut self,
         holder: (String, String),
         lease: Duration,
-        standing: Standing,
+        standing: PointerPosition,
         since_due_ms: i64,
         now: Instant,
     ) -> bool {
@@ -133,14 +133,14 @@ impl Candidate {
     /// The lease, if token and renewal count have stood still for two durations, of it and of one's own: its holder is
     /// dead, and a clock that was set back keeps it.
     #[must_use]
-    pub fn standing_still(&self, now: Instant) -> Option<(String, String)> {
+    pub fn stalled_holder(&self, now: Instant) -> Option<(String, String)> {
         let seen = self.holder.as_ref()?;
         (seen.until(now, self.lease / 2) >= self.lease.max(self.holders_lease) * 2).then(|| seen.what.clone())
     }
 
     /// The last position of the pointer that was seen, and for how long it has been watched there.
     #[must_use]
-    pub fn pointer_seen(&self, now: Instant) -> Option<(Standing, Duration)> {
+    pub fn pointer_seen(&self, now: Instant) -> Option<(PointerPosition, Duration)> {
         let seen = self.pointer.as_ref()?;
         Some((seen.what, seen.until(now, self.lease / 2)))
     }
@@ -170,8 +170,8 @@ mod tests {
     /// The pointer was due there before anybody looked.
     const LONG_AGO: i64 = 1_000_000;
 
-    fn at(tick: u64) -> Standing {
-        Standing { pointer: Tick(tick), due_ms: 1 }
+    fn at(tick: u64) -> PointerPosition {
+        PointerPosition { pointer: Tick(tick), due_ms: 1 }
     }
 
     fn holder(renewals: u32) -> (String, String) {
@@ -182,20 +182,20 @@ mod tests {
     fn watch(candidate: &mut Candidate, from: Instant, time: Duration) {
         let looks = time.as_millis() / 500;
         for look in 0..=u32::try_from(looks).unwrap() {
-            candidate.saw(holder(2), LEASE, at(8), LONG_AGO, from + Duration::from_millis(500) * look);
+            candidate.observe(holder(2), LEASE, at(8), LONG_AGO, from + Duration::from_millis(500) * look);
         }
     }
 
     #[test]
     fn a_lease_stands_still_only_after_two_durations_without_a_renewal() {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
-        assert!(candidate.saw(holder(1), LEASE, at(7), LONG_AGO, start));
+        assert!(candidate.observe(holder(1), LEASE, at(7), LONG_AGO, start));
         let renewed = start + LEASE;
-        assert!(!candidate.saw(holder(2), LEASE, at(8), LONG_AGO, renewed), "the holder is the same");
+        assert!(!candidate.observe(holder(2), LEASE, at(8), LONG_AGO, renewed), "the holder is the same");
         watch(&mut candidate, renewed, LEASE * 11 / 6);
-        assert_eq!(candidate.standing_still(renewed + LEASE * 11 / 6), None);
+        assert_eq!(candidate.stalled_holder(renewed + LEASE * 11 / 6), None);
         watch(&mut candidate, renewed, LEASE * 2);
-        assert_eq!(candidate.standing_still(renewed + LEASE * 2), Some(holder(2)));
+        assert_eq!(candidate.stalled_holder(renewed + LEASE * 2), Some(holder(2)));
     }
 
     #[test]
@@ -203,8 +203,8 @@ mod tests {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
         let looks = (0..=20).map(|look| start + LEASE / 2 * look);
         let mut still = looks.map(|now| {
-            candidate.saw(holder(1), LEASE * 4, at(7), LONG_AGO, now);
-            (now - start, candidate.standing_still(now).is_some())
+            candidate.observe(holder(1), LEASE * 4, at(7), LONG_AGO, now);
+            (now - start, candidate.stalled_holder(now).is_some())
         });
         assert_eq!(still.find(|(_, still)| *still), Some((LEASE * 8, true)));
     }
@@ -214,8 +214,8 @@ mod tests {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
         let ms = |ms| start + Duration::from_millis(ms);
         let mut look = |due_ms, since_due_ms, at| {
-            let standing = Standing { pointer: Tick(8), due_ms };
-            candidate.saw(holder(2), LEASE, standing, since_due_ms, ms(at));
+            let standing = PointerPosition { pointer: Tick(8), due_ms };
+            candidate.observe(holder(2), LEASE, standing, since_due_ms, ms(at));
             candidate.pointer_seen(ms(at + 100)).map(|(seen, watched)| (seen.due_ms, watched.as_millis()))
         };
         assert_eq!([look(1_000, 700, 0), look(1_000, 1_700, 1_000)], [Some((1_000, 100)), Some((1_000, 1_100))]);
@@ -236,7 +236,7 @@ mod tests {
         candidate.enter_session(2);
         assert!(!candidate.watches(start + LEASE));
         assert_eq!(candidate.pointer_seen(start + LEASE * 9), None);
-        assert_eq!(candidate.standing_still(start + LEASE * 9), None);
+        assert_eq!(candidate.stalled_holder(start + LEASE * 9), None);
     }
 
     #[test]
@@ -246,8 +246,8 @@ mod tests {
         let woken = start + Duration::from_secs(600);
         assert_eq!(candidate.pointer_seen(woken), Some((at(8), LEASE * 5 / 6)), "a third, and half at most");
         assert!(candidate.watches(start + LEASE / 3 + LEASE / 2) && !candidate.watches(woken));
-        candidate.saw(holder(2), LEASE, at(8), LONG_AGO, woken);
-        assert_eq!(candidate.standing_still(woken), None);
+        candidate.observe(holder(2), LEASE, at(8), LONG_AGO, woken);
+        assert_eq!(candidate.stalled_holder(woken), None);
     }
 
     #[test]

@@ -4,25 +4,25 @@
 //! happened is returned for the layer above to act on and to count. The stores ([`crate::memory`]) keep
 //! the contracts written here; the server, the delivery and the ticker know only the contracts.
 
-pub mod alive;
 pub mod batch;
 pub mod completions;
 pub mod dispatch;
 pub mod group;
+pub mod latency_histogram;
 pub mod lease;
 pub mod message;
 pub mod outbox;
 pub mod outboxes;
-pub mod pace;
 pub mod refusal;
 pub mod request_batch;
 pub mod requester;
 pub mod ring;
 pub mod rings;
 pub mod single_request;
+pub mod stall_aware_clock;
 pub mod store;
-pub mod tally;
 pub mod tick;
+pub mod tick_schedule;
 
 pub use batch::{BatchId, Delivery, TimedOut, TimeoutBatch};
 pub use group::GroupName;

@@ -146,7 +146,7 @@ pub trait Outbox: Send + Sync {
     }
 
     /// Keeps the bounds; `attended` are the groups with a subscriber here.
-    fn tend(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped>;
+    fn maintain(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped>;
 
     /// What it holds, and for which groups.
     fn backlog(&self, now: Instant) -> Reply<Backlog>;

@@ -13,7 +13,7 @@ use super::group::GroupName;
 use super::outbox::{Backlog, Dropped, GroupBacklog, Opening, Outbox, Settled};
 use super::ring::Reply;
 use super::rings::{all, together};
-use super::store::Seat;
+use super::store::RingParts;
 
 /// The outboxes of several rings.
 pub struct Outboxes {
@@ -29,7 +29,7 @@ impl Outboxes {
     ///
     /// If there is no seat.
     #[must_use]
-    pub fn of(seats: &[Seat]) -> Arc<dyn Outbox> {
+    pub fn of(seats: &[RingParts]) -> Arc<dyn Outbox> {
         match seats {
             [] => panic!("a store has at least one ring"),
             [seat] => Arc::clone(&seat.outbox),
@@ -157,8 +157,8 @@ impl Outbox for Outboxes {
     }
 
     /// A ring that refuses does not hide what the others dropped: that is told once.
-    fn tend(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
-        let replies = self.outboxes.iter().map(|outbox| outbox.tend(attended, now)).collect();
+    fn maintain(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
+        let replies = self.outboxes.iter().map(|outbox| outbox.maintain(attended, now)).collect();
         Reply::Later(Box::pin(async move {
             let (mut sum, mut refused) = (Dropped::default(), None);
             for answer in all(replies).await {

@@ -7,9 +7,9 @@ use std::iter::repeat_n;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::latency_histogram::LatencyHistogram;
 use super::message::{AddOutcome, DelOutcome, Message};
 use super::refusal::Refusal;
-use super::tally::LatencyTally;
 use super::tick::Tick;
 
 /// What became of a message.
@@ -143,7 +143,7 @@ pub struct RequestBatch {
     /// How many messages had each outcome.
     totals: [u64; OUTCOMES],
     /// From add to del of those acknowledged, in time or late.
-    pub ack_latency: LatencyTally,
+    pub ack_latency: LatencyHistogram,
 }
 
 impl RequestBatch {
@@ -222,7 +222,7 @@ impl RequestBatch {
         self.outcomes.clear();
         self.outcomes.resize(self.messages.len(), Outcome::Unknown);
         self.totals = [0; OUTCOMES];
-        self.ack_latency = LatencyTally::default();
+        self.ack_latency = LatencyHistogram::default();
     }
 
     /// How many messages its adds have, those refused left out.
@@ -264,7 +264,7 @@ impl RequestBatch {
         self.messages.clear();
         self.outcomes.clear();
         self.totals = [0; OUTCOMES];
-        self.ack_latency = LatencyTally::default();
+        self.ack_latency = LatencyHistogram::default();
         if self.messages.capacity() > most {
             *self = RequestBatch::default();
         }

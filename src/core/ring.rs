@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use super::batch::TickCounts;
 use super::completions::Completions;
+use super::latency_histogram::LatencyHistogram;
 use super::message::{AddOutcome, DelOutcome};
 use super::refusal::Refusal;
 use super::request_batch::RequestBatch;
-use super::tally::LatencyTally;
 use super::tick::{Tick, Wheel};
 
 /// An answer that is there already or comes later.
@@ -107,7 +107,7 @@ pub struct DelMsgAnswer {
     /// For each message, in order.
     pub outcomes: Vec<DelOutcome>,
     /// From add to del of those acknowledged, in time or late; a late message counts once.
-    pub ack_latency: LatencyTally,
+    pub ack_latency: LatencyHistogram,
 }
 
 /// What an advance did.
@@ -118,7 +118,7 @@ pub enum Advance {
     /// The pointer moved by one tick and decided the one it left.
     Moved {
         /// The tick that is decided.
-        decided: Tick,
+        expired: Tick,
         /// How long after its time that was.
         lateness: Duration,
         /// The whole ticks by which every deadline was shifted before that: by a stall, an outage, or as nobody led.
@@ -132,7 +132,7 @@ pub enum Advance {
 
 /// What one step of expiry did. Each step does a bounded amount of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Expired {
+pub struct PublishStep {
     /// A tick whose messages are now all known, with its counts.
     pub counted: Option<(Tick, TickCounts)>,
     /// Messages that went to the outbox in this step, in one batch.
@@ -140,7 +140,7 @@ pub struct Expired {
     /// Whether there is more to do.
     pub more: bool,
     /// Whether this step only tidied up, which is better done with pauses: others want the processor.
-    pub tidied: bool,
+    pub reclaimed: bool,
     /// Whether nothing was done, because another leads or the lease has run out: ask the lease again.
     pub deposed: bool,
     /// With `counted`: earlier ticks whose work was not done when this one expired. Expiry that keeps up has none.
@@ -224,12 +224,12 @@ pub trait Ring: Send + Sync {
 
     /// Does a step of what can be done for the next decision ahead of it; says whether there is more. Where nothing can,
     /// nothing is done.
-    fn list_ahead(&self) -> bool {
+    fn prelist(&self) -> bool {
         false
     }
 
     /// Does the next step with what is decided: towards the outbox, then out of memory.
-    fn expire(&self, now: Instant) -> Reply<Expired>;
+    fn publish_expired(&self, now: Instant) -> Reply<PublishStep>;
 
     /// Refuses new messages from now on and says what becomes of those in flight.
     fn drain(&self, now: Instant) -> Reply<Handover>;

@@ -12,7 +12,7 @@ use super::message::Message;
 use super::refusal::{Promise, Reason, Refusal};
 use super::requester::Requester;
 use super::ring::{Reply, Ring};
-use super::store::Seat;
+use super::store::RingParts;
 use super::tick::Wheel;
 
 /// The most rings of a store.
@@ -46,7 +46,7 @@ pub struct Rings(Arc<[Arc<dyn Ring>]>);
 impl Rings {
     /// The rings of `seats`, of which there is at least one.
     #[must_use]
-    pub fn new(seats: &[Seat]) -> Rings {
+    pub fn new(seats: &[RingParts]) -> Rings {
         Rings(seats.iter().map(|seat| Arc::clone(&seat.ring)).collect())
     }
 

@@ -26,7 +26,7 @@ impl Moment {
 
 /// One ring of a store, with its outbox and its lease.
 #[derive(Clone)]
-pub struct Seat {
+pub struct RingParts {
     /// The wheel.
     pub ring: Arc<dyn Ring>,
     /// Its batches.
@@ -41,7 +41,7 @@ pub trait Store: Send + Sync {
     fn kind(&self) -> &'static str;
 
     /// Its rings, at least one: ring i stands at index i.
-    fn seats(&self) -> &[Seat];
+    fn rings(&self) -> &[RingParts];
 
     /// Whether it answers.
     fn is_up(&self) -> bool;

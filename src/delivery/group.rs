@@ -61,8 +61,8 @@ impl GroupTask {
             }
             let handed_out = self.hand_out().await;
             let retry = self.judged(handed_out);
-            let alarm = self.dispatch.next_alarm().map(|alarm| alarm - self.shared.clock.alive());
-            let wait = [retry, alarm].into_iter().flatten().min();
+            let timer = self.dispatch.next_alarm().map(|timer| timer - self.shared.clock.alive());
+            let wait = [retry, timer].into_iter().flatten().min();
             tokio::select! {
                 command = self.commands.recv() => {
                     // The handle in `shared` holds a sender for as long as the task runs.

@@ -25,7 +25,7 @@ use crate::core::group::GroupName;
 use crate::core::outbox::{Backlog, Opening, Outbox, Start};
 use crate::core::refusal::{Reason, Refusal};
 use crate::metrics::Metrics;
-use crate::panics;
+use crate::process::panics;
 use membership::Memberships;
 
 /// How often a drain looks whether all groups are left.
@@ -352,11 +352,11 @@ mod tests {
     use crate::core::group::MAX_GROUPS;
     use crate::core::outbox::Retention;
     use crate::core::outboxes::Outboxes;
-    use crate::core::store::{Seat, Store};
+    use crate::core::store::{RingParts, Store};
     use crate::core::tick::Wheel;
     use crate::memory::{MemoryOptions, MemoryStore};
 
-    fn seat(clock: &Clock) -> Seat {
+    fn seat(clock: &Clock) -> RingParts {
         let options = MemoryOptions {
             wheel: Wheel::new(5, Duration::from_secs(1)).unwrap(),
             storm: StormRule::default(),
@@ -365,7 +365,7 @@ mod tests {
             threads: 1,
             state_file: None,
         };
-        MemoryStore::open(options, clock.moment()).unwrap().0.seats()[0].clone()
+        MemoryStore::open(options, clock.moment()).unwrap().0.rings()[0].clone()
     }
 
     #[tokio::test]

@@ -13,12 +13,12 @@ const TEND_EVERY: Duration = Duration::from_secs(1);
 
 impl Delivery {
     /// Keeps the outbox within its bounds, until the task is aborted.
-    pub async fn tend(&self) {
+    pub async fn maintain(&self) {
         let mut refused = false;
         loop {
             tokio::time::sleep(TEND_EVERY).await;
             let attended: Vec<GroupName> = self.shared.groups.lock().keys().cloned().collect();
-            match self.shared.outbox.tend(&attended, self.shared.clock.now()).await {
+            match self.shared.outbox.maintain(&attended, self.shared.clock.now()).await {
                 Ok(dropped) => {
                     self.count_dropped(dropped);
                     if std::mem::take(&mut refused) {

@@ -1,7 +1,7 @@
 //! What is known of one message: 24 bytes of it.
 
+use crate::core::latency_histogram::Stamp;
 use crate::core::message::Message;
-use crate::core::tally::Stamp;
 use crate::core::tick::{MAX_SLOTS, Tick};
 
 /// A tick near the pointer, in two bytes.

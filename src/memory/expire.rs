@@ -24,7 +24,7 @@ use super::shard::Shard;
 use super::table::Keyed;
 use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::message::Message;
-use crate::core::ring::{Expired, Published};
+use crate::core::ring::{PublishStep, Published};
 use crate::core::tick::Tick;
 
 /// Places looked at in one step: a tenth of a millisecond, or some more where many of them are of the tick.
@@ -93,7 +93,7 @@ impl Expiry {
         slots: u16,
     ) {
         let ahead = self.ahead.take_if(|ahead| ahead.tick == tick).unwrap_or_else(|| Ahead::of(tick));
-        let (walked, ahead) = (ahead.walked, ahead.decided(unlisted));
+        let (walked, ahead) = (ahead.walked, ahead.expired(unlisted));
         // A drain expires all ticks at once.
         let behind = if counts.drained { 0 } else { self.frozen.len() + self.overdue(tick, slots) };
         if counts.drained {
@@ -119,8 +119,8 @@ impl Expiry {
     }
 
     /// Does one step of listing what is still in the tick that is decided next; says whether there is more to do.
-    pub(super) fn list_ahead(&mut self, ring: &MemoryRing) -> bool {
-        let Some(tick) = ring.next_decided() else { return false };
+    pub(super) fn prelist(&mut self, ring: &MemoryRing) -> bool {
+        let Some(tick) = ring.next_expired() else { return false };
         let ahead = self.ahead.get_or_insert_with(|| Ahead::of(tick));
         // If it is of another tick, that is decided in this moment, and not yet taken over.
         ahead.tick == tick && ahead.step(ring)
@@ -138,21 +138,21 @@ impl Expiry {
     }
 
     /// Does one step; says whether there is more to do.
-    pub(super) fn step(&mut self, ring: &MemoryRing, now: Instant) -> Expired {
+    pub(super) fn step(&mut self, ring: &MemoryRing, now: Instant) -> PublishStep {
         let Some(front) = self.frozen.front_mut() else {
             // Ticks must be forgotten as fast as they come; memory may wait.
             if self.forget(ring) {
-                return Expired { more: true, ..Expired::default() };
+                return PublishStep { more: true, ..PublishStep::default() };
             }
-            return Expired { more: self.shrink(ring), tidied: true, ..Expired::default() };
+            return PublishStep { more: self.shrink(ring), reclaimed: true, ..PublishStep::default() };
         };
         if !std::mem::replace(&mut front.told, true) {
             let counted = Some((front.tick, front.counts));
-            return Expired { counted, more: true, behind: front.behind, ..Expired::default() };
+            return PublishStep { counted, more: true, behind: front.behind, ..PublishStep::default() };
         }
         if front.counts.drained && self.gathered.is_some() {
             self.gather(ring);
-            return Expired { more: true, ..Expired::default() };
+            return PublishStep { more: true, ..PublishStep::default() };
         }
         front.list(ring, &mut self.listed);
         let published = front.publish(ring, &mut self.listed, now);
@@ -165,7 +165,7 @@ impl Expiry {
                 self.remember(tick, messages);
             }
         }
-        Expired { published, more: true, ..Expired::default() }
+        PublishStep { published, more: true, ..PublishStep::default() }
     }
 
     /// Lists a part of what is in the ticks of a drain, which are all that is left.
@@ -354,7 +354,7 @@ mod tests {
         for round in 0..5 {
             ring.expiry.lock().ahead = None;
             let begun = Instant::now();
-            while ring.list_ahead() {}
+            while ring.prelist() {}
             let (listed, begun, mut segment) = (begun.elapsed(), Instant::now(), 0);
             while !in_turn(&ring.shards[0], |shard| shard.forget(Tick(99), &mut segment, LOCKED_STEP)) {}
             let forgotten = begun.elapsed();
@@ -402,7 +402,7 @@ mod tests {
         }
         // The first of them was listed ahead.
         assert!(matches!(ring.advance(now + Duration::from_secs(1)).now_or_never(), Some(Ok(_))));
-        while ring.list_ahead() {}
+        while ring.prelist() {}
         ring.drain(now).now_or_never().unwrap().unwrap();
         let mut steps = 0;
         let mut left = IN_TICK * u64::from(SLOTS);
@@ -441,23 +441,23 @@ mod tests {
         let peak = room();
         assert!(peak < 400_000, "room for {peak} is made for 200,000");
         // They time out, are remembered for a revolution and forgotten.
-        let mut tidied = 0;
+        let mut reclaimed = 0;
         for _ in 0..8 {
             now += Duration::from_secs(1);
             ring.advance(now).now_or_never().unwrap().unwrap();
             loop {
                 let step = ring.expire_step(now);
                 assert!(
-                    !step.tidied || ring.expiry.lock().frozen.is_empty(),
+                    !step.reclaimed || ring.expiry.lock().frozen.is_empty(),
                     "what is decided is published first"
                 );
-                tidied += usize::from(step.tidied && step.more);
+                reclaimed += usize::from(step.reclaimed && step.more);
                 if !step.more {
                     break;
                 }
             }
         }
-        assert!(tidied >= peak / 20_000, "memory was given back in {tidied} steps");
+        assert!(reclaimed >= peak / 20_000, "memory was given back in {reclaimed} steps");
         assert!(ring.shards.iter().all(|shard| shard.lock().table.len() == 0));
         assert!(room() < peak / 20, "room for {} of {peak} is kept", room());
     }

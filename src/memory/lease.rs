@@ -13,7 +13,7 @@ pub struct AlwaysLeads {
 }
 
 impl Lease for AlwaysLeads {
-    fn tend(&self, _now: Instant) -> Reply<Leadership> {
+    fn maintain(&self, _now: Instant) -> Reply<Leadership> {
         Reply::ok(Leadership::Leads { epoch: self.epoch, renew_at: None })
     }
 

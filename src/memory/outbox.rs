@@ -45,7 +45,7 @@ const RESTORED_FOR: Duration = Duration::from_secs(3_600);
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) batch: Arc<TimeoutBatch>,
-    pub(super) decided_at: Instant,
+    pub(super) expired_at: Instant,
     /// Since when it could be taken: its time in a process before this one does not count.
     kept_since: Instant,
     /// Groups that have not settled it.
@@ -85,9 +85,9 @@ impl MemoryOutbox {
         MemoryOutbox { retention, queue: Mutex::new(queue), told: RwLock::new(Vec::new()) }
     }
 
-    /// Appends a batch of a tick decided at `decided_at`.
-    pub fn publish(&self, batch: Arc<TimeoutBatch>, decided_at: Instant) {
-        self.queue.lock().append(batch, decided_at, decided_at);
+    /// Appends a batch of a tick decided at `expired_at`.
+    pub fn publish(&self, batch: Arc<TimeoutBatch>, expired_at: Instant) {
+        self.queue.lock().append(batch, expired_at, expired_at);
         self.told.read().iter().for_each(|tell| tell());
     }
 }
@@ -144,7 +144,7 @@ impl Outbox for MemoryOutbox {
         Reply::ok(())
     }
 
-    fn tend(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
+    fn maintain(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
         let mut queue = self.queue.lock();
         for group in attended {
             if let Some(group) = queue.groups.get_mut(group) {
@@ -177,11 +177,11 @@ impl Queue {
         self.places.get(index(position.checked_sub(self.first)?))?.as_ref()
     }
 
-    pub(super) fn append(&mut self, batch: Arc<TimeoutBatch>, decided_at: Instant, kept_since: Instant) {
+    pub(super) fn append(&mut self, batch: Arc<TimeoutBatch>, expired_at: Instant, kept_since: Instant) {
         self.ids += batch.messages.len() as u64;
         self.groups.values_mut().for_each(|group| group.unsettled += 1);
         self.positions.insert(batch.id, self.end());
-        self.places.push_back(Some(Stored { batch, decided_at, kept_since, unsettled: self.groups.len() }));
+        self.places.push_back(Some(Stored { batch, expired_at, kept_since, unsettled: self.groups.len() }));
     }
 
     pub(super) fn open_group(&mut self, name: &GroupName, opening: Opening, now: Instant) -> bool {
@@ -330,7 +330,7 @@ impl Queue {
             batches: group.unsettled,
             unacked: group.taken.len() as u64,
             oldest: oldest
-                .map_or_else(Default::default, |stored| now.saturating_duration_since(stored.decided_at)),
+                .map_or_else(Default::default, |stored| now.saturating_duration_since(stored.expired_at)),
         }
     }
 }
@@ -342,7 +342,7 @@ fn index(distance: u64) -> usize {
 
 impl Stored {
     fn deliver(&self, delivery_count: u32, now: Instant) -> Delivery {
-        let age = now.saturating_duration_since(self.decided_at);
+        let age = now.saturating_duration_since(self.expired_at);
         Delivery { batch: Arc::clone(&self.batch), delivery_count, age }
     }
 }

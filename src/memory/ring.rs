@@ -42,13 +42,13 @@ use super::shard::{self, OfTick, Position, Shard, horizon};
 use super::state_file::StateFile;
 use super::table::{Hash, HashMessage, Keyed, MAX_SHARD_BITS};
 use crate::core::completions::Completions;
+use crate::core::latency_histogram::Stamp;
 use crate::core::message::Message;
-use crate::core::pace::{Pace, Turn};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::request_batch::RequestBatch;
-use crate::core::ring::{Advance, ConnectionId, Expired, Handover, Reply, Ring, RingStatus, Submitted};
-use crate::core::tally::Stamp;
+use crate::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
 use crate::core::tick::{Tick, Wheel};
+use crate::core::tick_schedule::{TickSchedule, Turn};
 
 /// Shards for each of several threads: so many that two seldom want the same, and so few that a request batch has several
 /// messages for each. One thread alone has one shard, and what it is asked needs no sorting.
@@ -62,7 +62,7 @@ pub struct MemoryRing {
     pub(super) hasher: Keyed,
     pub(super) shard_bits: u32,
     pub(super) shards: Box<[Mutex<Shard<Keyed>>]>,
-    pub(super) standing: RwLock<Standing>,
+    pub(super) wheel_state: RwLock<WheelState>,
     /// The latest time that any request brought, in ns since the origin: see [`MemoryRing::turn`].
     pub(super) latest_ns: AtomicU64,
     pub(super) in_flight: InFlight,
@@ -78,10 +78,10 @@ pub struct MemoryRing {
 
 /// Where the wheel stands.
 #[derive(Debug)]
-pub(super) struct Standing {
-    pace: Pace,
+pub(super) struct WheelState {
+    pace: TickSchedule,
     /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
-    decided_below: Tick,
+    expired_below: Tick,
     /// Whether new messages are refused.
     pub(super) draining: bool,
     /// Whether a drain has handed out what was in flight: nothing is left to decide.
@@ -104,9 +104,9 @@ impl MemoryRing {
             shards: (0..1 << shard_bits).map(shard).collect(),
             shard_bits,
             hasher,
-            standing: RwLock::new(Standing {
-                pace: Pace::new(options.wheel.tick_length(), options.pointer, now),
-                decided_below: options.pointer,
+            wheel_state: RwLock::new(WheelState {
+                pace: TickSchedule::new(options.wheel.tick_length(), options.pointer, now),
+                expired_below: options.pointer,
                 draining: false,
                 saved: false,
                 handed_out: false,
@@ -133,25 +133,25 @@ impl MemoryRing {
     /// Lets the pointer stay where it is until then, and for a tick more.
     #[cold]
     pub(super) fn hold(&self, until: Instant) {
-        self.standing.write().pace.hold(until);
+        self.wheel_state.write().pace.hold(until);
     }
 
     pub(super) fn stamp(&self, now: Instant) -> Stamp {
         Stamp::after(now.saturating_duration_since(self.origin))
     }
 
-    pub(super) fn expire_step(&self, now: Instant) -> Expired {
+    pub(super) fn expire_step(&self, now: Instant) -> PublishStep {
         self.expiry.lock().step(self, now)
     }
 
     pub(super) fn pointer(&self) -> Tick {
-        self.standing.read().pace.pointer()
+        self.wheel_state.read().pace.pointer()
     }
 
     /// The tick that is decided next, if any will be.
-    pub(super) fn next_decided(&self) -> Option<Tick> {
-        let standing = self.standing.read();
-        (!standing.handed_out).then(|| standing.pace.pointer())
+    pub(super) fn next_expired(&self) -> Option<Tick> {
+        let wheel_state = self.wheel_state.read();
+        (!wheel_state.handed_out).then(|| wheel_state.pace.pointer())
     }
 
     pub(super) fn shard_of(&self, message: Message) -> (Hash, &Mutex<Shard<Keyed>>) {
@@ -166,7 +166,7 @@ impl MemoryRing {
         acked: &[(Tick, u64)],
         now: Instant,
     ) -> u64 {
-        let position = self.position(&self.standing.read(), now);
+        let position = self.position(&self.wheel_state.read(), now);
         let mut in_flight = 0;
         for entry in entries {
             let (hash, shard) = self.shard_of(entry.message);
@@ -194,13 +194,13 @@ impl MemoryRing {
         (pointer.0..pointer.0 + horizon(self.options.wheel)).map(Tick)
     }
 
-    pub(super) fn position(&self, standing: &Standing, now: Instant) -> Position {
+    pub(super) fn position(&self, wheel_state: &WheelState, now: Instant) -> Position {
         Position {
             wheel: self.options.wheel,
-            pointer: standing.pace.pointer(),
-            pointer_index: shard::index(standing.pace.pointer(), self.options.wheel),
-            decided_below: standing.decided_below,
-            due: standing.pace.tick_due(now),
+            pointer: wheel_state.pace.pointer(),
+            pointer_index: shard::index(wheel_state.pace.pointer(), self.options.wheel),
+            expired_below: wheel_state.expired_below,
+            due: wheel_state.pace.tick_due(now),
             now: self.stamp(now),
         }
     }
@@ -208,31 +208,31 @@ impl MemoryRing {
     /// Does what the time asks for: the latest time that anyone has brought. If the ticker was held up after
     /// it had read its own, an add may have seen a stall that the ticker has not, and relies on the shift.
     fn turn(&self, now: Instant) -> Advance {
-        let mut standing = self.standing.write();
+        let mut wheel_state = self.wheel_state.write();
         let latest = self.origin + Duration::from_nanos(self.latest_ns.load(Ordering::SeqCst));
         let now = now.max(latest);
-        match standing.pace.turn(now) {
+        match wheel_state.pace.turn(now) {
             Turn::Wait(until) => Advance::Waiting(until),
-            Turn::Shift { missed } => Advance::Waiting(standing.pace.shift(missed, now)),
+            Turn::Shift { missed } => Advance::Waiting(wheel_state.pace.shift(missed, now)),
             Turn::Advance { lateness } => {
-                let (decided, due_at) = (standing.pace.pointer(), standing.pace.next_advance());
-                let shifted = standing.pace.advanced();
-                let (pointer, next) = (standing.pace.pointer(), standing.pace.next_advance());
-                if !standing.handed_out {
-                    self.decide(standing, decided..=decided, pointer, due_at, false);
+                let (expired, due_at) = (wheel_state.pace.pointer(), wheel_state.pace.next_advance());
+                let shifted = wheel_state.pace.advanced();
+                let (pointer, next) = (wheel_state.pace.pointer(), wheel_state.pace.next_advance());
+                if !wheel_state.handed_out {
+                    self.decide(wheel_state, expired..=expired, pointer, due_at, false);
                 }
-                Advance::Moved { decided, lateness, shifted, next }
+                Advance::Moved { expired, lateness, shifted, next }
             }
         }
     }
 
     /// Decides all ticks, so that what is in flight goes to the outbox.
     pub(super) fn hand_out(&self, now: Instant) -> Handover {
-        let mut standing = self.standing.write();
-        standing.handed_out = true;
-        let first = standing.pace.pointer();
+        let mut wheel_state = self.wheel_state.write();
+        wheel_state.handed_out = true;
+        let first = wheel_state.pace.pointer();
         let below = first.plus(horizon(self.options.wheel));
-        self.decide(standing, first..=Tick(below.0 - 1), below, now, true);
+        self.decide(wheel_state, first..=Tick(below.0 - 1), below, now, true);
         Handover::HandedOut
     }
 
@@ -240,13 +240,13 @@ impl MemoryRing {
     /// for what was left in them.
     fn decide(
         &self,
-        mut standing: RwLockWriteGuard<'_, Standing>,
+        mut wheel_state: RwLockWriteGuard<'_, WheelState>,
         ticks: RangeInclusive<Tick>,
         below: Tick,
         due_at: Instant,
         drained: bool,
     ) {
-        standing.decided_below = standing.decided_below.max(below);
+        wheel_state.expired_below = wheel_state.expired_below.max(below);
         let mut unlisted: Vec<_> = self.shards.iter().map(|shard| shard.lock().take_unlisted()).collect();
         let mut frozen = Vec::new();
         for tick in ticks.start().0..=ticks.end().0 {
@@ -256,7 +256,7 @@ impl MemoryRing {
             self.in_flight.change(of_tick.left.wrapping_neg());
             frozen.push((Tick(tick), self.options.storm.count(of_tick.acked, of_tick.left, drained)));
         }
-        drop(standing);
+        drop(wheel_state);
         let mut expiry = self.expiry.lock();
         for (tick, counts) in frozen {
             // What was listed ahead is of the first.
@@ -285,16 +285,16 @@ impl Ring for MemoryRing {
         Reply::ok(self.turn(now))
     }
 
-    fn expire(&self, now: Instant) -> Reply<Expired> {
+    fn publish_expired(&self, now: Instant) -> Reply<PublishStep> {
         Reply::ok(self.expire_step(now))
     }
 
-    fn list_ahead(&self) -> bool {
-        self.expiry.lock().list_ahead(self)
+    fn prelist(&self) -> bool {
+        self.expiry.lock().prelist(self)
     }
 
     fn drain(&self, now: Instant) -> Reply<Handover> {
-        if std::mem::replace(&mut self.standing.write().draining, true) {
+        if std::mem::replace(&mut self.wheel_state.write().draining, true) {
             return Reply::ok(Handover::Kept);
         }
         match self.this.upgrade().filter(|ring| ring.state_file.is_some()) {
@@ -304,7 +304,7 @@ impl Ring for MemoryRing {
     }
 
     fn status(&self, now: Instant) -> Reply<RingStatus> {
-        let pace = self.standing.read().pace;
+        let pace = self.wheel_state.read().pace;
         let mut slots = vec![0; usize::from(self.options.wheel.slots())];
         for tick in self.alive().skip(1) {
             slots[usize::from(self.options.wheel.slot(tick).0)] += self.counts(tick).left;
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(advance(start + TICK), Advance::Waiting(woken + TICK));
         // So tick 8 is decided two ticks after waking, and not at once.
         assert_eq!(advance(woken), Advance::Waiting(woken + TICK));
-        let moved = |decided, shifted, next| Advance::Moved { decided, lateness: Duration::ZERO, shifted, next };
+        let moved = |expired, shifted, next| Advance::Moved { expired, lateness: Duration::ZERO, shifted, next };
         assert_eq!(advance(woken + TICK), moved(Tick(7), 1, woken + TICK * 2));
         assert_eq!(advance(woken + TICK * 2), moved(Tick(8), 0, woken + TICK * 3));
     }

@@ -44,9 +44,9 @@ impl Serialize for InOutbox<'_> {
         let mut sequence = serializer.serialize_seq(Some(self.places))?;
         for position in (self.first..).take(self.places) {
             // Nothing is locked while it is written.
-            let save = |stored: &Stored| (Arc::clone(&stored.batch), stored.decided_at);
+            let save = |stored: &Stored| (Arc::clone(&stored.batch), stored.expired_at);
             let batch = self.outbox.queue.lock().stored(position).map(save);
-            let batch = batch.map(|(batch, decided_at)| SavedBatch::of(&batch, decided_at, self.now));
+            let batch = batch.map(|(batch, expired_at)| SavedBatch::of(&batch, expired_at, self.now));
             sequence.serialize_element(&batch)?;
         }
         sequence.end()
@@ -143,8 +143,8 @@ impl MemoryOutbox {
                 queue.places.push_back(None);
                 continue;
             };
-            let decided_at = before(batch.age);
-            queue.append(Arc::new(batch.restore()), decided_at, now);
+            let expired_at = before(batch.age);
+            queue.append(Arc::new(batch.restore()), expired_at, now);
             // Appended for all; some had settled it.
             queue.groups.values_mut().filter(|group| !wants(group)).for_each(|group| group.unsettled -= 1);
             if let Some(Some(stored)) = queue.places.back_mut() {
@@ -158,7 +158,7 @@ impl MemoryOutbox {
 }
 
 impl SavedBatch {
-    fn of(batch: &TimeoutBatch, decided_at: Instant, now: Instant) -> SavedBatch {
+    fn of(batch: &TimeoutBatch, expired_at: Instant, now: Instant) -> SavedBatch {
         let TimeoutBatch { id, counts, last, messages } = batch;
         let message =
             |timed_out: &TimedOut| (timed_out.message.msg_id.0, timed_out.message.client.0, timed_out.attempt);
@@ -172,7 +172,7 @@ impl SavedBatch {
             storm: counts.storm,
             drained: counts.drained,
             last: *last,
-            age: now.saturating_duration_since(decided_at),
+            age: now.saturating_duration_since(expired_at),
             messages: messages.iter().map(message).collect(),
         }
     }
@@ -212,7 +212,7 @@ mod tests {
         let back = begun + 12 * hour;
         let restored = MemoryOutbox::new(retention, back);
         restored.restore(reread(&saved), 10 * hour, back);
-        let dropped = |now| restored.tend(&[], now).now_or_never().unwrap().unwrap().groups;
+        let dropped = |now| restored.maintain(&[], now).now_or_never().unwrap().unwrap().groups;
         assert_eq!(dropped(back + hour / 2), []);
         assert_eq!(dropped(back + 2 * hour), [group]);
     }
@@ -234,7 +234,7 @@ mod tests {
         // The clock was set ten years forwards.
         let years = 87_600 * hour;
         restored.restore(saved, years, back);
-        let dropped = |now| restored.tend(&[], now).now_or_never().unwrap().unwrap();
+        let dropped = |now| restored.maintain(&[], now).now_or_never().unwrap().unwrap();
         assert_eq!(dropped(back + hour), Dropped::default());
         assert_eq!(dropped(back + 3 * hour).batches, 0, "as long as any other");
         let taken = restored.take(&group, 1, back + hour).now_or_never().unwrap().unwrap();

@@ -9,9 +9,9 @@ use super::entry::{Entry, Marks, ShortTick};
 use super::sorted::{Item, Verb};
 use super::table::{Hash, HashMessage, Home, Kept, Table};
 use crate::core::batch::TimedOut;
+use crate::core::latency_histogram::{LatencyHistogram, Stamp};
 use crate::core::message::Message;
 use crate::core::request_batch::{Outcome, RequestBatch};
-use crate::core::tally::{LatencyTally, Stamp};
 use crate::core::tick::{Tick, Wheel};
 
 /// Messages whose memory is asked for together: as many as a processor has requests to memory on their way, twice.
@@ -25,7 +25,7 @@ pub(super) struct Position {
     /// The pointer's remainder among the counts of a shard.
     pub(super) pointer_index: usize,
     /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
-    pub(super) decided_below: Tick,
+    pub(super) expired_below: Tick,
     /// The tick due, or the first that is not decided.
     pub(super) due: Tick,
     /// The time.
@@ -35,11 +35,11 @@ pub(super) struct Position {
 impl Position {
     /// The deadline of a message that is added now.
     pub(super) fn deadline(&self, ack_timeout_ticks: u16) -> Tick {
-        self.wheel.deadline(self.due.max(self.decided_below), ack_timeout_ticks)
+        self.wheel.deadline(self.due.max(self.expired_below), ack_timeout_ticks)
     }
 
-    fn is_decided(&self, entry: &Entry) -> bool {
-        entry.deadline.is_before(ShortTick::of(self.decided_below))
+    fn is_expired(&self, entry: &Entry) -> bool {
+        entry.deadline.is_before(ShortTick::of(self.expired_below))
     }
 
     fn is_remembered(&self, entry: &Entry) -> bool {
@@ -117,7 +117,7 @@ impl<S: HashMessage> Shard<S> {
         let messages = items.iter().map(|item| (item.hash, batch.messages()[item.index()]));
         let new = messages.filter(|(hash, message)| {
             let found = self.table.find(*hash, self.table.home(*hash), *message);
-            found.is_none_or(|mut found| position.is_decided(found.entry()))
+            found.is_none_or(|mut found| position.is_expired(found.entry()))
         });
         new.map(|(_, message)| message)
     }
@@ -160,7 +160,7 @@ impl<S: HashMessage> Shard<S> {
     fn add(&mut self, (hash, home): (Hash, Home), entry: Entry, position: &Position) -> Outcome {
         self.of_deadline(entry.deadline, position).left += 1;
         let Some(earlier) = self.table.put(hash, home, entry) else { return Outcome::Added };
-        if !position.is_decided(&earlier) {
+        if !position.is_expired(&earlier) {
             self.of_deadline(earlier.deadline, position).left -= 1;
             if earlier.marks.has(Marks::LISTED) {
                 self.unlist(earlier.message);
@@ -182,11 +182,11 @@ impl<S: HashMessage> Shard<S> {
         message: Message,
         withdraw: bool,
         position: &Position,
-        ack_latency: &mut LatencyTally,
+        ack_latency: &mut LatencyHistogram,
     ) -> Outcome {
         let Some(mut found) = self.table.find(hash, home, message) else { return Outcome::Unknown };
         let entry = found.entry();
-        if position.is_decided(entry) {
+        if position.is_expired(entry) {
             if !position.is_remembered(entry) {
                 return Outcome::Unknown;
             }
@@ -224,7 +224,7 @@ impl<S: HashMessage> Shard<S> {
 
     /// Puts back an entry that a state file held; returns whether it is in flight.
     pub(super) fn restore(&mut self, hash: Hash, mut entry: Entry, position: &Position) -> bool {
-        let in_flight = !position.is_decided(&entry);
+        let in_flight = !position.is_expired(&entry);
         if in_flight {
             self.of_deadline(entry.deadline, position).left += 1;
         } else {
@@ -293,7 +293,7 @@ mod tests {
             wheel,
             pointer,
             pointer_index: index(pointer, wheel),
-            decided_below: pointer,
+            expired_below: pointer,
             due: pointer,
             now,
         };

@@ -11,9 +11,9 @@ use super::entry::{Entry, Marks, ShortTick};
 use super::outbox::MemoryOutbox;
 use super::ring::MemoryRing;
 use super::saved_outbox::{self, InOutbox, SavedBatch, SavedOutbox};
+use crate::core::latency_histogram::Stamp;
 use crate::core::message::Message;
 use crate::core::store::Moment;
-use crate::core::tally::Stamp;
 use crate::core::tick::{Tick, Wheel};
 
 /// The most bytes that a message in flight takes, or one that is remembered: numbers are as long as they are large.
@@ -95,7 +95,7 @@ impl<'a> Saved<InRing<'a>, InOutbox<'a>> {
     /// What is to be kept of the two, which do not change any more from here on.
     pub(super) fn of(ring: &'a MemoryRing, outbox: &'a MemoryOutbox, moment: Moment) -> Self {
         let now = moment.now;
-        ring.standing.write().saved = true;
+        ring.wheel_state.write().saved = true;
         while ring.expire_step(now).more {}
         let pointer = ring.pointer();
         let acked = ring.alive().map(|tick| (tick.0, ring.counts(tick).acked));
@@ -105,7 +105,7 @@ impl<'a> Saved<InRing<'a>, InOutbox<'a>> {
             unix_ms: moment.unix_ms(),
             epoch: ring.options.epoch,
             pointer: pointer.0,
-            messages: InRing { ring, pointer, handed_out: ring.next_decided().is_none(), stamp: ring.stamp(now) },
+            messages: InRing { ring, pointer, handed_out: ring.next_expired().is_none(), stamp: ring.stamp(now) },
             acked: acked.filter(|(_, acked)| *acked > 0).collect(),
             outbox: outbox.save(now),
         }

@@ -12,13 +12,13 @@ use super::ring::MemoryRing;
 use super::saving;
 use super::state_file::{StateError, StateFile};
 use crate::core::ring::Reply;
-use crate::core::store::{Moment, Seat, Store};
+use crate::core::store::{Moment, RingParts, Store};
 use crate::core::tick::Tick;
 
 /// A wheel that lives in the process.
 pub struct MemoryStore {
     ring: Arc<MemoryRing>,
-    seat: Seat,
+    seat: RingParts,
 }
 
 /// What a memory store begins with.
@@ -73,7 +73,7 @@ impl MemoryStore {
             state_file.consume()?;
         }
         let lease = Arc::new(AlwaysLeads { epoch });
-        let seat = Seat { ring: Arc::clone(&ring) as _, outbox, lease };
+        let seat = RingParts { ring: Arc::clone(&ring) as _, outbox, lease };
         Ok((MemoryStore { ring, seat }, beginning))
     }
 
@@ -89,7 +89,7 @@ impl Store for MemoryStore {
         "memory"
     }
 
-    fn seats(&self) -> &[Seat] {
+    fn rings(&self) -> &[RingParts] {
         std::slice::from_ref(&self.seat)
     }
 

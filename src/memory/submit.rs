@@ -9,7 +9,7 @@ use std::time::Instant;
 use parking_lot::RwLockReadGuard;
 
 use super::in_flight::Room;
-use super::ring::{MemoryRing, Standing};
+use super::ring::{MemoryRing, WheelState};
 use super::shard::Position;
 use super::sorted::Sorted;
 use super::table::{HashMessage, MAX_SHARD_BITS};
@@ -33,18 +33,18 @@ impl MemoryRing {
             self.see(now);
         }
         let all = 0..batch.requests.len();
-        let standing = self.standing.read();
-        let is_reserved = if standing.draining {
-            refuse(&mut batch.requests, &standing);
+        let wheel_state = self.wheel_state.read();
+        let is_reserved = if wheel_state.draining {
+            refuse(&mut batch.requests, &wheel_state);
             false
         } else if adds == 0 {
             false
         } else if self.in_flight.reserve_provisionally(adds) {
             true
         } else {
-            return self.do_near_limit(batch, standing, now);
+            return self.do_near_limit(batch, wheel_state, now);
         };
-        let position = self.position(&standing, now);
+        let position = self.position(&wheel_state, now);
         let change = self.run(batch, all, &position);
         if is_reserved {
             self.in_flight.settle(adds, change);
@@ -54,10 +54,10 @@ impl MemoryRing {
     }
 
     #[cold]
-    fn do_near_limit(&self, batch: &mut RequestBatch, standing: RwLockReadGuard<'_, Standing>, now: Instant) {
-        let position = self.position(&standing, now);
+    fn do_near_limit(&self, batch: &mut RequestBatch, wheel_state: RwLockReadGuard<'_, WheelState>, now: Instant) {
+        let position = self.position(&wheel_state, now);
         let done = self.do_singly(batch, 0, &position);
-        drop(standing);
+        drop(wheel_state);
         if done < batch.requests.len() {
             self.do_settled(batch, done, now);
         }
@@ -66,12 +66,12 @@ impl MemoryRing {
     /// Does the requests from this number on while no other request batch is done: every reservation is settled then.
     /// That is rare. It takes a batch that begins far from the limit, and others that come to the limit before it ends.
     fn do_settled(&self, batch: &mut RequestBatch, from: usize, now: Instant) {
-        let standing = self.standing.write();
-        if standing.draining {
+        let wheel_state = self.wheel_state.write();
+        if wheel_state.draining {
             // A drain may have begun since it was looked at before.
-            refuse(&mut batch.requests[from..], &standing);
+            refuse(&mut batch.requests[from..], &wheel_state);
         }
-        let position = self.position(&standing, now);
+        let position = self.position(&wheel_state, now);
         let done = self.do_singly(batch, from, &position);
         debug_assert_eq!(done, batch.requests.len(), "no reservation is provisional");
     }
@@ -232,14 +232,14 @@ fn count_distinct(mut messages: Vec<Message>) -> u64 {
 
 /// Refuses what a ring that drains does not do.
 #[cold]
-fn refuse(requests: &mut [Request], standing: &Standing) {
-    let text = if standing.saved {
+fn refuse(requests: &mut [Request], wheel_state: &WheelState) {
+    let text = if wheel_state.saved {
         "this sidecar has gone, and its messages are kept for its next start: ask again then"
     } else {
         "this sidecar is draining and takes no new messages: add them through another one"
     };
     let refusal = Arc::new(Refusal::new(Reason::Draining, text));
-    for request in requests.iter_mut().filter(|request| request.adds() || standing.saved) {
+    for request in requests.iter_mut().filter(|request| request.adds() || wheel_state.saved) {
         request.refusal.get_or_insert_with(|| Arc::clone(&refusal));
     }
 }
@@ -309,7 +309,7 @@ mod tests {
         let (done, is_done) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             // Other requests are under way for as long as this is held.
-            let others = ring.standing.read();
+            let others = ring.wheel_state.read();
             scope.spawn(|| {
                 let refused = !add_one(&ring, 3, now);
                 let rearmed = add_one(&ring, 1, now);
@@ -383,7 +383,7 @@ mod tests {
         let mut batch = RequestBatch::default();
         batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(1));
         ring.complete(&mut batch, now);
-        ring.standing.write().draining = true;
+        ring.wheel_state.write().draining = true;
         let saved = Saved::of(&ring, &ring.outbox, Moment { now, unix_time: Duration::ZERO });
         let mut batch = RequestBatch::default();
         batch.push_single(2, Operation::Del { withdraw: false }, Message::from(1));

@@ -9,7 +9,7 @@ use prometheus::Opts;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{self, LabelPair, MetricFamily, MetricType};
 
-use crate::core::tally::{BOUNDS, LatencyTally, STAMP_UNIT};
+use crate::core::latency_histogram::{BOUNDS, LatencyHistogram, STAMP_UNIT};
 
 /// Latencies so far: a frame of 32,768 acknowledgements costs a few additions.
 #[derive(Clone, Debug, Default)]
@@ -23,21 +23,21 @@ struct Counters {
 
 impl Latencies {
     /// Adds a tally.
-    pub fn add(&self, tally: &LatencyTally) {
-        if tally.is_empty() {
+    pub fn add(&self, histogram: &LatencyHistogram) {
+        if histogram.is_empty() {
             return;
         }
-        for (counter, count) in self.0.counts.iter().zip(tally.counts) {
+        for (counter, count) in self.0.counts.iter().zip(histogram.counts) {
             counter.fetch_add(count, Ordering::Relaxed);
         }
-        self.0.sum_micros.fetch_add(tally.sum_micros, Ordering::Relaxed);
+        self.0.sum_micros.fetch_add(histogram.sum_micros, Ordering::Relaxed);
     }
 
     /// Adds one latency.
     pub fn record(&self, latency: Duration) {
-        let mut tally = LatencyTally::default();
-        tally.record(latency, 1);
-        self.add(&tally);
+        let mut histogram = LatencyHistogram::default();
+        histogram.record(latency, 1);
+        self.add(&histogram);
     }
 
     #[expect(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]

@@ -7,7 +7,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registr
 use super::PREFIX;
 use super::latencies::{Histogram, Latencies};
 use super::process::Process;
-use crate::log;
+use crate::logging;
 
 /// A counter whose value is asked for with each scrape.
 #[derive(Clone)]
@@ -107,7 +107,7 @@ impl Maker {
         self.counter_of_process(
             "log_lines_dropped_total",
             "Log lines dropped because stderr could not be written, or not fast enough.",
-            log::dropped_lines,
+            logging::dropped_lines,
         );
     }
 }

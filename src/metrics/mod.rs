@@ -328,7 +328,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::core::tally::LatencyTally;
+    use crate::core::latency_histogram::LatencyHistogram;
 
     #[test]
     fn fixed_labels_are_there_from_the_start() {
@@ -378,10 +378,10 @@ mod tests {
     #[test]
     fn a_histogram_is_cumulative_and_closed_by_infinity() {
         let metrics = Metrics::new();
-        let mut tally = LatencyTally::default();
-        tally.record(Duration::from_millis(2), 3);
-        tally.record(Duration::from_secs(60), 1);
-        metrics.ack_latency.add(&tally);
+        let mut histogram = LatencyHistogram::default();
+        histogram.record(Duration::from_millis(2), 3);
+        histogram.record(Duration::from_secs(60), 1);
+        metrics.ack_latency.add(&histogram);
         let text = metrics.render();
         for line in [
             "ackwheel_ack_latency_seconds_bucket{le=\"0.001\"} 0",

@@ -13,7 +13,7 @@ use super::office::{Identity, Office, Term, from_now, whole_ms};
 use super::ring::CLOCK_SLACK;
 use super::script::{Answer, SCRIPTS};
 use super::silence::Look;
-use crate::core::lease::{Candidate, Leadership, Lease, Standing};
+use crate::core::lease::{Candidate, Leadership, Lease, PointerPosition};
 use crate::core::refusal::Refusal;
 use crate::core::ring::Reply;
 use crate::core::tick::Tick;
@@ -87,12 +87,12 @@ impl RedisLease {
 }
 
 impl Lease for RedisLease {
-    fn tend(&self, now: Instant) -> Reply<Leadership> {
+    fn maintain(&self, now: Instant) -> Reply<Leadership> {
         if self.0.options.never_lead {
             return Reply::ok(Leadership::Follows { retry_after: self.0.options.duration });
         }
         let inner = Arc::clone(&self.0);
-        Reply::Later(Box::pin(async move { inner.tend(now).await }))
+        Reply::Later(Box::pin(async move { inner.maintain(now).await }))
     }
 
     fn release(&self, _now: Instant) -> Reply<()> {
@@ -106,7 +106,7 @@ impl Lease for RedisLease {
 }
 
 impl Inner {
-    async fn tend(&self, now: Instant) -> Result<Leadership, Refusal> {
+    async fn maintain(&self, now: Instant) -> Result<Leadership, Refusal> {
         let session = self.link.session()?;
         let Some(term) = self.office.term_in(session.number) else { return self.stand(now, &session).await };
         if self.link.is_unconfirmed_for(&session, self.options.duration) {
@@ -220,7 +220,7 @@ impl Inner {
             let mut candidate = self.candidate.lock();
             candidate.enter_session(session.number);
             let (standing, seen) = candidate.pointer_seen(begun).unwrap_or_default();
-            let still = candidate.standing_still(begun).unwrap_or_default();
+            let still = candidate.stalled_holder(begun).unwrap_or_default();
             (standing, whole_ms(seen), candidate.watches(begun), still)
         };
         // The first grace since the pointer moved counts, so that a Redis that comes and goes does not stop the wheel.
@@ -303,7 +303,7 @@ impl Inner {
             *highest = epoch.max(*highest);
         }
         *self.hold.lock() = Hold::No;
-        if self.candidate.lock().saw(holder, lease, Standing { pointer, due_ms }, since_due_ms, now) {
+        if self.candidate.lock().observe(holder, lease, PointerPosition { pointer, due_ms }, since_due_ms, now) {
             info!(ring = self.options.ring, leader, "this sidecar follows");
         }
         Ok(self.follows())

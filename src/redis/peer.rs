@@ -24,7 +24,7 @@ use super::nodes::Found;
 use super::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT};
 use super::silence::{Silence, Unanswered};
 use crate::clock::Clock;
-use crate::patience::in_time;
+use crate::ticker::stall_aware_timeout;
 
 /// [`RESPONSE_TIMEOUT`] is waited for in so many parts: a pause of this process takes away one of them.
 const PARTS: u32 = 4;
@@ -166,7 +166,7 @@ impl Prober {
         let unanswered = self.silence.probed(self.clock.now());
         let mut script = redis::cmd("EVAL");
         script.arg("return 1").arg(0);
-        let answered = in_time(PROBE_PATIENCE, script.query_async::<()>(connection)).await;
+        let answered = stall_aware_timeout(PROBE_PATIENCE, script.query_async::<()>(connection)).await;
         let is_answered = answered.is_some_and(|answered| {
             answered.map_err(Fault::from).err().is_none_or(|fault| fault.kind != FaultKind::Disconnected)
         });

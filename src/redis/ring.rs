@@ -39,7 +39,7 @@ use crate::core::batch::StormRule;
 use crate::core::completions::Completions;
 use crate::core::refusal::Refusal;
 use crate::core::request_batch::RequestBatch;
-use crate::core::ring::{Advance, ConnectionId, Expired, Handover, Reply, Ring, RingStatus, Submitted};
+use crate::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
 use crate::core::tick::{Tick, Wheel};
 
 /// How far the leader's and Redis' clock may differ within a tick before one counts as set.
@@ -116,8 +116,8 @@ impl Ring for RedisRing {
         self.later(|inner| async move { inner.advance(now).await })
     }
 
-    fn expire(&self, _now: Instant) -> Reply<Expired> {
-        self.later(|inner| async move { inner.expire().await })
+    fn publish_expired(&self, _now: Instant) -> Reply<PublishStep> {
+        self.later(|inner| async move { inner.publish_expired().await })
     }
 
     fn drain(&self, _now: Instant) -> Reply<Handover> {
@@ -217,7 +217,7 @@ impl Inner {
                 let shifted = if answer.count()? > 0 { term.shifted_ticks(self.options.wheel) } else { 0 };
                 self.tell_lost(answer.count()?);
                 self.office.note(term.epoch, |term| term.moved(due, self.options.wheel));
-                Ok(Advance::Moved { decided: term.pointer, lateness, shifted, next: due.next })
+                Ok(Advance::Moved { expired: term.pointer, lateness, shifted, next: due.next })
             }
             "missing" => {
                 self.tell_missing(answer.count()?);

@@ -27,7 +27,7 @@ use crate::clock::Clock;
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::ring::Reply;
-use crate::core::store::{Moment, Seat, Store};
+use crate::core::store::{Moment, RingParts, Store};
 use crate::metrics::Metrics;
 
 /// How long a sidecar that starts waits for a Redis that is not there yet.
@@ -61,7 +61,7 @@ pub enum RedisStoreError {
 
 /// A wheel that lives in Redis and is shared by all sidecars of its namespace.
 pub struct RedisStore {
-    seats: Vec<Seat>,
+    seats: Vec<RingParts>,
     links: Arc<Links>,
     peers: Arc<Peers>,
     coalescers: Vec<Arc<Coalescer>>,
@@ -191,7 +191,7 @@ impl RedisStore {
         let listener = news::listen(Arc::clone(&link), keys.news.clone(), Arc::clone(&outbox), Arc::clone(&lease));
         self.tasks.push(listener);
         self.outboxes.push(Arc::clone(&outbox));
-        self.seats.push(Seat { ring: Arc::new(ring), outbox, lease });
+        self.seats.push(RingParts { ring: Arc::new(ring), outbox, lease });
         Ok(())
     }
 }
@@ -201,7 +201,7 @@ impl Store for RedisStore {
         "redis"
     }
 
-    fn seats(&self) -> &[Seat] {
+    fn rings(&self) -> &[RingParts] {
         &self.seats
     }
 

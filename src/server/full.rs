@@ -11,7 +11,7 @@ use tracing::error;
 
 use crate::clock::Clock;
 use crate::core::refusal::Reason;
-use crate::log::WINDOW;
+use crate::logging::WINDOW;
 use crate::metrics::Metrics;
 
 /// How often the counters are looked at.

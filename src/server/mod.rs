@@ -1,8 +1,10 @@
 //! The data listeners: accept, limits, drain. One `session` a connection.
 
+pub mod certificate;
 mod full;
 mod pending;
 mod reading;
+pub(crate) mod reloaded;
 mod request_batches;
 mod requests;
 mod session;
@@ -29,17 +31,17 @@ pub use token::TokenSource;
 pub use token::token_in;
 
 use self::stream::Stream;
-use crate::certificate::Certificate;
 use crate::clock::Clock;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::rings::Rings;
 use crate::core::store::Store;
 use crate::delivery::Delivery;
-use crate::gate::ReadGate;
 use crate::metrics::Metrics;
-use crate::panics::contained;
-use crate::patience::in_time;
+use crate::process::panics::contained;
 use crate::protocol::frame::{Body, Error, Frame, FrameType};
+use crate::server::certificate::Certificate;
+use crate::ticker::read_barrier::ReadBarrier;
+use crate::ticker::stall_aware_timeout;
 
 /// After a failed accept the listener rests, so that a full table of files does not become a busy loop.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -81,7 +83,7 @@ pub struct Shared {
     /// The time.
     pub clock: Arc<Clock>,
     /// Where the ticker meets the connections.
-    pub gate: Arc<ReadGate>,
+    pub read_barrier: Arc<ReadBarrier>,
     /// The counters.
     pub metrics: Arc<Metrics>,
 }
@@ -140,7 +142,7 @@ impl Server {
     pub async fn close(&self, patience: Duration) {
         self.phase.send_replace(Phase::Closed);
         self.tasks.close();
-        if in_time(patience, self.tasks.wait()).await.is_none() && !self.unanswered.is_empty() {
+        if stall_aware_timeout(patience, self.tasks.wait()).await.is_none() && !self.unanswered.is_empty() {
             warn!(
                 connections = self.unanswered.len(),
                 "some connections did not take their last answers in time and are closed: their clients repeat what was \
@@ -258,7 +260,7 @@ impl Shared {
             let has_begun = matches!(tcp.peek(&mut [0]).await, Ok(1..));
             if has_begun { Some(certificate.acceptor().accept(tcp).await) } else { None }
         };
-        match in_time(self.options.hello_timeout, handshake).await {
+        match stall_aware_timeout(self.options.hello_timeout, handshake).await {
             Some(Some(Ok(stream))) => return Some(Stream::Tls(Box::new(stream))),
             Some(None) => {
                 debug!("the connection was closed before a TLS handshake began");

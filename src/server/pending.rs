@@ -9,7 +9,7 @@ use std::pin::Pin;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-use crate::panics::uncontained;
+use crate::process::panics::uncontained;
 
 /// Requests beyond which a connection is not read from.
 const MAX_REQUESTS: usize = 1_024;

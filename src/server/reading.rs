@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::requests::not_hello;
 use super::session::{Session, State};
 use super::wire::READ_SIZE;
-use crate::core::alive::{STALL, WAKING};
+use crate::core::stall_aware_clock::{STALL, WAKING};
 use crate::protocol::{DecodeError, Decoded};
 
 /// How soon a socket that was emptied may have been filled again by a peer that had more to say.
@@ -27,7 +27,7 @@ impl Session {
             // The peer's system hears of the room that there is now.
             tokio::time::sleep(REFILL).await;
         }
-        self.gate.passed();
+        self.read_barrier.passed();
     }
 
     /// Reads as much as the socket can hold, if so much waits; returns how much it was.

@@ -17,7 +17,7 @@ use crate::core::request_batch::{Operation, Request, RequestBatch};
 use crate::core::requester::Requester;
 use crate::core::ring::Submitted;
 use crate::metrics::Metrics;
-use crate::panics;
+use crate::process::panics;
 use crate::protocol::frame::FrameType;
 
 /// A batch is submitted once it has so many messages: enough to share a lock and a wait for memory well. A frame is not

@@ -32,11 +32,11 @@ use crate::core::refusal::{Reason, Refusal};
 use crate::core::request_batch::RequestBatch;
 use crate::core::requester::Requester;
 use crate::delivery::Subscription;
-use crate::gate::Member;
-use crate::panics::contained;
-use crate::patience::in_time;
+use crate::process::panics::contained;
 use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, GoAway, GoAwayReason, MAX_GREETING_LENGTH};
+use crate::ticker::read_barrier::Member;
+use crate::ticker::stall_aware_timeout;
 
 /// A connection that is not read because too much waits for the store looks this often whether the store has gone:
 /// nothing else may happen to it for as long as that is away.
@@ -78,7 +78,7 @@ pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
     pub(super) wire: Wire,
     phase: watch::Receiver<Phase>,
-    pub(super) gate: Member,
+    pub(super) read_barrier: Member,
     pub(super) state: State,
     /// Why the connection ends, once all that came before is answered.
     pub(super) last_word: Option<(u32, Refusal)>,
@@ -123,10 +123,10 @@ impl Session {
     pub(super) fn new(stream: Stream, shared: Arc<Shared>, phase: watch::Receiver<Phase>) -> Session {
         let codec = Codec::new(MAX_GREETING_LENGTH);
         let now = shared.clock.alive();
-        let gate = shared.gate.join(Some(stream.as_fd()));
+        let read_barrier = shared.read_barrier.join(Some(stream.as_fd()));
         Session {
-            wire: Wire::new(stream, gate.taking(), codec, shared.options.max_queued_bytes),
-            gate,
+            wire: Wire::new(stream, read_barrier.taking(), codec, shared.options.max_queued_bytes),
+            read_barrier,
             phase,
             state: State::Greeting,
             last_word: None,
@@ -157,14 +157,14 @@ impl Session {
         }
         drop(self.subscription.take());
         // Nothing is read from here on, so the ticker need not wait for the good-bye.
-        drop(self.gate);
+        drop(self.read_barrier);
         self.deleting.close();
         if self.pending.is_waiting() {
             let outlive = request_batches::outlive(self.pending, self.requester, Arc::clone(&self.shared.metrics));
             tokio::spawn(contained(outlive));
         }
         // Whoever does not take the last words in time does not get them.
-        let _ = in_time(CLOSE_PATIENCE, self.wire.close(unanswered)).await;
+        let _ = stall_aware_timeout(CLOSE_PATIENCE, self.wire.close(unanswered)).await;
     }
 
     fn is_over(&self) -> bool {
@@ -221,7 +221,7 @@ impl Session {
             Some((correlation, delivery)) = next_batch(&mut self.subscription), if room_for_batches => {
                 self.send_batch(correlation, &delivery);
             }
-            () = self.gate.asked() => self.read_waiting().await,
+            () = self.read_barrier.asked() => self.read_waiting().await,
             changed = self.phase.changed(), if self.is_listening() => match changed {
                 Ok(()) if *self.phase.borrow() != Phase::Closed => self.phase_changed(),
                 _ => self.closed().await,

@@ -9,7 +9,7 @@ use subtle::ConstantTimeEq;
 use tracing::{info, warn};
 
 use crate::protocol::frame::MAX_TOKEN_LENGTH;
-use crate::reloaded::{FileContent, Look, Reloaded};
+use crate::server::reloaded::{FileContent, Look, Reloaded};
 
 /// Where the token comes from. A file is read again when its content changes.
 #[derive(Debug)]

@@ -18,10 +18,10 @@ use super::stream::Stream;
 use crate::core::batch::{Delivery, MAX_BATCH_MESSAGES};
 use crate::core::refusal::Refusal;
 use crate::core::request_batch::{Outcome, Request, RequestBatch};
-use crate::gate::Taking;
 use crate::protocol::codec::Echoed;
 use crate::protocol::frame::TIMED_OUT_LENGTH;
 use crate::protocol::{Codec, DecodeError, Decoded, Frame};
+use crate::ticker::read_barrier::Taking;
 
 /// Bytes asked for in one read: more than a request batch of 256 single-id frames, and 4,000 ids at most.
 pub(super) const READ_SIZE: usize = 32 * 1024;
@@ -303,13 +303,13 @@ mod tests {
     use tokio::net::UnixStream;
 
     use super::*;
-    use crate::gate::ReadGate;
     use crate::protocol::frame::{Body, MAX_GREETING_LENGTH};
+    use crate::ticker::read_barrier::ReadBarrier;
 
     #[tokio::test]
     async fn whoever_reads_or_writes_says_so_until_there_is_nothing_to_read() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let member = ReadGate::new().join(None);
+        let member = ReadBarrier::new().join(None);
         let taking = member.taking();
         let mut wire = Wire::new(Stream::Unix(ours), taking.clone(), Codec::new(MAX_GREETING_LENGTH), 1_024);
         assert!(wire.progress(true).now_or_never().is_none());

@@ -6,7 +6,7 @@ use futures_util::FutureExt;
 use tracing::warn;
 
 use super::Ticker;
-use crate::core::ring::Expired;
+use crate::core::ring::PublishStep;
 
 /// Reported is expiry that has been behind with every tick for so long: a single large tick is not.
 const REPORTED_AFTER: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ impl Behind {
 }
 
 impl Ticker {
-    pub(super) fn note_behind(&mut self, expired: &Expired) {
+    pub(super) fn note_behind(&mut self, expired: &PublishStep) {
         if expired.counted.is_none() {
             return;
         }

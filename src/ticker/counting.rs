@@ -3,11 +3,11 @@
 use tracing::error;
 
 use super::Ticker;
-use crate::core::ring::Expired;
-use crate::core::tally::LatencyTally;
+use crate::core::latency_histogram::LatencyHistogram;
+use crate::core::ring::PublishStep;
 
 impl Ticker {
-    pub(super) fn count(&self, expired: &Expired) {
+    pub(super) fn count(&self, expired: &PublishStep) {
         if let Some((tick, counts)) = expired.counted {
             self.recent.note(tick, counts);
             let timed_out =
@@ -28,9 +28,9 @@ impl Ticker {
         if let Some(published) = expired.published {
             self.metrics.batches_published.inc();
             if let Some(lateness) = published.lateness {
-                let mut tally = LatencyTally::default();
-                tally.record(lateness, published.messages);
-                self.metrics.timeout_lateness.add(&tally);
+                let mut histogram = LatencyHistogram::default();
+                histogram.record(lateness, published.messages);
+                self.metrics.timeout_lateness.add(&histogram);
             }
         }
     }

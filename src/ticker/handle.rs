@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Pulse, Recent};
+use super::{Heartbeat, Recent};
 use crate::core::batch::TickCounts;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Handover;
@@ -18,7 +18,7 @@ pub(super) type Answer = oneshot::Sender<Result<Handover, Refusal>>;
 #[derive(Clone, Debug)]
 pub struct TickerHandle {
     pub(super) drains: mpsc::UnboundedSender<Answer>,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) heartbeat: Arc<Heartbeat>,
     pub(super) recent: Arc<Recent>,
 }
 
@@ -26,7 +26,7 @@ impl TickerHandle {
     /// For how long the ticker's loop has not run.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Duration {
-        self.pulse.silence(now)
+        self.heartbeat.silence(now)
     }
 
     /// The ticks that it decided last, the oldest first.

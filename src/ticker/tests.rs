@@ -9,7 +9,6 @@ use std::iter::repeat_n;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::alarm::Alarm;
 use crate::core::completions::Completions;
 use crate::core::group::GroupName;
 use crate::core::lease::Lease;
@@ -19,6 +18,7 @@ use crate::core::request_batch::RequestBatch;
 use crate::core::ring::{ConnectionId, Reply, Ring, RingStatus, Submitted};
 use crate::core::tick::{Tick, Wheel};
 use crate::core::{BatchId, Delivery};
+use crate::ticker::precise_timer::PreciseTimer;
 
 const TICK: Duration = Duration::from_secs(1);
 /// How long a step of expiry takes.
@@ -45,7 +45,7 @@ struct Script {
     /// What the next advances say; then they move on time.
     advances: Mutex<VecDeque<Advance>>,
     /// What the next steps of expiry say, each after `STEP`; then there is nothing to do.
-    steps: Mutex<VecDeque<Expired>>,
+    steps: Mutex<VecDeque<PublishStep>>,
     /// After how many steps more nothing is left to be listed ahead.
     unlisted: Mutex<u32>,
     handover: Handover,
@@ -78,15 +78,15 @@ impl Script {
     }
 
     fn start(self: &Arc<Self>) -> (TickerHandle, Arc<Metrics>) {
-        self.start_at(ReadGate::new())
+        self.start_at(ReadBarrier::new())
     }
 
-    fn start_at(self: &Arc<Self>, gate: Arc<ReadGate>) -> (TickerHandle, Arc<Metrics>) {
+    fn start_at(self: &Arc<Self>, read_barrier: Arc<ReadBarrier>) -> (TickerHandle, Arc<Metrics>) {
         let seat =
-            Seat { ring: Arc::clone(self) as _, outbox: Arc::clone(self) as _, lease: Arc::clone(self) as _ };
+            RingParts { ring: Arc::clone(self) as _, outbox: Arc::clone(self) as _, lease: Arc::clone(self) as _ };
         let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
-        let (ticker, handle) = Ticker::new(&seat, clock, gate, Arc::clone(&metrics));
-        tokio::spawn(ticker.run(Alarm::of_the_runtime()));
+        let (ticker, handle) = Ticker::new(&seat, clock, read_barrier, Arc::clone(&metrics));
+        tokio::spawn(ticker.run(PreciseTimer::of_the_runtime()));
         (handle, metrics)
     }
 }
@@ -104,7 +104,7 @@ fn follows(retry_ms: u64) -> Leadership {
 }
 
 impl Lease for Script {
-    fn tend(&self, _: Instant) -> Reply<Leadership> {
+    fn maintain(&self, _: Instant) -> Reply<Leadership> {
         self.note(Call::Tend);
         let mut refusals = self.refusals.lock();
         if let Some(left) = refusals.checked_sub(1) {
@@ -137,12 +137,12 @@ impl Ring for Script {
 
     fn advance(&self, now: Instant) -> Reply<Advance> {
         self.note(Call::Advance);
-        let moved = Advance::Moved { decided: Tick(1), lateness: Duration::ZERO, shifted: 0, next: now + TICK };
+        let moved = Advance::Moved { expired: Tick(1), lateness: Duration::ZERO, shifted: 0, next: now + TICK };
         Reply::ok(self.advances.lock().pop_front().unwrap_or(moved))
     }
 
-    fn expire(&self, _: Instant) -> Reply<Expired> {
-        let Some(step) = self.steps.lock().pop_front() else { return Reply::ok(Expired::default()) };
+    fn publish_expired(&self, _: Instant) -> Reply<PublishStep> {
+        let Some(step) = self.steps.lock().pop_front() else { return Reply::ok(PublishStep::default()) };
         self.note(Call::Expire);
         Reply::Later(Box::pin(async move {
             tokio::time::sleep(STEP).await;
@@ -150,7 +150,7 @@ impl Ring for Script {
         }))
     }
 
-    fn list_ahead(&self) -> bool {
+    fn prelist(&self) -> bool {
         self.note(Call::ListAhead);
         let mut left = self.unlisted.lock();
         *left = left.saturating_sub(1);
@@ -196,7 +196,7 @@ impl Outbox for Script {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn tend(&self, _: &[GroupName], _: Instant) -> Reply<Dropped> {
+    fn maintain(&self, _: &[GroupName], _: Instant) -> Reply<Dropped> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
@@ -214,9 +214,9 @@ async fn pass(ms: u64) {
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_never_read_holds_a_move_up_for_half_a_tick_and_once() {
     let script = Script::new([leads(7, None)], Handover::Kept);
-    let gate = ReadGate::new();
-    let _never_passes = gate.join(None);
-    let (_handle, _metrics) = script.start_at(gate);
+    let read_barrier = ReadBarrier::new();
+    let _never_passes = read_barrier.join(None);
+    let (_handle, _metrics) = script.start_at(read_barrier);
     pass(10_000).await;
     let moves = script.times(Call::Advance);
     assert!(moves.len() >= 6, "{moves:?}");
@@ -229,7 +229,7 @@ async fn a_connection_that_is_never_read_holds_a_move_up_for_half_a_tick_and_onc
 async fn connections_that_had_their_time_before_a_move_are_given_no_second_one() {
     let script = Script::new([leads(7, None)], Handover::Kept);
     let first = Advance::Moved {
-        decided: Tick(1),
+        expired: Tick(1),
         lateness: Duration::ZERO,
         shifted: 0,
         next: script.start + TICK * 3 / 2,
@@ -237,9 +237,9 @@ async fn connections_that_had_their_time_before_a_move_are_given_no_second_one()
     // The move is due at 1,500 ms and held up until 1,997. Then so much time goes by that all are asked again.
     let waiting = Advance::Waiting(script.start + TICK * 2 + Duration::from_millis(20));
     script.advances.lock().extend([first, waiting]);
-    let gate = ReadGate::new();
-    let _never_passes = gate.join(None);
-    let (_handle, _metrics) = script.start_at(gate);
+    let read_barrier = ReadBarrier::new();
+    let _never_passes = read_barrier.join(None);
+    let (_handle, _metrics) = script.start_at(read_barrier);
     pass(2_400).await;
     let moves = script.times(Call::Advance);
     assert!((1_997..2_003).contains(&moves[1]), "{moves:?}");
@@ -249,11 +249,11 @@ async fn connections_that_had_their_time_before_a_move_are_given_no_second_one()
 #[tokio::test(start_paused = true)]
 async fn what_came_to_others_while_a_connection_was_slow_is_read_before_the_move() {
     let script = Script::new([leads(7, None)], Handover::Kept);
-    let gate = ReadGate::new();
-    let (_handle, _metrics) = script.start_at(Arc::clone(&gate));
+    let read_barrier = ReadBarrier::new();
+    let (_handle, _metrics) = script.start_at(Arc::clone(&read_barrier));
     pass(500).await;
     // Without a socket, they are asked in every round.
-    let (mut slow, mut quick) = (gate.join(None), gate.join(None));
+    let (mut slow, mut quick) = (read_barrier.join(None), read_barrier.join(None));
     slow.asked().await;
     quick.asked().await;
     quick.passed();
@@ -274,9 +274,9 @@ async fn what_came_to_others_while_a_connection_was_slow_is_read_before_the_move
 #[tokio::test(start_paused = true)]
 async fn tidying_up_leaves_the_processor_to_others_and_the_moves_on_time() {
     let script = Script::new([leads(7, None)], Handover::Kept);
-    let published = Expired { more: true, ..Expired::default() };
-    let tidied = Expired { tidied: true, ..published };
-    script.steps.lock().extend([published; 3].into_iter().chain(repeat_n(tidied, 300)));
+    let published = PublishStep { more: true, ..PublishStep::default() };
+    let reclaimed = PublishStep { reclaimed: true, ..published };
+    script.steps.lock().extend([published; 3].into_iter().chain(repeat_n(reclaimed, 300)));
     let (_handle, _metrics) = script.start();
     pass(3_900).await;
     let steps = script.times(Call::Expire);
@@ -309,17 +309,17 @@ async fn a_drain_publishes_what_is_decided_and_tidies_nothing_up() {
     let script = Script::new([leads(7, None)], Handover::HandedOut);
     let (handle, _metrics) = script.start();
     pass(100).await;
-    let published = Expired { more: true, ..Expired::default() };
-    let tidied = Expired { tidied: true, ..published };
-    script.steps.lock().extend([published, published, tidied, tidied, tidied]);
+    let published = PublishStep { more: true, ..PublishStep::default() };
+    let reclaimed = PublishStep { reclaimed: true, ..published };
+    script.steps.lock().extend([published, published, reclaimed, reclaimed, reclaimed]);
     assert_eq!(handle.drain().await, Ok(Handover::HandedOut));
     assert_eq!(script.steps.lock().len(), 2, "one step says that nothing else is left");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_of_a_shared_ring_gives_the_lease_up_first_and_for_good() {
-    for standing in [leads(7, Some(TICK * 60)), follows(200)] {
-        let script = Script::new([standing], Handover::Kept);
+    for role in [leads(7, Some(TICK * 60)), follows(200)] {
+        let script = Script::new([role], Handover::Kept);
         let (handle, _) = script.start();
         pass(1_500).await;
         assert_eq!(handle.drain().await.unwrap(), Handover::Kept);

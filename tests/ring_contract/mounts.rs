@@ -78,7 +78,7 @@ impl Mount for Redis {
             ..time.options(Wheel::new(SLOTS, TICK).unwrap())
         };
         let store = frozen::open(&options).await;
-        let leads = store.seats()[0].lease.tend(time.now()).await.unwrap();
+        let leads = store.rings()[0].lease.maintain(time.now()).await.unwrap();
         assert!(matches!(leads, Leadership::Leads { .. }), "{leads:?}");
         Redis { store, time }
     }

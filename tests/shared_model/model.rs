@@ -108,7 +108,7 @@ impl Model {
         // A part of a tick counts later.
         let shifted = self.shifted[store] / TICK_MS;
         self.shifted[store] %= TICK_MS;
-        Advance::Moved { decided: Tick(decided), lateness, shifted, next: time.at(next) }
+        Advance::Moved { expired: Tick(decided), lateness, shifted, next: time.at(next) }
     }
 
     /// Whether a store leads in its present session.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ackwheel::core::batch::{BatchId, MAX_BATCH_MESSAGES, StormRule, TickCounts, TimedOut, TimeoutBatch};
-use ackwheel::core::ring::{Expired, Published};
+use ackwheel::core::ring::{PublishStep, Published};
 use ackwheel::core::tick::Tick;
 
 use super::ring::DashRing;
@@ -50,10 +50,10 @@ impl Expiry {
     }
 
     /// Does one step; says whether there is more to do.
-    pub fn step(&mut self, ring: &DashRing, now: Instant) -> Expired {
-        let Some(front) = self.0.front_mut() else { return Expired::default() };
+    pub fn step(&mut self, ring: &DashRing, now: Instant) -> PublishStep {
+        let Some(front) = self.0.front_mut() else { return PublishStep::default() };
         if !std::mem::replace(&mut front.told, true) {
-            return Expired { counted: Some((front.tick, front.counts)), more: true, ..Expired::default() };
+            return PublishStep { counted: Some((front.tick, front.counts)), more: true, ..PublishStep::default() };
         }
         front.list(ring);
         let published = front.publish(ring, now);
@@ -66,7 +66,7 @@ impl Expiry {
             }
             self.0.pop_front();
         }
-        Expired { published, more: true, ..Expired::default() }
+        PublishStep { published, more: true, ..PublishStep::default() }
     }
 }
 

@@ -14,7 +14,7 @@ use ackwheel::app::Sidecar;
 use ackwheel::clock::Clock;
 use ackwheel::config::{Config, Settings};
 use ackwheel::core::ring::Reply;
-use ackwheel::core::store::{Moment, Seat, Store};
+use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::Tick;
 use ackwheel::memory::{AlwaysLeads, MemoryOutbox, RingOptions};
 use tracing::info;
@@ -24,7 +24,7 @@ pub use ring::DashRing;
 use crate::child::end_with_stdin;
 
 /// A store whose ring is on dashmap.
-struct DashStore(Seat);
+struct DashStore(RingParts);
 
 impl DashStore {
     fn open(config: &Config, moment: Moment) -> DashStore {
@@ -39,7 +39,7 @@ impl DashStore {
         };
         let outbox = Arc::new(MemoryOutbox::new(config.retention, moment.now));
         let ring = Arc::new(DashRing::new(options, Arc::clone(&outbox), moment.now));
-        DashStore(Seat { ring, outbox, lease: Arc::new(AlwaysLeads { epoch }) })
+        DashStore(RingParts { ring, outbox, lease: Arc::new(AlwaysLeads { epoch }) })
     }
 }
 
@@ -48,7 +48,7 @@ impl Store for DashStore {
         "dashmap"
     }
 
-    fn seats(&self) -> &[Seat] {
+    fn rings(&self) -> &[RingParts] {
         std::slice::from_ref(&self.0)
     }
 

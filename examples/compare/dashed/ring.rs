@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ackwheel::core::completions::Completions;
-use ackwheel::core::pace::{Pace, Turn};
+use ackwheel::core::tick_schedule::{TickSchedule, Turn};
 use ackwheel::core::request_batch::{Operation, Outcome, Request, RequestBatch};
-use ackwheel::core::ring::{Advance, ConnectionId, Expired, Handover, Reply, Ring, RingStatus, Submitted};
-use ackwheel::core::tally::Stamp;
+use ackwheel::core::ring::{Advance, ConnectionId, PublishStep, Handover, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::latency_histogram::Stamp;
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOutbox, RingOptions};
 use dashmap::SharedValue;
@@ -54,7 +54,7 @@ pub struct DashRing {
     /// tick → ids, for each shard of the map. They are locked while that is.
     pub(super) slots: Box<[Mutex<Slots>]>,
     /// A request batch holds it for reading from begin to end, a decision for writing.
-    pace: RwLock<Pace>,
+    pace: RwLock<TickSchedule>,
     expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
 }
@@ -70,7 +70,7 @@ impl DashRing {
             origin: now,
             map,
             slots: (0..shards).map(|_| Mutex::new(Slots::new(options.wheel))).collect(),
-            pace: RwLock::new(Pace::new(options.wheel.tick_length(), options.pointer, now)),
+            pace: RwLock::new(TickSchedule::new(options.wheel.tick_length(), options.pointer, now)),
             expiry: Mutex::default(),
             outbox,
         }
@@ -180,12 +180,12 @@ impl Ring for DashRing {
                 let taken = self.slots.iter().map(|slots| slots.lock().take(decided)).collect();
                 drop(pace);
                 self.expiry.lock().freeze(decided, taken, self.options.storm, due_at);
-                Advance::Moved { decided, lateness, shifted, next }
+                Advance::Moved { expired: decided, lateness, shifted, next }
             }
         })
     }
 
-    fn expire(&self, now: Instant) -> Reply<Expired> {
+    fn publish_expired(&self, now: Instant) -> Reply<PublishStep> {
         Reply::ok(self.expiry.lock().step(self, now))
     }
 
@@ -258,10 +258,10 @@ mod tests {
     }
 
     /// Every step of expiry; returns the counts and what is in the outbox.
-    fn expire(ring: &DashRing, now: Instant) -> (Vec<(u64, u64, u64)>, Vec<TimedOut>) {
+    fn publish_expired(ring: &DashRing, now: Instant) -> (Vec<(u64, u64, u64)>, Vec<TimedOut>) {
         let mut counted = Vec::new();
         loop {
-            let expired = answer(ring.expire(now));
+            let expired = answer(ring.publish_expired(now));
             counted.extend(expired.counted.map(|(tick, counts)| (tick.0, counts.added, counts.acked)));
             if !expired.more {
                 break;
@@ -281,9 +281,9 @@ mod tests {
         assert_eq!(add(&ring, &[1, 2, 3, 4, 4], 1, 1, start), [Added, Added, Added, Added, Rearmed]);
         assert_eq!(add(&ring, &[3], 2, 2, start), [Rearmed]);
         assert_eq!((del(&ring, 1, start), del(&ring, 1, start)), (DelOutcome::Acked, DelOutcome::Unknown));
-        assert!(matches!(answer(ring.advance(start + TICK)), Advance::Moved { decided: Tick(7), .. }));
+        assert!(matches!(answer(ring.advance(start + TICK)), Advance::Moved { expired: Tick(7), .. }));
         let decided = start + 2 * TICK;
-        assert!(matches!(answer(ring.advance(decided)), Advance::Moved { decided: Tick(8), .. }));
+        assert!(matches!(answer(ring.advance(decided)), Advance::Moved { expired: Tick(8), .. }));
         // Between decision and listing.
         assert_eq!(del(&ring, 2, decided), DelOutcome::Late);
         assert_eq!(add(&ring, &[4], 1, 3, decided), [Added]);

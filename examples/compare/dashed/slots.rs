@@ -3,7 +3,7 @@
 use ackwheel::core::batch::TimedOut;
 use ackwheel::core::message::Message;
 use ackwheel::core::request_batch::Outcome;
-use ackwheel::core::tally::Stamp;
+use ackwheel::core::latency_histogram::Stamp;
 use ackwheel::core::tick::{Tick, Wheel};
 
 use super::grouped::Key;

@@ -85,7 +85,7 @@ impl<R: Ring> Wheeled<R> {
         self.advance(now);
         let mut published = 0;
         loop {
-            let (messages, more) = self.expire(now);
+            let (messages, more) = self.publish_expired(now);
             published += messages;
             if !more {
                 return published;
@@ -103,8 +103,8 @@ impl<R: Ring> Wheeled<R> {
 
     /// Does one step with what was decided; returns how many messages that brought to the outbox, and whether there is
     /// more to do.
-    fn expire(&mut self, now: Instant) -> (u64, bool) {
-        let expired = self.ring.expire(now).now_or_never().expect("memory answers at once");
+    fn publish_expired(&mut self, now: Instant) -> (u64, bool) {
+        let expired = self.ring.publish_expired(now).now_or_never().expect("memory answers at once");
         let expired = expired.expect("memory is not away");
         (expired.published.map_or(0, |batch| batch.messages), expired.more)
     }
@@ -160,7 +160,7 @@ pub fn decide(mut wheel: Wheeled<impl Ring>, in_flight: u64, left: u64) -> Found
     let mut published = 0;
     // What the ring tidies up after that is between two ticks.
     while published < left {
-        let (messages, more) = wheel.expire(now);
+        let (messages, more) = wheel.publish_expired(now);
         published += messages;
         assert!(more || published == left, "what is left times out");
     }

@@ -18,9 +18,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::codec::Decoder;
 
 use super::*;
-use crate::core::alive::STALL;
 use crate::core::message::AddOutcome;
 use crate::core::refusal::{Promise, Reason, Refusal};
+use crate::core::stall_aware_clock::STALL;
 use crate::protocol::frame::{Error, Frame, GoAway, GoAwayReason, Hello};
 use crate::protocol::{Codec, Decoded};
 

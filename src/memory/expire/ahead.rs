@@ -64,7 +64,7 @@ impl Ahead {
     }
 
     /// The tick is decided, and these had left it before.
-    pub(super) fn decided(self, unlisted: Vec<Vec<Message>>) -> Listed {
+    pub(super) fn expired(self, unlisted: Vec<Vec<Message>>) -> Listed {
         Listed { batches: self.batches, unlisted, left: HashSet::default() }
     }
 }
@@ -150,7 +150,7 @@ mod tests {
             assert!(matches!(moved, Advance::Moved { .. }), "{moved:?}");
         }
 
-        fn expire(&self) {
+        fn publish_expired(&self) {
             while self.ring.expire_step(self.now).more {}
         }
 
@@ -177,8 +177,8 @@ mod tests {
         subject.add(0..9_000, 1);
         subject.add(100_000..400_000, 3);
         subject.advance();
-        subject.expire();
-        while subject.ring.list_ahead() {}
+        subject.publish_expired();
+        while subject.ring.prelist() {}
         assert_eq!(subject.listed(), 9_000);
         subject.advance();
         let steps: Vec<_> = (0..4).map(|_| subject.ring.expire_step(subject.now)).collect();
@@ -202,9 +202,9 @@ mod tests {
         // The empty tick is dealt with. What comes next is to give memory back, by moving entries to where this looked
         // already.
         let told_and_done = [(); 2].map(|()| subject.ring.expire_step(subject.now));
-        assert!(told_and_done.iter().all(|step| step.more && !step.tidied), "{told_and_done:?}");
+        assert!(told_and_done.iter().all(|step| step.more && !step.reclaimed), "{told_and_done:?}");
         let (mut new, mut steps) = (in_tick..in_tick + 3_000, 0);
-        while subject.ring.list_ahead() {
+        while subject.ring.prelist() {
             // Segments are split meanwhile.
             subject.add(new.clone(), 3);
             new = new.end..new.end + 3_000;
@@ -220,7 +220,7 @@ mod tests {
         // It is another one now.
         subject.add(0..1, 2);
         subject.advance();
-        subject.expire();
+        subject.publish_expired();
         let (sizes, ids) = subject.taken();
         let mut expected: HashSet<u64> = (0..in_tick).step_by(4).collect();
         for gone in (0..in_tick).step_by(12).chain((4..in_tick).step_by(20)).chain([8]) {

@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::tally::Stamp;
+use crate::core::latency_histogram::Stamp;
 use crate::memory::entry::ShortTick;
 
 /// Hashes that differ in few bits, so that groups overflow and tags are the same.

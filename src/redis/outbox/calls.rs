@@ -197,7 +197,7 @@ impl Calls {
 
     /// A step towards the bounds: what was dropped, and whether there is more to do. Under the number of the step before
     /// it is that one again.
-    pub(super) async fn tend(
+    pub(super) async fn maintain(
         &self,
         number: u64,
         retention: Retention,

@@ -191,8 +191,8 @@ impl Outbox for RedisOutbox {
     }
 
     /// Of a group it is known in Redis which sidecars have a subscriber.
-    fn tend(&self, _attended: &[GroupName], now: Instant) -> Reply<Dropped> {
-        self.later(|shared| async move { shared.tend(now).await })
+    fn maintain(&self, _attended: &[GroupName], now: Instant) -> Reply<Dropped> {
+        self.later(|shared| async move { shared.maintain(now).await })
     }
 
     fn backlog(&self, _now: Instant) -> Reply<Backlog> {

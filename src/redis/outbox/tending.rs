@@ -99,7 +99,7 @@ impl Shared {
 
     /// Each part does what it can, whatever became of the others: a Redis that is out of memory takes no heartbeat, and
     /// trimming is what helps it. What was dropped is told even so, since it is told once here.
-    pub(super) async fn tend(&self, now: Instant) -> Result<Dropped, Refusal> {
+    pub(super) async fn maintain(&self, now: Instant) -> Result<Dropped, Refusal> {
         self.is_tended.send_replace(true);
         if self.calls.link.is_up() {
             // Hints can be missed; nothing waits for longer than this.
@@ -164,7 +164,7 @@ impl Shared {
         let may_drop_old = self.grace.lock().is_over((session, term.epoch), grace, self.lease, now);
         loop {
             let number = self.tended.load(Ordering::Relaxed) + 1;
-            let (step, more) = self.calls.tend(number, self.retention, may_drop_old).await?;
+            let (step, more) = self.calls.maintain(number, self.retention, may_drop_old).await?;
             self.tended.store(number, Ordering::Relaxed);
             dropped.ids += step.ids;
             dropped.batches += step.batches;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Inner;
 use crate::core::batch::TickCounts;
 use crate::core::refusal::Refusal;
-use crate::core::ring::{Expired, Published};
+use crate::core::ring::{PublishStep, Published};
 use crate::core::tick::Tick;
 use crate::redis::link::Session;
 use crate::redis::office::Term;
@@ -15,10 +15,10 @@ use crate::redis::script::{Answer, SCRIPTS};
 const MAX_PUBLISHED: usize = 1_000;
 
 impl Inner {
-    pub(super) async fn expire(&self) -> Result<Expired, Refusal> {
+    pub(super) async fn publish_expired(&self) -> Result<PublishStep, Refusal> {
         let session = self.link.session()?;
         let Some(term) = self.office.term_in(session.number) else {
-            return Ok(Expired { deposed: true, ..Expired::default() });
+            return Ok(PublishStep { deposed: true, ..PublishStep::default() });
         };
         if term.frozen == term.pointer {
             return self.forget(&session, term).await;
@@ -38,7 +38,7 @@ impl Inner {
                 let (tick, seq, is_frozen) = (Tick(answer.count()?), answer.count()?, answer.count()? > 0);
                 if (tick, seq) < (term.frozen, term.seq) {
                     self.report_lost_moves("batches that were published", tick);
-                    return Ok(Expired { deposed: true, ..Expired::default() });
+                    return Ok(PublishStep { deposed: true, ..PublishStep::default() });
                 }
                 self.office.note(term.epoch, |term| {
                     (term.frozen, term.seq) = (tick, seq);
@@ -48,20 +48,20 @@ impl Inner {
                     if answer.is_empty() { None } else { Some((Tick(answer.count()?), counts(&mut answer)?)) };
                 let counted = counted.filter(|(finished, _)| *finished == term.frozen);
                 if is_frozen || counted.is_some() {
-                    Ok(Expired { counted, more: true, ..Expired::default() })
+                    Ok(PublishStep { counted, more: true, ..PublishStep::default() })
                 } else {
                     self.forget(&session, term).await
                 }
             }
             "deposed" => {
                 self.office.leave();
-                Ok(Expired { deposed: true, ..Expired::default() })
+                Ok(PublishStep { deposed: true, ..PublishStep::default() })
             }
             word => Err(answer.strange(word).into()),
         }
     }
 
-    fn published(&self, term: Term, answer: &mut Answer) -> Result<Expired, Refusal> {
+    fn published(&self, term: Term, answer: &mut Answer) -> Result<PublishStep, Refusal> {
         let (messages, is_last) = (answer.count()?, answer.count()? > 0);
         let lateness = Duration::from_millis(answer.count()?);
         let counts = counts(answer)?;
@@ -69,18 +69,18 @@ impl Inner {
         self.office.note(term.epoch, |now| {
             (now.frozen, now.seq) = if is_last { (term.frozen.plus(1), 0) } else { (term.frozen, term.seq + 1) };
         });
-        Ok(Expired {
+        Ok(PublishStep {
             counted: is_last.then_some((term.frozen, counts)),
             published: (messages > 0).then_some(Published { messages, lateness: Some(lateness) }),
             more: true,
-            ..Expired::default()
+            ..PublishStep::default()
         })
     }
 
-    async fn forget(&self, session: &Session, term: Term) -> Result<Expired, Refusal> {
+    async fn forget(&self, session: &Session, term: Term) -> Result<PublishStep, Refusal> {
         if term.mends.on_its_way.is_some() {
             self.mend(session, term).await?;
-            return Ok(Expired { more: true, tidied: true, ..Expired::default() });
+            return Ok(PublishStep { more: true, reclaimed: true, ..PublishStep::default() });
         }
         let keys = self.link.keys();
         let mut answer = self
@@ -90,12 +90,12 @@ impl Inner {
             })
             .await?;
         match answer.text()?.as_str() {
-            "forgot" => Ok(Expired { more: true, ..Expired::default() }),
+            "forgot" => Ok(PublishStep { more: true, ..PublishStep::default() }),
             "left over" if term.mends.may_tidy(term.pointer, self.options.wheel) => {
                 self.office.note(term.epoch, |now| now.mends.begin(false, term.pointer, term.session));
-                Ok(Expired { more: true, tidied: true, ..Expired::default() })
+                Ok(PublishStep { more: true, reclaimed: true, ..PublishStep::default() })
             }
-            "idle" | "left over" => Ok(Expired::default()),
+            "idle" | "left over" => Ok(PublishStep::default()),
             word => Err(answer.strange(word).into()),
         }
     }

@@ -6,11 +6,11 @@ use crate::core::batch::TickCounts;
 #[tokio::test(start_paused = true)]
 async fn ticks_that_expire_while_earlier_ones_are_not_done_are_counted() {
     let script = Script::new([leads(7, None)], Handover::Kept);
-    let expired = |behind| Expired {
+    let expired = |behind| PublishStep {
         counted: Some((Tick(7), TickCounts::default())),
         more: true,
         behind,
-        ..Expired::default()
+        ..PublishStep::default()
     };
     script.steps.lock().extend([0, 1, 5, 0].map(expired));
     let (_handle, metrics) = script.start();

@@ -75,7 +75,7 @@ async fn a_store_that_refuses_is_asked_again_after_a_pause() {
 async fn whoever_goes_does_not_publish_a_large_tick_to_its_end_first() {
     let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
     let (handle, _) = script.start();
-    let more = Expired { more: true, ..Expired::default() };
+    let more = PublishStep { more: true, ..PublishStep::default() };
     script.steps.lock().extend(repeat_n(more, 5_000));
     pass(100).await;
     assert!(script.times(Call::Expire).len() > 10, "it is at it");

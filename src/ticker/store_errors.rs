@@ -1,10 +1,10 @@
-//! Trouble with the store, as people are told of it: when it begins, and when it is over.
+//! StoreErrors with the store, as people are told of it: when it begins, and when it is over.
 
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::{RETRY, Standing};
+use super::{RETRY, Role};
 use crate::core::refusal::Refusal;
 
 /// Without a refusal for so long, and for two ticks, trouble is over: what is refused may be asked again no sooner, and
@@ -12,15 +12,15 @@ use crate::core::refusal::Refusal;
 const CALM: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(super) struct Trouble {
+pub(super) struct StoreErrors {
     calm: Duration,
     /// When the store refused last, if people were told of trouble and not of its end.
     refused_at: Option<Instant>,
 }
 
-impl Trouble {
-    pub(super) fn new(tick_length: Duration) -> Trouble {
-        Trouble { calm: CALM.max(tick_length * 2), refused_at: None }
+impl StoreErrors {
+    pub(super) fn new(tick_length: Duration) -> StoreErrors {
+        StoreErrors { calm: CALM.max(tick_length * 2), refused_at: None }
     }
 
     /// The store refused a step.
@@ -35,15 +35,15 @@ impl Trouble {
     }
 
     /// A step was done.
-    pub(super) fn none(&mut self, now: Instant, standing: Standing) {
-        let is_over = |refused_at: &mut Instant| standing != Standing::Unknown && now >= *refused_at + self.calm;
+    pub(super) fn none(&mut self, now: Instant, role: Role) {
+        let is_over = |refused_at: &mut Instant| role != Role::Unknown && now >= *refused_at + self.calm;
         if self.refused_at.take_if(is_over).is_none() {
             return;
         }
-        match standing {
-            Standing::Alone | Standing::Leads => info!("the ring turns again"),
-            Standing::Follows => info!("the store answers again; another sidecar may lead the ring"),
-            Standing::Unknown | Standing::Resigned => {}
+        match role {
+            Role::Alone | Role::Leads => info!("the ring turns again"),
+            Role::Follows => info!("the store answers again; another sidecar may lead the ring"),
+            Role::Unknown | Role::Resigned => {}
         }
     }
 }

@@ -19,7 +19,7 @@
 //! and waits for what must time out.
 //!
 //! ```no_run
-//! use ackwheel::load::{self, LoadOptions};
+//! use ackwheel::bench::{self, LoadOptions};
 //!
 //! let options = LoadOptions { address: "127.0.0.1:7415".parse()?, seconds: 3.0, ..LoadOptions::default() };
 //! let report = load::run(&options, |_| {})?;

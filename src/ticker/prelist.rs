@@ -11,8 +11,8 @@ const AHEAD: Duration = Duration::from_millis(100);
 impl Ticker {
     /// Has the ring list some more, if it is time for that. There is nothing else to do for `wait`; returns how long there
     /// is nothing to do at all.
-    pub(super) fn list_ahead(&mut self, wait: Duration) -> Duration {
-        if self.listed_ahead {
+    pub(super) fn prelist(&mut self, wait: Duration) -> Duration {
+        if self.prelisted {
             return wait;
         }
         let early = wait.saturating_sub(AHEAD);
@@ -20,8 +20,8 @@ impl Ticker {
             return early;
         }
         let begun = self.clock.now();
-        self.listed_ahead = !self.seat.ring.list_ahead();
+        self.prelisted = !self.seat.ring.prelist();
         let took = self.clock.now().saturating_duration_since(begun);
-        self.tidying.pause(took).min(wait.saturating_sub(took))
+        self.memory_reclaim.pause(took).min(wait.saturating_sub(took))
     }
 }

@@ -1,4 +1,4 @@
-//! Before a tick is decided, what waits in the sockets is read: see [`crate::gate`].
+//! Before a tick is decided, what waits in the sockets is read: see [`crate::ticker::read_barrier`].
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ impl Ticker {
     }
 
     /// Has every connection read what waits in its socket.
-    pub(super) async fn pass_gate(&mut self) {
+    pub(super) async fn pass_read_barrier(&mut self) {
         let tick_length = self.seat.ring.wheel().tick_length();
         let patience = READ_PATIENCE.min(tick_length / 2);
         // Who is slow has had its time for this move; who was kept from reading since needs but a moment.
@@ -34,11 +34,11 @@ impl Ticker {
         let again =
             self.gave_up_at.is_some_and(|gave_up| asked.saturating_duration_since(gave_up) < tick_length / 4);
         let mut patience = if again { patience / 8 } else { patience };
-        let mut all_passed = self.beating(self.gate.pass(patience)).await;
+        let mut all_passed = self.beating(self.read_barrier.pass(patience)).await;
         if all_passed && self.clock.now().saturating_duration_since(asked) >= self.read_ahead() * 2 {
             // So long that something may have come meanwhile to who was not asked, as where the process stood still.
             patience /= 8;
-            all_passed = self.beating(self.gate.pass(patience)).await;
+            all_passed = self.beating(self.read_barrier.pass(patience)).await;
         }
         if all_passed {
             self.gave_up_at = None;

@@ -8,7 +8,7 @@ use tokio::time::Sleep;
 
 /// Wakes one task at a time. Setting it again replaces the time that was set before.
 #[derive(Debug)]
-pub struct Alarm(Kind);
+pub struct PreciseTimer(Kind);
 
 #[derive(Debug)]
 enum Kind {
@@ -17,19 +17,19 @@ enum Kind {
     Runtime(Pin<Box<Sleep>>),
 }
 
-impl Alarm {
+impl PreciseTimer {
     /// An alarm of the kernel's, where it has one.
     ///
     /// # Panics
     ///
     /// Outside of a runtime with I/O and time.
     #[must_use]
-    pub fn precise() -> Alarm {
+    pub fn precise() -> PreciseTimer {
         #[cfg(target_os = "linux")]
         if let Ok(timer) = linux::Timer::new() {
-            return Alarm(Kind::Kernel(timer));
+            return PreciseTimer(Kind::Kernel(timer));
         }
-        Alarm::of_the_runtime()
+        PreciseTimer::of_the_runtime()
     }
 
     /// An alarm that follows the runtime's clock, a paused one too.
@@ -38,11 +38,11 @@ impl Alarm {
     ///
     /// Outside of a runtime with time.
     #[must_use]
-    pub fn of_the_runtime() -> Alarm {
-        Alarm(Kind::Runtime(Box::pin(tokio::time::sleep(Duration::ZERO))))
+    pub fn of_the_runtime() -> PreciseTimer {
+        PreciseTimer(Kind::Runtime(Box::pin(tokio::time::sleep(Duration::ZERO))))
     }
 
-    /// Sets the time at which [`Alarm::poll`] is ready.
+    /// Sets the time at which [`PreciseTimer::poll`] is ready.
     pub fn set(&mut self, now: Instant, at: Instant) {
         let wait = at.saturating_duration_since(now);
         match &mut self.0 {
@@ -52,7 +52,7 @@ impl Alarm {
         }
     }
 
-    /// Sets the first of many times at which [`Alarm::poll`] is ready, each a `period` after the last. An alarm of the
+    /// Sets the first of many times at which [`PreciseTimer::poll`] is ready, each a `period` after the last. An alarm of the
     /// runtime knows only the first: whoever is woken sets it again.
     #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "the runtime's alarm rings once"))]
     pub fn set_every(&mut self, now: Instant, first: Instant, period: Duration) {
@@ -64,7 +64,7 @@ impl Alarm {
         }
     }
 
-    /// Whether [`Alarm::set_every`] need not be repeated.
+    /// Whether [`PreciseTimer::set_every`] need not be repeated.
     #[must_use]
     pub const fn repeats(&self) -> bool {
         !matches!(self.0, Kind::Runtime(_))
@@ -151,24 +151,24 @@ mod tests {
 
     #[tokio::test]
     async fn it_never_rings_early_and_can_be_set_again() {
-        let mut alarm = Alarm::precise();
+        let mut timer = PreciseTimer::precise();
         for _ in 0..5 {
             let wanted = Instant::now() + Duration::from_micros(2_300);
-            alarm.set(wanted, wanted);
-            alarm.until(Instant::now(), wanted).await;
+            timer.set(wanted, wanted);
+            timer.until(Instant::now(), wanted).await;
             assert!(Instant::now() >= wanted);
         }
         let long_gone = Instant::now();
-        alarm.until(Instant::now(), long_gone).await;
+        timer.until(Instant::now(), long_gone).await;
     }
 
     #[tokio::test]
     async fn it_rings_every_period() {
-        let (mut alarm, start, period) = (Alarm::precise(), Instant::now(), Duration::from_micros(700));
-        alarm.set_every(start, start + period, period);
-        if alarm.repeats() {
+        let (mut timer, start, period) = (PreciseTimer::precise(), Instant::now(), Duration::from_micros(700));
+        timer.set_every(start, start + period, period);
+        if timer.repeats() {
             for _ in 0..3 {
-                std::future::poll_fn(|context| alarm.poll(context)).await;
+                std::future::poll_fn(|context| timer.poll(context)).await;
             }
             // A machine that was busy may have missed some, but none comes early.
             assert!(start.elapsed() >= period * 3);
@@ -179,7 +179,7 @@ mod tests {
     async fn that_of_the_runtime_follows_its_clock() {
         let start = tokio::time::Instant::now();
         let at = start + Duration::from_secs(3_600);
-        Alarm::of_the_runtime().until(start.into_std(), at.into_std()).await;
+        PreciseTimer::of_the_runtime().until(start.into_std(), at.into_std()).await;
         assert!(start.elapsed() >= Duration::from_secs(3_600));
     }
 }

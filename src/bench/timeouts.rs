@@ -151,13 +151,13 @@ impl Timeouts {
         let mut lateness = histogram();
         for arrived in &self.arrived {
             // An answer's deadline is its tick due and the ack timeout.
-            let Some(decided) = sightings.last_at_or_before(arrived.tick + u64::from(ticks)) else { continue };
-            match arrived.at.checked_sub(decided) {
+            let Some(expired) = sightings.last_at_or_before(arrived.tick + u64::from(ticks)) else { continue };
+            match arrived.at.checked_sub(expired) {
                 Some(late) => lateness.saturating_record_n(late, arrived.messages),
                 None => errors.note(format!(
                     "a batch of tick {} came {} us before its tick was over",
                     arrived.tick,
-                    (decided - arrived.at) / 1_000
+                    (expired - arrived.at) / 1_000
                 )),
             }
         }

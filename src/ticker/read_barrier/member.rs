@@ -7,7 +7,7 @@ use std::task::Poll;
 
 use futures_util::task::AtomicWaker;
 
-use super::ReadGate;
+use super::ReadBarrier;
 
 /// What gate and connection tell each other.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Taking {
 /// A connection's place at the gate, which it leaves when this is dropped.
 #[derive(Debug)]
 pub struct Member {
-    pub(super) gate: Arc<ReadGate>,
+    pub(super) read_barrier: Arc<ReadBarrier>,
     pub(super) number: u64,
     pub(super) line: Arc<Line>,
     /// The last round that it knows to be asked in.
@@ -91,12 +91,12 @@ impl Member {
 
     /// Answers the last question: the socket was read until it was empty. A later question stays open.
     pub fn passed(&mut self) {
-        self.gate.passed(self.number, self.asked);
+        self.read_barrier.passed(self.number, self.asked);
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.gate.left(self.number);
+        self.read_barrier.left(self.number);
     }
 }

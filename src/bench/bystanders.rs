@@ -15,8 +15,8 @@ use super::crew::Shared;
 use super::plan::Plan;
 use super::recorder::Sightings;
 use super::timeouts::Timeouts;
-use crate::alarm::Alarm;
 use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription};
+use crate::ticker::precise_timer::PreciseTimer;
 
 /// The server is asked for its tick where no answer to the load has told it for so long.
 const UNTOLD: Duration = Duration::from_millis(1);
@@ -89,13 +89,13 @@ pub(super) async fn watch_the_time(
     let stopped = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&stopped);
     let task = tokio::spawn(async move {
-        let mut alarm = Alarm::precise();
+        let mut timer = PreciseTimer::precise();
         let mut number = 0;
         while !stop.load(Ordering::Relaxed) {
             let sent_at = stopwatch.now();
             let now = stopwatch.moment(sent_at);
             if Duration::from_nanos(sent_at.saturating_sub(plan.live.sighted_at())) < UNTOLD {
-                alarm.until(now, now + UNTOLD).await;
+                timer.until(now, now + UNTOLD).await;
                 continue;
             }
             let messages = [plan.ids.message(plan.ids.clock_connection(), number)];
@@ -105,7 +105,7 @@ pub(super) async fn watch_the_time(
                 (Ok(answer), Ok(_)) => {
                     sightings.lock().note(answer.deadline.0, sent_at);
                     let now = stopwatch.moment(stopwatch.now());
-                    alarm.until(now, now + ASKED_AGAIN).await;
+                    timer.until(now, now + ASKED_AGAIN).await;
                 }
                 (Err(error), _) | (_, Err(error)) => {
                     return plan.errors.note(format!("the server did not say which tick it is: {error}"));

@@ -20,7 +20,7 @@ use tokio::net::UnixDatagram;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::core::alive::BEAT;
+use crate::core::stall_aware_clock::BEAT;
 
 /// So many signs of life go out in the time within which one must come: several may be lost, and nearly the whole of
 /// that time is left for a pause of the process.

@@ -13,7 +13,7 @@ use super::tick::Tick;
 
 /// Where the wheel stands and when it moves next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct TickSchedule {
     tick_length: Duration,
     pointer: Tick,
     next_advance: Instant,
@@ -38,11 +38,11 @@ pub enum Turn {
     },
 }
 
-impl Pace {
+impl TickSchedule {
     /// A wheel that stands at `pointer` from `now` on.
     #[must_use]
-    pub fn new(tick_length: Duration, pointer: Tick, now: Instant) -> Pace {
-        Pace { tick_length, pointer, next_advance: now + tick_length, shifted: 0 }
+    pub fn new(tick_length: Duration, pointer: Tick, now: Instant) -> TickSchedule {
+        TickSchedule { tick_length, pointer, next_advance: now + tick_length, shifted: 0 }
     }
 
     /// Waits for those who have not been heard since the wheel stood last: the next move comes a tick after `until`.
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_late_move_does_not_drift() {
         let start = Instant::now();
-        let mut pace = Pace::new(TICK, Tick(7), start);
+        let mut pace = TickSchedule::new(TICK, Tick(7), start);
         assert_eq!(pace.turn(start + TICK / 2), Turn::Wait(start + TICK));
         assert_eq!(pace.tick_due(start + TICK / 2), Tick(7));
 
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_stall_shifts_and_the_next_move_comes_a_tick_after_waking() {
         let start = Instant::now();
-        let mut pace = Pace::new(TICK, Tick(7), start);
+        let mut pace = TickSchedule::new(TICK, Tick(7), start);
         let woken = start + TICK * 4 + TICK / 4;
         assert_eq!(pace.turn(woken), Turn::Shift { missed: 3 });
         assert_eq!(pace.tick_due(woken), Tick(7), "missed ticks are not made up");

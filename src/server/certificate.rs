@@ -16,7 +16,7 @@ use x509_parser::certificate::{Validity, X509Certificate};
 use x509_parser::prelude::FromDer;
 use x509_parser::time::ASN1Time;
 
-use crate::reloaded::{FileContent, Look, Reloaded};
+use crate::server::reloaded::{FileContent, Look, Reloaded};
 
 /// A server's certificate and its key, in PEM files that are read again when their content changes.
 #[derive(Debug)]

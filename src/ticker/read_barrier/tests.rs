@@ -13,38 +13,38 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_round_ends_when_every_member_passed_or_went() {
-    let gate = ReadGate::new();
-    assert!(gate.pass(Duration::from_secs(1)).await, "nobody to wait for");
-    let (mut first, mut second) = (gate.join(None), gate.join(None));
-    assert!(!gate.pass(Duration::from_secs(1)).await, "two did not answer");
+    let read_barrier = ReadBarrier::new();
+    assert!(read_barrier.pass(Duration::from_secs(1)).await, "nobody to wait for");
+    let (mut first, mut second) = (read_barrier.join(None), read_barrier.join(None));
+    assert!(!read_barrier.pass(Duration::from_secs(1)).await, "two did not answer");
     for member in [&mut first, &mut second] {
         member.asked().await;
         member.passed();
     }
 
     let round = tokio::spawn({
-        let gate = Arc::clone(&gate);
-        async move { gate.pass(Duration::from_secs(60)).await }
+        let read_barrier = Arc::clone(&read_barrier);
+        async move { read_barrier.pass(Duration::from_secs(60)).await }
     });
     first.asked().await;
     drop(second);
-    let late = gate.join(None);
+    let late = read_barrier.join(None);
     first.passed();
     first.passed();
-    assert_eq!(gate.members.lock().outstanding, 0, "passing twice counts once");
+    assert_eq!(read_barrier.members.lock().outstanding, 0, "passing twice counts once");
     tokio::task::yield_now().await;
     assert!(round.await.unwrap(), "whoever joins during a round is not waited for");
     drop(late);
-    assert_eq!(gate.members.lock().seats.len(), 1);
+    assert_eq!(read_barrier.members.lock().seats.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn whoever_came_before_a_round_shares_it_and_whoever_came_during_it_gets_the_next() {
-    let gate = ReadGate::new();
-    let mut member = gate.join(None);
+    let read_barrier = ReadBarrier::new();
+    let mut member = read_barrier.join(None);
     let pass = || {
-        let gate = Arc::clone(&gate);
-        tokio::spawn(async move { gate.pass(Duration::from_secs(60)).await })
+        let read_barrier = Arc::clone(&read_barrier);
+        tokio::spawn(async move { read_barrier.pass(Duration::from_secs(60)).await })
     };
     let first = pass();
     member.asked().await;
@@ -56,7 +56,7 @@ async fn whoever_came_before_a_round_shares_it_and_whoever_came_during_it_gets_t
     assert!(!second.is_finished() && !third.is_finished(), "what came meanwhile is read for them");
     member.passed();
     assert!(second.await.unwrap() && third.await.unwrap());
-    assert_eq!(gate.members.lock().round, 2, "the two shared a round");
+    assert_eq!(read_barrier.members.lock().round, 2, "the two shared a round");
 
     // A ticker that is aborted in its round does not leave the others waiting.
     let aborted = pass();
@@ -71,12 +71,12 @@ async fn whoever_came_before_a_round_shares_it_and_whoever_came_during_it_gets_t
 
 #[tokio::test]
 async fn a_pause_is_no_time_to_read_in() {
-    let gate = ReadGate::new();
-    let mut member = gate.join(None);
+    let read_barrier = ReadBarrier::new();
+    let mut member = read_barrier.join(None);
     let patience = Duration::from_millis(400);
     let round = tokio::spawn({
-        let gate = Arc::clone(&gate);
-        async move { gate.pass(patience).await }
+        let read_barrier = Arc::clone(&read_barrier);
+        async move { read_barrier.pass(patience).await }
     });
     member.asked().await;
     // As a paused process: nothing runs on this thread for longer than the patience.
@@ -90,27 +90,27 @@ async fn a_pause_is_no_time_to_read_in() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_to_the_last_round_is_none_to_the_next() {
-    let gate = ReadGate::new();
-    let mut member = gate.join(None);
-    assert!(!gate.pass(Duration::from_secs(1)).await);
+    let read_barrier = ReadBarrier::new();
+    let mut member = read_barrier.join(None);
+    assert!(!read_barrier.pass(Duration::from_secs(1)).await);
     member.asked().await;
     // It looked into its socket for the first round; what comes in the second it has not seen.
     let round = tokio::spawn({
-        let gate = Arc::clone(&gate);
-        async move { gate.pass(Duration::from_secs(60)).await }
+        let read_barrier = Arc::clone(&read_barrier);
+        async move { read_barrier.pass(Duration::from_secs(60)).await }
     });
     tokio::task::yield_now().await;
     member.passed();
-    assert_eq!(gate.members.lock().outstanding, 1);
+    assert_eq!(read_barrier.members.lock().outstanding, 1);
     member.asked().await;
     member.passed();
     assert!(round.await.unwrap());
 }
 
 /// A member that has dealt with all that came over its socket, and the other end of that.
-fn connection(gate: &Arc<ReadGate>) -> (UnixStream, UnixStream, Member) {
+fn connection(read_barrier: &Arc<ReadBarrier>) -> (UnixStream, UnixStream, Member) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let member = gate.join(Some(ours.as_fd()));
+    let member = read_barrier.join(Some(ours.as_fd()));
     assert!(member.taking().is_under_way(), "what it took before it joined");
     member.taking().end();
     (ours, theirs, member)
@@ -119,20 +119,20 @@ fn connection(gate: &Arc<ReadGate>) -> (UnixStream, UnixStream, Member) {
 #[cfg(target_os = "linux")]
 #[tokio::test(start_paused = true)]
 async fn only_those_are_asked_that_may_have_something() {
-    let gate = ReadGate::new();
-    let mut connections: Vec<_> = (0..100).map(|_| connection(&gate)).collect();
-    assert!(gate.pass(Duration::from_secs(1)).await, "nothing waits in any socket");
+    let read_barrier = ReadBarrier::new();
+    let mut connections: Vec<_> = (0..100).map(|_| connection(&read_barrier)).collect();
+    assert!(read_barrier.pass(Duration::from_secs(1)).await, "nothing waits in any socket");
 
     let (mut ours, mut theirs, mut waiting) = connections.pop().unwrap();
     theirs.write_all(b"x").unwrap();
     let (_ours, _theirs, mut taking) = connections.pop().unwrap();
     taking.taking().begin();
     let round = tokio::spawn({
-        let gate = Arc::clone(&gate);
-        async move { gate.pass(Duration::from_secs(60)).await }
+        let read_barrier = Arc::clone(&read_barrier);
+        async move { read_barrier.pass(Duration::from_secs(60)).await }
     });
     tokio::task::yield_now().await;
-    assert_eq!(gate.members.lock().outstanding, 2);
+    assert_eq!(read_barrier.members.lock().outstanding, 2);
     waiting.asked().await;
     taking.asked().await;
     for (_, _, member) in &mut connections {
@@ -145,14 +145,14 @@ async fn only_those_are_asked_that_may_have_something() {
     taking.taking().end();
     taking.passed();
     assert!(round.await.unwrap());
-    assert!(gate.pass(Duration::from_secs(1)).await, "all of it is read");
+    assert!(read_barrier.pass(Duration::from_secs(1)).await, "all of it is read");
 }
 
 /// Whatever is in the sockets before a round is dealt with at its end, however reading and asking fall together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_slips_through_between_the_socket_and_its_reader() {
-    let gate = ReadGate::new();
-    let (ours, mut theirs, mut member) = connection(&gate);
+    let read_barrier = ReadBarrier::new();
+    let (ours, mut theirs, mut member) = connection(&read_barrier);
     let dealt_with = Arc::new(AtomicU64::new(0));
     ours.set_nonblocking(true).unwrap();
     // What waits is read past the runtime, which may not have heard of it yet.
@@ -200,7 +200,7 @@ async fn nothing_slips_through_between_the_socket_and_its_reader() {
         for _ in 0..sent % 400 * 8 {
             std::hint::spin_loop();
         }
-        assert!(gate.pass(Duration::from_secs(10)).await);
+        assert!(read_barrier.pass(Duration::from_secs(10)).await);
         assert!(dealt_with.load(Ordering::SeqCst) >= sent, "byte {sent} was passed over");
     }
     drop(theirs);

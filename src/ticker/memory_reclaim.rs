@@ -1,4 +1,4 @@
-//! Tidying up leaves the processor to others.
+//! MemoryReclaim up leaves the processor to others.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ const PAUSES: u32 = 4;
 
 /// For how long the ticker has tidied up since it paused.
 #[derive(Debug, Default)]
-pub(super) struct Tidying(Duration);
+pub(super) struct MemoryReclaim(Duration);
 
-impl Tidying {
+impl MemoryReclaim {
     /// How long to pause after a step that took so long.
     pub(super) fn pause(&mut self, took: Duration) -> Duration {
         self.0 += took;
@@ -30,9 +30,9 @@ mod tests {
 
     #[test]
     fn short_steps_pause_together_and_a_long_one_by_itself() {
-        let mut tidying = Tidying::default();
+        let mut memory_reclaim = MemoryReclaim::default();
         let us = Duration::from_micros;
-        let pauses = [1, 60, 38, 1, 99, 1, 250].map(|took| tidying.pause(us(took)));
+        let pauses = [1, 60, 38, 1, 99, 1, 250].map(|took| memory_reclaim.pause(us(took)));
         assert_eq!(pauses, [0, 0, 0, 400, 0, 400, 1_000].map(us));
     }
 }

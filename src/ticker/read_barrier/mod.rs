@@ -1,6 +1,6 @@
 //! Before a tick is decided, what waits in the sockets is read.
 //!
-//! When the process stood still, acknowledgements wait unread. [`ReadGate::pass`] asks the connections to read until
+//! When the process stood still, acknowledgements wait unread. [`ReadBarrier::pass`] asks the connections to read until
 //! their sockets are empty, and returns when all have. A connection is a [`Member`] from its first frame to its end;
 //! one that comes in the middle of a round is not waited for.
 //!
@@ -28,12 +28,12 @@ use tokio::sync::Notify;
 use self::arrivals::{Arrivals, Waiting};
 use self::member::Line;
 pub use self::member::{Member, Taking};
-use crate::panics;
-use crate::patience::in_time;
+use crate::process::panics;
+use crate::ticker::stall_aware_timeout;
 
 /// Where the ticker meets the connections.
 #[derive(Debug)]
-pub struct ReadGate {
+pub struct ReadBarrier {
     arrivals: Arrivals,
     members: Mutex<Members>,
     all_passed: Notify,
@@ -55,11 +55,11 @@ struct Members {
     outstanding: usize,
     /// So many have come so far.
     numbers: u64,
-    seats: HashMap<u64, Seat>,
+    seats: HashMap<u64, Registration>,
 }
 
 #[derive(Debug)]
-struct Seat {
+struct Registration {
     line: Arc<Line>,
     /// Whether the kernel tells when something waits in its socket; who is not watched is asked in every round.
     watched: bool,
@@ -67,11 +67,11 @@ struct Seat {
     outstanding: bool,
 }
 
-impl ReadGate {
+impl ReadBarrier {
     /// A gate without members.
     #[must_use]
-    pub fn new() -> Arc<ReadGate> {
-        Arc::new(ReadGate {
+    pub fn new() -> Arc<ReadBarrier> {
+        Arc::new(ReadBarrier {
             arrivals: Arrivals::new(),
             members: Mutex::default(),
             all_passed: Notify::new(),
@@ -90,9 +90,9 @@ impl ReadGate {
             members.numbers
         };
         let watched = socket.is_some_and(|socket| self.arrivals.watch(socket, number));
-        let seat = Seat { line: Arc::clone(&line), watched, outstanding: false };
+        let seat = Registration { line: Arc::clone(&line), watched, outstanding: false };
         self.members.lock().seats.insert(number, seat);
-        Member { gate: Arc::clone(self), number, line, asked: 0 }
+        Member { read_barrier: Arc::clone(self), number, line, asked: 0 }
     }
 
     /// Waits until what was waiting in the sockets is read; at most `patience` from the begin of its round,
@@ -153,7 +153,7 @@ impl ReadGate {
                 notified.await;
             }
         };
-        in_time(patience, all_passed).await.is_some()
+        stall_aware_timeout(patience, all_passed).await.is_some()
     }
 
     /// A member has passed the round in which it was asked.

@@ -44,7 +44,7 @@ impl Stamp {
 
 /// How many latencies fell into each bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LatencyTally {
+pub struct LatencyHistogram {
     /// One count a bound of [`BOUNDS`], not cumulative, and one for all above.
     pub counts: [u64; BOUNDS.len() + 1],
     /// Their sum in µs.
@@ -85,7 +85,7 @@ fn bucket(units: u32) -> usize {
     first + PADDED[first..first + 3].iter().map(|bound| usize::from(*bound < units)).sum::<usize>()
 }
 
-impl LatencyTally {
+impl LatencyHistogram {
     /// Counts `times` latencies of the same length.
     pub fn record(&mut self, latency: Duration, times: u64) {
         let units = u32::try_from(latency.as_micros().div_ceil(STAMP_UNIT.as_micros())).unwrap_or(u32::MAX);
@@ -105,7 +105,7 @@ impl LatencyTally {
     }
 
     /// Counts what another tally has counted too.
-    pub fn add(&mut self, other: &LatencyTally) {
+    pub fn add(&mut self, other: &LatencyHistogram) {
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
             *count += more;
         }
@@ -125,22 +125,22 @@ mod tests {
 
     #[test]
     fn an_ack_that_was_read_before_the_add_took_no_time() {
-        let mut tally = LatencyTally::default();
+        let mut histogram = LatencyHistogram::default();
         for (added, acked) in [(5, 4), (0, u32::MAX), (600_000, 0), (u32::MAX, 0)] {
-            tally.record_between(Stamp(added), Stamp(acked));
+            histogram.record_between(Stamp(added), Stamp(acked));
         }
-        assert_eq!((tally.counts[0], tally.sum_micros), (4, STAMP_MICROS));
+        assert_eq!((histogram.counts[0], histogram.sum_micros), (4, STAMP_MICROS));
     }
 
     #[test]
     fn a_latency_on_a_bound_belongs_below_it() {
-        let mut tally = LatencyTally::default();
-        tally.record(Duration::from_millis(1), 2);
-        tally.record(Duration::from_micros(1_001), 1);
-        tally.record(Duration::from_secs(31), 1);
-        assert_eq!((tally.counts[3], tally.counts[4], tally.counts[BOUNDS.len()]), (2, 1, 1));
+        let mut histogram = LatencyHistogram::default();
+        histogram.record(Duration::from_millis(1), 2);
+        histogram.record(Duration::from_micros(1_001), 1);
+        histogram.record(Duration::from_secs(31), 1);
+        assert_eq!((histogram.counts[3], histogram.counts[4], histogram.counts[BOUNDS.len()]), (2, 1, 1));
         assert_eq!(BOUNDS[3], 10, "a millisecond");
-        assert_eq!(tally.sum_micros, 31_003_001);
+        assert_eq!(histogram.sum_micros, 31_003_001);
     }
 
     #[test]
@@ -154,8 +154,8 @@ mod tests {
     #[test]
     fn stamps_tell_differences_across_their_wrap() {
         let before = Stamp(u32::MAX - 4);
-        let mut tally = LatencyTally::default();
-        tally.record_between(before, Stamp(5));
-        assert_eq!((tally.sum_micros, tally.counts[3]), (1_000, 1), "a millisecond");
+        let mut histogram = LatencyHistogram::default();
+        histogram.record_between(before, Stamp(5));
+        assert_eq!((histogram.sum_micros, histogram.counts[3]), (1_000, 1), "a millisecond");
     }
 }

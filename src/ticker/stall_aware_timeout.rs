@@ -12,7 +12,7 @@ const LEAST_PART: Duration = Duration::from_millis(5);
 
 /// What is awaited, if it comes within a patience. A pause of this process takes away a quarter of one of 20 ms or more:
 /// whoever is waited for has not had that time either, or is not heard yet.
-pub async fn in_time<T>(patience: Duration, awaited: impl Future<Output = T>) -> Option<T> {
+pub async fn stall_aware_timeout<T>(patience: Duration, awaited: impl Future<Output = T>) -> Option<T> {
     let mut awaited = pin!(awaited);
     let parts = if patience < LEAST_PART * PARTS { 1 } else { PARTS };
     for _ in 0..parts {

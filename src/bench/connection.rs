@@ -14,11 +14,11 @@ use tokio_util::codec::Decoder;
 use super::pace::Pace;
 use super::plan::Tally;
 use super::traffic::{Goal, Traffic, WRITE_AHEAD};
-use crate::alarm::Alarm;
 use crate::client::Greeted;
 use crate::clock::Clock;
 use crate::protocol::frame::{Body, Frame};
 use crate::protocol::{Codec, Decoded};
+use crate::ticker::precise_timer::PreciseTimer;
 
 /// How long an answer may take. A server whose store is away holds DelMsgs, and answers them when it is back.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -80,7 +80,7 @@ pub(super) struct Connection {
     traffic: Traffic,
     stopwatch: Stopwatch,
     /// Rings when requests are due.
-    alarm: Alarm,
+    timer: PreciseTimer,
     /// From one ringing to the next, in ns; 0 while there is no schedule.
     period: u64,
     /// Comes at the latest when the server has been silent for too long.
@@ -101,7 +101,7 @@ impl Connection {
             output: Vec::with_capacity(READ_LENGTH),
             written: 0,
             traffic,
-            alarm: Alarm::precise(),
+            timer: PreciseTimer::precise(),
             period: 0,
             patience: Box::pin(sleep(PATIENCE)),
             stopwatch,
@@ -180,7 +180,7 @@ impl Connection {
         self.period = pace.period();
         let first = self.stopwatch.moment(pace.next());
         let now = self.stopwatch.moment(self.stopwatch.now());
-        self.alarm.set_every(now, first, Duration::from_nanos(self.period));
+        self.timer.set_every(now, first, Duration::from_nanos(self.period));
     }
 
     /// Writes what waits and reads something, or comes back when there is room for more requests.
@@ -194,10 +194,10 @@ impl Connection {
         if self.poll_read(context)?.is_ready() || (was_full && written.is_ready()) {
             return Poll::Ready(Ok(()));
         }
-        if self.period > 0 && self.alarm.poll(context).is_ready() {
-            if !self.alarm.repeats() {
+        if self.period > 0 && self.timer.poll(context).is_ready() {
+            if !self.timer.repeats() {
                 let now = self.stopwatch.now();
-                self.alarm.set(self.stopwatch.moment(now), self.stopwatch.moment(now + self.period));
+                self.timer.set(self.stopwatch.moment(now), self.stopwatch.moment(now + self.period));
             }
             return Poll::Ready(Ok(()));
         }

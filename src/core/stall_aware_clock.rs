@@ -19,18 +19,18 @@ const _: () = assert!(STALL.as_millis() >= 2 * BEAT.as_millis(), "one beat that 
 
 /// A clock that does not count stalls.
 #[derive(Clone, Copy, Debug)]
-pub struct AliveTime {
+pub struct StallAwareClock {
     last_beat: Instant,
     stalled: Duration,
     /// When the end of the last stall was noticed.
     woken: Option<Instant>,
 }
 
-impl AliveTime {
+impl StallAwareClock {
     /// A clock that starts at `now`.
     #[must_use]
-    pub fn new(now: Instant) -> AliveTime {
-        AliveTime { last_beat: now, stalled: Duration::ZERO, woken: None }
+    pub fn new(now: Instant) -> StallAwareClock {
+        StallAwareClock { last_beat: now, stalled: Duration::ZERO, woken: None }
     }
 
     /// Notes that the process runs, and returns for how long it did not since the last beat.
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn a_stall_does_not_count_before_and_after_it_is_noticed() {
         let start = Instant::now();
-        let mut alive = AliveTime::new(start);
+        let mut alive = StallAwareClock::new(start);
         assert_eq!(alive.beat(start + BEAT), Duration::ZERO);
         let woken = start + BEAT + Duration::from_secs(60);
         assert_eq!(alive.at(woken), start + BEAT * 2);

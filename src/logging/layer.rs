@@ -19,7 +19,7 @@ use super::repeats::{LeftOut, Repeats};
 
 /// The target of the lines that say how many were left out. A filter should let them through: they speak only of
 /// what it let through before.
-pub const TARGET: &str = "ackwheel::log";
+pub const TARGET: &str = "ackwheel::logging";
 
 /// The name of spans that tell, in their fields, of which ring a line speaks. Of all spans these alone tell lines of the
 /// same words apart.
@@ -73,7 +73,7 @@ impl Limit {
     }
 
     /// Says, once a window is over, what was left out in it; for as long as it is awaited.
-    pub async fn tend(&self) -> Infallible {
+    pub async fn maintain(&self) -> Infallible {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             self.say_what_is_due();
@@ -199,7 +199,7 @@ mod tests {
     use tracing_subscriber::{fmt as lines, registry};
 
     use super::*;
-    use crate::log::{MAX_LINES, MAX_SAME, WINDOW};
+    use crate::logging::{MAX_LINES, MAX_SAME, WINDOW};
 
     /// What was written, and a clock to turn.
     #[derive(Clone, Default)]

@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::Ticker;
-use crate::core::alive::BEAT;
+use crate::core::stall_aware_clock::BEAT;
 
 /// The sidecar is alive if the ticker's loop ran within this time.
 pub const LIVENESS: Duration = Duration::from_secs(5);
 
 /// When the ticker's loop ran last.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct Heartbeat {
     start: Instant,
     last_ms: AtomicU64,
 }
 
-impl Pulse {
+impl Heartbeat {
     /// A pulse that beats now.
     #[must_use]
-    pub fn new(now: Instant) -> Pulse {
-        Pulse { start: now, last_ms: AtomicU64::new(0) }
+    pub fn new(now: Instant) -> Heartbeat {
+        Heartbeat { start: now, last_ms: AtomicU64::new(0) }
     }
 
     pub(super) fn beat(&self, now: Instant) {
@@ -40,7 +40,7 @@ impl Pulse {
 
 impl Ticker {
     pub(super) fn beat(&self) {
-        self.pulse.beat(self.clock.now());
+        self.heartbeat.beat(self.clock.now());
         let stalled = self.clock.beat();
         if !stalled.is_zero() {
             self.metrics.stalls.inc();
