@@ -15,8 +15,8 @@ mod wire;
 use std::hint::black_box;
 use std::process::ExitCode;
 
-use ackwheel::core::request_batch::{Outcome, RequestBatch};
 use ackwheel::bench::Order;
+use ackwheel::core::request_batch::{Outcome, RequestBatch};
 use ackwheel::protocol::Codec;
 use bytes::BytesMut;
 

@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
-use ackwheel::client::Address;
 use ackwheel::bench::{self, LoadError, LoadOptions, Op};
+use ackwheel::client::Address;
 use serde_json::Value;
 
 use crate::support::process::{Run, assert_names, program};

@@ -98,7 +98,7 @@ impl Leader {
             panic!("there is one sidecar");
         };
         let generation: String = self.time.redis.command(&["HGET", link, "generation"]);
-        let source = format!("{}{script}", include_str!("../src/redis/lua/guard.lua"));
+        let source = format!("{}{script}", include_str!("../src/redis/scripts/guard.lua"));
         let mut words = vec![String::from("EVAL"), source, (keys.len() + 2).to_string()];
         words.extend([String::from("{test:0}:meta"), link.clone()]);
         words.extend_from_slice(keys);
@@ -146,7 +146,7 @@ impl Leader {
         let names: Vec<&str> =
             ["lease", "ticks", "held_acks"].into_iter().chain(lists.iter().map(String::as_str)).collect();
         let keys = Leader::keys(&names);
-        self.run(include_str!("../src/redis/lua/advance.lua"), &keys, &arguments)
+        self.run(include_str!("../src/redis/scripts/advance.lua"), &keys, &arguments)
     }
 
     /// Stands for election as a sidecar that has seen a pointer stand still for so many ms, or has just come (0, 0), and
@@ -162,7 +162,7 @@ impl Leader {
             "", &due_ms,
         ];
         let keys = Leader::keys(&["lease", "candidates"]);
-        let won = self.run(include_str!("../src/redis/lua/acquire.lua"), &keys, &arguments);
+        let won = self.run(include_str!("../src/redis/scripts/acquire.lua"), &keys, &arguments);
         assert_eq!(Leader::word(&won), "won", "{won:?}");
         redis::from_redis_value(won[3].clone()).unwrap()
     }
@@ -173,7 +173,7 @@ impl Leader {
         let list = format!("tick:{}", tick % self.field("meta", "lists"));
         let arguments = [token, &epoch.to_string(), &tick.to_string(), &seq.to_string(), "1000"];
         let keys = Leader::keys(&["lease", "ticks", &list, "outbox", "late", "news"]);
-        Leader::word(&self.run(include_str!("../src/redis/lua/expire.lua"), &keys, &arguments))
+        Leader::word(&self.run(include_str!("../src/redis/scripts/expire.lua"), &keys, &arguments))
     }
 
     fn published(&self) -> u64 {
@@ -267,7 +267,11 @@ async fn batches_are_published_by_the_holder_in_his_epoch_alone_and_each_seq_onc
     leader.publish_the_empty_tick();
     let token = leader.token();
     assert_eq!(leader.publish_expired("somebody else", leader.epoch, 0), "deposed");
-    assert_eq!(leader.publish_expired(&token, leader.epoch - 1, 0), "deposed", "an earlier term of the same sidecar");
+    assert_eq!(
+        leader.publish_expired(&token, leader.epoch - 1, 0),
+        "deposed",
+        "an earlier term of the same sidecar"
+    );
     assert_eq!(leader.publish_expired(&token, leader.epoch, 1), "expected", "seq 0 comes first");
     assert_eq!(leader.published(), 0, "nobody has published");
     let _: u64 = leader.time.redis.command(&["DEL", "{test:0}:lease"]);

@@ -18,7 +18,7 @@ use ackwheel::core::completions::Completions;
 use ackwheel::core::group::GroupName;
 use ackwheel::core::outbox::{Backlog, Dropped, Opening, Outbox, Retention, Settled};
 use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::ring::{Advance, ConnectionId, PublishStep, Handover, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::memory::{MemoryOptions, MemoryStore};

@@ -100,7 +100,10 @@ async fn a_candidate_that_watched_the_pointer_before_an_election_put_it_off_catc
     }
     // Nobody turned the ring for four seconds, and its deadlines are shifted by them.
     time.redis.command::<()>(&["DEL", "{test:0}:lease"]);
-    assert!(leads(leader.lease.maintain(time.now()).await.unwrap()), "its lease had run out, and it is elected again");
+    assert!(
+        leads(leader.lease.maintain(time.now()).await.unwrap()),
+        "its lease had run out, and it is elected again"
+    );
     let request = AddNewMsg { messages: &[Message::from(1)], ack_timeout_ticks: 2, attempt: 1 };
     let deadline = leader.ring.add_new_msg(request, time.now()).await.unwrap().deadline;
     // All leases end with a clock that is set by more than they last.

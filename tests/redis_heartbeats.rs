@@ -9,8 +9,8 @@ use redis::{Connection, Value};
 use crate::support::redis::{Redis, ask};
 
 /// What a sidecar adds to the scripts that work on groups.
-const GUARD: &str = include_str!("../src/redis/lua/guard.lua");
-const GROUPS: &str = include_str!("../src/redis/lua/groups.lua");
+const GUARD: &str = include_str!("../src/redis/scripts/guard.lua");
+const GROUPS: &str = include_str!("../src/redis/scripts/groups.lua");
 
 const NAMES: [&str; 2] = ["default", "audit"];
 
@@ -45,7 +45,7 @@ impl Simulated {
         let name = format!("sidecar-{number}-{number:032x}");
         let mut connection = redis.connect().unwrap();
         let link = key(&format!("link:{name}"));
-        let mut words = vec![String::from("EVAL"), include_str!("../src/redis/lua/open.lua").to_owned()];
+        let mut words = vec![String::from("EVAL"), include_str!("../src/redis/scripts/open.lua").to_owned()];
         let mut keys = vec![key("meta"), link.clone()];
         keys.extend(["outbox", "groups", "sidecars", "held_acks", "lease", "messages", "ticks", "late"].map(key));
         keys.extend((0..49).map(|list| key(&format!("tick:{list}"))));
@@ -97,7 +97,7 @@ impl Fleet<'_> {
             groups,
             steps: 0,
         };
-        let hash = fleet.load(&[GUARD, GROUPS, include_str!("../src/redis/lua/open_group.lua")]);
+        let hash = fleet.load(&[GUARD, GROUPS, include_str!("../src/redis/scripts/open_group.lua")]);
         for sidecar in &mut fleet.sidecars {
             for group in &NAMES[..groups] {
                 let name = sidecar.name.clone();
@@ -114,9 +114,9 @@ impl Fleet<'_> {
     /// Has every sidecar send a heartbeat in each of so many seconds, and the leader look at all. Those of a second are
     /// spread over `spread`.
     fn live(&mut self, seconds: u32, spread: Duration) {
-        let heartbeat = self.load(&[GUARD, include_str!("../src/redis/lua/heartbeat.lua")]);
+        let heartbeat = self.load(&[GUARD, include_str!("../src/redis/scripts/heartbeat.lua")]);
         let [inspect, tend] =
-            [include_str!("../src/redis/lua/inspect.lua"), include_str!("../src/redis/lua/tend.lua")]
+            [include_str!("../src/redis/scripts/inspect.lua"), include_str!("../src/redis/scripts/tend.lua")]
                 .map(|script| self.load(&[GUARD, GROUPS, script]));
         let (begun, count) = (Instant::now(), u32::try_from(self.sidecars.len()).unwrap());
         for second in 0..seconds {
@@ -159,7 +159,7 @@ fn processor_time(redis: &Redis) -> f64 {
 fn heartbeat_usec(redis: &Redis, count: usize) -> f64 {
     let mut fleet = Fleet::start(redis, count, 1);
     fleet.live(2, Duration::ZERO);
-    let heartbeat = fleet.load(&[GUARD, include_str!("../src/redis/lua/heartbeat.lua")]);
+    let heartbeat = fleet.load(&[GUARD, include_str!("../src/redis/scripts/heartbeat.lua")]);
     let runs = (0..5).map(|_| {
         let counted = fleet.count(|fleet| {
             for nth in 0..2_000 {
@@ -225,9 +225,9 @@ fn a_dead_sidecar_with_many_ephemeral_groups_holds_redis_up_for_a_few_millisecon
     for _ in 0..3 {
         let mut fleet = Fleet::start(&redis, 300, 2);
         let [open_group, reap, announce] = [
-            include_str!("../src/redis/lua/open_group.lua"),
-            include_str!("../src/redis/lua/reap.lua"),
-            include_str!("../src/redis/lua/announce.lua"),
+            include_str!("../src/redis/scripts/open_group.lua"),
+            include_str!("../src/redis/scripts/reap.lua"),
+            include_str!("../src/redis/scripts/announce.lua"),
         ]
         .map(|script| fleet.load(&[GUARD, GROUPS, script]));
         let dead = fleet.sidecars[1].name.clone();

@@ -15,7 +15,7 @@ use ackwheel::core::outbox::{Backlog, Opening, Outbox, Retention, Settled};
 use ackwheel::core::outboxes::{Outboxes, merge_backlogs};
 use ackwheel::core::refusal::{Promise, Reason, Refusal};
 use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::ring::{Advance, ConnectionId, PublishStep, Handover, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::rings::{Rings, ring_of};
 use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::store::{Moment, RingParts, Store};

@@ -4,6 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ackwheel::bench::Order;
 use ackwheel::core::batch::StormRule;
 use ackwheel::core::completions::Completions;
 use ackwheel::core::message::Message;
@@ -11,7 +12,6 @@ use ackwheel::core::outbox::Retention;
 use ackwheel::core::request_batch::{Operation, Outcome, RequestBatch};
 use ackwheel::core::ring::{Advance, ConnectionId, Ring, Submitted};
 use ackwheel::core::tick::{Tick, Wheel};
-use ackwheel::bench::Order;
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
 use rand::rngs::SmallRng;

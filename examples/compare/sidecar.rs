@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{ChildStderr, ExitCode, Stdio};
 
-use ackwheel::cli::{self, Cli};
 use ackwheel::bench::{self, LoadOptions};
+use ackwheel::cli::{self, Cli};
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use serde_json::Value;

@@ -8,7 +8,7 @@ use super::url::{shown_parameter, without_password};
 use super::{ConfigError, Settings, at_least_one};
 use crate::core::rings::MAX_RINGS;
 use crate::core::tick::Wheel;
-use crate::redis::{MAX_CATCH_UP, MAX_SLOTS, Place, Several};
+use crate::redis::{MAX_CATCH_UP, MAX_SLOTS, Several, Topology};
 
 /// What the URL of a Redis store can begin with.
 const SCHEMES: &[&str] = &[
@@ -129,7 +129,7 @@ impl Settings {
                     )));
                 }
                 // A URL that cannot be read is to be known before a connection is tried.
-                let place = Place::parse(url).map_err(|error| {
+                let place = Topology::parse(url).map_err(|error| {
                     ConfigError(format!(
                         "--store {:?} cannot be read ({error}): write redis://USER:PASSWORD@HOST:PORT/DB (rediss:// with \
                          TLS), with %-escapes in user and password, redis+unix:///PATH/OF/SOCKET?db=DB, {SEVERAL}",

@@ -8,17 +8,6 @@ use std::task::{Context, Waker};
 
 use redis::{Client, Cmd, Connection, ErrorKind, RedisError, RedisResult, Value};
 
-use super::applied::Applied;
-use super::chunk::{Chunk, MAX_CHUNK};
-use super::inbox::Item;
-use super::keeper::registration;
-use super::keys::Keys;
-use super::link::LinkOptions;
-use super::options::connection_info;
-use super::place::Place;
-use super::queue::Queue;
-use super::request::Asked;
-use super::script::{Answer, SCRIPTS};
 use crate::clock::Clock;
 use crate::core::completions::Completions;
 use crate::core::message::Message;
@@ -26,6 +15,17 @@ use crate::core::request_batch::{Operation, RequestBatch};
 use crate::core::ring::ConnectionId;
 use crate::core::tick::{Tick, Wheel};
 use crate::metrics::Metrics;
+use crate::redis::batching::applied::Applied;
+use crate::redis::batching::chunk::{Chunk, MAX_CHUNK};
+use crate::redis::batching::inbox::Item;
+use crate::redis::batching::queue::Queue;
+use crate::redis::batching::request::Asked;
+use crate::redis::connection::link::LinkOptions;
+use crate::redis::connection::reconnect::registration;
+use crate::redis::keys::Keys;
+use crate::redis::options::connection_info;
+use crate::redis::scripts::{Answer, SCRIPTS};
+use crate::redis::topology::Topology;
 
 /// A connection to Redis that calls the script of adds and dels, as often in flight as its user likes.
 pub struct DirectCalls {
@@ -54,17 +54,17 @@ impl DirectCalls {
         SCRIPTS.apply.load().exec(&mut connection)?;
         SCRIPTS.open.load().exec(&mut connection)?;
         let wheel = Wheel::default();
-        let keys = Arc::new(Keys::new(namespace, 0, wheel.slots(), &super::random_name()));
+        let keys = Arc::new(Keys::new(namespace, 0, wheel.slots(), &crate::redis::random_name()));
         let clock = Arc::new(Clock::start());
         let options = LinkOptions {
-            place: Arc::new(Place::of(client)),
+            place: Arc::new(Topology::of(client)),
             peers: Arc::default(),
             ring: 0,
             rings: 1,
             wheel,
             catch_up_max_ticks: 0,
             keys: Arc::clone(&keys),
-            incarnation: super::random_name(),
+            incarnation: crate::redis::random_name(),
             clock: Arc::clone(&clock),
             metrics: Arc::new(Metrics::new()),
         };
@@ -136,7 +136,7 @@ impl DirectCalls {
         let mut answer = Answer::new(&SCRIPTS.apply, value).map_err(|fault| strange(&fault.text))?;
         let mut read = || Ok((answer.text()?, answer.count()?, answer.text()?, answer.text()?));
         let (word, tick_due, letters, times) =
-            read().map_err(|fault: super::fault::Fault| strange(&fault.text))?;
+            read().map_err(|fault: crate::redis::connection::errors::Fault| strange(&fault.text))?;
         if word != "ok" {
             return Err(strange(&word));
         }

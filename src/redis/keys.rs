@@ -26,7 +26,7 @@
 //! list until it is published. With [`SPARE_LISTS`] more lists than slots no two deadlines that are alive
 //! share one: the pointer waits when [`MAX_FROZEN`] ticks are not yet published.
 
-use super::cluster::{Slot, slot_of};
+use crate::redis::topology::cluster::{Slot, slot_of};
 
 /// The version of this schema.
 pub const SCHEMA: u32 = 1;

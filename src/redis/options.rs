@@ -12,7 +12,7 @@ use crate::core::tick::Wheel;
 
 /// How long nothing may be heard of Redis while it is asked, before it is unreachable. Longer than any script takes by
 /// far, short enough that an AddNewMsg is refused within a second. A single answer may take longer
-/// ([`peer`](super::peer)).
+/// ([`peer`](crate::redis::connection::peer)).
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a Redis that is checked at the start may take for an answer: nobody else waits, and it may be busy.
@@ -25,7 +25,7 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
     /// Where Redis is: `redis://`, `rediss://` or `redis+unix://`, with user and password if it wants them, or as
-    /// [`Place::parse`](super::Place::parse) has it for Sentinels and a Cluster.
+    /// [`Topology::parse`](crate::redis::Topology::parse) has it for Sentinels and a Cluster.
     pub url: String,
     /// What the names of all keys begin with.
     pub namespace: String,

@@ -6,29 +6,29 @@ use std::time::Duration;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
-use super::cluster::Slot;
-use super::coalesce::{Bounds, Coalescer};
-use super::confirmation;
-use super::connections::name_connections;
-use super::findings::Checks;
-use super::keeper::{Differs, OpenError};
-use super::keys::{Keys, MAX_SLOTS};
-use super::leaderships::Leaderships;
-use super::lease::{LeaseOptions, RedisLease};
-use super::link::{Link, LinkOptions, Links};
-use super::news;
-use super::office::Identity;
-use super::options::RedisOptions;
-use super::outbox::RedisOutbox;
-use super::peer::Peers;
-use super::place::Place;
-use super::ring::{RedisRing, RingOptions};
 use crate::clock::Clock;
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::ring::Reply;
 use crate::core::store::{Moment, RingParts, Store};
 use crate::metrics::Metrics;
+use crate::redis::batching::driver::{Bounds, Coalescer};
+use crate::redis::connection::hints;
+use crate::redis::connection::link::{Link, LinkOptions, Links};
+use crate::redis::connection::open::name_connections;
+use crate::redis::connection::peer::Peers;
+use crate::redis::connection::reconnect::{Differs, OpenError};
+use crate::redis::keys::{Keys, MAX_SLOTS};
+use crate::redis::leader::lease::{LeaseOptions, RedisLease};
+use crate::redis::leader::rebalance::Leaderships;
+use crate::redis::leader::term::Identity;
+use crate::redis::options::RedisOptions;
+use crate::redis::outbox::RedisOutbox;
+use crate::redis::ring::{RedisRing, RingOptions};
+use crate::redis::startup_findings::Checks;
+use crate::redis::topology::Topology;
+use crate::redis::topology::cluster::Slot;
+use crate::redis::topology::confirmation;
 
 /// How long a sidecar that starts waits for a Redis that is not there yet.
 pub(super) const START_PATIENCE: Duration = Duration::from_secs(10);
@@ -86,7 +86,7 @@ impl RedisStore {
         metrics: &Arc<Metrics>,
     ) -> Result<RedisStore, RedisStoreError> {
         assert!(options.wheel.slots() <= MAX_SLOTS, "the configuration is checked");
-        let place = Place::parse(&options.url).map_err(RedisStoreError::Address)?;
+        let place = Topology::parse(&options.url).map_err(RedisStoreError::Address)?;
         let place = Arc::new(place.without_majority(options.expire_without_majority));
         let slots: Vec<Slot> = (0..options.rings).map(|ring| Keys::slot_of(&options.namespace, ring)).collect();
         let identity = identity(&options.name);
@@ -128,7 +128,7 @@ impl RedisStore {
         &mut self,
         ring: u16,
         options: &RedisOptions,
-        place: &Arc<Place>,
+        place: &Arc<Topology>,
         identity: &Identity,
         clock: &Arc<Clock>,
         metrics: &Arc<Metrics>,
@@ -143,7 +143,7 @@ impl RedisStore {
             wheel,
             catch_up_max_ticks: options.catch_up_max_ticks,
             keys: Arc::clone(&keys),
-            incarnation: super::random_name(),
+            incarnation: crate::redis::random_name(),
             clock: Arc::clone(clock),
             metrics: Arc::clone(metrics),
         };
@@ -167,7 +167,7 @@ impl RedisStore {
         let links = Arc::clone(&self.links);
         let coalescer = Arc::new(Coalescer::new(Arc::clone(&link), links, bounds, Arc::clone(metrics)));
         self.coalescers.push(Arc::clone(&coalescer));
-        let office = self.leaderships.add_office();
+        let office = self.leaderships.add_term();
         // Messages are spread evenly over the rings, and so is a storm.
         let storm = StormRule { min: options.per_ring(options.storm.min), ..options.storm };
         let ring_options = RingOptions { ring, wheel, storm, outage_grace: options.outage_grace };
@@ -188,7 +188,8 @@ impl RedisStore {
             RedisOutbox::new(Arc::clone(&link), ring, retention, sidecar, options.lease, Arc::clone(&office));
         let outbox = Arc::new(outbox);
         let ring = RedisRing::new(ring_options, link_of_ring, coalescer, identity.clone(), office);
-        let listener = news::listen(Arc::clone(&link), keys.news.clone(), Arc::clone(&outbox), Arc::clone(&lease));
+        let listener =
+            hints::listen(Arc::clone(&link), keys.news.clone(), Arc::clone(&outbox), Arc::clone(&lease));
         self.tasks.push(listener);
         self.outboxes.push(Arc::clone(&outbox));
         self.seats.push(RingParts { ring: Arc::new(ring), outbox, lease });
@@ -299,6 +300,6 @@ fn explain(error: OpenError, options: &RedisOptions) -> RedisStoreError {
 fn identity(name: &str) -> Identity {
     let legal = |character: &char| character.is_ascii_alphanumeric() || matches!(character, '.' | '_' | ':' | '-');
     let plain: String = name.chars().filter(legal).take(64).collect();
-    let random = super::random_name();
-    Identity { name: name.to_owned(), sidecar: format!("{plain}-{random}"), token: super::random_name() }
+    let random = crate::redis::random_name();
+    Identity { name: name.to_owned(), sidecar: format!("{plain}-{random}"), token: crate::redis::random_name() }
 }

@@ -53,7 +53,11 @@ impl Expiry {
     pub fn step(&mut self, ring: &DashRing, now: Instant) -> PublishStep {
         let Some(front) = self.0.front_mut() else { return PublishStep::default() };
         if !std::mem::replace(&mut front.told, true) {
-            return PublishStep { counted: Some((front.tick, front.counts)), more: true, ..PublishStep::default() };
+            return PublishStep {
+                counted: Some((front.tick, front.counts)),
+                more: true,
+                ..PublishStep::default()
+            };
         }
         front.list(ring);
         let published = front.publish(ring, now);

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ackwheel::core::completions::Completions;
-use ackwheel::core::tick_schedule::{TickSchedule, Turn};
-use ackwheel::core::request_batch::{Operation, Outcome, Request, RequestBatch};
-use ackwheel::core::ring::{Advance, ConnectionId, PublishStep, Handover, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::latency_histogram::Stamp;
+use ackwheel::core::request_batch::{Operation, Outcome, Request, RequestBatch};
+use ackwheel::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::core::tick_schedule::{TickSchedule, Turn};
 use ackwheel::memory::{MemoryOutbox, RingOptions};
 use dashmap::SharedValue;
 use parking_lot::{Mutex, RwLock};

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use super::entry::{Unreadable, delivery, entry_id};
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::{GroupName, MAX_GROUPS};
 use crate::core::outbox::{Backlog, Dropped, GroupBacklog, MOST_AGAIN, Opening, Retention, Start};
 use crate::core::refusal::{Reason, Refusal};
-use crate::redis::link::Link;
-use crate::redis::office::whole_ms;
-use crate::redis::script::{Answer, SCRIPTS, Script};
+use crate::redis::connection::link::Link;
+use crate::redis::leader::term::whole_ms;
+use crate::redis::outbox::entry::{Unreadable, delivery, entry_id};
+use crate::redis::scripts::{Answer, SCRIPTS, Script};
 
 /// The most batches that one script looks at or hands over, so that none holds Redis up.
 pub(super) const MOST_BATCHES: usize = 64;

@@ -7,8 +7,8 @@ use tracing::error;
 
 use crate::core::batch::{BatchId, Delivery, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::tick::Tick;
-use crate::redis::fault::Fault;
-use crate::redis::script::Answer;
+use crate::redis::connection::errors::Fault;
+use crate::redis::scripts::Answer;
 
 /// The id of a batch's entry in the stream.
 pub(super) fn entry_id(batch: BatchId) -> String {
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
     use crate::core::message::Message;
-    use crate::redis::script::SCRIPTS;
+    use crate::redis::scripts::SCRIPTS;
 
     fn reply(values: [&str; 9]) -> Answer {
         let values = values.map(|value| Value::BulkString(value.into()));

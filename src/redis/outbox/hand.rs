@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use dashmap::DashMap;
 
-use super::entry::entry_id;
 use crate::core::batch::BatchId;
 use crate::core::group::GroupName;
 use crate::core::refusal::{Promise, Refusal};
+use crate::redis::outbox::entry::entry_id;
 
 /// What is known to be held of one group.
 #[derive(Debug, Default)]

@@ -29,10 +29,10 @@
 mod calls;
 mod entry;
 mod hand;
+mod maintenance;
 mod sidecar_calls;
 mod sidecars;
 mod taking;
-mod tending;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,13 +47,13 @@ use tokio::task::AbortHandle;
 use self::calls::{Calls, MOST_BATCHES, MOST_READ};
 use self::hand::{Hand, Hands};
 use self::sidecars::{Grace, Sidecars};
-use super::link::Link;
-use super::office::Office;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
 use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Retention, Settled};
 use crate::core::refusal::{Promise, Reason, Refusal};
 use crate::core::ring::Reply;
+use crate::redis::connection::link::Link;
+use crate::redis::leader::term::LeadershipTerm;
 
 type Tell = Box<dyn Fn() + Send + Sync>;
 
@@ -72,7 +72,7 @@ struct Shared {
     lease: Duration,
     told: RwLock<Vec<Tell>>,
     /// Whether this sidecar leads.
-    office: Arc<Office>,
+    office: Arc<LeadershipTerm>,
     /// Whether the outbox was looked after for the first time.
     is_tended: watch::Sender<bool>,
     /// The groups that were opened here and not left, and whether they are ephemeral. A task that opens, leaves or deletes
@@ -99,7 +99,7 @@ impl RedisOutbox {
         retention: Retention,
         sidecar: String,
         lease: Duration,
-        office: Arc<Office>,
+        office: Arc<LeadershipTerm>,
     ) -> RedisOutbox {
         let shared = Arc::new(Shared {
             calls: Calls { link, ring, sidecar },

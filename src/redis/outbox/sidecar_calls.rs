@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use super::calls::{Calls, MOST_BATCHES, kind};
-use super::sidecars::Beats;
 use crate::core::group::GroupName;
 use crate::core::refusal::Refusal;
-use crate::redis::office::whole_ms;
-use crate::redis::script::SCRIPTS;
+use crate::redis::leader::term::whole_ms;
+use crate::redis::outbox::calls::{Calls, MOST_BATCHES, kind};
+use crate::redis::outbox::sidecars::Beats;
+use crate::redis::scripts::SCRIPTS;
 
 /// The most ephemeral groups that one script deletes with a sidecar.
 const MOST_DELETED: usize = 16;

@@ -2,12 +2,12 @@
 
 use tracing::error;
 
-use super::Shared;
-use super::entry::Unreadable;
-use super::hand::Hand;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
 use crate::core::refusal::Refusal;
+use crate::redis::outbox::Shared;
+use crate::redis::outbox::entry::Unreadable;
+use crate::redis::outbox::hand::Hand;
 
 impl Shared {
     /// One script alone, unless it finds nothing that can be read: what it took is handed out before there is more,

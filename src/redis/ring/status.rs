@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::Inner;
 use crate::core::refusal::Refusal;
 use crate::core::ring::RingStatus;
 use crate::core::tick::Tick;
 use crate::redis::keys::MAX_CATCH_UP;
-use crate::redis::script::SCRIPTS;
+use crate::redis::ring::Inner;
+use crate::redis::scripts::SCRIPTS;
 
 impl Inner {
     pub(super) async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {

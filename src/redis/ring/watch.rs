@@ -6,14 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::redis::link::Link;
-use crate::redis::office::{Office, WATCH};
+use crate::redis::connection::link::Link;
+use crate::redis::leader::term::{LeadershipTerm, WATCH};
 
 /// It asks so often: a stall is seen but for as much of it.
 const EVERY: Duration = Duration::from_millis(25);
 
 /// Asks Redis whether it is there, before each move of a leader; never ends.
-pub(super) async fn watch(link: Arc<Link>, office: Arc<Office>) {
+pub(super) async fn watch(link: Arc<Link>, office: Arc<LeadershipTerm>) {
     loop {
         let now = link.clock().now();
         let early = office.term().map_or(WATCH, |term| term.next.saturating_duration_since(now + WATCH));

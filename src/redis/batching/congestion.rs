@@ -1,0 +1,165 @@
+//! How much a link asks of Redis at once: it follows the time in which Redis answers.
+//!
+//! Redis serves connections in turns. What all links of all sidecars have in flight together is how long one turn takes,
+//! and no link knows of the others. So each takes less where its answers wait, and more where they do not, as TCP does: a
+//! thousand links queue no more than Redis does in a fraction of a second, and a single one has all of Redis.
+
+use std::time::{Duration, Instant};
+
+use crate::redis::batching::chunk::MAX_CHUNK;
+use crate::redis::batching::send_threshold;
+
+/// Scripts in flight at once. The link keeps the answers of as many.
+pub(crate) const DEPTH: usize = 2;
+
+/// A link begins with so many messages a script, and comes back to that if it is not used: a thousand links that begin
+/// together ask for less than Redis does within [`RESPONSE_TIMEOUT`](crate::redis::options::RESPONSE_TIMEOUT).
+const FIRST: usize = 250;
+
+/// However long answers wait: with fewer, what Redis does for a script counts more than what it does for the messages.
+const LEAST: usize = 50;
+
+/// Answers that waited for longer show that Redis is asked for too much.
+const TARGET: Duration = Duration::from_millis(50);
+
+/// A window that is not used is halved so often, or doubled, until it is the first again.
+const UNUSED: Duration = Duration::from_millis(250);
+
+/// The congestion window of a link: the most messages that one script carries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    messages: usize,
+    /// When it was last used, or changed since it was not.
+    used_at: Instant,
+    /// When answers last waited too long.
+    congested_at: Option<Instant>,
+}
+
+impl Window {
+    pub(crate) fn new(now: Instant) -> Window {
+        Window { messages: FIRST, used_at: now, congested_at: None }
+    }
+
+    /// The most messages that a script sent now may carry.
+    pub(crate) fn messages(&mut self, now: Instant) -> usize {
+        while self.messages != FIRST && now.saturating_duration_since(self.used_at) >= UNUSED {
+            let is_large = self.messages > FIRST;
+            self.messages = if is_large { (self.messages / 2).max(FIRST) } else { (self.messages * 2).min(FIRST) };
+            self.used_at += UNUSED;
+        }
+        self.messages
+    }
+
+    /// How many scripts may be in flight at once: two small ones cost Redis more than one.
+    pub(crate) fn scripts(&self) -> usize {
+        if self.messages < send_threshold::LEAST { 1 } else { DEPTH }
+    }
+
+    /// An answer has come at a time `now` to a script sent at `sent` with so many messages, and has waited so long: the
+    /// round trip without that of a Redis that has nothing else to do.
+    pub(crate) fn answered(&mut self, messages: usize, sent: Instant, waited: Duration, now: Instant) {
+        if messages * 2 >= self.messages {
+            self.used_at = now;
+        }
+        if waited > TARGET {
+            // Of what was in flight together the first says so for all.
+            if self.congested_at.is_none_or(|congested| sent >= congested) {
+                self.messages = (self.messages / 2).max(LEAST);
+                self.congested_at = Some(now);
+            }
+        } else if messages >= self.messages {
+            let more = if waited < TARGET / 2 { self.messages } else { LEAST };
+            self.messages = (self.messages + more).min(MAX_CHUNK);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// A link that always has more to send, at a Redis whose answers wait so long.
+    fn full(window: &mut Window, now: Instant, waits: &[u64]) -> Vec<usize> {
+        let answered = |wait: &u64| {
+            let messages = window.messages(now);
+            window.answered(messages, now, ms(*wait), now);
+            window.messages(now)
+        };
+        waits.iter().map(answered).collect()
+    }
+
+    #[test]
+    fn a_window_grows_while_redis_has_time_and_is_halved_when_answers_wait() {
+        let start = Instant::now();
+        let mut window = Window::new(start);
+        assert_eq!(full(&mut window, start, &[24, 0, 1]), [500, 1_000, 1_000]);
+        assert_eq!(full(&mut window, start, &[51, 60, 40, 50, 30]), [500, 250, 300, 350, 400]);
+        assert_eq!(full(&mut window, start, &[500, 500, 500, 500, 0]), [200, 100, 50, 50, 100]);
+    }
+
+    #[test]
+    fn a_second_script_goes_where_the_first_is_not_small() {
+        let start = Instant::now();
+        let mut window = Window::new(start);
+        assert_eq!((window.messages, window.scripts()), (250, 1));
+        full(&mut window, start, &[0]);
+        assert_eq!((window.messages, window.scripts()), (500, 2));
+    }
+
+    #[test]
+    fn scripts_in_flight_together_halve_it_once() {
+        let start = Instant::now();
+        let mut window = Window::new(start);
+        full(&mut window, start, &[0; 5]);
+        window.answered(1_000, start, ms(300), start + ms(300));
+        window.answered(1_000, start, ms(310), start + ms(310));
+        assert_eq!(window.messages(start + ms(310)), 500);
+        window.answered(500, start + ms(300), ms(100), start + ms(400));
+        assert_eq!(window.messages(start + ms(400)), 250);
+    }
+
+    #[test]
+    fn a_window_that_is_not_used_becomes_the_first_again_and_one_that_is_half_used_stays() {
+        let start = Instant::now();
+        let mut window = Window::new(start);
+        full(&mut window, start, &[0; 5]);
+        for after in 1..10 {
+            let now = start + ms(200 * after);
+            window.answered(500, now, ms(1), now);
+            assert_eq!(window.messages(now), 1_000);
+        }
+        for (after, messages) in [(1_800, 1_000), (2_049, 1_000), (2_050, 500), (2_300, FIRST), (60_000, FIRST)] {
+            assert_eq!(window.messages(start + ms(after)), messages, "after {after} ms");
+        }
+        window.answered(10, start, ms(1), start + ms(60_000));
+        assert_eq!(window.messages(start + ms(60_000)), FIRST, "it was not full");
+        full(&mut window, start + ms(60_000), &[500; 5]);
+        for (after, messages) in [(60_249, 50), (60_250, 100), (60_750, FIRST), (99_000, FIRST)] {
+            assert_eq!(window.messages(start + ms(after)), messages, "after {after} ms");
+        }
+    }
+
+    /// 256 links at a Redis that needs 60 µs a script and 1.5 µs a message, and answers at the end of each turn.
+    #[test]
+    fn many_links_queue_no_more_than_redis_does_in_a_moment() {
+        let mut now = Instant::now();
+        let mut windows = vec![Window::new(now); 256];
+        let mut turns = Vec::new();
+        for _ in 0..200 {
+            let sent: Vec<usize> = windows.iter_mut().map(|window| window.messages(now)).collect();
+            let scripts = windows.iter().map(Window::scripts);
+            let micros: usize =
+                scripts.zip(&sent).map(|(scripts, messages)| scripts * (60 + messages * 3 / 2)).sum();
+            let (begun, turn) = (now, Duration::from_micros(micros as u64));
+            now += turn;
+            windows.iter_mut().zip(sent).for_each(|(window, sent)| window.answered(sent, begun, turn, now));
+            turns.push(turn);
+        }
+        let longest = turns.iter().max().unwrap();
+        assert!(*longest < ms(150), "{longest:?}");
+    }
+}

@@ -1,0 +1,243 @@
+//! What the lease and the ring of one sidecar share: whether it leads, under which epoch, and at which pace.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::core::tick::{Tick, Wheel};
+use crate::redis::ring::repair_progress::RepairProgress;
+
+/// For so long before a move the leader watches Redis: what waited for a stall that was over by then has arrived.
+pub(crate) const WATCH: Duration = Duration::from_millis(300);
+
+/// The pointer waits no longer than this for Acks that sidecars held in an outage.
+const HELD_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Who this sidecar is, to the others.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    /// What the status calls it.
+    pub(crate) name: String,
+    /// What its entries in Redis are called: never reused.
+    pub(crate) sidecar: String,
+    /// What it puts into a lease: never reused.
+    pub(crate) token: String,
+}
+
+/// A time of leadership.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Term {
+    pub(crate) epoch: u64,
+    /// Until when the lease lasts if it is not renewed, by the monotonic clock.
+    pub(crate) lease_until: Instant,
+    /// The session in which it was won.
+    pub(crate) session: u64,
+    /// When the last outage ended that the pace allows for.
+    pub(crate) recovered: Option<Instant>,
+    pub(crate) pointer: Tick,
+    /// When the pointer is to move next, by the monotonic clock.
+    pub(crate) next: Instant,
+    /// How much later than that it is due for certain: what is asked of a far Redis sets out ahead of its time.
+    pub(crate) ahead: Duration,
+    /// Whether the leader knows why the pointer is late: it waited on purpose, or gave up what it had missed.
+    pub(crate) is_aware: bool,
+    /// By how much the next move was put off, and so every deadline is shifted, since the last one.
+    pub(crate) shifted: Duration,
+    /// Until when the pointer waits for the Acks that were held in an outage, since it last moved.
+    pub(crate) graced: Option<Instant>,
+    /// Since when the pointer waits for Acks that sidecars held in an outage, since it last moved.
+    pub(crate) held_since: Option<Instant>,
+    /// Whether too many ticks are not yet published for another.
+    pub(crate) is_busy: bool,
+    /// Where expiry goes on, as far as it is known.
+    pub(crate) frozen: Tick,
+    pub(crate) seq: u64,
+    pub(crate) mends: RepairProgress,
+}
+
+impl Term {
+    /// Puts the next move off, for a reason that the leader knows.
+    pub(crate) fn put_off(&mut self, next: Instant) {
+        self.shifted += next.saturating_duration_since(self.next);
+        (self.next, self.is_aware) = (next, true);
+    }
+
+    /// When the move is due for certain, if no clock is set.
+    pub(crate) fn certain(&self) -> Instant {
+        self.next + self.ahead
+    }
+
+    /// The pointer has moved, and moves again then. Of what it was put off a part of a tick is left, and counts later.
+    pub(crate) fn moved(&mut self, due: Due, wheel: Wheel) {
+        (self.pointer, self.next, self.ahead) = (self.pointer.plus(1), due.next, due.ahead);
+        self.is_aware = false;
+        self.shifted -= wheel.ticks(self.shifted_ticks(wheel));
+        (self.graced, self.held_since, self.is_busy) = (None, None, false);
+        self.mends.moved();
+    }
+
+    /// How long the pointer may wait at a time `now` for what this sidecar has read: whoever asks for more than Redis
+    /// does may neither stop the wheel nor cost the lease.
+    pub(crate) fn patience(&self, now: Instant, tick_length: Duration) -> Duration {
+        let patience = (self.lease_until.saturating_duration_since(now) / 2).min(tick_length / 4);
+        if self.is_busy { patience / 16 } else { patience }
+    }
+
+    /// Whether the leader knows nothing, at a time `now`, that another would have to know to make the next move.
+    pub(crate) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
+        !self.is_aware && now + WATCH.min(tick_length / 2) < self.next
+    }
+
+    /// Whether the pointer has waited for held Acks for as long as it may.
+    pub(crate) fn has_waited_for_held_acks(&self, at: Instant) -> bool {
+        self.held_since.is_some_and(|since| at.saturating_duration_since(since) >= HELD_WAIT_MAX)
+    }
+
+    /// The whole ticks by which it was put off.
+    pub(crate) fn shifted_ticks(&self, wheel: Wheel) -> u64 {
+        whole_ms(self.shifted) / u64::from(wheel.tick_ms())
+    }
+}
+
+/// When a move is due, as an answer of Redis told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Due {
+    /// When to ask for it.
+    pub(crate) next: Instant,
+    /// How much later than that it is due for certain.
+    pub(crate) ahead: Duration,
+}
+
+impl Due {
+    /// Of an answer that said "in so many ms", which Redis did at some time between these two. What is asked as long
+    /// after `asked` arrives in time if the way takes as long again, or up to `spare` less; and a near Redis is asked
+    /// when it is certain. So the way there lengthens no tick.
+    pub(crate) fn told(ms: i64, asked: Instant, answered: Instant, spare: Duration) -> Due {
+        let round_trip = answered.saturating_duration_since(asked);
+        let ahead = round_trip.saturating_sub(spare);
+        Due { next: from_now(answered, ms).checked_sub(ahead).unwrap_or(answered), ahead }
+    }
+
+    /// The same, where it was certain before.
+    pub(crate) fn no_later_than(self, certain: Instant) -> Due {
+        let next = self.next.min(certain);
+        Due { next, ahead: (self.next + self.ahead).min(certain) - next }
+    }
+}
+
+/// The office of the leader, held or not.
+#[derive(Debug, Default)]
+pub(crate) struct LeadershipTerm(Mutex<Option<Term>>);
+
+impl LeadershipTerm {
+    pub(crate) fn term(&self) -> Option<Term> {
+        *self.0.lock()
+    }
+
+    /// The term, if it was won in this session of the link. A leader whose connection was rebuilt has to be elected again.
+    pub(crate) fn term_in(&self, session: u64) -> Option<Term> {
+        self.term().filter(|term| term.session == session)
+    }
+
+    pub(crate) fn enter(&self, term: Term) {
+        *self.0.lock() = Some(term);
+    }
+
+    pub(crate) fn leave(&self) {
+        *self.0.lock() = None;
+    }
+
+    /// Changes the term, if it is still that of this epoch.
+    pub(crate) fn note(&self, epoch: u64, change: impl FnOnce(&mut Term)) {
+        if let Some(term) = self.0.lock().as_mut().filter(|term| term.epoch == epoch) {
+            change(term);
+        }
+    }
+}
+
+/// A moment that lies a signed number of ms from another.
+pub(crate) fn from_now(now: Instant, ms: i64) -> Instant {
+    let distance = Duration::from_millis(ms.unsigned_abs());
+    if ms >= 0 { now + distance } else { now.checked_sub(distance).unwrap_or(now) }
+}
+
+/// A duration in whole ms, rounded down.
+pub(crate) fn whole_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(in crate::redis) fn term(now: Instant) -> Term {
+        Term {
+            epoch: 1,
+            lease_until: now + Duration::from_secs(3),
+            session: 1,
+            recovered: None,
+            pointer: Tick(7),
+            next: now,
+            ahead: Duration::ZERO,
+            is_aware: true,
+            shifted: Duration::ZERO,
+            graced: None,
+            held_since: None,
+            is_busy: false,
+            frozen: Tick(0),
+            seq: 0,
+            mends: RepairProgress::default(),
+        }
+    }
+
+    #[test]
+    fn what_was_read_is_waited_for_no_longer_than_lease_and_tick_allow() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        let mut term = term(now);
+        assert_eq!(term.patience(now, ms(1_000)), ms(250));
+        assert_eq!(term.patience(now, ms(60_000)), ms(1_500));
+        assert_eq!(term.patience(now + ms(2_900), ms(1_000)), ms(50));
+        assert_eq!(term.patience(now + ms(3_100), ms(1_000)), Duration::ZERO);
+        term.is_busy = true;
+        assert_eq!(term.patience(now, ms(1_600)), ms(25));
+    }
+
+    #[test]
+    fn a_leader_that_watches_or_has_put_off_a_move_knows_what_another_would_not() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        let calm = |aware, next, tick| Term { is_aware: aware, next: now + next, ..term(now) }.is_calm(now, tick);
+        assert!(calm(false, ms(400), ms(1_000)));
+        assert!(!calm(true, ms(400), ms(1_000)), "it put the move off");
+        assert!(!calm(false, ms(200), ms(1_000)), "it watches Redis");
+        assert!(calm(false, ms(200), ms(200)), "it always does");
+        assert!(!calm(false, ms(50), ms(200)));
+    }
+
+    #[test]
+    fn what_is_put_off_by_parts_of_a_tick_counts_once_it_is_a_tick() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        let wheel = Wheel::new(15, ms(1_000)).unwrap();
+        let mut term = term(now);
+        let mut told = Vec::new();
+        for _ in 0..5 {
+            term.put_off(term.next + ms(450));
+            told.push(term.shifted_ticks(wheel));
+            term.moved(Due { next: term.next + ms(1_000), ahead: Duration::ZERO }, wheel);
+        }
+        assert_eq!(told, [0, 0, 1, 0, 1]);
+        assert_eq!(term.shifted, ms(250));
+    }
+
+    #[test]
+    fn what_a_far_redis_is_asked_sets_out_ahead_and_a_near_one_is_asked_when_it_is_certain() {
+        let (asked, ms) = (Instant::now(), Duration::from_millis);
+        let told = |round_trip| Due::told(1_000, asked, asked + ms(round_trip), ms(25));
+        assert_eq!(told(0), Due { next: asked + ms(1_000), ahead: ms(0) });
+        assert_eq!(told(20), Due { next: asked + ms(1_020), ahead: ms(0) });
+        assert_eq!(told(200), Due { next: asked + ms(1_025), ahead: ms(175) });
+        let before = told(200).no_later_than(asked + ms(1_100));
+        assert_eq!(before, Due { next: asked + ms(1_025), ahead: ms(75) });
+        assert_eq!(before.no_later_than(asked + ms(1_000)), Due { next: asked + ms(1_000), ahead: ms(0) });
+        assert_eq!(told(20).no_later_than(asked + ms(2_000)), told(20));
+    }
+}

@@ -1,0 +1,279 @@
+//! Nodes that say where a Redis is, all asked at the same time, and the Redis that they name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, Pipeline, RedisResult, Value};
+
+use crate::redis::connection::errors::{Fault, FaultKind};
+use crate::redis::connection::open::connect;
+
+/// How long a node may take to be connected to, and for an answer.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How much longer than the first answer the others are waited for.
+const OTHERS: Duration = Duration::from_millis(200);
+
+/// A node that is asked now and then.
+pub(crate) struct Node {
+    client: Client,
+    /// What is left of the last time, if it was of use.
+    connection: Mutex<Option<MultiplexedConnection>>,
+    /// What it calls itself, once it has said so.
+    id: Mutex<Option<String>>,
+}
+
+impl Node {
+    pub(crate) fn new(client: Client) -> Node {
+        Node { client, connection: Mutex::default(), id: Mutex::default() }
+    }
+
+    pub(crate) fn address(&self) -> &ConnectionAddr {
+        self.client.get_connection_info().addr()
+    }
+
+    /// What tells it from others: its id, or its address until it has said that.
+    pub(crate) fn name(&self) -> String {
+        self.id.lock().clone().unwrap_or_else(|| self.to_string())
+    }
+
+    pub(crate) fn is_called(&self, id: &str) {
+        *self.id.lock() = Some(id.to_owned());
+    }
+
+    /// The answers to several commands, or why there are none.
+    pub(crate) async fn ask(&self, commands: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
+        let kept = self.connection.lock().clone();
+        if let Some(mut connection) = kept {
+            match commands.query_async(&mut connection).await {
+                Err(error) if error.is_io_error() || error.is_connection_dropped() || error.is_timeout() => {
+                    *self.connection.lock() = None;
+                }
+                answered => return answered,
+            }
+        }
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let mut connection = connect(&self.client, &config, "place").await?;
+        let answers = commands.query_async(&mut connection).await?;
+        *self.connection.lock() = Some(connection);
+        Ok(answers)
+    }
+}
+
+/// The nodes that are asked: those that `--store` names, and those that they know.
+pub(crate) struct Nodes {
+    named: Vec<Arc<Node>>,
+    learnt: Mutex<Vec<Arc<Node>>>,
+}
+
+impl Nodes {
+    pub(crate) fn new(named: Vec<Node>) -> Nodes {
+        Nodes { named: named.into_iter().map(Arc::new).collect(), learnt: Mutex::default() }
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Node>> {
+        self.named.iter().chain(&*self.learnt.lock()).map(Arc::clone).collect()
+    }
+
+    /// How many are named, each counted once however many addresses it has.
+    pub(crate) fn named(&self) -> usize {
+        self.named.iter().map(|node| node.name()).collect::<BTreeSet<String>>().len()
+    }
+
+    /// Keeps the nodes that it was told of, with the connections to those that were known before.
+    pub(crate) fn learn(&self, told: BTreeMap<String, Client>) {
+        let mut learnt = self.learnt.lock();
+        let known: BTreeMap<String, Arc<Node>> =
+            learnt.iter().map(|node| (node.to_string(), Arc::clone(node))).collect();
+        let is_named = |address: &String| self.named.iter().any(|node| node.to_string() == *address);
+        let others = told.into_iter().filter(|(address, _)| !is_named(address));
+        let node = |(address, client)| known.get(&address).cloned().unwrap_or_else(|| Arc::new(Node::new(client)));
+        *learnt = others.map(node).collect();
+    }
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address().fmt(f)
+    }
+}
+
+/// How a Redis is spoken to, wherever it is.
+pub(crate) struct Manner(pub(crate) ConnectionInfo);
+
+impl Manner {
+    /// The way to the one at this address.
+    pub(crate) fn at(&self, host: &str, port: u16) -> RedisResult<Client> {
+        let mut address = self.0.addr().clone();
+        match &mut address {
+            ConnectionAddr::Tcp(of, at) | ConnectionAddr::TcpTls { host: of, port: at, .. } => {
+                (*of, *at) = (host.to_owned(), port);
+            }
+            // Only addresses of a host and a port are made into a manner.
+            _ => {}
+        }
+        Client::open(self.0.clone().set_addr(address))
+    }
+}
+
+/// A Redis that was found.
+#[derive(Clone)]
+pub(crate) struct Found {
+    pub(crate) client: Client,
+    /// Grows with each failover, as those count them who say where Redis is.
+    pub(crate) config_epoch: u64,
+    /// What they call it, if it has a name that stays.
+    pub(crate) node: Option<String>,
+}
+
+impl Found {
+    /// Connects; `purpose` becomes part of the connection's name.
+    pub(crate) async fn connect(
+        &self,
+        config: &AsyncConnectionConfig,
+        purpose: &str,
+    ) -> RedisResult<MultiplexedConnection> {
+        connect(&self.client, config, purpose).await
+    }
+
+    fn address(&self) -> &ConnectionAddr {
+        self.client.get_connection_info().addr()
+    }
+
+    /// Whether it is the same: a node may have several addresses, by whom one asks.
+    pub(crate) fn is(&self, other: &Found) -> bool {
+        match (&self.node, &other.node) {
+            (Some(one), Some(other)) => one == other,
+            _ => self.address() == other.address(),
+        }
+    }
+
+    /// Whether another one has taken its place since. Whoever was cut off may still name the one before.
+    pub(crate) fn is_followed_by(&self, other: &Found) -> bool {
+        other.config_epoch >= self.config_epoch && !self.is(other)
+    }
+}
+
+/// Its address, without user and password.
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address().fmt(f)
+    }
+}
+
+/// Awaits the answers of several nodes: whoever is much slower than the first is left out. Where nobody has one, what
+/// is wrong with each.
+///
+/// One that was cut off from the others may be the first, and would go on naming what was replaced.
+pub(crate) async fn answers<T>(
+    asked: impl IntoIterator<Item = impl Future<Output = Result<T, Fault>>>,
+) -> Result<Vec<T>, Vec<Fault>> {
+    let mut asked: FuturesUnordered<_> = asked.into_iter().collect();
+    let (mut answers, mut faults) = (Vec::new(), Vec::new());
+    while answers.is_empty() {
+        match asked.next().await {
+            Some(Ok(answer)) => answers.push(answer),
+            Some(Err(fault)) => faults.push(fault),
+            None => return Err(faults),
+        }
+    }
+    let others = async {
+        while let Some(answer) = asked.next().await {
+            answers.extend(answer);
+        }
+    };
+    // Whoever says nothing is no reason to wait.
+    let _ = tokio::time::timeout(OTHERS, others).await;
+    Ok(answers)
+}
+
+/// What is wrong with all of them. A wrong password does not become right by asking again, if it is that of all.
+pub(crate) fn together(faults: &[Fault], what: &str) -> Fault {
+    let forbidden = !faults.is_empty() && faults.iter().all(|fault| fault.kind == FaultKind::Forbidden);
+    let kind = if forbidden { FaultKind::Forbidden } else { FaultKind::Disconnected };
+    let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
+    Fault { kind, text: format!("{what} ({})", texts.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// What comes after so many ms: an answer, or nothing but a fault.
+    async fn after(ms: u64, answer: Option<u8>) -> Result<u8, Fault> {
+        sleep(Duration::from_millis(ms)).await;
+        answer.ok_or_else(|| Fault::silent(Duration::from_millis(ms)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_much_slower_than_the_first_answer_is_not_waited_for() {
+        let begun = Instant::now();
+        let asked =
+            [after(900, Some(1)), after(300, None), after(400, Some(3)), after(450, Some(4)), after(500, None)];
+        assert_eq!(answers(asked).await, Ok(vec![3, 4]));
+        assert_eq!(begun.elapsed(), Duration::from_millis(600));
+        let begun = Instant::now();
+        assert_eq!(answers([after(7, Some(1)), after(5, Some(2))]).await, Ok(vec![2, 1]));
+        assert_eq!(begun.elapsed(), Duration::from_millis(7), "nobody is left");
+        let faults = answers([after(20, None), after(10, None)]).await.unwrap_err();
+        assert_eq!(
+            faults.iter().map(|fault| fault.text.as_str()).collect::<Vec<_>>(),
+            ["no answer within 10ms", "no answer within 20ms"]
+        );
+    }
+
+    #[test]
+    fn a_wrong_password_is_one_where_all_say_so() {
+        let fault = |kind, text: &str| Fault { kind, text: text.to_owned() };
+        let (wrong, away) = (fault(FaultKind::Forbidden, "a: wrong"), fault(FaultKind::Disconnected, "b: away"));
+        let all = together(&[wrong.clone(), wrong.clone()], "nobody answers");
+        assert_eq!((all.kind, all.text.as_str()), (FaultKind::Forbidden, "nobody answers (a: wrong; a: wrong)"));
+        assert_eq!(together(&[wrong, away], "nobody answers").kind, FaultKind::Disconnected);
+    }
+
+    #[test]
+    fn a_redis_is_followed_by_another_address_of_the_same_or_a_later_epoch() {
+        let manner = Manner("redis://somewhere/".into_connection_info().unwrap());
+        let node = |name: Option<&str>, port, config_epoch| {
+            let client = manner.at("10.0.0.1", port).unwrap();
+            Found { client, config_epoch, node: name.map(str::to_owned) }
+        };
+        let found = |port, config_epoch| node(None, port, config_epoch);
+        assert!(!found(1, 3).is_followed_by(&found(1, 4)));
+        assert!(found(1, 3).is_followed_by(&found(2, 3)));
+        assert!(found(1, 3).is_followed_by(&found(2, 4)));
+        assert!(!found(1, 3).is_followed_by(&found(2, 2)), "somebody has not heard of the last failover");
+        assert!(!node(Some("a"), 1, 3).is_followed_by(&node(Some("a"), 2, 3)), "it has two addresses");
+        assert!(node(Some("a"), 1, 3).is_followed_by(&node(Some("b"), 2, 3)));
+    }
+
+    #[test]
+    fn nodes_that_others_know_are_asked_too_and_kept_while_they_are_known() {
+        let manner = Manner("redis://somewhere/".into_connection_info().unwrap());
+        let at = |port| manner.at("10.0.0.1", port).unwrap();
+        let nodes = Nodes::new(vec![Node::new(at(1)), Node::new(at(2))]);
+        let learn = |ports: &[u16]| {
+            let told = ports.iter().map(|port| (format!("10.0.0.1:{port}"), at(*port)));
+            nodes.learn(told.collect());
+            nodes.all().iter().map(ToString::to_string).collect::<Vec<String>>().join(" ")
+        };
+        assert_eq!(learn(&[3, 1]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3");
+        let kept = nodes.all().pop().unwrap();
+        assert_eq!(learn(&[3, 4]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3 10.0.0.1:4");
+        assert!(Arc::ptr_eq(&kept, &nodes.all()[2]), "with its connection");
+        assert_eq!(learn(&[]), "10.0.0.1:1 10.0.0.1:2");
+        assert_eq!(nodes.named(), 2);
+        nodes.all().iter().for_each(|node| node.is_called("same"));
+        assert_eq!(nodes.named(), 1, "it has two addresses");
+    }
+}
