@@ -137,7 +137,7 @@ fn on_path(program: &str, package: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|folder| folder.join(program)).find(|program| program.is_file());
     if found.is_none() {
-        eprintln!("{program} is not on the path, so its client was not tested (in Debian: package {package})");
+        crate::support::skipped::skip(&format!("the client that needs {program}: sudo apt-get install {package}"));
     }
     found
 }

@@ -69,7 +69,7 @@ fn run_if_here(command: &mut Command) -> Option<Run> {
     let name = command.get_program().to_owned();
     let found = Command::new(&name).arg("--version").stdin(Stdio::null()).output();
     if found.is_err() {
-        eprintln!("{} is not here: what it would say was not asked", name.display());
+        crate::support::skipped::skip(&format!("the manual pages with {}", name.display()));
         return None;
     }
     Some(Run::of(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped())))

@@ -35,7 +35,10 @@ pub fn real_trace() -> Option<PathBuf> {
     if trace.exists() {
         return Some(trace);
     }
-    println!("skipped: {} is missing (the CollegeMsg trace of SNAP, gzipped)", trace.display());
+    crate::support::skipped::skip(&format!(
+        "the replay of the CollegeMsg trace of SNAP: {} is missing",
+        trace.display()
+    ));
     None
 }
 

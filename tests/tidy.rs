@@ -1,11 +1,14 @@
-//! The house keeps its order: folders import downward only, files and functions stay short, and nothing
-//! refers to a store from above the contracts.
+//! Checks the layout of src: folders import downward only, files import without circles, files and functions stay
+//! short, and only the app names a store. Also the words of code and documents.
+
+mod imports;
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The rooms of src, from the ground up: each may import those on lower floors only.
-const FLOORS: &[&[&str]] = &[
+/// The folders of src by layer, lowest first: each may import those of lower layers only.
+const LAYERS: &[&[&str]] = &[
     &["core", "process"],
     &["clock", "logging", "memory", "protocol"],
     &["client", "metrics"],
@@ -19,8 +22,8 @@ const FLOORS: &[&[&str]] = &[
     &["lib", "main"],
 ];
 
-/// Rooms that know the contracts of a store, and no store.
-const KNOW_NO_STORE: &[&str] = &["core", "server", "delivery", "ticker", "admin", "client", "protocol"];
+/// Folders that use the contracts of a store, and name no store.
+const NAME_NO_STORE: &[&str] = &["core", "server", "delivery", "ticker", "admin", "client", "protocol"];
 
 const MAX_FILE_LINES: usize = 350;
 const MAX_FUNCTION_LINES: usize = 70;
@@ -44,20 +47,22 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The room that a file of src belongs to: its folder, or its own name.
-fn room(file: &Path) -> String {
+/// The folder of src that a file belongs to, or its own name.
+fn folder_of(file: &Path) -> String {
     let relative = file.strip_prefix(root().join("src")).unwrap();
     let first = relative.components().next().unwrap().as_os_str().to_str().unwrap();
     first.trim_end_matches(".rs").to_owned()
 }
 
-fn floor(room: &str) -> usize {
-    FLOORS.iter().position(|rooms| rooms.contains(&room)).unwrap_or_else(|| {
-        panic!("src has a new room, {room}: give it a floor in tests/tidy.rs and a line in docs/ARCHITECTURE.md")
+fn layer(folder: &str) -> usize {
+    LAYERS.iter().position(|folders| folders.contains(&folder)).unwrap_or_else(|| {
+        panic!(
+            "src has a new folder, {folder}: give it a layer in tests/tidy.rs and a line in docs/ARCHITECTURE.md"
+        )
     })
 }
 
-/// Every room that a file names after `crate::`, with the line.
+/// Every folder that a file names after `crate::`, with the line.
 fn imports(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim_start().starts_with("//")) {
@@ -78,12 +83,12 @@ fn imports(text: &str) -> Vec<(usize, String)> {
 fn folders_import_downward_only() {
     let mut count = 0;
     for file in rust_files(&root().join("src")) {
-        let room = room(&file);
+        let folder = folder_of(&file);
         let text = fs::read_to_string(&file).unwrap();
         for (line, imported) in imports(&text) {
             count += 1;
-            let downward = imported == room || floor(&imported) < floor(&room);
-            assert!(downward, "{}:{line}: {room} must not import {imported}", file.display());
+            let downward = imported == folder || layer(&imported) < layer(&folder);
+            assert!(downward, "{}:{line}: {folder} must not import {imported}", file.display());
         }
     }
     assert!(count > 100, "only {count} imports were seen: the test is blind");
@@ -92,7 +97,7 @@ fn folders_import_downward_only() {
 #[test]
 fn only_the_app_knows_which_store_it_is() {
     for file in rust_files(&root().join("src")) {
-        if !KNOW_NO_STORE.contains(&room(&file).as_str()) {
+        if !NAME_NO_STORE.contains(&folder_of(&file).as_str()) {
             continue;
         }
         let text = fs::read_to_string(&file).unwrap();
@@ -113,7 +118,7 @@ const READ_CLOCKS: &[&str] = &["clock", "client"];
 #[test]
 fn clocks_are_read_in_one_place() {
     for file in rust_files(&root().join("src")) {
-        if READ_CLOCKS.contains(&room(&file).as_str()) {
+        if READ_CLOCKS.contains(&folder_of(&file).as_str()) {
             continue;
         }
         let text = fs::read_to_string(&file).unwrap();

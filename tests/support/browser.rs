@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::skipped::skip;
 use super::{PATIENCE, packages, wait_for};
 
 /// A browser starts slowly where many tests run beside it.
@@ -44,10 +45,10 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts it, where there is one; where not, says what is not tested.
+    /// Starts it. Without a Chromium on this machine, reports the test as skipped.
     pub fn start() -> Option<Browser> {
         let Some(program) = packages::chromium() else {
-            eprintln!("skipped: no Chromium is here; to test the page in it: sudo apt-get install chromium");
+            skip("the page in a browser: sudo apt-get install chromium");
             return None;
         };
         let profile = tempfile::tempdir().expect("a folder can be made");

@@ -5,6 +5,8 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
+use super::skipped::skip;
+
 /// Large enough for the append-only files of a run of minutes; blocks that nobody writes take no room.
 const SIZE: &str = "4G";
 
@@ -25,7 +27,7 @@ impl Disk {
             && run("mkfs.ext4", &["-q", text(&file)])
             && run("mount", &["-o", "loop", text(&file), text(folder.path())]);
         if !mounted {
-            eprintln!("a stalled disk is not tested: mounting a file system is not permitted here");
+            skip("a stalled disk: mounting a file system is not permitted here");
             return None;
         }
         Some(Disk { folder, _image: image })

@@ -7,6 +7,7 @@ use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use super::skipped::skip;
 use super::{PATIENCE, wait_for, wait_until};
 
 /// A thread that stands still until this is dropped. Only the thread of the test that held it can let it go.
@@ -27,7 +28,7 @@ impl HeldThread {
         let thread =
             wait_for("the thread sleeps", || find(process, name).filter(|thread| sleeps(process, *thread)));
         if let Err(error) = ptrace::seize(thread, ptrace::Options::empty()) {
-            eprintln!("this system lets nobody hold a thread ({error}): what follows from it is not tested");
+            skip(&format!("a thread that is held: ptrace is not permitted here ({error})"));
             return None;
         }
         let held = HeldThread { thread };
@@ -48,7 +49,7 @@ impl HeldThread {
             }
         };
         if let Err(error) = ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
-            eprintln!("this system lets nobody hold a thread ({error}): what follows from it is not tested");
+            skip(&format!("a thread that is held: ptrace is not permitted here ({error})"));
             return None;
         }
         let held = HeldThread { thread };

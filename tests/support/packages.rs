@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, Once};
 
+use super::skipped::skip;
+
 /// The packages of Debian and Ubuntu that hold them.
 const PACKAGES: [&str; 2] = ["redis-server", "libfaketime"];
 
@@ -56,7 +58,7 @@ pub fn optional(program: &str, package: &str) -> Option<PathBuf> {
         look()
     });
     if found.is_none() {
-        eprintln!("not tested, for want of {program}: sudo apt-get install {package}");
+        skip(&format!("all that needs {program}: sudo apt-get install {package}"));
     }
     found
 }
