@@ -15,6 +15,9 @@ use crate::support::clock::Clock;
 /// What clocks are set to, in seconds beside the true time.
 const OFFSETS: [i64; 8] = [0, 0, 2, -2, 90, -90, 3_600, 3 * 86_400];
 
+/// How long after a request for a failover another follows, if the replica has not taken over.
+const REQUEST_AGAIN: Duration = Duration::from_secs(10);
+
 /// How long a primary may be silent before Sentinels, or the nodes of a Cluster, replace it.
 fn unnoticed_ms(topology: Topology) -> Range<u64> {
     match topology {
@@ -223,7 +226,8 @@ impl Stage {
             }
             _ => {
                 if self.store.request_failover() {
-                    self.lasts(kind, store, 0..1, Remedy::Rejoin(primary));
+                    let again = Instant::now() + REQUEST_AGAIN;
+                    self.lasts(kind, store, 0..1, Remedy::Requested { old: primary, again });
                 } else {
                     self.print("a failover was refused");
                 }
@@ -318,7 +322,15 @@ impl Stage {
             Remedy::Rejoin(old) | Remedy::HealLater(old) if !self.store.has_taken_over(1 - old) => {
                 Some((20, remedy))
             }
-            Remedy::Rejoin(old) => {
+            Remedy::Requested { old, again } if !self.store.has_taken_over(1 - old) => {
+                let mut next = again;
+                if Instant::now() >= again {
+                    self.store.request_failover();
+                    next = Instant::now() + REQUEST_AGAIN;
+                }
+                Some((20, Remedy::Requested { old, again: next }))
+            }
+            Remedy::Rejoin(old) | Remedy::Requested { old, .. } => {
                 self.take_over(old);
                 self.store.rejoin(old);
                 self.timeline.lost_all(fault);

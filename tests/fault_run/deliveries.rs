@@ -2,9 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::support::raw::Batch;
+
+/// How long after its begin a subscription may receive batches that waited for a subscriber.
+const BEGINS: Duration = Duration::from_secs(1);
 
 /// What names a batch, and a hash of its content. The same id with two hashes is a broken promise.
 pub type Key = ([u8; 24], u64);
@@ -20,6 +23,8 @@ pub fn ring_and_tick(key: &Key) -> (u16, u64) {
 pub struct Delivered {
     /// When it first arrived.
     pub arrived: Instant,
+    /// Whether that was its first delivery, and the subscriber was there before it: then it came as soon as it was published.
+    pub is_prompt: bool,
     /// The ids of its messages, each with its attempt; empty where nobody asks for them.
     pub messages: Vec<(u64, u8)>,
     counts: HashSet<u32>,
@@ -36,12 +41,13 @@ pub struct Deliveries {
 
 impl Deliveries {
     /// Records a delivery.
-    pub fn add(&mut self, batch: &Batch, keeps_messages: bool) {
+    pub fn add(&mut self, batch: &Batch, subscribed: Instant, keeps_messages: bool) {
         let mut hasher = DefaultHasher::new();
         (&batch.messages, &batch.attempts, batch.added, batch.acked, batch.last, batch.storm).hash(&mut hasher);
         let messages = || batch.messages.iter().zip(&batch.attempts).map(|((id, _), attempt)| (*id, *attempt));
         let delivered = Delivered {
             arrived: batch.arrived,
+            is_prompt: batch.delivery == 1 && batch.arrived >= subscribed + BEGINS,
             messages: if keeps_messages { messages().collect() } else { Vec::new() },
             counts: HashSet::from([batch.delivery]),
         };
@@ -61,7 +67,9 @@ impl Deliveries {
     fn merge_one(&mut self, key: Key, delivered: Delivered) {
         match self.batches.get_mut(&key) {
             Some(known) => {
-                known.arrived = known.arrived.min(delivered.arrived);
+                if delivered.arrived < known.arrived {
+                    (known.arrived, known.is_prompt) = (delivered.arrived, delivered.is_prompt);
+                }
                 for count in delivered.counts {
                     self.repeated_counts += u64::from(!known.counts.insert(count));
                 }

@@ -73,6 +73,8 @@ impl Request {
 pub struct Timeout {
     pub attempt: u8,
     pub arrived: Instant,
+    /// Whether its batch came as soon as it was published: the first delivery, to a subscriber that was there.
+    pub is_prompt: bool,
 }
 
 /// A promise that a history breaks.
@@ -162,7 +164,7 @@ impl History<'_> {
     fn timed_out_lives(&self) -> Result<u32, (Breach, String)> {
         let mut seen = 0_u32;
         let wrong = |breach, text: &str| Err((breach, String::from(text)));
-        for Timeout { attempt, arrived } in self.timeouts {
+        for Timeout { attempt, arrived, .. } in self.timeouts {
             let Some(life) = attempt.checked_sub(1) else {
                 return wrong(Breach::WrongOutcome, "attempt 0");
             };
@@ -314,8 +316,10 @@ mod tests {
                 outcome: *outcome,
             })
             .collect();
-        let timeouts: Vec<Timeout> =
-            batches.iter().map(|(attempt, second)| Timeout { attempt: *attempt, arrived: at(*second) }).collect();
+        let timeouts: Vec<Timeout> = batches
+            .iter()
+            .map(|(attempt, second)| Timeout { attempt: *attempt, arrived: at(*second), is_prompt: true })
+            .collect();
         History { wheel: WHEEL, requests: &requests, timeouts: &timeouts, heard: &|_| true }
             .check()
             .map_err(|(breach, _)| breach)
@@ -382,7 +386,7 @@ mod tests {
             Request { begun: at(0), ended: at(0), place: 0, outcome: ADDED },
             Request { begun: at(3), ended: at(9), place: 1, outcome: Outcome::Del(Deleted::Late) },
         ];
-        let timeouts = [Timeout { attempt: 1, arrived: at(8) }];
+        let timeouts = [Timeout { attempt: 1, arrived: at(8), is_prompt: true }];
         let judged = |heard: &dyn Fn(&Request) -> bool| {
             History { wheel: WHEEL, requests: &requests, timeouts: &timeouts, heard }.check()
         };

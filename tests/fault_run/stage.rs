@@ -57,6 +57,11 @@ pub(super) enum Remedy {
     KillPrimary,
     /// The old primary comes back, once the other has taken over.
     Rejoin(usize),
+    /// The same after a request, which Sentinels may give up: it is repeated at `again`.
+    Requested {
+        old: usize,
+        again: Instant,
+    },
     /// The same for one that is cut off: the network heals some time later.
     HealLater(usize),
     /// The network heals; the server that was cut off is then the replica.

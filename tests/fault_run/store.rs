@@ -11,7 +11,7 @@ use crate::support::cluster::Cluster;
 use crate::support::disk::Disk;
 use crate::support::network::Network;
 use crate::support::redis::Redis;
-use crate::support::sentinels::{NAME, Watched};
+use crate::support::sentinels::{NAME, Sentinel, Watched};
 
 /// Rings on a Cluster, so that more than one node has a wheel. Elsewhere one ring is right.
 const RINGS_OF_A_CLUSTER: u16 = 3;
@@ -153,7 +153,10 @@ impl Store {
     pub fn request_failover(&self) -> bool {
         match &self.servers {
             Servers::Sentinel(watched) => {
-                watched.sentinels[0].try_command::<()>(&["SENTINEL", "FAILOVER", NAME]).is_ok()
+                // One may know no replica that it could promote, for as long as nothing changes.
+                let asked =
+                    |sentinel: &Sentinel| sentinel.try_command::<()>(&["SENTINEL", "FAILOVER", NAME]).is_ok();
+                watched.sentinels.iter().any(asked)
             }
             Servers::Cluster(_) => self.server(self.replica()).try_command::<()>(&["CLUSTER", "FAILOVER"]).is_ok(),
             Servers::None | Servers::One(_) => false,

@@ -58,6 +58,7 @@ impl Subscriber {
         let credit =
             if self.group.is_prompt { 1_000_000 } else { [1, 1_000, 100_000][self.random.random_range(0..3)] };
         peer.request(&frames::subscribe(self.group.name, credit, 0))?;
+        let subscribed = Instant::now();
         while !self.shared.is(Phase::Over) && !peer.went_away && self.shared.reaches(self.side, place) {
             let frame = match peer.receive(Instant::now() + LOOK) {
                 Came::End => return None,
@@ -67,7 +68,7 @@ impl Subscriber {
                 Came::Frame(_) | Came::Nothing => continue,
             };
             let batch = Batch::of(&frame);
-            self.deliveries.add(&batch, self.group.is_prompt);
+            self.deliveries.add(&batch, subscribed, self.group.is_prompt);
             match self.reaction() {
                 Reaction::Ack => peer.request(&frames::batch_ack(&[batch.id]))?,
                 Reaction::Nack => peer.request(&frames::batch_nack(batch.id, self.random.random_range(0..500)))?,

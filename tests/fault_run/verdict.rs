@@ -73,7 +73,8 @@ impl Verdict {
 
 /// When each batch arrived, and the batches of each message.
 pub struct Timeouts {
-    arrived: Vec<Instant>,
+    /// Each with whether that was as soon as it was published.
+    arrived: Vec<(Instant, bool)>,
     by_id: HashMap<u64, Vec<(u32, u8)>>,
     /// For each ring: when its batches arrived, and of which tick they were, in the order of arrival.
     ticks: BTreeMap<u16, Vec<(Instant, u64)>>,
@@ -88,7 +89,7 @@ impl Timeouts {
         }
         timeouts.ticks.values_mut().for_each(|ticks| ticks.sort_unstable());
         for (number, batch) in (0..).zip(deliveries.batches.values()) {
-            timeouts.arrived.push(batch.arrived);
+            timeouts.arrived.push((batch.arrived, batch.is_prompt));
             for (id, attempt) in &batch.messages {
                 timeouts.by_id.entry(*id).or_default().push((number, *attempt));
             }
@@ -113,9 +114,10 @@ impl Timeouts {
     fn of_message(&self, id: u64, found: &mut Vec<Timeout>) {
         found.clear();
         let timeouts = self.by_id.get(&id).into_iter().flatten();
-        found.extend(
-            timeouts.map(|(batch, attempt)| Timeout { attempt: *attempt, arrived: self.arrived[*batch as usize] }),
-        );
+        found.extend(timeouts.map(|(batch, attempt)| {
+            let (arrived, is_prompt) = self.arrived[*batch as usize];
+            Timeout { attempt: *attempt, arrived, is_prompt }
+        }));
     }
 }
 
@@ -177,7 +179,7 @@ impl Judge<'_> {
         let mut answers = self.ledger.of(index);
         match (answers.next(), answers.next(), answers.next(), timeouts) {
             (Some((_, Answer::Added)), Some((_, Answer::Done)), None, []) => true,
-            (Some((add, Answer::Added)), None, None, [Timeout { attempt: 1, arrived }]) => {
+            (Some((add, Answer::Added)), None, None, [Timeout { attempt: 1, arrived, .. }]) => {
                 *arrived >= add.begun + self.wheel.ticks(add.ack_timeout_ticks.expect("it was added"))
             }
             _ => false,
@@ -227,9 +229,9 @@ impl Judge<'_> {
     }
 }
 
-/// The last Ack of a message that is in a batch.
+/// The last Ack of a message that is in a batch which came as soon as it was published.
 fn acked(requests: impl Iterator<Item = Request>, timeouts: &[Timeout]) -> Option<Acked> {
-    let reported = timeouts.iter().map(|timeout| timeout.arrived).max()?;
+    let reported = timeouts.iter().filter(|timeout| timeout.is_prompt).map(|timeout| timeout.arrived).max()?;
     let acks = requests.filter(|request| matches!(request.outcome, Outcome::Del(Deleted::Done)));
     acks.last().map(|ack| Acked { place: ack.place, begun: ack.begun, reported })
 }
@@ -278,7 +280,7 @@ mod tests {
     const WHEEL: Wheel = Wheel { tick: Duration::from_secs(1), slots: 5 };
 
     /// The verdict on a message that is acknowledged in second 2 at place 1, and reported in second 7.
-    fn judge(topology: Topology, fault: Option<(Kind, u64, u64)>) -> Tally {
+    fn judge(topology: Topology, fault: Option<(Kind, u64, u64)>, is_prompt: bool) -> Tally {
         let begun = Instant::now();
         let at = |second| begun + Duration::from_secs(second);
         let mut ledger = Ledger::new(7);
@@ -289,7 +291,7 @@ mod tests {
             ledger.record(0, exchange, answer);
         }
         let by_id = HashMap::from([(7, vec![(0, 1)])]);
-        let timeouts = Timeouts { arrived: vec![at(7)], by_id, ticks: BTreeMap::new() };
+        let timeouts = Timeouts { arrived: vec![(at(7), is_prompt)], by_id, ticks: BTreeMap::new() };
         let faults = fault.map(|(kind, from, to)| Fault {
             kind,
             place: Some(0),
@@ -350,9 +352,11 @@ mod tests {
             // Acknowledged at the new primary, and reported by the old one.
             (Topology::Sentinel, Some((Kind::PrimaryPartitioned, 1, 6)), false),
         ] {
-            let tally = judge(topology, fault);
+            let tally = judge(topology, fault, true);
             let counts = (tally.messages, tally.broken[breach], tally.allowed[breach]);
             assert_eq!(counts, (1, u64::from(!is_allowed), u64::from(is_allowed)), "{topology:?} {fault:?}");
         }
+        let redelivered = judge(Topology::Sentinel, Some((Kind::PrimaryPartitioned, 1, 6)), false);
+        assert_eq!(redelivered.allowed[breach], 1, "it may have been published before the primary was cut off");
     }
 }
