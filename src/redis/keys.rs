@@ -26,7 +26,8 @@
 //! list until it is published. With [`SPARE_LISTS`] more lists than slots no two deadlines that are alive
 //! share one: the pointer waits when [`MAX_FROZEN`] ticks are not yet published.
 
-use crate::redis::topology::cluster::{Slot, slot_of};
+use crate::redis::topology::cluster::slot_of;
+use crate::redis::topology::majority::Slot;
 
 /// The version of this schema.
 pub const SCHEMA: u32 = 1;
@@ -113,6 +114,11 @@ impl Keys {
     /// Every list, by its number.
     pub(super) fn lists(&self) -> &[String] {
         &self.lists
+    }
+
+    /// These keys, and then every list.
+    pub(super) fn and_lists<'a>(&'a self, first: &[&'a String]) -> Vec<&'a str> {
+        first.iter().copied().chain(&self.lists).map(String::as_str).collect()
     }
 }
 

@@ -57,9 +57,17 @@ pub struct RedisOptions {
 }
 
 impl RedisOptions {
-    /// The share of a bound that falls to one ring.
-    pub(super) fn per_ring(&self, bound: u64) -> u64 {
-        bound.div_ceil(u64::from(self.rings))
+    /// The same options for one of the rings, with its share of each bound.
+    pub(super) fn of_one_ring(&self) -> RedisOptions {
+        let share = |bound: u64| bound.div_ceil(u64::from(self.rings));
+        RedisOptions {
+            // Messages are spread evenly over the rings, and so is a storm.
+            storm: StormRule { min: share(self.storm.min), ..self.storm },
+            retention: Retention { max_ids: share(self.retention.max_ids), ..self.retention },
+            max_in_flight: share(self.max_in_flight),
+            max_held_acks: share(self.max_held_acks),
+            ..self.clone()
+        }
     }
 }
 

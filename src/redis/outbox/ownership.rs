@@ -1,0 +1,213 @@
+//! Ownership of batches: takes batches for this sidecar, gives them back, and keeps track of those that it holds.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use redis::ToRedisArgs;
+use tracing::error;
+
+use crate::core::batch::{BatchId, Delivery};
+use crate::core::group::GroupName;
+use crate::core::outbox::MOST_AGAIN;
+use crate::core::refusal::{Promise, Refusal};
+use crate::redis::outbox::Inner;
+use crate::redis::outbox::calls::{MOST_BATCHES, MOST_READ, ids_and_epochs};
+use crate::redis::outbox::entry::{Unreadable, delivery, entry_id};
+use crate::redis::scripts::{SCRIPTS, Script};
+
+const _: () = assert!(MOST_AGAIN <= MOST_READ);
+
+/// The batches of one group that this sidecar knows to hold.
+#[derive(Debug, Default)]
+pub(super) struct Ownership {
+    held: HashSet<BatchId>,
+    /// Batches that were given back, and are left to others until this sidecar takes them again.
+    lent: HashSet<BatchId>,
+    /// Entries that are held and cannot be read: they stay here, so that no sidecar takes them again and again.
+    unreadable: HashSet<String>,
+    /// The session in which Redis was known to hold no more than this for the sidecar. None while a script that changes it
+    /// is under way, and after its answer was lost or nobody waited for it.
+    verified_in: Option<u64>,
+}
+
+impl Ownership {
+    pub(super) fn remove(&mut self, batches: &[BatchId]) {
+        for batch in batches {
+            self.held.remove(batch);
+            self.lent.remove(batch);
+        }
+    }
+}
+
+impl Inner {
+    /// Takes the next batches. One script alone, unless it finds only entries that cannot be read: its batches are
+    /// delivered before there are more, and the lock is soon free again.
+    pub(super) async fn take(&self, group: &GroupName, window: u64) -> Result<Vec<Delivery>, Refusal> {
+        let owned = self.ownership(group);
+        let mut owned = owned.lock().await;
+        self.recover(group, &mut owned).await?;
+        loop {
+            let lent: Vec<String> = owned.lent.iter().map(|batch| entry_id(*batch)).collect();
+            let arguments = (self.sidecar(), group.as_str(), window, MOST_READ, lent);
+            let (found, taken) = self.claim(group, &mut owned, &SCRIPTS.take, arguments, &[]).await?;
+            if found == 0 || !taken.is_empty() {
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// Takes batches once more, as far as they are still held here, or by no sidecar.
+    pub(super) async fn take_again(
+        &self,
+        group: &GroupName,
+        batches: &[BatchId],
+    ) -> Result<Vec<Delivery>, Refusal> {
+        if batches.is_empty() {
+            return Ok(Vec::new());
+        }
+        let owned = self.ownership(group);
+        let mut owned = owned.lock().await;
+        // If the answer is lost, Redis may hold lent batches for this sidecar: then it gives them back, for others to take.
+        let arguments = (self.sidecar(), group.as_str(), ids_and_epochs(batches));
+        let (_, taken) = self.claim(group, &mut owned, &SCRIPTS.take_again, arguments, batches).await?;
+        Ok(taken)
+    }
+
+    /// Gives batches back. If Redis does not answer, `recover` does it later.
+    pub(super) async fn give_back(
+        &self,
+        group: &GroupName,
+        batches: &[BatchId],
+        is_lent: bool,
+    ) -> Result<(), Refusal> {
+        if batches.is_empty() {
+            return Ok(());
+        }
+        let owned = self.ownership(group);
+        let mut owned = owned.lock().await;
+        let verified_in = owned.verified_in.take();
+        owned.remove(batches);
+        if is_lent {
+            owned.lent.extend(batches);
+        }
+        for part in batches.chunks(MOST_READ) {
+            let arguments = (self.sidecar(), group.as_str(), ids_and_epochs(part));
+            self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
+        }
+        owned.verified_in = verified_in;
+        Ok(())
+    }
+
+    /// Gives back the batches that Redis holds for this sidecar and that nobody here knows, in all groups.
+    pub(super) async fn recover_all(&self) -> Result<(), Refusal> {
+        let all: Vec<_> =
+            self.owned.iter().map(|owned| (owned.key().clone(), Arc::clone(owned.value()))).collect();
+        for (group, owned) in all {
+            self.recover(&group, &mut *owned.lock().await).await?;
+        }
+        Ok(())
+    }
+
+    async fn recover(&self, group: &GroupName, owned: &mut Ownership) -> Result<(), Refusal> {
+        let link = &self.context.link;
+        let session = link.session()?.number;
+        if owned.verified_in == Some(session) {
+            return Ok(());
+        }
+        let held = owned.held.iter().map(|batch| entry_id(*batch));
+        let known: HashSet<String> = held.chain(owned.unreadable.iter().cloned()).collect();
+        let keys: [&str; 2] = [&link.keys().outbox, &link.keys().groups];
+        let mut last = String::new();
+        loop {
+            let page = link.read(&SCRIPTS.held, &keys, |call| {
+                call.arg((self.sidecar(), group.as_str(), &last, MOST_BATCHES));
+            });
+            let mut page = page.await?;
+            let (is_last, mut unknown) = (page.len() < MOST_BATCHES, Vec::new());
+            while !page.is_empty() {
+                last = page.text()?;
+                if !known.contains(&last) {
+                    // Of any epoch.
+                    unknown.push((last.clone(), ""));
+                }
+            }
+            if !unknown.is_empty() {
+                let arguments = (self.sidecar(), group.as_str(), unknown);
+                self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
+            }
+            if is_last {
+                break;
+            }
+        }
+        owned.verified_in = Some(session);
+        Ok(())
+    }
+
+    fn ownership(&self, group: &GroupName) -> Arc<tokio::sync::Mutex<Ownership>> {
+        Arc::clone(&self.owned.entry(group.clone()).or_default())
+    }
+
+    /// Runs a script that takes batches. Returns how many entries it found, and those that can be read, which this sidecar
+    /// holds from now on. Of the batches named `again` it holds no others.
+    async fn claim(
+        &self,
+        group: &GroupName,
+        owned: &mut Ownership,
+        script: &'static Script,
+        arguments: impl ToRedisArgs,
+        again: &[BatchId],
+    ) -> Result<(usize, Vec<Delivery>), Refusal> {
+        let verified_in = owned.verified_in.take();
+        let entries = self.claimed(script, arguments).await;
+        if !entries.as_ref().is_err_and(|refusal| refusal.reason.promise() == Promise::OutcomeUnknown) {
+            owned.verified_in = verified_in;
+        }
+        let entries = entries?;
+        owned.remove(again);
+        let (found, mut taken) = (entries.len(), Vec::with_capacity(entries.len()));
+        for entry in entries {
+            match entry {
+                Ok(delivery) => {
+                    owned.held.insert(delivery.batch.id);
+                    taken.push(delivery);
+                }
+                Err(unreadable) => self.keep_unreadable(group, owned, unreadable),
+            }
+        }
+        Ok((found, taken))
+    }
+
+    async fn claimed(
+        &self,
+        script: &'static Script,
+        arguments: impl ToRedisArgs,
+    ) -> Result<Vec<Result<Delivery, Unreadable>>, Refusal> {
+        let (word, mut answer) = self.run(script, arguments).await?;
+        let mut entries = Vec::with_capacity(answer.len());
+        match word.as_str() {
+            "taken" => {
+                while !answer.is_empty() {
+                    entries.push(delivery(answer.nested()?, self.context.ring)?);
+                }
+                Ok(entries)
+            }
+            // The next heartbeat makes the group again.
+            "unknown" => Ok(entries),
+            word => Err(answer.strange(word).into()),
+        }
+    }
+
+    /// Reports an entry that cannot be read. This sidecar holds it, so that no other takes it.
+    fn keep_unreadable(&self, group: &GroupName, owned: &mut Ownership, Unreadable { entry, why }: Unreadable) {
+        let outbox = &self.context.link.keys().outbox;
+        error!(
+            ring = self.context.ring,
+            %group,
+            entry,
+            why,
+            "a batch in the outbox cannot be read and is not handed out: update this sidecar if a newer one wrote it; \
+             `redis-cli XACK {outbox} {group} {entry}` removes it from the group"
+        );
+        owned.unreadable.insert(entry);
+    }
+}
