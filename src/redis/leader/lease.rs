@@ -144,13 +144,11 @@ impl Inner {
         let (word, mut answer) = self.context.run(session, &SCRIPTS.renew, &keys, arguments).await?;
         match word.as_str() {
             "renewed" => {
-                let mut candidates = Vec::with_capacity(answer.len() / 2);
-                while !answer.is_empty() {
+                let candidates = answer.rest(|answer| {
                     let (token, announced) = (answer.text()?, answer.text()?);
-                    candidates
-                        .push(Candidacy::parse(token, &announced).ok_or_else(|| answer.strange(&announced))?);
-                }
-                Ok(Some(candidates))
+                    Candidacy::parse(token, &announced).ok_or_else(|| answer.strange(&announced))
+                });
+                Ok(Some(candidates?))
             }
             "deposed" => {
                 current.end();

@@ -24,20 +24,11 @@ pub(super) const MOST_READ: usize = 16;
 const SETTLED_TOGETHER: usize = 32;
 
 impl Inner {
-    /// Runs a script on the keys of the outbox. Returns the first word of its answer, and the rest.
+    /// Runs a script on the keys of the outbox, and `more`. Returns the first word of its answer, and the rest.
     pub(super) async fn run(
         &self,
         script: &'static Script,
-        arguments: impl ToRedisArgs,
-    ) -> Result<(String, Answer), Refusal> {
-        self.run_with(&[], script, arguments).await
-    }
-
-    /// The same with more keys.
-    pub(super) async fn run_with(
-        &self,
         more: &[&str],
-        script: &'static Script,
         arguments: impl ToRedisArgs,
     ) -> Result<(String, Answer), Refusal> {
         let keys = self.context.link.keys();
@@ -53,7 +44,7 @@ impl Inner {
         script: &'static Script,
         arguments: impl ToRedisArgs,
     ) -> Result<Answer, Refusal> {
-        let (word, answer) = self.run(script, arguments).await?;
+        let (word, answer) = self.run(script, &[], arguments).await?;
         if word == expected { Ok(answer) } else { Err(answer.strange(&word).into()) }
     }
 
@@ -69,7 +60,7 @@ impl Inner {
             Start::End => "$",
         };
         let arguments = (self.sidecar(), group.as_str(), MAX_GROUPS, start, kind(opening.ephemeral));
-        let (word, mut answer) = self.run(&SCRIPTS.open_group, arguments).await?;
+        let (word, mut answer) = self.run(&SCRIPTS.open_group, &[], arguments).await?;
         match word.as_str() {
             "open" => {
                 let (is_new, is_ephemeral) = (answer.count()? == 1, answer.text()? == kind(true));
@@ -103,7 +94,7 @@ impl Inner {
     /// Deletes a group; returns whether it existed.
     pub(super) async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
         let joined = self.joined.read().await;
-        let (word, mut answer) = self.run(&SCRIPTS.delete_group, (self.sidecar(), group.as_str())).await?;
+        let (word, mut answer) = self.run(&SCRIPTS.delete_group, &[], (self.sidecar(), group.as_str())).await?;
         if word == "in use" {
             let others = answer.count()?;
             let sidecars = if others == 1 { "sidecar" } else { "sidecars" };
@@ -161,16 +152,15 @@ impl Inner {
         let names: [&str; 3] = [&keys.meta, &keys.outbox, &keys.groups];
         let mut answer = self.context.link.read(&SCRIPTS.backlogs, &names, |_| {}).await?;
         let ids = answer.count()?;
-        let mut groups = Vec::with_capacity(answer.len());
-        while !answer.is_empty() {
+        let mut groups = answer.rest(|answer| {
             let mut backlog = answer.nested()?;
-            groups.push(GroupBacklog {
+            Ok::<_, Refusal>(GroupBacklog {
                 group: group_name(&mut backlog)?,
                 batches: backlog.count()?,
                 unacked: backlog.count()?,
                 oldest: Duration::from_millis(backlog.count()?),
-            });
-        }
+            })
+        })?;
         groups.sort_by(|a, b| a.group.cmp(&b.group));
         Ok(Backlog { ids, groups })
     }

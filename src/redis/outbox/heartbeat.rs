@@ -13,6 +13,7 @@ use tracing::{info, warn};
 use crate::core::group::GroupName;
 use crate::core::outbox::Retention;
 use crate::core::refusal::Refusal;
+use crate::redis::connection::errors::Fault;
 use crate::redis::leader::term::whole_ms;
 use crate::redis::outbox::Inner;
 use crate::redis::outbox::calls::{MOST_BATCHES, kind};
@@ -178,10 +179,7 @@ impl Inner {
         let mut answer = self.run_expecting("inspected", &SCRIPTS.inspect, arguments).await?;
         let (made, links) = (answer.count()?, answer.count()?);
         let old_links: Vec<String> = (0..links).map(|_| answer.text()).collect::<Result<_, _>>()?;
-        let mut found = Vec::with_capacity(answer.len() / 2);
-        while !answer.is_empty() {
-            found.push((answer.text()?, answer.count()?));
-        }
+        let found = answer.rest(|answer| Ok::<_, Fault>((answer.text()?, answer.count()?)))?;
         self.report_made(made);
         let now = link.clock().now();
         let dead = self.heartbeats.lock().record(session, found, self.context.options.lease, now);
@@ -190,7 +188,7 @@ impl Inner {
         }
         for sidecar in old_links {
             let link = link.keys().link_of(&sidecar);
-            self.run_with(&[&link], &SCRIPTS.drop_link, sidecar).await?;
+            self.run(&SCRIPTS.drop_link, &[&link], sidecar).await?;
         }
         Ok(())
     }
@@ -223,8 +221,8 @@ impl Inner {
     /// sidecar lives.
     async fn reap_part(&self, sidecar: &str, heartbeat: &str) -> Result<Option<(u64, bool)>, Refusal> {
         let arguments = (sidecar, heartbeat, MOST_BATCHES, MOST_DELETED);
-        let more: [&str; 1] = [&self.context.link.keys().held_acks];
-        let (word, mut answer) = self.run_with(&more, &SCRIPTS.reap, arguments).await?;
+        let (word, mut answer) =
+            self.run(&SCRIPTS.reap, &[&self.context.link.keys().held_acks], arguments).await?;
         match word.as_str() {
             "reaped" | "more" => Ok(Some((answer.count()?, word == "more"))),
             "alive" => Ok(None),

@@ -73,10 +73,7 @@ impl Inner {
             let arguments = (whole_ms(retention.time), retention.max_ids, may_drop_old, number);
             let mut answer = self.run_expecting("tended", &SCRIPTS.tend, arguments).await?;
             let more = answer.count()? == 1;
-            let (ids, batches, mut groups) = (answer.count()?, answer.count()?, Vec::new());
-            while !answer.is_empty() {
-                groups.push(group_name(&mut answer)?);
-            }
+            let (ids, batches, groups) = (answer.count()?, answer.count()?, answer.rest(group_name)?);
             self.steps.store(number, Ordering::Relaxed);
             dropped.ids += ids;
             dropped.batches += batches;

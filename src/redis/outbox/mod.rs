@@ -40,7 +40,7 @@ use std::time::Instant;
 use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use self::heartbeat::Heartbeats;
 use self::maintenance::Grace;
@@ -57,7 +57,7 @@ type Listener = Box<dyn Fn() + Send + Sync>;
 /// The outbox of one ring in Redis.
 pub(super) struct RedisOutbox {
     inner: Arc<Inner>,
-    heartbeat: AbortHandle,
+    heartbeat: AbortOnDropHandle<()>,
 }
 
 struct Inner {
@@ -95,7 +95,7 @@ impl RedisOutbox {
             last_heartbeat: Mutex::new(Ok(())),
             reported_bounds: Mutex::default(),
         });
-        let heartbeat = tokio::spawn(Arc::clone(&inner).send_heartbeats()).abort_handle();
+        let heartbeat = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&inner).send_heartbeats()));
         RedisOutbox { inner, heartbeat }
     }
 
@@ -106,19 +106,13 @@ impl RedisOutbox {
 
     /// Frees the batches of this sidecar, and removes it from Redis.
     pub(super) fn depart(&self) -> Reply<()> {
-        let heartbeat = self.heartbeat.clone();
+        let heartbeat = self.heartbeat.abort_handle();
         later(&self.inner, |inner| async move { inner.depart(&heartbeat).await })
     }
 
     /// The batches of this ring: a client can name batches of rings that do not exist.
     fn of_this_ring(&self, batches: &[BatchId]) -> Vec<BatchId> {
         batches.iter().copied().filter(|batch| batch.ring == self.inner.context.ring).collect()
-    }
-}
-
-impl Drop for RedisOutbox {
-    fn drop(&mut self) {
-        self.heartbeat.abort();
     }
 }
 

@@ -13,7 +13,7 @@ use crate::core::refusal::{Promise, Refusal};
 use crate::redis::outbox::Inner;
 use crate::redis::outbox::calls::{MOST_BATCHES, MOST_READ, ids_and_epochs};
 use crate::redis::outbox::entry::{Unreadable, delivery, entry_id};
-use crate::redis::scripts::{SCRIPTS, Script};
+use crate::redis::scripts::{Answer, SCRIPTS, Script};
 
 const _: () = assert!(MOST_AGAIN <= MOST_READ);
 
@@ -122,25 +122,20 @@ impl Inner {
             let page = link.read(&SCRIPTS.held, &keys, |call| {
                 call.arg((self.sidecar(), group.as_str(), &last, MOST_BATCHES));
             });
-            let mut page = page.await?;
-            let (is_last, mut unknown) = (page.len() < MOST_BATCHES, Vec::new());
-            while !page.is_empty() {
-                last = page.text()?;
-                if !known.contains(&last) {
-                    // Of any epoch.
-                    unknown.push((last.clone(), ""));
-                }
-            }
+            let page = page.await?.rest(Answer::text)?;
+            // Without an epoch, it is an entry of any.
+            let unknown: Vec<_> =
+                page.iter().filter(|entry| !known.contains(*entry)).map(|entry| (entry, "")).collect();
             if !unknown.is_empty() {
                 let arguments = (self.sidecar(), group.as_str(), unknown);
                 self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
             }
-            if is_last {
-                break;
+            if page.len() < MOST_BATCHES {
+                owned.verified_in = Some(session);
+                return Ok(());
             }
+            last.clone_from(&page[MOST_BATCHES - 1]);
         }
-        owned.verified_in = Some(session);
-        Ok(())
     }
 
     fn ownership(&self, group: &GroupName) -> Arc<tokio::sync::Mutex<Ownership>> {
@@ -182,17 +177,11 @@ impl Inner {
         script: &'static Script,
         arguments: impl ToRedisArgs,
     ) -> Result<Vec<Result<Delivery, Unreadable>>, Refusal> {
-        let (word, mut answer) = self.run(script, arguments).await?;
-        let mut entries = Vec::with_capacity(answer.len());
+        let (word, mut answer) = self.run(script, &[], arguments).await?;
         match word.as_str() {
-            "taken" => {
-                while !answer.is_empty() {
-                    entries.push(delivery(answer.nested()?, self.context.ring)?);
-                }
-                Ok(entries)
-            }
+            "taken" => Ok(answer.rest(|answer| delivery(answer.nested()?, self.context.ring))?),
             // The next heartbeat makes the group again.
-            "unknown" => Ok(entries),
+            "unknown" => Ok(Vec::new()),
             word => Err(answer.strange(word).into()),
         }
     }

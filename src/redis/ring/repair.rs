@@ -26,13 +26,13 @@ const AT_A_TIME: Duration = Duration::from_millis(50);
 const SCANS_BEFORE_A_MOVE: u8 = 3;
 
 /// The repair in one term of a leader.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RepairProgress {
     epoch: u64,
     /// The scan that is under way.
     pub(super) scan: Option<Scan>,
-    /// How many scans the pointer still waits for.
-    scans_left: u8,
+    /// How many scans the pointer has waited for since it moved.
+    scans: u8,
     /// The pointer at the last scan that tidied.
     tidied_at: Option<Tick>,
     /// Whether the Redis user of this sidecar lacks the permission.
@@ -51,16 +51,10 @@ pub(super) struct Scan {
     deleted: u64,
 }
 
-impl Default for RepairProgress {
-    fn default() -> RepairProgress {
-        RepairProgress { epoch: 0, scan: None, scans_left: SCANS_BEFORE_A_MOVE, tidied_at: None, is_denied: false }
-    }
-}
-
 impl RepairProgress {
     /// Whether the pointer waits where messages are missing.
     pub(super) fn may_wait(&self) -> bool {
-        self.scans_left > 0 && !self.is_denied
+        self.scans < SCANS_BEFORE_A_MOVE && !self.is_denied
     }
 
     /// Whether to tidy, at a pointer: once a revolution, since messages that have just become late are found in the next.
@@ -78,13 +72,14 @@ impl RepairProgress {
 
     /// The pointer has moved, and waits again for later losses.
     pub(super) fn pointer_moved(&mut self) {
-        self.scans_left = SCANS_BEFORE_A_MOVE;
+        self.scans = 0;
     }
 
     fn end(&mut self, scan: Scan) {
         self.scan = None;
         if scan.is_awaited {
-            self.scans_left = if scan.put_back > 0 { self.scans_left.saturating_sub(1) } else { 0 };
+            // After a scan that has put nothing back, another is of no use.
+            self.scans = if scan.put_back > 0 { self.scans + 1 } else { SCANS_BEFORE_A_MOVE };
         }
     }
 }

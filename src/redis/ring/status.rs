@@ -8,7 +8,7 @@ use crate::core::tick::Tick;
 use crate::redis::context::RingContext;
 use crate::redis::keys::MAX_CATCH_UP;
 use crate::redis::ring::Inner;
-use crate::redis::scripts::SCRIPTS;
+use crate::redis::scripts::{Answer, SCRIPTS};
 
 impl Inner {
     pub(super) async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
@@ -33,15 +33,15 @@ impl Inner {
         status.leads =
             holder == identity.token && current.lasting(now).is_some_and(|term| term.epoch == status.epoch);
         status.in_flight = answer.count()?;
-        let mut lists = Vec::with_capacity(keys.lists().len());
-        while !answer.is_empty() {
-            lists.push(answer.count()?);
-        }
-        let list = |tick: u64| lists.get(usize::try_from(tick % lists.len() as u64).unwrap_or_default());
-        status.closing = list(status.pointer.0).copied().unwrap_or_default();
+        let lists = answer.rest(Answer::count)?;
+        let list = |tick: u64| {
+            let index = usize::try_from(tick % lists.len() as u64).unwrap_or_default();
+            lists.get(index).copied().unwrap_or_default()
+        };
+        status.closing = list(status.pointer.0);
         let farthest = status.pointer.0 + u64::from(wheel.slots() + MAX_CATCH_UP);
         for tick in status.pointer.0 + 1..=farthest {
-            status.slots[usize::from(wheel.slot(Tick(tick)).0)] += list(tick).copied().unwrap_or_default();
+            status.slots[usize::from(wheel.slot(Tick(tick)).0)] += list(tick);
         }
         Ok(status)
     }

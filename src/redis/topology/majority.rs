@@ -76,43 +76,49 @@ impl View {
     }
 }
 
-/// The latest view of each node, by its id.
-///
-/// `named` is the least number of votes.
-#[derive(Default)]
-pub(crate) struct Views(BTreeMap<String, View>);
+/// The latest view of each node.
+pub(crate) struct Views {
+    /// By the id of the node.
+    latest: BTreeMap<String, View>,
+    /// The least number of votes.
+    pub(crate) least_votes: usize,
+}
 
 impl Views {
+    pub(crate) fn new(least_votes: usize) -> Views {
+        Views { latest: BTreeMap::new(), least_votes }
+    }
+
     /// Replaces the view of a node. Views of nodes that are silent since are forgotten.
     pub(crate) fn put(&mut self, id: String, view: View) {
         let asked_at = view.asked_at;
-        if self.0.get(&id).is_none_or(|before| before.asked_at <= asked_at) {
-            self.0.insert(id, view);
+        if self.latest.get(&id).is_none_or(|before| before.asked_at <= asked_at) {
+            self.latest.insert(id, view);
         }
-        self.0.retain(|_, view| view.asked_at + LONGEST >= asked_at);
+        self.latest.retain(|_, view| view.asked_at + LONGEST >= asked_at);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.latest.is_empty()
     }
 
     /// All nodes that any of them knows, by their addresses.
     pub(crate) fn known(&self) -> BTreeMap<String, Client> {
-        self.0.values().flat_map(|view| view.knows.clone()).collect()
+        self.latest.values().flat_map(|view| view.knows.clone()).collect()
     }
 
     /// The Redis that has a slot: the one that a majority names, or, without a majority, that of the latest known failover.
-    pub(crate) fn owner(&self, slot: Slot, named: usize) -> Result<Found, Fault> {
-        self.majority(slot, named).or_else(|| self.latest(slot)).ok_or_else(|| Fault {
+    pub(crate) fn owner(&self, slot: Slot) -> Result<Found, Fault> {
+        self.majority(slot).or_else(|| self.latest(slot)).ok_or_else(|| Fault {
             kind: FaultKind::Clustered,
             text: format!("no node of the Cluster has slot {slot}"),
         })
     }
 
     /// The Redis that a majority names for a slot.
-    pub(crate) fn majority(&self, slot: Slot, named: usize) -> Option<Found> {
+    pub(crate) fn majority(&self, slot: Slot) -> Option<Found> {
         let by_majority = self.owners(slot).find(|found| {
-            let (naming, of) = self.votes(slot, named, |entry| entry.redis.is(found));
+            let (naming, of) = self.votes(slot, |entry| entry.redis.is(found));
             naming.len() > of / 2
         });
         by_majority.cloned()
@@ -125,34 +131,34 @@ impl Views {
 
     /// The shortest failover timer, as far as it is below [`LONGEST`].
     pub(crate) fn short_timer(&self) -> Option<Duration> {
-        let timers = self.0.values().filter(|view| view.votes).map(|view| view.good_for);
+        let timers = self.latest.values().filter(|view| view.votes).map(|view| view.good_for);
         timers.min().filter(|timer| *timer < LONGEST)
     }
 
     /// Until when a majority confirms that a Redis has a slot.
-    pub(crate) fn confirmed_until(&self, found: &Found, slot: Slot, named: usize) -> Option<Instant> {
-        let (confirming, of) = self.votes(slot, named, |entry| entry.confirms(found));
+    pub(crate) fn confirmed_until(&self, found: &Found, slot: Slot) -> Option<Instant> {
+        let (confirming, of) = self.votes(slot, |entry| entry.confirms(found));
         let mut until: Vec<Instant> = confirming.iter().map(|view| view.good_until()).collect();
         until.sort_unstable();
         until.iter().rev().nth(of / 2).copied()
     }
 
     /// How many votes confirm at a time `now` that a Redis has a slot, and of how many.
-    pub(crate) fn count(&self, found: &Found, slot: Slot, named: usize, now: Instant) -> (usize, usize) {
-        let (confirming, of) = self.votes(slot, named, |entry| entry.confirms(found));
+    pub(crate) fn count(&self, found: &Found, slot: Slot, now: Instant) -> (usize, usize) {
+        let (confirming, of) = self.votes(slot, |entry| entry.confirms(found));
         (confirming.iter().filter(|view| view.good_until() > now).count(), of)
     }
 
     fn owners(&self, slot: Slot) -> impl Iterator<Item = &Found> {
-        self.0.values().filter_map(move |view| Some(&owner(&view.entries, slot)?.redis))
+        self.latest.values().filter_map(move |view| Some(&owner(&view.entries, slot)?.redis))
     }
 
     /// The votes for an owner of the slot that `is_right`, and of how many. Only these voters say how many there are, so
     /// that one that lies stops no majority.
-    fn votes(&self, slot: Slot, named: usize, is_right: impl Fn(&NodeEntry) -> bool) -> (Vec<&View>, usize) {
+    fn votes(&self, slot: Slot, is_right: impl Fn(&NodeEntry) -> bool) -> (Vec<&View>, usize) {
         let votes = |view: &&View| view.votes && owner(&view.entries, slot).is_some_and(&is_right);
-        let voting: Vec<&View> = self.0.values().filter(votes).collect();
-        let of = voting.iter().map(|view| view.voters).max().unwrap_or_default().max(named).max(1);
+        let voting: Vec<&View> = self.latest.values().filter(votes).collect();
+        let of = voting.iter().map(|view| view.voters).max().unwrap_or_default().max(self.least_votes);
         (voting, of)
     }
 }
@@ -164,7 +170,7 @@ mod tests {
     use super::*;
     use crate::redis::topology::nodes::client_at;
 
-    const NAMED: usize = 3;
+    const LEAST: usize = 3;
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -181,7 +187,7 @@ mod tests {
     }
 
     fn views<const N: usize>(said: [View; N]) -> Views {
-        let mut views = Views::default();
+        let mut views = Views::new(LEAST);
         said.into_iter().zip('a'..).for_each(|(view, id)| views.put(id.to_string(), view));
         views
     }
@@ -189,7 +195,7 @@ mod tests {
     #[test]
     fn a_primary_is_confirmed_for_as_long_as_a_majority_confirmed_it_lately() {
         let (start, old) = (Instant::now(), primary(1, 3));
-        let until = |views: &Views| views.confirmed_until(&old, 0, NAMED).map(|until| until - start);
+        let until = |views: &Views| views.confirmed_until(&old, 0).map(|until| until - start);
         let at = |asked| view(start + ms(asked), old.clone());
         assert_eq!(until(&views([at(0)])), None, "one of three");
         assert_eq!(until(&views([at(0), at(100)])), Some(LONGEST), "as long as the older of two");
@@ -211,30 +217,31 @@ mod tests {
     fn what_a_voter_says_replaces_what_it_said_and_what_is_old_is_forgotten() {
         let (start, old, new) = (Instant::now(), primary(1, 3), primary(2, 4));
         let mut views = views([view(start, old.clone()), view(start, old.clone()), view(start, old.clone())]);
-        assert_eq!(views.count(&old, 0, NAMED, start), (3, 3));
-        assert_eq!(views.count(&old, 0, NAMED, start + LONGEST), (0, 3));
+        assert_eq!(views.count(&old, 0, start), (3, 3));
+        assert_eq!(views.count(&old, 0, start + LONGEST), (0, 3));
         for id in ["a", "b"] {
             views.put(String::from(id), view(start + ms(500), new.clone()));
         }
-        assert_eq!(views.count(&old, 0, NAMED, start + ms(500)), (1, 3));
-        assert!(views.majority(0, NAMED).is_some_and(|found| found.is(&new)));
+        assert_eq!(views.count(&old, 0, start + ms(500)), (1, 3));
+        assert!(views.majority(0).is_some_and(|found| found.is(&new)));
         views.put(String::from("a"), view(start, old.clone()));
-        assert_eq!(views.count(&new, 0, NAMED, start + ms(500)).0, 2, "that was asked before");
+        assert_eq!(views.count(&new, 0, start + ms(500)).0, 2, "that was asked before");
         views.put(String::from("b"), view(start + ms(2_600), new.clone()));
-        assert_eq!(views.count(&new, 0, NAMED, start + ms(500)).0, 1);
+        assert_eq!(views.count(&new, 0, start + ms(500)).0, 1);
     }
 
     #[test]
     fn a_majority_is_believed_before_the_highest_epoch_and_that_where_there_is_none() {
         let (start, right, lie) = (Instant::now(), primary(1, 3), primary(9, 99));
-        let port = |views: &Views| views.owner(0, NAMED).map(|found| found.to_string()).unwrap();
+        let port = |views: &Views| views.owner(0).map(|found| found.to_string()).unwrap();
         let says = |found: &Found| view(start, found.clone());
         let lies = View { voters: 100, ..says(&lie) };
         assert_eq!(port(&views([lies.clone(), says(&right), says(&right)])), "10.0.0.1:1");
         assert_eq!(port(&views([lies, says(&right)])), "10.0.0.1:9", "neither has a majority");
-        assert!(views([]).owner(0, NAMED).is_err());
-        let one = views([View { voters: 1, ..says(&right) }]);
-        assert_eq!((port(&one), one.majority(0, 1).is_some()), (String::from("10.0.0.1:1"), true));
+        assert!(views([]).owner(0).is_err());
+        let mut one = Views::new(1);
+        one.put(String::new(), View { voters: 1, ..says(&right) });
+        assert_eq!((port(&one), one.majority(0).is_some()), (String::from("10.0.0.1:1"), true));
     }
 
     #[test]

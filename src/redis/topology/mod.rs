@@ -9,9 +9,9 @@ pub(crate) mod watch;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use redis::{Client, ConnectionInfo, IntoConnectionInfo};
 
 use crate::clock::Clock;
@@ -59,7 +59,8 @@ impl Topology {
     }
 
     fn new(finder: Finder, nodes: Vec<Arc<Node>>) -> Topology {
-        Topology { finder, nodes: Nodes::new(nodes), views: Mutex::default(), is_without_majority: false }
+        let views = Mutex::new(Views::new(nodes.len()));
+        Topology { finder, nodes: Nodes::new(nodes), views, is_without_majority: false }
     }
 
     /// The same, where ticks may expire though no majority confirms the primary.
@@ -153,7 +154,7 @@ impl Topology {
         if let Finder::Standalone(client) = &self.finder {
             return Ok(vec![Found { client: client.clone(), config_epoch: 0, node: None }; slots.len()]);
         }
-        let (mut views, mut asked) = (Views::default(), BTreeSet::new());
+        let (mut views, mut asked) = (Views::new(self.least_votes()), BTreeSet::new());
         // Nodes that the first know are asked too: a majority may need them.
         for _ in 0..2 {
             let nodes: Vec<_> =
@@ -168,7 +169,7 @@ impl Topology {
                 Err(_) => {}
             }
         }
-        slots.iter().map(|slot| views.owner(*slot, self.named())).collect()
+        slots.iter().map(|slot| views.owner(*slot)).collect()
     }
 
     /// The nodes that know where Redis is; none if it is at a fixed address.
@@ -186,6 +187,7 @@ impl Topology {
         node.set_id(&id);
         let mut views = self.views.lock();
         views.put(id.clone(), view.clone());
+        views.least_votes = self.least_votes();
         self.nodes.learn(views.known());
         Ok((id, view))
     }
@@ -193,7 +195,7 @@ impl Topology {
     /// The Redis that has taken the place of one that was found, by a majority of the votes.
     pub(super) fn replaced_by(&self, found: &Found, slot: Slot) -> Option<Found> {
         let views = self.views.lock();
-        let now = if self.is_without_majority { views.latest(slot) } else { views.majority(slot, self.named()) };
+        let now = if self.is_without_majority { views.latest(slot) } else { views.majority(slot) };
         now.filter(|now| found.is_followed_by(now))
     }
 
@@ -202,23 +204,13 @@ impl Topology {
         self.kind() != TopologyKind::Standalone && !self.is_without_majority
     }
 
-    /// Until when a majority confirms that a Redis that was found has a slot.
-    pub(super) fn confirmed_until(&self, found: &Found, slot: Slot) -> Option<Instant> {
-        self.views.lock().confirmed_until(found, slot, self.named())
-    }
-
-    /// The shortest failover timer, if it is shorter than a confirmation can be good.
-    pub(super) fn short_timer(&self) -> Option<Duration> {
-        self.views.lock().short_timer()
-    }
-
-    /// How many votes confirm that at a time `now`, and of how many.
-    pub(super) fn confirmations(&self, found: &Found, slot: Slot, now: Instant) -> (usize, usize) {
-        self.views.lock().count(found, slot, self.named(), now)
+    /// The latest views of the nodes.
+    pub(super) fn views(&self) -> MutexGuard<'_, Views> {
+        self.views.lock()
     }
 
     /// The least number of votes. In a Cluster only primaries vote, and each node knows them.
-    fn named(&self) -> usize {
+    fn least_votes(&self) -> usize {
         if self.kind() == TopologyKind::Sentinel { self.nodes.named() } else { 1 }
     }
 

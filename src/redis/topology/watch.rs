@@ -28,7 +28,7 @@ impl Shared {
     /// Records the confirmation of a session, new or not, by the views so far.
     pub(crate) fn note_confirmation(&self, session: &Session) {
         let LinkOptions { place, keys, clock, .. } = &self.options;
-        let until = place.confirmed_until(&session.found, keys.slot);
+        let until = place.views().confirmed_until(&session.found, keys.slot);
         self.confirmation.record(session.number, session.recovered_at, until, clock.now());
     }
 }
@@ -37,12 +37,9 @@ impl Link {
     /// Whether a tick may expire in a session: only while a majority confirms that its Redis is the primary. If so, when the
     /// last outage ended, or the last time without a majority.
     pub(crate) fn confirmed(&self, session: &Session) -> Result<Option<Instant>, Fault> {
-        let Shared { options: LinkOptions { place, clock, .. }, confirmation, .. } = self.shared();
-        if !place.needs_majority() {
-            return Ok(session.recovered_at);
-        }
-        confirmation.of(session.number, clock.now()).map_err(|_| {
-            let voters = if place.kind() == TopologyKind::Sentinel { "Sentinels" } else { "Cluster" };
+        self.confirmation(session).map_err(|_| {
+            let kind = self.shared().options.place.kind();
+            let voters = if kind == TopologyKind::Sentinel { "Sentinels" } else { "Cluster" };
             let text = format!("no majority of the {voters} confirms that {} is the primary", session.found);
             Fault { kind: FaultKind::Away, text }
         })
@@ -50,9 +47,16 @@ impl Link {
 
     /// Whether it was not confirmed for so long.
     pub(crate) fn is_unconfirmed_for(&self, session: &Session, time: Duration) -> bool {
+        self.confirmation(session).is_err_and(|missing| missing >= time)
+    }
+
+    /// The same as `confirmed`, or for how long it was not confirmed.
+    fn confirmation(&self, session: &Session) -> Result<Option<Instant>, Duration> {
         let Shared { options: LinkOptions { place, clock, .. }, confirmation, .. } = self.shared();
-        place.needs_majority()
-            && confirmation.of(session.number, clock.now()).is_err_and(|missing| missing >= time)
+        if !place.needs_majority() {
+            return Ok(session.recovered_at);
+        }
+        confirmation.of(session.number, clock.now())
     }
 
     /// Leaves a Redis that was replaced though it still answers, as one that was cut off from the majority.
@@ -74,7 +78,7 @@ pub(crate) fn warn_of_settings(place: &Topology) {
             "--expire-without-majority is on: in a partition a sidecar may report messages that are acknowledged at another; \
              leave it out once a majority of the Sentinels, or of the Cluster's primaries, can be reached"
         );
-    } else if let Some(timer) = place.short_timer() {
+    } else if let Some(timer) = place.views().short_timer() {
         warn!(
             "the failover timer is {timer:?} (down-after-milliseconds of the Sentinels, cluster-node-timeout of a Cluster): \
              without an answer of a majority for so long no tick expires; set it to 2000 or more"
@@ -88,7 +92,7 @@ pub(crate) async fn watch(place: Arc<Topology>, links: Arc<Links>, clock: Arc<Cl
         return;
     }
     let (mut asked, mut being_asked) = (FuturesUnordered::new(), HashSet::new());
-    let mut missing = Missing::default();
+    let mut is_reported = false;
     loop {
         for node in place.nodes() {
             if being_asked.insert(node.address().to_string()) {
@@ -116,7 +120,7 @@ pub(crate) async fn watch(place: Arc<Topology>, links: Arc<Links>, clock: Arc<Cl
             }
         }
         metrics.rings_unconfirmed.set(i64::try_from(unconfirmed.len()).unwrap_or(i64::MAX));
-        missing.report(&place, &unconfirmed, clock.now());
+        report(&place, &unconfirmed, &mut is_reported, clock.now());
     }
 }
 
@@ -131,36 +135,22 @@ async fn ask_after(pause: Duration, place: &Topology, node: Arc<Node>, clock: &C
     (node, every.saturating_sub(clock.now().saturating_duration_since(asked_at)))
 }
 
-/// Since when confirmations are missing, and whether that was reported.
-#[derive(Debug, Default)]
-struct Missing {
-    since: Option<Instant>,
-    is_reported: bool,
-}
-
-impl Missing {
-    fn report(&mut self, place: &Topology, unconfirmed: &[(Arc<Link>, Session)], now: Instant) {
-        let Some((link, session)) = unconfirmed.first() else {
-            self.since = None;
-            if std::mem::take(&mut self.is_reported) {
-                info!("a majority confirms the primary again: ticks expire");
-            }
-            return;
-        };
-        let since = *self.since.get_or_insert(now);
-        if self.is_reported || now.saturating_duration_since(since) < REPORT_AFTER {
-            return;
-        }
-        self.is_reported = true;
-        let (confirmed_by, of) = place.confirmations(&session.found, link.keys().slot, now);
-        error!(
-            redis = %session.found,
-            rings = unconfirmed.len(),
-            confirmed_by,
-            of,
-            "no majority confirms that this Redis is the primary, so no tick expires: another may have taken its place where \
-             this sidecar does not see it. Look at the Sentinels, or the nodes of the Cluster, and at the network to them; \
-             if they are gone for good, start with --expire-without-majority"
-        );
+/// Reports confirmations that are missing for long, and when all are there again.
+fn report(place: &Topology, unconfirmed: &[(Arc<Link>, Session)], is_reported: &mut bool, now: Instant) {
+    if unconfirmed.is_empty() && std::mem::take(is_reported) {
+        info!("a majority confirms the primary again: ticks expire");
     }
+    let is_missing = |(link, session): &&(Arc<Link>, Session)| link.is_unconfirmed_for(session, REPORT_AFTER);
+    let Some((link, session)) = unconfirmed.iter().find(is_missing).filter(|_| !*is_reported) else { return };
+    *is_reported = true;
+    let (confirmed_by, of) = place.views().count(&session.found, link.keys().slot, now);
+    error!(
+        redis = %session.found,
+        rings = unconfirmed.len(),
+        confirmed_by,
+        of,
+        "no majority confirms that this Redis is the primary, so no tick expires: another may have taken its place where \
+         this sidecar does not see it. Look at the Sentinels, or the nodes of the Cluster, and at the network to them; \
+         if they are gone for good, start with --expire-without-majority"
+    );
 }
