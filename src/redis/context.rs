@@ -1,4 +1,4 @@
-//! What the lease, the wheel and the outbox of one ring share.
+//! The context of one ring, which its lease, its wheel and its outbox share.
 
 use std::sync::Arc;
 

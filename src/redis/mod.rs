@@ -10,7 +10,7 @@
 //! | `leader` | the lease, the leadership term, and how sidecars share the rings |
 //! | `ring` | the ring: advance, publish, repair |
 //! | `outbox` | batches on a stream, with a consumer group for each group |
-//! | `context` | what lease, ring and outbox of one ring share |
+//! | `context` | the context of one ring, which lease, ring and outbox share |
 //! | `startup_checks`, `store`, `store_error`, `options` | opens the store, and says why it cannot |
 //! | `direct` | the script of adds and dels alone, for measurements |
 

@@ -11,12 +11,12 @@ use tracing::{debug, warn};
 
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::options::{CHECK_PATIENCE, CONNECT_TIMEOUT};
+use crate::redis::options::{CHECK_TIMEOUT, CONNECT_TIMEOUT};
 use crate::redis::store_error::{RedisStoreError, START_TIMEOUT, hint};
 use crate::redis::topology::majority::Slot;
 use crate::redis::topology::{Topology, TopologyKind};
 
-/// The oldest major version that has what the scripts use. Valkey names a Redis version too.
+/// The oldest major version with all commands that the scripts use. Valkey names a Redis version too.
 const OLDEST_MAJOR: u64 = 7;
 
 /// How often a Redis that is not there yet is tried.
@@ -88,7 +88,7 @@ impl StartupChecks {
     async fn check_all(&self) -> Result<Result<Findings, String>, Fault> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(CHECK_PATIENCE));
+            .set_response_timeout(Some(CHECK_TIMEOUT));
         let found = self.place.find_all(&self.slots, &self.clock).await?;
         let servers: BTreeMap<String, _> = found.into_iter().map(|found| (found.to_string(), found)).collect();
         let mut findings = Findings::new();
@@ -141,7 +141,7 @@ fn policy(settings: &Settings) -> Option<String> {
     let policy = settings.get("maxmemory-policy")?;
     (policy != "noeviction").then(|| {
         format!(
-            "Redis may evict keys when its memory is full (maxmemory-policy {policy}): messages in flight would vanish; \
+            "Redis may evict keys when its memory is full (maxmemory-policy {policy}): messages in flight would be lost; \
              set maxmemory-policy noeviction, so that adds are refused instead"
         )
     })
@@ -156,8 +156,8 @@ fn persistence(settings: &Settings) -> Option<String> {
         )),
         ("yes", _, _) => None,
         (_, "", _) => Some(String::from(
-            "Redis keeps nothing on disk (appendonly no, save \"\"): a restart of Redis loses what is in flight and \
-             the outbox; set appendonly yes",
+            "Redis keeps nothing on disk (appendonly no, save \"\"): a restart of Redis loses messages in flight \
+             and the outbox; set appendonly yes",
         )),
         _ => Some(String::from(
             "Redis keeps snapshots only (appendonly no): a restart of Redis goes back to the last one, so that \
@@ -170,8 +170,8 @@ fn replicas(settings: &Settings, ack_timeout: Duration) -> Option<String> {
     let least = settings.get("min-replicas-to-write")?;
     if least == "0" {
         return Some(String::from(
-            "Redis takes writes also when no replica follows it (min-replicas-to-write 0): what is added and acknowledged \
-             while another takes over may be lost; set min-replicas-to-write 1, so that it is refused or held until then, \
+            "Redis takes writes also when no replica follows it (min-replicas-to-write 0): adds and acknowledgements may \
+             be lost while another takes over; set min-replicas-to-write 1, so that they are refused or held until then, \
              if there are two replicas: with one, nothing is written while that is away",
         ));
     }
@@ -256,6 +256,6 @@ mod tests {
         assert!(texts(&first, &first).is_empty());
         let more = findings(&[("evicts", &["a", "b"]), ("forgets", &["a"])]);
         assert_eq!(texts(&more, &first), ["evicts"]);
-        assert_eq!(texts(&first, &more), ["forgets"], "it had gone at a node");
+        assert_eq!(texts(&first, &more), ["forgets"], "a node did not have it in between");
     }
 }

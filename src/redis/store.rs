@@ -48,7 +48,7 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Connects to Redis and opens every ring, which is made if it is not there.
+    /// Connects to Redis and opens every ring. A ring that does not exist is created.
     ///
     /// # Errors
     ///
@@ -181,13 +181,13 @@ impl Store for RedisStore {
             if waited.await.is_err() {
                 error!(
                     messages = held(&coalescers),
-                    "Redis did not come back in time for the acknowledgements that were held for it: they end with this \
+                    "Redis was unreachable for too long: the acknowledgements that this sidecar holds end with its \
                      process, and their messages will time out; look at the clients of the next storm with care"
                 );
             }
             for outbox in outboxes {
                 if let Err(refusal) = outbox.depart().await {
-                    warn!(%refusal, "Redis was not told that this sidecar stops; the others notice it without that");
+                    warn!(%refusal, "this sidecar could not remove itself from Redis: the leader does so when its heartbeat has stopped");
                 }
             }
             Ok(String::from("the wheel stays in Redis"))
@@ -195,7 +195,7 @@ impl Store for RedisStore {
     }
 }
 
-/// Acknowledgements that wait for Redis.
+/// How many acknowledgements wait for Redis.
 fn held(coalescers: &[Arc<Coalescer>]) -> u64 {
     coalescers.iter().map(|coalescer| coalescer.unanswered_acks()).sum()
 }

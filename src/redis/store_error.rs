@@ -11,10 +11,10 @@ pub(super) const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RedisStoreError {
-    /// The address is none.
+    /// The URL is not valid.
     #[error("--store: {0}; write it as docs/REDIS.md says")]
     Address(String),
-    /// There is no Redis.
+    /// Redis does not answer.
     #[error("Redis cannot be reached within {START_TIMEOUT:?}: {0}; {hint}", hint = hint(.0))]
     Unreachable(String),
     /// This Redis cannot be used.
@@ -70,7 +70,7 @@ const HINTS: &[(&str, &str)] = &[
     ("timed out", MAYBE_TLS),
     ("reset by peer", MAYBE_TLS),
     ("InvalidContentType", MAYBE_TLS),
-    ("cluster support disabled", "begin --store with redis://, for this Redis is of no Cluster"),
+    ("cluster support disabled", "begin --store with redis://, since this Redis is no node of a Cluster"),
     ("no node of the Cluster answers", "are the nodes running, and are their addresses in --store right?"),
     ("no Sentinel names", "are the Sentinels running, and are their addresses in --store right?"),
 ];

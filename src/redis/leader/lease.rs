@@ -181,7 +181,7 @@ impl Inner {
             let stalled = candidate.stalled_holder(begun).unwrap_or_default();
             (position, seen, candidate.watches(begun), stalled, *highest_epoch)
         };
-        // The first grace since the pointer moved counts, so that a Redis that comes and goes does not stop the wheel.
+        // The first grace since the pointer moved counts, so that a Redis with many short outages does not stop the wheel.
         let grace_until = before.and_then(|term| term.grace_until);
         let grace_until = grace_until.or(recovered_at.map(|recovered_at| recovered_at + options.outage_grace));
         let wait = grace_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(begun));

@@ -196,7 +196,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_read_is_waited_for_no_longer_than_lease_and_tick_allow() {
+    fn the_pointer_waits_for_requests_no_longer_than_lease_and_tick_allow() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
         let mut term = term(now);
         assert_eq!(term.patience(now, ms(1_000)), ms(250));
@@ -219,30 +219,30 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_put_off_by_parts_of_a_tick_counts_once_it_is_a_tick() {
+    fn parts_of_a_tick_that_are_put_off_count_once_they_are_a_tick() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
         let wheel = Wheel::new(15, ms(1_000)).unwrap();
         let mut term = term(now);
-        let mut told = Vec::new();
+        let mut ticks = Vec::new();
         for _ in 0..5 {
             term.put_off(term.next + ms(450));
-            told.push(term.shifted_ticks(wheel));
+            ticks.push(term.shifted_ticks(wheel));
             term.moved(Due { next: term.next + ms(1_000), ahead: Duration::ZERO }, wheel);
         }
-        assert_eq!(told, [0, 0, 1, 0, 1]);
+        assert_eq!(ticks, [0, 0, 1, 0, 1]);
         assert_eq!(term.shifted, ms(250));
     }
 
     #[test]
-    fn what_a_far_redis_is_asked_sets_out_ahead_and_a_near_one_is_asked_when_it_is_certain() {
+    fn a_call_to_a_far_redis_is_sent_ahead_and_one_to_a_near_redis_when_it_is_certain() {
         let (asked, ms) = (Instant::now(), Duration::from_millis);
-        let told = |round_trip| Due::from_answer(1_000, asked, asked + ms(round_trip), ms(25));
-        assert_eq!(told(0), Due { next: asked + ms(1_000), ahead: ms(0) });
-        assert_eq!(told(20), Due { next: asked + ms(1_020), ahead: ms(0) });
-        assert_eq!(told(200), Due { next: asked + ms(1_025), ahead: ms(175) });
-        let before = told(200).no_later_than(asked + ms(1_100));
+        let due = |round_trip| Due::from_answer(1_000, asked, asked + ms(round_trip), ms(25));
+        assert_eq!(due(0), Due { next: asked + ms(1_000), ahead: ms(0) });
+        assert_eq!(due(20), Due { next: asked + ms(1_020), ahead: ms(0) });
+        assert_eq!(due(200), Due { next: asked + ms(1_025), ahead: ms(175) });
+        let before = due(200).no_later_than(asked + ms(1_100));
         assert_eq!(before, Due { next: asked + ms(1_025), ahead: ms(75) });
         assert_eq!(before.no_later_than(asked + ms(1_000)), Due { next: asked + ms(1_000), ahead: ms(0) });
-        assert_eq!(told(20).no_later_than(asked + ms(2_000)), told(20));
+        assert_eq!(due(20).no_later_than(asked + ms(2_000)), due(20));
     }
 }

@@ -48,7 +48,7 @@ impl WatchedTime {
     }
 }
 
-/// The heartbeats seen in one session of the link. A new session begins anew.
+/// The heartbeats seen in one session of the link. A new session starts empty.
 ///
 /// The leader looks at all sidecars. Any other sidecar looks at the one that led last, so that a new leader knows whether
 /// that is dead.
@@ -142,9 +142,9 @@ impl Inner {
             warn!(
                 ring = self.context.ring,
                 groups,
-                "groups were not in Redis any more and are made anew: what the outbox still has comes again, as if it \
-                 was new, and what else they had not acknowledged is lost; see whether Redis lost data, or somebody \
-                 deleted keys"
+                "groups were missing in Redis and are created again: they get all batches in the outbox again, as new \
+                 ones, and other batches that they had not acknowledged are lost; find out whether Redis lost data, or \
+                 somebody deleted keys"
             );
         }
     }
@@ -166,7 +166,7 @@ impl Inner {
                 retention_ms_of_leader = %kept_ms,
                 max_ids_of_leader = %kept_ids,
                 "--outbox-retention or --outbox-max-ids differ between this sidecar and the leader: the leader drops \
-                 batches and groups by its own; start all sidecars of this namespace with the same"
+                 batches and groups by its own bounds; start all sidecars of this namespace with the same"
             );
         }
     }
@@ -198,12 +198,12 @@ impl Inner {
         let (ring, mut batches) = (self.context.ring, 0);
         loop {
             let Some((freed, more)) = self.reap_part(sidecar, &heartbeat.to_string()).await? else {
-                info!(ring, sidecar, batches, "a sidecar that was taken for dead lives");
+                info!(ring, sidecar, batches, "a sidecar that seemed dead sends heartbeats again");
                 return Ok(());
             };
             batches += freed;
             if !more {
-                info!(ring, sidecar, batches, "a sidecar is gone; what it held goes to others");
+                info!(ring, sidecar, batches, "a sidecar is dead: its batches go to other sidecars");
                 return Ok(());
             }
         }
@@ -261,7 +261,7 @@ mod tests {
         for second in 0..10 {
             let session = 2 + u64::from(second);
             let dead = heartbeats.record(session, beats(3, 1), LEASE, begun + LEASE * 100 + SECOND * second);
-            assert_eq!(dead, [], "each session begins anew");
+            assert_eq!(dead, [], "each session starts empty");
         }
     }
 

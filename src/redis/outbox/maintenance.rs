@@ -38,8 +38,8 @@ impl Grace {
 }
 
 impl Inner {
-    /// Each part is done whatever became of the others: a Redis that is out of memory takes no heartbeat, and trimming
-    /// helps it. The dropped batches are returned even after a failure, since they are reported once here.
+    /// Maintains the outbox. A part that fails does not keep the others from being done: a Redis that is out of memory
+    /// takes no heartbeat, and trimming helps it. The dropped batches are returned even after a failure, since they are reported once here.
     pub(super) async fn maintain(&self, now: Instant) -> Result<Dropped, Refusal> {
         let link = &self.context.link;
         self.maintained.notify_one();

@@ -14,14 +14,14 @@
 //! count, until a sidecar takes them. Lent batches are given back too, and left out where this sidecar takes: they come
 //! back here by `take_again` alone.
 //!
-//! # What a sidecar believes, and what Redis does
+//! # Lost answers
 //!
 //! The answer to a take can be lost: Redis then holds batches for this sidecar that nobody here knows. So each group has
 //! an [`Ownership`]: the batches that are known to be held. After a lost answer, and in a new session of the link, this
 //! sidecar gives back all others that Redis holds for it. A group without subscribers here has no ownership; the heartbeat
 //! frees its batches.
 //!
-//! # What each sidecar does, and what the leader does for all
+//! # Work of each sidecar, and of the leader for all
 //!
 //! A heartbeat touches the entry of its own sidecar. The leader of the ring alone looks at all sidecars, frees the batches
 //! of dead ones, and keeps the bounds: so the cost of a sidecar does not grow with their number.
@@ -65,10 +65,11 @@ struct Inner {
     on_news: RwLock<Vec<Listener>>,
     /// Notified when the outbox is maintained: the first time, heartbeats begin.
     maintained: Notify,
-    /// The groups that were opened here and not left, and whether they are ephemeral. A task that opens, leaves or deletes
-    /// a group reads it until Redis has answered, and no longer; tasks with the same group come one after the other. The
-    /// heartbeat writes, so that it tells neither of a group that is just being left, nor that one is not here which is
-    /// just being opened.
+    /// The groups that were opened here and not left, and whether they are ephemeral.
+    ///
+    /// A task that opens, leaves or deletes a group holds the lock for reading until Redis has answered, and no longer;
+    /// tasks with the same group run one after the other. The heartbeat holds it for writing, so that its list of groups
+    /// is complete: none is just being opened or left.
     joined: tokio::sync::RwLock<Mutex<BTreeMap<GroupName, bool>>>,
     /// Of each group with subscribers here. It is locked while a script changes it in Redis.
     owned: DashMap<GroupName, Arc<tokio::sync::Mutex<Ownership>>>,

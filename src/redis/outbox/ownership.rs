@@ -194,7 +194,7 @@ impl Inner {
             %group,
             entry,
             why,
-            "a batch in the outbox cannot be read and is not handed out: update this sidecar if a newer one wrote it; \
+            "a batch in the outbox cannot be read and is not delivered: update this sidecar if a newer one wrote it; \
              `redis-cli XACK {outbox} {group} {entry}` removes it from the group"
         );
         owned.unreadable.insert(entry);

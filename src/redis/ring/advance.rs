@@ -84,7 +84,7 @@ impl Inner {
     }
 
     /// The term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all sidecars
-    /// hold; once, until it has moved, so that a Redis that comes and goes does not stop the wheel.
+    /// hold; once, until it has moved, so that a Redis with many short outages does not stop the wheel.
     fn term_after_outage(&self, session: &Session, recovered_at: Option<Instant>) -> Option<Term> {
         let RingContext { options, term: current, .. } = &*self.context;
         let term = current.in_session(session.number)?;

@@ -7,7 +7,7 @@
 //!
 //! `due_ms` in `meta` is the time, by Redis' clock, at which the pointer was due to be where it is. An add takes
 //! the tick due from it; the script that advances never moves before `due_ms` plus a tick, and sets the next
-//! `due_ms` no earlier. Both compare with the same clock, so whatever a network costs, no message is early:
+//! `due_ms` no earlier. Both compare with the same clock, so no delay of the network makes a message early:
 //!
 //! ```text
 //!   tick due at x = pointer + (time(x) - due) / tick      the pointer moves only at time >= due + tick

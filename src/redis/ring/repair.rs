@@ -1,8 +1,8 @@
-//! Repair of what Redis has lost: scans all messages, and puts those that are in no list back into the list of their tick.
+//! Repairs lost lists: scans all messages, and puts those that are in no list back into the list of their tick.
 //!
 //! Each message has its deadline in its own entry too, so it goes back before its tick is decided: the pointer waits
-//! meanwhile, and no message is early. Lost are messages whose entries are gone too, and those that were decided and not
-//! yet published. The same scan tidies: it deletes late messages that no chunk of `late` names.
+//! meanwhile, and no message is early. Messages are lost for good if their entries are lost too, or if they were decided
+//! and not yet published. The same scan tidies: it deletes late messages that no chunk of `late` names.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub(super) struct RepairProgress {
 pub(super) struct Scan {
     /// Whether the pointer waits for it: it is about to decide a tick without messages that belong to it.
     pub(super) is_awaited: bool,
-    /// The session to whose server the cursor belongs.
+    /// The session in which the cursor is valid.
     session: u64,
     cursor: u64,
     put_back: u64,
@@ -136,7 +136,7 @@ impl Inner {
                 warn!(
                     ring,
                     why = answer.text()?,
-                    "messages whose list Redis has lost cannot be put back: give its user the commands that \
+                    "messages whose list Redis has lost cannot be put back: give the Redis user of this sidecar the commands that \
                      docs/REDIS.md lists"
                 );
                 Ok(())
@@ -147,12 +147,12 @@ impl Inner {
 
     /// Redis has lost moves of this leader, without a rebuilt connection that would show it: the term ends, and repeated
     /// ticks have another epoch.
-    pub(super) fn report_lost_moves(&self, what: &str, tick: Tick) {
+    pub(super) fn report_lost_moves(&self, lost: &str, tick: Tick) {
         self.context.link.count_loss();
         error!(
             ring = self.context.ring,
             %tick,
-            "Redis has lost {what} from this tick on: they come again under a new epoch, and some messages may be reported \
+            "Redis has lost {lost} from this tick on: they come again under a new epoch, and some messages may be reported \
              twice; find out why Redis went back (a restored snapshot, a failover behind a proxy)"
         );
         self.context.term.end();

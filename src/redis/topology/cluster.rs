@@ -84,7 +84,7 @@ fn parse_line(template: &ConnectionInfo, line: &str, asked: &ConnectionAddr) -> 
     })
 }
 
-/// The failover timer of a node; none if it does not tell, as hosted services do.
+/// The failover timer of a node; none if it refuses CONFIG GET, as hosted services do.
 fn node_timeout(answer: RedisResult<Value>) -> Option<Duration> {
     let settings: HashMap<String, String> = FromRedisValue::from_redis_value(answer.ok()?).ok()?;
     settings.get(NODE_TIMEOUT)?.parse().ok().map(Duration::from_millis)
@@ -156,6 +156,6 @@ mod tests {
         assert_eq!([50, 150, 250].map(confirms), [true, false, false]);
         let since = |config_epoch| Found { config_epoch, ..entries[0].redis.clone() };
         let entry = majority::owner(&entries, 50).unwrap();
-        assert!(entry.confirms(&since(2)) && !entry.confirms(&since(4)), "it has not heard of the last failover");
+        assert!(entry.confirms(&since(2)) && !entry.confirms(&since(4)), "it does not know the last failover");
     }
 }

@@ -1,6 +1,6 @@
 //! The majority of the Sentinels, or of a Cluster's primaries: the Redis that it names, and until when it confirms one.
 //!
-//! A failover needs a majority of the votes, and a primary that was not heard for the length of the failover timer. If it
+//! A failover needs a majority of the votes, and a primary that has not answered for the length of the failover timer. If it
 //! is over before a majority was asked, one of those nodes knows of it, or soon will. If it begins later, it is not over
 //! before that timer has run out. So no confirmation is good for longer than the timer, nor than [`LONGEST`].
 
@@ -32,7 +32,7 @@ pub(crate) struct NodeEntry {
     pub(crate) votes: bool,
     /// Whether it is the node that was asked.
     pub(crate) is_itself: bool,
-    /// Whether the node does not hear it, so that it may be replaced soon.
+    /// Whether it does not answer the node, so that it may be replaced soon.
     pub(crate) is_doubted: bool,
 }
 
@@ -207,9 +207,9 @@ mod tests {
         let knows_five = View { voters: 5, ..at(0) };
         assert_eq!(until(&views([at(0), knows_five])), None, "two of five");
         let doubts = View { entries: vec![NodeEntry::of_all_slots(old.clone(), true)], ..at(0) };
-        assert_eq!(until(&views([at(0), doubts])), None, "it does not hear the primary");
-        assert_eq!(until(&views([at(0), view(start, primary(1, 2))])), None, "it has not heard of a failover");
-        assert_eq!(until(&views([at(0), view(start, primary(1, 4))])), Some(LONGEST), "it has heard of more");
+        assert_eq!(until(&views([at(0), doubts])), None, "the primary does not answer it");
+        assert_eq!(until(&views([at(0), view(start, primary(1, 2))])), None, "it does not know a failover");
+        assert_eq!(until(&views([at(0), view(start, primary(1, 4))])), Some(LONGEST), "it knows of more");
         assert_eq!(until(&views([at(0), view(start, primary(2, 4))])), None, "it names another");
     }
 

@@ -44,7 +44,7 @@ pub struct Topology {
     is_without_majority: bool,
 }
 
-/// What finds the Redis of a ring.
+/// The way to find the Redis of a ring.
 enum Finder {
     Standalone(Client),
     Sentinel(Box<Sentinels>),
@@ -75,7 +75,7 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// What is wrong with it, without the password.
+    /// The mistake in the URL, without the password.
     pub fn parse(url: &str) -> Result<Topology, String> {
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
         let (scheme, is_sentinel, port) = match scheme.rsplit_once('-') {

@@ -182,11 +182,11 @@ pub(crate) async fn answers<T>(
 }
 
 /// One fault for those of all nodes. Only if all say that the password is wrong is it of no use to ask again.
-pub(crate) fn together(faults: &[Fault], what: &str) -> Fault {
+pub(crate) fn together(faults: &[Fault], summary: &str) -> Fault {
     let forbidden = !faults.is_empty() && faults.iter().all(|fault| fault.kind == FaultKind::Forbidden);
     let kind = if forbidden { FaultKind::Forbidden } else { FaultKind::Disconnected };
     let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
-    Fault { kind, text: format!("{what} ({})", texts.join("; ")) }
+    Fault { kind, text: format!("{summary} ({})", texts.join("; ")) }
 }
 
 #[cfg(test)]
@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes after so many ms: an answer, or nothing but a fault.
+    /// An answer after so many ms, or a fault.
     async fn after(ms: u64, answer: Option<u8>) -> Result<u8, Fault> {
         sleep(Duration::from_millis(ms)).await;
         answer.ok_or_else(|| Fault::silent(Duration::from_millis(ms)))
@@ -239,7 +239,7 @@ mod tests {
         assert!(!found(1, 3).is_followed_by(&found(1, 4)));
         assert!(found(1, 3).is_followed_by(&found(2, 3)));
         assert!(found(1, 3).is_followed_by(&found(2, 4)));
-        assert!(!found(1, 3).is_followed_by(&found(2, 2)), "a node has not heard of the last failover");
+        assert!(!found(1, 3).is_followed_by(&found(2, 2)), "a node does not know the last failover");
         assert!(!node(Some("a"), 1, 3).is_followed_by(&node(Some("a"), 2, 3)), "it has two addresses");
         assert!(node(Some("a"), 1, 3).is_followed_by(&node(Some("b"), 2, 3)));
     }

@@ -9,7 +9,7 @@ use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::topology::majority::{LONGEST, NodeEntry, View};
 use crate::redis::topology::nodes::{Found, Node, client_at};
 
-/// Flags of a primary that the Sentinel does not hear, or is replacing.
+/// Flags of a primary that does not answer the Sentinel, or is being replaced.
 const DOUBTS: [&str; 4] = ["disconnected", "s_down", "o_down", "failover_in_progress"];
 
 /// The primary that Sentinels are asked for.
@@ -32,8 +32,8 @@ impl Sentinels {
     /// has replicas follow the new primary, it has the new epoch and the old address.
     pub(crate) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<(String, View), Fault> {
         let mut commands = redis::pipe();
-        for what in ["MASTER", "GET-MASTER-ADDR-BY-NAME", "SENTINELS"] {
-            commands.cmd("SENTINEL").arg(what).arg(&self.master);
+        for subcommand in ["MASTER", "GET-MASTER-ADDR-BY-NAME", "SENTINELS"] {
+            commands.cmd("SENTINEL").arg(subcommand).arg(&self.master);
         }
         commands.cmd("SENTINEL").arg("MYID").ignore_errors();
         let mut answers = node.ask(&commands).await.map_err(|error| self.fault(node, error))?.into_iter();
