@@ -8,16 +8,16 @@
 //! | `meta` | hash | schema, dimensions, incarnation; pointer and when it was due; epoch and leader; counters |
 //! | `lease` | string | the leader's token, with the time it has left |
 //! | `candidates` | hash | token of a candidate → how many rings it leads, and its name, until the leader reads it |
-//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; also after the decision, while `late` is answered |
+//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; also while it is late |
 //! | `tick:<i>` | set | the messages of each deadline D with D mod lists = i; `/attempt` follows where it is not 1 |
 //! | `ticks` | hash | `acked:D`: acknowledged so far; `frozen:D`: a decided tick on its way to the outbox |
 //! | `outbox` | stream | timeout batches under the id `tick-seq`; a consumer group for each group |
 //! | `held_acks` | hash | sidecar → Acks that it held when its session began, until they are applied |
 //! | `late` | list | published messages, in chunks, until they are forgotten a revolution later |
-//! | `groups` | hash | group → `e` if it is ephemeral, else `-`; then the tick since which it has no subscriber, if so |
+//! | `groups` | hash | group → `e` if it is ephemeral, else `-`; then the tick since which it has no subscriber |
 //! | `sidecars` | hash | sidecar → number of its last heartbeat, then each group that has a subscriber there |
 //! | `departed` | sorted set | dead sidecar whose link is kept for a while → the tick at which it was found dead |
-//! | `link:<sidecar>` | hash | generation of its connection, its last chunks and their answers, and the last step of maintenance |
+//! | `link:<sidecar>` | hash | its connection generation, last chunks with answers, and last step of maintenance |
 //! | `news` | stream | a short tail of hints: published, returned, vacant, handed |
 //!
 //! # Lists

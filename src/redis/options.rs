@@ -45,8 +45,8 @@ pub struct RedisOptions {
     pub name: String,
     /// Whether it never stands for election.
     pub never_lead: bool,
-    /// Whether ticks expire also while no majority of the Sentinels, or of the Cluster's primaries, confirms which Redis is
-    /// the primary.
+    /// Whether ticks expire also while no majority of the Sentinels, or of the Cluster's primaries, confirms which
+    /// Redis is the primary.
     pub expire_without_majority: bool,
     /// How long a lease lasts without being renewed.
     pub lease: Duration,

@@ -141,8 +141,8 @@ fn policy(settings: &Settings) -> Option<String> {
     let policy = settings.get("maxmemory-policy")?;
     (policy != "noeviction").then(|| {
         format!(
-            "Redis may evict keys when its memory is full (maxmemory-policy {policy}): messages in flight would be lost; \
-             set maxmemory-policy noeviction, so that adds are refused instead"
+            "Redis may evict keys when its memory is full (maxmemory-policy {policy}): messages in flight would be \
+             lost; set maxmemory-policy noeviction, so that adds are refused instead"
         )
     })
 }
@@ -170,23 +170,23 @@ fn replicas(settings: &Settings, ack_timeout: Duration) -> Option<String> {
     let least = settings.get("min-replicas-to-write")?;
     if least == "0" {
         return Some(String::from(
-            "Redis takes writes also when no replica follows it (min-replicas-to-write 0): adds and acknowledgements may \
-             be lost while another takes over; set min-replicas-to-write 1, so that they are refused or held until then, \
-             if there are two replicas: with one, nothing is written while that is away",
+            "Redis takes writes also when no replica follows it (min-replicas-to-write 0): adds and acknowledgements \
+             may be lost while another takes over; set min-replicas-to-write 1, so that they are refused or held until \
+             then, if there are two replicas: with one, nothing is written while that is away",
         ));
     }
     let max_lag = Duration::from_secs(settings.get("min-replicas-max-lag")?.parse().ok()?);
     if max_lag.is_zero() {
         return Some(format!(
-            "min-replicas-max-lag 0 switches min-replicas-to-write {least} off: Redis takes writes also when no replica \
-             follows it; set min-replicas-max-lag to less than the ack timeout of {ack_timeout:?}"
+            "min-replicas-max-lag 0 switches min-replicas-to-write {least} off: Redis takes writes also when no \
+             replica follows it; set min-replicas-max-lag to less than the ack timeout of {ack_timeout:?}"
         ));
     }
     (max_lag >= ack_timeout).then(|| {
         format!(
-            "a primary without its replicas takes writes for min-replicas-max-lag {max_lag:?} more, and the ack timeout is \
-             {ack_timeout:?}: messages are added, acknowledged and time out in that time, and all of it may be lost when \
-             another takes over; set min-replicas-max-lag to less than the ack timeout"
+            "a primary without its replicas takes writes for min-replicas-max-lag {max_lag:?} more, and the ack \
+             timeout is {ack_timeout:?}: messages are added, acknowledged and time out in that time, and all of it may \
+             be lost when another takes over; set min-replicas-max-lag to less than the ack timeout"
         )
     })
 }

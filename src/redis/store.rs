@@ -187,7 +187,7 @@ impl Store for RedisStore {
             }
             for outbox in outboxes {
                 if let Err(refusal) = outbox.depart().await {
-                    warn!(%refusal, "this sidecar could not remove itself from Redis: the leader does so when its heartbeat has stopped");
+                    warn!(%refusal, "this sidecar could not remove itself from Redis: the leader will remove it");
                 }
             }
             Ok(String::from("the wheel stays in Redis"))

@@ -91,8 +91,8 @@ impl Inner {
         if link.is_unconfirmed_for(&session, options.lease) {
             info!(
                 ring,
-                "no majority confirms the primary to this sidecar, so it gives the lease up: another sidecar may have a \
-                 majority"
+                "no majority confirms the primary to this sidecar, so it gives the lease up: another sidecar may have \
+                 a majority"
             );
             return self.give_up(("vacant", "1")).await;
         }
@@ -155,8 +155,8 @@ impl Inner {
                 warn!(
                     ring,
                     epoch = term.epoch,
-                    "this sidecar's lease has run out, and the next election decides which sidecar leads: if this comes \
-                     again, look for a stall of this process or a slow Redis, or raise --lease"
+                    "this sidecar's lease has run out, and the next election decides which sidecar leads: if this \
+                     comes again, look for a stall of this process or a slow Redis, or raise --lease"
                 );
                 Ok(None)
             }
@@ -164,8 +164,8 @@ impl Inner {
         }
     }
 
-    /// Stands for election. A leader whose connection was rebuilt does so too, and gets another epoch: the Redis that it
-    /// reaches now may have lost writes.
+    /// Stands for election. A leader whose connection was rebuilt does so too, and gets another epoch: the Redis that
+    /// it reaches now may have lost writes.
     async fn stand_for_election(&self, now: Instant, session: &Session) -> Result<Leadership, Refusal> {
         let RingContext { options, identity, link, term: current, .. } = &*self.context;
         let recovered_at = link.confirmed(session)?;
@@ -181,7 +181,8 @@ impl Inner {
             let stalled = candidate.stalled_holder(begun).unwrap_or_default();
             (position, seen, candidate.watches(begun), stalled, *highest_epoch)
         };
-        // The first grace since the pointer moved counts, so that a Redis with many short outages does not stop the wheel.
+        // The first grace since the pointer moved counts, so that a Redis with many short outages does not stop the
+        // wheel.
         let grace_until = before.and_then(|term| term.grace_until);
         let grace_until = grace_until.or(recovered_at.map(|recovered_at| recovered_at + options.outage_grace));
         let wait = grace_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(begun));

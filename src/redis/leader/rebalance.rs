@@ -1,9 +1,10 @@
-//! Rebalancing of leaderships over several rings: the sidecar that leads the most hands a ring to the one that leads least.
+//! Rebalancing of leaderships over several rings: the sidecar that leads the most hands a ring to the one that leads
+//! least.
 //!
 //! A candidate of a ring announces there how many rings it leads. The leader reads the announcements as it renews its
-//! lease, and Redis forgets them then: a candidate that is named again has looked since. So a leader sees every candidate
-//! that polls, and soon none that does not. Between two sidecars that lead as many, the token decides: one of them hands
-//! over, and the others see it before it is their turn.
+//! lease, and Redis forgets them then: a candidate that is named again has looked since. So a leader sees every
+//! candidate that polls, and soon none that does not. Between two sidecars that lead as many, the token decides: one of
+//! them hands over, and the others see it before it is their turn.
 //!
 //! A sidecar that has just come, drains, or has lost a ring announces nothing for a while, so it is handed no ring.
 

@@ -111,8 +111,8 @@ pub(crate) struct Due {
 impl Due {
     /// From an answer of "in `ms`", which Redis gave at some time between `asked` and `answered`.
     ///
-    /// The next call is sent one round trip early, less `spare`. It arrives in time if the way takes as long again, so the
-    /// way to Redis lengthens no tick. A near Redis is called when the move is certain.
+    /// The next call is sent one round trip early, less `spare`. It arrives in time if the way takes as long again, so
+    /// the way to Redis lengthens no tick. A near Redis is called when the move is certain.
     pub(crate) fn from_answer(ms: i64, asked: Instant, answered: Instant, spare: Duration) -> Due {
         let round_trip = answered.saturating_duration_since(asked);
         let ahead = round_trip.saturating_sub(spare);
@@ -135,7 +135,8 @@ impl CurrentTerm {
         *self.0.lock()
     }
 
-    /// The term, if it was won in this session of the link. A leader whose connection was rebuilt has to be elected again.
+    /// The term, if it was won in this session of the link. A leader whose connection was rebuilt has to be elected
+    /// again.
     pub(crate) fn in_session(&self, session: u64) -> Option<Term> {
         self.get().filter(|term| term.session == session)
     }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -14,9 +15,10 @@ use crate::core::group::GroupName;
 use crate::core::outbox::Retention;
 use crate::core::refusal::Refusal;
 use crate::redis::connection::errors::Fault;
+use crate::redis::context::RingContext;
 use crate::redis::leader::term::whole_ms;
-use crate::redis::outbox::Inner;
-use crate::redis::outbox::calls::{MOST_BATCHES, kind};
+use crate::redis::outbox::calls::{MOST_BATCHES, kind, run, run_expecting};
+use crate::redis::outbox::groups::Groups;
 use crate::redis::scripts::SCRIPTS;
 
 /// How often a sidecar sends a heartbeat.
@@ -25,15 +27,15 @@ const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
 /// The most ephemeral groups that one script deletes with a sidecar.
 const MOST_DELETED: usize = 16;
 
-/// How long the link of a dead sidecar is kept, in time that the wheel has turned: a sidecar that was paused finds its last
-/// answers there.
+/// How long the link of a dead sidecar is kept, in time that the wheel has turned: a sidecar that was paused finds its
+/// last answers there.
 const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 
 /// The most old links that are deleted after one inspection.
 const MOST_LINKS: usize = 16;
 
 /// A sidecar, and the number of its last heartbeat.
-type Heartbeat = (String, u64);
+type Number = (String, u64);
 
 /// Time that this process watched: a gap between two looks counts as half a lease at most, so that a process that was
 /// stopped has watched nothing meanwhile.
@@ -50,27 +52,27 @@ impl WatchedTime {
 
 /// The heartbeats seen in one session of the link. A new session starts empty.
 ///
-/// The leader looks at all sidecars. Any other sidecar looks at the one that led last, so that a new leader knows whether
-/// that is dead.
+/// The leader looks at all sidecars. Any other sidecar looks at the one that led last, so that a new leader knows
+/// whether that is dead.
 #[derive(Debug, Default)]
-pub(super) struct Heartbeats {
+struct SeenHeartbeats {
     session: u64,
     watched: WatchedTime,
     /// By sidecar, with the time for which the heartbeat was seen unchanged.
     seen: HashMap<String, (u64, Duration)>,
 }
 
-impl Heartbeats {
+impl SeenHeartbeats {
     /// Records heartbeats; returns those that have not changed for longer than `lease`.
     fn record(
         &mut self,
         session: u64,
-        found: impl IntoIterator<Item = Heartbeat>,
+        found: impl IntoIterator<Item = Number>,
         lease: Duration,
         now: Instant,
-    ) -> Vec<Heartbeat> {
+    ) -> Vec<Number> {
         if self.session != session {
-            *self = Heartbeats { session, ..Heartbeats::default() };
+            *self = SeenHeartbeats { session, ..SeenHeartbeats::default() };
         }
         let watched = self.watched.until(now, lease);
         let mut before = std::mem::take(&mut self.seen);
@@ -89,27 +91,46 @@ impl Heartbeats {
     }
 }
 
-impl Inner {
-    /// Sends heartbeats, from the first maintenance of the outbox on.
-    pub(super) async fn send_heartbeats(self: Arc<Self>) {
-        self.maintained.notified().await;
+/// The heartbeats of one outbox.
+pub(super) struct Heartbeat {
+    context: Arc<RingContext>,
+    seen: Mutex<SeenHeartbeats>,
+    /// The outcome of the last one.
+    sent: Mutex<Result<(), Refusal>>,
+    /// The bounds of a leader that were last reported to differ from those here.
+    reported_bounds: Mutex<String>,
+}
+
+impl Heartbeat {
+    pub(super) fn new(context: Arc<RingContext>) -> Heartbeat {
+        let sent = Mutex::new(Ok(()));
+        Heartbeat { context, seen: Mutex::default(), sent, reported_bounds: Mutex::default() }
+    }
+
+    /// The outcome of the last heartbeat.
+    pub(super) fn sent(&self) -> Result<(), Refusal> {
+        self.sent.lock().clone()
+    }
+
+    /// Sends heartbeats; never ends.
+    pub(super) async fn send_all(&self, groups: &Groups) {
         let mut interval = tokio::time::interval(HEARTBEAT_EVERY);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             interval.tick().await;
-            let sent = self.send_heartbeat().await;
-            *self.last_heartbeat.lock() = sent;
+            let sent = self.send(groups).await;
+            *self.sent.lock() = sent;
         }
     }
 
-    async fn send_heartbeat(&self) -> Result<(), Refusal> {
+    async fn send(&self, groups: &Groups) -> Result<(), Refusal> {
         let link = &self.context.link;
-        let mut joined = self.joined.write().await;
+        let mut joined = groups.joined.write().await;
         let session = link.session()?;
         let groups = joined.get_mut();
         let entry =
             |(group, ephemeral): (&GroupName, &bool)| format!(" {group}{}", if *ephemeral { "/e" } else { "" });
-        let arguments = (self.sidecar(), groups.iter().map(entry).collect::<String>());
+        let arguments = (self.context.sidecar(), groups.iter().map(entry).collect::<String>());
         let keys: [&str; 1] = [&link.keys().sidecars];
         let (word, mut answer) = self.context.run(&session, &SCRIPTS.heartbeat, &keys, arguments).await?;
         match word.as_str() {
@@ -120,7 +141,7 @@ impl Inner {
                 let now = link.clock().now();
                 if self.context.term.lasting(now).is_none() {
                     let leader = number.parse().ok().map(|number| (leader, number));
-                    self.heartbeats.lock().record(session.number, leader, self.context.options.lease, now);
+                    self.seen.lock().record(session.number, leader, self.context.options.lease, now);
                 }
                 Ok(())
             }
@@ -132,8 +153,8 @@ impl Inner {
     /// Announces the groups that were joined here, ephemeral or not.
     async fn announce(&self, groups: &BTreeMap<GroupName, bool>) -> Result<(), Refusal> {
         let kinds: Vec<(&str, &str)> = groups.iter().map(|(group, is)| (group.as_str(), kind(*is))).collect();
-        let arguments = (self.sidecar(), MOST_BATCHES, kinds);
-        self.report_made(self.run_expecting("announced", &SCRIPTS.announce, arguments).await?.count()?);
+        let arguments = (self.context.sidecar(), MOST_BATCHES, kinds);
+        self.report_made(run_expecting(&self.context, "announced", &SCRIPTS.announce, arguments).await?.count()?);
         Ok(())
     }
 
@@ -175,20 +196,20 @@ impl Inner {
     pub(super) async fn inspect(&self) -> Result<(), Refusal> {
         let link = &self.context.link;
         let session = link.session()?.number;
-        let arguments = (self.sidecar(), whole_ms(LINK_LIFETIME), MOST_LINKS);
-        let mut answer = self.run_expecting("inspected", &SCRIPTS.inspect, arguments).await?;
+        let arguments = (self.context.sidecar(), whole_ms(LINK_LIFETIME), MOST_LINKS);
+        let mut answer = run_expecting(&self.context, "inspected", &SCRIPTS.inspect, arguments).await?;
         let (made, links) = (answer.count()?, answer.count()?);
         let old_links: Vec<String> = (0..links).map(|_| answer.text()).collect::<Result<_, _>>()?;
         let found = answer.rest(|answer| Ok::<_, Fault>((answer.text()?, answer.count()?)))?;
         self.report_made(made);
         let now = link.clock().now();
-        let dead = self.heartbeats.lock().record(session, found, self.context.options.lease, now);
-        for (sidecar, heartbeat) in dead.iter().filter(|(sidecar, _)| sidecar != self.sidecar()) {
+        let dead = self.seen.lock().record(session, found, self.context.options.lease, now);
+        for (sidecar, heartbeat) in dead.iter().filter(|(sidecar, _)| sidecar != self.context.sidecar()) {
             self.reap(sidecar, *heartbeat).await?;
         }
         for sidecar in old_links {
             let link = link.keys().link_of(&sidecar);
-            self.run(&SCRIPTS.drop_link, &[&link], sidecar).await?;
+            run(&self.context, &SCRIPTS.drop_link, &[&link], sidecar).await?;
         }
         Ok(())
     }
@@ -210,19 +231,19 @@ impl Inner {
     }
 
     /// Removes this sidecar. It sends no heartbeat while the lock is held, and none later: that would bring it back.
-    pub(super) async fn depart(&self, heartbeat: &AbortHandle) -> Result<(), Refusal> {
-        let _joined = self.joined.write().await;
-        heartbeat.abort();
-        while self.reap_part(self.sidecar(), "ends").await?.is_some_and(|(_, more)| more) {}
+    pub(super) async fn depart(&self, groups: &Groups, sending: &AbortHandle) -> Result<(), Refusal> {
+        let _joined = groups.joined.write().await;
+        sending.abort();
+        while self.reap_part(self.context.sidecar(), "ends").await?.is_some_and(|(_, more)| more) {}
         Ok(())
     }
 
-    /// Does a step of freeing the batches of a sidecar. Returns how many it freed, and whether there are more; none if the
-    /// sidecar lives.
+    /// Does a step of freeing the batches of a sidecar. Returns how many it freed, and whether there are more; none if
+    /// the sidecar lives.
     async fn reap_part(&self, sidecar: &str, heartbeat: &str) -> Result<Option<(u64, bool)>, Refusal> {
         let arguments = (sidecar, heartbeat, MOST_BATCHES, MOST_DELETED);
         let (word, mut answer) =
-            self.run(&SCRIPTS.reap, &[&self.context.link.keys().held_acks], arguments).await?;
+            run(&self.context, &SCRIPTS.reap, &[&self.context.link.keys().held_acks], arguments).await?;
         match word.as_str() {
             "reaped" | "more" => Ok(Some((answer.count()?, word == "more"))),
             "alive" => Ok(None),
@@ -238,13 +259,13 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(3);
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn beats(of_a: u64, of_b: u64) -> Vec<Heartbeat> {
+    fn beats(of_a: u64, of_b: u64) -> Vec<Number> {
         vec![(String::from("a"), of_a), (String::from("b"), of_b)]
     }
 
     #[test]
     fn a_sidecar_without_a_new_heartbeat_for_longer_than_a_lease_is_dead() {
-        let (mut heartbeats, begun) = (Heartbeats::default(), Instant::now());
+        let (mut heartbeats, begun) = (SeenHeartbeats::default(), Instant::now());
         for second in 0..=3 {
             let dead = heartbeats.record(1, beats(u64::from(second), 7), LEASE, begun + SECOND * second);
             assert_eq!(dead, [], "after {second} s");
@@ -255,7 +276,7 @@ mod tests {
 
     #[test]
     fn time_that_was_not_watched_does_not_count() {
-        let (mut heartbeats, begun) = (Heartbeats::default(), Instant::now());
+        let (mut heartbeats, begun) = (SeenHeartbeats::default(), Instant::now());
         heartbeats.record(1, beats(1, 1), LEASE, begun);
         assert_eq!(heartbeats.record(1, beats(2, 1), LEASE, begun + LEASE * 100), [], "this process was stopped");
         for second in 0..10 {
@@ -267,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_new_leader_knows_how_long_the_heartbeat_of_the_one_before_was_unchanged() {
-        let (mut heartbeats, begun) = (Heartbeats::default(), Instant::now());
+        let (mut heartbeats, begun) = (SeenHeartbeats::default(), Instant::now());
         for second in 0..=3 {
             let dead = heartbeats.record(1, [(String::from("b"), 7)], LEASE, begun + SECOND * second);
             assert_eq!(dead, []);

@@ -1,25 +1,27 @@
-//! Maintenance of the outbox, once a second: recovers lost batches and, on the leader, keeps the bounds and frees the
-//! batches of dead sidecars.
+//! Keeps the bounds of the outbox, as the leader: drops batches and groups that are too old or too many.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::core::outbox::Dropped;
 use crate::core::refusal::Refusal;
+use crate::redis::context::RingContext;
 use crate::redis::leader::term::{Term, whole_ms};
-use crate::redis::outbox::Inner;
-use crate::redis::outbox::calls::group_name;
+use crate::redis::outbox::calls::{group_name, run_expecting};
 use crate::redis::outbox::heartbeat::WatchedTime;
 use crate::redis::scripts::SCRIPTS;
 
-/// After a start or an outage nothing is dropped for being old before so much time has passed, or the retention, if that
-/// is less.
+/// After a start or an outage nothing is dropped for being old before so much time has passed, or the retention, if
+/// that is less.
 const LONGEST_GRACE: Duration = Duration::from_secs(3_600);
 
 /// How long a leader has been watching. Before that is a grace, it drops nothing because of age: after a start or an
 /// outage, consumers have the grace to return.
 #[derive(Debug, Default)]
-pub(super) struct Grace {
+struct Grace {
     /// The session of the link, and the epoch of the leader.
     term: (u64, u64),
     watched: WatchedTime,
@@ -37,32 +39,21 @@ impl Grace {
     }
 }
 
-impl Inner {
-    /// Maintains the outbox. A part that fails does not keep the others from being done: a Redis that is out of memory
-    /// takes no heartbeat, and trimming helps it. The dropped batches are returned even after a failure, since they are reported once here.
-    pub(super) async fn maintain(&self, now: Instant) -> Result<Dropped, Refusal> {
-        let link = &self.context.link;
-        self.maintained.notify_one();
-        if link.is_up() {
-            // Hints can be missed; nothing waits for longer than this.
-            self.tell();
-        }
-        let mut dropped = Dropped::default();
-        let (mut kept, mut inspected) = (Ok(()), Ok(()));
-        if let Some(term) = self.context.term.lasting(link.clock().now()) {
-            kept = self.keep_bounds(term, now, &mut dropped).await;
-            inspected = self.inspect().await;
-        }
-        let heartbeat = self.last_heartbeat.lock().clone();
-        let recovered = self.recover_all().await;
-        if dropped != Dropped::default() {
-            return Ok(dropped);
-        }
-        heartbeat.and(inspected).and(kept).and(recovered).map(|()| dropped)
+/// Keeps the bounds of the outbox.
+pub(super) struct Bounds {
+    context: Arc<RingContext>,
+    grace: Mutex<Grace>,
+    /// How many steps were answered.
+    steps: AtomicU64,
+}
+
+impl Bounds {
+    pub(super) fn new(context: Arc<RingContext>) -> Bounds {
+        Bounds { context, grace: Mutex::default(), steps: AtomicU64::new(0) }
     }
 
     /// Drops batches and groups beyond the bounds, in steps. A step whose answer is lost is repeated under its number.
-    async fn keep_bounds(&self, term: Term, now: Instant, dropped: &mut Dropped) -> Result<(), Refusal> {
+    pub(super) async fn keep(&self, term: Term, now: Instant, dropped: &mut Dropped) -> Result<(), Refusal> {
         let options = &self.context.options;
         let retention = options.retention;
         let session = self.context.link.session()?.number;
@@ -71,7 +62,7 @@ impl Inner {
         loop {
             let number = self.steps.load(Ordering::Relaxed) + 1;
             let arguments = (whole_ms(retention.time), retention.max_ids, may_drop_old, number);
-            let mut answer = self.run_expecting("tended", &SCRIPTS.tend, arguments).await?;
+            let mut answer = run_expecting(&self.context, "tended", &SCRIPTS.tend, arguments).await?;
             let more = answer.count()? == 1;
             let (ids, batches, groups) = (answer.count()?, answer.count()?, answer.rest(group_name)?);
             self.steps.store(number, Ordering::Relaxed);

@@ -16,35 +16,34 @@
 //!
 //! # Lost answers
 //!
-//! The answer to a take can be lost: Redis then holds batches for this sidecar that nobody here knows. So each group has
-//! an [`Ownership`]: the batches that are known to be held. After a lost answer, and in a new session of the link, this
-//! sidecar gives back all others that Redis holds for it. A group without subscribers here has no ownership; the heartbeat
-//! frees its batches.
+//! The answer to a take can be lost: Redis then holds batches for this sidecar that nobody here knows. So each group
+//! has an [`Ownership`](ownership::Ownership): the batches that are known to be held. After a lost answer, and in a new
+//! session of the link, this sidecar gives back all others that Redis holds for it. A group without subscribers here
+//! has no ownership; the heartbeat frees its batches.
 //!
 //! # Work of each sidecar, and of the leader for all
 //!
-//! A heartbeat touches the entry of its own sidecar. The leader of the ring alone looks at all sidecars, frees the batches
-//! of dead ones, and keeps the bounds: so the cost of a sidecar does not grow with their number.
+//! A heartbeat touches the entry of its own sidecar. The leader of the ring alone looks at all sidecars, frees the
+//! batches of dead ones, and keeps the bounds: so the cost of a sidecar does not grow with their number.
 
 mod calls;
 mod entry;
+mod groups;
 mod heartbeat;
 mod maintenance;
 mod ownership;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use dashmap::DashMap;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::heartbeat::Heartbeats;
-use self::maintenance::Grace;
-use self::ownership::Ownership;
+use self::groups::Groups;
+use self::heartbeat::Heartbeat;
+use self::maintenance::Bounds;
+use self::ownership::Ownerships;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
 use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Settled};
@@ -57,7 +56,7 @@ type Listener = Box<dyn Fn() + Send + Sync>;
 /// The outbox of one ring in Redis.
 pub(super) struct RedisOutbox {
     inner: Arc<Inner>,
-    heartbeat: AbortOnDropHandle<()>,
+    heartbeats: AbortOnDropHandle<()>,
 }
 
 struct Inner {
@@ -65,39 +64,29 @@ struct Inner {
     on_news: RwLock<Vec<Listener>>,
     /// Notified when the outbox is maintained: the first time, heartbeats begin.
     maintained: Notify,
-    /// The groups that were opened here and not left, and whether they are ephemeral.
-    ///
-    /// A task that opens, leaves or deletes a group holds the lock for reading until Redis has answered, and no longer;
-    /// tasks with the same group run one after the other. The heartbeat holds it for writing, so that its list of groups
-    /// is complete: none is just being opened or left.
-    joined: tokio::sync::RwLock<Mutex<BTreeMap<GroupName, bool>>>,
-    /// Of each group with subscribers here. It is locked while a script changes it in Redis.
-    owned: DashMap<GroupName, Arc<tokio::sync::Mutex<Ownership>>>,
-    heartbeats: Mutex<Heartbeats>,
-    grace: Mutex<Grace>,
-    /// How many steps of maintenance were answered.
-    steps: AtomicU64,
-    last_heartbeat: Mutex<Result<(), Refusal>>,
-    /// The bounds of a leader that were last reported to differ from those here.
-    reported_bounds: Mutex<String>,
+    groups: Groups,
+    ownerships: Ownerships,
+    heartbeat: Heartbeat,
+    bounds: Bounds,
 }
 
 impl RedisOutbox {
     pub(super) fn new(context: Arc<RingContext>) -> RedisOutbox {
         let inner = Arc::new(Inner {
-            context,
             on_news: RwLock::default(),
             maintained: Notify::new(),
-            joined: tokio::sync::RwLock::default(),
-            owned: DashMap::new(),
-            heartbeats: Mutex::default(),
-            grace: Mutex::default(),
-            steps: AtomicU64::new(0),
-            last_heartbeat: Mutex::new(Ok(())),
-            reported_bounds: Mutex::default(),
+            groups: Groups::new(Arc::clone(&context)),
+            ownerships: Ownerships::new(Arc::clone(&context)),
+            heartbeat: Heartbeat::new(Arc::clone(&context)),
+            bounds: Bounds::new(Arc::clone(&context)),
+            context,
         });
-        let heartbeat = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&inner).send_heartbeats()));
-        RedisOutbox { inner, heartbeat }
+        let sender = Arc::clone(&inner);
+        let heartbeats = AbortOnDropHandle::new(tokio::spawn(async move {
+            sender.maintained.notified().await;
+            sender.heartbeat.send_all(&sender.groups).await;
+        }));
+        RedisOutbox { inner, heartbeats }
     }
 
     /// Calls the listeners: there may be batches to take.
@@ -107,8 +96,8 @@ impl RedisOutbox {
 
     /// Frees the batches of this sidecar, and removes it from Redis.
     pub(super) fn depart(&self) -> Reply<()> {
-        let heartbeat = self.heartbeat.abort_handle();
-        later(&self.inner, |inner| async move { inner.depart(&heartbeat).await })
+        let sending = self.heartbeats.abort_handle();
+        later(&self.inner, |inner| async move { inner.heartbeat.depart(&inner.groups, &sending).await })
     }
 
     /// The batches of this ring: a client can name batches of rings that do not exist.
@@ -120,7 +109,7 @@ impl RedisOutbox {
 impl Outbox for RedisOutbox {
     fn open_group(&self, group: &GroupName, opening: Opening, _now: Instant) -> Reply<bool> {
         let group = group.clone();
-        later(&self.inner, |inner| async move { inner.open_group(group, opening).await })
+        later(&self.inner, |inner| async move { inner.groups.open(group, opening).await })
     }
 
     fn leave_group(&self, group: &GroupName) -> Reply<()> {
@@ -139,27 +128,27 @@ impl Outbox for RedisOutbox {
 
     fn take(&self, group: &GroupName, window: u64, _now: Instant) -> Reply<Vec<Delivery>> {
         let group = group.clone();
-        later(&self.inner, |inner| async move { inner.take(&group, window).await })
+        later(&self.inner, |inner| async move { inner.ownerships.take(&group, window).await })
     }
 
     fn take_again(&self, group: &GroupName, batches: &[BatchId], _now: Instant) -> Reply<Vec<Delivery>> {
         let (group, batches) = (group.clone(), self.of_this_ring(batches));
-        later(&self.inner, |inner| async move { inner.take_again(&group, &batches).await })
+        later(&self.inner, |inner| async move { inner.ownerships.take_again(&group, &batches).await })
     }
 
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
         let (group, batches) = (group.clone(), self.of_this_ring(batches));
-        later(&self.inner, |inner| async move { inner.settle(&group, &batches).await })
+        later(&self.inner, |inner| async move { inner.ownerships.settle(&group, &batches).await })
     }
 
     fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
         let (group, batches) = (group.clone(), self.of_this_ring(batches));
-        later(&self.inner, |inner| async move { inner.give_back(&group, &batches, false).await })
+        later(&self.inner, |inner| async move { inner.ownerships.give_back(&group, &batches, false).await })
     }
 
     fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
         let (group, batches) = (group.clone(), self.of_this_ring(batches));
-        later(&self.inner, |inner| async move { inner.give_back(&group, &batches, true).await })
+        later(&self.inner, |inner| async move { inner.ownerships.give_back(&group, &batches, true).await })
     }
 
     /// The attended groups are not needed: Redis knows which sidecars have a subscriber of a group.
@@ -168,7 +157,7 @@ impl Outbox for RedisOutbox {
     }
 
     fn backlog(&self, _now: Instant) -> Reply<Backlog> {
-        later(&self.inner, |inner| async move { inner.backlog().await })
+        later(&self.inner, |inner| async move { calls::backlog(&inner.context).await })
     }
 
     fn on_news(&self, listener: Listener) {
@@ -179,5 +168,40 @@ impl Outbox for RedisOutbox {
 impl Inner {
     fn tell(&self) {
         self.on_news.read().iter().for_each(|listener| listener());
+    }
+
+    async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
+        self.ownerships.forget(group);
+        self.groups.leave(group).await
+    }
+
+    async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
+        let existed = self.groups.delete(group).await?;
+        self.ownerships.forget(group);
+        Ok(existed)
+    }
+
+    /// Maintains the outbox. A part that fails does not keep the others from being done: a Redis that is out of memory
+    /// takes no heartbeat, and trimming helps it. The dropped batches are returned even after a failure, since they are
+    /// reported once here.
+    async fn maintain(&self, now: Instant) -> Result<Dropped, Refusal> {
+        let link = &self.context.link;
+        self.maintained.notify_one();
+        if link.is_up() {
+            // Hints can be missed; nothing waits for longer than this.
+            self.tell();
+        }
+        let mut dropped = Dropped::default();
+        let (mut kept, mut inspected) = (Ok(()), Ok(()));
+        if let Some(term) = self.context.term.lasting(link.clock().now()) {
+            kept = self.bounds.keep(term, now, &mut dropped).await;
+            inspected = self.heartbeat.inspect().await;
+        }
+        let heartbeat = self.heartbeat.sent();
+        let recovered = self.ownerships.recover_all().await;
+        if dropped != Dropped::default() {
+            return Ok(dropped);
+        }
+        heartbeat.and(inspected).and(kept).and(recovered).map(|()| dropped)
     }
 }

@@ -1,19 +1,25 @@
-//! Ownership of batches: takes batches for this sidecar, gives them back, and keeps track of those that it holds.
+//! Ownership of batches: takes, settles and gives back batches, and keeps track of those that this sidecar holds.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use dashmap::DashMap;
+use futures_util::stream::{self, StreamExt};
 use redis::ToRedisArgs;
+use tokio::sync::Mutex;
 use tracing::error;
 
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
-use crate::core::outbox::MOST_AGAIN;
-use crate::core::refusal::{Promise, Refusal};
-use crate::redis::outbox::Inner;
-use crate::redis::outbox::calls::{MOST_BATCHES, MOST_READ, ids_and_epochs};
+use crate::core::outbox::{MOST_AGAIN, Settled};
+use crate::core::refusal::{Promise, Reason, Refusal};
+use crate::redis::context::RingContext;
+use crate::redis::outbox::calls::{MOST_BATCHES, MOST_READ, run, run_expecting};
 use crate::redis::outbox::entry::{Unreadable, delivery, entry_id};
 use crate::redis::scripts::{Answer, SCRIPTS, Script};
+
+/// So many scripts that settle are under way at once.
+const SETTLED_TOGETHER: usize = 32;
 
 const _: () = assert!(MOST_AGAIN <= MOST_READ);
 
@@ -25,8 +31,8 @@ pub(super) struct Ownership {
     lent: HashSet<BatchId>,
     /// Entries that are held and cannot be read: they stay here, so that no sidecar takes them again and again.
     unreadable: HashSet<String>,
-    /// The session in which Redis was known to hold no more than this for the sidecar. None while a script that changes it
-    /// is under way, and after its answer was lost or nobody waited for it.
+    /// The session in which Redis was known to hold no more than this for the sidecar. None while a script that changes
+    /// it is under way, and after its answer was lost or nobody waited for it.
     verified_in: Option<u64>,
 }
 
@@ -39,7 +45,23 @@ impl Ownership {
     }
 }
 
-impl Inner {
+/// The ownership of batches in all groups with subscribers here.
+pub(super) struct Ownerships {
+    context: Arc<RingContext>,
+    /// Each is locked while a script changes it in Redis.
+    owned: DashMap<GroupName, Arc<Mutex<Ownership>>>,
+}
+
+impl Ownerships {
+    pub(super) fn new(context: Arc<RingContext>) -> Ownerships {
+        Ownerships { context, owned: DashMap::new() }
+    }
+
+    /// Forgets the batches of a group that is left or deleted.
+    pub(super) fn forget(&self, group: &GroupName) {
+        self.owned.remove(group);
+    }
+
     /// Takes the next batches. One script alone, unless it finds only entries that cannot be read: its batches are
     /// delivered before there are more, and the lock is soon free again.
     pub(super) async fn take(&self, group: &GroupName, window: u64) -> Result<Vec<Delivery>, Refusal> {
@@ -48,7 +70,7 @@ impl Inner {
         self.recover(group, &mut owned).await?;
         loop {
             let lent: Vec<String> = owned.lent.iter().map(|batch| entry_id(*batch)).collect();
-            let arguments = (self.sidecar(), group.as_str(), window, MOST_READ, lent);
+            let arguments = (self.context.sidecar(), group.as_str(), window, MOST_READ, lent);
             let (found, taken) = self.claim(group, &mut owned, &SCRIPTS.take, arguments, &[]).await?;
             if found == 0 || !taken.is_empty() {
                 return Ok(taken);
@@ -67,10 +89,45 @@ impl Inner {
         }
         let owned = self.ownership(group);
         let mut owned = owned.lock().await;
-        // If the answer is lost, Redis may hold lent batches for this sidecar: then it gives them back, for others to take.
-        let arguments = (self.sidecar(), group.as_str(), ids_and_epochs(batches));
+        // If the answer is lost, Redis may hold lent batches for this sidecar: then it gives them back, for others to
+        // take.
+        let arguments = (self.context.sidecar(), group.as_str(), ids_and_epochs(batches));
         let (_, taken) = self.claim(group, &mut owned, &SCRIPTS.take_again, arguments, batches).await?;
         Ok(taken)
+    }
+
+    /// Settles batches. All parts are sent together, so that many batches hold the group up no longer than few.
+    pub(super) async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
+        let parts: Vec<_> = batches.chunks(MOST_READ).map(|part| self.settle_part(group, part)).collect();
+        let (mut sum, mut refused) = (Settled::default(), None);
+        for part in stream::iter(parts).buffered(SETTLED_TOGETHER).collect::<Vec<_>>().await {
+            if let Err(refusal) = sum.add(part)
+                // A refusal of all parts must not promise "not applied" if one of them may be applied.
+                && (refused.is_none() || refusal.reason.promise() == Promise::OutcomeUnknown)
+            {
+                refused = Some(refusal);
+            }
+        }
+        match refused {
+            Some(refusal) if sum.batches.is_empty() => Err(refusal),
+            refused => {
+                let of_the_rest = |Refusal { text, .. }| {
+                    Refusal::new(Reason::StoreSilent, format!("a part is settled; of the rest: {text}"))
+                };
+                Ok(Settled { refusal: refused.map(of_the_rest), ..sum })
+            }
+        }
+    }
+
+    async fn settle_part(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
+        let arguments = (group.as_str(), ids_and_epochs(batches));
+        let count = run_expecting(&self.context, "settled", &SCRIPTS.settle, arguments).await?.count()?;
+        // A group that was left has no ownership any more.
+        let owned = self.owned.get(group).map(|owned| Arc::clone(&owned));
+        if let Some(owned) = owned {
+            owned.lock().await.remove(batches);
+        }
+        Ok(Settled { count, batches: batches.to_vec(), refusal: None })
     }
 
     /// Gives batches back. If Redis does not answer, `recover` does it later.
@@ -91,8 +148,8 @@ impl Inner {
             owned.lent.extend(batches);
         }
         for part in batches.chunks(MOST_READ) {
-            let arguments = (self.sidecar(), group.as_str(), ids_and_epochs(part));
-            self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
+            let arguments = (self.context.sidecar(), group.as_str(), ids_and_epochs(part));
+            run_expecting(&self.context, "returned", &SCRIPTS.give_back, arguments).await?;
         }
         owned.verified_in = verified_in;
         Ok(())
@@ -120,15 +177,15 @@ impl Inner {
         let mut last = String::new();
         loop {
             let page = link.read(&SCRIPTS.held, &keys, |call| {
-                call.arg((self.sidecar(), group.as_str(), &last, MOST_BATCHES));
+                call.arg((self.context.sidecar(), group.as_str(), &last, MOST_BATCHES));
             });
             let page = page.await?.rest(Answer::text)?;
             // Without an epoch, it is an entry of any.
             let unknown: Vec<_> =
                 page.iter().filter(|entry| !known.contains(*entry)).map(|entry| (entry, "")).collect();
             if !unknown.is_empty() {
-                let arguments = (self.sidecar(), group.as_str(), unknown);
-                self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
+                let arguments = (self.context.sidecar(), group.as_str(), unknown);
+                run_expecting(&self.context, "returned", &SCRIPTS.give_back, arguments).await?;
             }
             if page.len() < MOST_BATCHES {
                 owned.verified_in = Some(session);
@@ -138,12 +195,12 @@ impl Inner {
         }
     }
 
-    fn ownership(&self, group: &GroupName) -> Arc<tokio::sync::Mutex<Ownership>> {
+    fn ownership(&self, group: &GroupName) -> Arc<Mutex<Ownership>> {
         Arc::clone(&self.owned.entry(group.clone()).or_default())
     }
 
-    /// Runs a script that takes batches. Returns how many entries it found, and those that can be read, which this sidecar
-    /// holds from now on. Of the batches named `again` it holds no others.
+    /// Runs a script that takes batches. Returns how many entries it found, and those that can be read, which this
+    /// sidecar holds from now on. Of the batches named `again` it holds no others.
     async fn claim(
         &self,
         group: &GroupName,
@@ -177,7 +234,7 @@ impl Inner {
         script: &'static Script,
         arguments: impl ToRedisArgs,
     ) -> Result<Vec<Result<Delivery, Unreadable>>, Refusal> {
-        let (word, mut answer) = self.run(script, &[], arguments).await?;
+        let (word, mut answer) = run(&self.context, script, &[], arguments).await?;
         match word.as_str() {
             "taken" => Ok(answer.rest(|answer| delivery(answer.nested()?, self.context.ring))?),
             // The next heartbeat makes the group again.
@@ -199,4 +256,8 @@ impl Inner {
         );
         owned.unreadable.insert(entry);
     }
+}
+
+fn ids_and_epochs(batches: &[BatchId]) -> Vec<(String, u64)> {
+    batches.iter().map(|batch| (entry_id(*batch), batch.epoch)).collect()
 }

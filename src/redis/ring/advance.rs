@@ -1,6 +1,5 @@
-//! Moves the pointer when it is due, or puts the move off; and watches Redis before each move.
+//! Moves the pointer when it is due, or puts the move off.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::info;
@@ -13,7 +12,7 @@ use crate::redis::connection::link::Session;
 use crate::redis::connection::stall_detector::Look;
 use crate::redis::context::RingContext;
 use crate::redis::keys::MAX_FROZEN;
-use crate::redis::leader::term::{CLOCK_SLACK, Due, Term, WATCH, whole_ms};
+use crate::redis::leader::term::{CLOCK_SLACK, Due, Term, whole_ms};
 use crate::redis::ring::Inner;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
@@ -26,9 +25,6 @@ const HELD_POLL: Duration = Duration::from_millis(50);
 /// While Redis stalls, the pointer looks again this much later.
 const STALL_POLL: Duration = Duration::from_millis(20);
 
-/// How often the watch calls Redis: it sees all of a stall but at most so much.
-const WATCH_EVERY: Duration = Duration::from_millis(25);
-
 impl Inner {
     pub(super) async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
         let RingContext { options, identity, link, term: current, .. } = &*self.context;
@@ -39,11 +35,11 @@ impl Inner {
             return Ok(Advance::Waiting(term.next));
         }
         let (awaits_repair, may_wait_for_repair) = {
-            let repair = self.repair(term.epoch);
+            let repair = self.repair.progress(term.epoch);
             (repair.scan.is_some_and(|scan| scan.is_awaited), repair.may_wait())
         };
         if awaits_repair {
-            self.repair_for_a_while(&session, term.epoch).await?;
+            self.repair.scan_for_a_while(&session, term.epoch).await?;
             return Ok(Advance::Waiting(now));
         }
         let (late, tick_length) = (now - term.next, options.wheel.tick_length());
@@ -55,8 +51,8 @@ impl Inner {
             current.update(term.epoch, |term| term.put_off(next));
             return Ok(Advance::Waiting(next));
         }
-        // Requests that this sidecar has read come before the decision. If the connection was rebuilt meanwhile, the wait
-        // begins again.
+        // Requests that this sidecar has read come before the decision. If the connection was rebuilt meanwhile, the
+        // wait begins again.
         self.coalescer.flush(term.patience(now, tick_length)).await;
         if link.session()?.number != session.number {
             return Ok(Advance::Waiting(now));
@@ -83,8 +79,8 @@ impl Inner {
         self.advanced(term, &word, &mut answer, at, at.max(link.clock().now()))
     }
 
-    /// The term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all sidecars
-    /// hold; once, until it has moved, so that a Redis with many short outages does not stop the wheel.
+    /// The term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all
+    /// sidecars hold; once, until it has moved, so that a Redis with many short outages does not stop the wheel.
     fn term_after_outage(&self, session: &Session, recovered_at: Option<Instant>) -> Option<Term> {
         let RingContext { options, term: current, .. } = &*self.context;
         let term = current.in_session(session.number)?;
@@ -100,8 +96,8 @@ impl Inner {
         current.get()
     }
 
-    /// Until when the pointer waits at a time `at`, since Redis stalls or did so a moment ago: then all sidecars have Acks
-    /// that wait for it. Once, until it has moved, so that a slow Redis does not stop the wheel.
+    /// Until when the pointer waits at a time `at`, since Redis stalls or did so a moment ago: then all sidecars have
+    /// Acks that wait for it. Once, until it has moved, so that a slow Redis does not stop the wheel.
     fn stalled_until(&self, term: Term, at: Instant) -> Option<Instant> {
         let grace = self.context.options.outage_grace;
         if term.is_aware || grace.is_zero() {
@@ -141,14 +137,14 @@ impl Inner {
                 let lateness = Duration::from_millis(answer.count()?);
                 // A move whose answer was lost in an outage came before that, and was not put off by it.
                 let shifted = if answer.count()? > 0 { term.shifted_ticks(options.wheel) } else { 0 };
-                self.report_lost(answer.count()?);
+                self.repair.report_lost(answer.count()?);
                 current.update(term.epoch, |term| term.moved(due, options.wheel));
-                self.repair(term.epoch).pointer_moved();
+                self.repair.progress(term.epoch).pointer_moved();
                 Ok(Advance::Moved { expired: term.pointer, lateness, shifted, next: due.next })
             }
             "missing" => {
-                self.report_missing(answer.count()?);
-                self.repair(term.epoch).begin(true, term.pointer, term.session);
+                self.repair.report_missing(answer.count()?);
+                self.repair.progress(term.epoch).begin(true, term.pointer, term.session);
                 Ok(Advance::Waiting(at))
             }
             "wait" => {
@@ -187,7 +183,7 @@ impl Inner {
             "elsewhere" => {
                 let pointer = Tick(answer.count()?);
                 if pointer < term.pointer {
-                    self.report_lost_moves("moves of the pointer", pointer);
+                    self.repair.report_lost_moves("moves of the pointer", pointer);
                     return Ok(Advance::Deposed);
                 }
                 current.update(term.epoch, |term| term.pointer = pointer);
@@ -200,26 +196,5 @@ impl Inner {
     /// A quarter of a short tick: a clock that was set by less is as good as one that was not.
     fn slack(&self) -> Duration {
         CLOCK_SLACK.min(self.context.options.wheel.tick_length() / 4)
-    }
-}
-
-/// Calls Redis before each move of a leader, to see whether it stalls; never ends.
-///
-/// A leader without requests of clients would not know that Redis stalled just before a decision, while Acks wait at the
-/// other sidecars.
-pub(super) async fn watch(context: Arc<RingContext>) {
-    let RingContext { link, term, .. } = &*context;
-    loop {
-        let now = link.clock().now();
-        let early = term.get().map_or(WATCH, |term| term.next.saturating_duration_since(now + WATCH));
-        if early.is_zero() {
-            if let Ok(session) = link.session() {
-                link.probe(&session).await;
-            }
-            tokio::time::sleep(WATCH_EVERY).await;
-        } else {
-            // Meanwhile the leader may change, and the time of the move.
-            tokio::time::sleep(early.min(WATCH)).await;
-        }
     }
 }

@@ -22,14 +22,14 @@ mod advance;
 mod publish;
 mod repair;
 mod status;
+mod watch;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::repair::RepairProgress;
+use self::repair::Repair;
 use crate::core::completions::Completions;
 use crate::core::request_batch::RequestBatch;
 use crate::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
@@ -43,14 +43,15 @@ pub(super) struct RedisRing(Arc<Inner>);
 struct Inner {
     context: Arc<RingContext>,
     coalescer: Arc<Coalescer>,
-    repair: Mutex<RepairProgress>,
+    repair: Repair,
     _watch: AbortOnDropHandle<()>,
 }
 
 impl RedisRing {
     pub(super) fn new(context: Arc<RingContext>, coalescer: Arc<Coalescer>) -> RedisRing {
-        let watch = AbortOnDropHandle::new(tokio::spawn(advance::watch(Arc::clone(&context))));
-        RedisRing(Arc::new(Inner { context, coalescer, repair: Mutex::default(), _watch: watch }))
+        let watch = AbortOnDropHandle::new(tokio::spawn(watch::watch(Arc::clone(&context))));
+        let repair = Repair::new(Arc::clone(&context));
+        RedisRing(Arc::new(Inner { context, coalescer, repair, _watch: watch }))
     }
 }
 

@@ -34,7 +34,7 @@ impl Inner {
             "expected" => {
                 let (tick, seq, is_frozen) = (Tick(answer.count()?), answer.count()?, answer.count()? > 0);
                 if (tick, seq) < (term.frozen, term.seq) {
-                    self.report_lost_moves("batches that were published", tick);
+                    self.repair.report_lost_moves("batches that were published", tick);
                     return Ok(deposed);
                 }
                 current.update(term.epoch, |term| (term.frozen, term.seq) = (tick, seq));
@@ -60,7 +60,7 @@ impl Inner {
         let (messages, is_last) = (answer.count()?, answer.count()? > 0);
         let lateness = Duration::from_millis(answer.count()?);
         let counts = counts(answer)?;
-        self.report_lost(answer.count()?);
+        self.repair.report_lost(answer.count()?);
         self.context.term.update(term.epoch, |now| {
             (now.frozen, now.seq) = if is_last { (term.frozen.plus(1), 0) } else { (term.frozen, term.seq + 1) };
         });
@@ -74,8 +74,8 @@ impl Inner {
 
     async fn forget(&self, session: &Session, term: Term) -> Result<PublishStep, Refusal> {
         let repairing = PublishStep { more: true, reclaimed: true, ..PublishStep::default() };
-        if self.repair(term.epoch).scan.is_some() {
-            self.scan(session, term.epoch).await?;
+        if self.repair.progress(term.epoch).scan.is_some() {
+            self.repair.scan(session, term.epoch).await?;
             return Ok(repairing);
         }
         let RingContext { options, link, .. } = &*self.context;
@@ -83,8 +83,8 @@ impl Inner {
         let (word, answer) = self.context.run(session, &SCRIPTS.forget, &keys, MAX_PUBLISHED).await?;
         match word.as_str() {
             "forgot" => Ok(PublishStep { more: true, ..PublishStep::default() }),
-            "left over" if self.repair(term.epoch).may_tidy(term.pointer, options.wheel) => {
-                self.repair(term.epoch).begin(false, term.pointer, term.session);
+            "left over" if self.repair.progress(term.epoch).may_tidy(term.pointer, options.wheel) => {
+                self.repair.progress(term.epoch).begin(false, term.pointer, term.session);
                 Ok(repairing)
             }
             "idle" | "left over" => Ok(PublishStep::default()),

@@ -1,19 +1,19 @@
 //! Repairs lost lists: scans all messages, and puts those that are in no list back into the list of their tick.
 //!
 //! Each message has its deadline in its own entry too, so it goes back before its tick is decided: the pointer waits
-//! meanwhile, and no message is early. Messages are lost for good if their entries are lost too, or if they were decided
-//! and not yet published. The same scan tidies: it deletes late messages that no chunk of `late` names.
+//! meanwhile, and no message is early. Messages are lost for good if their entries are lost too, or if they were
+//! decided and not yet published. The same scan tidies: it deletes late messages that no chunk of `late` names.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use tracing::{error, info, warn};
 
 use crate::core::refusal::Refusal;
 use crate::core::tick::{Tick, Wheel};
 use crate::redis::connection::link::Session;
 use crate::redis::context::RingContext;
-use crate::redis::ring::Inner;
 use crate::redis::scripts::SCRIPTS;
 
 /// About how many messages one script scans: it takes Redis about as long as a script of requests.
@@ -22,7 +22,8 @@ const SCANNED: usize = 1_000;
 /// While the pointer waits, it scans for so long at a time, before the lease has its turn.
 const AT_A_TIME: Duration = Duration::from_millis(50);
 
-/// How often the pointer waits for a scan before it moves: a Redis that loses lists all the time does not stop the wheel.
+/// How often the pointer waits for a scan before it moves: a Redis that loses lists all the time does not stop the
+/// wheel.
 const SCANS_BEFORE_A_MOVE: u8 = 3;
 
 /// The repair in one term of a leader.
@@ -57,7 +58,8 @@ impl RepairProgress {
         self.scans < SCANS_BEFORE_A_MOVE && !self.is_denied
     }
 
-    /// Whether to tidy, at a pointer: once a revolution, since messages that have just become late are found in the next.
+    /// Whether to tidy, at a pointer: once a revolution, since messages that have just become late are found in the
+    /// next.
     pub(super) fn may_tidy(&self, pointer: Tick, wheel: Wheel) -> bool {
         !self.is_denied && self.tidied_at.is_none_or(|then| pointer.0 >= then.0 + u64::from(wheel.slots()))
     }
@@ -75,6 +77,10 @@ impl RepairProgress {
         self.scans = 0;
     }
 
+    fn deny(&mut self) {
+        (self.scan, self.is_denied) = (None, true);
+    }
+
     fn end(&mut self, scan: Scan) {
         self.scan = None;
         if scan.is_awaited {
@@ -84,21 +90,31 @@ impl RepairProgress {
     }
 }
 
-impl Inner {
-    /// The repair in the term of this epoch.
-    pub(super) fn repair(&self, epoch: u64) -> MutexGuard<'_, RepairProgress> {
-        let mut repair = self.repair.lock();
-        if repair.epoch != epoch {
-            *repair = RepairProgress { epoch, ..RepairProgress::default() };
+/// The repair of one ring.
+pub(super) struct Repair {
+    context: Arc<RingContext>,
+    progress: Mutex<RepairProgress>,
+}
+
+impl Repair {
+    pub(super) fn new(context: Arc<RingContext>) -> Repair {
+        Repair { context, progress: Mutex::default() }
+    }
+
+    /// The progress in the term of this epoch.
+    pub(super) fn progress(&self, epoch: u64) -> MutexGuard<'_, RepairProgress> {
+        let mut progress = self.progress.lock();
+        if progress.epoch != epoch {
+            *progress = RepairProgress { epoch, ..RepairProgress::default() };
         }
-        repair
+        progress
     }
 
     /// Scans for a while.
-    pub(super) async fn repair_for_a_while(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
+    pub(super) async fn scan_for_a_while(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
         let clock = self.context.link.clock();
         let begun = clock.now();
-        while self.repair(epoch).scan.is_some() && clock.now().saturating_duration_since(begun) < AT_A_TIME {
+        while self.progress(epoch).scan.is_some() && clock.now().saturating_duration_since(begun) < AT_A_TIME {
             self.scan(session, epoch).await?;
         }
         Ok(())
@@ -107,7 +123,7 @@ impl Inner {
     /// Does a step of the scan, if one is under way.
     pub(super) async fn scan(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
         let RingContext { ring, link, .. } = &*self.context;
-        let Some(mut scan) = self.repair(epoch).scan else { return Ok(()) };
+        let Some(mut scan) = self.progress(epoch).scan else { return Ok(()) };
         if scan.session != session.number {
             // The cursor may mean nothing to the server of another session.
             (scan.session, scan.cursor) = (session.number, 0);
@@ -120,24 +136,21 @@ impl Inner {
                 scan.put_back += answer.count()?;
                 scan.deleted += answer.count()?;
                 if scan.cursor > 0 {
-                    self.repair(epoch).scan = Some(scan);
+                    self.progress(epoch).scan = Some(scan);
                 } else {
-                    self.repair(epoch).end(scan);
+                    self.progress(epoch).end(scan);
                     let Scan { put_back, deleted, .. } = scan;
                     info!(ring, put_back, deleted, "all messages were looked through");
                 }
                 Ok(())
             }
             "denied" => {
-                {
-                    let mut repair = self.repair(epoch);
-                    (repair.scan, repair.is_denied) = (None, true);
-                }
+                self.progress(epoch).deny();
                 warn!(
                     ring,
                     why = answer.text()?,
-                    "messages whose list Redis has lost cannot be put back: give the Redis user of this sidecar the commands that \
-                     docs/REDIS.md lists"
+                    "messages whose list Redis has lost cannot be put back: give the Redis user of this sidecar the \
+                     commands that docs/REDIS.md lists"
                 );
                 Ok(())
             }
@@ -145,15 +158,15 @@ impl Inner {
         }
     }
 
-    /// Redis has lost moves of this leader, without a rebuilt connection that would show it: the term ends, and repeated
-    /// ticks have another epoch.
+    /// Redis has lost moves of this leader, without a rebuilt connection that would show it: the term ends, and
+    /// repeated ticks have another epoch.
     pub(super) fn report_lost_moves(&self, lost: &str, tick: Tick) {
         self.context.link.count_loss();
         error!(
             ring = self.context.ring,
             %tick,
-            "Redis has lost {lost} from this tick on: they come again under a new epoch, and some messages may be reported \
-             twice; find out why Redis went back (a restored snapshot, a failover behind a proxy)"
+            "Redis has lost {lost} from this tick on: they come again under a new epoch, and some messages may be \
+             reported twice; find out why Redis went back (a restored snapshot, a failover behind a proxy)"
         );
         self.context.term.end();
     }
@@ -164,9 +177,9 @@ impl Inner {
         error!(
             ring = self.context.ring,
             messages,
-            "messages in flight are in the list of no tick: Redis has lost its key (set maxmemory-policy noeviction), or \
-             refused a script halfway. The wheel waits while all messages are looked through, and missing ones are put \
-             back"
+            "messages in flight are in the list of no tick: Redis has lost its key (set maxmemory-policy noeviction), \
+             or refused a script halfway. The wheel waits while all messages are looked through, and missing ones are \
+             put back"
         );
     }
 
@@ -177,8 +190,8 @@ impl Inner {
             error!(
                 ring = self.context.ring,
                 messages,
-                "messages are lost with the list of their tick: they come in no batch. Logic nodes add again the messages \
-                 that still need an Ack"
+                "messages are lost with the list of their tick: they come in no batch. Logic nodes add again the \
+                 messages that still need an Ack"
             );
         }
     }

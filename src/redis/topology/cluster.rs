@@ -1,7 +1,7 @@
 //! Redis Cluster: the node that has a ring.
 //!
-//! All keys of a ring lie in one hash slot, so a ring is on one node, and its link connects to that. A node that has lost
-//! the slot answers a write with MOVED, and the link looks for the new one.
+//! All keys of a ring lie in one hash slot, so a ring is on one node, and its link connects to that. A node that has
+//! lost the slot answers a write with MOVED, and the link looks for the new one.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -43,8 +43,8 @@ impl Confirmation {
         state.until = until.or(state.until.min(Some(now)));
     }
 
-    /// If a session is confirmed at a time `now`: when the last outage ended, or the last time without a majority. If not:
-    /// for how long it was not confirmed.
+    /// If a session is confirmed at a time `now`: when the last outage ended, or the last time without a majority. If
+    /// not: for how long it was not confirmed.
     pub(crate) fn of(&self, session: u64, now: Instant) -> Result<Option<Instant>, Duration> {
         let state = self.0.lock();
         match state.until.filter(|_| state.session == session) {

@@ -1,8 +1,8 @@
 //! The majority of the Sentinels, or of a Cluster's primaries: the Redis that it names, and until when it confirms one.
 //!
-//! A failover needs a majority of the votes, and a primary that has not answered for the length of the failover timer. If it
-//! is over before a majority was asked, one of those nodes knows of it, or soon will. If it begins later, it is not over
-//! before that timer has run out. So no confirmation is good for longer than the timer, nor than [`LONGEST`].
+//! A failover needs a majority of the votes, and a primary that has not answered for the length of the failover timer.
+//! If it is over before a majority was asked, one of those nodes knows of it, or soon will. If it begins later, it is
+//! not over before that timer has run out. So no confirmation is good for longer than the timer, nor than [`LONGEST`].
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -42,7 +42,8 @@ impl NodeEntry {
         NodeEntry { redis, slots: vec![0..=SLOTS - 1], votes: true, is_itself: true, is_doubted }
     }
 
-    /// Whether it shows that `found` was not replaced: the node knows of every failover that was known when that was found.
+    /// Whether it shows that `found` was not replaced: the node knows of every failover that was known when that was
+    /// found.
     pub(crate) fn confirms(&self, found: &Found) -> bool {
         !self.is_doubted && self.redis.is(found) && self.redis.config_epoch >= found.config_epoch
     }
@@ -107,7 +108,8 @@ impl Views {
         self.latest.values().flat_map(|view| view.knows.clone()).collect()
     }
 
-    /// The Redis that has a slot: the one that a majority names, or, without a majority, that of the latest known failover.
+    /// The Redis that has a slot: the one that a majority names, or, without a majority, that of the latest known
+    /// failover.
     pub(crate) fn owner(&self, slot: Slot) -> Result<Found, Fault> {
         self.majority(slot).or_else(|| self.latest(slot)).ok_or_else(|| Fault {
             kind: FaultKind::Clustered,
@@ -153,8 +155,8 @@ impl Views {
         self.latest.values().filter_map(move |view| Some(&owner(&view.entries, slot)?.redis))
     }
 
-    /// The votes for an owner of the slot that `is_right`, and of how many. Only these voters say how many there are, so
-    /// that one that lies stops no majority.
+    /// The votes for an owner of the slot that `is_right`, and of how many. Only these voters say how many there are,
+    /// so that one that lies stops no majority.
     fn votes(&self, slot: Slot, is_right: impl Fn(&NodeEntry) -> bool) -> (Vec<&View>, usize) {
         let votes = |view: &&View| view.votes && owner(&view.entries, slot).is_some_and(&is_right);
         let voting: Vec<&View> = self.latest.values().filter(votes).collect();

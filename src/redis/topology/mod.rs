@@ -68,10 +68,9 @@ impl Topology {
         Topology { is_without_majority, ..self }
     }
 
-    /// Reads a URL: `redis://…` for one address,
-    /// `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME` for the primary of this name at the Sentinels,
-    /// or `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`. `sentinel_user` and `sentinel_password` are for the
-    /// Sentinels themselves.
+    /// Reads a URL: `redis://…` for one address, `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME`
+    /// for the primary of this name at the Sentinels, or `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`.
+    /// `sentinel_user` and `sentinel_password` are for the Sentinels themselves.
     ///
     /// # Errors
     ///

@@ -155,7 +155,8 @@ impl fmt::Display for Found {
     }
 }
 
-/// Awaits the answers of several nodes, without those that are much slower than the first. If there is none, the faults.
+/// Awaits the answers of several nodes, without those that are much slower than the first. If there is none, the
+/// faults.
 ///
 /// The first answer alone does not do: a node that was cut off from the others may be first, and names a Redis that was
 /// replaced.

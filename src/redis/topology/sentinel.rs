@@ -28,8 +28,8 @@ type Instance = HashMap<String, String>;
 impl Sentinels {
     /// Asks a Sentinel for its view; returns that, with its id.
     ///
-    /// The address and the epoch in SENTINEL MASTER do not belong together at the Sentinel that leads a failover: while it
-    /// has replicas follow the new primary, it has the new epoch and the old address.
+    /// The address and the epoch in SENTINEL MASTER do not belong together at the Sentinel that leads a failover: while
+    /// it has replicas follow the new primary, it has the new epoch and the old address.
     pub(crate) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<(String, View), Fault> {
         let mut commands = redis::pipe();
         for subcommand in ["MASTER", "GET-MASTER-ADDR-BY-NAME", "SENTINELS"] {

@@ -1,5 +1,5 @@
-//! Asks the Sentinels, or the nodes of a Cluster, all the time: links leave a Redis that was replaced, and know whether a
-//! majority confirms theirs.
+//! Asks the Sentinels, or the nodes of a Cluster, all the time: links leave a Redis that was replaced, and know whether
+//! a majority confirms theirs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ impl Shared {
 }
 
 impl Link {
-    /// Whether a tick may expire in a session: only while a majority confirms that its Redis is the primary. If so, when the
-    /// last outage ended, or the last time without a majority.
+    /// Whether a tick may expire in a session: only while a majority confirms that its Redis is the primary. If so,
+    /// when the last outage ended, or the last time without a majority.
     pub(crate) fn confirmed(&self, session: &Session) -> Result<Option<Instant>, Fault> {
         self.confirmation(session).map_err(|_| {
             let kind = self.shared().options.place.kind();
@@ -75,13 +75,13 @@ pub(crate) fn warn_of_settings(place: &Topology) {
     }
     if !place.needs_majority() {
         warn!(
-            "--expire-without-majority is on: in a partition a sidecar may report messages that are acknowledged at another; \
-             leave it out once a majority of the Sentinels, or of the Cluster's primaries, can be reached"
+            "--expire-without-majority is on: in a partition a sidecar may report messages that are acknowledged at \
+             another; leave it out once a majority of the Sentinels, or of the Cluster's primaries, can be reached"
         );
     } else if let Some(timer) = place.views().short_timer() {
         warn!(
-            "the failover timer is {timer:?} (down-after-milliseconds of the Sentinels, cluster-node-timeout of a Cluster): \
-             without an answer of a majority for so long no tick expires; set it to 2000 or more"
+            "the failover timer is {timer:?} (down-after-milliseconds of the Sentinels, cluster-node-timeout of a \
+             Cluster): without an answer of a majority for so long no tick expires; set it to 2000 or more"
         );
     }
 }
@@ -149,8 +149,8 @@ fn report(place: &Topology, unconfirmed: &[(Arc<Link>, Session)], is_reported: &
         rings = unconfirmed.len(),
         confirmed_by,
         of,
-        "no majority confirms that this Redis is the primary, so no tick expires: another may have taken its place where \
-         this sidecar does not see it. Look at the Sentinels, or the nodes of the Cluster, and at the network to them; \
-         if they are gone for good, start with --expire-without-majority"
+        "no majority confirms that this Redis is the primary, so no tick expires: another may have taken its place \
+         where this sidecar does not see it. Look at the Sentinels, or the nodes of the Cluster, and at the network to \
+         them; if they are gone for good, start with --expire-without-majority"
     );
 }
