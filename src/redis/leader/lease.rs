@@ -14,7 +14,7 @@ use crate::redis::connection::link::Session;
 use crate::redis::connection::stall_detector::Look;
 use crate::redis::context::{RingContext, later};
 use crate::redis::leader::rebalance::{Candidacy, Leaderships};
-use crate::redis::leader::term::{CLOCK_SLACK, Term, from_now, whole_ms};
+use crate::redis::leader::term::{CLOCK_SLACK, NextMove, Term, from_now, whole_ms};
 use crate::redis::scripts::{Answer, SCRIPTS};
 
 /// The lease of one ring.
@@ -118,7 +118,7 @@ impl Inner {
         let mut renew_at = now + options.lease / 3;
         if self.leaderships.are_shared() && !may_hand_over {
             // It may once the pointer has moved, and from then on with each renewal, if a lease is three ticks.
-            renew_at = renew_at.min(term.next.max(now) + options.wheel.tick_length() / 16);
+            renew_at = renew_at.min(term.next.at.max(now) + options.wheel.tick_length() / 16);
         }
         Ok(Leadership::Leads { epoch: term.epoch, renew_at: Some(renew_at) })
     }
@@ -213,7 +213,7 @@ impl Inner {
     ) -> Result<Leadership, Refusal> {
         let RingContext { ring, options, link, term: current, .. } = &*self.context;
         let (epoch, pointer) = (answer.count()?, Tick(answer.count()?));
-        let next = from_now(now, answer.number()?);
+        let next = NextMove { at: from_now(now, answer.number()?), ahead: Duration::ZERO };
         let shifted = Duration::from_millis(answer.count()?);
         if let Some(before) = before.filter(|before| pointer < before.pointer) {
             link.count_loss();
@@ -237,7 +237,6 @@ impl Inner {
             recovered_at,
             pointer,
             next,
-            ahead: Duration::ZERO,
             is_aware: false,
             shifted,
             grace_until,

@@ -37,10 +37,7 @@ pub(crate) struct Term {
     /// When the last outage ended that `next` allows for.
     pub(crate) recovered_at: Option<Instant>,
     pub(crate) pointer: Tick,
-    /// When the pointer is to move next, by the monotonic clock.
-    pub(crate) next: Instant,
-    /// How much later than that it is due for certain: a call to a far Redis is sent ahead of its time.
-    pub(crate) ahead: Duration,
+    pub(crate) next: NextMove,
     /// Whether the leader knows why the pointer is late: it waited on purpose, or skipped the ticks that it had missed.
     pub(crate) is_aware: bool,
     /// By how much the next move was put off, and so every deadline is shifted, since the last one.
@@ -58,20 +55,14 @@ pub(crate) struct Term {
 
 impl Term {
     /// Puts the next move off, for a reason that the leader knows.
-    pub(crate) fn put_off(&mut self, next: Instant) {
-        self.shifted += next.saturating_duration_since(self.next);
-        (self.next, self.is_aware) = (next, true);
+    pub(crate) fn put_off(&mut self, at: Instant) {
+        self.shifted += at.saturating_duration_since(self.next.at);
+        (self.next.at, self.is_aware) = (at, true);
     }
 
-    /// When the move is due for certain, if no clock is set.
-    pub(crate) fn certain(&self) -> Instant {
-        self.next + self.ahead
-    }
-
-    /// The pointer has moved, and moves again when `due` says. Of the shift, a part of a tick is left for later moves.
-    pub(crate) fn moved(&mut self, due: Due, wheel: Wheel) {
-        (self.pointer, self.next, self.ahead) = (self.pointer.plus(1), due.next, due.ahead);
-        self.is_aware = false;
+    /// The pointer has moved. Of the shift, a part of a tick is left for later moves.
+    pub(crate) fn moved(&mut self, next: NextMove, wheel: Wheel) {
+        (self.pointer, self.next, self.is_aware) = (self.pointer.plus(1), next, false);
         self.shifted -= wheel.ticks(self.shifted_ticks(wheel));
         (self.grace_until, self.held_since, self.is_busy) = (None, None, false);
     }
@@ -85,7 +76,7 @@ impl Term {
 
     /// Whether the leader knows nothing, at a time `now`, that another would have to know to make the next move.
     pub(crate) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
-        !self.is_aware && now + WATCH.min(tick_length / 2) < self.next
+        !self.is_aware && now + WATCH.min(tick_length / 2) < self.next.at
     }
 
     /// Whether the pointer has waited for held Acks for as long as it may.
@@ -99,30 +90,35 @@ impl Term {
     }
 }
 
-/// When a move is due, by an answer of Redis.
+/// When the pointer is to move next, by the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Due {
-    /// When to ask for it.
-    pub(crate) next: Instant,
-    /// How much later than that it is due for certain.
+pub(crate) struct NextMove {
+    /// When to call Redis for it.
+    pub(crate) at: Instant,
+    /// How much later than that it is due for certain: a call to a far Redis is sent ahead of its time.
     pub(crate) ahead: Duration,
 }
 
-impl Due {
+impl NextMove {
     /// From an answer of "in `ms`", which Redis gave at some time between `asked` and `answered`.
     ///
     /// The next call is sent one round trip early, less `spare`. It arrives in time if the way takes as long again, so
     /// the way to Redis lengthens no tick. A near Redis is called when the move is certain.
-    pub(crate) fn from_answer(ms: i64, asked: Instant, answered: Instant, spare: Duration) -> Due {
+    pub(crate) fn from_answer(ms: i64, asked: Instant, answered: Instant, spare: Duration) -> NextMove {
         let round_trip = answered.saturating_duration_since(asked);
         let ahead = round_trip.saturating_sub(spare);
-        Due { next: from_now(answered, ms).checked_sub(ahead).unwrap_or(answered), ahead }
+        NextMove { at: from_now(answered, ms).checked_sub(ahead).unwrap_or(answered), ahead }
+    }
+
+    /// When the move is due for certain, if no clock is set.
+    pub(crate) fn certain(self) -> Instant {
+        self.at + self.ahead
     }
 
     /// The same, no later than `certain`.
-    pub(crate) fn no_later_than(self, certain: Instant) -> Due {
-        let next = self.next.min(certain);
-        Due { next, ahead: (self.next + self.ahead).min(certain) - next }
+    pub(crate) fn no_later_than(self, certain: Instant) -> NextMove {
+        let at = self.at.min(certain);
+        NextMove { at, ahead: self.certain().min(certain) - at }
     }
 }
 
@@ -184,8 +180,7 @@ pub(crate) mod tests {
             session: 1,
             recovered_at: None,
             pointer: Tick(7),
-            next: now,
-            ahead: Duration::ZERO,
+            next: NextMove { at: now, ahead: Duration::ZERO },
             is_aware: true,
             shifted: Duration::ZERO,
             grace_until: None,
@@ -211,7 +206,10 @@ pub(crate) mod tests {
     #[test]
     fn a_leader_that_watches_or_has_put_off_a_move_knows_what_another_would_not() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
-        let calm = |aware, next, tick| Term { is_aware: aware, next: now + next, ..term(now) }.is_calm(now, tick);
+        let calm = |aware, next, tick| {
+            let next = NextMove { at: now + next, ahead: ms(0) };
+            Term { is_aware: aware, next, ..term(now) }.is_calm(now, tick)
+        };
         assert!(calm(false, ms(400), ms(1_000)));
         assert!(!calm(true, ms(400), ms(1_000)), "it put the move off");
         assert!(!calm(false, ms(200), ms(1_000)), "it watches Redis");
@@ -226,9 +224,9 @@ pub(crate) mod tests {
         let mut term = term(now);
         let mut ticks = Vec::new();
         for _ in 0..5 {
-            term.put_off(term.next + ms(450));
+            term.put_off(term.next.at + ms(450));
             ticks.push(term.shifted_ticks(wheel));
-            term.moved(Due { next: term.next + ms(1_000), ahead: Duration::ZERO }, wheel);
+            term.moved(NextMove { at: term.next.at + ms(1_000), ahead: Duration::ZERO }, wheel);
         }
         assert_eq!(ticks, [0, 0, 1, 0, 1]);
         assert_eq!(term.shifted, ms(250));
@@ -237,13 +235,13 @@ pub(crate) mod tests {
     #[test]
     fn a_call_to_a_far_redis_is_sent_ahead_and_one_to_a_near_redis_when_it_is_certain() {
         let (asked, ms) = (Instant::now(), Duration::from_millis);
-        let due = |round_trip| Due::from_answer(1_000, asked, asked + ms(round_trip), ms(25));
-        assert_eq!(due(0), Due { next: asked + ms(1_000), ahead: ms(0) });
-        assert_eq!(due(20), Due { next: asked + ms(1_020), ahead: ms(0) });
-        assert_eq!(due(200), Due { next: asked + ms(1_025), ahead: ms(175) });
+        let due = |round_trip| NextMove::from_answer(1_000, asked, asked + ms(round_trip), ms(25));
+        assert_eq!(due(0), NextMove { at: asked + ms(1_000), ahead: ms(0) });
+        assert_eq!(due(20), NextMove { at: asked + ms(1_020), ahead: ms(0) });
+        assert_eq!(due(200), NextMove { at: asked + ms(1_025), ahead: ms(175) });
         let before = due(200).no_later_than(asked + ms(1_100));
-        assert_eq!(before, Due { next: asked + ms(1_025), ahead: ms(75) });
-        assert_eq!(before.no_later_than(asked + ms(1_000)), Due { next: asked + ms(1_000), ahead: ms(0) });
+        assert_eq!(before, NextMove { at: asked + ms(1_025), ahead: ms(75) });
+        assert_eq!(before.no_later_than(asked + ms(1_000)), NextMove { at: asked + ms(1_000), ahead: ms(0) });
         assert_eq!(due(20).no_later_than(asked + ms(2_000)), due(20));
     }
 }

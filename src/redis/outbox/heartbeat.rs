@@ -35,7 +35,7 @@ const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 const MOST_LINKS: usize = 16;
 
 /// A sidecar, and the number of its last heartbeat.
-type Number = (String, u64);
+type NumberedHeartbeat = (String, u64);
 
 /// Time that this process watched: a gap between two looks counts as half a lease at most, so that a process that was
 /// stopped has watched nothing meanwhile.
@@ -67,10 +67,10 @@ impl SeenHeartbeats {
     fn record(
         &mut self,
         session: u64,
-        found: impl IntoIterator<Item = Number>,
+        found: impl IntoIterator<Item = NumberedHeartbeat>,
         lease: Duration,
         now: Instant,
-    ) -> Vec<Number> {
+    ) -> Vec<NumberedHeartbeat> {
         if self.session != session {
             *self = SeenHeartbeats { session, ..SeenHeartbeats::default() };
         }
@@ -259,7 +259,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(3);
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn beats(of_a: u64, of_b: u64) -> Vec<Number> {
+    fn beats(of_a: u64, of_b: u64) -> Vec<NumberedHeartbeat> {
         vec![(String::from("a"), of_a), (String::from("b"), of_b)]
     }
 

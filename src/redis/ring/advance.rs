@@ -12,7 +12,7 @@ use crate::redis::connection::link::Session;
 use crate::redis::connection::stall_detector::Look;
 use crate::redis::context::RingContext;
 use crate::redis::keys::MAX_FROZEN;
-use crate::redis::leader::term::{CLOCK_SLACK, Due, Term, whole_ms};
+use crate::redis::leader::term::{CLOCK_SLACK, NextMove, Term, whole_ms};
 use crate::redis::ring::Inner;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
@@ -31,8 +31,8 @@ impl Inner {
         let session = link.session()?;
         let recovered_at = link.confirmed(&session)?;
         let Some(term) = self.term_after_outage(&session, recovered_at) else { return Ok(Advance::Deposed) };
-        if now < term.next {
-            return Ok(Advance::Waiting(term.next));
+        if now < term.next.at {
+            return Ok(Advance::Waiting(term.next.at));
         }
         let (awaits_repair, may_wait_for_repair) = {
             let repair = self.repair.progress(term.epoch);
@@ -42,12 +42,12 @@ impl Inner {
             self.repair.scan_for_a_while(&session, term.epoch).await?;
             return Ok(Advance::Waiting(now));
         }
-        let (late, tick_length) = (now - term.next, options.wheel.tick_length());
+        let (late, tick_length) = (now - term.next.at, options.wheel.tick_length());
         // The move that is due is one of those that are caught up. Adds count on the same bound.
         let most = tick_length * session.catch_up_max_ticks.max(1);
         if late >= most {
             let missed = late.saturating_sub(most).as_nanos() / tick_length.as_nanos() + 1;
-            let next = term.next + options.wheel.ticks(u64::try_from(missed).unwrap_or(u64::MAX));
+            let next = term.next.at + options.wheel.ticks(u64::try_from(missed).unwrap_or(u64::MAX));
             current.update(term.epoch, |term| term.put_off(next));
             return Ok(Advance::Waiting(next));
         }
@@ -69,8 +69,8 @@ impl Inner {
         let longest_silence =
             if term.is_aware { String::new() } else { whole_ms(link.silence().patience()).to_string() };
         let arguments = (
-            (&identity.token, term.epoch, term.pointer.0),
-            (whole_ms(at - term.next), whole_ms(self.slack()), min, share, MAX_FROZEN, whole_ms(term.ahead)),
+            (&identity.token, term.epoch, term.pointer.0, whole_ms(at - term.next.at), whole_ms(self.slack())),
+            (min, share, MAX_FROZEN, whole_ms(term.next.ahead)),
             (longest_silence, !may_wait_for_repair, term.has_waited_for_held_acks(at)),
         );
         let keys = link.keys();
@@ -90,7 +90,7 @@ impl Inner {
         current.update(term.epoch, |term| {
             let grace_until = recovered_at.map(|recovered_at| recovered_at + options.outage_grace);
             term.grace_until = term.grace_until.or(grace_until);
-            term.put_off(term.grace_until.map_or(term.next, |until| until.max(term.next)));
+            term.put_off(term.grace_until.map_or(term.next.at, |until| until.max(term.next.at)));
             term.recovered_at = recovered_at;
         });
         current.get()
@@ -133,14 +133,14 @@ impl Inner {
         let RingContext { ring, options, term: current, .. } = &*self.context;
         match word {
             "moved" => {
-                let due = Due::from_answer(answer.number()?, asked, at, self.slack() / 2);
+                let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);
                 let lateness = Duration::from_millis(answer.count()?);
                 // A move whose answer was lost in an outage came before that, and was not put off by it.
                 let shifted = if answer.count()? > 0 { term.shifted_ticks(options.wheel) } else { 0 };
                 self.repair.report_lost(answer.count()?);
-                current.update(term.epoch, |term| term.moved(due, options.wheel));
+                current.update(term.epoch, |term| term.moved(next, options.wheel));
                 self.repair.progress(term.epoch).pointer_moved();
-                Ok(Advance::Moved { expired: term.pointer, lateness, shifted, next: due.next })
+                Ok(Advance::Moved { expired: term.pointer, lateness, shifted, next: next.at })
             }
             "missing" => {
                 self.repair.report_missing(answer.count()?);
@@ -148,11 +148,12 @@ impl Inner {
                 Ok(Advance::Waiting(at))
             }
             "wait" => {
-                let due = Due::from_answer(answer.number()?, asked, at, self.slack() / 2);
+                let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);
                 // To a call ahead of its time, no answer moves that time: a clock may have been set back.
-                let due = if asked < term.certain() { due.no_later_than(term.certain()) } else { due };
-                current.update(term.epoch, |term| (term.next, term.ahead) = (due.next, due.ahead));
-                Ok(Advance::Waiting(due.next))
+                let next =
+                    if asked < term.next.certain() { next.no_later_than(term.next.certain()) } else { next };
+                current.update(term.epoch, |term| term.next = next);
+                Ok(Advance::Waiting(next.at))
             }
             "delayed" => {
                 // The stall may have begun before this call: other requests of this process show that.

@@ -17,7 +17,7 @@ pub(super) async fn watch(context: Arc<RingContext>) {
     let RingContext { link, term, .. } = &*context;
     loop {
         let now = link.clock().now();
-        let early = term.get().map_or(WATCH, |term| term.next.saturating_duration_since(now + WATCH));
+        let early = term.get().map_or(WATCH, |term| term.next.at.saturating_duration_since(now + WATCH));
         if early.is_zero() {
             if let Ok(session) = link.session() {
                 link.probe(&session).await;
