@@ -17,8 +17,7 @@ use crate::core::refusal::Refusal;
 use crate::redis::connection::errors::Fault;
 use crate::redis::context::RingContext;
 use crate::redis::leader::term::whole_ms;
-use crate::redis::outbox::calls::{MOST_BATCHES, kind, run, run_expecting};
-use crate::redis::outbox::groups::Groups;
+use crate::redis::outbox::calls::{Groups, MOST_BATCHES, kind, run, run_expecting};
 use crate::redis::scripts::SCRIPTS;
 
 /// How often a sidecar sends a heartbeat.
@@ -33,9 +32,6 @@ const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 
 /// The most old links that are deleted after one inspection.
 const MOST_LINKS: usize = 16;
-
-/// A sidecar, and the number of its last heartbeat.
-type NumberedHeartbeat = (String, u64);
 
 /// Time that this process watched: a gap between two looks counts as half a lease at most, so that a process that was
 /// stopped has watched nothing meanwhile.
@@ -63,14 +59,14 @@ struct SeenHeartbeats {
 }
 
 impl SeenHeartbeats {
-    /// Records heartbeats; returns those that have not changed for longer than `lease`.
+    /// Records sidecars and the numbers of their heartbeats; returns those that have not changed for longer than `lease`.
     fn record(
         &mut self,
         session: u64,
-        found: impl IntoIterator<Item = NumberedHeartbeat>,
+        found: impl IntoIterator<Item = (String, u64)>,
         lease: Duration,
         now: Instant,
-    ) -> Vec<NumberedHeartbeat> {
+    ) -> Vec<(String, u64)> {
         if self.session != session {
             *self = SeenHeartbeats { session, ..SeenHeartbeats::default() };
         }
@@ -259,7 +255,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(3);
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn beats(of_a: u64, of_b: u64) -> Vec<NumberedHeartbeat> {
+    fn beats(of_a: u64, of_b: u64) -> Vec<(String, u64)> {
         vec![(String::from("a"), of_a), (String::from("b"), of_b)]
     }
 

@@ -28,7 +28,6 @@
 
 mod calls;
 mod entry;
-mod groups;
 mod heartbeat;
 mod maintenance;
 mod ownership;
@@ -40,7 +39,7 @@ use parking_lot::RwLock;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::groups::Groups;
+use self::calls::Groups;
 use self::heartbeat::Heartbeat;
 use self::maintenance::Bounds;
 use self::ownership::Ownerships;

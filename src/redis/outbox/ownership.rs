@@ -135,7 +135,7 @@ impl Ownerships {
         &self,
         group: &GroupName,
         batches: &[BatchId],
-        is_lent: bool,
+        lent: bool,
     ) -> Result<(), Refusal> {
         if batches.is_empty() {
             return Ok(());
@@ -144,7 +144,7 @@ impl Ownerships {
         let mut owned = owned.lock().await;
         let verified_in = owned.verified_in.take();
         owned.remove(batches);
-        if is_lent {
+        if lent {
             owned.lent.extend(batches);
         }
         for part in batches.chunks(MOST_READ) {

@@ -76,7 +76,7 @@ impl Inner {
         let keys = link.keys();
         let keys = keys.and_lists(&[&keys.lease, &keys.ticks, &keys.held_acks]);
         let (word, mut answer) = self.context.run(&session, &SCRIPTS.advance, &keys, arguments).await?;
-        self.advanced(term, &word, &mut answer, at, at.max(link.clock().now()))
+        self.advanced(term, &word, &mut answer, at)
     }
 
     /// The term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all
@@ -122,15 +122,9 @@ impl Inner {
         until
     }
 
-    fn advanced(
-        &self,
-        term: Term,
-        word: &str,
-        answer: &mut Answer,
-        asked: Instant,
-        at: Instant,
-    ) -> Result<Advance, Refusal> {
-        let RingContext { ring, options, term: current, .. } = &*self.context;
+    fn advanced(&self, term: Term, word: &str, answer: &mut Answer, asked: Instant) -> Result<Advance, Refusal> {
+        let RingContext { ring, options, link, term: current, .. } = &*self.context;
+        let at = asked.max(link.clock().now());
         match word {
             "moved" => {
                 let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);

@@ -22,10 +22,9 @@ mod advance;
 mod publish;
 mod repair;
 mod status;
-mod watch;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio_util::task::AbortOnDropHandle;
 
@@ -36,6 +35,10 @@ use crate::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Rin
 use crate::core::tick::Wheel;
 use crate::redis::batching::driver::Coalescer;
 use crate::redis::context::{RingContext, later};
+use crate::redis::leader::term::WATCH;
+
+/// How often the watch calls Redis: it sees all of a stall but at most so much.
+const WATCH_EVERY: Duration = Duration::from_millis(25);
 
 /// A ring that lives in Redis.
 pub(super) struct RedisRing(Arc<Inner>);
@@ -49,7 +52,7 @@ struct Inner {
 
 impl RedisRing {
     pub(super) fn new(context: Arc<RingContext>, coalescer: Arc<Coalescer>) -> RedisRing {
-        let watch = AbortOnDropHandle::new(tokio::spawn(watch::watch(Arc::clone(&context))));
+        let watch = AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(&context))));
         let repair = Repair::new(Arc::clone(&context));
         RedisRing(Arc::new(Inner { context, coalescer, repair, _watch: watch }))
     }
@@ -86,5 +89,26 @@ impl Ring for RedisRing {
 
     fn status(&self, now: Instant) -> Reply<RingStatus> {
         later(&self.0, |inner| async move { inner.status(now).await })
+    }
+}
+
+/// Calls Redis before each move of a leader, to see whether it stalls; never ends.
+///
+/// A leader without requests of clients would not know that Redis stalled just before a decision, while Acks wait at the
+/// other sidecars.
+async fn watch(context: Arc<RingContext>) {
+    let RingContext { link, term, .. } = &*context;
+    loop {
+        let now = link.clock().now();
+        let early = term.get().map_or(WATCH, |term| term.next.at.saturating_duration_since(now + WATCH));
+        if early.is_zero() {
+            if let Ok(session) = link.session() {
+                link.probe(&session).await;
+            }
+            tokio::time::sleep(WATCH_EVERY).await;
+        } else {
+            // Meanwhile the leader may change, and the time of the move.
+            tokio::time::sleep(early.min(WATCH)).await;
+        }
     }
 }

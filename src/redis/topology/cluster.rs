@@ -19,12 +19,8 @@ pub(crate) fn slot_of(tag: &str) -> Slot {
     crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % SLOTS
 }
 
-/// Asks a node of a Cluster for its view; returns that, with its id. The nodes are connected to as `template` says.
-pub(crate) async fn ask(
-    template: &ConnectionInfo,
-    node: &Node,
-    asked_at: Instant,
-) -> Result<(String, View), Fault> {
+/// Asks a node of a Cluster for its view. The nodes are connected to as `template` says.
+pub(crate) async fn ask(template: &ConnectionInfo, node: &Node, asked_at: Instant) -> Result<View, Fault> {
     let mut commands = redis::pipe();
     commands.cmd("CLUSTER").arg("NODES").cmd("CONFIG").arg("GET").arg(NODE_TIMEOUT).ignore_errors();
     let of_node = |error| {
@@ -37,16 +33,15 @@ pub(crate) async fn ask(
     let entries: Vec<NodeEntry> =
         lines.lines().filter_map(|line| parse_line(template, line, node.address())).collect();
     let itself = entries.iter().find(|entry| entry.is_itself);
-    let id = itself.and_then(|entry| entry.redis.node.clone()).unwrap_or_else(|| node.name());
-    let view = View {
+    Ok(View {
+        id: itself.and_then(|entry| entry.redis.node.clone()).unwrap_or_else(|| node.name()),
         asked_at,
         votes: itself.is_some_and(|entry| entry.votes),
         voters: entries.iter().filter(|entry| entry.votes).count(),
         good_for: node_timeout(answer()).map_or(LONGEST, |timeout| timeout.min(LONGEST)),
         knows: entries.iter().map(|entry| (entry.redis.to_string(), entry.redis.client.clone())).collect(),
         entries,
-    };
-    Ok((id, view))
+    })
 }
 
 /// Parses a line of CLUSTER NODES, if its node has an address.

@@ -22,14 +22,8 @@ struct State {
 }
 
 impl Confirmation {
-    /// Records until when a session is confirmed, which began after an outage or not, as it is known at a time `now`.
-    pub(crate) fn record(
-        &self,
-        session: u64,
-        recovered_at: Option<Instant>,
-        until: Option<Instant>,
-        now: Instant,
-    ) {
+    /// Sets until when a session is confirmed, which began after an outage or not, as it is known at a time `now`.
+    pub(crate) fn set(&self, session: u64, recovered_at: Option<Instant>, until: Option<Instant>, now: Instant) {
         let mut state = self.0.lock();
         if state.session != session {
             *state = State { session, until: until.or(Some(now)), recovered_at };
@@ -65,23 +59,23 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let missing = |ms| Err(Duration::from_millis(ms));
         assert_eq!(confirmation.of(1, start), missing(0), "nothing is known");
-        confirmation.record(1, None, Some(at(2_000)), start);
+        confirmation.set(1, None, Some(at(2_000)), start);
         assert_eq!((confirmation.of(1, at(1_999)), confirmation.of(1, at(2_000))), (Ok(None), missing(0)));
         assert_eq!(confirmation.of(1, at(3_000)), missing(1_000));
         assert_eq!(confirmation.of(2, start), missing(0), "that is another session");
-        confirmation.record(1, None, Some(at(3_900)), at(1_900));
+        confirmation.set(1, None, Some(at(3_900)), at(1_900));
         assert_eq!(confirmation.of(1, at(3_000)), Ok(None), "it was confirmed in time");
-        confirmation.record(1, None, Some(at(3_900)), at(4_000));
+        confirmation.set(1, None, Some(at(3_900)), at(4_000));
         assert_eq!(confirmation.of(1, at(4_000)), missing(100), "the answer came too late");
-        confirmation.record(1, None, None, at(4_050));
+        confirmation.set(1, None, None, at(4_050));
         assert_eq!(confirmation.of(1, at(4_050)), missing(150), "and none came");
-        confirmation.record(1, None, Some(at(6_000)), at(4_100));
+        confirmation.set(1, None, Some(at(6_000)), at(4_100));
         assert_eq!(confirmation.of(1, at(5_000)), Ok(Some(at(4_100))));
-        confirmation.record(1, None, None, at(5_000));
+        confirmation.set(1, None, None, at(5_000));
         assert_eq!(confirmation.of(1, at(5_200)), missing(200), "a majority doubts it now");
-        confirmation.record(2, Some(at(5_500)), Some(at(7_500)), at(5_500));
+        confirmation.set(2, Some(at(5_500)), Some(at(7_500)), at(5_500));
         assert_eq!(confirmation.of(2, at(6_000)), Ok(Some(at(5_500))), "an outage ended with the session");
-        confirmation.record(3, Some(at(8_000)), None, at(8_000));
+        confirmation.set(3, Some(at(8_000)), None, at(8_000));
         assert_eq!(confirmation.of(3, at(8_300)), missing(300), "none confirmed it yet");
     }
 }

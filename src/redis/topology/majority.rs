@@ -58,6 +58,8 @@ pub(crate) fn owner(entries: &[NodeEntry], slot: Slot) -> Option<&NodeEntry> {
 /// The answer of one node.
 #[derive(Clone)]
 pub(crate) struct View {
+    /// The id of the node.
+    pub(crate) id: String,
     /// When it was asked: its knowledge is no older.
     pub(crate) asked_at: Instant,
     /// Whether it has a vote: a Sentinel, or a primary of a Cluster with slots.
@@ -91,10 +93,10 @@ impl Views {
     }
 
     /// Replaces the view of a node. Views of nodes that are silent since are forgotten.
-    pub(crate) fn put(&mut self, id: String, view: View) {
+    pub(crate) fn put(&mut self, view: View) {
         let asked_at = view.asked_at;
-        if self.latest.get(&id).is_none_or(|before| before.asked_at <= asked_at) {
-            self.latest.insert(id, view);
+        if self.latest.get(&view.id).is_none_or(|before| before.asked_at <= asked_at) {
+            self.latest.insert(view.id.clone(), view);
         }
         self.latest.retain(|_, view| view.asked_at + LONGEST >= asked_at);
     }
@@ -185,12 +187,12 @@ mod tests {
 
     fn view(asked_at: Instant, names: Found) -> View {
         let (entries, knows) = (vec![NodeEntry::of_all_slots(names, false)], BTreeMap::new());
-        View { asked_at, votes: true, voters: 3, entries, good_for: LONGEST, knows }
+        View { id: String::new(), asked_at, votes: true, voters: 3, entries, good_for: LONGEST, knows }
     }
 
     fn views<const N: usize>(said: [View; N]) -> Views {
         let mut views = Views::new(LEAST);
-        said.into_iter().zip('a'..).for_each(|(view, id)| views.put(id.to_string(), view));
+        said.into_iter().zip('a'..).for_each(|(view, id)| views.put(View { id: id.to_string(), ..view }));
         views
     }
 
@@ -222,13 +224,13 @@ mod tests {
         assert_eq!(views.count(&old, 0, start), (3, 3));
         assert_eq!(views.count(&old, 0, start + LONGEST), (0, 3));
         for id in ["a", "b"] {
-            views.put(String::from(id), view(start + ms(500), new.clone()));
+            views.put(View { id: String::from(id), ..view(start + ms(500), new.clone()) });
         }
         assert_eq!(views.count(&old, 0, start + ms(500)), (1, 3));
         assert!(views.majority(0).is_some_and(|found| found.is(&new)));
-        views.put(String::from("a"), view(start, old.clone()));
+        views.put(View { id: String::from("a"), ..view(start, old.clone()) });
         assert_eq!(views.count(&new, 0, start + ms(500)).0, 2, "that was asked before");
-        views.put(String::from("b"), view(start + ms(2_600), new.clone()));
+        views.put(View { id: String::from("b"), ..view(start + ms(2_600), new.clone()) });
         assert_eq!(views.count(&new, 0, start + ms(500)).0, 1);
     }
 
@@ -242,7 +244,7 @@ mod tests {
         assert_eq!(port(&views([lies, says(&right)])), "10.0.0.1:9", "neither has a majority");
         assert!(views([]).owner(0).is_err());
         let mut one = Views::new(1);
-        one.put(String::new(), View { voters: 1, ..says(&right) });
+        one.put(View { voters: 1, ..says(&right) });
         assert_eq!((port(&one), one.majority(0).is_some()), (String::from("10.0.0.1:1"), true));
     }
 

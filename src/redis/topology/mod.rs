@@ -163,7 +163,7 @@ impl Topology {
             }
             let asked_at = clock.now();
             match answers(nodes.iter().map(|node| self.ask(node, asked_at))).await {
-                Ok(answers) => answers.into_iter().for_each(|(id, view)| views.put(id, view)),
+                Ok(answers) => answers.into_iter().for_each(|view| views.put(view)),
                 Err(faults) if views.is_empty() => return Err(self.together(&faults)),
                 Err(_) => {}
             }
@@ -177,18 +177,18 @@ impl Topology {
     }
 
     /// Asks a node where Redis is, and keeps its view.
-    pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<(String, View), Fault> {
-        let (id, view) = match &self.finder {
+    pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<View, Fault> {
+        let view = match &self.finder {
             Finder::Standalone(_) => return Err(Fault::away("a single Redis is asked nothing")),
             Finder::Sentinel(sentinels) => sentinels.ask(node, asked_at).await?,
             Finder::Cluster(template) => cluster::ask(template, node, asked_at).await?,
         };
-        node.set_id(&id);
+        node.set_id(&view.id);
         let mut views = self.views.lock();
-        views.put(id.clone(), view.clone());
+        views.put(view.clone());
         views.least_votes = self.least_votes();
         self.nodes.learn(views.known());
-        Ok((id, view))
+        Ok(view)
     }
 
     /// The Redis that has taken the place of one that was found, by a majority of the votes.

@@ -26,11 +26,11 @@ pub(crate) struct Sentinels {
 type Instance = HashMap<String, String>;
 
 impl Sentinels {
-    /// Asks a Sentinel for its view; returns that, with its id.
+    /// Asks a Sentinel for its view.
     ///
     /// The address and the epoch in SENTINEL MASTER do not belong together at the Sentinel that leads a failover: while
     /// it has replicas follow the new primary, it has the new epoch and the old address.
-    pub(crate) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<(String, View), Fault> {
+    pub(crate) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<View, Fault> {
         let mut commands = redis::pipe();
         for subcommand in ["MASTER", "GET-MASTER-ADDR-BY-NAME", "SENTINELS"] {
             commands.cmd("SENTINEL").arg(subcommand).arg(&self.master);
@@ -59,15 +59,15 @@ impl Sentinels {
         let timer = number("down-after-milliseconds").map_or(LONGEST, Duration::from_millis);
         let found = Found { client, config_epoch: number("config-epoch").unwrap_or_default(), node: None };
         let others: Vec<Instance> = read(answer()).unwrap_or_default();
-        let view = View {
+        Ok(View {
+            id: read(answer()).unwrap_or_else(|_| node.address().to_string()),
             asked_at,
             votes: true,
             voters: 1 + usize::try_from(number("num-other-sentinels").unwrap_or_default()).unwrap_or_default(),
             entries: vec![NodeEntry::of_all_slots(found, is_doubted)],
             good_for: timer.saturating_sub(Duration::from_millis(unanswered)).min(LONGEST),
             knows: others.iter().filter_map(|other| self.other(other)).collect(),
-        };
-        Ok((read(answer()).unwrap_or_else(|_| node.address().to_string()), view))
+        })
     }
 
     /// The address of a Sentinel that another one knows, and a client for it.

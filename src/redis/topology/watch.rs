@@ -29,7 +29,7 @@ impl Shared {
     pub(crate) fn note_confirmation(&self, session: &Session) {
         let LinkOptions { place, keys, clock, .. } = &self.options;
         let until = place.views().confirmed_until(&session.found, keys.slot);
-        self.confirmation.record(session.number, session.recovered_at, until, clock.now());
+        self.confirmation.set(session.number, session.recovered_at, until, clock.now());
     }
 }
 
@@ -129,7 +129,7 @@ async fn ask_after(pause: Duration, place: &Topology, node: Arc<Node>, clock: &C
     tokio::time::sleep(pause).await;
     let asked_at = clock.now();
     let every = match place.ask(&node, asked_at).await {
-        Ok((_, view)) => ASK_EVERY.min(view.good_for / 4).max(CHECK_EVERY / 2),
+        Ok(view) => ASK_EVERY.min(view.good_for / 4).max(CHECK_EVERY / 2),
         Err(_) => ASK_EVERY,
     };
     (node, every.saturating_sub(clock.now().saturating_duration_since(asked_at)))
