@@ -49,7 +49,7 @@ enum Finder {
     Standalone(Client),
     Sentinel(Box<Sentinels>),
     /// How the nodes are connected to.
-    Cluster(Box<ConnectionInfo>),
+    Cluster(ConnectionInfo),
 }
 
 impl Topology {
@@ -109,7 +109,7 @@ impl Topology {
             if template.redis_settings().db() != 0 {
                 return Err(String::from("a Cluster has no other database than 0"));
             }
-            return Ok(Topology::new(Finder::Cluster(Box::new(template)), nodes(user, &protocol)?));
+            return Ok(Topology::new(Finder::Cluster(template), nodes(user, &protocol)?));
         }
         let master = parameter("master").filter(|name| !name.is_empty());
         let master = master.ok_or("it does not name the primary: ?master=NAME, as `sentinel monitor` has it")?;
@@ -117,8 +117,8 @@ impl Topology {
             (user, None | Some("")) => user.to_owned(),
             (user, Some(password)) => format!("{user}:{password}"),
         };
-        let of_sentinels = at(&user, TEMPLATE_HOST, "")?;
-        let sentinels = Sentinels { of_sentinels, master: master.to_owned(), of_primary: template };
+        let sentinel_template = at(&user, TEMPLATE_HOST, "")?;
+        let sentinels = Sentinels { sentinel_template, master: master.to_owned(), primary_template: template };
         Ok(Topology::new(Finder::Sentinel(Box::new(sentinels)), nodes(&user, "")?))
     }
 
@@ -243,7 +243,7 @@ mod tests {
 
     fn primary_of(topology: &Topology, host: &str, port: u16) -> Client {
         let Finder::Sentinel(sentinels) = &topology.finder else { panic!("it names Sentinels") };
-        client_at(&sentinels.of_primary, host, port).unwrap()
+        client_at(&sentinels.primary_template, host, port).unwrap()
     }
 
     #[test]

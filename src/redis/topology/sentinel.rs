@@ -15,11 +15,11 @@ const DOUBTS: [&str; 4] = ["disconnected", "s_down", "o_down", "failover_in_prog
 /// The primary that Sentinels are asked for.
 pub(crate) struct Sentinels {
     /// How Sentinels that others know are connected to.
-    pub(crate) of_sentinels: ConnectionInfo,
+    pub(crate) sentinel_template: ConnectionInfo,
     /// The name of the primary at the Sentinels.
     pub(crate) master: String,
     /// How the primary is connected to.
-    pub(crate) of_primary: ConnectionInfo,
+    pub(crate) primary_template: ConnectionInfo,
 }
 
 /// An instance, as SENTINEL describes it: fields by name.
@@ -45,7 +45,7 @@ impl Sentinels {
             Err(fault) if fault.kind == FaultKind::Forbidden => known.clone(),
             answered => answered?,
         };
-        let client = address.as_ref().and_then(|(host, port)| client_at(&self.of_primary, host, *port).ok());
+        let client = address.as_ref().and_then(|(host, port)| client_at(&self.primary_template, host, *port).ok());
         let client = client.ok_or_else(|| Fault {
             kind: FaultKind::Other,
             text: format!("{}: the address of the primary that it names is not understood", node.address()),
@@ -73,7 +73,7 @@ impl Sentinels {
     /// The address of a Sentinel that another one knows, and a client for it.
     fn other(&self, instance: &Instance) -> Option<(String, Client)> {
         let (host, port) = address(instance)?;
-        let client = client_at(&self.of_sentinels, &host, port).ok()?;
+        let client = client_at(&self.sentinel_template, &host, port).ok()?;
         Some((client.get_connection_info().addr().to_string(), client))
     }
 
