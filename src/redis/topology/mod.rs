@@ -168,6 +168,8 @@ impl Topology {
                 Err(_) => {}
             }
         }
+        // By now each node has an id, so that one with two addresses counts once.
+        views.least_votes = self.least_votes();
         slots.iter().map(|slot| views.owner(*slot)).collect()
     }
 
