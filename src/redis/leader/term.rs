@@ -204,7 +204,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_leader_that_watches_or_has_put_off_a_move_knows_what_another_would_not() {
+    fn a_leader_that_watches_or_has_put_off_a_move_knows_more_than_another() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
         let calm = |aware, next, tick| {
             let next = NextMove { at: now + next, ahead: ms(0) };

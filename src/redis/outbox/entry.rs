@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_what_its_entry_says() {
+    fn a_batch_is_read_from_its_entry() {
         let text = "1 2:7 18446744073709551615:18446744073709551615/255";
         let read = reply(["170-3", "2", "1700000000000", "10", "7", "1", "0", "250", text]);
         let Delivery { batch, delivery_count, age } = delivery(read, 4).unwrap().unwrap();

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_voter_says_replaces_what_it_said_and_what_is_old_is_forgotten() {
+    fn a_view_replaces_the_one_before_and_old_views_are_forgotten() {
         let (start, old, new) = (Instant::now(), primary(1, 3), primary(2, 4));
         let mut views = views([view(start, old.clone()), view(start, old.clone()), view(start, old.clone())]);
         assert_eq!(views.count(&old, 0, start), (3, 3));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failover_timer_is_short_below_what_a_confirmation_is_good_for() {
+    fn a_failover_timer_is_short_if_confirmations_are_good_for_longer() {
         let start = Instant::now();
         let with = |good_for| View { good_for, ..view(start, primary(1, 1)) };
         assert_eq!(views([with(LONGEST)]).short_timer(), None);
