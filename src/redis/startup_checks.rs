@@ -37,7 +37,7 @@ pub(super) type Findings = BTreeMap<String, Vec<String>>;
 
 /// The checks of every Redis that has one of these slots.
 pub(super) struct StartupChecks {
-    pub(super) place: Arc<Topology>,
+    pub(super) topology: Arc<Topology>,
     pub(super) slots: Vec<Slot>,
     pub(super) clock: Arc<Clock>,
     /// The default one.
@@ -89,7 +89,7 @@ impl StartupChecks {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(CHECK_TIMEOUT));
-        let found = self.place.find_all(&self.slots, &self.clock).await?;
+        let found = self.topology.find_all(&self.slots, &self.clock).await?;
         let servers: BTreeMap<String, _> = found.into_iter().map(|found| (found.to_string(), found)).collect();
         let mut findings = Findings::new();
         for (name, server) in servers {
@@ -110,7 +110,7 @@ impl StartupChecks {
         match settings {
             Ok(settings) => {
                 // Another Redis may take over.
-                let may_be_replaced = self.place.kind() != TopologyKind::Standalone;
+                let may_be_replaced = self.topology.kind() != TopologyKind::Standalone;
                 let of_replicas = may_be_replaced.then(|| replicas(&settings, self.ack_timeout)).flatten();
                 [policy(&settings), persistence(&settings), of_replicas].into_iter().flatten().collect()
             }

@@ -63,18 +63,18 @@ impl RedisStore {
         metrics: &Arc<Metrics>,
     ) -> Result<RedisStore, RedisStoreError> {
         assert!(options.wheel.slots() <= MAX_SLOTS, "the configuration is checked");
-        let place = Topology::parse(&options.url).map_err(RedisStoreError::Address)?;
-        let place = Arc::new(place.without_majority(options.expire_without_majority));
+        let topology = Topology::parse(&options.url).map_err(RedisStoreError::Address)?;
+        let topology = Arc::new(topology.without_majority(options.expire_without_majority));
         let identity = identity(&options.name);
         name_connections(&identity.name);
         let checks = StartupChecks {
-            place: Arc::clone(&place),
+            topology: Arc::clone(&topology),
             slots: (0..options.rings).map(|ring| Keys::slot_of(&options.namespace, ring)).collect(),
             clock: Arc::clone(clock),
             ack_timeout: options.wheel.ticks(options.wheel.slots().into()),
         };
         let findings = checks.first().await?;
-        watch::warn_of_settings(&place);
+        watch::warn_of_settings(&topology);
         let mut store = RedisStore {
             rings: Vec::new(),
             links: Arc::default(),
@@ -85,11 +85,11 @@ impl RedisStore {
             tasks: Vec::new(),
         };
         let links = Arc::clone(&store.links);
-        let watching = watch::watch(Arc::clone(&place), links, Arc::clone(clock), Arc::clone(metrics));
+        let watching = watch::watch(Arc::clone(&topology), links, Arc::clone(clock), Arc::clone(metrics));
         store.tasks.push(AbortOnDropHandle::new(tokio::spawn(watching)));
         let options_of_ring = options.of_one_ring();
         for ring in 0..options.rings {
-            store.open_ring(ring, &options_of_ring, &place, &identity, clock, metrics).await?;
+            store.open_ring(ring, &options_of_ring, &topology, &identity, clock, metrics).await?;
         }
         store.tasks.push(AbortOnDropHandle::new(tokio::spawn(checks.repeat(findings))));
         info!(
@@ -106,13 +106,13 @@ impl RedisStore {
         &mut self,
         ring: u16,
         options: &RedisOptions,
-        place: &Arc<Topology>,
+        topology: &Arc<Topology>,
         identity: &Identity,
         clock: &Arc<Clock>,
         metrics: &Arc<Metrics>,
     ) -> Result<(), RedisStoreError> {
         let link_options = LinkOptions {
-            place: Arc::clone(place),
+            place: Arc::clone(topology),
             peers: Arc::clone(&self.peers),
             ring,
             rings: options.rings,

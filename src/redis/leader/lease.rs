@@ -96,14 +96,14 @@ impl Inner {
             );
             return self.give_up(("vacant", "1")).await;
         }
-        let may_hand_over = self.leaderships.are_shared() && self.is_calm(now);
+        let may_hand_over = self.leaderships.are_shared() && self.can_hand_over(now);
         let Some(candidates) = self.renew(&session, term, may_hand_over).await? else {
             return self.stand_for_election(now, &session).await;
         };
         let now = now.max(link.clock().now());
         current.update(term.epoch, |term| term.lease_until = now + options.lease);
         if may_hand_over
-            && self.is_calm(now)
+            && self.can_hand_over(now)
             && let Some(successor) = self.leaderships.successor(candidates, now)
         {
             info!(
@@ -125,7 +125,7 @@ impl Inner {
 
     /// Whether another could make the next move as well as this sidecar, which may know that Redis stalls or was
     /// unreachable.
-    fn is_calm(&self, now: Instant) -> bool {
+    fn can_hand_over(&self, now: Instant) -> bool {
         let RingContext { options, link, term: current, .. } = &*self.context;
         let (Some(term), Ok(session)) = (current.get(), link.session()) else { return false };
         let Ok(recovered_at) = link.confirmed(&session) else { return false };

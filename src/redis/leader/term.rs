@@ -67,11 +67,11 @@ impl Term {
         (self.grace_until, self.held_since, self.is_busy) = (None, None, false);
     }
 
-    /// How long the pointer may wait at a time `now` until Redis has applied the requests that this sidecar has read.
+    /// How long the pointer waits at a time `now` until Redis has applied the requests that this sidecar has read.
     /// Clients that ask for more than Redis can do must neither stop the wheel nor cost the lease.
-    pub(crate) fn patience(&self, now: Instant, tick_length: Duration) -> Duration {
-        let patience = (self.lease_until.saturating_duration_since(now) / 2).min(tick_length / 4);
-        if self.is_busy { patience / 16 } else { patience }
+    pub(crate) fn flush_timeout(&self, now: Instant, tick_length: Duration) -> Duration {
+        let timeout = (self.lease_until.saturating_duration_since(now) / 2).min(tick_length / 4);
+        if self.is_busy { timeout / 16 } else { timeout }
     }
 
     /// Whether the leader knows nothing, at a time `now`, that another would have to know to make the next move.
@@ -195,12 +195,12 @@ pub(crate) mod tests {
     fn the_pointer_waits_for_requests_no_longer_than_lease_and_tick_allow() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
         let mut term = term(now);
-        assert_eq!(term.patience(now, ms(1_000)), ms(250));
-        assert_eq!(term.patience(now, ms(60_000)), ms(1_500));
-        assert_eq!(term.patience(now + ms(2_900), ms(1_000)), ms(50));
-        assert_eq!(term.patience(now + ms(3_100), ms(1_000)), Duration::ZERO);
+        assert_eq!(term.flush_timeout(now, ms(1_000)), ms(250));
+        assert_eq!(term.flush_timeout(now, ms(60_000)), ms(1_500));
+        assert_eq!(term.flush_timeout(now + ms(2_900), ms(1_000)), ms(50));
+        assert_eq!(term.flush_timeout(now + ms(3_100), ms(1_000)), Duration::ZERO);
         term.is_busy = true;
-        assert_eq!(term.patience(now, ms(1_600)), ms(25));
+        assert_eq!(term.flush_timeout(now, ms(1_600)), ms(25));
     }
 
     #[test]

@@ -69,16 +69,16 @@ impl Link {
 }
 
 /// Warns of settings that make confirmations unsafe, or missing without need.
-pub(crate) fn warn_of_settings(place: &Topology) {
-    if place.kind() == TopologyKind::Standalone {
+pub(crate) fn warn_of_settings(topology: &Topology) {
+    if topology.kind() == TopologyKind::Standalone {
         return;
     }
-    if !place.needs_majority() {
+    if !topology.needs_majority() {
         warn!(
             "--expire-without-majority is on: in a partition a sidecar may report messages that are acknowledged at \
              another; leave it out once a majority of the Sentinels, or of the Cluster's primaries, can be reached"
         );
-    } else if let Some(timer) = place.views().short_timer() {
+    } else if let Some(timer) = topology.views().short_timer() {
         warn!(
             "the failover timer is {timer:?} (down-after-milliseconds of the Sentinels, cluster-node-timeout of a \
              Cluster): without an answer of a majority for so long no tick expires; set it to 2000 or more"
@@ -87,23 +87,23 @@ pub(crate) fn warn_of_settings(place: &Topology) {
 }
 
 /// Asks all nodes again and again, and applies their answers to the links; never ends.
-pub(crate) async fn watch(place: Arc<Topology>, links: Arc<Links>, clock: Arc<Clock>, metrics: Arc<Metrics>) {
-    if place.kind() == TopologyKind::Standalone {
+pub(crate) async fn watch(topology: Arc<Topology>, links: Arc<Links>, clock: Arc<Clock>, metrics: Arc<Metrics>) {
+    if topology.kind() == TopologyKind::Standalone {
         return;
     }
     let (mut asked, mut being_asked) = (FuturesUnordered::new(), HashSet::new());
     let mut is_reported = false;
     loop {
-        for node in place.nodes() {
+        for node in topology.nodes() {
             if being_asked.insert(node.address().to_string()) {
-                asked.push(ask_after(Duration::ZERO, &place, node, &clock));
+                asked.push(ask_after(Duration::ZERO, &topology, node, &clock));
             }
         }
         tokio::select! {
             Some((node, pause)) = asked.next() => {
                 // A node that no other knows any more is not asked again.
-                if place.nodes().iter().any(|known| Arc::ptr_eq(known, &node)) {
-                    asked.push(ask_after(pause, &place, node, &clock));
+                if topology.nodes().iter().any(|known| Arc::ptr_eq(known, &node)) {
+                    asked.push(ask_after(pause, &topology, node, &clock));
                 } else {
                     being_asked.remove(&node.address().to_string());
                 }
@@ -120,15 +120,15 @@ pub(crate) async fn watch(place: Arc<Topology>, links: Arc<Links>, clock: Arc<Cl
             }
         }
         metrics.rings_unconfirmed.set(i64::try_from(unconfirmed.len()).unwrap_or(i64::MAX));
-        report(&place, &unconfirmed, &mut is_reported, clock.now());
+        report(&topology, &unconfirmed, &mut is_reported, clock.now());
     }
 }
 
 /// Asks a node after a pause; returns it, with the pause before the next time.
-async fn ask_after(pause: Duration, place: &Topology, node: Arc<Node>, clock: &Clock) -> (Arc<Node>, Duration) {
+async fn ask_after(pause: Duration, topology: &Topology, node: Arc<Node>, clock: &Clock) -> (Arc<Node>, Duration) {
     tokio::time::sleep(pause).await;
     let asked_at = clock.now();
-    let every = match place.ask(&node, asked_at).await {
+    let every = match topology.ask(&node, asked_at).await {
         Ok(view) => ASK_EVERY.min(view.good_for / 4).max(CHECK_EVERY / 2),
         Err(_) => ASK_EVERY,
     };
@@ -136,14 +136,14 @@ async fn ask_after(pause: Duration, place: &Topology, node: Arc<Node>, clock: &C
 }
 
 /// Reports confirmations that are missing for long, and when all are there again.
-fn report(place: &Topology, unconfirmed: &[(Arc<Link>, Session)], is_reported: &mut bool, now: Instant) {
+fn report(topology: &Topology, unconfirmed: &[(Arc<Link>, Session)], is_reported: &mut bool, now: Instant) {
     if unconfirmed.is_empty() && std::mem::take(is_reported) {
         info!("a majority confirms the primary again: ticks expire");
     }
     let is_missing = |(link, session): &&(Arc<Link>, Session)| link.is_unconfirmed_for(session, REPORT_AFTER);
     let Some((link, session)) = unconfirmed.iter().find(is_missing).filter(|_| !*is_reported) else { return };
     *is_reported = true;
-    let (confirmed_by, of) = place.views().count(&session.found, link.keys().slot, now);
+    let (confirmed_by, of) = topology.views().count(&session.found, link.keys().slot, now);
     error!(
         redis = %session.found,
         rings = unconfirmed.len(),
