@@ -8,7 +8,7 @@ use super::url::{shown_parameter, without_password};
 use super::{ConfigError, Settings, at_least_one};
 use crate::core::rings::MAX_RINGS;
 use crate::core::tick::Wheel;
-use crate::redis::{MAX_CATCH_UP, MAX_SLOTS, Several, Topology};
+use crate::redis::{MAX_CATCH_UP, MAX_SLOTS, Topology, TopologyKind};
 
 /// What the URL of a Redis store can begin with.
 const SCHEMES: &[&str] = &[
@@ -90,14 +90,14 @@ impl fmt::Debug for SharedStore {
 }
 
 /// What a URL says behind `?` and nobody reads is a mistake: above all the database, which is the path.
-fn refuse_unknown_parameters(url: &str, several: Option<Several>) -> Result<(), ConfigError> {
+fn refuse_unknown_parameters(url: &str, kind: TopologyKind) -> Result<(), ConfigError> {
     let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
     let parameters = parameters.split('#').next().unwrap_or_default();
     let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
-    let known: &[&str] = match several {
-        Some(Several::Sentinels) => &["master", "sentinel_user", "sentinel_password", "protocol"],
-        None if is_socket => &["db", "user", "pass", "protocol"],
-        Some(Several::Nodes) | None => &["protocol"],
+    let known: &[&str] = match kind {
+        TopologyKind::Sentinel => &["master", "sentinel_user", "sentinel_password", "protocol"],
+        TopologyKind::Standalone if is_socket => &["db", "user", "pass", "protocol"],
+        TopologyKind::Cluster | TopologyKind::Standalone => &["protocol"],
     };
     let is_known = |parameter: &&str| known.contains(&parameter.split('=').next().unwrap_or_default());
     match parameters.split('&').filter(|parameter| !parameter.is_empty()).find(|parameter| !is_known(parameter)) {
@@ -136,7 +136,7 @@ impl Settings {
                         without_password(url)
                     ))
                 })?;
-                refuse_unknown_parameters(url, place.several())?;
+                refuse_unknown_parameters(url, place.kind())?;
                 self.shared(url, wheel).map(StoreKind::Redis)
             }
         }

@@ -1,4 +1,4 @@
-//! The script of adds and dels, called without a sidecar: what Redis itself can do, to measure a sidecar against.
+//! Calls the script of adds and dels without a sidecar, to measure the speed of Redis itself.
 //!
 //! A call is written by the same [`Queue`] that writes those of a sidecar, so the two are the same bytes.
 
@@ -37,7 +37,7 @@ pub struct DirectCalls {
     last: u64,
     unanswered: VecDeque<Chunk>,
     completions: Arc<Completions>,
-    /// What was answered last; it is used again.
+    /// The last answers; the memory is used again.
     answered: RequestBatch,
 }
 
@@ -121,7 +121,7 @@ impl DirectCalls {
     ///
     /// # Errors
     ///
-    /// When the connection is gone.
+    /// When the connection is lost.
     pub fn send(&mut self, call: &[u8]) -> RedisResult<()> {
         self.connection.send_packed_command(call)
     }
@@ -130,7 +130,7 @@ impl DirectCalls {
     ///
     /// # Errors
     ///
-    /// When the connection is gone, or Redis did not carry the call out.
+    /// When the connection is lost, or Redis did not carry the call out.
     pub fn receive(&mut self) -> RedisResult<usize> {
         let value = self.connection.recv_response().and_then(Value::extract_error)?;
         let mut answer = Answer::new(&SCRIPTS.apply, value).map_err(|fault| strange(&fault.text))?;

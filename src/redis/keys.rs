@@ -1,4 +1,4 @@
-//! The schema, on one page. docs/REDIS.md tells it to an operator.
+//! The schema: the keys of a ring. docs/REDIS.md describes it for operators.
 //!
 //! All keys of ring 0 in namespace `ackwheel` begin with `{ackwheel:0}:`. The braces are a hash tag: on a
 //! Cluster the keys of a ring lie on one node, and every script declares each key that it may touch.
@@ -7,17 +7,17 @@
 //! |---|---|---|
 //! | `meta` | hash | schema, dimensions, incarnation; pointer and when it was due; epoch and leader; counters |
 //! | `lease` | string | the leader's token, with the time it has left |
-//! | `candidates` | hash | token of who stood for election → how many rings it leads, and its name, until the leader reads it |
-//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; also the memory of what is late |
+//! | `candidates` | hash | token of a candidate → how many rings it leads, and its name, until the leader reads it |
+//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; also while it is late |
 //! | `tick:<i>` | set | the messages of each deadline D with D mod lists = i; `/attempt` follows where it is not 1 |
 //! | `ticks` | hash | `acked:D`: acknowledged so far; `frozen:D`: a decided tick on its way to the outbox |
 //! | `outbox` | stream | timeout batches under the id `tick-seq`; a consumer group for each group |
 //! | `held_acks` | hash | sidecar → Acks that it held when its session began, until they are applied |
-//! | `late` | list | what was published, in chunks, until it is forgotten a revolution later |
-//! | `groups` | hash | group → `e` if it is ephemeral, else `-`; then the tick since which it has no subscriber, if so |
+//! | `late` | list | published messages, in chunks, until they are forgotten a revolution later |
+//! | `groups` | hash | group → `e` if it is ephemeral, else `-`; then the tick since which it has no subscriber |
 //! | `sidecars` | hash | sidecar → number of its last heartbeat, then each group that has a subscriber there |
 //! | `departed` | sorted set | dead sidecar whose link is kept for a while → the tick at which it was found dead |
-//! | `link:<sidecar>` | hash | generation of its connection, its last chunks and their answers, and what it dropped last |
+//! | `link:<sidecar>` | hash | its connection generation, last chunks with answers, and last step of maintenance |
 //! | `news` | stream | a short tail of hints: published, returned, vacant, handed |
 //!
 //! # Lists
@@ -26,7 +26,8 @@
 //! list until it is published. With [`SPARE_LISTS`] more lists than slots no two deadlines that are alive
 //! share one: the pointer waits when [`MAX_FROZEN`] ticks are not yet published.
 
-use crate::redis::topology::cluster::{Slot, slot_of};
+use crate::redis::topology::cluster::slot_of;
+use crate::redis::topology::majority::Slot;
 
 /// The version of this schema.
 pub const SCHEMA: u32 = 1;
@@ -61,7 +62,7 @@ pub(super) struct Keys {
     pub(super) departed: String,
     pub(super) link: String,
     pub(super) news: String,
-    /// Whose link that is.
+    /// The sidecar of `link`.
     pub(super) sidecar: String,
     /// Where all of them lie, if Redis is a Cluster.
     pub(super) slot: Slot,
@@ -114,13 +115,18 @@ impl Keys {
     pub(super) fn lists(&self) -> &[String] {
         &self.lists
     }
+
+    /// These keys, and then every list.
+    pub(super) fn and_lists<'a>(&'a self, first: &[&'a String]) -> Vec<&'a str> {
+        first.iter().copied().chain(&self.lists).map(String::as_str).collect()
+    }
 }
 
 fn link_name(sidecar: &str) -> String {
     format!("link:{sidecar}")
 }
 
-/// What the names of a ring's keys have in braces.
+/// The hash tag of a ring's keys, without the braces.
 fn tag(namespace: &str, ring: u16) -> String {
     format!("{namespace}:{ring}")
 }

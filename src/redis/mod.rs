@@ -1,6 +1,6 @@
-//! A wheel that lives in Redis and is shared: any sidecar adds, any other acknowledges, an elected one turns it.
+//! A wheel that lives in Redis and is shared: any sidecar adds, any other acknowledges, and the leader turns it.
 //!
-//! | part | what it is for |
+//! | part | purpose |
 //! |---|---|
 //! | `keys` | the schema |
 //! | `scripts` | the Lua scripts, each one atomic step |
@@ -10,11 +10,13 @@
 //! | `leader` | the lease, the leadership term, and how sidecars share the rings |
 //! | `ring` | the ring: advance, publish, repair |
 //! | `outbox` | batches on a stream, with a consumer group for each group |
-//! | `startup_checks`, `store`, `options` | opening it all |
-//! | `direct` | the script of adds and dels alone, to be measured |
+//! | `context` | the context of one ring, which lease, ring and outbox share |
+//! | `startup_checks`, `store`, `store_error`, `options` | opens the store, and says why it cannot |
+//! | `direct` | the script of adds and dels alone, for measurements |
 
 mod batching;
 mod connection;
+mod context;
 mod direct;
 mod keys;
 mod leader;
@@ -23,25 +25,26 @@ mod outbox;
 mod ring;
 mod scripts;
 mod startup_checks;
-mod startup_findings;
 mod store;
+mod store_error;
 mod topology;
 
 #[doc(hidden)]
 pub use direct::DirectCalls;
 pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
 pub use options::RedisOptions;
-pub use store::{RedisStore, RedisStoreError};
-pub use topology::{Several, Topology};
+pub use store::RedisStore;
+pub use store_error::RedisStoreError;
+pub use topology::{Topology, TopologyKind};
 
 use std::hash::{BuildHasher, RandomState};
 
-/// A number that nobody can foresee.
+/// An unpredictable number.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// 32 hex digits that nobody has had before: the keys of `RandomState` come from the operating system.
+/// 32 unique hex digits: the keys of `RandomState` come from the operating system.
 fn random_name() -> String {
     let state = RandomState::new();
     format!("{:016x}{:016x}", state.hash_one(1), state.hash_one(2))

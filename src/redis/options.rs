@@ -1,4 +1,4 @@
-//! How a store in Redis is to be.
+//! Options of the Redis store, and settings of its connections.
 
 use std::time::Duration;
 
@@ -10,24 +10,24 @@ use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
 
-/// How long nothing may be heard of Redis while it is asked, before it is unreachable. Longer than any script takes by
-/// far, short enough that an AddNewMsg is refused within a second. A single answer may take longer
+/// Redis is unreachable if it answers nothing for so long while requests wait. Much longer than any script takes, and
+/// short enough that an AddNewMsg is refused within a second. A single answer may take longer
 /// ([`peer`](crate::redis::connection::peer)).
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a Redis that is checked at the start may take for an answer: nobody else waits, and it may be busy.
-pub(super) const CHECK_PATIENCE: Duration = Duration::from_secs(3);
+/// How long Redis may take for an answer to the startup checks: nothing else waits for it, and it may be busy.
+pub(super) const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a connection may take to be made.
+/// How long connecting may take.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How a store in Redis is to be.
+/// Options of the Redis store.
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
     /// Where Redis is: `redis://`, `rediss://` or `redis+unix://`, with user and password if it wants them, or as
     /// [`Topology::parse`](crate::redis::Topology::parse) has it for Sentinels and a Cluster.
     pub url: String,
-    /// What the names of all keys begin with.
+    /// The prefix of all keys.
     pub namespace: String,
     /// Number of rings.
     pub rings: u16,
@@ -39,14 +39,14 @@ pub struct RedisOptions {
     pub retention: Retention,
     /// The most messages in flight, over all rings.
     pub max_in_flight: u64,
-    /// The most messages of DelMsg that are held while Redis is away, over all rings.
+    /// The most messages of DelMsg that are held while Redis is unreachable, over all rings.
     pub max_held_acks: u64,
-    /// What the status calls this sidecar.
+    /// The name of this sidecar in the status.
     pub name: String,
     /// Whether it never stands for election.
     pub never_lead: bool,
-    /// Whether ticks expire also while no majority of the Sentinels, or of the Cluster's primaries, confirms which Redis is
-    /// the primary.
+    /// Whether ticks expire also while no majority of the Sentinels, or of the Cluster's primaries, confirms which
+    /// Redis is the primary.
     pub expire_without_majority: bool,
     /// How long a lease lasts without being renewed.
     pub lease: Duration,
@@ -57,9 +57,17 @@ pub struct RedisOptions {
 }
 
 impl RedisOptions {
-    /// The share of a bound that falls to one ring.
-    pub(super) fn per_ring(&self, bound: u64) -> u64 {
-        bound.div_ceil(u64::from(self.rings))
+    /// The same options for one of the rings, with its share of each bound.
+    pub(super) fn of_one_ring(&self) -> RedisOptions {
+        let share = |bound: u64| bound.div_ceil(u64::from(self.rings));
+        RedisOptions {
+            // Messages are spread evenly over the rings, and so is a storm.
+            storm: StormRule { min: share(self.storm.min), ..self.storm },
+            retention: Retention { max_ids: share(self.retention.max_ids), ..self.retention },
+            max_in_flight: share(self.max_in_flight),
+            max_held_acks: share(self.max_held_acks),
+            ..self.clone()
+        }
     }
 }
 
@@ -68,7 +76,7 @@ pub(super) fn connection_info(url: &str) -> Result<ConnectionInfo, redis::RedisE
     Ok(url.into_connection_info()?.set_tcp_settings(tcp_settings()))
 }
 
-/// What the library leaves off by default is on: answers are not delayed, and a peer that is gone is noticed.
+/// Settings that the library leaves off by default: answers are not delayed, and a dead peer is noticed.
 pub(super) fn tcp_settings() -> TcpSettings {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(5))

@@ -1,71 +1,153 @@
-//! What is looked at in a Redis, at the start and then regularly: its version, and settings that would lose messages.
+//! Checks every Redis that has a ring, at the start and then once a minute, and warns of new findings: its version, and
+//! settings that would lose messages.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{ErrorKind, InfoDict, RedisResult, ServerErrorKind};
-use tracing::debug;
+use redis::{AsyncConnectionConfig, ErrorKind, InfoDict, RedisResult, ServerErrorKind};
+use tracing::{debug, warn};
 
-/// The oldest major version that has what the scripts use. Valkey names a Redis version too.
+use crate::clock::Clock;
+use crate::redis::connection::errors::{Fault, FaultKind};
+use crate::redis::options::{CHECK_TIMEOUT, CONNECT_TIMEOUT};
+use crate::redis::store_error::{RedisStoreError, START_TIMEOUT, hint};
+use crate::redis::topology::majority::Slot;
+use crate::redis::topology::{Topology, TopologyKind};
+
+/// The oldest major version with all commands that the scripts use. Valkey names a Redis version too.
 const OLDEST_MAJOR: u64 = 7;
 
-/// Looks at settings, and says what they would do to messages of this ack timeout.
-type Judge = fn(&HashMap<String, String>, Duration) -> Option<String>;
+/// How often a Redis that is not there yet is tried.
+const START_RETRY: Duration = Duration::from_millis(200);
 
-/// The settings that are looked at together, and who judges them.
-const JUDGED: [(&[&str], Judge); 2] =
-    [(&["maxmemory-policy"], policy), (&["appendonly", "save", "appendfsync"], persistence)];
+/// How often the checks are repeated.
+const REPEAT_EVERY: Duration = Duration::from_secs(60);
 
-/// Those that matter where another Redis may take over.
-const JUDGED_IF_REPLACED: (&[&str], Judge) = (&["min-replicas-to-write", "min-replicas-max-lag"], replicas);
+/// The settings that are checked.
+const SETTINGS: [&str; 6] =
+    ["maxmemory-policy", "appendonly", "save", "appendfsync", "min-replicas-to-write", "min-replicas-max-lag"];
 
-/// Checks a server, in whose place another may come or not. Returns why it cannot be used, or what is merely unwise.
-pub(super) async fn check(
-    connection: &mut MultiplexedConnection,
-    may_be_replaced: bool,
-    ack_timeout: Duration,
-) -> RedisResult<Result<Vec<String>, String>> {
-    match redis::cmd("INFO").arg("server").query_async::<InfoDict>(connection).await {
-        Ok(server) => {
-            if let Some(text) = too_old(&server) {
-                return Ok(Err(text));
+/// Settings of one Redis, by name.
+type Settings = HashMap<String, String>;
+
+/// Each finding, and the Redis that have it.
+pub(super) type Findings = BTreeMap<String, Vec<String>>;
+
+/// The checks of every Redis that has one of these slots.
+pub(super) struct StartupChecks {
+    pub(super) topology: Arc<Topology>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) clock: Arc<Clock>,
+    /// The default one.
+    pub(super) ack_timeout: Duration,
+}
+
+impl StartupChecks {
+    /// Waits for Redis, checks it, and warns. A wrong password does not become right by waiting.
+    pub(super) async fn first(&self) -> Result<Findings, RedisStoreError> {
+        let mut cause = None;
+        let reached = async {
+            loop {
+                match self.check_all().await {
+                    Ok(checked) => return checked.map_err(RedisStoreError::Unusable),
+                    Err(fault) if fault.kind == FaultKind::Forbidden => {
+                        return Err(RedisStoreError::Unusable(fault.with_remedy()));
+                    }
+                    Err(Fault { text, .. }) => {
+                        if cause.replace(text.clone()).is_none() {
+                            let hint = hint(&text);
+                            warn!(cause = text, "Redis cannot be reached; trying for {START_TIMEOUT:?}: {hint}");
+                        }
+                    }
+                }
+                tokio::time::sleep(START_RETRY).await;
+            }
+        };
+        let findings = tokio::time::timeout(START_TIMEOUT, reached).await.unwrap_or_else(|_| {
+            Err(RedisStoreError::Unreachable(cause.unwrap_or_else(|| String::from("no answer"))))
+        })?;
+        warn_of_new(&findings, &Findings::new());
+        Ok(findings)
+    }
+
+    /// Repeats the checks: settings change, and another Redis may have taken over.
+    pub(super) async fn repeat(self, mut known: Findings) {
+        loop {
+            tokio::time::sleep(REPEAT_EVERY).await;
+            // A Redis that cannot be reached is reported by the links.
+            let Ok(checked) = self.check_all().await else { continue };
+            let findings = checked.unwrap_or_else(|text| Findings::from([(text, Vec::new())]));
+            warn_of_new(&findings, &known);
+            known = findings;
+        }
+    }
+
+    /// Checks every Redis. Returns why one cannot be used, or the findings.
+    async fn check_all(&self) -> Result<Result<Findings, String>, Fault> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(CHECK_TIMEOUT));
+        let found = self.topology.find_all(&self.slots, &self.clock).await?;
+        let servers: BTreeMap<String, _> = found.into_iter().map(|found| (found.to_string(), found)).collect();
+        let mut findings = Findings::new();
+        for (name, server) in servers {
+            let mut connection = server.connect(&config, "checks").await?;
+            if let Some(text) = too_old(&mut connection).await? {
+                return Ok(Err(format!("{name}: {text}")));
+            }
+            for finding in self.check_settings(&mut connection).await {
+                findings.entry(finding).or_default().push(name.clone());
             }
         }
+        Ok(Ok(findings))
+    }
+
+    async fn check_settings(&self, connection: &mut MultiplexedConnection) -> Vec<String> {
+        let settings: RedisResult<Settings> =
+            redis::cmd("CONFIG").arg("GET").arg(&SETTINGS).query_async(connection).await;
+        match settings {
+            Ok(settings) => {
+                // Another Redis may take over.
+                let may_be_replaced = self.topology.kind() != TopologyKind::Standalone;
+                let of_replicas = may_be_replaced.then(|| replicas(&settings, self.ack_timeout)).flatten();
+                [policy(&settings), persistence(&settings), of_replicas].into_iter().flatten().collect()
+            }
+            Err(error) => {
+                // Hosted services and ACLs forbid it.
+                debug!(%error, ?SETTINGS, "these settings of Redis cannot be read and are not checked");
+                Vec::new()
+            }
+        }
+    }
+}
+
+async fn too_old(connection: &mut MultiplexedConnection) -> RedisResult<Option<String>> {
+    let server = match redis::cmd("INFO").arg("server").query_async::<InfoDict>(connection).await {
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
             debug!(%error, "the version of Redis cannot be read and is not checked");
+            return Ok(None);
         }
-        Err(error) => return Err(error),
-    }
-    let mut unwise = Vec::new();
-    for (settings, judge) in JUDGED.into_iter().chain(may_be_replaced.then_some(JUDGED_IF_REPLACED)) {
-        match redis::cmd("CONFIG").arg("GET").arg(settings).query_async(connection).await {
-            Ok(found) => unwise.extend(judge(&found, ack_timeout)),
-            // Hosted services and ACLs forbid it.
-            Err(error) => debug!(%error, ?settings, "these settings of Redis cannot be read and are not checked"),
-        }
-    }
-    Ok(Ok(unwise))
-}
-
-fn too_old(server: &InfoDict) -> Option<String> {
-    let version: String = server.get("redis_version")?;
+        answered => answered?,
+    };
+    let Some(version) = server.get::<String>("redis_version") else { return Ok(None) };
     let major = version.split('.').next().and_then(|major| major.parse::<u64>().ok()).unwrap_or_default();
-    (major < OLDEST_MAJOR)
-        .then(|| format!("it is version {version}, and ackwheel needs Redis 7 or Valkey 7.2 or later: update it"))
+    Ok((major < OLDEST_MAJOR)
+        .then(|| format!("it is version {version}, and ackwheel needs Redis 7 or Valkey 7.2 or later: update it")))
 }
 
-fn policy(settings: &HashMap<String, String>, _: Duration) -> Option<String> {
+fn policy(settings: &Settings) -> Option<String> {
     let policy = settings.get("maxmemory-policy")?;
     (policy != "noeviction").then(|| {
         format!(
-            "Redis may evict keys when its memory is full (maxmemory-policy {policy}): messages in flight would vanish; \
-             set maxmemory-policy noeviction, so that adds are refused instead"
+            "Redis may evict keys when its memory is full (maxmemory-policy {policy}): messages in flight would be \
+             lost; set maxmemory-policy noeviction, so that adds are refused instead"
         )
     })
 }
 
-fn persistence(settings: &HashMap<String, String>, _: Duration) -> Option<String> {
+fn persistence(settings: &Settings) -> Option<String> {
     let setting = |name: &str| settings.get(name).map(String::as_str).unwrap_or_default();
     match (setting("appendonly"), setting("save"), setting("appendfsync")) {
         ("yes", _, "no") => Some(String::from(
@@ -74,8 +156,8 @@ fn persistence(settings: &HashMap<String, String>, _: Duration) -> Option<String
         )),
         ("yes", _, _) => None,
         (_, "", _) => Some(String::from(
-            "Redis keeps nothing on disk (appendonly no, save \"\"): a restart of Redis loses what is in flight and \
-             the outbox; set appendonly yes",
+            "Redis keeps nothing on disk (appendonly no, save \"\"): a restart of Redis loses messages in flight \
+             and the outbox; set appendonly yes",
         )),
         _ => Some(String::from(
             "Redis keeps snapshots only (appendonly no): a restart of Redis goes back to the last one, so that \
@@ -84,29 +166,42 @@ fn persistence(settings: &HashMap<String, String>, _: Duration) -> Option<String
     }
 }
 
-fn replicas(settings: &HashMap<String, String>, ack_timeout: Duration) -> Option<String> {
+fn replicas(settings: &Settings, ack_timeout: Duration) -> Option<String> {
     let least = settings.get("min-replicas-to-write")?;
     if least == "0" {
         return Some(String::from(
-            "Redis takes writes also when no replica follows it (min-replicas-to-write 0): what is added and acknowledged \
-             while another takes over may be lost; set min-replicas-to-write 1, so that it is refused or held until then, \
-             if there are two replicas: with one, nothing is written while that is away",
+            "Redis takes writes also when no replica follows it (min-replicas-to-write 0): adds and acknowledgements \
+             may be lost while another takes over; set min-replicas-to-write 1, so that they are refused or held until \
+             then, if there are two replicas: with one, nothing is written while that is away",
         ));
     }
     let max_lag = Duration::from_secs(settings.get("min-replicas-max-lag")?.parse().ok()?);
     if max_lag.is_zero() {
         return Some(format!(
-            "min-replicas-max-lag 0 switches min-replicas-to-write {least} off: Redis takes writes also when no replica \
-             follows it; set min-replicas-max-lag to less than the ack timeout of {ack_timeout:?}"
+            "min-replicas-max-lag 0 switches min-replicas-to-write {least} off: Redis takes writes also when no \
+             replica follows it; set min-replicas-max-lag to less than the ack timeout of {ack_timeout:?}"
         ));
     }
     (max_lag >= ack_timeout).then(|| {
         format!(
-            "a primary without its replicas takes writes for min-replicas-max-lag {max_lag:?} more, and the ack timeout is \
-             {ack_timeout:?}: messages are added, acknowledged and time out in that time, and all of it may be lost when \
-             another takes over; set min-replicas-max-lag to less than the ack timeout"
+            "a primary without its replicas takes writes for min-replicas-max-lag {max_lag:?} more, and the ack \
+             timeout is {ack_timeout:?}: messages are added, acknowledged and time out in that time, and all of it may \
+             be lost when another takes over; set min-replicas-max-lag to less than the ack timeout"
         )
     })
+}
+
+/// Findings that these nodes did not all have before.
+fn new<'a>(findings: &'a Findings, known: &'a Findings) -> impl Iterator<Item = (&'a String, &'a Vec<String>)> {
+    findings.iter().filter(|(text, nodes)| {
+        known.get(*text).is_none_or(|before| nodes.iter().any(|node| !before.contains(node)))
+    })
+}
+
+fn warn_of_new(findings: &Findings, known: &Findings) {
+    for (text, nodes) in new(findings, known) {
+        warn!(redis = nodes.join(", "), "{text}");
+    }
 }
 
 #[cfg(test)]
@@ -115,27 +210,27 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(15);
 
-    fn settings(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    fn settings(pairs: &[(&str, &str)]) -> Settings {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
     #[test]
     fn settings_that_lose_messages_are_named_with_their_remedy() {
-        let text = policy(&settings(&[("maxmemory-policy", "allkeys-lru")]), TIMEOUT).unwrap();
+        let text = policy(&settings(&[("maxmemory-policy", "allkeys-lru")])).unwrap();
         assert!(text.contains("allkeys-lru") && text.contains("noeviction"), "{text}");
-        assert_eq!(policy(&settings(&[("maxmemory-policy", "noeviction")]), TIMEOUT), None);
+        assert_eq!(policy(&settings(&[("maxmemory-policy", "noeviction")])), None);
         for (save, word) in [("", "keeps nothing"), ("3600 1", "snapshots only")] {
-            let text = persistence(&settings(&[("appendonly", "no"), ("save", save)]), TIMEOUT).unwrap();
+            let text = persistence(&settings(&[("appendonly", "no"), ("save", save)])).unwrap();
             assert!(text.contains(word) && text.contains("appendonly yes"), "{text}");
         }
-        assert_eq!(persistence(&settings(&[("appendonly", "yes"), ("appendfsync", "everysec")]), TIMEOUT), None);
+        assert_eq!(persistence(&settings(&[("appendonly", "yes"), ("appendfsync", "everysec")])), None);
         let text = replicas(&settings(&[("min-replicas-to-write", "0")]), TIMEOUT).unwrap();
         assert!(text.contains("set min-replicas-to-write 1"), "{text}");
         assert_eq!(replicas(&settings(&[("min-replicas-to-write", "1")]), TIMEOUT), None);
     }
 
     #[test]
-    fn a_lag_of_replicas_that_the_ack_timeout_does_not_outlast_is_named() {
+    fn a_lag_of_replicas_as_long_as_the_ack_timeout_is_named() {
         let lag = |lag, timeout| {
             replicas(&settings(&[("min-replicas-to-write", "1"), ("min-replicas-max-lag", lag)]), timeout)
         };
@@ -145,5 +240,22 @@ mod tests {
             assert!(text.contains("min-replicas-max-lag 10s") && text.contains(&format!("{timeout:?}")), "{text}");
         }
         assert!(lag("0", TIMEOUT).unwrap().contains("off"));
+    }
+
+    #[test]
+    fn a_finding_is_new_once_at_each_node_and_again_when_it_comes_back() {
+        let findings = |pairs: &[(&str, &[&str])]| -> Findings {
+            let owned = |nodes: &[&str]| nodes.iter().map(|node| (*node).to_owned()).collect();
+            pairs.iter().map(|(text, nodes)| ((*text).to_owned(), owned(nodes))).collect()
+        };
+        let texts = |found: &Findings, known: &Findings| -> Vec<String> {
+            new(found, known).map(|(text, _)| text.clone()).collect()
+        };
+        let first = findings(&[("evicts", &["a"]), ("forgets", &["a", "b"])]);
+        assert_eq!(texts(&first, &Findings::new()), ["evicts", "forgets"]);
+        assert!(texts(&first, &first).is_empty());
+        let more = findings(&[("evicts", &["a", "b"]), ("forgets", &["a"])]);
+        assert_eq!(texts(&more, &first), ["evicts"]);
+        assert_eq!(texts(&first, &more), ["forgets"], "a node did not have it in between");
     }
 }

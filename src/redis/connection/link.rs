@@ -184,17 +184,8 @@ impl Link {
         }
     }
 
-    /// Runs a script that writes: `keys` follow those of meta and link, `arguments` the generation.
-    pub(crate) async fn write(
-        &self,
-        script: &'static Script,
-        keys: &[&str],
-        arguments: impl FnOnce(&mut Cmd),
-    ) -> Result<Answer, Refusal> {
-        self.write_in(&self.session()?, script, keys, arguments).await
-    }
-
-    /// The same, in this session and no other.
+    /// Runs a script that writes, in this session and no other: `keys` follow those of meta and link, `arguments` the
+    /// generation.
     pub(crate) async fn write_in(
         &self,
         session: &Session,

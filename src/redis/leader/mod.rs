@@ -1,5 +1,5 @@
-//! Who leads a ring: the lease, the leadership term, and how sidecars share the rings.
+//! Leadership of rings: the lease of each, its term, and how sidecars share the rings.
 
-pub(crate) mod lease;
-pub(crate) mod rebalance;
-pub(crate) mod term;
+pub(super) mod lease;
+pub(super) mod rebalance;
+pub(super) mod term;

@@ -1,24 +1,24 @@
-//! How sidecars share the leaderships of several rings: who leads the most hands one to who leads the least.
+//! Rebalancing of leaderships over several rings: the sidecar that leads the most hands a ring to the one that leads
+//! least.
 //!
-//! Who stands for election in a ring tells there how many rings it leads. The leader of the ring reads that as it renews
-//! its lease, and Redis forgets it then: who is named the next time has looked since. So a leader sees all that look, on
-//! each of its rings, and soon none that does not. Of two that lead as many the token decides, so that one of them hands
-//! over, and the others see it before it is their turn.
+//! A candidate of a ring announces there how many rings it leads. The leader reads the announcements as it renews its
+//! lease, and Redis forgets them then: a candidate that is named again has looked since. So a leader sees every
+//! candidate that polls, and soon none that does not. Between two sidecars that lead as many, the token decides: one of
+//! them hands over, and the others see it before it is their turn.
 //!
-//! Nobody is handed a ring who might be gone or lose it: who has just come, or goes, does not tell; nor does who lost one,
-//! for longer each time.
+//! A sidecar that has just come, drains, or has lost a ring announces nothing for a while, so it is handed no ring.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::redis::leader::term::{Identity, LeadershipTerm};
+use crate::redis::leader::term::{CurrentTerm, Identity};
 
-/// In so many leases without losing a ring a sidecar becomes one that has lost none.
-const GOOD_AGAIN: u32 = 64;
+/// After so many leases without a loss, the next loss counts as the first one.
+const LEASES_UNTIL_FORGIVEN: u32 = 64;
 
-/// Who stands for election in a ring, and how many rings it leads.
+/// A candidate of a ring, and how many rings it leads. The one that leads fewer is the lesser.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Candidacy {
     pub(crate) leads: u64,
@@ -27,67 +27,65 @@ pub(crate) struct Candidacy {
 }
 
 impl Candidacy {
-    /// What the sidecar of this token told.
-    pub(crate) fn of(token: String, told: &str) -> Option<Candidacy> {
-        let (leads, name) = told.split_once(' ')?;
+    /// The candidacy that the sidecar of this token announced.
+    pub(crate) fn parse(token: String, announced: &str) -> Option<Candidacy> {
+        let (leads, name) = announced.split_once(' ')?;
         Some(Candidacy { leads: leads.parse().ok()?, token, name: name.to_owned() })
     }
 }
 
-/// What one sidecar leads, of all rings.
+/// The leaderships of this sidecar over all rings.
 pub(crate) struct Leaderships {
     identity: Identity,
-    /// In this time each candidate looks several times, and each leader reads what was told.
+    /// In this time each candidate polls several times, and each leader reads the announcements.
     lease: Duration,
-    offices: RwLock<Vec<Arc<LeadershipTerm>>>,
+    terms: RwLock<Vec<Arc<CurrentTerm>>>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Before this it does not tell what it leads; none before it stands for the first time.
-    tells_from: Option<Instant>,
-    /// Before this it does not know what the last change has led to.
+    /// Before this it announces nothing; none before its first election.
+    announces_from: Option<Instant>,
+    /// Before this the announcements may be older than the last change.
     hands_over_from: Option<Instant>,
-    /// When it last lost a ring, and for how long it did not tell then.
-    deposed: Option<(Instant, Duration)>,
+    /// When it last lost a ring, and for how long it announced nothing then.
+    lost: Option<(Instant, Duration)>,
 }
 
 impl Leaderships {
-    /// None yet, of this sidecar.
     pub(crate) fn new(identity: Identity, lease: Duration) -> Leaderships {
-        Leaderships { identity, lease, offices: RwLock::default(), state: Mutex::default() }
+        Leaderships { identity, lease, terms: RwLock::default(), state: Mutex::default() }
     }
 
-    /// The office of one more ring.
-    pub(crate) fn add_term(&self) -> Arc<LeadershipTerm> {
-        let office = Arc::<LeadershipTerm>::default();
-        self.offices.write().push(Arc::clone(&office));
-        office
+    /// Adds a ring.
+    pub(crate) fn add_ring(&self) -> Arc<CurrentTerm> {
+        let term = Arc::<CurrentTerm>::default();
+        self.terms.write().push(Arc::clone(&term));
+        term
     }
 
     /// Whether there are several rings.
     pub(crate) fn are_shared(&self) -> bool {
-        self.offices.read().len() > 1
+        self.terms.read().len() > 1
     }
 
     /// How many rings this sidecar leads.
     pub(crate) fn count(&self, now: Instant) -> u64 {
-        let leads = |office: &Arc<LeadershipTerm>| office.term().is_some_and(|term| now < term.lease_until);
-        self.offices.read().iter().map(|office| u64::from(leads(office))).sum()
+        self.terms.read().iter().map(|term| u64::from(term.lasting(now).is_some())).sum()
     }
 
-    /// What the leaders of other rings are told as this sidecar stands for election; nothing where they had better not
-    /// hand it one.
-    pub(crate) fn told(&self, now: Instant) -> String {
-        let tells_from = *self.state.lock().tells_from.get_or_insert(now + self.lease);
-        if !self.are_shared() || now < tells_from {
+    /// The announcement for the leader of another ring; empty while this sidecar should be handed none.
+    pub(crate) fn announcement(&self, now: Instant) -> String {
+        let announces_from = *self.state.lock().announces_from.get_or_insert(now + self.lease);
+        if !self.are_shared() || now < announces_from {
             return String::new();
         }
         format!("{} {}", self.count(now), self.identity.name)
     }
 
-    /// Who is to lead a ring in place of this sidecar, given those who stand for election there.
+    /// The candidate that is to lead a ring in place of this sidecar, if one is: the one that leads the least, if this
+    /// sidecar leads the most, and at least two more than that.
     pub(crate) fn successor(&self, candidates: Vec<Candidacy>, now: Instant) -> Option<Candidacy> {
         let Identity { token, name, .. } = self.identity.clone();
         let own = Candidacy { leads: self.count(now), token, name };
@@ -100,30 +98,30 @@ impl Leaderships {
         Some(successor)
     }
 
-    /// It has won a ring: what it is told may be from before.
-    pub(crate) fn has_won(&self, now: Instant) {
+    /// It has won a ring: the announcements that it knows may be older.
+    pub(crate) fn record_win(&self, now: Instant) {
         self.state.lock().hands_over_from = Some(now + self.lease);
     }
 
     /// It gives its rings up, and is to be handed none.
-    pub(crate) fn stands_back(&self, now: Instant) {
-        self.state.lock().tells_from = Some(now + self.lease);
+    pub(crate) fn withdraw(&self, now: Instant) {
+        self.state.lock().announces_from = Some(now + self.lease);
     }
 
-    /// It has lost a ring: it is to be handed none for a lease, and twice as long each time that it comes again.
-    pub(crate) fn was_deposed(&self, now: Instant) {
+    /// It has lost a ring: it announces nothing for a lease, and for twice as long after each loss that soon follows.
+    pub(crate) fn record_loss(&self, now: Instant) {
         let (lease, mut state) = (self.lease, self.state.lock());
-        let pause = match state.deposed {
+        let forgiven = lease * LEASES_UNTIL_FORGIVEN;
+        let pause = match state.lost {
             // Several rings at once are one loss.
             Some((then, pause)) if now < then + lease => pause,
-            Some((then, pause)) if now < then + pause + lease * GOOD_AGAIN => (pause * 2).min(lease * GOOD_AGAIN),
+            Some((then, pause)) if now < then + pause + forgiven => (pause * 2).min(forgiven),
             _ => lease,
         };
-        (state.deposed, state.tells_from) = (Some((now, pause)), Some(now + pause));
+        (state.lost, state.announces_from) = (Some((now, pause)), Some(now + pause));
     }
 }
 
-/// The one that leads the least, if `own` leads the most, and at least two more than that.
 fn successor(own: &Candidacy, mut candidates: Vec<Candidacy>) -> Option<Candidacy> {
     candidates.retain(|candidate| candidate.token != own.token);
     let leads_most = candidates.iter().all(|candidate| candidate < own);
@@ -139,17 +137,17 @@ mod tests {
 
     fn candidacies(leads: &[u64]) -> Vec<Candidacy> {
         let candidacy = |(index, leads): (usize, &u64)| {
-            Candidacy::of(index.to_string(), &format!("{leads} sidecar {index}")).unwrap()
+            Candidacy::parse(index.to_string(), &format!("{leads} sidecar {index}")).unwrap()
         };
         leads.iter().enumerate().map(candidacy).collect()
     }
 
-    /// The leaderships of a sidecar, and the offices of so many rings.
-    fn own(rings: u16) -> (Leaderships, Vec<Arc<LeadershipTerm>>) {
+    /// The leaderships of a sidecar, and the terms of so many rings.
+    fn own(rings: u16) -> (Leaderships, Vec<Arc<CurrentTerm>>) {
         let identity = Identity { name: "me".into(), sidecar: "me-1".into(), token: "own".into() };
         let leaderships = Leaderships::new(identity, LEASE);
-        let offices = (0..rings).map(|_| leaderships.add_term()).collect();
-        (leaderships, offices)
+        let terms = (0..rings).map(|_| leaderships.add_ring()).collect();
+        (leaderships, terms)
     }
 
     /// Has each that leads something look at the others, as often as rings, until nobody hands over.
@@ -199,18 +197,18 @@ mod tests {
 
     #[test]
     fn one_leadership_is_handed_over_at_a_time_and_none_just_after_one_was_won() {
-        let ((leaderships, offices), now) = (own(4), Instant::now());
+        let ((leaderships, terms), now) = (own(4), Instant::now());
         assert_eq!(leaderships.successor(candidacies(&[0]), now), None, "it leads nothing");
-        for office in &offices {
-            office.enter(term(now + LEASE * 2));
+        for ring in &terms {
+            ring.begin(term(now + LEASE * 2));
         }
-        assert_eq!(leaderships.successor(Vec::new(), now), None, "nobody else is there");
+        assert_eq!(leaderships.successor(Vec::new(), now), None, "there is no candidate");
         assert!(leaderships.successor(candidacies(&[0]), now).is_some());
-        offices[0].leave();
+        terms[0].end();
         let later = now + LEASE / 2;
-        assert_eq!(leaderships.successor(candidacies(&[0]), later), None, "what changed is not told yet");
-        leaderships.has_won(later);
-        assert_eq!(leaderships.successor(candidacies(&[0]), now + LEASE), None, "who told that may have gone");
+        assert_eq!(leaderships.successor(candidacies(&[0]), later), None, "the change is not announced yet");
+        leaderships.record_win(later);
+        assert_eq!(leaderships.successor(candidacies(&[0]), now + LEASE), None, "the announcement may be older");
         assert_eq!(
             leaderships.successor(candidacies(&[1]), later + LEASE).map(|candidacy| candidacy.name).as_deref(),
             Some("sidecar 0")
@@ -219,42 +217,42 @@ mod tests {
 
     #[test]
     fn a_ring_whose_lease_has_run_out_does_not_count() {
-        let ((leaderships, offices), now) = (own(2), Instant::now());
-        offices[0].enter(term(now));
+        let ((leaderships, terms), now) = (own(2), Instant::now());
+        terms[0].begin(term(now));
         assert_eq!(leaderships.count(now), 1);
         assert_eq!(leaderships.count(now + LEASE), 0);
     }
 
     #[test]
-    fn who_comes_goes_or_loses_rings_does_not_tell_for_a_while() {
+    fn a_sidecar_that_comes_drains_or_loses_rings_announces_nothing_for_a_while() {
         let ((leaderships, _), begun) = (own(2), Instant::now());
-        let tells_at = |now| leaderships.told(now) == "0 me";
-        assert!(!tells_at(begun));
-        assert!(tells_at(begun + LEASE));
-        leaderships.stands_back(begun + LEASE);
-        assert!(!tells_at(begun + LEASE * 15 / 8));
+        let announces_at = |now| leaderships.announcement(now) == "0 me";
+        assert!(!announces_at(begun));
+        assert!(announces_at(begun + LEASE));
+        leaderships.withdraw(begun + LEASE);
+        assert!(!announces_at(begun + LEASE * 15 / 8));
         let mut now = begun + LEASE * 2;
         let mut pauses = Vec::new();
         for _ in 0..9 {
             for ring in 0..3 {
-                leaderships.was_deposed(now + LEASE / 8 * ring);
+                leaderships.record_loss(now + LEASE / 8 * ring);
             }
             now += LEASE / 4;
-            let pause = (1..=GOOD_AGAIN).find(|pause| tells_at(now + LEASE * *pause)).unwrap();
+            let pause = (1..=LEASES_UNTIL_FORGIVEN).find(|pause| announces_at(now + LEASE * *pause)).unwrap();
             pauses.push(pause);
             now += LEASE * pause;
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
-        now += LEASE * (GOOD_AGAIN + 1);
-        leaderships.was_deposed(now);
-        assert!(tells_at(now + LEASE), "it had lost nothing for long");
+        now += LEASE * (LEASES_UNTIL_FORGIVEN + 1);
+        leaderships.record_loss(now);
+        assert!(announces_at(now + LEASE), "it had lost nothing for long");
     }
 
     #[test]
     fn a_single_ring_is_not_shared() {
         let ((leaderships, _), now) = (own(1), Instant::now());
-        leaderships.told(now);
-        assert_eq!(leaderships.told(now + LEASE), "");
+        leaderships.announcement(now);
+        assert_eq!(leaderships.announcement(now + LEASE), "");
         assert!(!leaderships.are_shared());
         assert!(own(2).0.are_shared());
     }

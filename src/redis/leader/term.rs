@@ -1,30 +1,32 @@
-//! What the lease and the ring of one sidecar share: whether it leads, under which epoch, and at which pace.
+//! The leadership term: whether this sidecar leads a ring, under which epoch, and when the pointer moves next.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use crate::core::tick::{Tick, Wheel};
-use crate::redis::ring::repair_progress::RepairProgress;
 
-/// For so long before a move the leader watches Redis: what waited for a stall that was over by then has arrived.
+/// How far the leader's and Redis' clock may differ within a tick before one counts as set.
+pub(crate) const CLOCK_SLACK: Duration = Duration::from_millis(50);
+
+/// For so long before a move the leader watches Redis: requests that waited for an earlier stall have arrived by then.
 pub(crate) const WATCH: Duration = Duration::from_millis(300);
 
 /// The pointer waits no longer than this for Acks that sidecars held in an outage.
 const HELD_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Who this sidecar is, to the others.
+/// The names of this sidecar.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
-    /// What the status calls it.
+    /// In the status and in log lines.
     pub(crate) name: String,
-    /// What its entries in Redis are called: never reused.
+    /// In keys and entries in Redis; never reused.
     pub(crate) sidecar: String,
-    /// What it puts into a lease: never reused.
+    /// In leases; never reused.
     pub(crate) token: String,
 }
 
-/// A time of leadership.
+/// A term of leadership over one ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Term {
     pub(crate) epoch: u64,
@@ -32,60 +34,49 @@ pub(crate) struct Term {
     pub(crate) lease_until: Instant,
     /// The session in which it was won.
     pub(crate) session: u64,
-    /// When the last outage ended that the pace allows for.
-    pub(crate) recovered: Option<Instant>,
+    /// When the last outage ended that `next` allows for.
+    pub(crate) recovered_at: Option<Instant>,
     pub(crate) pointer: Tick,
-    /// When the pointer is to move next, by the monotonic clock.
-    pub(crate) next: Instant,
-    /// How much later than that it is due for certain: what is asked of a far Redis sets out ahead of its time.
-    pub(crate) ahead: Duration,
-    /// Whether the leader knows why the pointer is late: it waited on purpose, or gave up what it had missed.
+    pub(crate) next: NextMove,
+    /// Whether the leader knows why the pointer is late: it waited on purpose, or skipped the ticks that it had missed.
     pub(crate) is_aware: bool,
     /// By how much the next move was put off, and so every deadline is shifted, since the last one.
     pub(crate) shifted: Duration,
     /// Until when the pointer waits for the Acks that were held in an outage, since it last moved.
-    pub(crate) graced: Option<Instant>,
+    pub(crate) grace_until: Option<Instant>,
     /// Since when the pointer waits for Acks that sidecars held in an outage, since it last moved.
     pub(crate) held_since: Option<Instant>,
     /// Whether too many ticks are not yet published for another.
     pub(crate) is_busy: bool,
-    /// Where expiry goes on, as far as it is known.
+    /// The tick that is published next, and the number of its next batch, as far as they are known.
     pub(crate) frozen: Tick,
     pub(crate) seq: u64,
-    pub(crate) mends: RepairProgress,
 }
 
 impl Term {
     /// Puts the next move off, for a reason that the leader knows.
-    pub(crate) fn put_off(&mut self, next: Instant) {
-        self.shifted += next.saturating_duration_since(self.next);
-        (self.next, self.is_aware) = (next, true);
+    pub(crate) fn put_off(&mut self, at: Instant) {
+        self.shifted += at.saturating_duration_since(self.next.at);
+        (self.next.at, self.is_aware) = (at, true);
     }
 
-    /// When the move is due for certain, if no clock is set.
-    pub(crate) fn certain(&self) -> Instant {
-        self.next + self.ahead
-    }
-
-    /// The pointer has moved, and moves again then. Of what it was put off a part of a tick is left, and counts later.
-    pub(crate) fn moved(&mut self, due: Due, wheel: Wheel) {
-        (self.pointer, self.next, self.ahead) = (self.pointer.plus(1), due.next, due.ahead);
-        self.is_aware = false;
+    /// The pointer has moved. Of the shift, a part of a tick is left for later moves.
+    pub(crate) fn moved(&mut self, next: NextMove, wheel: Wheel) {
+        (self.pointer, self.next, self.is_aware) = (self.pointer.plus(1), next, false);
         self.shifted -= wheel.ticks(self.shifted_ticks(wheel));
-        (self.graced, self.held_since, self.is_busy) = (None, None, false);
-        self.mends.moved();
+        (self.grace_until, self.held_since, self.is_busy) = (None, None, false);
     }
 
-    /// How long the pointer may wait at a time `now` for what this sidecar has read: whoever asks for more than Redis
-    /// does may neither stop the wheel nor cost the lease.
-    pub(crate) fn patience(&self, now: Instant, tick_length: Duration) -> Duration {
-        let patience = (self.lease_until.saturating_duration_since(now) / 2).min(tick_length / 4);
-        if self.is_busy { patience / 16 } else { patience }
+    /// How long the pointer waits at a time `now` until Redis has applied the requests that this sidecar has read.
+    /// Clients that ask for more than Redis can do must neither stop the wheel nor cost the lease.
+    pub(crate) fn flush_timeout(&self, now: Instant, tick_length: Duration) -> Duration {
+        let timeout = (self.lease_until.saturating_duration_since(now) / 2).min(tick_length / 4);
+        if self.is_busy { timeout / 16 } else { timeout }
     }
 
     /// Whether the leader knows nothing, at a time `now`, that another would have to know to make the next move.
     pub(crate) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
-        !self.is_aware && now + WATCH.min(tick_length / 2) < self.next
+        !self.is_aware && now + WATCH.min(tick_length / 2) < self.next.at
     }
 
     /// Whether the pointer has waited for held Acks for as long as it may.
@@ -99,63 +90,75 @@ impl Term {
     }
 }
 
-/// When a move is due, as an answer of Redis told.
+/// When the pointer is to move next, by the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Due {
-    /// When to ask for it.
-    pub(crate) next: Instant,
-    /// How much later than that it is due for certain.
+pub(crate) struct NextMove {
+    /// When to call Redis for it.
+    pub(crate) at: Instant,
+    /// How much later than that it is due for certain: a call to a far Redis is sent ahead of its time.
     pub(crate) ahead: Duration,
 }
 
-impl Due {
-    /// Of an answer that said "in so many ms", which Redis did at some time between these two. What is asked as long
-    /// after `asked` arrives in time if the way takes as long again, or up to `spare` less; and a near Redis is asked
-    /// when it is certain. So the way there lengthens no tick.
-    pub(crate) fn told(ms: i64, asked: Instant, answered: Instant, spare: Duration) -> Due {
+impl NextMove {
+    /// From an answer of "in `ms`", which Redis gave at some time between `asked` and `answered`.
+    ///
+    /// The next call is sent one round trip early, less `spare`. It arrives in time if the way takes as long again, so
+    /// the way to Redis lengthens no tick. A near Redis is called when the move is certain.
+    pub(crate) fn from_answer(ms: i64, asked: Instant, answered: Instant, spare: Duration) -> NextMove {
         let round_trip = answered.saturating_duration_since(asked);
         let ahead = round_trip.saturating_sub(spare);
-        Due { next: from_now(answered, ms).checked_sub(ahead).unwrap_or(answered), ahead }
+        NextMove { at: from_now(answered, ms).checked_sub(ahead).unwrap_or(answered), ahead }
     }
 
-    /// The same, where it was certain before.
-    pub(crate) fn no_later_than(self, certain: Instant) -> Due {
-        let next = self.next.min(certain);
-        Due { next, ahead: (self.next + self.ahead).min(certain) - next }
+    /// When the move is due for certain, if no clock is set.
+    pub(crate) fn certain(self) -> Instant {
+        self.at + self.ahead
+    }
+
+    /// The same, no later than `certain`.
+    pub(crate) fn no_later_than(self, certain: Instant) -> NextMove {
+        let at = self.at.min(certain);
+        NextMove { at, ahead: self.certain().min(certain) - at }
     }
 }
 
-/// The office of the leader, held or not.
+/// The present term of this sidecar in one ring; none while it does not lead.
 #[derive(Debug, Default)]
-pub(crate) struct LeadershipTerm(Mutex<Option<Term>>);
+pub(crate) struct CurrentTerm(Mutex<Option<Term>>);
 
-impl LeadershipTerm {
-    pub(crate) fn term(&self) -> Option<Term> {
+impl CurrentTerm {
+    pub(crate) fn get(&self) -> Option<Term> {
         *self.0.lock()
     }
 
-    /// The term, if it was won in this session of the link. A leader whose connection was rebuilt has to be elected again.
-    pub(crate) fn term_in(&self, session: u64) -> Option<Term> {
-        self.term().filter(|term| term.session == session)
+    /// The term, if it was won in this session of the link. A leader whose connection was rebuilt has to be elected
+    /// again.
+    pub(crate) fn in_session(&self, session: u64) -> Option<Term> {
+        self.get().filter(|term| term.session == session)
     }
 
-    pub(crate) fn enter(&self, term: Term) {
+    /// The term, if its lease lasts at a time `now`.
+    pub(crate) fn lasting(&self, now: Instant) -> Option<Term> {
+        self.get().filter(|term| now < term.lease_until)
+    }
+
+    pub(crate) fn begin(&self, term: Term) {
         *self.0.lock() = Some(term);
     }
 
-    pub(crate) fn leave(&self) {
+    pub(crate) fn end(&self) {
         *self.0.lock() = None;
     }
 
     /// Changes the term, if it is still that of this epoch.
-    pub(crate) fn note(&self, epoch: u64, change: impl FnOnce(&mut Term)) {
+    pub(crate) fn update(&self, epoch: u64, change: impl FnOnce(&mut Term)) {
         if let Some(term) = self.0.lock().as_mut().filter(|term| term.epoch == epoch) {
             change(term);
         }
     }
 }
 
-/// A moment that lies a signed number of ms from another.
+/// The moment `ms` after `now`, or before it where `ms` is negative.
 pub(crate) fn from_now(now: Instant, ms: i64) -> Instant {
     let distance = Duration::from_millis(ms.unsigned_abs());
     if ms >= 0 { now + distance } else { now.checked_sub(distance).unwrap_or(now) }
@@ -175,37 +178,38 @@ pub(crate) mod tests {
             epoch: 1,
             lease_until: now + Duration::from_secs(3),
             session: 1,
-            recovered: None,
+            recovered_at: None,
             pointer: Tick(7),
-            next: now,
-            ahead: Duration::ZERO,
+            next: NextMove { at: now, ahead: Duration::ZERO },
             is_aware: true,
             shifted: Duration::ZERO,
-            graced: None,
+            grace_until: None,
             held_since: None,
             is_busy: false,
             frozen: Tick(0),
             seq: 0,
-            mends: RepairProgress::default(),
         }
     }
 
     #[test]
-    fn what_was_read_is_waited_for_no_longer_than_lease_and_tick_allow() {
+    fn the_pointer_waits_for_requests_no_longer_than_lease_and_tick_allow() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
         let mut term = term(now);
-        assert_eq!(term.patience(now, ms(1_000)), ms(250));
-        assert_eq!(term.patience(now, ms(60_000)), ms(1_500));
-        assert_eq!(term.patience(now + ms(2_900), ms(1_000)), ms(50));
-        assert_eq!(term.patience(now + ms(3_100), ms(1_000)), Duration::ZERO);
+        assert_eq!(term.flush_timeout(now, ms(1_000)), ms(250));
+        assert_eq!(term.flush_timeout(now, ms(60_000)), ms(1_500));
+        assert_eq!(term.flush_timeout(now + ms(2_900), ms(1_000)), ms(50));
+        assert_eq!(term.flush_timeout(now + ms(3_100), ms(1_000)), Duration::ZERO);
         term.is_busy = true;
-        assert_eq!(term.patience(now, ms(1_600)), ms(25));
+        assert_eq!(term.flush_timeout(now, ms(1_600)), ms(25));
     }
 
     #[test]
-    fn a_leader_that_watches_or_has_put_off_a_move_knows_what_another_would_not() {
+    fn a_leader_that_watches_or_has_put_off_a_move_knows_more_than_another() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
-        let calm = |aware, next, tick| Term { is_aware: aware, next: now + next, ..term(now) }.is_calm(now, tick);
+        let calm = |aware, next, tick| {
+            let next = NextMove { at: now + next, ahead: ms(0) };
+            Term { is_aware: aware, next, ..term(now) }.is_calm(now, tick)
+        };
         assert!(calm(false, ms(400), ms(1_000)));
         assert!(!calm(true, ms(400), ms(1_000)), "it put the move off");
         assert!(!calm(false, ms(200), ms(1_000)), "it watches Redis");
@@ -214,30 +218,30 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_put_off_by_parts_of_a_tick_counts_once_it_is_a_tick() {
+    fn parts_of_a_tick_that_are_put_off_count_once_they_are_a_tick() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
         let wheel = Wheel::new(15, ms(1_000)).unwrap();
         let mut term = term(now);
-        let mut told = Vec::new();
+        let mut ticks = Vec::new();
         for _ in 0..5 {
-            term.put_off(term.next + ms(450));
-            told.push(term.shifted_ticks(wheel));
-            term.moved(Due { next: term.next + ms(1_000), ahead: Duration::ZERO }, wheel);
+            term.put_off(term.next.at + ms(450));
+            ticks.push(term.shifted_ticks(wheel));
+            term.moved(NextMove { at: term.next.at + ms(1_000), ahead: Duration::ZERO }, wheel);
         }
-        assert_eq!(told, [0, 0, 1, 0, 1]);
+        assert_eq!(ticks, [0, 0, 1, 0, 1]);
         assert_eq!(term.shifted, ms(250));
     }
 
     #[test]
-    fn what_a_far_redis_is_asked_sets_out_ahead_and_a_near_one_is_asked_when_it_is_certain() {
+    fn a_call_to_a_far_redis_is_sent_ahead_and_one_to_a_near_redis_when_it_is_certain() {
         let (asked, ms) = (Instant::now(), Duration::from_millis);
-        let told = |round_trip| Due::told(1_000, asked, asked + ms(round_trip), ms(25));
-        assert_eq!(told(0), Due { next: asked + ms(1_000), ahead: ms(0) });
-        assert_eq!(told(20), Due { next: asked + ms(1_020), ahead: ms(0) });
-        assert_eq!(told(200), Due { next: asked + ms(1_025), ahead: ms(175) });
-        let before = told(200).no_later_than(asked + ms(1_100));
-        assert_eq!(before, Due { next: asked + ms(1_025), ahead: ms(75) });
-        assert_eq!(before.no_later_than(asked + ms(1_000)), Due { next: asked + ms(1_000), ahead: ms(0) });
-        assert_eq!(told(20).no_later_than(asked + ms(2_000)), told(20));
+        let due = |round_trip| NextMove::from_answer(1_000, asked, asked + ms(round_trip), ms(25));
+        assert_eq!(due(0), NextMove { at: asked + ms(1_000), ahead: ms(0) });
+        assert_eq!(due(20), NextMove { at: asked + ms(1_020), ahead: ms(0) });
+        assert_eq!(due(200), NextMove { at: asked + ms(1_025), ahead: ms(175) });
+        let before = due(200).no_later_than(asked + ms(1_100));
+        assert_eq!(before, NextMove { at: asked + ms(1_025), ahead: ms(75) });
+        assert_eq!(before.no_later_than(asked + ms(1_000)), NextMove { at: asked + ms(1_000), ahead: ms(0) });
+        assert_eq!(due(20).no_later_than(asked + ms(2_000)), due(20));
     }
 }

@@ -1,4 +1,4 @@
-//! From the text of a batch in Redis to its value.
+//! Reads a timeout batch from its entry in the stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,14 @@ pub(super) fn entry_id(batch: BatchId) -> String {
     format!("{}-{}", batch.tick, batch.seq)
 }
 
-/// An entry that is no batch of this version: a newer one wrote it, or a hand.
+/// An entry that is no batch of this version: a newer version wrote it, or a person.
 #[derive(Debug)]
 pub(super) struct Unreadable {
-    /// Its id in the stream.
     pub(super) entry: String,
-    /// What is wrong with it.
     pub(super) why: String,
 }
 
-/// A batch as `take` and `take_again` reply it.
+/// Reads a batch in a reply of `take` or `take_again`.
 pub(super) fn delivery(mut reply: Answer, ring: u16) -> Result<Result<Delivery, Unreadable>, Fault> {
     let entry = reply.text()?;
     Ok(read(&entry, reply, ring).map_err(|fault| Unreadable { entry, why: fault.text }))
@@ -38,7 +36,7 @@ fn read(entry: &str, mut reply: Answer, ring: u16) -> Result<Delivery, Fault> {
         added: reply.count()?,
         acked: reply.count()?,
         storm: reply.count()? == 1,
-        // What is in flight when a sidecar goes stays in Redis.
+        // A drain leaves the messages in flight in Redis.
         drained: false,
     };
     let last = reply.count()? == 1;
@@ -53,7 +51,7 @@ fn read(entry: &str, mut reply: Answer, ring: u16) -> Result<Delivery, Fault> {
             ring,
             entry,
             foreign = foreign.join(" "),
-            "a batch names something that is no message, and is handed out without it: something else writes to \
+            "a batch has words that are no messages, and is delivered without them: another program writes to \
              ackwheel's keys; give ackwheel a Redis or a namespace of its own"
         );
     }
@@ -65,16 +63,15 @@ fn parse_entry_id(text: &str) -> Option<(Tick, u32)> {
     Some((Tick(tick.parse().ok()?), seq.parse().ok()?))
 }
 
-/// Messages of a batch, `id[:client][/attempt]` separated by a space, and the words that are none.
+/// The messages of a batch, `id[:client][/attempt]` separated by a space, and all other words.
 fn parse_messages(text: &str) -> (Vec<TimedOut>, Vec<&str>) {
-    let mut foreign = Vec::new();
-    let message = |word| {
-        parse_message(word).or_else(|| {
-            foreign.push(word);
-            None
-        })
-    };
-    let messages = text.split(' ').filter_map(message).collect();
+    let (mut messages, mut foreign) = (Vec::new(), Vec::new());
+    for word in text.split(' ') {
+        match parse_message(word) {
+            Some(message) => messages.push(message),
+            None => foreign.push(word),
+        }
+    }
     (messages, foreign)
 }
 
@@ -97,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_what_its_entry_says() {
+    fn a_batch_is_read_from_its_entry() {
         let text = "1 2:7 18446744073709551615:18446744073709551615/255";
         let read = reply(["170-3", "2", "1700000000000", "10", "7", "1", "0", "250", text]);
         let Delivery { batch, delivery_count, age } = delivery(read, 4).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Publishing the ticks that are decided, a part at a time, and forgetting what was late.
+//! Publishes the decided ticks, a part at a time, and forgets late messages after a revolution.
 
 use std::time::Duration;
 
@@ -7,43 +7,38 @@ use crate::core::refusal::Refusal;
 use crate::core::ring::{PublishStep, Published};
 use crate::core::tick::Tick;
 use crate::redis::connection::link::Session;
+use crate::redis::context::RingContext;
 use crate::redis::leader::term::Term;
 use crate::redis::ring::Inner;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// The most messages that one script publishes, as a chunk of what is late.
+/// The most messages that one script publishes, as a chunk of `late`.
 const MAX_PUBLISHED: usize = 1_000;
 
 impl Inner {
     pub(super) async fn publish_expired(&self) -> Result<PublishStep, Refusal> {
-        let session = self.link.session()?;
-        let Some(term) = self.office.term_in(session.number) else {
-            return Ok(PublishStep { deposed: true, ..PublishStep::default() });
-        };
+        let RingContext { identity, link, term: current, .. } = &*self.context;
+        let deposed = PublishStep { deposed: true, ..PublishStep::default() };
+        let session = link.session()?;
+        let Some(term) = current.in_session(session.number) else { return Ok(deposed) };
         if term.frozen == term.pointer {
             return self.forget(&session, term).await;
         }
-        let keys = self.link.keys();
-        let names =
-            [keys.lease.as_str(), &keys.ticks, keys.list(term.frozen.0), &keys.outbox, &keys.late, &keys.news];
-        self.link.confirmed(&session)?;
-        let asked = self.link.write_in(&session, &SCRIPTS.expire, &names, |call| {
-            self.term_arguments(call, term);
-            call.arg(term.frozen.0).arg(term.seq).arg(MAX_PUBLISHED);
-        });
-        let mut answer = asked.await?;
-        match answer.text()?.as_str() {
+        link.confirmed(&session)?;
+        let keys = link.keys();
+        let keys = [&keys.lease, &keys.ticks, keys.list(term.frozen.0), &keys.outbox, &keys.late, &keys.news];
+        let arguments = (&identity.token, term.epoch, term.frozen.0, term.seq, MAX_PUBLISHED);
+        let (word, mut answer) = self.context.run(&session, &SCRIPTS.expire, &keys, arguments).await?;
+        match word.as_str() {
             "published" => self.published(term, &mut answer),
             "expected" => {
                 let (tick, seq, is_frozen) = (Tick(answer.count()?), answer.count()?, answer.count()? > 0);
                 if (tick, seq) < (term.frozen, term.seq) {
-                    self.report_lost_moves("batches that were published", tick);
-                    return Ok(PublishStep { deposed: true, ..PublishStep::default() });
+                    self.repair.report_lost_moves("batches that were published", tick);
+                    return Ok(deposed);
                 }
-                self.office.note(term.epoch, |term| {
-                    (term.frozen, term.seq) = (tick, seq);
-                });
-                // The tick that was asked about is finished: the answer that told was lost.
+                current.update(term.epoch, |term| (term.frozen, term.seq) = (tick, seq));
+                // If it is about the tick of this call, that is finished: the answer of the step before was lost.
                 let counted =
                     if answer.is_empty() { None } else { Some((Tick(answer.count()?), counts(&mut answer)?)) };
                 let counted = counted.filter(|(finished, _)| *finished == term.frozen);
@@ -54,8 +49,8 @@ impl Inner {
                 }
             }
             "deposed" => {
-                self.office.leave();
-                Ok(PublishStep { deposed: true, ..PublishStep::default() })
+                current.end();
+                Ok(deposed)
             }
             word => Err(answer.strange(word).into()),
         }
@@ -65,8 +60,8 @@ impl Inner {
         let (messages, is_last) = (answer.count()?, answer.count()? > 0);
         let lateness = Duration::from_millis(answer.count()?);
         let counts = counts(answer)?;
-        self.tell_lost(answer.count()?);
-        self.office.note(term.epoch, |now| {
+        self.repair.report_lost(answer.count()?);
+        self.context.term.update(term.epoch, |now| {
             (now.frozen, now.seq) = if is_last { (term.frozen.plus(1), 0) } else { (term.frozen, term.seq + 1) };
         });
         Ok(PublishStep {
@@ -78,22 +73,19 @@ impl Inner {
     }
 
     async fn forget(&self, session: &Session, term: Term) -> Result<PublishStep, Refusal> {
-        if term.mends.on_its_way.is_some() {
-            self.mend(session, term).await?;
-            return Ok(PublishStep { more: true, reclaimed: true, ..PublishStep::default() });
+        let repairing = PublishStep { more: true, reclaimed: true, ..PublishStep::default() };
+        if self.repair.progress(term.epoch).scan.is_some() {
+            self.repair.scan(session, term.epoch).await?;
+            return Ok(repairing);
         }
-        let keys = self.link.keys();
-        let mut answer = self
-            .link
-            .write_in(session, &SCRIPTS.forget, &[&keys.messages, &keys.late], |call| {
-                call.arg(MAX_PUBLISHED);
-            })
-            .await?;
-        match answer.text()?.as_str() {
+        let RingContext { options, link, .. } = &*self.context;
+        let keys: [&str; 2] = [&link.keys().messages, &link.keys().late];
+        let (word, answer) = self.context.run(session, &SCRIPTS.forget, &keys, MAX_PUBLISHED).await?;
+        match word.as_str() {
             "forgot" => Ok(PublishStep { more: true, ..PublishStep::default() }),
-            "left over" if term.mends.may_tidy(term.pointer, self.options.wheel) => {
-                self.office.note(term.epoch, |now| now.mends.begin(false, term.pointer, term.session));
-                Ok(PublishStep { more: true, reclaimed: true, ..PublishStep::default() })
+            "left over" if self.repair.progress(term.epoch).may_tidy(term.pointer, options.wheel) => {
+                self.repair.progress(term.epoch).begin(false, term.pointer, term.session);
+                Ok(repairing)
             }
             "idle" | "left over" => Ok(PublishStep::default()),
             word => Err(answer.strange(word).into()),
@@ -101,7 +93,7 @@ impl Inner {
     }
 }
 
-/// What a tick counted, as an answer tells it.
+/// The counts of a tick in an answer.
 fn counts(answer: &mut Answer) -> Result<TickCounts, Refusal> {
     let (timed_out, acked, storm) = (answer.count()?, answer.count()?, answer.count()? > 0);
     Ok(TickCounts { added: timed_out + acked, acked, storm, drained: false })

@@ -1,75 +1,156 @@
-//! Looking through all messages, where Redis has lost what says where some of them are: the list of a tick, or `late`.
+//! Repairs lost lists: scans all messages, and puts those that are in no list back into the list of their tick.
 //!
-//! Each message has its deadline in its own entry too. So it goes back into the list of its tick before that is decided,
-//! and none is early: the pointer waits meanwhile. Lost is what is in no list although all were looked at, and what was
-//! decided and not yet published.
+//! Each message has its deadline in its own entry too, so it goes back before its tick is decided: the pointer waits
+//! meanwhile, and no message is early. Messages are lost for good if their entries are lost too, or if they were
+//! decided and not yet published. The same scan tidies: it deletes late messages that no chunk of `late` names.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tracing::{error, info, warn};
 
 use crate::core::refusal::Refusal;
-use crate::core::tick::Tick;
+use crate::core::tick::{Tick, Wheel};
 use crate::redis::connection::link::Session;
-use crate::redis::leader::term::Term;
-use crate::redis::ring::Inner;
-use crate::redis::ring::repair_progress::Mending;
+use crate::redis::context::RingContext;
 use crate::redis::scripts::SCRIPTS;
 
-/// About so many messages are looked at in one script, which takes Redis about as long as a script of requests.
-const LOOKED_AT: usize = 1_000;
+/// About how many messages one script scans: it takes Redis about as long as a script of requests.
+const SCANNED: usize = 1_000;
 
-/// While the pointer waits they are looked at for so long at a time, before the lease has its turn.
+/// While the pointer waits, it scans for so long at a time, before the lease has its turn.
 const AT_A_TIME: Duration = Duration::from_millis(50);
 
-impl Inner {
-    /// Looks at messages for a while.
-    pub(super) async fn mend_for_a_while(&self, session: &Session, mut term: Term) -> Result<(), Refusal> {
-        let clock = self.link.clock();
+/// How often the pointer waits for a scan before it moves: a Redis that loses lists all the time does not stop the
+/// wheel.
+const SCANS_BEFORE_A_MOVE: u8 = 3;
+
+/// The repair in one term of a leader.
+#[derive(Debug, Default)]
+pub(super) struct RepairProgress {
+    epoch: u64,
+    /// The scan that is under way.
+    pub(super) scan: Option<Scan>,
+    /// How many scans the pointer has waited for since it moved.
+    scans: u8,
+    /// The pointer at the last scan that tidied.
+    tidied_at: Option<Tick>,
+    /// Whether the Redis user of this sidecar lacks the permission.
+    is_denied: bool,
+}
+
+/// A scan of all messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Scan {
+    /// Whether the pointer waits for it: it is about to decide a tick without messages that belong to it.
+    pub(super) is_awaited: bool,
+    /// The session in which the cursor is valid.
+    session: u64,
+    cursor: u64,
+    put_back: u64,
+    deleted: u64,
+}
+
+impl RepairProgress {
+    /// Whether the pointer waits where messages are missing.
+    pub(super) fn may_wait(&self) -> bool {
+        self.scans < SCANS_BEFORE_A_MOVE && !self.is_denied
+    }
+
+    /// Whether to tidy, at a pointer: once a revolution, since messages that have just become late are found in the
+    /// next.
+    pub(super) fn may_tidy(&self, pointer: Tick, wheel: Wheel) -> bool {
+        !self.is_denied && self.tidied_at.is_none_or(|then| pointer.0 >= then.0 + u64::from(wheel.slots()))
+    }
+
+    /// Begins a scan, in a session.
+    pub(super) fn begin(&mut self, is_awaited: bool, pointer: Tick, session: u64) {
+        if !is_awaited {
+            self.tidied_at = Some(pointer);
+        }
+        self.scan = Some(Scan { is_awaited, session, cursor: 0, put_back: 0, deleted: 0 });
+    }
+
+    /// The pointer has moved, and waits again for later losses.
+    pub(super) fn pointer_moved(&mut self) {
+        self.scans = 0;
+    }
+
+    fn deny(&mut self) {
+        (self.scan, self.is_denied) = (None, true);
+    }
+
+    fn end(&mut self, scan: Scan) {
+        self.scan = None;
+        if scan.is_awaited {
+            // After a scan that has put nothing back, another is of no use.
+            self.scans = if scan.put_back > 0 { self.scans + 1 } else { SCANS_BEFORE_A_MOVE };
+        }
+    }
+}
+
+/// The repair of one ring.
+pub(super) struct Repair {
+    context: Arc<RingContext>,
+    progress: Mutex<RepairProgress>,
+}
+
+impl Repair {
+    pub(super) fn new(context: Arc<RingContext>) -> Repair {
+        Repair { context, progress: Mutex::default() }
+    }
+
+    /// The progress in the term of this epoch.
+    pub(super) fn progress(&self, epoch: u64) -> MutexGuard<'_, RepairProgress> {
+        let mut progress = self.progress.lock();
+        if progress.epoch != epoch {
+            *progress = RepairProgress { epoch, ..RepairProgress::default() };
+        }
+        progress
+    }
+
+    /// Scans for a while.
+    pub(super) async fn scan_for_a_while(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
+        let clock = self.context.link.clock();
         let begun = clock.now();
-        while term.mends.on_its_way.is_some() && clock.now().saturating_duration_since(begun) < AT_A_TIME {
-            self.mend(session, term).await?;
-            let Some(now) = self.office.term() else { break };
-            term = now;
+        while self.progress(epoch).scan.is_some() && clock.now().saturating_duration_since(begun) < AT_A_TIME {
+            self.scan(session, epoch).await?;
         }
         Ok(())
     }
 
-    /// Looks at some more messages, if that is on its way.
-    pub(super) async fn mend(&self, session: &Session, term: Term) -> Result<(), Refusal> {
-        let Some(mut mending) = term.mends.on_its_way else { return Ok(()) };
-        if mending.session != session.number {
-            // Another server may be there, to which the cursor says nothing.
-            (mending.session, mending.cursor) = (session.number, 0);
+    /// Does a step of the scan, if one is under way.
+    pub(super) async fn scan(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
+        let RingContext { ring, link, .. } = &*self.context;
+        let Some(mut scan) = self.progress(epoch).scan else { return Ok(()) };
+        if scan.session != session.number {
+            // The cursor may mean nothing to the server of another session.
+            (scan.session, scan.cursor) = (session.number, 0);
         }
-        let keys = self.link.keys();
-        let names: Vec<&str> = [&keys.messages].into_iter().chain(keys.lists()).map(String::as_str).collect();
-        let asked = self.link.write_in(session, &SCRIPTS.mend, &names, |call| {
-            call.arg(mending.cursor).arg(LOOKED_AT);
-        });
-        let mut answer = asked.await?;
-        match answer.text()?.as_str() {
+        let keys = link.keys().and_lists(&[&link.keys().messages]);
+        let (word, mut answer) = self.context.run(session, &SCRIPTS.mend, &keys, (scan.cursor, SCANNED)).await?;
+        match word.as_str() {
             "looked" => {
-                mending.cursor = answer.count()?;
-                mending.put_back += answer.count()?;
-                mending.deleted += answer.count()?;
-                self.office.note(term.epoch, |term| term.mends.on_its_way = Some(mending));
-                if mending.cursor == 0 {
-                    self.office.note(term.epoch, |term| term.mends.done(mending));
-                    let Mending { put_back, deleted, .. } = mending;
-                    info!(ring = self.options.ring, put_back, deleted, "all messages were looked through");
+                scan.cursor = answer.count()?;
+                scan.put_back += answer.count()?;
+                scan.deleted += answer.count()?;
+                if scan.cursor > 0 {
+                    self.progress(epoch).scan = Some(scan);
+                } else {
+                    self.progress(epoch).end(scan);
+                    let Scan { put_back, deleted, .. } = scan;
+                    info!(ring, put_back, deleted, "all messages were looked through");
                 }
                 Ok(())
             }
             "denied" => {
-                self.office.note(term.epoch, |term| {
-                    (term.mends.on_its_way, term.mends.is_denied) = (None, true);
-                });
+                self.progress(epoch).deny();
                 warn!(
-                    ring = self.options.ring,
+                    ring,
                     why = answer.text()?,
-                    "messages whose list Redis has lost cannot be put back: give its user the commands that \
-                     docs/REDIS.md lists"
+                    "messages whose list Redis has lost cannot be put back: give the Redis user of this sidecar the \
+                     commands that docs/REDIS.md lists"
                 );
                 Ok(())
             }
@@ -77,41 +158,69 @@ impl Inner {
         }
     }
 
-    /// Redis has lost what this leader did, without a rebuilt connection that would show it: the term ends, and what comes
-    /// again has another epoch.
-    pub(super) fn report_lost_moves(&self, what: &str, tick: Tick) {
-        self.link.count_loss();
+    /// Redis has lost moves of this leader, without a rebuilt connection that would show it: the term ends, and
+    /// repeated ticks have another epoch.
+    pub(super) fn report_lost_moves(&self, lost: &str, tick: Tick) {
+        self.context.link.count_loss();
         error!(
-            ring = self.options.ring,
+            ring = self.context.ring,
             %tick,
-            "Redis has lost {what} from this tick on: they come again under a new epoch, and some messages may be reported \
-             twice; find out why Redis went back (a restored snapshot, a failover behind a proxy)"
+            "Redis has lost {lost} from this tick on: they come again under a new epoch, and some messages may be \
+             reported twice; find out why Redis went back (a restored snapshot, a failover behind a proxy)"
         );
-        self.office.leave();
+        self.context.term.end();
     }
 
-    /// Tells that so many messages are in the list of no tick.
-    pub(super) fn tell_missing(&self, messages: u64) {
-        self.link.count_loss();
+    /// Reports that so many messages are in the list of no tick.
+    pub(super) fn report_missing(&self, messages: u64) {
+        self.context.link.count_loss();
         error!(
-            ring = self.options.ring,
+            ring = self.context.ring,
             messages,
-            "messages in flight are in the list of no tick: Redis has lost its key (set maxmemory-policy noeviction), or \
-             refused a script halfway. The wheel waits while all messages are looked through, and what is missing is \
+            "messages in flight are in the list of no tick: Redis has lost its key (set maxmemory-policy noeviction), \
+             or refused a script halfway. The wheel waits while all messages are looked through, and missing ones are \
              put back"
         );
     }
 
-    /// Tells that so many messages are lost for good, if there are any.
-    pub(super) fn tell_lost(&self, messages: u64) {
+    /// Reports that so many messages are lost for good, if there are any.
+    pub(super) fn report_lost(&self, messages: u64) {
         if messages > 0 {
-            self.link.count_loss();
+            self.context.link.count_loss();
             error!(
-                ring = self.options.ring,
+                ring = self.context.ring,
                 messages,
-                "messages are lost with the list of their tick: they come in no batch. Logic nodes add again what they \
-                 still wait for"
+                "messages are lost with the list of their tick: they come in no batch. Logic nodes add again the \
+                 messages that still need an Ack"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_pointer_waits_while_messages_are_put_back_and_not_without_end() {
+        let (mut repair, pointer) = (RepairProgress::default(), Tick(7));
+        let look_through = |repair: &mut RepairProgress, put_back| {
+            repair.begin(true, pointer, 1);
+            let begun = repair.scan.expect("it is under way");
+            repair.end(Scan { put_back, ..begun });
+            repair.may_wait()
+        };
+        assert_eq!([7, 7, 7].map(|put_back| look_through(&mut repair, put_back)), [true, true, false]);
+        repair.pointer_moved();
+        assert!(repair.may_wait(), "later losses are scanned for again");
+        assert!(!look_through(&mut repair, 0), "there is nothing to put back");
+        repair.pointer_moved();
+        repair.begin(false, pointer, 1);
+        assert!(repair.may_wait(), "a scan that tidies counts for nothing");
+        let wheel = Wheel::new(15, Duration::from_secs(1)).unwrap();
+        assert!(!repair.may_tidy(pointer.plus(14), wheel));
+        assert!(repair.may_tidy(pointer.plus(15), wheel));
     }
 }

@@ -1,27 +1,27 @@
-//! The ring at a glance.
+//! The status of a ring in Redis.
 
 use std::time::{Duration, Instant};
 
 use crate::core::refusal::Refusal;
 use crate::core::ring::RingStatus;
 use crate::core::tick::Tick;
+use crate::redis::context::RingContext;
 use crate::redis::keys::MAX_CATCH_UP;
 use crate::redis::ring::Inner;
-use crate::redis::scripts::SCRIPTS;
+use crate::redis::scripts::{Answer, SCRIPTS};
 
 impl Inner {
     pub(super) async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
-        let keys = self.link.keys();
-        let names: Vec<&str> =
-            [&keys.meta, &keys.lease].into_iter().chain(keys.lists()).map(String::as_str).collect();
-        let mut answer = self.link.read(&SCRIPTS.status, &names, |_| {}).await?;
-        let wheel = self.options.wheel;
-        let mut status =
-            RingStatus { ring: self.options.ring, slots: vec![0; wheel.slots().into()], ..RingStatus::default() };
+        let RingContext { ring, options, identity, link, term: current } = &*self.context;
+        let keys = link.keys();
+        let names = keys.and_lists(&[&keys.meta, &keys.lease]);
+        let mut answer = link.read(&SCRIPTS.status, &names, |_| {}).await?;
+        let wheel = options.wheel;
+        let mut status = RingStatus { ring: *ring, slots: vec![0; wheel.slots().into()], ..RingStatus::default() };
         if answer.is_empty() {
             return Ok(status);
         }
-        status.waits = self.link.confirmed(&self.link.session()?).err().map(|fault| fault.text);
+        status.waits = link.confirmed(&link.session()?).err().map(|fault| fault.text);
         status.pointer = Tick(answer.count()?);
         status.pointer_lag = Duration::from_millis(answer.count()?).saturating_sub(wheel.tick_length());
         status.epoch = answer.count()?;
@@ -30,18 +30,18 @@ impl Inner {
         if !holder.is_empty() {
             (status.leader, status.lease_age) = (Some(leader), Some(age));
         }
-        status.leads = holder == self.identity.token
-            && self.office.term().is_some_and(|term| term.epoch == status.epoch && now < term.lease_until);
+        status.leads =
+            holder == identity.token && current.lasting(now).is_some_and(|term| term.epoch == status.epoch);
         status.in_flight = answer.count()?;
-        let mut lists = Vec::with_capacity(keys.lists().len());
-        while !answer.is_empty() {
-            lists.push(answer.count()?);
-        }
-        let list = |tick: u64| lists.get(usize::try_from(tick % lists.len() as u64).unwrap_or_default());
-        status.closing = list(status.pointer.0).copied().unwrap_or_default();
+        let lists = answer.rest(Answer::count)?;
+        let list = |tick: u64| {
+            let index = usize::try_from(tick % lists.len() as u64).unwrap_or_default();
+            lists.get(index).copied().unwrap_or_default()
+        };
+        status.closing = list(status.pointer.0);
         let farthest = status.pointer.0 + u64::from(wheel.slots() + MAX_CATCH_UP);
         for tick in status.pointer.0 + 1..=farthest {
-            status.slots[usize::from(wheel.slot(Tick(tick)).0)] += list(tick).copied().unwrap_or_default();
+            status.slots[usize::from(wheel.slot(Tick(tick)).0)] += list(tick);
         }
         Ok(status)
     }

@@ -195,6 +195,15 @@ impl Answer {
         }
     }
 
+    /// All values that are left, read by `read`.
+    pub(super) fn rest<T, E>(&mut self, mut read: impl FnMut(&mut Answer) -> Result<T, E>) -> Result<Vec<T>, E> {
+        let mut rest = Vec::with_capacity(self.len());
+        while !self.is_empty() {
+            rest.push(read(self)?);
+        }
+        Ok(rest)
+    }
+
     /// A word that the script does not say.
     pub(super) fn strange(&self, word: &str) -> Fault {
         Fault::strange(self.script, word)

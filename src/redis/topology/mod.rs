@@ -1,81 +1,66 @@
-//! Where Redis is: at an address, where its Sentinels say, or on a node of a Cluster.
+//! Where Redis is: at one address, at the one that its Sentinels name, or on a node of a Cluster.
 
 pub(crate) mod cluster;
 pub(crate) mod confirmation;
 pub(crate) mod majority;
 pub(crate) mod nodes;
 pub(crate) mod sentinel;
+pub(crate) mod watch;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use redis::{Client, ConnectionInfo, IntoConnectionInfo};
 
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::options::{connection_info, tcp_settings};
-use crate::redis::topology::cluster::{Cluster, Slot};
-use crate::redis::topology::majority::{Count, View, Views};
-use crate::redis::topology::nodes::{Found, Manner, Node, Nodes, answers, together};
+use crate::redis::topology::majority::{Slot, View, Views};
+use crate::redis::topology::nodes::{Found, Node, Nodes, answers, together};
 use crate::redis::topology::sentinel::Sentinels;
 
-/// A name for the host of which only others know. It is never looked up.
-const UNKNOWN_HOST: &str = "unknown.invalid";
+/// The host of a template, which other addresses replace. It is never looked up.
+const TEMPLATE_HOST: &str = "unknown.invalid";
 
-/// What several addresses in `--store` are those of.
+/// How Redis is deployed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Several {
-    /// Sentinels.
-    Sentinels,
-    /// Nodes of a Cluster.
-    Nodes,
+pub enum TopologyKind {
+    /// One Redis at a fixed address.
+    Standalone,
+    /// A primary that Sentinels name.
+    Sentinel,
+    /// The nodes of a Cluster.
+    Cluster,
 }
 
-impl Several {
-    /// What a scheme has several of, with that of a single Redis like those.
-    fn of_scheme(scheme: &str) -> Option<(Several, &str)> {
-        let (plain, several) = scheme.rsplit_once('-')?;
-        let several = match several {
-            "sentinel" => Several::Sentinels,
-            "cluster" => Several::Nodes,
-            _ => return None,
-        };
-        Some((several, plain))
-    }
-
-    /// Where one listens unless its address says otherwise.
-    const fn port(self) -> u16 {
-        match self {
-            Several::Sentinels => 26_379,
-            Several::Nodes => 6_379,
-        }
-    }
-}
-
-/// What `--store` says of where Redis is, and what was said of it lately.
+/// Where Redis is, as `--store` says it, and the latest views of the nodes that know.
 pub struct Topology {
-    kind: Kind,
+    finder: Finder,
+    nodes: Nodes,
     views: Mutex<Views>,
     /// Whether ticks expire without a majority, as the operator has it.
     is_without_majority: bool,
 }
 
-enum Kind {
-    Fixed(Client),
-    Watched(Box<Sentinels>),
-    Clustered(Cluster),
+/// The way to find the Redis of a ring.
+enum Finder {
+    Standalone(Client),
+    Sentinel(Box<Sentinels>),
+    /// How the nodes are connected to.
+    Cluster(ConnectionInfo),
 }
 
 impl Topology {
-    /// The Redis that a client leads to.
+    /// The Redis of a client.
     pub(super) fn of(client: Client) -> Topology {
-        Topology::new(Kind::Fixed(client))
+        Topology::new(Finder::Standalone(client), Vec::new())
     }
 
-    fn new(kind: Kind) -> Topology {
-        Topology { kind, views: Mutex::default(), is_without_majority: false }
+    fn new(finder: Finder, nodes: Vec<Arc<Node>>) -> Topology {
+        let views = Mutex::new(Views::new(nodes.len()));
+        Topology { finder, nodes: Nodes::new(nodes), views, is_without_majority: false }
     }
 
     /// The same, where ticks may expire though no majority confirms the primary.
@@ -83,70 +68,76 @@ impl Topology {
         Topology { is_without_majority, ..self }
     }
 
-    /// Reads a URL: `redis://…` for one address,
-    /// `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME` for where Sentinels say that the primary of
-    /// this name is, or `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`. `sentinel_user` and `sentinel_password` are
-    /// for the Sentinels themselves.
+    /// Reads a URL: `redis://…` for one address, `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME`
+    /// for the primary of this name at the Sentinels, or `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`.
+    /// `sentinel_user` and `sentinel_password` are for the Sentinels themselves.
     ///
     /// # Errors
     ///
-    /// What is wrong with it, without what it may hold of a password.
+    /// The mistake in the URL, without the password.
     pub fn parse(url: &str) -> Result<Topology, String> {
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-        let Some((several, scheme)) = Several::of_scheme(scheme) else {
-            let client = connection_info(url).and_then(Client::open).map_err(|error| error.to_string())?;
-            return Ok(Topology::of(client));
+        let (scheme, is_sentinel, port) = match scheme.rsplit_once('-') {
+            Some((scheme, "sentinel")) => (scheme, true, 26_379),
+            Some((scheme, "cluster")) => (scheme, false, 6_379),
+            _ => {
+                let client = connection_info(url).and_then(Client::open).map_err(|error| error.to_string())?;
+                return Ok(Topology::of(client));
+            }
         };
         let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
+        let parameter = |name: &str| {
+            parameters.split('&').find_map(|parameter| parameter.strip_prefix(name)?.strip_prefix('='))
+        };
         let (user, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
         let (hosts, db) = rest.split_once('/').unwrap_or((rest, ""));
-        let at =
-            |user: &str, host: &str, path: &str| info(&format!("{scheme}://{}{host}/{path}", before_at(user)));
-        let protocol =
-            parameter(parameters, "protocol").map_or_else(String::new, |value| format!("?protocol={value}"));
-        let manner = Manner(at(user, UNKNOWN_HOST, &format!("{db}{protocol}"))?);
-        let nodes = |user: &str, path: &str| -> Result<Vec<Node>, String> {
+        let at = |user: &str, host: &str, path: &str| {
+            let separator = if user.is_empty() { "" } else { "@" };
+            let info = format!("{scheme}://{user}{separator}{host}/{path}").into_connection_info();
+            Ok::<_, String>(info.map_err(|error| error.to_string())?.set_tcp_settings(tcp_settings()))
+        };
+        let nodes = |user: &str, path: &str| -> Result<Vec<Arc<Node>>, String> {
             let node = |host| {
-                let client = Client::open(at(user, &with_port(host, several.port()), path)?);
+                let client = Client::open(at(user, &with_port(host, port), path)?);
                 client.map(Node::new).map_err(|error| error.to_string())
             };
             hosts.split(',').map(node).collect()
         };
-        Ok(Topology::new(match several {
-            Several::Sentinels => {
-                let master = parameter(parameters, "master").filter(|name| !name.is_empty());
-                let master =
-                    master.ok_or("it does not name the primary: ?master=NAME, as `sentinel monitor` has it")?;
-                let user = sentinel_user(parameters);
-                let (nodes, among_them) = (Nodes::new(nodes(&user, "")?), Manner(at(&user, UNKNOWN_HOST, "")?));
-                Kind::Watched(Box::new(Sentinels { nodes, among_them, master: master.to_owned(), manner }))
-            }
-            Several::Nodes if manner.0.redis_settings().db() != 0 => {
+        let protocol = parameter("protocol").map_or_else(String::new, |value| format!("?protocol={value}"));
+        let template = at(user, TEMPLATE_HOST, &format!("{db}{protocol}"))?;
+        if !is_sentinel {
+            if template.redis_settings().db() != 0 {
                 return Err(String::from("a Cluster has no other database than 0"));
             }
-            Several::Nodes => {
-                let nodes = Nodes::new(nodes(user, &protocol)?);
-                Kind::Clustered(Cluster { nodes, manner })
-            }
-        }))
+            return Ok(Topology::new(Finder::Cluster(template), nodes(user, &protocol)?));
+        }
+        let master = parameter("master").filter(|name| !name.is_empty());
+        let master = master.ok_or("it does not name the primary: ?master=NAME, as `sentinel monitor` has it")?;
+        let user = match (parameter("sentinel_user").unwrap_or_default(), parameter("sentinel_password")) {
+            (user, None | Some("")) => user.to_owned(),
+            (user, Some(password)) => format!("{user}:{password}"),
+        };
+        let sentinel_template = at(&user, TEMPLATE_HOST, "")?;
+        let sentinels = Sentinels { sentinel_template, master: master.to_owned(), primary_template: template };
+        Ok(Topology::new(Finder::Sentinel(Box::new(sentinels)), nodes(&user, "")?))
     }
 
-    /// What its addresses are those of, if it has several.
+    /// How Redis is deployed.
     #[must_use]
-    pub const fn several(&self) -> Option<Several> {
-        match self.kind {
-            Kind::Fixed(_) => None,
-            Kind::Watched(_) => Some(Several::Sentinels),
-            Kind::Clustered(_) => Some(Several::Nodes),
+    pub const fn kind(&self) -> TopologyKind {
+        match self.finder {
+            Finder::Standalone(_) => TopologyKind::Standalone,
+            Finder::Sentinel(_) => TopologyKind::Sentinel,
+            Finder::Cluster(_) => TopologyKind::Cluster,
         }
     }
 
     /// Whether Redis is found elsewhere soon: after a failover, or once the slot of a Cluster has moved.
     pub(super) fn finds_again(&self, fault: FaultKind) -> bool {
-        match self.several() {
-            None => false,
-            Some(Several::Sentinels) => fault == FaultKind::ReadOnly,
-            Some(Several::Nodes) => {
+        match self.kind() {
+            TopologyKind::Standalone => false,
+            TopologyKind::Sentinel => fault == FaultKind::ReadOnly,
+            TopologyKind::Cluster => {
                 matches!(fault, FaultKind::ReadOnly | FaultKind::Clustered | FaultKind::OpenSlot)
             }
         }
@@ -154,127 +145,86 @@ impl Topology {
 
     /// Finds the Redis that has a slot now.
     pub(super) async fn find(&self, slot: Slot, clock: &Clock) -> Result<Found, Fault> {
-        let views = self.look(clock).await?;
-        self.owner(&views, slot)
+        Ok(self.find_all(&[slot], clock).await?.remove(0))
     }
 
-    /// Who has a slot, by what was said.
-    pub(super) fn owner(&self, views: &Views, slot: Slot) -> Result<Found, Fault> {
-        views.owner(slot, self.named())
-    }
-
-    /// Asks all nodes where Redis is now.
-    pub(super) async fn look(&self, clock: &Clock) -> Result<Views, Fault> {
-        if let Kind::Fixed(client) = &self.kind {
-            let found = Found { client: client.clone(), config_epoch: 0, node: None };
-            return Ok(Views::of_one(found, clock.now()));
+    /// Finds the Redis that has each of these slots now.
+    pub(super) async fn find_all(&self, slots: &[Slot], clock: &Clock) -> Result<Vec<Found>, Fault> {
+        if let Finder::Standalone(client) = &self.finder {
+            return Ok(vec![Found { client: client.clone(), config_epoch: 0, node: None }; slots.len()]);
         }
-        let (mut views, mut asked) = (Views::default(), BTreeSet::new());
-        // Those that the first know are asked too: a majority may need them.
+        let (mut views, mut asked) = (Views::new(self.least_votes()), BTreeSet::new());
+        // Nodes that the first know are asked too: a majority may need them.
         for _ in 0..2 {
-            let nodes: Vec<_> = self.nodes().into_iter().filter(|node| asked.insert(node.to_string())).collect();
+            let nodes: Vec<_> =
+                self.nodes.all().into_iter().filter(|node| asked.insert(node.address().to_string())).collect();
             if nodes.is_empty() {
                 break;
             }
             let asked_at = clock.now();
             match answers(nodes.iter().map(|node| self.ask(node, asked_at))).await {
-                Ok(told) => told.into_iter().for_each(|(id, view)| views.put(id, view)),
+                Ok(answers) => answers.into_iter().for_each(|view| views.put(view)),
                 Err(faults) if views.is_empty() => return Err(self.together(&faults)),
                 Err(_) => {}
             }
         }
-        Ok(views)
+        // By now each node has an id, so that one with two addresses counts once.
+        views.least_votes = self.least_votes();
+        slots.iter().map(|slot| views.owner(*slot)).collect()
     }
 
-    /// The nodes that know where Redis is.
+    /// The nodes that know where Redis is; none if it is at a fixed address.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
-        match &self.kind {
-            Kind::Fixed(_) => Vec::new(),
-            Kind::Watched(sentinels) => sentinels.nodes.all(),
-            Kind::Clustered(cluster) => cluster.nodes.all(),
-        }
+        self.nodes.all()
     }
 
-    /// Asks a node where Redis is, and remembers what it says.
-    pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<(String, View), Fault> {
-        let (nodes, (id, view)) = match &self.kind {
-            Kind::Fixed(_) => return Err(Fault::away("a single Redis is asked nothing")),
-            Kind::Watched(sentinels) => (&sentinels.nodes, sentinels.ask(node, asked_at).await?),
-            Kind::Clustered(cluster) => (&cluster.nodes, cluster.ask(node, asked_at).await?),
+    /// Asks a node where Redis is, and keeps its view.
+    pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<View, Fault> {
+        let view = match &self.finder {
+            Finder::Standalone(_) => return Err(Fault::away("a single Redis is asked nothing")),
+            Finder::Sentinel(sentinels) => sentinels.ask(node, asked_at).await?,
+            Finder::Cluster(template) => cluster::ask(template, node, asked_at).await?,
         };
-        node.is_called(&id);
+        node.set_id(&view.id);
         let mut views = self.views.lock();
-        views.put(id.clone(), view.clone());
-        nodes.learn(views.known());
-        Ok((id, view))
+        views.put(view.clone());
+        views.least_votes = self.least_votes();
+        self.nodes.learn(views.known());
+        Ok(view)
     }
 
-    /// What another Redis has taken the place of one that was found, by a majority of those that know.
+    /// The Redis that has taken the place of one that was found, by a majority of the votes.
     pub(super) fn replaced_by(&self, found: &Found, slot: Slot) -> Option<Found> {
         let views = self.views.lock();
-        let now = if self.is_without_majority { views.latest(slot) } else { views.majority(slot, self.named()) };
+        let now = if self.is_without_majority { views.latest(slot) } else { views.majority(slot) };
         now.filter(|now| found.is_followed_by(now))
     }
 
     /// Whether a tick may expire only while a majority confirms the primary.
-    pub(super) const fn needs_majority(&self) -> bool {
-        self.several().is_some() && !self.is_without_majority
+    pub(super) fn needs_majority(&self) -> bool {
+        self.kind() != TopologyKind::Standalone && !self.is_without_majority
     }
 
-    /// Until when a majority confirms that a Redis that was found has a slot.
-    pub(super) fn confirmed_until(&self, found: &Found, slot: Slot) -> Option<Instant> {
-        self.views.lock().confirmed_until(found, slot, self.named())
+    /// The latest views of the nodes.
+    pub(super) fn views(&self) -> MutexGuard<'_, Views> {
+        self.views.lock()
     }
 
-    /// The shortest failover timer, if it is shorter than a confirmation can be good.
-    pub(super) fn short_timer(&self) -> Option<Duration> {
-        self.views.lock().short_timer()
-    }
-
-    /// How many confirm that at a time `now`.
-    pub(super) fn confirmations(&self, found: &Found, slot: Slot, now: Instant) -> Count {
-        self.views.lock().count(found, slot, self.named(), now)
-    }
-
-    /// How many votes there are at least, since they are named.
-    fn named(&self) -> usize {
-        match &self.kind {
-            Kind::Watched(sentinels) => sentinels.nodes.named(),
-            // Not all nodes of a Cluster have a vote, and each knows those that do.
-            Kind::Fixed(_) | Kind::Clustered(_) => 1,
-        }
+    /// The least number of votes. In a Cluster only primaries vote, and each node knows them.
+    fn least_votes(&self) -> usize {
+        if self.kind() == TopologyKind::Sentinel { self.nodes.named() } else { 1 }
     }
 
     fn together(&self, faults: &[Fault]) -> Fault {
-        let Kind::Watched(sentinels) = &self.kind else {
+        let Finder::Sentinel(sentinels) = &self.finder else {
             return together(faults, "no node of the Cluster answers");
         };
-        let fault = together(faults, &format!("no Sentinel names the primary {:?}", sentinels.master));
-        let whose = "theirs are sentinel_user and sentinel_password in --store";
-        match fault.kind {
-            FaultKind::Forbidden => Fault { text: format!("{}; {whose}", fault.text), ..fault },
-            _ => fault,
+        let mut fault = together(faults, &format!("no Sentinel names the primary {:?}", sentinels.master));
+        if fault.kind == FaultKind::Forbidden {
+            fault.text += "; theirs are sentinel_user and sentinel_password in --store";
         }
+        fault
     }
-}
-
-fn info(url: &str) -> Result<ConnectionInfo, String> {
-    let info = url.into_connection_info().map_err(|error| error.to_string())?;
-    Ok(info.set_tcp_settings(tcp_settings()))
-}
-
-fn parameter<'a>(parameters: &'a str, name: &str) -> Option<&'a str> {
-    parameters.split('&').find_map(|parameter| parameter.strip_prefix(name)?.strip_prefix('='))
-}
-
-fn sentinel_user(parameters: &str) -> String {
-    let [user, password] =
-        ["sentinel_user", "sentinel_password"].map(|name| parameter(parameters, name).unwrap_or_default());
-    if password.is_empty() { user.to_owned() } else { format!("{user}:{password}") }
-}
-
-fn before_at(user: &str) -> String {
-    if user.is_empty() { String::new() } else { format!("{user}@") }
 }
 
 fn with_port(host: &str, port: u16) -> String {
@@ -287,50 +237,51 @@ mod tests {
     use redis::ConnectionAddr;
 
     use super::*;
+    use crate::redis::topology::nodes::client_at;
 
-    fn parsed(url: &str) -> Kind {
-        Topology::parse(url).unwrap_or_else(|error| panic!("{url}: {error}")).kind
+    fn parsed(url: &str) -> Topology {
+        Topology::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"))
     }
 
-    fn watched(url: &str) -> Box<Sentinels> {
-        let Kind::Watched(sentinels) = parsed(url) else { panic!("{url} names Sentinels") };
-        sentinels
+    fn primary_of(topology: &Topology, host: &str, port: u16) -> Client {
+        let Finder::Sentinel(sentinels) = &topology.finder else { panic!("it names Sentinels") };
+        client_at(&sentinels.primary_template, host, port).unwrap()
     }
 
     #[test]
-    fn a_url_with_sentinels_says_who_they_are_and_how_the_primary_is_spoken_to() {
+    fn a_url_with_sentinels_has_their_addresses_and_the_settings_of_the_primary() {
         let url = "redis-sentinel://me:pass%2Fword@one,two:7000,[::1],[::2]:7001/5?master=im&protocol=resp3";
-        let sentinels = watched(url);
-        let names: Vec<String> = sentinels.nodes.all().iter().map(ToString::to_string).collect();
+        let topology = parsed(url);
+        let names: Vec<String> = topology.nodes().iter().map(|node| node.address().to_string()).collect();
         assert_eq!(names, ["one:26379", "two:7000", "::1:26379", "::2:7001"]);
-        let primary = sentinels.manner.at("10.0.0.1", 6_380).unwrap();
+        let primary = primary_of(&topology, "10.0.0.1", 6_380);
         let (address, settings) =
             (primary.get_connection_info().addr(), primary.get_connection_info().redis_settings());
         assert_eq!(address, &ConnectionAddr::Tcp("10.0.0.1".to_owned(), 6_380));
         assert_eq!((settings.username(), settings.password()), (Some("me"), Some("pass/word")));
         assert_eq!((settings.db(), settings.protocol()), (5, redis::ProtocolVersion::RESP3));
-        let sentinels = watched("rediss-sentinel://one?master=im&sentinel_password=secret");
-        let primary = sentinels.manner.at("host", 1).unwrap();
+        let topology = parsed("rediss-sentinel://one?master=im&sentinel_password=secret");
+        let primary = primary_of(&topology, "host", 1);
         let primary = primary.get_connection_info();
         assert!(matches!(primary.addr(), ConnectionAddr::TcpTls { host, insecure: false, .. } if host == "host"));
         assert_eq!(primary.redis_settings().password(), None, "that is for the Sentinels");
     }
 
     #[test]
-    fn what_has_several_addresses_is_told_by_its_scheme() {
-        for (url, several) in [
-            ("redis://one", None),
-            ("redis+unix:///run/redis-sentinel", None),
-            ("valkeys-sentinel://one?master=im", Some(Several::Sentinels)),
-            ("redis-cluster://me:secret@one,two:7000", Some(Several::Nodes)),
-            ("rediss-cluster://one/0?protocol=resp3", Some(Several::Nodes)),
+    fn the_scheme_has_the_kind_of_topology() {
+        for (url, kind) in [
+            ("redis://one", TopologyKind::Standalone),
+            ("redis+unix:///run/redis-sentinel", TopologyKind::Standalone),
+            ("valkeys-sentinel://one?master=im", TopologyKind::Sentinel),
+            ("redis-cluster://me:secret@one,two:7000", TopologyKind::Cluster),
+            ("rediss-cluster://one/0?protocol=resp3", TopologyKind::Cluster),
         ] {
-            assert_eq!(Topology::new(parsed(url)).several(), several, "{url}");
+            assert_eq!(parsed(url).kind(), kind, "{url}");
         }
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn a_wrong_address_is_refused() {
         for (url, word) in [
             ("redis-sentinel://one,two/0", "?master=NAME"),
             ("redis-sentinel://one/0?master=", "?master=NAME"),

@@ -1,4 +1,4 @@
-//! Nodes that say where a Redis is, all asked at the same time, and the Redis that they name.
+//! Nodes that know where Redis is, all asked at the same time, and the Redis that they name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,35 +14,35 @@ use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::open::connect;
 
 /// How long a node may take to be connected to, and for an answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How much longer than the first answer the others are waited for.
-const OTHERS: Duration = Duration::from_millis(200);
+/// For how long after the first answer the others are waited for.
+const OTHERS_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A node that is asked now and then.
+/// A Sentinel, or a node of a Cluster.
 pub(crate) struct Node {
     client: Client,
-    /// What is left of the last time, if it was of use.
+    /// The connection of the last call, if it can be used again.
     connection: Mutex<Option<MultiplexedConnection>>,
-    /// What it calls itself, once it has said so.
+    /// Its own id, once it has answered.
     id: Mutex<Option<String>>,
 }
 
 impl Node {
-    pub(crate) fn new(client: Client) -> Node {
-        Node { client, connection: Mutex::default(), id: Mutex::default() }
+    pub(crate) fn new(client: Client) -> Arc<Node> {
+        Arc::new(Node { client, connection: Mutex::default(), id: Mutex::default() })
     }
 
     pub(crate) fn address(&self) -> &ConnectionAddr {
         self.client.get_connection_info().addr()
     }
 
-    /// What tells it from others: its id, or its address until it has said that.
+    /// Its id, or its address while the id is unknown.
     pub(crate) fn name(&self) -> String {
-        self.id.lock().clone().unwrap_or_else(|| self.to_string())
+        self.id.lock().clone().unwrap_or_else(|| self.address().to_string())
     }
 
-    pub(crate) fn is_called(&self, id: &str) {
+    pub(crate) fn set_id(&self, id: &str) {
         *self.id.lock() = Some(id.to_owned());
     }
 
@@ -58,8 +58,8 @@ impl Node {
             }
         }
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE))
-            .set_response_timeout(Some(PATIENCE));
+            .set_connection_timeout(Some(NODE_TIMEOUT))
+            .set_response_timeout(Some(NODE_TIMEOUT));
         let mut connection = connect(&self.client, &config, "place").await?;
         let answers = commands.query_async(&mut connection).await?;
         *self.connection.lock() = Some(connection);
@@ -68,68 +68,55 @@ impl Node {
 }
 
 /// The nodes that are asked: those that `--store` names, and those that they know.
+#[derive(Default)]
 pub(crate) struct Nodes {
     named: Vec<Arc<Node>>,
     learnt: Mutex<Vec<Arc<Node>>>,
 }
 
 impl Nodes {
-    pub(crate) fn new(named: Vec<Node>) -> Nodes {
-        Nodes { named: named.into_iter().map(Arc::new).collect(), learnt: Mutex::default() }
+    pub(crate) fn new(named: Vec<Arc<Node>>) -> Nodes {
+        Nodes { named, learnt: Mutex::default() }
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Node>> {
         self.named.iter().chain(&*self.learnt.lock()).map(Arc::clone).collect()
     }
 
-    /// How many are named, each counted once however many addresses it has.
+    /// How many `--store` names. A node with several addresses counts once.
     pub(crate) fn named(&self) -> usize {
         self.named.iter().map(|node| node.name()).collect::<BTreeSet<String>>().len()
     }
 
-    /// Keeps the nodes that it was told of, with the connections to those that were known before.
-    pub(crate) fn learn(&self, told: BTreeMap<String, Client>) {
+    /// Keeps the nodes that others know, by address. A node that was known before keeps its connection.
+    pub(crate) fn learn(&self, known: BTreeMap<String, Client>) {
         let mut learnt = self.learnt.lock();
-        let known: BTreeMap<String, Arc<Node>> =
-            learnt.iter().map(|node| (node.to_string(), Arc::clone(node))).collect();
-        let is_named = |address: &String| self.named.iter().any(|node| node.to_string() == *address);
-        let others = told.into_iter().filter(|(address, _)| !is_named(address));
-        let node = |(address, client)| known.get(&address).cloned().unwrap_or_else(|| Arc::new(Node::new(client)));
-        *learnt = others.map(node).collect();
+        let with_address = |nodes: &[Arc<Node>], address: &str| {
+            nodes.iter().find(|node| node.address().to_string() == address).map(Arc::clone)
+        };
+        let others = known.into_iter().filter(|(address, _)| with_address(&self.named, address).is_none());
+        let nodes =
+            others.map(|(address, client)| with_address(&learnt, &address).unwrap_or_else(|| Node::new(client)));
+        *learnt = nodes.collect();
     }
 }
 
-impl fmt::Display for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.address().fmt(f)
+/// A client for the Redis at this address, with the user, password and other settings of `template`.
+pub(crate) fn client_at(template: &ConnectionInfo, host: &str, port: u16) -> RedisResult<Client> {
+    let mut address = template.addr().clone();
+    if let ConnectionAddr::Tcp(of, at) | ConnectionAddr::TcpTls { host: of, port: at, .. } = &mut address {
+        (*of, *at) = (host.to_owned(), port);
     }
-}
-
-/// How a Redis is spoken to, wherever it is.
-pub(crate) struct Manner(pub(crate) ConnectionInfo);
-
-impl Manner {
-    /// The way to the one at this address.
-    pub(crate) fn at(&self, host: &str, port: u16) -> RedisResult<Client> {
-        let mut address = self.0.addr().clone();
-        match &mut address {
-            ConnectionAddr::Tcp(of, at) | ConnectionAddr::TcpTls { host: of, port: at, .. } => {
-                (*of, *at) = (host.to_owned(), port);
-            }
-            // Only addresses of a host and a port are made into a manner.
-            _ => {}
-        }
-        Client::open(self.0.clone().set_addr(address))
-    }
+    Client::open(template.clone().set_addr(address))
 }
 
 /// A Redis that was found.
 #[derive(Clone)]
 pub(crate) struct Found {
     pub(crate) client: Client,
-    /// Grows with each failover, as those count them who say where Redis is.
+    /// Grows with each failover, as the nodes count them.
     pub(crate) config_epoch: u64,
-    /// What they call it, if it has a name that stays.
+    /// Its id in the Cluster, which stays when its address changes.
     pub(crate) node: Option<String>,
 }
 
@@ -147,7 +134,7 @@ impl Found {
         self.client.get_connection_info().addr()
     }
 
-    /// Whether it is the same: a node may have several addresses, by whom one asks.
+    /// Whether it is the same Redis: nodes may name several addresses of it.
     pub(crate) fn is(&self, other: &Found) -> bool {
         match (&self.node, &other.node) {
             (Some(one), Some(other)) => one == other,
@@ -155,7 +142,7 @@ impl Found {
         }
     }
 
-    /// Whether another one has taken its place since. Whoever was cut off may still name the one before.
+    /// Whether `other` has taken its place since. A node that was cut off may still name the one before.
     pub(crate) fn is_followed_by(&self, other: &Found) -> bool {
         other.config_epoch >= self.config_epoch && !self.is(other)
     }
@@ -168,10 +155,11 @@ impl fmt::Display for Found {
     }
 }
 
-/// Awaits the answers of several nodes: whoever is much slower than the first is left out. Where nobody has one, what
-/// is wrong with each.
+/// Awaits the answers of several nodes, without those that are much slower than the first. If there is none, the
+/// faults.
 ///
-/// One that was cut off from the others may be the first, and would go on naming what was replaced.
+/// The first answer alone does not do: a node that was cut off from the others may be first, and names a Redis that was
+/// replaced.
 pub(crate) async fn answers<T>(
     asked: impl IntoIterator<Item = impl Future<Output = Result<T, Fault>>>,
 ) -> Result<Vec<T>, Vec<Fault>> {
@@ -189,17 +177,17 @@ pub(crate) async fn answers<T>(
             answers.extend(answer);
         }
     };
-    // Whoever says nothing is no reason to wait.
-    let _ = tokio::time::timeout(OTHERS, others).await;
+    // A node that does not answer is no reason to wait.
+    let _ = tokio::time::timeout(OTHERS_TIMEOUT, others).await;
     Ok(answers)
 }
 
-/// What is wrong with all of them. A wrong password does not become right by asking again, if it is that of all.
-pub(crate) fn together(faults: &[Fault], what: &str) -> Fault {
+/// One fault for those of all nodes. Only if all say that the password is wrong is it of no use to ask again.
+pub(crate) fn together(faults: &[Fault], summary: &str) -> Fault {
     let forbidden = !faults.is_empty() && faults.iter().all(|fault| fault.kind == FaultKind::Forbidden);
     let kind = if forbidden { FaultKind::Forbidden } else { FaultKind::Disconnected };
     let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
-    Fault { kind, text: format!("{what} ({})", texts.join("; ")) }
+    Fault { kind, text: format!("{summary} ({})", texts.join("; ")) }
 }
 
 #[cfg(test)]
@@ -209,14 +197,14 @@ mod tests {
 
     use super::*;
 
-    /// What comes after so many ms: an answer, or nothing but a fault.
+    /// An answer after so many ms, or a fault.
     async fn after(ms: u64, answer: Option<u8>) -> Result<u8, Fault> {
         sleep(Duration::from_millis(ms)).await;
         answer.ok_or_else(|| Fault::silent(Duration::from_millis(ms)))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_much_slower_than_the_first_answer_is_not_waited_for() {
+    async fn nodes_that_are_much_slower_than_the_first_are_not_waited_for() {
         let begun = Instant::now();
         let asked =
             [after(900, Some(1)), after(300, None), after(400, Some(3)), after(450, Some(4)), after(500, None)];
@@ -224,7 +212,7 @@ mod tests {
         assert_eq!(begun.elapsed(), Duration::from_millis(600));
         let begun = Instant::now();
         assert_eq!(answers([after(7, Some(1)), after(5, Some(2))]).await, Ok(vec![2, 1]));
-        assert_eq!(begun.elapsed(), Duration::from_millis(7), "nobody is left");
+        assert_eq!(begun.elapsed(), Duration::from_millis(7), "none is left");
         let faults = answers([after(20, None), after(10, None)]).await.unwrap_err();
         assert_eq!(
             faults.iter().map(|fault| fault.text.as_str()).collect::<Vec<_>>(),
@@ -233,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_password_is_one_where_all_say_so() {
+    fn a_password_is_wrong_if_all_nodes_say_so() {
         let fault = |kind, text: &str| Fault { kind, text: text.to_owned() };
         let (wrong, away) = (fault(FaultKind::Forbidden, "a: wrong"), fault(FaultKind::Disconnected, "b: away"));
         let all = together(&[wrong.clone(), wrong.clone()], "nobody answers");
@@ -243,29 +231,29 @@ mod tests {
 
     #[test]
     fn a_redis_is_followed_by_another_address_of_the_same_or_a_later_epoch() {
-        let manner = Manner("redis://somewhere/".into_connection_info().unwrap());
+        let template = "redis://somewhere/".into_connection_info().unwrap();
         let node = |name: Option<&str>, port, config_epoch| {
-            let client = manner.at("10.0.0.1", port).unwrap();
+            let client = client_at(&template, "10.0.0.1", port).unwrap();
             Found { client, config_epoch, node: name.map(str::to_owned) }
         };
         let found = |port, config_epoch| node(None, port, config_epoch);
         assert!(!found(1, 3).is_followed_by(&found(1, 4)));
         assert!(found(1, 3).is_followed_by(&found(2, 3)));
         assert!(found(1, 3).is_followed_by(&found(2, 4)));
-        assert!(!found(1, 3).is_followed_by(&found(2, 2)), "somebody has not heard of the last failover");
+        assert!(!found(1, 3).is_followed_by(&found(2, 2)), "a node does not know the last failover");
         assert!(!node(Some("a"), 1, 3).is_followed_by(&node(Some("a"), 2, 3)), "it has two addresses");
         assert!(node(Some("a"), 1, 3).is_followed_by(&node(Some("b"), 2, 3)));
     }
 
     #[test]
     fn nodes_that_others_know_are_asked_too_and_kept_while_they_are_known() {
-        let manner = Manner("redis://somewhere/".into_connection_info().unwrap());
-        let at = |port| manner.at("10.0.0.1", port).unwrap();
+        let template = "redis://somewhere/".into_connection_info().unwrap();
+        let at = |port| client_at(&template, "10.0.0.1", port).unwrap();
         let nodes = Nodes::new(vec![Node::new(at(1)), Node::new(at(2))]);
         let learn = |ports: &[u16]| {
-            let told = ports.iter().map(|port| (format!("10.0.0.1:{port}"), at(*port)));
-            nodes.learn(told.collect());
-            nodes.all().iter().map(ToString::to_string).collect::<Vec<String>>().join(" ")
+            let known = ports.iter().map(|port| (format!("10.0.0.1:{port}"), at(*port)));
+            nodes.learn(known.collect());
+            nodes.all().iter().map(|node| node.address().to_string()).collect::<Vec<String>>().join(" ")
         };
         assert_eq!(learn(&[3, 1]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3");
         let kept = nodes.all().pop().unwrap();
@@ -273,7 +261,7 @@ mod tests {
         assert!(Arc::ptr_eq(&kept, &nodes.all()[2]), "with its connection");
         assert_eq!(learn(&[]), "10.0.0.1:1 10.0.0.1:2");
         assert_eq!(nodes.named(), 2);
-        nodes.all().iter().for_each(|node| node.is_called("same"));
+        nodes.all().iter().for_each(|node| node.set_id("same"));
         assert_eq!(nodes.named(), 1, "it has two addresses");
     }
 }

@@ -1,0 +1,52 @@
+//! The context of one ring, which its lease, its wheel and its outbox share.
+
+use std::sync::Arc;
+
+use redis::ToRedisArgs;
+
+use crate::core::refusal::Refusal;
+use crate::core::ring::Reply;
+use crate::redis::connection::link::{Link, Session};
+use crate::redis::leader::term::{CurrentTerm, Identity};
+use crate::redis::options::RedisOptions;
+use crate::redis::scripts::{Answer, Script};
+
+/// One ring, as this sidecar uses it.
+pub(super) struct RingContext {
+    pub(super) ring: u16,
+    /// The options of the store, with the bounds of one ring.
+    pub(super) options: RedisOptions,
+    pub(super) identity: Identity,
+    pub(super) link: Arc<Link>,
+    pub(super) term: Arc<CurrentTerm>,
+}
+
+impl RingContext {
+    /// The name of this sidecar in Redis.
+    pub(super) fn sidecar(&self) -> &str {
+        &self.identity.sidecar
+    }
+
+    /// Runs a script that writes, in this session and no other. Returns the first word of its answer, and the rest.
+    pub(super) async fn run(
+        &self,
+        session: &Session,
+        script: &'static Script,
+        keys: &[&str],
+        arguments: impl ToRedisArgs,
+    ) -> Result<(String, Answer), Refusal> {
+        let running = self.link.write_in(session, script, keys, |call| {
+            call.arg(arguments);
+        });
+        let mut answer = running.await?;
+        Ok((answer.text()?, answer))
+    }
+}
+
+/// A reply that resolves with the result of `work` on something shared.
+pub(super) fn later<S, T, F>(shared: &Arc<S>, work: impl FnOnce(Arc<S>) -> F) -> Reply<T>
+where
+    F: Future<Output = Result<T, Refusal>> + Send + 'static,
+{
+    Reply::Later(Box::pin(work(Arc::clone(shared))))
+}

@@ -1,0 +1,195 @@
+//! Moves the pointer when it is due, or puts the move off.
+
+use std::time::{Duration, Instant};
+
+use tracing::info;
+
+use crate::core::batch::StormRule;
+use crate::core::refusal::Refusal;
+use crate::core::ring::Advance;
+use crate::core::tick::Tick;
+use crate::redis::connection::link::Session;
+use crate::redis::connection::stall_detector::Look;
+use crate::redis::context::RingContext;
+use crate::redis::keys::MAX_FROZEN;
+use crate::redis::leader::term::{CLOCK_SLACK, NextMove, Term, whole_ms};
+use crate::redis::ring::Inner;
+use crate::redis::scripts::{Answer, SCRIPTS};
+
+/// If too many ticks are not yet published, the pointer looks again this much later: meanwhile some are.
+const BUSY: Duration = Duration::from_millis(50);
+
+/// While sidecars apply Acks that they held in an outage, the pointer looks again this much later.
+const HELD_POLL: Duration = Duration::from_millis(50);
+
+/// While Redis stalls, the pointer looks again this much later.
+const STALL_POLL: Duration = Duration::from_millis(20);
+
+impl Inner {
+    pub(super) async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
+        let RingContext { options, identity, link, term: current, .. } = &*self.context;
+        let session = link.session()?;
+        let recovered_at = link.confirmed(&session)?;
+        let Some(term) = self.term_after_outage(&session, recovered_at) else { return Ok(Advance::Deposed) };
+        if now < term.next.at {
+            return Ok(Advance::Waiting(term.next.at));
+        }
+        let (awaits_repair, may_wait_for_repair) = {
+            let repair = self.repair.progress(term.epoch);
+            (repair.scan.is_some_and(|scan| scan.is_awaited), repair.may_wait())
+        };
+        if awaits_repair {
+            self.repair.scan_for_a_while(&session, term.epoch).await?;
+            return Ok(Advance::Waiting(now));
+        }
+        let (late, tick_length) = (now - term.next.at, options.wheel.tick_length());
+        // The move that is due is one of those that are caught up. Adds count on the same bound.
+        let most = tick_length * session.catch_up_max_ticks.max(1);
+        if late >= most {
+            let missed = late.saturating_sub(most).as_nanos() / tick_length.as_nanos() + 1;
+            let next = term.next.at + options.wheel.ticks(u64::try_from(missed).unwrap_or(u64::MAX));
+            current.update(term.epoch, |term| term.put_off(next));
+            return Ok(Advance::Waiting(next));
+        }
+        // Requests that this sidecar has read come before the decision. If the connection was rebuilt meanwhile, the
+        // wait begins again.
+        self.coalescer.flush(term.flush_timeout(now, tick_length)).await;
+        if link.session()?.number != session.number {
+            return Ok(Advance::Waiting(now));
+        }
+        let at = now.max(link.clock().now());
+        if let Some(until) = self.stalled_until(term, at) {
+            return Ok(Advance::Waiting(until));
+        }
+        // As late as possible: the confirmation may have run out since the first look.
+        if link.confirmed(&session)? != recovered_at {
+            return Ok(Advance::Waiting(at));
+        }
+        let StormRule { min, share } = options.storm;
+        let longest_silence =
+            if term.is_aware { String::new() } else { whole_ms(link.silence().patience()).to_string() };
+        let arguments = (
+            (&identity.token, term.epoch, term.pointer.0, whole_ms(at - term.next.at), whole_ms(self.slack())),
+            (min, share, MAX_FROZEN, whole_ms(term.next.ahead)),
+            (longest_silence, !may_wait_for_repair, term.has_waited_for_held_acks(at)),
+        );
+        let keys = link.keys();
+        let keys = keys.and_lists(&[&keys.lease, &keys.ticks, &keys.held_acks]);
+        let (word, mut answer) = self.context.run(&session, &SCRIPTS.advance, &keys, arguments).await?;
+        self.advanced(term, &word, &mut answer, at)
+    }
+
+    /// The term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all
+    /// sidecars hold; once, until it has moved, so that a Redis with many short outages does not stop the wheel.
+    fn term_after_outage(&self, session: &Session, recovered_at: Option<Instant>) -> Option<Term> {
+        let RingContext { options, term: current, .. } = &*self.context;
+        let term = current.in_session(session.number)?;
+        if recovered_at == term.recovered_at {
+            return Some(term);
+        }
+        current.update(term.epoch, |term| {
+            let grace_until = recovered_at.map(|recovered_at| recovered_at + options.outage_grace);
+            term.grace_until = term.grace_until.or(grace_until);
+            term.put_off(term.grace_until.map_or(term.next.at, |until| until.max(term.next.at)));
+            term.recovered_at = recovered_at;
+        });
+        current.get()
+    }
+
+    /// Until when the pointer waits at a time `at`, since Redis stalls or did so a moment ago: then all sidecars have
+    /// Acks that wait for it. Once, until it has moved, so that a slow Redis does not stop the wheel.
+    fn stalled_until(&self, term: Term, at: Instant) -> Option<Instant> {
+        let grace = self.context.options.outage_grace;
+        if term.is_aware || grace.is_zero() {
+            return None;
+        }
+        match self.look() {
+            Look::Answers => None,
+            Look::Silent => Some(at + STALL_POLL),
+            Look::CatchesUp(left) => Some(self.put_off(term, at, left)),
+        }
+    }
+
+    fn look(&self) -> Look {
+        let link = &self.context.link;
+        link.silence().look(link.clock().now())
+    }
+
+    /// Puts the next move off, since Redis stalled for so long; returns until when.
+    fn put_off(&self, term: Term, at: Instant, stall: Duration) -> Instant {
+        let until = at + stall.min(self.context.options.outage_grace);
+        self.context.term.update(term.epoch, |term| term.put_off(until));
+        until
+    }
+
+    fn advanced(&self, term: Term, word: &str, answer: &mut Answer, asked: Instant) -> Result<Advance, Refusal> {
+        let RingContext { ring, options, link, term: current, .. } = &*self.context;
+        let at = asked.max(link.clock().now());
+        match word {
+            "moved" => {
+                let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);
+                let lateness = Duration::from_millis(answer.count()?);
+                // A move whose answer was lost in an outage came before that, and was not put off by it.
+                let shifted = if answer.count()? > 0 { term.shifted_ticks(options.wheel) } else { 0 };
+                self.repair.report_lost(answer.count()?);
+                current.update(term.epoch, |term| term.moved(next, options.wheel));
+                self.repair.progress(term.epoch).pointer_moved();
+                Ok(Advance::Moved { expired: term.pointer, lateness, shifted, next: next.at })
+            }
+            "missing" => {
+                self.repair.report_missing(answer.count()?);
+                self.repair.progress(term.epoch).begin(true, term.pointer, term.session);
+                Ok(Advance::Waiting(at))
+            }
+            "wait" => {
+                let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);
+                // To a call ahead of its time, no answer moves that time: a clock may have been set back.
+                let next =
+                    if asked < term.next.certain() { next.no_later_than(term.next.certain()) } else { next };
+                current.update(term.epoch, |term| term.next = next);
+                Ok(Advance::Waiting(next.at))
+            }
+            "delayed" => {
+                // The stall may have begun before this call: other requests of this process show that.
+                let known = if let Look::CatchesUp(left) = self.look() { left } else { Duration::ZERO };
+                let stall = Duration::from_millis(answer.count()?).max(known);
+                Ok(Advance::Waiting(self.put_off(term, at, stall)))
+            }
+            "held" => {
+                if term.held_since.is_none() {
+                    let sidecars = answer.count()?;
+                    info!(ring, sidecars, "the pointer waits for Acks that were held in an outage");
+                }
+                let until = at + HELD_POLL;
+                current.update(term.epoch, |term| {
+                    term.held_since.get_or_insert(at);
+                    term.put_off(until);
+                });
+                Ok(Advance::Waiting(until))
+            }
+            "busy" => {
+                current.update(term.epoch, |term| term.is_busy = true);
+                Ok(Advance::Waiting(at + BUSY.min(options.wheel.tick_length() / 4)))
+            }
+            "deposed" => {
+                current.end();
+                Ok(Advance::Deposed)
+            }
+            "elsewhere" => {
+                let pointer = Tick(answer.count()?);
+                if pointer < term.pointer {
+                    self.repair.report_lost_moves("moves of the pointer", pointer);
+                    return Ok(Advance::Deposed);
+                }
+                current.update(term.epoch, |term| term.pointer = pointer);
+                Ok(Advance::Waiting(at))
+            }
+            word => Err(answer.strange(word).into()),
+        }
+    }
+
+    /// A quarter of a short tick: a clock that was set by less is as good as one that was not.
+    fn slack(&self) -> Duration {
+        CLOCK_SLACK.min(self.context.options.wheel.tick_length() / 4)
+    }
+}

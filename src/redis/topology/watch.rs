@@ -1,0 +1,156 @@
+//! Asks the Sentinels, or the nodes of a Cluster, all the time: links leave a Redis that was replaced, and know whether
+//! a majority confirms theirs.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tracing::{error, info, warn};
+
+use crate::clock::Clock;
+use crate::metrics::Metrics;
+use crate::redis::connection::errors::{Fault, FaultKind};
+use crate::redis::connection::link::{Link, LinkOptions, Links, Session, Shared};
+use crate::redis::topology::nodes::Node;
+use crate::redis::topology::{Topology, TopologyKind};
+
+/// How often a node is asked, unless a quarter of its shortest failover timer is less.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// How often the confirmations of all links are checked.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+
+/// A confirmation that is missing for less than this is not reported.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
+
+impl Shared {
+    /// Records the confirmation of a session, new or not, by the views so far.
+    pub(crate) fn note_confirmation(&self, session: &Session) {
+        let LinkOptions { place, keys, clock, .. } = &self.options;
+        let until = place.views().confirmed_until(&session.found, keys.slot);
+        self.confirmation.set(session.number, session.recovered_at, until, clock.now());
+    }
+}
+
+impl Link {
+    /// Whether a tick may expire in a session: only while a majority confirms that its Redis is the primary. If so,
+    /// when the last outage ended, or the last time without a majority.
+    pub(crate) fn confirmed(&self, session: &Session) -> Result<Option<Instant>, Fault> {
+        self.confirmation(session).map_err(|_| {
+            let kind = self.shared().options.place.kind();
+            let voters = if kind == TopologyKind::Sentinel { "Sentinels" } else { "Cluster" };
+            let text = format!("no majority of the {voters} confirms that {} is the primary", session.found);
+            Fault { kind: FaultKind::Away, text }
+        })
+    }
+
+    /// Whether it was not confirmed for so long.
+    pub(crate) fn is_unconfirmed_for(&self, session: &Session, time: Duration) -> bool {
+        self.confirmation(session).is_err_and(|missing| missing >= time)
+    }
+
+    /// The same as `confirmed`, or for how long it was not confirmed.
+    fn confirmation(&self, session: &Session) -> Result<Option<Instant>, Duration> {
+        let Shared { options: LinkOptions { place, clock, .. }, confirmation, .. } = self.shared();
+        if !place.needs_majority() {
+            return Ok(session.recovered_at);
+        }
+        confirmation.of(session.number, clock.now())
+    }
+
+    /// Leaves a Redis that was replaced though it still answers, as one that was cut off from the majority.
+    fn leave_if_replaced(&self, session: &Session) {
+        if let Some(now) = self.shared().options.place.replaced_by(&session.found, self.keys().slot) {
+            let text = format!("another Redis, {now}, is there in place of {}", session.found);
+            self.give_up(session, &Fault { kind: FaultKind::ReadOnly, text });
+        }
+    }
+}
+
+/// Warns of settings that make confirmations unsafe, or missing without need.
+pub(crate) fn warn_of_settings(topology: &Topology) {
+    if topology.kind() == TopologyKind::Standalone {
+        return;
+    }
+    if !topology.needs_majority() {
+        warn!(
+            "--expire-without-majority is on: in a partition a sidecar may report messages that are acknowledged at \
+             another; leave it out once a majority of the Sentinels, or of the Cluster's primaries, can be reached"
+        );
+    } else if let Some(timer) = topology.views().short_timer() {
+        warn!(
+            "the failover timer is {timer:?} (down-after-milliseconds of the Sentinels, cluster-node-timeout of a \
+             Cluster): without an answer of a majority for so long no tick expires; set it to 2000 or more"
+        );
+    }
+}
+
+/// Asks all nodes again and again, and applies their answers to the links; never ends.
+pub(crate) async fn watch(topology: Arc<Topology>, links: Arc<Links>, clock: Arc<Clock>, metrics: Arc<Metrics>) {
+    if topology.kind() == TopologyKind::Standalone {
+        return;
+    }
+    let (mut asked, mut being_asked) = (FuturesUnordered::new(), HashSet::new());
+    let mut is_reported = false;
+    loop {
+        for node in topology.nodes() {
+            if being_asked.insert(node.address().to_string()) {
+                asked.push(ask_after(Duration::ZERO, &topology, node, &clock));
+            }
+        }
+        tokio::select! {
+            Some((node, pause)) = asked.next() => {
+                // A node that no other knows any more is not asked again.
+                if topology.nodes().iter().any(|known| Arc::ptr_eq(known, &node)) {
+                    asked.push(ask_after(pause, &topology, node, &clock));
+                } else {
+                    being_asked.remove(&node.address().to_string());
+                }
+            }
+            () = tokio::time::sleep(CHECK_EVERY) => {}
+        }
+        let mut unconfirmed = Vec::new();
+        for link in links.all() {
+            let Ok(session) = link.session() else { continue };
+            link.leave_if_replaced(&session);
+            link.shared().note_confirmation(&session);
+            if link.confirmed(&session).is_err() {
+                unconfirmed.push((link, session));
+            }
+        }
+        metrics.rings_unconfirmed.set(i64::try_from(unconfirmed.len()).unwrap_or(i64::MAX));
+        report(&topology, &unconfirmed, &mut is_reported, clock.now());
+    }
+}
+
+/// Asks a node after a pause; returns it, with the pause before the next time.
+async fn ask_after(pause: Duration, topology: &Topology, node: Arc<Node>, clock: &Clock) -> (Arc<Node>, Duration) {
+    tokio::time::sleep(pause).await;
+    let asked_at = clock.now();
+    let every = match topology.ask(&node, asked_at).await {
+        Ok(view) => ASK_EVERY.min(view.good_for / 4).max(CHECK_EVERY / 2),
+        Err(_) => ASK_EVERY,
+    };
+    (node, every.saturating_sub(clock.now().saturating_duration_since(asked_at)))
+}
+
+/// Reports confirmations that are missing for long, and when all are there again.
+fn report(topology: &Topology, unconfirmed: &[(Arc<Link>, Session)], is_reported: &mut bool, now: Instant) {
+    if unconfirmed.is_empty() && std::mem::take(is_reported) {
+        info!("a majority confirms the primary again: ticks expire");
+    }
+    let is_missing = |(link, session): &&(Arc<Link>, Session)| link.is_unconfirmed_for(session, REPORT_AFTER);
+    let Some((link, session)) = unconfirmed.iter().find(is_missing).filter(|_| !*is_reported) else { return };
+    *is_reported = true;
+    let (confirmed_by, of) = topology.views().count(&session.found, link.keys().slot, now);
+    error!(
+        redis = %session.found,
+        rings = unconfirmed.len(),
+        confirmed_by,
+        of,
+        "no majority confirms that this Redis is the primary, so no tick expires: another may have taken its place \
+         where this sidecar does not see it. Look at the Sentinels, or the nodes of the Cluster, and at the network to \
+         them; if they are gone for good, start with --expire-without-majority"
+    );
+}
