@@ -1,7 +1,7 @@
 //! Growing, shrinking and scanning: each step is bounded by the size of a segment or two.
 
 use super::super::entry::{Entry, ShortTick};
-use super::super::places::PLACES;
+use super::group_mask::PLACES;
 use super::segment::Segment;
 use super::{Hash, HashMessage, Table, fetch, fetch_whole};
 

@@ -22,6 +22,7 @@
 //! [`Table::fetch_group`] and [`Table::fetch_entry`] ask for the cache lines of many messages before the first of
 //! them is used: the processor waits for memory once for all of them, where one after the other would wait for each.
 
+mod group_mask;
 mod growth;
 mod hash;
 mod segment;
@@ -85,10 +86,10 @@ impl<S: HashMessage> Table<S> {
         self.len
     }
 
-    /// Places for entries, free ones included.
+    /// GroupMask for entries, free ones included.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
-        self.segments.iter().map(|segment| segment.entries.len() * super::places::PLACES).sum()
+        self.segments.iter().map(|segment| segment.entries.len() * group_mask::PLACES).sum()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {

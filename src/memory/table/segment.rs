@@ -1,7 +1,7 @@
 //! A segment: groups of places, and the entries in them.
 
 use super::super::entry::Entry;
-use super::super::places::{Lane, PLACES, Places};
+use super::group_mask::{GroupMask, Lane, PLACES};
 use crate::core::message::Message;
 
 /// The byte of a group's tags that counts overflows.
@@ -32,22 +32,22 @@ const _: () = assert!(size_of::<Group>() == 64, "a group is a cache line");
 impl Group {
     const EMPTY: Group = Group { tags: [0; size_of::<Lane>()], ticks: [0; size_of::<Lane>()] };
 
-    /// Places whose tag may be this one.
-    pub(super) fn tagged(&self, tag: u8) -> Places {
-        Places::equal(self.tags, tag)
+    /// GroupMask whose tag may be this one.
+    pub(super) fn tagged(&self, tag: u8) -> GroupMask {
+        GroupMask::equal(self.tags, tag)
     }
 
     /// Occupied places whose tick may have these lowest bits.
-    pub(super) fn ticking(&self, lowest: u8) -> Places {
-        Places::equal(self.ticks, lowest).and(&self.occupied())
+    pub(super) fn ticking(&self, lowest: u8) -> GroupMask {
+        GroupMask::equal(self.ticks, lowest).and(&self.occupied())
     }
 
-    fn occupied(&self) -> Places {
-        Places::unequal(self.tags, 0)
+    fn occupied(&self) -> GroupMask {
+        GroupMask::unequal(self.tags, 0)
     }
 
-    pub(super) fn empty(&self) -> Places {
-        Places::equal(self.tags, 0)
+    pub(super) fn empty(&self) -> GroupMask {
+        GroupMask::equal(self.tags, 0)
     }
 
     /// Says of a place whose it is.

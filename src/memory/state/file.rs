@@ -18,7 +18,7 @@ use serde::Serialize;
 use tracing::{error, warn};
 
 use super::attempt::Attempt;
-use super::state::Saved;
+use super::saved::Saved;
 use crate::core::tick::Wheel;
 
 /// The first bytes of a state file; the digit is the version of its layout.
@@ -82,7 +82,7 @@ pub enum StateError {
 
 /// A state file, which may be there or not.
 #[derive(Debug)]
-pub(super) struct StateFile {
+pub(in crate::memory) struct StateFile {
     path: PathBuf,
     /// Locked as long as it is open.
     lock: File,
@@ -90,7 +90,7 @@ pub(super) struct StateFile {
 
 impl StateFile {
     /// Makes sure that nobody else has it.
-    pub(super) fn open(path: PathBuf) -> Result<StateFile, StateError> {
+    pub(in crate::memory) fn open(path: PathBuf) -> Result<StateFile, StateError> {
         let failed = |what, cause| StateError::Io { what, path: path.clone(), cause };
         // What is no file may have no end.
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
@@ -107,24 +107,24 @@ impl StateFile {
         Ok(StateFile { path, lock })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::memory) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Whether the wheel of the sidecar before was in use to its end.
-    pub(super) fn is_in_use(&self) -> bool {
+    pub(in crate::memory) fn is_in_use(&self) -> bool {
         self.lock.metadata().is_ok_and(|metadata| metadata.len() > 0)
     }
 
     /// Notes whether a wheel is in use that a crash would lose. That needs no room on the disk.
-    pub(super) fn mark_in_use(&self, in_use: bool) {
+    pub(in crate::memory) fn mark_in_use(&self, in_use: bool) {
         if let Err(error) = self.lock.set_len(u64::from(in_use)).and_then(|()| self.lock.sync_all()) {
             warn!(%error, "the next sidecar will not know whether this one drained: see that the folder of --state can be written");
         }
     }
 
     /// What it holds, if it is there; makes sure that it can be written.
-    pub(super) fn load(&self, wheel: Wheel) -> Result<Option<Saved>, StateError> {
+    pub(in crate::memory) fn load(&self, wheel: Wheel) -> Result<Option<Saved>, StateError> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -143,7 +143,7 @@ impl StateFile {
     }
 
     /// Removes it, once it was taken over.
-    pub(super) fn consume(&self) -> Result<(), StateError> {
+    pub(in crate::memory) fn consume(&self) -> Result<(), StateError> {
         match fs::remove_file(&self.path) {
             Ok(()) => {
                 // What it held is in memory alone now, whatever becomes of the folder.
@@ -161,7 +161,7 @@ impl StateFile {
     }
 
     /// Makes room for so many bytes, at the begin of a drain; whether [`StateFile::save`] can be relied on.
-    pub(super) fn reserve(&self, bytes: u64) -> bool {
+    pub(in crate::memory) fn reserve(&self, bytes: u64) -> bool {
         let reserved = open_beside(&self.path, NEW).and_then(|file| {
             match retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes)) {
                 // There are file systems that cannot tell.
