@@ -1,6 +1,6 @@
 //! Expired ticks on their way to the outbox in batches, and out of memory a revolution later.
 //!
-//! A tick expires in an instant, and its counts are known in that instant. What is left in it is listed, mostly a moment
+//! A tick expires in an instant, and its counts are known in that instant. Its unacknowledged messages are listed, mostly a moment
 //! before, published and later forgotten in steps of bounded work, so that a tick of a million messages delays no request:
 //!
 //! ```text
@@ -330,14 +330,14 @@ pub(super) mod tests {
         let mut now = Instant::now();
         let (ring, _outbox) = ring_of(100, 1_000, Tick(1), now);
         let answer = |messages: &[Message], now| {
-            let asked = DelMsg { messages, withdraw: false };
-            ring.del_msg(asked, now).now_or_never().unwrap().unwrap().outcomes
+            let request = DelMsg { messages, withdraw: false };
+            ring.del_msg(request, now).now_or_never().unwrap().unwrap().outcomes
         };
         let of_round = |round: u64| -> Vec<Message> { (0..400).map(|id| Message::new(id, round)).collect() };
         for round in 0..20 {
             let request = AddNewMsg { messages: &of_round(round), ack_timeout_ticks: 1, attempt: 1 };
             ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
-            // A tick closes before it is decided.
+            // A tick closes before it expires.
             for _ in 0..2 {
                 now += Duration::from_secs(1);
                 ring.advance(now).now_or_never().unwrap().unwrap();
@@ -378,7 +378,7 @@ pub(super) mod tests {
             steps += 1;
         }
         assert_eq!(left, 0);
-        // Each tick is told, and published if it has messages; a walk for each would be three steps more.
+        // Each tick is counted, and published if it has messages; a walk for each would be three steps more.
         let most = 2 * usize::from(SLOTS) + 50;
         assert!((usize::from(SLOTS)..most).contains(&steps), "{steps} steps");
         let taken = outbox.take(&GroupName::default_group(), u64::MAX, now).now_or_never().unwrap().unwrap();
@@ -411,7 +411,7 @@ pub(super) mod tests {
                 let step = ring.wheel.publish_expired(now);
                 assert!(
                     !step.reclaimed || ring.wheel.expiry.lock().expired.is_empty(),
-                    "what is decided is published first"
+                    "expired ticks are published first"
                 );
                 reclaimed += usize::from(step.reclaimed && step.more);
                 if !step.more {

@@ -8,7 +8,7 @@ use super::table::{Hash, MAX_SHARD_BITS};
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, Request, RequestBatch};
 
-/// A message of a request batch and what is to be done with it: a quarter of a cache line, in the order of their use.
+/// A message of a request batch, with its operation: a quarter of a cache line, in the order of their use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) hash: Hash,
@@ -27,7 +27,7 @@ impl Item {
     }
 }
 
-/// What is to be done with a message.
+/// An add or a del of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Add { deadline: ShortTick, attempt: u8 },

@@ -116,7 +116,7 @@ mod tests {
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
     use crate::memory::{MemoryOutbox, MemoryRing};
 
-    /// Where the ring stands first. What is added then with an ack timeout of one tick is decided with the next.
+    /// The first position of the pointer. A message added there with an ack timeout of one tick expires with the next tick.
     const FIRST: Tick = Tick(7);
 
     struct Subject {
@@ -199,10 +199,10 @@ mod tests {
         subject.add(0..in_tick, 1);
         subject.del((0..in_tick).filter(|id| !id.is_multiple_of(4)), false);
         subject.advance();
-        // The empty tick is dealt with. What comes next is to give memory back, by moving entries to where this looked
+        // The empty tick is dealt with. The next step would reclaim memory, by moving entries to where this looked
         // already.
-        let told_and_done = [(); 2].map(|()| subject.ring.wheel.publish_expired(subject.now));
-        assert!(told_and_done.iter().all(|step| step.more && !step.reclaimed), "{told_and_done:?}");
+        let reported_and_done = [(); 2].map(|()| subject.ring.wheel.publish_expired(subject.now));
+        assert!(reported_and_done.iter().all(|step| step.more && !step.reclaimed), "{reported_and_done:?}");
         let (mut new, mut steps) = (in_tick..in_tick + 3_000, 0);
         while subject.ring.prelist() {
             // Segments are split meanwhile.

@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(answer.deadline, Tick(8));
         let advance = |now| ring.advance(now).now_or_never().unwrap().unwrap();
         assert_eq!(advance(start + TICK), Advance::Waiting(woken + TICK));
-        // So tick 8 is decided two ticks after waking, and not at once.
+        // So tick 8 expires two ticks after waking, and not at once.
         assert_eq!(advance(woken), Advance::Waiting(woken + TICK));
         let moved = |expired, shifted, next| Advance::Moved { expired, lateness: Duration::ZERO, shifted, next };
         assert_eq!(advance(woken + TICK), moved(Tick(7), 1, woken + TICK * 2));

@@ -1,7 +1,7 @@
 //! A part of the ring under one lock: a table of messages, and for each tick the counts of its messages here.
 //!
-//! Everything about a message happens under the lock of its shard, so whoever takes it out of flight decides its
-//! outcome. The table is the one truth; the counts change with it, under the same lock.
+//! Everything about a message happens under the lock of its shard, so the request or expiry that takes it out of flight
+//! determines its outcome. The table is the one truth; the counts change with it, under the same lock.
 
 use std::ops::RangeInclusive;
 
@@ -39,9 +39,9 @@ pub(super) struct Shard<S> {
     pub(super) table: Table<S>,
     /// For each tick that can be alive, by its remainder; 0 for all others.
     ticks: Box<[TickCount]>,
-    /// Messages that were decided, and added again before they were listed.
+    /// Messages that expired, and were added again before they were listed.
     overtaken: Vec<(ShortTick, TimedOut)>,
-    /// Messages that were listed before their tick was decided, and left it after that.
+    /// Messages that were prelisted and then left their tick.
     unlisted: Vec<Message>,
 }
 
@@ -81,7 +81,7 @@ impl<S: HashMessage> Shard<S> {
         new.map(|(_, message)| message)
     }
 
-    /// Does what is asked of its messages.
+    /// Does the adds and dels of its messages.
     pub(super) fn run(&mut self, items: &[Item], batch: &mut RequestBatch, position: &Position) {
         let mut homes = [Home::default(); FETCHED];
         for items in items.chunks(FETCHED) {
@@ -176,7 +176,7 @@ impl<S: HashMessage> Shard<S> {
         self.unlisted.push(message);
     }
 
-    /// The messages that left the tick that is decided in this moment after they were listed.
+    /// The messages that left the tick that expires in this moment after they were prelisted.
     pub(super) fn take_unlisted(&mut self) -> Vec<Message> {
         std::mem::take(&mut self.unlisted)
     }
@@ -187,14 +187,14 @@ impl<S: HashMessage> Shard<S> {
         if in_flight {
             self.of_deadline(entry.deadline, position).left += 1;
         } else {
-            // A state is saved once every decided tick is listed.
+            // A state is saved once every expired tick is listed.
             entry.marks.set(Marks::LISTED);
         }
         self.table.put(hash, self.table.home(hash), entry);
         in_flight
     }
 
-    /// Lists messages of a tick that is decided, or will be next, from segment `at` on, and marks them; looks at about
+    /// Lists messages of a tick that is expired, or will be next, from segment `at` on, and marks them; looks at about
     /// `budget` places. Returns whether all were listed.
     pub(super) fn list(&mut self, tick: Tick, at: &mut usize, budget: usize, listed: &mut Vec<TimedOut>) -> bool {
         let tick = ShortTick::of(tick);

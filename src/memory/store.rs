@@ -20,10 +20,10 @@ pub struct MemoryStore {
     parts: RingParts,
 }
 
-/// What a memory store begins with.
+/// The state of a memory store after it was opened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Beginning {
-    /// What a sidecar left in the state file when it drained, with so many messages in flight.
+    /// A sidecar had drained into the state file: with so many messages in flight.
     TakenOver(u64),
     /// Nothing, and what the sidecar before had is lost: it used the state file, and did not drain.
     Lost,
@@ -75,8 +75,8 @@ impl MemoryStore {
         Ok((MemoryStore { ring, parts }, beginning))
     }
 
-    /// To be called when clients can connect to a wheel that was taken over. Until then nobody was heard, and for that
-    /// nobody is taken for silent: the pointer moves 2 s and a tick later.
+    /// To be called when clients can connect to a wheel that was taken over. No Ack could arrive before, so the pointer moves
+    /// 2 s and a tick later.
     pub fn wait_for_clients(&self, now: Instant) {
         self.ring.wheel.hold(now + RESTART_GRACE);
     }
@@ -102,7 +102,7 @@ impl Store for MemoryStore {
             if messages > 0 {
                 error!(
                     messages,
-                    "the drain ended before all that was in flight was handed out, and nobody is told of these messages: \
+                    "the drain ended before all that was in flight was delivered, and no subscriber gets these messages: \
                      keep the wheel with --state, or leave --drain-timeout as long as it can be, and have the logic nodes \
                      add again what they wait for"
                 );

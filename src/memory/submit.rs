@@ -16,7 +16,7 @@ use crate::core::message::Message;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::request_batch::{Request, RequestBatch};
 
-const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit tells of each shard whether it is held");
+const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit for each shard");
 
 thread_local! {
     /// Used again by every request batch of a thread.

@@ -158,7 +158,7 @@ impl MemoryWheel {
         drop(state);
         let mut expiry = self.expiry.lock();
         for (tick, counts) in expired {
-            // What was prelisted is of the first.
+            // The prelist is of the first.
             expiry.push(tick, counts, due_at, std::mem::take(&mut unlisted));
         }
     }

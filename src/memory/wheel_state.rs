@@ -15,7 +15,7 @@ pub(super) struct WheelState {
     pub(super) expired_below: Tick,
     /// Whether new messages are refused.
     pub(super) draining: bool,
-    /// Whether a drain has published what was in flight: nothing is left to expire.
+    /// Whether a drain has expired everything: nothing is left.
     pub(super) handed_out: bool,
     /// Whether all of it was written down for the next start: what changes from now on would be forgotten.
     pub(super) saved: bool,
@@ -52,9 +52,9 @@ pub(super) struct Position {
     pub(super) pointer: Tick,
     /// The pointer's remainder among the counts of a shard.
     pub(super) pointer_index: usize,
-    /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
+    /// Ticks below this one are expired. It is the pointer, and after a drain beyond every deadline.
     pub(super) expired_below: Tick,
-    /// The tick due, or the first that is not decided.
+    /// The tick due, or the first open one.
     pub(super) due: Tick,
     /// The time.
     pub(super) now: Stamp,

@@ -99,7 +99,7 @@ impl MemoryOutbox {
             + held as u64 * HELD_BYTES
     }
 
-    /// What is to be kept of it, which does not change any more.
+    /// The state to keep, which does not change any more.
     pub(in crate::memory) fn save(&self, now: Instant) -> SavedOutbox<StoredBatches<'_>> {
         let queue = self.queue.lock();
         let save_group = |(name, group): (&GroupName, &Group)| SavedGroup {
@@ -117,7 +117,7 @@ impl MemoryOutbox {
     }
 
     /// Puts back what was saved `away` ago. After a restart no subscriber holds a batch: all are released. Retention
-    /// counts anew, since nobody could take them before; so a wrong clock drops nothing.
+    /// starts again, since no subscriber could take them before; so a wrong clock drops nothing.
     pub(in crate::memory) fn restore(&self, saved: SavedOutbox, away: Duration, now: Instant) {
         let before = |age: Duration| now.checked_sub(age.saturating_add(away)).unwrap_or(now);
         let mut queue = self.queue.lock();
@@ -129,7 +129,7 @@ impl MemoryOutbox {
                 taken: BTreeMap::new(),
                 released: group.held.into_iter().collect(),
                 unsettled: 0,
-                // While the sidecar was away nobody could attend.
+                // While the sidecar was away no subscriber could attend.
                 attended_at: now.checked_sub(group.unattended).unwrap_or(now),
                 ephemeral: false,
             };
@@ -138,7 +138,7 @@ impl MemoryOutbox {
         for (position, batch) in (0..).zip(saved.batches) {
             let wants = |group: &Group| position >= group.next || group.released.contains_key(&position);
             let unsettled = queue.groups.values().filter(|group| wants(group)).count();
-            // Nobody wants what only an ephemeral group had not settled.
+            // A batch that only an ephemeral group had not settled is dropped.
             let Some(batch) = batch.filter(|_| unsettled > 0) else {
                 queue.places.push_back(None);
                 continue;
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
     use crate::core::outbox::{Dropped, Outbox, Retention};
 
-    /// What a state file gives back.
+    /// The outbox after a round through a state file.
     fn reread(saved: &SavedOutbox<StoredBatches<'_>>) -> SavedOutbox {
         postcard::from_bytes(&postcard::to_stdvec(saved).unwrap()).unwrap()
     }
@@ -207,7 +207,7 @@ mod tests {
         let group: GroupName = "logic".parse().unwrap();
         let outbox = MemoryOutbox::new(retention, begun);
         outbox.open_group(&group, Opening::default(), begun).now_or_never().unwrap().unwrap();
-        // For two hours nobody subscribes, then there is no sidecar for ten, and again nobody.
+        // For two hours there is no subscriber, then for ten no sidecar, and then again no subscriber.
         let saved = outbox.save(begun + 2 * hour);
         let back = begun + 12 * hour;
         let restored = MemoryOutbox::new(retention, back);

@@ -1,4 +1,4 @@
-//! What a state file holds: a memory store across a planned restart.
+//! The content of a state file: ring and outbox of a memory store.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -18,12 +18,12 @@ use crate::memory::wheel::MemoryWheel;
 
 /// The most bytes that a message in flight takes, or one that is remembered: numbers are as long as they are large.
 const MESSAGE_BYTES: u64 = 10 + 10 + 6 + 5 + 1 + 1;
-/// What all else takes but the outbox: counts of ticks, heads of batches, and what comes in a moment.
+/// Bytes for the rest without the outbox: counts of ticks, heads of batches, and what arrives in the last moment.
 const OTHER_BYTES: u64 = 1 << 20;
 /// The pointer moves on for so long at most between the room that is made and what is saved.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// What a state file holds. Ages count from `unix_ms`. Messages are a sequence of [`SavedMessage`], and batches one of
+/// The content of a state file. Ages count from `unix_ms`. Messages are a sequence of [`SavedMessage`], and batches one of
 /// [`SavedBatch`]. Both are written from where they are: a list would take as much memory as ring or outbox, when there
 /// may be no more.
 #[derive(Debug, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ pub(in crate::memory) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<O
     pub(in crate::memory) epoch: u64,
     pub(in crate::memory) pointer: u64,
     messages: Messages,
-    /// Messages acknowledged so far of ticks that are not decided.
+    /// Messages acknowledged so far of open ticks.
     acked: Vec<(u64, u64)>,
     outbox: SavedOutbox<Batches>,
 }
@@ -54,7 +54,7 @@ impl Saved {
     /// The bytes that the store takes at most, now and at the end of a drain that begins now.
     pub(in crate::memory) fn most_bytes(wheel: &MemoryWheel, outbox: &MemoryOutbox) -> u64 {
         let messages = wheel.shards.len();
-        // What times out meanwhile goes to the outbox too, and is remembered in the table.
+        // Messages that time out meanwhile go to the outbox too, and are remembered in the table.
         let moves = DRAIN.as_millis().div_ceil(wheel.options.wheel.tick_length().as_millis()) as usize;
         let open = wheel.shards.open_ticks(wheel.pointer());
         let timing_out: u64 = open.take(moves + 1).map(|tick| wheel.shards.counts(tick).left).sum();
@@ -72,7 +72,7 @@ impl Saved {
     /// Puts everything back; returns the number of messages in flight.
     pub(in crate::memory) fn restore(self, wheel: &MemoryWheel, outbox: &MemoryOutbox, moment: Moment) -> u64 {
         let now = moment.now;
-        // By a clock that may have been set meanwhile: it is told with the age of a batch, and decides nothing.
+        // By a clock that may have been set meanwhile: the age of a batch shows it, and nothing depends on it.
         let away = Duration::from_millis(moment.unix_ms().saturating_sub(self.unix_ms));
         let stamp = wheel.stamp(now);
         let acked: Vec<(Tick, u64)> = self.acked.iter().map(|(tick, acked)| (Tick(*tick), *acked)).collect();
@@ -93,7 +93,7 @@ impl Saved {
 }
 
 impl<'a> Saved<StoredMessages<'a>, StoredBatches<'a>> {
-    /// What is to be kept of the two, which do not change any more from here on.
+    /// The state to keep of both, which do not change any more from here on.
     pub(in crate::memory) fn of(wheel: &'a MemoryWheel, outbox: &'a MemoryOutbox, moment: Moment) -> Self {
         let now = moment.now;
         wheel.state.write().saved = true;

@@ -20,7 +20,7 @@ use crate::memory::wheel::MemoryWheel;
 const RESERVES: &str = "state-room";
 const SAVES: &str = "state-file";
 
-/// Makes room for the state, if the disk has it; else hands out what is in flight.
+/// Makes room for the state, if the disk has it; else expires all that is in flight.
 pub(in crate::memory) fn reserve(
     wheel: Arc<MemoryWheel>,
     state_file: Arc<StateFile>,
@@ -34,7 +34,7 @@ pub(in crate::memory) fn reserve(
         let is_reserved = match reserving {
             Ok(reserved) => reserved.await.unwrap_or(false),
             Err(error) => {
-                error!(%error, "no thread could be started to write the state file: what is in flight is handed out now");
+                error!(%error, "no thread could be started to write the state file: what is in flight is delivered now");
                 false
             }
         };
@@ -90,7 +90,7 @@ fn on_thread<T: Send + 'static>(
 ) -> io::Result<oneshot::Receiver<T>> {
     let (answer, done) = oneshot::channel();
     thread::Builder::new().name(String::from(name)).spawn(move || {
-        // If nobody waits for it any more, nobody is told.
+        // The receiver may have given up.
         let _ = answer.send(work());
     })?;
     Ok(done)
@@ -109,7 +109,7 @@ impl Unfinished {
         error!(
             error,
             in_flight = self.wheel.in_flight.count(),
-            "the wheel could not be kept, and ends with this process, with what the outbox holds: nobody is told of these \
+            "the wheel could not be kept, and ends with this process, with what the outbox holds: no subscriber gets these \
              messages; make room where --state is, and have the logic nodes add again what they wait for"
         );
         Refusal::new(Reason::StoreSilent, error)

@@ -58,7 +58,7 @@ impl<S: HashMessage> Table<S> {
         self.shape = self.shape.wrapping_add(1);
     }
 
-    /// Whose entries the segment behind the last one takes over in part; or gives back, when it is the last.
+    /// The segment that is split when one is appended, and that takes the entries back when the last one is removed.
     fn partner(segment: usize) -> usize {
         segment & (((segment + 1).next_power_of_two() >> 1) - 1)
     }

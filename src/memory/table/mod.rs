@@ -6,8 +6,8 @@
 //!                          └──▶ 30 entries
 //! ```
 //!
-//! - A *group* is thirty places. Eight bits of the hash, the tag, tell nearly always which of them to look at, and
-//!   the lowest bits of each deadline stand beside the tags: who looks for the messages of one tick reads two bytes
+//! - A *group* is thirty places. Eight bits of the hash, the tag, nearly always name the right one, and
+//!   the lowest bits of each deadline stand beside the tags: a search for the messages of one tick reads two bytes
 //!   a place, in order, and the entries of that tick only. This is what replaces a list of message ids per tick.
 //! - An entry lies in the group that its hash names or, where that is full, in the next that has room. Each group
 //!   counts the entries that had to go on from it, and keeps four bits of each of their tags: a search ends at the
@@ -108,7 +108,7 @@ impl<S: HashMessage> Table<S> {
         Home { segment: segment as u32, group: hash.group(self.segments[segment].groups.len()) as u32 }
     }
 
-    /// Asks for the group in which the search for a message begins, and for the room of its segment; tells where that is.
+    /// Asks for the group in which the search for a message begins, and for the room of its segment; returns where that is.
     #[inline]
     pub(super) fn fetch_group(&self, hash: Hash) -> Home {
         let home = self.home(hash);
