@@ -1,4 +1,4 @@
-//! What is known of one message: 24 bytes of it.
+//! The entry of a message in the table: 24 bytes.
 
 use crate::core::latency_histogram::Stamp;
 use crate::core::message::Message;
@@ -59,7 +59,7 @@ pub(super) struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 24, "memory per message is a promise");
 
-/// What happened to a message since its tick was decided, or shortly before.
+/// Marks of a message whose tick has expired, or will soon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks(u8);
 
@@ -82,7 +82,7 @@ impl Marks {
 }
 
 impl Entry {
-    /// What fills a place that holds no message.
+    /// Fills a place that holds no message.
     pub(super) const EMPTY: Entry = Entry::in_flight(Message::new(0, 0), ShortTick(0), Stamp(0), 0);
 
     pub(super) const fn in_flight(message: Message, deadline: ShortTick, added_at: Stamp, attempt: u8) -> Entry {

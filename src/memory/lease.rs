@@ -1,4 +1,4 @@
-//! The lease in memory: who has the process has the wheel.
+//! The lease of a memory store: its process always leads.
 
 use std::time::Instant;
 

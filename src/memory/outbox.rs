@@ -18,7 +18,7 @@ type Tell = Box<dyn Fn() + Send + Sync>;
 pub struct MemoryOutbox {
     retention: Retention,
     pub(super) queue: Mutex<Queue>,
-    told: RwLock<Vec<Tell>>,
+    listeners: RwLock<Vec<Tell>>,
 }
 
 /// Batches by position, which counts up for ever, and the groups that read them.
@@ -36,7 +36,7 @@ pub(super) struct Queue {
     pub(super) restored_at: Option<Instant>,
 }
 
-/// The most batches that are taken together: whoever asks holds a thread meanwhile, and the lock that publishing needs.
+/// The most batches that are taken together. The caller holds a thread meanwhile, and the lock that publishing needs.
 const MOST_TAKEN: usize = 512;
 
 /// For how long no group is dropped after a restart, where one is kept for so long at all.
@@ -52,7 +52,7 @@ pub(super) struct Stored {
     pub(super) unsettled: usize,
 }
 
-/// What a group has done. It has settled what lies before `next` and is neither taken nor released.
+/// The position of a group. It has settled every batch before `next` that is neither taken nor released.
 #[derive(Debug)]
 pub(super) struct Group {
     /// The first position never taken.
@@ -82,13 +82,13 @@ impl MemoryOutbox {
             restored_at: None,
         };
         queue.open_group(&GroupName::default_group(), Opening::default(), now);
-        MemoryOutbox { retention, queue: Mutex::new(queue), told: RwLock::new(Vec::new()) }
+        MemoryOutbox { retention, queue: Mutex::new(queue), listeners: RwLock::new(Vec::new()) }
     }
 
-    /// Appends a batch of a tick decided at `expired_at`.
+    /// Appends a batch of a tick that expired at `expired_at`.
     pub fn publish(&self, batch: Arc<TimeoutBatch>, expired_at: Instant) {
         self.queue.lock().append(batch, expired_at, expired_at);
-        self.told.read().iter().for_each(|tell| tell());
+        self.listeners.read().iter().for_each(|notify| notify());
     }
 }
 
@@ -163,7 +163,7 @@ impl Outbox for MemoryOutbox {
     }
 
     fn on_news(&self, tell: Tell) {
-        self.told.write().push(tell);
+        self.listeners.write().push(tell);
     }
 }
 

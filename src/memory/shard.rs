@@ -1,15 +1,16 @@
 //! A part of the ring under one lock: a table of messages, and for each tick the counts of its messages here.
 //!
-//! Everything about a message happens under the lock of its shard, so whoever takes it out of flight decides its
-//! outcome. The table is the one truth; the counts change with it, under the same lock.
+//! Everything about a message happens under the lock of its shard, so the request or expiry that takes it out of flight
+//! determines its outcome. The table is the one truth; the counts change with it, under the same lock.
 
 use std::ops::RangeInclusive;
 
 use super::entry::{Entry, Marks, ShortTick};
-use super::sorted::{Item, Verb};
+use super::partition::{Item, Verb};
 use super::table::{Hash, HashMessage, Home, Kept, Table};
+use super::wheel_state::{Position, horizon, index};
 use crate::core::batch::TimedOut;
-use crate::core::latency_histogram::{LatencyHistogram, Stamp};
+use crate::core::latency_histogram::LatencyHistogram;
 use crate::core::message::Message;
 use crate::core::request_batch::{Outcome, RequestBatch};
 use crate::core::tick::{Tick, Wheel};
@@ -17,60 +18,18 @@ use crate::core::tick::{Tick, Wheel};
 /// Messages whose memory is asked for together: as many as a processor has requests to memory on their way, twice.
 const FETCHED: usize = 64;
 
-/// The position of the wheel while a request batch is done.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Position {
-    pub(super) wheel: Wheel,
-    pub(super) pointer: Tick,
-    /// The pointer's remainder among the counts of a shard.
-    pub(super) pointer_index: usize,
-    /// Ticks below this one are decided. It is the pointer, and after a drain beyond every deadline.
-    pub(super) expired_below: Tick,
-    /// The tick due, or the first that is not decided.
-    pub(super) due: Tick,
-    /// The time.
-    pub(super) now: Stamp,
-}
-
-impl Position {
-    /// The deadline of a message that is added now.
-    pub(super) fn deadline(&self, ack_timeout_ticks: u16) -> Tick {
-        self.wheel.deadline(self.due.max(self.expired_below), ack_timeout_ticks)
-    }
-
-    fn is_expired(&self, entry: &Entry) -> bool {
-        entry.deadline.is_before(ShortTick::of(self.expired_below))
-    }
-
-    fn is_remembered(&self, entry: &Entry) -> bool {
-        self.wheel.remembers(entry.deadline.seen_from(self.pointer), self.pointer)
-    }
-}
-
-/// How many ticks can have messages in flight at a time: a deadline is at most one revolution after the tick due,
-/// which is at most one tick ahead of the pointer, whose own tick is alive too.
-pub(super) fn horizon(wheel: Wheel) -> u64 {
-    u64::from(wheel.slots()) + 4
-}
-
-/// Where the counts of a tick stand.
-#[expect(clippy::cast_possible_truncation, reason = "a remainder of a few thousand fits a length")]
-pub(super) fn index(tick: Tick, wheel: Wheel) -> usize {
-    (tick.0 % horizon(wheel)) as usize
-}
-
 /// Counts of the messages of one tick.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct OfTick {
+pub(super) struct TickCount {
     /// In flight.
     pub(super) left: u64,
     /// Acknowledged in time.
     pub(super) acked: u64,
 }
 
-impl OfTick {
-    pub(super) fn plus(self, other: OfTick) -> OfTick {
-        OfTick { left: self.left + other.left, acked: self.acked + other.acked }
+impl TickCount {
+    pub(super) fn plus(self, other: TickCount) -> TickCount {
+        TickCount { left: self.left + other.left, acked: self.acked + other.acked }
     }
 }
 
@@ -79,27 +38,27 @@ impl OfTick {
 pub(super) struct Shard<S> {
     pub(super) table: Table<S>,
     /// For each tick that can be alive, by its remainder; 0 for all others.
-    ticks: Box<[OfTick]>,
-    /// Messages that were decided, and added again before they were listed.
+    ticks: Box<[TickCount]>,
+    /// Messages that expired, and were added again before they were listed.
     overtaken: Vec<(ShortTick, TimedOut)>,
-    /// Messages that were listed before their tick was decided, and left it after that.
+    /// Messages that were prelisted and then left their tick.
     unlisted: Vec<Message>,
 }
 
 impl<S: HashMessage> Shard<S> {
     pub(super) fn new(wheel: Wheel, hasher: S) -> Shard<S> {
-        let ticks = (0..horizon(wheel)).map(|_| OfTick::default()).collect();
+        let ticks = (0..horizon(wheel)).map(|_| TickCount::default()).collect();
         Shard { table: Table::new(hasher), ticks, overtaken: Vec::new(), unlisted: Vec::new() }
     }
 
     /// The counts of a tick that is alive.
-    pub(super) fn of_tick(&mut self, tick: Tick, wheel: Wheel) -> &mut OfTick {
+    pub(super) fn of_tick(&mut self, tick: Tick, wheel: Wheel) -> &mut TickCount {
         &mut self.ticks[index(tick, wheel)]
     }
 
     /// The counts of the tick of a message in flight: without the division of [`Shard::of_tick`].
     #[inline]
-    fn of_deadline(&mut self, deadline: ShortTick, position: &Position) -> &mut OfTick {
+    fn of_deadline(&mut self, deadline: ShortTick, position: &Position) -> &mut TickCount {
         let ahead = usize::from(deadline.since(ShortTick::of(position.pointer)));
         debug_assert!(ahead < self.ticks.len(), "no message outlives the horizon");
         let index = position.pointer_index + ahead;
@@ -122,7 +81,7 @@ impl<S: HashMessage> Shard<S> {
         new.map(|(_, message)| message)
     }
 
-    /// Does what is asked of its messages.
+    /// Does the adds and dels of its messages.
     pub(super) fn run(&mut self, items: &[Item], batch: &mut RequestBatch, position: &Position) {
         let mut homes = [Home::default(); FETCHED];
         for items in items.chunks(FETCHED) {
@@ -217,7 +176,7 @@ impl<S: HashMessage> Shard<S> {
         self.unlisted.push(message);
     }
 
-    /// The messages that left the tick that is decided in this moment after they were listed.
+    /// The messages that left the tick that expires in this moment after they were prelisted.
     pub(super) fn take_unlisted(&mut self) -> Vec<Message> {
         std::mem::take(&mut self.unlisted)
     }
@@ -228,14 +187,14 @@ impl<S: HashMessage> Shard<S> {
         if in_flight {
             self.of_deadline(entry.deadline, position).left += 1;
         } else {
-            // A state is saved once every decided tick is listed.
+            // A state is saved once every expired tick is listed.
             entry.marks.set(Marks::LISTED);
         }
         self.table.put(hash, self.table.home(hash), entry);
         in_flight
     }
 
-    /// Lists messages of a tick that is decided, or will be next, from segment `at` on, and marks them; looks at about
+    /// Lists messages of a tick that is expired, or will be next, from segment `at` on, and marks them; looks at about
     /// `budget` places. Returns whether all were listed.
     pub(super) fn list(&mut self, tick: Tick, at: &mut usize, budget: usize, listed: &mut Vec<TimedOut>) -> bool {
         let tick = ShortTick::of(tick);
@@ -284,6 +243,7 @@ impl<S: HashMessage> Shard<S> {
 mod tests {
     use super::super::table::Keyed;
     use super::*;
+    use crate::core::latency_histogram::Stamp;
 
     #[test]
     fn what_was_listed_before_a_restart_is_not_listed_again() {

@@ -9,8 +9,7 @@ use super::lease::AlwaysLeads;
 use super::options::{MemoryOptions, RingOptions};
 use super::outbox::MemoryOutbox;
 use super::ring::MemoryRing;
-use super::saving;
-use super::state_file::{StateError, StateFile};
+use super::state::{StateError, StateFile, writer};
 use crate::core::ring::Reply;
 use crate::core::store::{Moment, RingParts, Store};
 use crate::core::tick::Tick;
@@ -18,13 +17,13 @@ use crate::core::tick::Tick;
 /// A wheel that lives in the process.
 pub struct MemoryStore {
     ring: Arc<MemoryRing>,
-    seat: RingParts,
+    parts: RingParts,
 }
 
-/// What a memory store begins with.
+/// The state of a memory store after it was opened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Beginning {
-    /// What a sidecar left in the state file when it drained, with so many messages in flight.
+    /// A sidecar had drained into the state file: with so many messages in flight.
     TakenOver(u64),
     /// Nothing, and what the sidecar before had is lost: it used the state file, and did not drain.
     Lost,
@@ -43,7 +42,7 @@ impl MemoryStore {
     /// When there is a state file that cannot be read, is damaged, or was written by a ring of other
     /// dimensions, and when another process keeps its wheel there. The file is left as it is.
     pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, Beginning), StateError> {
-        let state_file = options.state_file.map(StateFile::open).transpose()?;
+        let state_file = options.state_file.map(StateFile::open).transpose()?.map(Arc::new);
         let saved = state_file.as_ref().map(|file| file.load(options.wheel)).transpose()?.flatten();
         let (now, start_ms) = (moment.now, moment.unix_ms());
         let (last_epoch, pointer) = saved.as_ref().map_or_else(
@@ -60,12 +59,11 @@ impl MemoryStore {
             epoch,
             pointer,
         };
-        let ring = Arc::new_cyclic(|this| {
-            MemoryRing::new(ring_options, Arc::clone(&outbox), now).kept_in(state_file, this.clone())
-        });
+        let ring = MemoryRing { state_file, ..MemoryRing::new(ring_options, Arc::clone(&outbox), now) };
+        let ring = Arc::new(ring);
         let beginning = match saved {
-            Some(saved) => Beginning::TakenOver(saved.restore(&ring, &outbox, moment)),
-            None if ring.state_file.as_ref().is_some_and(StateFile::is_in_use) => Beginning::Lost,
+            Some(saved) => Beginning::TakenOver(saved.restore(&ring.wheel, &outbox, moment)),
+            None if ring.state_file.as_ref().is_some_and(|file| file.is_in_use()) => Beginning::Lost,
             None => Beginning::Empty,
         };
         if let Some(state_file) = &ring.state_file {
@@ -73,14 +71,14 @@ impl MemoryStore {
             state_file.consume()?;
         }
         let lease = Arc::new(AlwaysLeads { epoch });
-        let seat = RingParts { ring: Arc::clone(&ring) as _, outbox, lease };
-        Ok((MemoryStore { ring, seat }, beginning))
+        let parts = RingParts { ring: Arc::clone(&ring) as _, outbox, lease };
+        Ok((MemoryStore { ring, parts }, beginning))
     }
 
-    /// To be called when clients can connect to a wheel that was taken over. Until then nobody was heard, and for that
-    /// nobody is taken for silent: the pointer moves 2 s and a tick later.
+    /// To be called when clients can connect to a wheel that was taken over. No Ack could arrive before, so the pointer moves
+    /// 2 s and a tick later.
     pub fn wait_for_clients(&self, now: Instant) {
-        self.ring.hold(now + RESTART_GRACE);
+        self.ring.wheel.hold(now + RESTART_GRACE);
     }
 }
 
@@ -90,7 +88,7 @@ impl Store for MemoryStore {
     }
 
     fn rings(&self) -> &[RingParts] {
-        std::slice::from_ref(&self.seat)
+        std::slice::from_ref(&self.parts)
     }
 
     fn is_up(&self) -> bool {
@@ -98,18 +96,19 @@ impl Store for MemoryStore {
     }
 
     fn close(&self, moment: Moment) -> Reply<String> {
-        if self.ring.state_file.is_none() {
-            let messages = self.ring.in_flight.count() + self.ring.expiry.lock().unpublished();
+        let wheel = &self.ring.wheel;
+        let Some(state_file) = &self.ring.state_file else {
+            let messages = wheel.in_flight.count() + wheel.expiry.lock().unpublished();
             if messages > 0 {
                 error!(
                     messages,
-                    "the drain ended before all that was in flight was handed out, and nobody is told of these messages: \
+                    "the drain ended before all that was in flight was delivered, and no subscriber gets these messages: \
                      keep the wheel with --state, or leave --drain-timeout as long as it can be, and have the logic nodes \
                      add again what they wait for"
                 );
             }
             return Reply::ok(String::from("the wheel of a memory store without --state ends with the process"));
-        }
-        saving::save(Arc::clone(&self.ring), moment)
+        };
+        writer::save(Arc::clone(wheel), Arc::clone(state_file), moment)
     }
 }

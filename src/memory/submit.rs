@@ -3,37 +3,36 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::RwLockReadGuard;
 
 use super::in_flight::Room;
-use super::ring::{MemoryRing, WheelState};
-use super::shard::Position;
-use super::sorted::Sorted;
-use super::table::{HashMessage, MAX_SHARD_BITS};
+use super::partition::Partition;
+use super::table::MAX_SHARD_BITS;
+use super::wheel::MemoryWheel;
+use super::wheel_state::{Position, WheelState};
 use crate::core::message::Message;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::request_batch::{Request, RequestBatch};
 
-const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit tells of each shard whether it is held");
+const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit for each shard");
 
 thread_local! {
     /// Used again by every request batch of a thread.
-    static SORTED: RefCell<Sorted> = RefCell::default();
+    static PARTITION: RefCell<Partition> = RefCell::default();
 }
 
-impl MemoryRing {
+impl MemoryWheel {
     /// Does all requests of a batch.
     pub(super) fn complete(&self, batch: &mut RequestBatch, now: Instant) {
         batch.open();
         let adds = batch.messages_to_add();
         if adds > 0 {
-            self.see(now);
+            self.record_time(now);
         }
         let all = 0..batch.requests.len();
-        let wheel_state = self.wheel_state.read();
+        let wheel_state = self.state.read();
         let is_reserved = if wheel_state.draining {
             refuse(&mut batch.requests, &wheel_state);
             false
@@ -66,7 +65,7 @@ impl MemoryRing {
     /// Does the requests from this number on while no other request batch is done: every reservation is settled then.
     /// That is rare. It takes a batch that begins far from the limit, and others that come to the limit before it ends.
     fn do_settled(&self, batch: &mut RequestBatch, from: usize, now: Instant) {
-        let wheel_state = self.wheel_state.write();
+        let wheel_state = self.state.write();
         if wheel_state.draining {
             // A drain may have begun since it was looked at before.
             refuse(&mut batch.requests[from..], &wheel_state);
@@ -74,12 +73,6 @@ impl MemoryRing {
         let position = self.position(&wheel_state, now);
         let done = self.do_singly(batch, from, &position);
         debug_assert_eq!(done, batch.requests.len(), "no reservation is provisional");
-    }
-
-    /// Notes the time of a request, before the pace is asked about it.
-    fn see(&self, now: Instant) {
-        let elapsed = now.saturating_duration_since(self.origin).as_nanos();
-        self.latest_ns.fetch_max(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
     /// Does the requests from this number on, each AddNewMsg by itself: near the limit their order matters. Returns the
@@ -133,12 +126,12 @@ impl MemoryRing {
         number: usize,
         position: &Position,
     ) -> Result<Option<u64>, Room> {
-        SORTED.with_borrow_mut(|sorted| {
-            sorted.sort(batch, number..number + 1, self.shard_bits, |message| self.hasher.hash_of(message));
+        PARTITION.with_borrow_mut(|partition| {
+            self.partition(partition, batch, number..number + 1);
             let mut messages = Vec::new();
-            for (shard, items) in sorted.groups() {
+            for (shard, items) in partition.groups() {
                 let before = messages.len();
-                messages.extend(self.shards[shard].lock().new_messages(items, batch, position));
+                messages.extend(self.shards.get(shard).lock().new_messages(items, batch, position));
                 if messages.len() > before {
                     // The first message counts for sure, and the others may be repeats of it.
                     match self.in_flight.room_for(1) {
@@ -159,11 +152,11 @@ impl MemoryRing {
     /// All of its shards are locked meanwhile, in ascending order: a message that is to be re-armed must not leave.
     /// Nothing else locks a shard while it holds another.
     fn add_and_rearm(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Room {
-        SORTED.with_borrow_mut(|sorted| {
-            sorted.sort(batch, number..number + 1, self.shard_bits, |message| self.hasher.hash_of(message));
+        PARTITION.with_borrow_mut(|partition| {
+            self.partition(partition, batch, number..number + 1);
             let (mut shards, mut new) = (Vec::new(), 0);
-            for (shard, items) in sorted.groups() {
-                let mut shard = self.shards[shard].lock();
+            for (shard, items) in partition.groups() {
+                let mut shard = self.shards.get(shard).lock();
                 let room = self.in_flight.room_for(new + 1);
                 if room == Room::Enough {
                     new += count_distinct(shard.new_messages(items, batch, position).collect());
@@ -188,23 +181,27 @@ impl MemoryRing {
         })
     }
 
+    fn partition(&self, partition: &mut Partition, batch: &RequestBatch, requests: Range<usize>) {
+        partition.sort(batch, requests, self.shards.bits(), |message| self.shards.hash_of(message));
+    }
+
     /// Does these requests; returns by how many the number of messages in flight has changed, as a number that wraps
     /// around.
     fn run(&self, batch: &mut RequestBatch, requests: Range<usize>, position: &Position) -> u64 {
         set_deadlines(&mut batch.requests[requests.clone()], position);
         let before = batch.in_flight_change();
-        SORTED.with_borrow_mut(|sorted| {
-            sorted.sort(batch, requests, self.shard_bits, |message| self.hasher.hash_of(message));
+        PARTITION.with_borrow_mut(|partition| {
+            self.partition(partition, batch, requests);
             // Shards that others hold come last: threads that waited for each other would go on in step.
             let mut held = 0_u128;
-            for (number, items) in sorted.groups() {
-                match self.shards[number].try_lock() {
+            for (number, items) in partition.groups() {
+                match self.shards.get(number).try_lock() {
                     Some(mut shard) => shard.run(items, batch, position),
                     None => held |= 1 << number,
                 }
             }
-            for (number, items) in sorted.groups().filter(|(number, _)| held >> number & 1 == 1) {
-                self.shards[number].lock().run(items, batch, position);
+            for (number, items) in partition.groups().filter(|(number, _)| held >> number & 1 == 1) {
+                self.shards.get(number).lock().run(items, batch, position);
             }
         });
         batch.in_flight_change().wrapping_sub(before)
@@ -246,7 +243,7 @@ fn refuse(requests: &mut [Request], wheel_state: &WheelState) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     use futures_util::FutureExt;
@@ -260,7 +257,7 @@ mod tests {
     use crate::core::store::Moment;
     use crate::core::tick::{Tick, Wheel};
     use crate::memory::state::Saved;
-    use crate::memory::{MemoryOutbox, RingOptions};
+    use crate::memory::{MemoryOutbox, MemoryRing, RingOptions};
 
     fn ring(max_in_flight: u64, now: Instant) -> MemoryRing {
         let options = RingOptions {
@@ -281,13 +278,13 @@ mod tests {
         let (one, other) = (Message::from(1), Message::from(2));
         let mut batch = RequestBatch::default();
         batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, one);
-        ring.complete(&mut batch, now);
+        ring.wheel.complete(&mut batch, now);
         assert!(matches!(ring.drain(now).now_or_never(), Some(Ok(Handover::HandedOut))));
         let mut batch = RequestBatch::default();
         batch.push_single(2, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, other);
         batch.push_single(3, Operation::Del { withdraw: false }, one);
         batch.open();
-        ring.do_settled(&mut batch, 0, now);
+        ring.wheel.do_settled(&mut batch, 0, now);
         let refused = batch.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
         assert_eq!(refused, Some(Reason::Draining));
         assert!(batch.requests[1].refusal.is_none());
@@ -297,7 +294,7 @@ mod tests {
     fn add_one(ring: &MemoryRing, id: u64, now: Instant) -> bool {
         let mut batch = RequestBatch::default();
         batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(id));
-        ring.complete(&mut batch, now);
+        ring.wheel.complete(&mut batch, now);
         batch.requests[0].refusal.is_none()
     }
 
@@ -309,21 +306,21 @@ mod tests {
         let (done, is_done) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             // Other requests are under way for as long as this is held.
-            let others = ring.wheel_state.read();
+            let others = ring.wheel.state.read();
             scope.spawn(|| {
                 let refused = !add_one(&ring, 3, now);
                 let rearmed = add_one(&ring, 1, now);
                 let mut batch = RequestBatch::default();
                 batch.push_single(1, Operation::Del { withdraw: false }, Message::from(2));
                 batch.push_single(2, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(3));
-                ring.complete(&mut batch, now);
+                ring.wheel.complete(&mut batch, now);
                 done.send((refused, rearmed, batch.requests[1].refusal.is_none())).unwrap();
             });
             let outcome = is_done.recv_timeout(Duration::from_secs(10));
             drop(others);
             assert_eq!(outcome, Ok((true, true, true)), "nothing waits for the others");
         });
-        assert_eq!(ring.in_flight.count(), 2);
+        assert_eq!(ring.wheel.in_flight.count(), 2);
     }
 
     const LIMIT: u64 = 64;
@@ -348,17 +345,17 @@ mod tests {
                                 ids.clone().take(5).map(Message::from),
                             );
                         }
-                        ring.complete(&mut batch, now);
+                        ring.wheel.complete(&mut batch, now);
                         refused.fetch_add(u64::from(batch.requests[0].refusal.is_some()), Ordering::Relaxed);
-                        let in_flight = ring.in_flight.count();
+                        let in_flight = ring.wheel.in_flight.count();
                         // Provisional reservations end well below the limit.
                         assert!(in_flight <= LIMIT, "{in_flight} are in flight");
                     }
                 });
             }
         });
-        let left: usize = ring.shards.iter().map(|shard| shard.lock().table.len()).sum();
-        assert_eq!(ring.in_flight.count(), left as u64);
+        let left = ring.wheel.shards.len();
+        assert_eq!(ring.wheel.in_flight.count(), left as u64);
         refused.load(Ordering::Relaxed)
     }
 
@@ -382,12 +379,12 @@ mod tests {
         let ring = ring(10, now);
         let mut batch = RequestBatch::default();
         batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(1));
-        ring.complete(&mut batch, now);
-        ring.wheel_state.write().draining = true;
-        let saved = Saved::of(&ring, &ring.outbox, Moment { now, unix_time: Duration::ZERO });
+        ring.wheel.complete(&mut batch, now);
+        ring.wheel.state.write().draining = true;
+        let saved = Saved::of(&ring.wheel, &ring.wheel.outbox, Moment { now, unix_time: Duration::ZERO });
         let mut batch = RequestBatch::default();
         batch.push_single(2, Operation::Del { withdraw: false }, Message::from(1));
-        ring.complete(&mut batch, now);
+        ring.wheel.complete(&mut batch, now);
         let refused = batch.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
         assert_eq!(
             refused,
@@ -420,6 +417,6 @@ mod tests {
                 ring.del_msg(request, now).now_or_never().unwrap().unwrap();
             }
         });
-        assert_eq!(ring.in_flight.count(), 30_000);
+        assert_eq!(ring.wheel.in_flight.count(), 30_000);
     }
 }

@@ -1,7 +1,7 @@
 //! Growing, shrinking and scanning: each step is bounded by the size of a segment or two.
 
 use super::super::entry::{Entry, ShortTick};
-use super::super::places::PLACES;
+use super::group_mask::PLACES;
 use super::segment::Segment;
 use super::{Hash, HashMessage, Table, fetch, fetch_whole};
 
@@ -58,7 +58,7 @@ impl<S: HashMessage> Table<S> {
         self.shape = self.shape.wrapping_add(1);
     }
 
-    /// Whose entries the segment behind the last one takes over in part; or gives back, when it is the last.
+    /// The segment that is split when one is appended, and that takes the entries back when the last one is removed.
     fn partner(segment: usize) -> usize {
         segment & (((segment + 1).next_power_of_two() >> 1) - 1)
     }

@@ -6,8 +6,8 @@
 //!                          └──▶ 30 entries
 //! ```
 //!
-//! - A *group* is thirty places. Eight bits of the hash, the tag, tell nearly always which of them to look at, and
-//!   the lowest bits of each deadline stand beside the tags: who looks for the messages of one tick reads two bytes
+//! - A *group* is thirty places. Eight bits of the hash, the tag, nearly always name the right one, and
+//!   the lowest bits of each deadline stand beside the tags: a search for the messages of one tick reads two bytes
 //!   a place, in order, and the entries of that tick only. This is what replaces a list of message ids per tick.
 //! - An entry lies in the group that its hash names or, where that is full, in the next that has room. Each group
 //!   counts the entries that had to go on from it, and keeps four bits of each of their tags: a search ends at the
@@ -22,6 +22,7 @@
 //! [`Table::fetch_group`] and [`Table::fetch_entry`] ask for the cache lines of many messages before the first of
 //! them is used: the processor waits for memory once for all of them, where one after the other would wait for each.
 
+mod group_mask;
 mod growth;
 mod hash;
 mod segment;
@@ -85,10 +86,10 @@ impl<S: HashMessage> Table<S> {
         self.len
     }
 
-    /// Places for entries, free ones included.
+    /// GroupMask for entries, free ones included.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
-        self.segments.iter().map(|segment| segment.entries.len() * super::places::PLACES).sum()
+        self.segments.iter().map(|segment| segment.entries.len() * group_mask::PLACES).sum()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
@@ -107,7 +108,7 @@ impl<S: HashMessage> Table<S> {
         Home { segment: segment as u32, group: hash.group(self.segments[segment].groups.len()) as u32 }
     }
 
-    /// Asks for the group in which the search for a message begins, and for the room of its segment; tells where that is.
+    /// Asks for the group in which the search for a message begins, and for the room of its segment; returns where that is.
     #[inline]
     pub(super) fn fetch_group(&self, hash: Hash) -> Home {
         let home = self.home(hash);

@@ -1,13 +1,13 @@
 //! A segment: groups of places, and the entries in them.
 
 use super::super::entry::Entry;
-use super::super::places::{Lane, PLACES, Places};
+use super::group_mask::{GroupMask, Lane, PLACES};
 use crate::core::message::Message;
 
 /// The byte of a group's tags that counts overflows.
 const OVERFLOWS: usize = PLACES;
 
-/// The first of two bytes of a group's ticks that tell something of their tags.
+/// The first of two bytes of a group's ticks that hold bits of their tags.
 const OVERFLOWN: usize = PLACES;
 
 /// A segment is never fuller than this.
@@ -16,7 +16,7 @@ const MAX_LOAD_PERCENT: usize = 78;
 /// An overflow count that has reached this is not exact any more, and stays until the segment is rebuilt.
 const SATURATED: u8 = u8::MAX;
 
-/// What is said of a group's places: read together, so it is a cache line.
+/// The head of a group: a tag byte and a tick byte for each place, in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct Group {
@@ -32,22 +32,22 @@ const _: () = assert!(size_of::<Group>() == 64, "a group is a cache line");
 impl Group {
     const EMPTY: Group = Group { tags: [0; size_of::<Lane>()], ticks: [0; size_of::<Lane>()] };
 
-    /// Places whose tag may be this one.
-    pub(super) fn tagged(&self, tag: u8) -> Places {
-        Places::equal(self.tags, tag)
+    /// GroupMask whose tag may be this one.
+    pub(super) fn tagged(&self, tag: u8) -> GroupMask {
+        GroupMask::equal(self.tags, tag)
     }
 
     /// Occupied places whose tick may have these lowest bits.
-    pub(super) fn ticking(&self, lowest: u8) -> Places {
-        Places::equal(self.ticks, lowest).and(&self.occupied())
+    pub(super) fn ticking(&self, lowest: u8) -> GroupMask {
+        GroupMask::equal(self.ticks, lowest).and(&self.occupied())
     }
 
-    fn occupied(&self) -> Places {
-        Places::unequal(self.tags, 0)
+    fn occupied(&self) -> GroupMask {
+        GroupMask::unequal(self.tags, 0)
     }
 
-    pub(super) fn empty(&self) -> Places {
-        Places::equal(self.tags, 0)
+    pub(super) fn empty(&self) -> GroupMask {
+        GroupMask::equal(self.tags, 0)
     }
 
     /// Says of a place whose it is.
@@ -208,7 +208,7 @@ impl Segment {
         Some(Found { entry, groups: &mut self.groups, home, at, place, room })
     }
 
-    /// Where the search for a tag will end, or an entry of this tag will go, as far as the tags can tell.
+    /// Where the search for a tag will end, or an entry of this tag will go, as far as the tags show.
     #[inline]
     pub(super) fn likely(&self, tag: u8, home: usize) -> &Entry {
         let group = &self.groups[home];
@@ -252,7 +252,7 @@ impl Segment {
         None
     }
 
-    /// Puts in an entry, if there is room and its group alone tells that it is not there: nearly always. Returns
+    /// Puts in an entry, if there is room and its group alone shows that it is not there: nearly always. Returns
     /// whether it did.
     #[expect(
         clippy::inline_always,
@@ -276,7 +276,7 @@ impl Segment {
 
     /// Puts in an entry that is not there. There is room.
     pub(super) fn insert(&mut self, room: &mut Room, tag: u8, home: usize, entry: &Entry) {
-        debug_assert!(!room.is_none(), "whoever puts in makes room first");
+        debug_assert!(!room.is_none(), "the caller makes room first");
         let mut at = home;
         let place = loop {
             let group = &mut self.groups[at];

@@ -39,7 +39,7 @@ impl Attempt {
 
     /// Abandons it; returns whether the file is not in its place.
     pub(super) fn abandon(&self) -> bool {
-        // It is locked for no longer than a rename takes, and a disk that does not answer must hold nobody up.
+        // It is locked for no longer than a rename takes, and a disk that does not answer must delay no other thread.
         let Some(mut stage) = self.0.try_lock_for(RENAME_PATIENCE) else { return true };
         if *stage == Stage::InPlace {
             return false;

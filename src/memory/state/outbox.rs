@@ -1,4 +1,4 @@
-//! The outbox as it lies in a state file.
+//! The outbox in a state file.
 //!
 //! Ephemeral groups are left out: they go with their last subscriber, and none survives the process.
 
@@ -9,22 +9,22 @@ use std::time::{Duration, Instant};
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::outbox::{Group, MemoryOutbox, Stored};
 use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::group::{GroupName, MAX_NAME_LENGTH};
 use crate::core::message::Message;
 use crate::core::outbox::Opening;
 use crate::core::tick::Tick;
+use crate::memory::outbox::{Group, MemoryOutbox, Stored};
 
 /// An outbox in a state file. Positions count from the oldest batch saved.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct SavedOutbox<Batches = Vec<Option<SavedBatch>>> {
+pub(in crate::memory) struct SavedOutbox<Batches = Vec<Option<SavedBatch>>> {
     batches: Batches,
     groups: Vec<SavedGroup>,
 }
 
 /// The batches of an outbox, written one at a time from where they are.
-pub(super) struct InOutbox<'a> {
+pub(in crate::memory) struct StoredBatches<'a> {
     outbox: &'a MemoryOutbox,
     /// The position of the oldest.
     first: u64,
@@ -32,14 +32,14 @@ pub(super) struct InOutbox<'a> {
     now: Instant,
 }
 
-impl SavedOutbox<InOutbox<'_>> {
+impl SavedOutbox<StoredBatches<'_>> {
     /// How many batches some group has not acknowledged.
-    pub(super) fn count(&self) -> usize {
+    pub(in crate::memory) fn count(&self) -> usize {
         self.batches.outbox.queue.lock().places.iter().flatten().count()
     }
 }
 
-impl Serialize for InOutbox<'_> {
+impl Serialize for StoredBatches<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut sequence = serializer.serialize_seq(Some(self.places))?;
         for position in (self.first..).take(self.places) {
@@ -55,7 +55,7 @@ impl Serialize for InOutbox<'_> {
 
 /// A batch in a state file.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct SavedBatch {
+pub(in crate::memory) struct SavedBatch {
     tick: u64,
     epoch: u64,
     ring: u16,
@@ -80,7 +80,7 @@ struct SavedGroup {
 }
 
 /// The most bytes that a message of a batch takes: numbers are as long as they are large.
-pub(super) const MESSAGE_BYTES: u64 = 10 + 10 + 1;
+pub(in crate::memory) const MESSAGE_BYTES: u64 = 10 + 10 + 1;
 /// And a batch, without them.
 const BATCH_BYTES: u64 = 1 + 10 + 10 + 3 + 5 + 10 + 10 + 3 + 15 + 5;
 /// And a group, with its name and without the batches that it holds.
@@ -90,7 +90,7 @@ const HELD_BYTES: u64 = 10 + 5;
 
 impl MemoryOutbox {
     /// The most bytes that it takes in a state file.
-    pub(super) fn most_saved_bytes(&self) -> u64 {
+    pub(in crate::memory) fn most_saved_bytes(&self) -> u64 {
         let queue = self.queue.lock();
         let held: usize = queue.groups.values().map(|group| group.taken.len() + group.released.len()).sum();
         queue.ids * MESSAGE_BYTES
@@ -99,8 +99,8 @@ impl MemoryOutbox {
             + held as u64 * HELD_BYTES
     }
 
-    /// What is to be kept of it, which does not change any more.
-    pub(super) fn save(&self, now: Instant) -> SavedOutbox<InOutbox<'_>> {
+    /// The state to keep, which does not change any more.
+    pub(in crate::memory) fn save(&self, now: Instant) -> SavedOutbox<StoredBatches<'_>> {
         let queue = self.queue.lock();
         let save_group = |(name, group): (&GroupName, &Group)| SavedGroup {
             name: name.to_string(),
@@ -111,14 +111,14 @@ impl MemoryOutbox {
             unattended: now.saturating_duration_since(group.attended_at),
         };
         SavedOutbox {
-            batches: InOutbox { outbox: self, first: queue.first, places: queue.places.len(), now },
+            batches: StoredBatches { outbox: self, first: queue.first, places: queue.places.len(), now },
             groups: queue.groups.iter().filter(|(_, group)| !group.ephemeral).map(save_group).collect(),
         }
     }
 
     /// Puts back what was saved `away` ago. After a restart no subscriber holds a batch: all are released. Retention
-    /// counts anew, since nobody could take them before; so a wrong clock drops nothing.
-    pub(super) fn restore(&self, saved: SavedOutbox, away: Duration, now: Instant) {
+    /// starts again, since no subscriber could take them before; so a wrong clock drops nothing.
+    pub(in crate::memory) fn restore(&self, saved: SavedOutbox, away: Duration, now: Instant) {
         let before = |age: Duration| now.checked_sub(age.saturating_add(away)).unwrap_or(now);
         let mut queue = self.queue.lock();
         queue.groups.clear();
@@ -129,7 +129,7 @@ impl MemoryOutbox {
                 taken: BTreeMap::new(),
                 released: group.held.into_iter().collect(),
                 unsettled: 0,
-                // While the sidecar was away nobody could attend.
+                // While the sidecar was away no subscriber could attend.
                 attended_at: now.checked_sub(group.unattended).unwrap_or(now),
                 ephemeral: false,
             };
@@ -138,7 +138,7 @@ impl MemoryOutbox {
         for (position, batch) in (0..).zip(saved.batches) {
             let wants = |group: &Group| position >= group.next || group.released.contains_key(&position);
             let unsettled = queue.groups.values().filter(|group| wants(group)).count();
-            // Nobody wants what only an ephemeral group had not settled.
+            // A batch that only an ephemeral group had not settled is dropped.
             let Some(batch) = batch.filter(|_| unsettled > 0) else {
                 queue.places.push_back(None);
                 continue;
@@ -195,8 +195,8 @@ mod tests {
     use super::*;
     use crate::core::outbox::{Dropped, Outbox, Retention};
 
-    /// What a state file gives back.
-    fn reread(saved: &SavedOutbox<InOutbox<'_>>) -> SavedOutbox {
+    /// The outbox after a round through a state file.
+    fn reread(saved: &SavedOutbox<StoredBatches<'_>>) -> SavedOutbox {
         postcard::from_bytes(&postcard::to_stdvec(saved).unwrap()).unwrap()
     }
 
@@ -207,7 +207,7 @@ mod tests {
         let group: GroupName = "logic".parse().unwrap();
         let outbox = MemoryOutbox::new(retention, begun);
         outbox.open_group(&group, Opening::default(), begun).now_or_never().unwrap().unwrap();
-        // For two hours nobody subscribes, then there is no sidecar for ten, and again nobody.
+        // For two hours there is no subscriber, then for ten no sidecar, and then again no subscriber.
         let saved = outbox.save(begun + 2 * hour);
         let back = begun + 12 * hour;
         let restored = MemoryOutbox::new(retention, back);

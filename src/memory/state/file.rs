@@ -18,7 +18,7 @@ use serde::Serialize;
 use tracing::{error, warn};
 
 use super::attempt::Attempt;
-use super::state::Saved;
+use super::saved::Saved;
 use crate::core::tick::Wheel;
 
 /// The first bytes of a state file; the digit is the version of its layout.
@@ -40,7 +40,7 @@ pub enum StateError {
     /// Reading or writing failed.
     #[error("cannot {what} the state file {path}: {cause}; check --state and the permissions of its folder")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -61,7 +61,7 @@ pub enum StateError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// The file is of a ring of other dimensions.
@@ -82,17 +82,17 @@ pub enum StateError {
 
 /// A state file, which may be there or not.
 #[derive(Debug)]
-pub(super) struct StateFile {
+pub(in crate::memory) struct StateFile {
     path: PathBuf,
     /// Locked as long as it is open.
     lock: File,
 }
 
 impl StateFile {
-    /// Makes sure that nobody else has it.
-    pub(super) fn open(path: PathBuf) -> Result<StateFile, StateError> {
+    /// Locks it, so that no other process uses it.
+    pub(in crate::memory) fn open(path: PathBuf) -> Result<StateFile, StateError> {
         let failed = |what, cause| StateError::Io { what, path: path.clone(), cause };
-        // What is no file may have no end.
+        // A device or a pipe may have no end.
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Err(failed("read", io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
         }
@@ -107,24 +107,24 @@ impl StateFile {
         Ok(StateFile { path, lock })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::memory) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Whether the wheel of the sidecar before was in use to its end.
-    pub(super) fn is_in_use(&self) -> bool {
+    pub(in crate::memory) fn is_in_use(&self) -> bool {
         self.lock.metadata().is_ok_and(|metadata| metadata.len() > 0)
     }
 
     /// Notes whether a wheel is in use that a crash would lose. That needs no room on the disk.
-    pub(super) fn mark_in_use(&self, in_use: bool) {
+    pub(in crate::memory) fn mark_in_use(&self, in_use: bool) {
         if let Err(error) = self.lock.set_len(u64::from(in_use)).and_then(|()| self.lock.sync_all()) {
             warn!(%error, "the next sidecar will not know whether this one drained: see that the folder of --state can be written");
         }
     }
 
-    /// What it holds, if it is there; makes sure that it can be written.
-    pub(super) fn load(&self, wheel: Wheel) -> Result<Option<Saved>, StateError> {
+    /// Reads it, if it is there, and makes sure that it can be written.
+    pub(in crate::memory) fn load(&self, wheel: Wheel) -> Result<Option<Saved>, StateError> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -143,10 +143,10 @@ impl StateFile {
     }
 
     /// Removes it, once it was taken over.
-    pub(super) fn consume(&self) -> Result<(), StateError> {
+    pub(in crate::memory) fn consume(&self) -> Result<(), StateError> {
         match fs::remove_file(&self.path) {
             Ok(()) => {
-                // What it held is in memory alone now, whatever becomes of the folder.
+                // Its state is in memory alone now, also if the folder cannot be synced.
                 if let Err(error) = self.sync_folder() {
                     warn!(
                         %error,
@@ -161,7 +161,7 @@ impl StateFile {
     }
 
     /// Makes room for so many bytes, at the begin of a drain; whether [`StateFile::save`] can be relied on.
-    pub(super) fn reserve(&self, bytes: u64) -> bool {
+    pub(in crate::memory) fn reserve(&self, bytes: u64) -> bool {
         let reserved = open_beside(&self.path, NEW).and_then(|file| {
             match retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes)) {
                 // There are file systems that cannot tell.
@@ -172,7 +172,7 @@ impl StateFile {
         if let Err(cause) = reserved {
             error!(
                 error = %self.give_up(cause),
-                "the wheel cannot be kept: what is in flight is handed out now instead, in batches flagged drained"
+                "the wheel cannot be kept: what is in flight is delivered now instead, in batches flagged drained"
             );
             return false;
         }
@@ -213,7 +213,7 @@ impl StateFile {
         is_abandoned
     }
 
-    /// A part of a state helps nobody, and the disk may be full.
+    /// Removes the unfinished file: a part of a state is of no use, and the disk may be full.
     fn give_up(&self, cause: io::Error) -> StateError {
         let _ = fs::remove_file(beside(&self.path, NEW));
         self.error("write", cause)
@@ -241,8 +241,8 @@ impl StateFile {
     }
 }
 
-/// Opens a file beside it. What is there, as reserved room, stays until it is written over. A pipe of that name is an
-/// error: to wait for who reads it would be to hang.
+/// Opens a file beside it. Bytes that are there, such as reserved room, stay until they are overwritten. A pipe of that
+/// name is an error: to wait for its reader would be to hang.
 fn open_beside(path: &Path, ending: &str) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
@@ -263,12 +263,12 @@ fn write_body(saved: &impl Serialize, file: &mut File, attempt: &Attempt) -> io:
     let (Body { crc, length, failed, .. }, _) = body.into_parts();
     match written {
         Ok(()) => Ok((crc.finalize(), length)),
-        // It does not say why. What else could fail is a type that it cannot write, and there is none in a state.
+        // The error does not say why. A type that postcard cannot write could fail too, and a state has none.
         Err(_) => Err(failed.unwrap_or_else(|| io::ErrorKind::WriteZero.into())),
     }
 }
 
-/// What is written after the head.
+/// The writer of all that follows the head.
 struct Body<'a> {
     file: &'a mut File,
     attempt: &'a Attempt,

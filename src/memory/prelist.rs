@@ -1,49 +1,49 @@
-//! What of a tick is listed before it is decided.
+//! The prelist of a tick: the messages still in it shortly before it expires.
 //!
-//! Whoever is not acknowledged a moment before the decision will hardly be. So the walk that lists a tick begins ahead
-//! of it, while nobody waits for its end, and the batches are ready when the tick is decided. Who leaves in between, as
-//! an Ack comes or the message is pushed again, says so: its shard keeps it in `unlisted`, and it is left out.
+//! A message that is not acknowledged a moment before its tick expires will hardly be. So the walk that lists a tick begins
+//! before, while nothing waits for its end, and the batches are ready when the tick expires. If a message leaves in between,
+//! as an Ack comes or it is pushed again, its shard keeps it in `unlisted`, and it is left out.
 
 use std::collections::{HashSet, VecDeque};
 
 use foldhash::quality::RandomState;
 
-use super::super::ring::MemoryRing;
-use super::{LOCKED_STEP, STEP, Walk, in_turn};
+use super::shard::Shard;
+use super::shards::{LOCKED_STEP, LOCKS_PER_STEP, Shards, Walk};
+use super::table::Keyed;
 use crate::core::batch::{MAX_BATCH_MESSAGES, TimedOut};
 use crate::core::message::Message;
 use crate::core::tick::Tick;
 
-/// The most messages that are listed ahead, or as many more as a step finds: the others are listed when their tick is
-/// decided. They are in memory twice until then.
+/// The most messages that are prelisted, or as many more as a step finds: the others are listed when their tick expires.
+/// They are in memory twice until then.
 const MOST: usize = 16 * MAX_BATCH_MESSAGES;
 
-/// The tick that is decided next, as far as it is listed.
+/// The tick that expires next, as far as it is listed.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct Prelist {
     pub(super) tick: Tick,
-    /// What comes behind it is not listed.
-    pub(super) walked: Walk,
+    /// How far it is listed.
+    pub(super) walk: Walk,
     /// Batches, of which all but the last are full.
     batches: VecDeque<Vec<TimedOut>>,
 }
 
-impl Ahead {
-    pub(super) fn of(tick: Tick) -> Ahead {
-        Ahead { tick, walked: Walk::default(), batches: VecDeque::new() }
+impl Prelist {
+    pub(super) fn new(tick: Tick) -> Prelist {
+        Prelist { tick, walk: Walk::default(), batches: VecDeque::new() }
     }
 
-    /// Lists some more; says whether there is more to list.
-    pub(super) fn step(&mut self, ring: &MemoryRing) -> bool {
+    /// Lists some more; returns whether there is more to list.
+    pub(super) fn step(&mut self, shards: &Shards) -> bool {
         let mut found = Vec::new();
-        for _ in 0..STEP / LOCKED_STEP {
-            let Some(shard) = ring.shards.get(self.walked.shard) else { return false };
-            if self.batches.len() * MAX_BATCH_MESSAGES > MOST {
+        for _ in 0..LOCKS_PER_STEP {
+            let is_full = self.batches.len() * MAX_BATCH_MESSAGES > MOST;
+            let list = |shard: &mut Shard<Keyed>, segment: &mut usize| {
+                shard.list(self.tick, segment, LOCKED_STEP, &mut found)
+            };
+            if is_full || !shards.visit_next(&mut self.walk, list) {
                 return false;
-            }
-            let segment = &mut self.walked.segment;
-            if in_turn(shard, |shard| shard.list(self.tick, segment, LOCKED_STEP, &mut found)) {
-                self.walked.next_shard();
             }
             self.append(&mut found);
         }
@@ -63,22 +63,22 @@ impl Ahead {
         }
     }
 
-    /// The tick is decided, and these had left it before.
-    pub(super) fn expired(self, unlisted: Vec<Vec<Message>>) -> Listed {
-        Listed { batches: self.batches, unlisted, left: HashSet::default() }
+    /// The tick has expired, and these had left it before.
+    pub(super) fn finish(self, unlisted: Vec<Vec<Message>>) -> Prelisted {
+        Prelisted { batches: self.batches, unlisted, left: HashSet::default() }
     }
 }
 
-/// What was listed ahead of a tick that is decided.
+/// The prelisted messages of an expired tick.
 #[derive(Debug, Default)]
-pub(super) struct Listed {
+pub(super) struct Prelisted {
     batches: VecDeque<Vec<TimedOut>>,
     unlisted: Vec<Vec<Message>>,
     left: HashSet<Message, RandomState>,
 }
 
-impl Listed {
-    /// Notes one more.
+impl Prelisted {
+    /// Adds one more.
     pub(super) fn push(&mut self, timed_out: TimedOut) {
         match self.batches.back_mut() {
             Some(batch) if batch.len() < MAX_BATCH_MESSAGES => batch.push(timed_out),
@@ -108,15 +108,15 @@ mod tests {
 
     use futures_util::FutureExt;
 
-    use super::super::tests::ring_at;
+    use super::super::expiry::tests::ring_at;
     use super::*;
     use crate::core::group::GroupName;
     use crate::core::outbox::Outbox;
     use crate::core::ring::{Advance, Ring};
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
-    use crate::memory::MemoryOutbox;
+    use crate::memory::{MemoryOutbox, MemoryRing};
 
-    /// Where the ring stands first. What is added then with an ack timeout of one tick is decided with the next.
+    /// The first position of the pointer. A message added there with an ack timeout of one tick expires with the next tick.
     const FIRST: Tick = Tick(7);
 
     struct Subject {
@@ -151,12 +151,12 @@ mod tests {
         }
 
         fn publish_expired(&self) {
-            while self.ring.expire_step(self.now).more {}
+            while self.ring.wheel.publish_expired(self.now).more {}
         }
 
         fn listed(&self) -> usize {
-            let expiry = self.ring.expiry.lock();
-            expiry.ahead.iter().flat_map(|ahead| &ahead.batches).map(Vec::len).sum()
+            let expiry = self.ring.wheel.expiry.lock();
+            expiry.prelist.iter().flat_map(|prelist| &prelist.batches).map(Vec::len).sum()
         }
 
         /// The sizes of all batches, and the ids in them.
@@ -181,7 +181,7 @@ mod tests {
         while subject.ring.prelist() {}
         assert_eq!(subject.listed(), 9_000);
         subject.advance();
-        let steps: Vec<_> = (0..4).map(|_| subject.ring.expire_step(subject.now)).collect();
+        let steps: Vec<_> = (0..4).map(|_| subject.ring.wheel.publish_expired(subject.now)).collect();
         assert_eq!(
             steps[0].counted.map(|(tick, counts)| (tick, counts.timed_out())),
             Some((FIRST.plus(1), 9_000))
@@ -199,17 +199,17 @@ mod tests {
         subject.add(0..in_tick, 1);
         subject.del((0..in_tick).filter(|id| !id.is_multiple_of(4)), false);
         subject.advance();
-        // The empty tick is dealt with. What comes next is to give memory back, by moving entries to where this looked
+        // The empty tick is dealt with. The next step would reclaim memory, by moving entries to where this looked
         // already.
-        let told_and_done = [(); 2].map(|()| subject.ring.expire_step(subject.now));
-        assert!(told_and_done.iter().all(|step| step.more && !step.reclaimed), "{told_and_done:?}");
+        let reported_and_done = [(); 2].map(|()| subject.ring.wheel.publish_expired(subject.now));
+        assert!(reported_and_done.iter().all(|step| step.more && !step.reclaimed), "{reported_and_done:?}");
         let (mut new, mut steps) = (in_tick..in_tick + 3_000, 0);
         while subject.ring.prelist() {
             // Segments are split meanwhile.
             subject.add(new.clone(), 3);
             new = new.end..new.end + 3_000;
             for _ in 0..20 {
-                subject.ring.expire_step(subject.now);
+                subject.ring.wheel.publish_expired(subject.now);
             }
             steps += 1;
         }

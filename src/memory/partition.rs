@@ -8,7 +8,7 @@ use super::table::{Hash, MAX_SHARD_BITS};
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, Request, RequestBatch};
 
-/// A message of a request batch and what is to be done with it: a quarter of a cache line, in the order of their use.
+/// A message of a request batch, with its operation: a quarter of a cache line, in the order of their use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) hash: Hash,
@@ -27,7 +27,7 @@ impl Item {
     }
 }
 
-/// What is to be done with a message.
+/// An add or a del of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Add { deadline: ShortTick, attempt: u8 },
@@ -63,7 +63,7 @@ impl Packed {
 
 /// Messages by shard; within a shard they keep their order.
 #[derive(Debug)]
-pub(super) struct Sorted {
+pub(super) struct Partition {
     /// In the order in which they came, which is that of the one shard where there is no other.
     arrived: Vec<Item>,
     /// Where there are several: shard by shard.
@@ -78,14 +78,15 @@ const MOST_SHARDS: usize = 1 << MAX_SHARD_BITS;
 /// More room than this is not kept from one batch to the next.
 const KEPT: usize = 64 * 1_024;
 
-impl Default for Sorted {
-    fn default() -> Sorted {
-        Sorted { arrived: Vec::new(), by_shard: Vec::new(), shard_bits: 0, ends: [0; MOST_SHARDS] }
+impl Default for Partition {
+    fn default() -> Partition {
+        Partition { arrived: Vec::new(), by_shard: Vec::new(), shard_bits: 0, ends: [0; MOST_SHARDS] }
     }
 }
 
-impl Sorted {
-    /// Sorts the messages of some requests, whose deadlines are known, into `1 << shard_bits` shards, those refused left out.
+impl Partition {
+    /// Takes the messages of some requests and sorts them into `1 << shard_bits` shards. Their deadlines are set; those that
+    /// are refused are left out.
     #[expect(clippy::cast_possible_truncation, reason = "a request batch ends far below 4 billion messages")]
     pub(super) fn sort(
         &mut self,
@@ -132,7 +133,7 @@ impl Sorted {
 
     fn clear(&mut self) {
         if self.arrived.capacity() > KEPT {
-            *self = Sorted::default();
+            *self = Partition::default();
         }
         self.arrived.clear();
     }

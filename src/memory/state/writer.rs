@@ -9,46 +9,47 @@ use tokio::sync::oneshot;
 use tracing::error;
 
 use super::attempt::Attempt;
-use super::ring::MemoryRing;
-use super::state::Saved;
-use super::state_file::StateFile;
+use super::file::StateFile;
+use super::saved::Saved;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{Handover, Reply};
 use crate::core::store::Moment;
+use crate::memory::wheel::MemoryWheel;
 
 /// The names of the threads.
 const RESERVES: &str = "state-room";
 const SAVES: &str = "state-file";
 
-/// Makes room for the state, if the disk has it; else hands out what is in flight.
-pub(super) fn reserve(ring: Arc<MemoryRing>, now: Instant) -> Reply<Handover> {
+/// Makes room for the state, if the disk has it; else expires all that is in flight.
+pub(in crate::memory) fn reserve(
+    wheel: Arc<MemoryWheel>,
+    state_file: Arc<StateFile>,
+    now: Instant,
+) -> Reply<Handover> {
     let reserving = on_thread(RESERVES, {
-        let ring = Arc::clone(&ring);
-        move || {
-            let bytes = Saved::most_bytes(&ring, &ring.outbox);
-            ring.state_file.as_ref().is_some_and(|file| file.reserve(bytes))
-        }
+        let wheel = Arc::clone(&wheel);
+        move || state_file.reserve(Saved::most_bytes(&wheel, &wheel.outbox))
     });
     Reply::Later(Box::pin(async move {
         let is_reserved = match reserving {
             Ok(reserved) => reserved.await.unwrap_or(false),
             Err(error) => {
-                error!(%error, "no thread could be started to write the state file: what is in flight is handed out now");
+                error!(%error, "no thread could be started to write the state file: what is in flight is delivered now");
                 false
             }
         };
-        Ok(if is_reserved { Handover::Kept } else { ring.hand_out(now) })
+        Ok(if is_reserved { Handover::Kept } else { wheel.expire_all(now) })
     }))
 }
 
 /// Writes the state. If the reply is dropped before it is there, the state is not written.
-pub(super) fn save(ring: Arc<MemoryRing>, moment: Moment) -> Reply<String> {
+pub(in crate::memory) fn save(wheel: Arc<MemoryWheel>, file: Arc<StateFile>, moment: Moment) -> Reply<String> {
     let attempt = Arc::new(Attempt::default());
     let saving = on_thread(SAVES, {
-        let (ring, attempt) = (Arc::clone(&ring), Arc::clone(&attempt));
-        move || write(&ring, moment, &attempt)
+        let (wheel, file, attempt) = (Arc::clone(&wheel), Arc::clone(&file), Arc::clone(&attempt));
+        move || write(&wheel, &file, moment, &attempt)
     });
-    let mut unfinished = Unfinished { ring, attempt, is_armed: true };
+    let mut unfinished = Unfinished { wheel, file, attempt, is_armed: true };
     Reply::Later(Box::pin(async move {
         let saved = match saving {
             Ok(saving) => saving.await.unwrap_or_else(|_| Err(String::from("the thread that wrote it has ended"))),
@@ -60,9 +61,13 @@ pub(super) fn save(ring: Arc<MemoryRing>, moment: Moment) -> Reply<String> {
 }
 
 /// Returns in words what was kept, or why not.
-fn write(ring: &MemoryRing, moment: Moment, attempt: &Attempt) -> Result<String, String> {
-    let Some(state_file) = &ring.state_file else { return Err(String::from("there is no state file")) };
-    let saved = Saved::of(ring, &ring.outbox, moment);
+fn write(
+    wheel: &MemoryWheel,
+    state_file: &StateFile,
+    moment: Moment,
+    attempt: &Attempt,
+) -> Result<String, String> {
+    let saved = Saved::of(wheel, &wheel.outbox, moment);
     let (in_flight, batches) = (saved.in_flight(), saved.batches());
     if let Err(error) = state_file.save(&saved, attempt) {
         if in_flight == 0 && batches == 0 {
@@ -85,7 +90,7 @@ fn on_thread<T: Send + 'static>(
 ) -> io::Result<oneshot::Receiver<T>> {
     let (answer, done) = oneshot::channel();
     thread::Builder::new().name(String::from(name)).spawn(move || {
-        // If nobody waits for it any more, nobody is told.
+        // The receiver may have given up.
         let _ = answer.send(work());
     })?;
     Ok(done)
@@ -93,7 +98,8 @@ fn on_thread<T: Send + 'static>(
 
 /// A state that is being written; dropping it gives it up.
 struct Unfinished {
-    ring: Arc<MemoryRing>,
+    wheel: Arc<MemoryWheel>,
+    file: Arc<StateFile>,
     attempt: Arc<Attempt>,
     is_armed: bool,
 }
@@ -102,8 +108,8 @@ impl Unfinished {
     fn failed(&self, error: String) -> Refusal {
         error!(
             error,
-            in_flight = self.ring.in_flight.count(),
-            "the wheel could not be kept, and ends with this process, with what the outbox holds: nobody is told of these \
+            in_flight = self.wheel.in_flight.count(),
+            "the wheel could not be kept, and ends with this process, with what the outbox holds: no subscriber gets these \
              messages; make room where --state is, and have the logic nodes add again what they wait for"
         );
         Refusal::new(Reason::StoreSilent, error)
@@ -112,8 +118,7 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        let abandon = |file: &StateFile| file.abandon(&self.attempt);
-        if self.is_armed && self.ring.state_file.as_ref().is_some_and(abandon) {
+        if self.is_armed && self.file.abandon(&self.attempt) {
             self.failed(String::from("the state file was not written before the drain ended: is its disk slow?"));
         }
     }

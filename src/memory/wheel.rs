@@ -1,0 +1,219 @@
+//! The wheel of a ring in memory: its messages in shards, its position, and the ticks on their way out.
+//!
+//! # One truth, in parts
+//!
+//! Messages are spread over [`Shards`] by a hash that is keyed per process, since ids come from clients. A shard is a
+//! table under a lock, and everything that happens to a message happens there. Around the shards stands `state`, the
+//! [`WheelState`]. A request batch holds it for reading from begin to end, and an expiry holds it for writing. So each
+//! batch lies wholly before an expiry or wholly behind it:
+//!
+//! | action | holds `state` | then, under the lock of the shard |
+//! |---|---|---|
+//! | add | reading | put the entry in; count it in its tick |
+//! | del | reading | if the entry is there and not expired: take it out, count it |
+//! | prelist tick D, step by step | – | list and mark each entry of this deadline; one that leaves is unlisted |
+//! | expire tick D | writing | take the counts of D from every shard: they are final |
+//! | list D, step by step | – | list and mark each entry of this deadline |
+//! | forget D, step by step | – | remove each entry of this deadline |
+//!
+//! A message that is expired but not yet listed can be added again: then its first life joins the list by way of the
+//! shard's `overtaken`. After the expiry an entry stays for a revolution, so that a DelMsg is answered `late`.
+//!
+//! Locks are taken in this order: `expiry`, `state`, one shard. An expiry releases `state` before it takes `expiry`.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+
+use super::entry::Entry;
+use super::expiry::Expiry;
+use super::in_flight::InFlight;
+use super::options::RingOptions;
+use super::outbox::MemoryOutbox;
+use super::shards::Shards;
+use super::wheel_state::{Position, WheelState, horizon};
+use crate::core::latency_histogram::Stamp;
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::{Advance, Handover, PublishStep, RingStatus};
+use crate::core::tick::Tick;
+use crate::core::tick_schedule::Turn;
+
+/// The wheel of a ring in memory.
+pub(super) struct MemoryWheel {
+    pub(super) options: RingOptions,
+    pub(super) shards: Shards,
+    pub(super) state: RwLock<WheelState>,
+    pub(super) in_flight: InFlight,
+    /// The answer to adds for which there is no room: the same for all.
+    pub(super) full: Arc<Refusal>,
+    pub(super) expiry: Mutex<Expiry>,
+    pub(super) outbox: Arc<MemoryOutbox>,
+    /// Where stamps count from.
+    origin: Instant,
+    /// The latest time of any add, in ns since the origin: see [`MemoryWheel::advance`].
+    latest_ns: AtomicU64,
+}
+
+impl MemoryWheel {
+    pub(super) fn new(options: RingOptions, outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryWheel {
+        MemoryWheel {
+            options,
+            shards: Shards::new(options.wheel, options.threads),
+            state: RwLock::new(WheelState::new(options.wheel, options.pointer, now)),
+            in_flight: InFlight::new(options.max_in_flight),
+            full: Arc::new(Refusal::new(
+                Reason::MaxInFlight,
+                "as many messages are in flight as --max-in-flight allows: try again when some are acknowledged or have \
+                 timed out, or raise --max-in-flight",
+            )),
+            expiry: Mutex::new(Expiry::new(options, Arc::clone(&outbox))),
+            outbox,
+            origin: now,
+            latest_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Lets the pointer stay where it is until then, and for a tick more.
+    #[cold]
+    pub(super) fn hold(&self, until: Instant) {
+        self.state.write().schedule.hold(until);
+    }
+
+    pub(super) fn stamp(&self, now: Instant) -> Stamp {
+        Stamp::after(now.saturating_duration_since(self.origin))
+    }
+
+    pub(super) fn pointer(&self) -> Tick {
+        self.state.read().schedule.pointer()
+    }
+
+    pub(super) fn position(&self, state: &WheelState, now: Instant) -> Position {
+        state.position(self.options.wheel, now, self.stamp(now))
+    }
+
+    /// The tick that expires next, if any will.
+    pub(super) fn next_expired(&self) -> Option<Tick> {
+        let state = self.state.read();
+        (!state.handed_out).then(|| state.schedule.pointer())
+    }
+
+    /// Records the time of an add, before the schedule is asked about it.
+    pub(super) fn record_time(&self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.origin).as_nanos();
+        self.latest_ns.fetch_max(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::SeqCst);
+    }
+
+    /// Moves the pointer if it is time, by the latest time that any caller has brought. If the ticker was held up after it
+    /// had read the clock, an add may have seen a stall that the ticker has not, and relies on the shift.
+    pub(super) fn advance(&self, now: Instant) -> Advance {
+        let mut state = self.state.write();
+        let latest = self.origin + Duration::from_nanos(self.latest_ns.load(Ordering::SeqCst));
+        let now = now.max(latest);
+        match state.schedule.turn(now) {
+            Turn::Wait(until) => Advance::Waiting(until),
+            Turn::Shift { missed } => Advance::Waiting(state.schedule.shift(missed, now)),
+            Turn::Advance { lateness } => {
+                let (expired, due_at) = (state.schedule.pointer(), state.schedule.next_advance());
+                let shifted = state.schedule.advanced();
+                let (pointer, next) = (state.schedule.pointer(), state.schedule.next_advance());
+                if !state.handed_out {
+                    self.expire(state, expired..=expired, pointer, due_at, false);
+                }
+                Advance::Moved { expired, lateness, shifted, next }
+            }
+        }
+    }
+
+    /// Expires all ticks, so that all that is in flight goes to the outbox.
+    pub(super) fn expire_all(&self, now: Instant) -> Handover {
+        let mut state = self.state.write();
+        state.handed_out = true;
+        let first = state.schedule.pointer();
+        let below = first.plus(horizon(self.options.wheel));
+        self.expire(state, first..=Tick(below.0 - 1), below, now, true);
+        Handover::HandedOut
+    }
+
+    /// Expires ticks. No request is in the ring meanwhile, so their counts are final. From here on DelMsg answers `late`
+    /// for what was left in them.
+    fn expire(
+        &self,
+        mut state: RwLockWriteGuard<'_, WheelState>,
+        ticks: RangeInclusive<Tick>,
+        below: Tick,
+        due_at: Instant,
+        drained: bool,
+    ) {
+        state.expired_below = state.expired_below.max(below);
+        let mut unlisted: Vec<_> = self.shards.iter().map(|shard| shard.lock().take_unlisted()).collect();
+        let mut expired = Vec::new();
+        for tick in (ticks.start().0..=ticks.end().0).map(Tick) {
+            let count = self.shards.take_counts(tick);
+            self.in_flight.change(count.left.wrapping_neg());
+            expired.push((tick, self.options.storm.count(count.acked, count.left, drained)));
+        }
+        drop(state);
+        let mut expiry = self.expiry.lock();
+        for (tick, counts) in expired {
+            // The prelist is of the first.
+            expiry.push(tick, counts, due_at, std::mem::take(&mut unlisted));
+        }
+    }
+
+    /// Does a step of what can be done for the next expiry ahead of it; returns whether there is more.
+    pub(super) fn prelist(&self) -> bool {
+        let mut expiry = self.expiry.lock();
+        self.next_expired().is_some_and(|tick| expiry.prelist(tick, &self.shards))
+    }
+
+    /// Does a step of publishing expired messages, or of removing them from memory.
+    pub(super) fn publish_expired(&self, now: Instant) -> PublishStep {
+        let mut expiry = self.expiry.lock();
+        expiry.step(&self.shards, self.pointer(), now)
+    }
+
+    pub(super) fn status(&self, now: Instant) -> RingStatus {
+        let schedule = self.state.read().schedule;
+        let mut slots = vec![0; usize::from(self.options.wheel.slots())];
+        for tick in self.shards.open_ticks(schedule.pointer()).skip(1) {
+            slots[usize::from(self.options.wheel.slot(tick).0)] += self.shards.counts(tick).left;
+        }
+        RingStatus {
+            ring: 0,
+            pointer: schedule.pointer(),
+            pointer_lag: now.saturating_duration_since(schedule.next_advance()),
+            epoch: self.options.epoch,
+            leader: Some(String::from("this process")),
+            lease_age: None,
+            leads: true,
+            waits: None,
+            in_flight: self.in_flight.count(),
+            slots,
+            closing: self.shards.counts(schedule.pointer()).left,
+        }
+    }
+
+    /// Puts back what a state file held: the messages, and the counts of those acknowledged of ticks that are not expired.
+    pub(super) fn restore(
+        &self,
+        entries: impl Iterator<Item = Entry>,
+        acked: &[(Tick, u64)],
+        now: Instant,
+    ) -> u64 {
+        let position = self.position(&self.state.read(), now);
+        let mut in_flight = 0;
+        for entry in entries {
+            let hash = self.shards.hash_of(entry.message);
+            in_flight += u64::from(self.shards.of(hash).lock().restore(hash, entry, &position));
+        }
+        for (tick, acked) in acked {
+            // Counts of a tick are summed over the shards, so any of them may keep these.
+            self.shards.get(0).lock().of_tick(*tick, self.options.wheel).acked += acked;
+        }
+        self.in_flight.change(in_flight);
+        in_flight
+    }
+}
