@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
-use ackwheel::bench::{self, LoadError, LoadOptions, Op};
+use ackwheel::bench::{self, BenchError, BenchOptions, Op};
 use ackwheel::client::Address;
 use serde_json::Value;
 
@@ -323,15 +323,15 @@ fn carry_frames(mut from: TcpStream, mut to: TcpStream, change: fn(&mut [u8])) {
 }
 
 /// A small load over a proxy.
-fn changed(sidecar: &Sidecar, change: fn(&mut [u8])) -> LoadOptions {
-    LoadOptions {
+fn changed(sidecar: &Sidecar, change: fn(&mut [u8])) -> BenchOptions {
+    BenchOptions {
         address: Address::from(changing_proxy(sidecar.listen, change)),
         admin: None,
         connections: 2,
         pipeline: Some(8),
         in_flight: 100,
         seconds: 0.2,
-        ..LoadOptions::default()
+        ..BenchOptions::default()
     }
 }
 
@@ -377,7 +377,7 @@ fn every_wrong_answer_is_noticed() {
             *frame.last_mut().unwrap() ^= 1;
         }
     };
-    let options = LoadOptions { op: Op::Ping, ..changed(&sidecar, pong) };
+    let options = BenchOptions { op: Op::Ping, ..changed(&sidecar, pong) };
     let report = bench::run(&options, |_| {}).expect("a report");
     assert!(report.errors > 0, "{report:?}");
     assert_names(&report.error_texts.join("\n"), &["a Ping was answered with another pong"]);
@@ -390,7 +390,7 @@ const BATCH_MESSAGES: usize = BODY + 56;
 fn a_timeout_that_is_lost_or_comes_twice_is_noticed() {
     let sidecar = Sidecar::start(&["--slots", "2", "--tick", "100ms"]);
     let run = |change| {
-        let options = LoadOptions { acked: 0.5, rate: Some(2_000), ..changed(&sidecar, change) };
+        let options = BenchOptions { acked: 0.5, rate: Some(2_000), ..changed(&sidecar, change) };
         bench::run(&options, |_| {}).expect("a report")
     };
     let report = run(|frame| {
@@ -419,6 +419,6 @@ fn a_lost_connection_ends_the_load() {
         }
     };
     let error = bench::run(&changed(&sidecar, change), |_| {}).expect_err("no frame has this length");
-    assert!(matches!(error, LoadError::Connection(_)), "{error:?}");
+    assert!(matches!(error, BenchError::Connection(_)), "{error:?}");
     assert_names(&error.to_string(), &["length is 3"]);
 }

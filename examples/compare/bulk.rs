@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ackwheel::bench::LoadOptions;
+use ackwheel::bench::BenchOptions;
 use anyhow::{Context, anyhow};
 
 use crate::numbers::figure;
@@ -48,7 +48,7 @@ fn run_round(plan: &Plan, rows: &mut Rows) -> anyhow::Result<()> {
     let arguments = ["--max-in-flight", &(plan.bulk + SPARE).to_string(), "--slots", "600", "--tick", "1s"];
     let memory = Sidecar::start(&arguments)?;
     let before = memory.resident_bytes()?;
-    let load = LoadOptions {
+    let load = BenchOptions {
         pipeline: Some(4),
         ids_per_frame: 512,
         in_flight: plan.bulk,
@@ -77,7 +77,7 @@ fn run_round(plan: &Plan, rows: &mut Rows) -> anyhow::Result<()> {
 
 /// The longest add or del of single messages, in ms, until the bulk is done.
 fn probe(memory: &Sidecar, done: &AtomicBool) -> anyhow::Result<f64> {
-    let load = LoadOptions {
+    let load = BenchOptions {
         connections: 1,
         pipeline: Some(16),
         in_flight: 16,

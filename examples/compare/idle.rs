@@ -1,6 +1,6 @@
 //! The load of eight connections, alone and with thousands of connections beside it that do nothing.
 
-use ackwheel::bench::LoadOptions;
+use ackwheel::bench::BenchOptions;
 
 use crate::plan::Plan;
 use crate::report::PartReport;
@@ -32,12 +32,12 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
         report.skipped.push(format!("10,000 idle connections: there are {idle}, {cause}"));
     }
     let memory = Sidecar::start(&[])?;
-    let load = LoadOptions { in_flight: plan.in_flight, seconds: plan.run.as_secs_f64(), ..memory.load() };
+    let load = BenchOptions { in_flight: plan.in_flight, seconds: plan.run.as_secs_f64(), ..memory.load() };
     for round in 1..=plan.idle_rounds {
         eprintln!("  round {round} of {}", plan.idle_rounds);
         for (busy_poll, alone, beside) in [(true, ALONE, BESIDE), (false, ALONE_SLEEPING, BESIDE_SLEEPING)] {
-            let without = run(&LoadOptions { busy_poll, ..load.clone() })?;
-            let with = run(&LoadOptions { busy_poll, idle_connections: idle, ..load.clone() })?;
+            let without = run(&BenchOptions { busy_poll, ..load.clone() })?;
+            let with = run(&BenchOptions { busy_poll, idle_connections: idle, ..load.clone() })?;
             record(&mut report.rows, alone, &without);
             record(&mut report.rows, beside, &with);
             if let (Some(without), Some(with)) = (without.pairs_per_second, with.pairs_per_second) {

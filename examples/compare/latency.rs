@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ackwheel::bench::{LoadOptions, Op};
+use ackwheel::bench::{BenchOptions, Op};
 use anyhow::{Context, ensure};
 
 use crate::echo::Echo;
@@ -51,13 +51,13 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
     let memory = Sidecar::start(&["--slots", &SLOTS.to_string(), "--tick", "1s"])?;
     let echo = Echo::start()?;
     let seconds = plan.run.as_secs_f64();
-    let full = LoadOptions { connections: 64, in_flight: plan.many, seconds, ..memory.load() };
+    let full = BenchOptions { connections: 64, in_flight: plan.many, seconds, ..memory.load() };
     for round in 1..=plan.rounds {
         eprintln!("  round {round} of {}", plan.rounds);
         let pairs = run(&full)?.pairs_per_second.context("pairs were measured")?;
         report.rows.record(FULL, PAIRS, pairs);
         let rate = whole(pairs / 2.0);
-        let half = LoadOptions {
+        let half = BenchOptions {
             acked: ACKED,
             rate: Some(rate),
             seconds: 3.0 * seconds,
@@ -65,11 +65,11 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
             ..full.clone()
         };
         measure_half(HALF, &half, &mut report.rows)?;
-        let seldom = LoadOptions { burst_every: SELDOM_EVERY, ..half };
+        let seldom = BenchOptions { burst_every: SELDOM_EVERY, ..half };
         measure_half(SELDOM, &seldom, &mut report.rows)?;
         let rows = &mut report.rows;
-        let pings = LoadOptions { op: Op::Ping, rate: Some(2 * rate), seconds: 3.0 * seconds, ..full.clone() };
-        let echoed = LoadOptions { address: echo.address.into(), admin: None, ..pings.clone() };
+        let pings = BenchOptions { op: Op::Ping, rate: Some(2 * rate), seconds: 3.0 * seconds, ..full.clone() };
+        let echoed = BenchOptions { address: echo.address.into(), admin: None, ..pings.clone() };
         for (subject, load) in [(PINGS, pings), (ECHOED, echoed)] {
             let ping = run(&load)?.latency_us.ping.context("Pings were measured")?;
             rows.record(subject, SINGLE_P99, ping.p99);
@@ -90,7 +90,7 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure_half(subject: &str, half: &LoadOptions, rows: &mut Rows) -> anyhow::Result<()> {
+fn measure_half(subject: &str, half: &BenchOptions, rows: &mut Rows) -> anyhow::Result<()> {
     let found = run(half)?;
     ensure!(found.timed_out > 0, "nothing timed out, although one in a hundred is not acknowledged");
     rows.record(subject, PAIRS, found.pairs_per_second.context("pairs were measured")?);

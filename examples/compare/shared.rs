@@ -1,6 +1,6 @@
 //! A Redis store: a sidecar beside its own scripts called directly, and beside Redis by hand.
 
-use ackwheel::bench::LoadOptions;
+use ackwheel::bench::BenchOptions;
 use anyhow::Context;
 
 use crate::by_hand::Load;
@@ -79,7 +79,7 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
 fn run_round(plan: &Plan, servers: &Servers, rows: &mut Rows) -> anyhow::Result<()> {
     let Servers { sidecar, its_redis, redis } = servers;
     let (in_flight, seconds) = (plan.in_flight, plan.run.as_secs_f64());
-    let many = LoadOptions {
+    let many = BenchOptions {
         connections: usize::try_from(CONNECTIONS)?,
         pipeline: Some(PIPELINE),
         in_flight,
@@ -97,7 +97,7 @@ fn run_round(plan: &Plan, servers: &Servers, rows: &mut Rows) -> anyhow::Result<
     for (name, keys) in [(BY_HAND, Keys::HashAndSets), (BY_HAND_APART, Keys::HashThenSets)] {
         rows.record(name, PAIRS, by_hand.run(redis.address, || Commands::new(keys, 1))?);
     }
-    let one = LoadOptions { connections: 1, pipeline: Some(1), in_flight: FEW, seconds, ..sidecar.load() };
+    let one = BenchOptions { connections: 1, pipeline: Some(1), in_flight: FEW, seconds, ..sidecar.load() };
     let latency = run(&one)?.latency_us;
     let (add, del) = latency.add.zip(latency.del).context("adds and dels were measured")?;
     rows.record(ONE, P50, f64::midpoint(add.p50, del.p50));

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{ChildStderr, ExitCode, Stdio};
 
-use ackwheel::bench::{self, LoadOptions};
+use ackwheel::bench::{self, BenchOptions};
 use ackwheel::cli::{self, Cli};
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
@@ -80,8 +80,8 @@ impl Sidecar {
     }
 
     /// The usual load on it.
-    pub fn load(&self) -> LoadOptions {
-        LoadOptions { address: self.address.into(), admin: Some(self.admin.clone()), ..LoadOptions::default() }
+    pub fn load(&self) -> BenchOptions {
+        BenchOptions { address: self.address.into(), admin: Some(self.admin.clone()), ..BenchOptions::default() }
     }
 }
 
@@ -90,7 +90,7 @@ impl Sidecar {
 /// # Errors
 ///
 /// When the load cannot be, or any answer was wrong.
-pub fn run(options: &LoadOptions) -> anyhow::Result<bench::Report> {
+pub fn run(options: &BenchOptions) -> anyhow::Result<bench::Report> {
     let report = bench::run(options, |_| ())?;
     ensure!(report.errors == 0, "{} wrong answers, as {}", report.errors, report.error_texts.join("; "));
     Ok(report)

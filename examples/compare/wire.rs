@@ -3,7 +3,7 @@
 //! All of them keep as many messages in flight, add a new one and delete an old one in turn, on as many
 //! connections, with as many requests unanswered on each.
 
-use ackwheel::bench::{self, LoadOptions, Op, Order};
+use ackwheel::bench::{self, BenchOptions, Op, Order};
 use anyhow::Context;
 
 use crate::beanstalk::{Beanstalkd, Jobs};
@@ -101,10 +101,10 @@ impl Servers {
         let memory = self.load(self.memory.load(), 256, 1);
         let ours = run(&memory)?;
         record(rows, OURS, &ours);
-        record(rows, MIXED, &run(&LoadOptions { order: Order::Mixed, ..memory.clone() })?);
+        record(rows, MIXED, &run(&BenchOptions { order: Order::Mixed, ..memory.clone() })?);
         compare_with_dashmap(rows, ON_DASHMAP, &ours, &run(&self.load(self.dashmap.load(), 256, 1))?);
-        record(rows, PING, &run(&LoadOptions { op: Op::Ping, ..memory.clone() })?);
-        let echo = LoadOptions { address: self.echo.address.into(), admin: None, op: Op::Ping, ..memory };
+        record(rows, PING, &run(&BenchOptions { op: Op::Ping, ..memory.clone() })?);
+        let echo = BenchOptions { address: self.echo.address.into(), admin: None, op: Op::Ping, ..memory };
         record(rows, ECHO, &run(&echo)?);
         let by_hand = self.by_hand(256, 1);
         if let Some(shared::Servers { sidecar, redis, .. }) = &self.redis {
@@ -132,7 +132,7 @@ impl Servers {
     fn run_shallow(&self, rows: &mut Rows) -> anyhow::Result<()> {
         let memory = self.load(self.memory.load(), 16, 1);
         record(rows, OURS_SHALLOW, &run(&memory)?);
-        record(rows, PING_SHALLOW, &run(&LoadOptions { op: Op::Ping, ..memory })?);
+        record(rows, PING_SHALLOW, &run(&BenchOptions { op: Op::Ping, ..memory })?);
         Ok(())
     }
 
@@ -159,9 +159,9 @@ impl Servers {
         Ok(())
     }
 
-    fn load(&self, server: LoadOptions, depth: u64, ids: u64) -> LoadOptions {
+    fn load(&self, server: BenchOptions, depth: u64, ids: u64) -> BenchOptions {
         let small = |count: u64| usize::try_from(count).expect("these are small numbers");
-        LoadOptions {
+        BenchOptions {
             connections: small(CONNECTIONS),
             pipeline: Some(small(depth)),
             ids_per_frame: small(ids),
@@ -179,8 +179,8 @@ impl Servers {
 }
 
 /// The same load, for a server that is two processes: they and the load share two processors.
-fn sleeping(load: LoadOptions) -> LoadOptions {
-    LoadOptions { busy_poll: false, ..load }
+fn sleeping(load: BenchOptions) -> BenchOptions {
+    BenchOptions { busy_poll: false, ..load }
 }
 
 /// Notes what came of a load on dashmap, and how many times as much the same load reached on our ring before it.

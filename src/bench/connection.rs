@@ -1,9 +1,8 @@
 //! The sockets of a load: a task a connection, in rounds of one read and one write.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -11,11 +10,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
 use tokio_util::codec::Decoder;
 
-use super::pace::Pace;
-use super::plan::Tally;
+use super::schedule::Schedule;
+use super::shared::{Counters, Stopwatch};
 use super::traffic::{Goal, Traffic, WRITE_AHEAD};
 use crate::client::Greeted;
-use crate::clock::Clock;
 use crate::protocol::frame::{Body, Frame};
 use crate::protocol::{Codec, Decoded};
 use crate::ticker::precise_timer::PreciseTimer;
@@ -25,29 +23,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Bytes that are read at once. The longest answer, to a DelMsg of 32,768 messages, fits twice.
 const READ_LENGTH: usize = 128 * 1024;
-
-/// The time of a load: ns since it began.
-#[derive(Clone, Debug)]
-pub(super) struct Stopwatch {
-    clock: Arc<Clock>,
-    begun: Instant,
-}
-
-impl Stopwatch {
-    pub(super) fn start() -> Stopwatch {
-        let clock = Clock::start();
-        Stopwatch { begun: clock.now(), clock: Arc::new(clock) }
-    }
-
-    pub(super) fn now(&self) -> u64 {
-        u64::try_from(self.clock.now().duration_since(self.begun).as_nanos()).unwrap_or(u64::MAX)
-    }
-
-    /// The moment so many ns after the beginning.
-    pub(super) fn moment(&self, at: u64) -> Instant {
-        self.begun + Duration::from_nanos(at)
-    }
-}
 
 /// Where the whole load stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +40,7 @@ pub(super) enum Phase {
 }
 
 /// A connection has done what the phase asks for, or can no longer.
-pub(super) type Arrival = Result<Tally, String>;
+pub(super) type Arrival = Result<Counters, String>;
 
 /// One connection that carries load.
 pub(super) struct Connection {
@@ -115,25 +90,25 @@ impl Connection {
         mut self,
         mut phases: watch::Receiver<Phase>,
         arrivals: mpsc::UnboundedSender<Arrival>,
-        schedule: impl Fn(u64) -> Option<Pace>,
+        schedule: impl Fn(u64) -> Option<Schedule>,
     ) {
         loop {
-            let (goal, pace) = match *phases.borrow_and_update() {
+            let (goal, schedule) = match *phases.borrow_and_update() {
                 Phase::Connect => (Goal::Rest, None),
                 Phase::Fill => (Goal::Fill, None),
                 Phase::Measure { from, until } => (Goal::Steady { until }, schedule(from)),
                 Phase::Clean => (Goal::Clean, None),
                 Phase::Done => return,
             };
-            self.traffic.pursue(goal, pace);
-            self.ring_for(pace);
-            let outcome = self.work().await.map(|()| self.traffic.tally());
+            self.traffic.set_goal(goal, schedule);
+            self.start_timer(schedule);
+            let outcome = self.work().await.map(|()| self.traffic.counters());
             let lost = outcome.is_err();
             // Whoever no longer hears of it needs no more of it.
             if arrivals.send(outcome).is_err() || lost {
                 return;
             }
-            self.traffic.pursue(Goal::Rest, None);
+            self.traffic.set_goal(Goal::Rest, None);
             tokio::select! {
                 changed = phases.changed() => if changed.is_err() { return },
                 Err(error) = self.rest() => {
@@ -149,11 +124,11 @@ impl Connection {
         loop {
             let now = self.stopwatch.now();
             if self.traffic.is_done(now) {
-                self.traffic.give_up(now);
+                self.traffic.count_missed(now);
                 return Ok(());
             }
             self.traffic.requests(now, &mut self.output);
-            self.moved().await?;
+            self.exchanged().await?;
             self.answers()?;
         }
     }
@@ -161,7 +136,7 @@ impl Connection {
     /// Answers the server's Pings, without end.
     async fn rest(&mut self) -> Result<(), String> {
         loop {
-            self.moved().await?;
+            self.exchanged().await?;
             self.answers()?;
         }
     }
@@ -175,16 +150,16 @@ impl Connection {
     }
 
     /// Has the alarm ring whenever requests are due.
-    fn ring_for(&mut self, pace: Option<Pace>) {
-        let Some(pace) = pace else { return self.period = 0 };
-        self.period = pace.period();
-        let first = self.stopwatch.moment(pace.next());
+    fn start_timer(&mut self, schedule: Option<Schedule>) {
+        let Some(schedule) = schedule else { return self.period = 0 };
+        self.period = schedule.period();
+        let first = self.stopwatch.moment(schedule.next());
         let now = self.stopwatch.moment(self.stopwatch.now());
         self.timer.set_every(now, first, Duration::from_nanos(self.period));
     }
 
     /// Writes what waits and reads something, or comes back when there is room for more requests.
-    async fn moved(&mut self) -> Result<(), String> {
+    async fn exchanged(&mut self) -> Result<(), String> {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 

@@ -7,15 +7,15 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep_until};
 
-use super::bystanders;
 use super::connection::{Arrival, Phase};
-use super::crew::Shared;
-use super::figures::{Figures, of_server};
-use super::plan::Tally;
-use super::recorder::{Recorder, Sightings};
+use super::latency::{Recorder, TickTimes};
+use super::observers;
+use super::report::{Figures, of_server};
 use super::report::{Latency, Lateness};
+use super::shared::Counters;
+use super::shared::Shared;
 use super::timeouts::Timeouts;
-use super::{LoadError, Op, Progress, Report, ServerFigures, Stage, as_float};
+use super::{BenchError, Op, Progress, Report, ServerFigures, Stage, as_float, lost};
 use crate::metrics::cpu_time;
 use crate::protocol::frame::Welcome;
 
@@ -33,11 +33,11 @@ pub(super) struct Coordinator<'a> {
     recorders: &'a [Arc<Mutex<Recorder>>],
     progress: &'a (dyn Fn(Progress) + Send + Sync),
     timeouts: Arc<Mutex<Timeouts>>,
-    sightings: Arc<Mutex<Sightings>>,
+    tick_times: Arc<Mutex<TickTimes>>,
     /// What the connections had done when they arrived, in this phase.
-    tallies: Vec<Tally>,
+    counters_of: Vec<Counters>,
     /// Frames answered when progress was last told, and when that was.
-    told: (u64, u64),
+    reported: (u64, u64),
 }
 
 /// What a measurement used.
@@ -55,26 +55,36 @@ impl<'a> Coordinator<'a> {
         progress: &'a (dyn Fn(Progress) + Send + Sync),
     ) -> Coordinator<'a> {
         let timeouts = Arc::new(Mutex::new(Timeouts::new(shared.plan.ids)));
-        let (sightings, tallies) = (Arc::default(), Vec::new());
-        Coordinator { shared, phases, arrived, recorders, progress, timeouts, sightings, tallies, told: (0, 0) }
+        let (tick_times, counters_of) = (Arc::default(), Vec::new());
+        Coordinator {
+            shared,
+            phases,
+            arrived,
+            recorders,
+            progress,
+            timeouts,
+            tick_times,
+            counters_of,
+            reported: (0, 0),
+        }
     }
 
-    pub(super) async fn run(mut self) -> Result<Report, LoadError> {
+    pub(super) async fn run(mut self) -> Result<Report, BenchError> {
         let is_wheel = self.shared.options.op == Op::Wheel;
         self.all_arrive(Stage::Connecting, None).await?;
         let welcome = self.shared.welcome.get().cloned().ok_or_else(|| lost("no server said Welcome"))?;
         self.shared.options.check_with(&welcome)?;
         let mut clock = None;
         if is_wheel {
-            bystanders::collect_timeouts(&self.shared, &self.timeouts).await?;
+            observers::collect_timeouts(&self.shared, &self.timeouts).await?;
             if !self.shared.plan.ids.all_are_acked() {
-                clock = Some(bystanders::watch_the_time(&self.shared, &self.sightings).await?);
+                clock = Some(observers::ask_for_ticks(&self.shared, &self.tick_times).await?);
             }
             self.publish(Phase::Fill);
             self.all_arrive(Stage::Filling, None).await?;
         }
         let used = self.measure().await?;
-        let measured = std::mem::take(&mut self.tallies);
+        let measured = std::mem::take(&mut self.counters_of);
         if is_wheel {
             self.publish(Phase::Clean);
             self.all_arrive(Stage::Deleting, None).await?;
@@ -87,23 +97,23 @@ impl<'a> Coordinator<'a> {
     }
 
     fn publish(&mut self, phase: Phase) {
-        self.tallies.clear();
+        self.counters_of.clear();
         self.phases.send_replace(phase);
     }
 
     /// Waits until all connections have done what the phase asks for, or until a time, in ns since the load began.
-    async fn all_arrive(&mut self, stage: Stage, until: Option<u64>) -> Result<(), LoadError> {
+    async fn all_arrive(&mut self, stage: Stage, until: Option<u64>) -> Result<(), BenchError> {
         let begun = (self.shared.stopwatch.now(), self.shared.plan.live.messages());
         let mut tell = every(TOLD_EVERY);
         let end = self.shared.stopwatch.moment(until.unwrap_or_default());
-        while self.tallies.len() < self.shared.options.connections {
+        while self.counters_of.len() < self.shared.options.connections {
             tokio::select! {
                 arrival = self.arrived.recv() => match arrival {
-                    Some(Ok(tally)) => self.tallies.push(tally),
+                    Some(Ok(counters)) => self.counters_of.push(counters),
                     Some(Err(error)) => return Err(lost(error)),
                     None => return Err(lost("all connections have ended")),
                 },
-                _ = tell.tick() => self.tell(stage, self.share(stage, begun, until)),
+                _ = tell.tick() => self.report_progress(stage, self.share(stage, begun, until)),
                 () = sleep_until(end.into()), if until.is_some() => break,
             }
         }
@@ -118,18 +128,18 @@ impl<'a> Coordinator<'a> {
                 ratio(self.shared.plan.live.messages() - begun_with, in_flight)
             }
             (_, Some(until)) => ratio(self.shared.stopwatch.now() - begun_at, until - begun_at),
-            _ => ratio(self.tallies.len() as u64, self.shared.options.connections as u64),
+            _ => ratio(self.counters_of.len() as u64, self.shared.options.connections as u64),
         }
     }
 
-    fn tell(&mut self, stage: Stage, share: f64) {
+    fn report_progress(&mut self, stage: Stage, share: f64) {
         let (frames, now) = (self.shared.plan.live.frames(), self.shared.stopwatch.now());
-        let (frames_before, before) = std::mem::replace(&mut self.told, (frames, now));
+        let (frames_before, before) = std::mem::replace(&mut self.reported, (frames, now));
         let frames_per_second = ratio_of(frames - frames_before, now - before) * 1e9;
         (self.progress)(Progress { stage, share, frames_per_second });
     }
 
-    async fn measure(&mut self) -> Result<Used, LoadError> {
+    async fn measure(&mut self) -> Result<Used, BenchError> {
         let before = self.server_figures().await;
         let cpu_before = cpu_time();
         let from = self.shared.stopwatch.now();
@@ -152,7 +162,7 @@ impl<'a> Coordinator<'a> {
 
     /// Waits until all that is left has timed out, or is missing.
     async fn wait_for_timeouts(&mut self, welcome: &Welcome) {
-        let expected: u64 = self.tallies.iter().map(|tally| tally.left_to_time_out).sum();
+        let expected: u64 = self.counters_of.iter().map(|counters| counters.left_to_time_out).sum();
         // What was added last has its ack timeout, and up to a tick more.
         let tick = Duration::from_millis(u64::from(welcome.tick_ms));
         let patience = self.shared.options.ack_timeout(welcome) + tick + LENIENCE;
@@ -163,7 +173,7 @@ impl<'a> Coordinator<'a> {
             if count >= expected {
                 return;
             }
-            self.tell(Stage::Waiting, ratio(count, expected));
+            self.report_progress(Stage::Waiting, ratio(count, expected));
             tokio::select! {
                 _ = tell.tick() => {}
                 () = sleep_until(end.into()) => return,
@@ -171,14 +181,14 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    fn report(self, welcome: &Welcome, measured: &[Tally], used: Used) -> Report {
+    fn report(self, welcome: &Welcome, measured: &[Counters], used: Used) -> Report {
         let options = &self.shared.options;
         let errors = &self.shared.plan.errors;
         let mut report = Report::new(options);
-        let sum = |of: fn(&Tally) -> u64| measured.iter().map(of).sum::<u64>();
+        let sum = |of: fn(&Counters) -> u64| measured.iter().map(of).sum::<u64>();
         let per_second = |count| as_float(count) / options.seconds;
-        report.frames_per_second = per_second(sum(|tally| tally.frames));
-        report.not_made = sum(|tally| tally.not_made);
+        report.frames_per_second = per_second(sum(|counters| counters.frames));
+        report.not_made = sum(|counters| counters.not_made);
         let mut latencies = Recorder::default();
         for recorder in self.recorders {
             latencies.merge(&recorder.lock());
@@ -188,18 +198,18 @@ impl<'a> Coordinator<'a> {
             report.latency_us.ping = adds;
         } else {
             (report.latency_us.add, report.latency_us.del) = (adds, dels);
-            let added = sum(|tally| tally.added);
+            let added = sum(|counters| counters.added);
             let all_are_acked = self.shared.plan.ids.all_are_acked();
-            let pairs = if all_are_acked { added.min(sum(|tally| tally.acked)) } else { added };
+            let pairs = if all_are_acked { added.min(sum(|counters| counters.acked)) } else { added };
             report.pairs_per_second = Some(per_second(pairs));
-            let mut sightings = self.sightings.lock().clone();
-            for tally in &self.tallies {
-                sightings.merge(&tally.sightings);
+            let mut tick_times = self.tick_times.lock().clone();
+            for counters in &self.counters_of {
+                tick_times.merge(&counters.tick_times);
             }
             let mut timeouts = self.timeouts.lock();
-            timeouts.look(errors);
-            timeouts.compare(&self.tallies, errors);
-            let lateness = timeouts.lateness(&sightings, options.ticks(welcome), errors);
+            timeouts.check(errors);
+            timeouts.compare(&self.counters_of, errors);
+            let lateness = timeouts.lateness(&tick_times, options.ticks(welcome), errors);
             report.timeout_lateness_ms = lateness.as_ref().map(Lateness::of);
             report.timed_out = timeouts.count;
             report.timed_out_of_others = timeouts.of_others;
@@ -210,7 +220,7 @@ impl<'a> Coordinator<'a> {
             Ok(server) => report.server = server,
             Err(problem) => report.server_problem = Some(problem),
         }
-        (report.errors, report.error_texts) = errors.told();
+        (report.errors, report.error_texts) = errors.first();
         report
     }
 }
@@ -230,10 +240,6 @@ fn every(period: Duration) -> Interval {
     let mut interval = interval(period);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     interval
-}
-
-pub(super) fn lost(text: impl Into<String>) -> LoadError {
-    LoadError::Connection(text.into())
 }
 
 fn ratio_of(part: u64, whole: u64) -> f64 {

@@ -15,49 +15,43 @@
 //! read in place (`wire`), ids are computed and not kept (`ids`), the clock is read once a round, and answers that
 //! came together to requests that were sent together are one record. Whatever is unusual goes through the codec.
 //!
-//! A load fills the wheel to [`LoadOptions::in_flight`], is measured for [`LoadOptions::seconds`], deletes what is left,
+//! A load fills the wheel to [`BenchOptions::in_flight`], is measured for [`BenchOptions::seconds`], deletes what is left,
 //! and waits for what must time out.
 //!
 //! ```no_run
-//! use ackwheel::bench::{self, LoadOptions};
+//! use ackwheel::bench::{self, BenchOptions};
 //!
-//! let options = LoadOptions { address: "127.0.0.1:7415".parse()?, seconds: 3.0, ..LoadOptions::default() };
+//! let options = BenchOptions { address: "127.0.0.1:7415".parse()?, seconds: 3.0, ..BenchOptions::default() };
 //! let report = load::run(&options, |_| {})?;
 //! println!("{:.0} frames/s, {} errors", report.frames_per_second, report.errors);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod bystanders;
 mod connection;
 mod coordinator;
-mod crew;
-mod errors;
-mod figures;
+mod frames;
 mod ids;
+mod latency;
+mod observers;
 mod options;
-mod order;
-mod outstanding;
-mod pace;
-mod plan;
-mod recorder;
 mod report;
+mod requests;
+mod schedule;
+mod shared;
 mod timeouts;
 mod traffic;
-mod unusual;
-mod wire;
-
-use std::sync::atomic::{AtomicU64, Ordering};
+mod workers;
 
 #[doc(hidden)]
-pub use crew::stay_awake;
-pub use options::{LoadOptions, Op, Order};
-#[doc(hidden)]
-pub use order::acknowledged;
+pub use ids::acknowledged;
+pub use options::{BenchOptions, Op, Order};
 pub use report::{Latency, LatencyReport, Lateness, Report, ServerFigures};
+#[doc(hidden)]
+pub use workers::stay_awake;
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {
+pub enum BenchError {
     /// The options ask for what cannot be done; the text says what to write instead, as the command line names it.
     #[error("{0}")]
     Options(String),
@@ -101,9 +95,9 @@ pub struct Progress {
 /// # Errors
 ///
 /// Where the options are not possible, or a connection cannot be made or is lost.
-pub fn run(options: &LoadOptions, progress: impl Fn(Progress) + Send + Sync) -> Result<Report, LoadError> {
+pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) -> Result<Report, BenchError> {
     options.check()?;
-    crew::run(options, &progress)
+    workers::run(options, &progress)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "what a load counts stays far below 2^53")]
@@ -111,34 +105,6 @@ const fn as_float(count: u64) -> f64 {
     count as f64
 }
 
-/// What all connections together have done and seen so far.
-#[derive(Debug, Default)]
-struct Live {
-    frames: AtomicU64,
-    messages: AtomicU64,
-    /// When an AddNewMsg was sent whose answer told the tick, in ns since the load began.
-    sighted_at: AtomicU64,
-}
-
-impl Live {
-    fn count(&self, frames: u64, messages: u64) {
-        self.frames.fetch_add(frames, Ordering::Relaxed);
-        self.messages.fetch_add(messages, Ordering::Relaxed);
-    }
-
-    fn sighted(&self, sent_at: u64) {
-        self.sighted_at.fetch_max(sent_at, Ordering::Relaxed);
-    }
-
-    fn sighted_at(&self) -> u64 {
-        self.sighted_at.load(Ordering::Relaxed)
-    }
-
-    fn frames(&self) -> u64 {
-        self.frames.load(Ordering::Relaxed)
-    }
-
-    fn messages(&self) -> u64 {
-        self.messages.load(Ordering::Relaxed)
-    }
+fn lost(text: impl Into<String>) -> BenchError {
+    BenchError::Connection(text.into())
 }

@@ -3,9 +3,9 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::pace::Pace;
-use super::wire::add_body_length;
-use super::{LoadError, as_float};
+use super::frames::add_body_length;
+use super::schedule::Schedule;
+use super::{BenchError, as_float};
 use crate::client::{Address, ClientOptions, Tls};
 use crate::protocol::frame::{HEAD_LENGTH, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 
@@ -34,7 +34,7 @@ pub enum Order {
 
 /// A load. The defaults are those of `ackwheel bench`.
 #[derive(Clone, Debug)]
-pub struct LoadOptions {
+pub struct BenchOptions {
     /// The sidecar.
     pub address: Address,
     /// The secret that it asks for, if it asks for one.
@@ -80,9 +80,9 @@ pub struct LoadOptions {
     pub busy_poll: bool,
 }
 
-impl Default for LoadOptions {
+impl Default for BenchOptions {
     fn default() -> Self {
-        LoadOptions {
+        BenchOptions {
             address: Address::Tcp { host: "127.0.0.1".to_owned(), port: 7415 },
             token: None,
             tls: None,
@@ -120,8 +120,8 @@ const PIPELINE: usize = 256;
 /// More often than this no machine looks at its timers, and more seldom it is no rate.
 const BURST_EVERY: RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(1);
 
-fn impossible(text: impl Into<String>) -> LoadError {
-    LoadError::Options(text.into())
+fn impossible(text: impl Into<String>) -> BenchError {
+    BenchError::Options(text.into())
 }
 
 impl Op {
@@ -134,9 +134,9 @@ impl Op {
     }
 }
 
-impl LoadOptions {
+impl BenchOptions {
     /// Whether this can be done by any server.
-    pub(super) fn check(&self) -> Result<(), LoadError> {
+    pub(super) fn check(&self) -> Result<(), BenchError> {
         for (flag, value, most) in [
             ("--connections", self.connections, MAX_CONNECTIONS),
             ("--pipeline", self.pipeline.unwrap_or(1), MAX_PIPELINE),
@@ -181,7 +181,7 @@ impl LoadOptions {
     }
 
     /// Whether this can be done by the server that said this of itself.
-    pub(super) fn check_with(&self, welcome: &Welcome) -> Result<(), LoadError> {
+    pub(super) fn check_with(&self, welcome: &Welcome) -> Result<(), BenchError> {
         if self.op == Op::Ping {
             return Ok(());
         }
@@ -219,16 +219,17 @@ impl LoadOptions {
     pub(super) fn pipeline(&self) -> usize {
         self.pipeline.unwrap_or_else(|| {
             // A connection that has to wait for answers before it may go on would be another load: one with a limit.
-            let burst = self.pace(0, 0).map_or(0, |pace| pace.burst()).saturating_mul(self.op.requests());
+            let burst =
+                self.schedule(0, 0).map_or(0, |schedule| schedule.burst()).saturating_mul(self.op.requests());
             usize::try_from(burst.saturating_mul(2)).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)
         })
     }
 
     /// The schedule of a connection that begins at a time, in ns since the load began; none without a rate.
-    pub(super) fn pace(&self, connection: usize, from: u64) -> Option<Pace> {
+    pub(super) fn schedule(&self, connection: usize, from: u64) -> Option<Schedule> {
         let messages = if self.op == Op::Ping { 1 } else { self.ids_per_frame };
         let per_second = as_float(self.rate?) / as_float(messages as u64);
-        Some(Pace::new(from, per_second, self.burst_every, connection, self.connections))
+        Some(Schedule::new(from, per_second, self.burst_every, connection, self.connections))
     }
 
     /// How many ticks the messages may stay in flight on that server.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 
-use super::errors::Errors;
 use super::ids::Ids;
-use super::plan::Tally;
-use super::recorder::{Sightings, histogram};
+use super::latency::{TickTimes, histogram};
+use super::shared::Counters;
+use super::shared::Errors;
 use crate::client::Delivered;
 use crate::core::batch::BatchId;
 use crate::protocol::frame::TimeoutBatch;
@@ -55,7 +55,7 @@ pub(super) struct Timeouts {
     seen: Vec<Numbers>,
     batches: HashSet<BatchId>,
     /// What has come and was not looked at yet, with the times at which it came.
-    unlooked_at: Vec<(Arc<Delivered>, u64)>,
+    unchecked: Vec<(Arc<Delivered>, u64)>,
     arrived: Vec<Arrived>,
     /// Messages of ours that timed out.
     pub(super) count: u64,
@@ -72,7 +72,7 @@ impl Timeouts {
             ids,
             seen: (0..connections).map(|_| Numbers::default()).collect(),
             batches: HashSet::new(),
-            unlooked_at: Vec::new(),
+            unchecked: Vec::new(),
             arrived: Vec::new(),
             count: 0,
             of_others: 0,
@@ -81,13 +81,13 @@ impl Timeouts {
     }
 
     /// Keeps a batch that came at `at`, in ns since the load began, until somebody looks at it.
-    pub(super) fn keep(&mut self, delivered: Arc<Delivered>, at: u64) {
-        self.unlooked_at.push((delivered, at));
+    pub(super) fn push(&mut self, delivered: Arc<Delivered>, at: u64) {
+        self.unchecked.push((delivered, at));
     }
 
     /// Looks at what has come.
-    pub(super) fn look(&mut self, errors: &Errors) {
-        for (delivered, at) in std::mem::take(&mut self.unlooked_at) {
+    pub(super) fn check(&mut self, errors: &Errors) {
+        for (delivered, at) in std::mem::take(&mut self.unchecked) {
             self.take(&delivered.batch, at, errors);
         }
     }
@@ -97,7 +97,7 @@ impl Timeouts {
         if !self.batches.insert(batch.id) {
             self.redelivered += 1;
             if batch.delivery_count < 2 {
-                errors.note_one_of("a batch came twice, and not as a redelivery", batch.id);
+                errors.record_kind("a batch came twice, and not as a redelivery", batch.id);
             }
             return;
         }
@@ -109,7 +109,7 @@ impl Timeouts {
                 continue;
             };
             if self.ids.is_acked(origin.connection, origin.number) {
-                errors.note_one_of(EARLY_FOR_US, message);
+                errors.record_kind(EARLY_FOR_US, message);
             } else if usize::try_from(origin.connection)
                 .ok()
                 .and_then(|connection| self.seen.get_mut(connection))
@@ -117,7 +117,7 @@ impl Timeouts {
             {
                 self.count += 1;
             } else {
-                errors.note_one_of("a message timed out in two batches", message);
+                errors.record_kind("a message timed out in two batches", message);
             }
         }
         // What is handed out before its time because the server goes says nothing about its punctuality.
@@ -127,17 +127,19 @@ impl Timeouts {
     }
 
     /// Compares what came with what connections have added.
-    pub(super) fn compare(&self, tallies: &[Tally], errors: &Errors) {
-        let expected: u64 = tallies.iter().map(|tally| tally.left_to_time_out).sum();
+    pub(super) fn compare(&self, counters_of: &[Counters], errors: &Errors) {
+        let expected: u64 = counters_of.iter().map(|counters| counters.left_to_time_out).sum();
         if self.count < expected {
             let missing = expected - self.count;
-            errors
-                .note(format!("{missing} of {expected} messages were neither acknowledged nor did they time out"));
+            errors.record(format!(
+                "{missing} of {expected} messages were neither acknowledged nor did they time out"
+            ));
         }
-        for tally in tallies {
-            if let Some(seen) = self.seen.get(tally.connection).filter(|seen| seen.end > tally.numbers) {
-                let (connection, number) = (tally.connection, seen.end - 1);
-                errors.note(format!("message {number} of connection {connection} timed out and was never added"));
+        for counters in counters_of {
+            if let Some(seen) = self.seen.get(counters.connection).filter(|seen| seen.end > counters.numbers) {
+                let (connection, number) = (counters.connection, seen.end - 1);
+                errors
+                    .record(format!("message {number} of connection {connection} timed out and was never added"));
             }
         }
     }
@@ -147,14 +149,14 @@ impl Timeouts {
     /// A message with the deadline D is decided when the tick due becomes D + 1. By the clock of this process that was
     /// not before the latest time at which a request was sent that was still answered with a tick due of D or less. So
     /// the lateness is overstated by at most the time from there to the next request's answer, and never understated.
-    pub(super) fn lateness(&self, sightings: &Sightings, ticks: u16, errors: &Errors) -> Option<Histogram<u64>> {
+    pub(super) fn lateness(&self, tick_times: &TickTimes, ticks: u16, errors: &Errors) -> Option<Histogram<u64>> {
         let mut lateness = histogram();
         for arrived in &self.arrived {
             // An answer's deadline is its tick due and the ack timeout.
-            let Some(expired) = sightings.last_at_or_before(arrived.tick + u64::from(ticks)) else { continue };
+            let Some(expired) = tick_times.last_at_or_before(arrived.tick + u64::from(ticks)) else { continue };
             match arrived.at.checked_sub(expired) {
                 Some(late) => lateness.saturating_record_n(late, arrived.messages),
-                None => errors.note(format!(
+                None => errors.record(format!(
                     "a batch of tick {} came {} us before its tick was over",
                     arrived.tick,
                     (expired - arrived.at) / 1_000

@@ -15,13 +15,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::order::acknowledged;
-use super::outstanding::{Kind, Outstanding, Sent};
-use super::pace::Pace;
-use super::plan::{Plan, Tally};
-use super::recorder::{Recorder, Run};
+use super::frames;
+use super::ids::acknowledged;
+use super::latency::{Recorder, Run};
+use super::requests::{Kind, Outstanding, Sent};
+use super::schedule::Schedule;
+use super::shared::{Counters, Plan};
 use super::{Op, Order};
-use super::{unusual, wire};
 
 /// Requests are put together up to so many bytes ahead of what the server takes.
 pub(super) const WRITE_AHEAD: usize = 256 * 1024;
@@ -59,7 +59,7 @@ pub(super) struct Traffic {
     /// Messages that are kept in flight.
     window: u64,
     goal: Goal,
-    pace: Option<Pace>,
+    schedule: Option<Schedule>,
     /// When the pair that is being made was due.
     due_at: u64,
     /// When requests were made last.
@@ -70,7 +70,7 @@ pub(super) struct Traffic {
     recorder: Arc<Mutex<Recorder>>,
     add_run: Run,
     del_run: Run,
-    pub(super) tally: Tally,
+    pub(super) counters: Counters,
 }
 
 impl Traffic {
@@ -81,7 +81,7 @@ impl Traffic {
             connection: connection as u64,
             window,
             goal: Goal::Rest,
-            pace: None,
+            schedule: None,
             due_at: 0,
             made_at: 0,
             next_add: 0,
@@ -89,14 +89,14 @@ impl Traffic {
             recorder,
             add_run: Run::default(),
             del_run: Run::default(),
-            tally: Tally { connection, ..Tally::default() },
+            counters: Counters { connection, ..Counters::default() },
         }
     }
 
     /// Sets what to do next; at a fixed rate, when.
-    pub(super) const fn pursue(&mut self, goal: Goal, pace: Option<Pace>) {
+    pub(super) const fn set_goal(&mut self, goal: Goal, schedule: Option<Schedule>) {
         self.goal = goal;
-        self.pace = pace;
+        self.schedule = schedule;
     }
 
     /// Whether requests are unanswered.
@@ -123,7 +123,7 @@ impl Traffic {
                 Goal::Rest => false,
                 Goal::Fill => self.next_add < self.window && self.add(now, self.window - self.next_add, out),
                 Goal::Steady { until } => {
-                    (now < until || self.is_behind(now, until)) && self.steady(now, until, out)
+                    (now < until || self.is_behind(now, until)) && self.next_of_pair(now, until, out)
                 }
                 Goal::Clean => self.next_del < self.next_add && self.del(now, self.next_add, out),
             };
@@ -135,8 +135,9 @@ impl Traffic {
 
     /// Whether, at a fixed rate, something is still to be made that was due before the end.
     fn is_behind(&self, now: u64, until: u64) -> bool {
-        let is_due = |pace: &Pace| now < until.saturating_add(GRACE) && (pace.next() < until || self.can_del());
-        self.pace.as_ref().is_some_and(is_due)
+        let is_due =
+            |schedule: &Schedule| now < until.saturating_add(GRACE) && (schedule.next() < until || self.can_del());
+        self.schedule.as_ref().is_some_and(is_due)
     }
 
     /// Whether a pair has begun.
@@ -145,30 +146,30 @@ impl Traffic {
     }
 
     /// Counts what was due before the end and never made as if it had been answered `now`: it would not have been before.
-    pub(super) fn give_up(&mut self, now: u64) {
-        let (Goal::Steady { until }, Some(pace)) = (self.goal, &mut self.pace) else { return };
+    pub(super) fn count_missed(&mut self, now: u64) {
+        let (Goal::Steady { until }, Some(schedule)) = (self.goal, &mut self.schedule) else { return };
         let with_dels = self.plan.op == Op::Wheel && self.plan.ids.some_are_acked();
         let mut recorder = self.recorder.lock();
-        while pace.next() < until {
-            let missed = Run { sent_at: pace.next(), count: pace.skip() };
-            self.tally.not_made += missed.count;
+        while schedule.next() < until {
+            let missed = Run { sent_at: schedule.next(), count: schedule.skip() };
+            self.counters.not_made += missed.count;
             recorder.miss(missed, with_dels, now);
         }
     }
 
     /// The next of a pair, or a Ping, if it is due.
-    fn steady(&mut self, now: u64, until: u64, out: &mut Vec<u8>) -> bool {
+    fn next_of_pair(&mut self, now: u64, until: u64, out: &mut Vec<u8>) -> bool {
         let (frame, can_del) = (self.plan.ids_per_frame, self.can_del());
         if can_del && !self.adds_first() {
-            return self.second(now, out);
+            return self.del_of_pair(now, out);
         }
-        let due_at = self.pace.as_ref().map_or(now, Pace::next);
+        let due_at = self.schedule.as_ref().map_or(now, Schedule::next);
         if due_at > now || due_at >= until {
-            return can_del && self.second(now, out);
+            return can_del && self.del_of_pair(now, out);
         }
         self.due_at = due_at;
-        if let Some(pace) = &mut self.pace {
-            pace.advance();
+        if let Some(schedule) = &mut self.schedule {
+            schedule.advance();
         }
         match self.plan.op {
             Op::Wheel => self.add(self.due_at, frame, out),
@@ -177,8 +178,8 @@ impl Traffic {
     }
 
     /// The del of a pair.
-    fn second(&mut self, now: u64, out: &mut Vec<u8>) -> bool {
-        let at = if self.pace.is_some() { self.due_at } else { now };
+    fn del_of_pair(&mut self, now: u64, out: &mut Vec<u8>) -> bool {
+        let at = if self.schedule.is_some() { self.due_at } else { now };
         self.del(at, self.next_del + self.plan.ids_per_frame, out)
     }
 
@@ -195,12 +196,12 @@ impl Traffic {
         let (ids, connection) = (self.plan.ids, self.connection);
         let numbers = self.next_add..self.next_add + most.min(self.plan.ids_per_frame);
         let correlation = self.outstanding.next_correlation();
-        if self.plan.is_plain() {
+        if self.plan.is_single_message() {
             let id = ids.message(connection, numbers.start).msg_id;
-            wire::put_single_add(out, correlation, self.plan.ack_timeout_ticks, id);
+            frames::put_single_add(out, correlation, self.plan.ack_timeout_ticks, id);
         } else {
             let messages = numbers.clone().map(|number| ids.message(connection, number));
-            wire::put_add(out, correlation, self.plan.ack_timeout_ticks, ids.with_clients(), messages);
+            frames::put_add(out, correlation, self.plan.ack_timeout_ticks, ids.with_clients(), messages);
         }
         self.remember(at, numbers.start, length(&numbers), Kind::Add);
         self.next_add = numbers.end;
@@ -214,15 +215,15 @@ impl Traffic {
         let correlation = self.outstanding.next_correlation();
         let scattered = numbers.clone().map(|nth| acknowledged(nth, window, added));
         let mut acked = scattered.filter(|number| ids.is_acked(connection, *number));
-        let count = if self.plan.is_plain() {
+        let count = if self.plan.is_single_message() {
             let number = acked.next();
             if let Some(number) = number {
-                wire::put_single_del(out, correlation, ids.message(connection, number).msg_id);
+                frames::put_single_del(out, correlation, ids.message(connection, number).msg_id);
             }
             u32::from(number.is_some())
         } else {
             let messages = acked.map(|number| ids.message(connection, number));
-            wire::put_del(out, correlation, ids.with_clients(), messages)
+            frames::put_del(out, correlation, ids.with_clients(), messages)
         };
         if count > 0 {
             self.remember(at, numbers.start, count, Kind::Del);
@@ -233,7 +234,7 @@ impl Traffic {
 
     fn ping(&mut self, at: u64, out: &mut Vec<u8>) -> bool {
         let correlation = self.outstanding.next_correlation();
-        wire::put_ping(out, correlation, self.next_add, self.plan.ping_length);
+        frames::put_ping(out, correlation, self.next_add, self.plan.ping_length);
         self.remember(at, self.next_add, 1, Kind::Ping);
         // A Ping has no second half: the window stays as it is.
         (self.next_add, self.next_del) = (self.next_add + 1, self.next_del + 1);
@@ -256,14 +257,14 @@ impl Traffic {
         let mut recorder = recorder.lock();
         let measured = matches!(self.goal, Goal::Steady { until } if now < until);
         // At a fixed rate everything counts that was due, however late its answer.
-        let timed = measured || (matches!(self.goal, Goal::Steady { .. }) && self.pace.is_some());
+        let timed = measured || (matches!(self.goal, Goal::Steady { .. }) && self.schedule.is_some());
         let (mut taken, mut messages, mut frames) = (0, 0, 0);
-        let before = (self.tally.added, self.tally.acked);
-        while let Some(frame) = wire::next_frame(&input[taken..]).map_err(unusual::broken)? {
+        let before = (self.counters.added, self.counters.acked);
+        while let Some(frame) = frames::next_frame(&input[taken..]).map_err(frames::broken)? {
             taken += frame.len();
-            let Some(sent) = self.outstanding.take(wire::correlation(frame)) else {
-                if let Some(error) = unusual::unasked(frame, out)? {
-                    self.plan.errors.note(error);
+            let Some(sent) = self.outstanding.take(frames::correlation(frame)) else {
+                if let Some(error) = frames::unsolicited(frame, out)? {
+                    self.plan.errors.record(error);
                 }
                 continue;
             };
@@ -276,12 +277,12 @@ impl Traffic {
             self.del_run.record(now, &mut recorder.dels);
         }
         if measured {
-            self.tally.frames += frames;
+            self.counters.frames += frames;
         } else {
-            (self.tally.added, self.tally.acked) = before;
+            (self.counters.added, self.counters.acked) = before;
         }
         self.plan.live.count(frames, messages);
-        self.plan.live.sighted(self.tally.sightings.latest_at());
+        self.plan.live.record_tick(self.counters.tick_times.latest_at());
         Ok(taken)
     }
 
@@ -293,12 +294,12 @@ impl Traffic {
         recorder: Option<&mut Recorder>,
     ) -> Result<(), String> {
         let right = match sent.kind {
-            Kind::Add => wire::added(frame, sent.count).map(|deadline| self.added(sent, deadline)),
-            Kind::Del => wire::acked(frame, sent.count).then(|| self.tally.acked += u64::from(sent.count)),
-            Kind::Ping => wire::echoed(frame, sent.first, self.plan.ping_length).then_some(()),
+            Kind::Add => frames::added(frame, sent.count).map(|deadline| self.added(sent, deadline)),
+            Kind::Del => frames::acked(frame, sent.count).then(|| self.counters.acked += u64::from(sent.count)),
+            Kind::Ping => frames::echoed(frame, sent.first, self.plan.ping_length).then_some(()),
         };
         if right.is_none() {
-            self.plan.errors.note(unusual::wrong(frame, sent)?);
+            self.plan.errors.record(frames::wrong(frame, sent)?);
             return Ok(());
         }
         let Some(recorder) = recorder else { return Ok(()) };
@@ -313,19 +314,20 @@ impl Traffic {
     }
 
     fn added(&mut self, sent: Sent, deadline: u64) {
-        self.tally.added += u64::from(sent.count);
+        self.counters.added += u64::from(sent.count);
         if self.plan.ids.all_are_acked() {
             return;
         }
         let (ids, connection) = (self.plan.ids, self.connection);
         let numbers = sent.first..sent.first + u64::from(sent.count);
-        self.tally.left_to_time_out += numbers.filter(|number| !ids.is_acked(connection, *number)).count() as u64;
-        self.tally.sightings.note(deadline, sent.made_at);
+        self.counters.left_to_time_out +=
+            numbers.filter(|number| !ids.is_acked(connection, *number)).count() as u64;
+        self.counters.tick_times.record(deadline, sent.made_at);
     }
 
     /// What this connection has done so far.
-    pub(super) fn tally(&self) -> Tally {
-        Tally { numbers: self.next_add, ..self.tally.clone() }
+    pub(super) fn counters(&self) -> Counters {
+        Counters { numbers: self.next_add, ..self.counters.clone() }
     }
 }
 

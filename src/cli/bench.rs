@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::Failure;
 use super::connect::{Connect, DEFAULT_ADMIN, admin};
 use super::text::whole;
-use crate::bench::{self, Latency, LoadError, LoadOptions, Op, Order, Progress, Report, Stage};
+use crate::bench::{self, BenchError, BenchOptions, Latency, Op, Order, Progress, Report, Stage};
 
 /// Steps of the progress bar.
 const STEPS: u64 = 1_000;
@@ -120,7 +120,7 @@ impl Bench {
         let report = bench::run(&options, |progress| show(&bar, progress));
         bar.finish_and_clear();
         let report = report.map_err(|error| match error {
-            LoadError::Options(text) => Failure::Usage(text),
+            BenchError::Options(text) => Failure::Usage(text),
             error => Failure::run(error),
         })?;
         if let Some(problem) = &report.server_problem {
@@ -137,9 +137,9 @@ impl Bench {
         }
     }
 
-    fn options(&self) -> Result<LoadOptions, Failure> {
+    fn options(&self) -> Result<BenchOptions, Failure> {
         let client = self.connect.options()?;
-        Ok(LoadOptions {
+        Ok(BenchOptions {
             address: self.connect.address(),
             token: client.token,
             tls: client.tls,

@@ -25,13 +25,13 @@ fn batch(tick: u64, seq: u32, delivery_count: u32, numbers: &[u64]) -> TimeoutBa
     }
 }
 
-fn tally(left_to_time_out: u64, numbers: u64) -> Tally {
-    Tally { connection: 1, left_to_time_out, numbers, ..Tally::default() }
+fn counters(left_to_time_out: u64, numbers: u64) -> Counters {
+    Counters { connection: 1, left_to_time_out, numbers, ..Counters::default() }
 }
 
 #[track_caller]
 fn assert_errors(errors: &Errors, expected: &[&str]) {
-    let (count, texts) = errors.told();
+    let (count, texts) = errors.first();
     assert_eq!(count, expected.len() as u64, "{texts:?}");
     for (text, words) in texts.iter().zip(expected) {
         assert!(text.contains(words), "{text:?} does not contain {words:?}");
@@ -45,7 +45,7 @@ fn each_message_once_is_right_and_a_redelivery_is_no_second_time() {
     timeouts.take(&batch(20, 0, 1, &left[..3]), 100, &errors);
     timeouts.take(&batch(20, 0, 2, &left[..3]), 200, &errors);
     timeouts.take(&batch(20, 1, 1, &left[3..]), 300, &errors);
-    timeouts.compare(&[tally(5, 100)], &errors);
+    timeouts.compare(&[counters(5, 100)], &errors);
     assert_errors(&errors, &[]);
     assert_eq!((timeouts.count, timeouts.redelivered, timeouts.of_others), (5, 1, 0));
 }
@@ -58,7 +58,7 @@ fn whatever_is_not_exactly_once_is_an_error() {
     timeouts.take(&batch(20, 0, 1, &left[..2]), 100, &errors);
     timeouts.take(&batch(20, 1, 1, &left[1..3]), 100, &errors);
     timeouts.take(&batch(20, 2, 1, &acked), 100, &errors);
-    timeouts.compare(&[tally(5, left[2])], &errors);
+    timeouts.compare(&[counters(5, left[2])], &errors);
     assert_errors(
         &errors,
         &["not as a redelivery", "in two batches", "was to be acknowledged", "2 of 5 messages", "was never added"],
@@ -72,24 +72,24 @@ fn messages_of_others_are_counted_apart() {
     let mut foreign = batch(20, 0, 1, &[]);
     foreign.messages.push(TimedOut { message: crate::core::message::Message::new(101, 7), attempt: 1 });
     timeouts.take(&foreign, 100, &errors);
-    timeouts.compare(&[tally(0, 0)], &errors);
+    timeouts.compare(&[counters(0, 0)], &errors);
     assert_eq!((timeouts.count, timeouts.of_others), (0, 1));
     assert_errors(&errors, &[]);
-    assert!(timeouts.lateness(&Sightings::default(), 15, &errors).is_none());
+    assert!(timeouts.lateness(&TickTimes::default(), 15, &errors).is_none());
 }
 
 #[test]
 fn lateness_counts_from_the_last_sign_that_the_tick_was_not_over() {
     let (left, errors) = (numbers(false, 5), Errors::default());
-    let mut sightings = Sightings::default();
+    let mut tick_times = TickTimes::default();
     // Deadlines are 15 ticks after the tick due: tick 20 was due at 7,000,000 ns and over at 7,500,000 ns.
     for (deadline, sent_at) in [(34, 6_000_000), (35, 7_000_000), (36, 7_500_000)] {
-        sightings.note(deadline, sent_at);
+        tick_times.record(deadline, sent_at);
     }
     let mut timeouts = Timeouts::new(ids());
     timeouts.take(&batch(20, 0, 1, &left[..4]), 7_900_000, &errors);
     timeouts.take(&batch(20, 1, 1, &left[4..]), 9_000_000, &errors);
-    let lateness = timeouts.lateness(&sightings, 15, &errors).expect("five messages");
+    let lateness = timeouts.lateness(&tick_times, 15, &errors).expect("five messages");
     assert_errors(&errors, &[]);
     assert_eq!(lateness.len(), 5);
     assert!(lateness.value_at_quantile(0.5).abs_diff(900_000) < 1_000, "{}", lateness.value_at_quantile(0.5));
@@ -99,15 +99,15 @@ fn lateness_counts_from_the_last_sign_that_the_tick_was_not_over() {
 #[test]
 fn a_batch_before_the_end_of_its_tick_is_an_error_unless_the_server_drains() {
     let (left, errors) = (numbers(false, 2), Errors::default());
-    let mut sightings = Sightings::default();
-    sightings.note(35, 7_000_000);
+    let mut tick_times = TickTimes::default();
+    tick_times.record(35, 7_000_000);
     let mut timeouts = Timeouts::new(ids());
     let mut drained = batch(20, 0, 1, &left[..1]);
     drained.counts.drained = true;
     timeouts.take(&drained, 5_000_000, &errors);
-    assert!(timeouts.lateness(&sightings, 15, &errors).is_none());
+    assert!(timeouts.lateness(&tick_times, 15, &errors).is_none());
     assert_errors(&errors, &[]);
     timeouts.take(&batch(20, 1, 1, &left[1..]), 6_000_000, &errors);
-    assert!(timeouts.lateness(&sightings, 15, &errors).is_none());
+    assert!(timeouts.lateness(&tick_times, 15, &errors).is_none());
     assert_errors(&errors, &["1000 us before its tick was over"]);
 }

@@ -3,9 +3,9 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio_util::codec::Decoder;
 
-use super::super::Live;
-use super::super::errors::Errors;
 use super::super::ids::Ids;
+use super::super::shared::Errors;
+use super::super::shared::Live;
 use super::*;
 use crate::core::message::{AddOutcome, DelOutcome, Message};
 use crate::core::ring::AddNewMsgAnswer;
@@ -111,8 +111,8 @@ fn traffic(plan: &Arc<Plan>, window: u64) -> Traffic {
 }
 
 /// Asks and answers until the goal is reached, a microsecond a round; returns when that was.
-fn pursue(traffic: &mut Traffic, server: &mut Server, goal: Goal, from: u64) -> u64 {
-    traffic.pursue(goal, None);
+fn set_goal(traffic: &mut Traffic, server: &mut Server, goal: Goal, from: u64) -> u64 {
+    traffic.set_goal(goal, None);
     let (mut now, mut out) = (from, Vec::new());
     while !traffic.is_done(now) {
         traffic.requests(now, &mut out);
@@ -128,18 +128,18 @@ fn the_wheel_is_filled_kept_full_and_left_empty() {
     for (ids_per_frame, window) in [(1, 1), (1, 100), (7, 100), (50, 50)] {
         let plan = plan(Op::Wheel, 1.0, ids_per_frame);
         let (mut traffic, mut server) = (traffic(&plan, window), Server::default());
-        let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
-        assert_eq!((server.in_flight.len() as u64, traffic.tally().frames), (window, 0));
+        let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
+        assert_eq!((server.in_flight.len() as u64, traffic.counters().frames), (window, 0));
         let until = filled + 50_000;
-        let end = pursue(&mut traffic, &mut server, Goal::Steady { until }, filled);
+        let end = set_goal(&mut traffic, &mut server, Goal::Steady { until }, filled);
         assert!(server.most_in_flight as u64 <= window + ids_per_frame, "{ids_per_frame} {window}");
-        let tally = traffic.tally();
+        let counters = traffic.counters();
         // Fifty rounds of sixteen frames; answers that came at the very end are not measured.
-        assert_eq!(tally.frames, 49 * 16);
-        assert_eq!((tally.added, tally.acked), (49 * 8 * ids_per_frame, 49 * 8 * ids_per_frame));
-        pursue(&mut traffic, &mut server, Goal::Clean, end);
+        assert_eq!(counters.frames, 49 * 16);
+        assert_eq!((counters.added, counters.acked), (49 * 8 * ids_per_frame, 49 * 8 * ids_per_frame));
+        set_goal(&mut traffic, &mut server, Goal::Clean, end);
         assert!(server.in_flight.is_empty());
-        assert_eq!(plan.errors.told().0, 0, "{:?}", plan.errors);
+        assert_eq!(plan.errors.first().0, 0, "{:?}", plan.errors);
         let recorder = traffic.recorder.lock();
         assert_eq!((recorder.adds.len(), recorder.dels.len()), (49 * 8, 49 * 8));
         assert_eq!(recorder.adds.value_at_quantile(0.99).abs_diff(1_000), 0);
@@ -153,9 +153,9 @@ fn adds_and_dels_come_in_turn_or_as_drawn() {
     {
         let plan = Arc::new(Plan { order, ..plan_of(Op::Wheel, 1.0, ids_per_frame) });
         let (mut traffic, mut server) = (traffic(&plan, 100), Server::default());
-        let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+        let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
         server.asked.clear();
-        pursue(&mut traffic, &mut server, Goal::Steady { until: filled + 1_000_000 }, filled);
+        set_goal(&mut traffic, &mut server, Goal::Steady { until: filled + 1_000_000 }, filled);
         assert_eq!(server.most_in_flight as u64, 100 + most_ahead, "{order:?} {ids_per_frame}");
         let kinds = server.asked.iter().map(|(kind, _)| *kind);
         let (frames, repeats) =
@@ -163,7 +163,7 @@ fn adds_and_dels_come_in_turn_or_as_drawn() {
         // Where there is room, about every second frame is of the kind of the last one.
         let drawn = order == Order::Mixed && 2 * ids_per_frame <= most_ahead;
         assert!(if drawn { repeats > frames / 5 } else { repeats == 0 }, "{repeats} of {frames}");
-        assert_eq!(plan.errors.told().0, 0, "{:?}", plan.errors);
+        assert_eq!(plan.errors.first().0, 0, "{:?}", plan.errors);
     }
 }
 
@@ -171,10 +171,11 @@ fn adds_and_dels_come_in_turn_or_as_drawn() {
 fn what_is_due_is_deleted_even_if_no_add_is_due_with_it() {
     let plan = Arc::new(Plan { order: Order::Mixed, ..plan_of(Op::Wheel, 1.0, 1) });
     let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
-    let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+    let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
     server.asked.clear();
-    let (pace, until) = (Pace::new(filled, 1_000.0, Duration::from_millis(4), 0, 1), filled + 1_000_000_000);
-    traffic.pursue(Goal::Steady { until }, Some(pace));
+    let (schedule, until) =
+        (Schedule::new(filled, 1_000.0, Duration::from_millis(4), 0, 1), filled + 1_000_000_000);
+    traffic.set_goal(Goal::Steady { until }, Some(schedule));
     let mut out = Vec::new();
     // Four pairs are due, and no others for 4 ms.
     traffic.requests(filled + 1_000, &mut out);
@@ -187,16 +188,16 @@ fn what_is_not_to_be_acknowledged_is_left_and_counted() {
     for (acked, ids_per_frame) in [(0.0, 1), (0.3, 1), (0.9, 10), (0.5, 100)] {
         let plan = plan(Op::Wheel, acked, ids_per_frame);
         let (mut traffic, mut server) = (traffic(&plan, 200), Server::default());
-        let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
-        let end = pursue(&mut traffic, &mut server, Goal::Steady { until: filled + 20_000 }, filled);
-        pursue(&mut traffic, &mut server, Goal::Clean, end);
-        let tally = traffic.tally();
-        assert_eq!(server.in_flight.len() as u64, tally.left_to_time_out);
-        let left = (0..tally.numbers).filter(|number| !plan.ids.is_acked(1, *number));
+        let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
+        let end = set_goal(&mut traffic, &mut server, Goal::Steady { until: filled + 20_000 }, filled);
+        set_goal(&mut traffic, &mut server, Goal::Clean, end);
+        let counters = traffic.counters();
+        assert_eq!(server.in_flight.len() as u64, counters.left_to_time_out);
+        let left = (0..counters.numbers).filter(|number| !plan.ids.is_acked(1, *number));
         assert!(left.map(|number| plan.ids.message(1, number).msg_id.0).eq(traffic_order(&server, &plan)));
         assert!(server.asked.iter().all(|(_, ids)| !ids.is_empty() && ids.len() as u64 <= ids_per_frame));
-        assert_eq!(tally.sightings.last_at_or_before(115).is_some(), tally.left_to_time_out > 0);
-        assert_eq!(plan.errors.told().0, 0, "{:?}", plan.errors);
+        assert_eq!(counters.tick_times.last_at_or_before(115).is_some(), counters.left_to_time_out > 0);
+        assert_eq!(plan.errors.first().0, 0, "{:?}", plan.errors);
     }
 }
 
@@ -215,19 +216,19 @@ fn traffic_order<'a>(server: &'a Server, plan: &'a Plan) -> impl Iterator<Item =
 fn pings_are_all_that_a_load_of_pings_asks() {
     let plan = plan(Op::Ping, 1.0, 1);
     let (mut traffic, mut server) = (traffic(&plan, 100), Server::default());
-    pursue(&mut traffic, &mut server, Goal::Steady { until: 10_000 }, 0);
+    set_goal(&mut traffic, &mut server, Goal::Steady { until: 10_000 }, 0);
     assert!(server.asked.iter().all(|(kind, _)| *kind == FrameKind::Ping));
-    assert_eq!((traffic.tally().frames, server.asked.len(), plan.errors.told().0), (9 * 16, 10 * 16, 0));
+    assert_eq!((traffic.counters().frames, server.asked.len(), plan.errors.first().0), (9 * 16, 10 * 16, 0));
 }
 
 #[test]
 fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
     let plan = plan(Op::Wheel, 1.0, 1);
     let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
-    let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+    let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
     // A pair every 5 ms, so that five are due at 20 ms; none was made since the server took so long.
-    let pace = Pace::new(filled, 200.0, Duration::from_millis(4), 0, 1);
-    traffic.pursue(Goal::Steady { until: filled + 1_000 * MS }, Some(pace));
+    let schedule = Schedule::new(filled, 200.0, Duration::from_millis(4), 0, 1);
+    traffic.set_goal(Goal::Steady { until: filled + 1_000 * MS }, Some(schedule));
     let mut out = Vec::new();
     traffic.requests(filled + 20_000_000, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
@@ -248,10 +249,10 @@ fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
 fn at_a_fixed_rate_a_server_that_stands_still_at_the_end_hides_nothing() {
     let plan = Arc::new(Plan { pipeline: 4, ..plan_of(Op::Wheel, 1.0, 1) });
     let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
-    let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
+    let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
     // A pair every 100 ms for a second. Two are asked, and then nothing is answered for 3 s.
     let (until, mut out) = (filled + 1_000 * MS, Vec::new());
-    traffic.pursue(Goal::Steady { until }, Some(Pace::new(filled, 10.0, Duration::from_millis(4), 0, 1)));
+    traffic.set_goal(Goal::Steady { until }, Some(Schedule::new(filled, 10.0, Duration::from_millis(4), 0, 1)));
     for now in [0, 100, 200, 900, 1_100, 1_900] {
         traffic.requests(filled + now * MS, &mut out);
     }
@@ -261,9 +262,9 @@ fn at_a_fixed_rate_a_server_that_stands_still_at_the_end_hides_nothing() {
     assert_eq!(traffic.answers(&answers, now, &mut out), Ok(answers.len()));
     traffic.requests(now, &mut out);
     assert!(out.is_empty() && traffic.is_done(now), "a second after the end no more is made");
-    traffic.give_up(now);
-    let (tally, recorder) = (traffic.tally(), traffic.recorder.lock());
-    assert_eq!((tally.added, tally.acked, tally.frames, tally.not_made), (0, 0, 0, 8), "none in time");
+    traffic.count_missed(now);
+    let (counters, recorder) = (traffic.counters(), traffic.recorder.lock());
+    assert_eq!((counters.added, counters.acked, counters.frames, counters.not_made), (0, 0, 0, 8), "none in time");
     for histogram in [&recorder.adds, &recorder.dels] {
         assert_eq!(histogram.len(), 10);
         assert!(histogram.min().abs_diff(2_100 * MS) <= 5 * MS && histogram.max().abs_diff(3_000 * MS) <= 5 * MS);
@@ -275,16 +276,16 @@ fn what_was_due_before_the_end_is_made_after_it_and_nothing_else() {
     let plan = plan(Op::Ping, 1.0, 1);
     let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
     let (until, mut out) = (1_000 * MS, Vec::new());
-    traffic.pursue(Goal::Steady { until }, Some(Pace::new(0, 10.0, Duration::from_millis(4), 0, 1)));
+    traffic.set_goal(Goal::Steady { until }, Some(Schedule::new(0, 10.0, Duration::from_millis(4), 0, 1)));
     assert!(!traffic.is_done(until), "ten Pings were due");
     traffic.requests(until + 1, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
     assert_eq!(traffic.answers(&answers, until + 2, &mut out), Ok(answers.len()));
     traffic.requests(until + 500 * MS, &mut out);
     assert!(traffic.is_done(until + 500 * MS));
-    traffic.give_up(until + 500 * MS);
-    let (tally, recorder) = (traffic.tally(), traffic.recorder.lock());
-    assert_eq!((server.asked.len(), tally.not_made, tally.frames), (10, 0, 0));
+    traffic.count_missed(until + 500 * MS);
+    let (counters, recorder) = (traffic.counters(), traffic.recorder.lock());
+    assert_eq!((server.asked.len(), counters.not_made, counters.frames), (10, 0, 0));
     assert_eq!((recorder.adds.len(), recorder.dels.len()), (10, 0));
 }
 
@@ -292,21 +293,21 @@ fn what_was_due_before_the_end_is_made_after_it_and_nothing_else() {
 fn the_tick_is_seen_when_a_request_is_made_and_not_when_it_was_due() {
     let plan = plan(Op::Wheel, 0.0, 1);
     let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
-    let filled = pursue(&mut traffic, &mut server, Goal::Fill, 0);
-    let pace = Pace::new(filled, 200.0, Duration::from_millis(4), 0, 1);
-    traffic.pursue(Goal::Steady { until: filled + 1_000 * MS }, Some(pace));
+    let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
+    let schedule = Schedule::new(filled, 200.0, Duration::from_millis(4), 0, 1);
+    traffic.set_goal(Goal::Steady { until: filled + 1_000 * MS }, Some(schedule));
     let (mut out, made_at) = (Vec::new(), filled + 22_000_000);
     traffic.requests(made_at, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
     assert_eq!(traffic.answers(&answers, made_at + 1_000_000, &mut out), Ok(answers.len()));
-    assert_eq!(traffic.tally().sightings.last_at_or_before(115), Some(made_at), "due 2 ms before");
+    assert_eq!(traffic.counters().tick_times.last_at_or_before(115), Some(made_at), "due 2 ms before");
 }
 
 #[test]
 fn answers_in_another_order_and_in_pieces_are_taken() {
     let plan = plan(Op::Wheel, 1.0, 1);
     let (mut traffic, mut server) = (traffic(&plan, 16), Server::default());
-    traffic.pursue(Goal::Fill, None);
+    traffic.set_goal(Goal::Fill, None);
     let mut out = Vec::new();
     traffic.requests(0, &mut out);
     let mut answers: Vec<Vec<u8>> =
@@ -319,7 +320,7 @@ fn answers_in_another_order_and_in_pieces_are_taken() {
     let rest = answers[10..].concat();
     assert_eq!(traffic.answers(&rest, 5, &mut out), Ok(rest.len()));
     assert!(!traffic.is_waiting() && traffic.is_done(5));
-    assert_eq!((plan.errors.told().0, traffic.tally().numbers), (0, 16));
+    assert_eq!((plan.errors.first().0, traffic.counters().numbers), (0, 16));
 }
 
 #[test]
@@ -332,7 +333,7 @@ fn what_the_server_says_unasked_is_answered_or_ends_the_connection() {
     assert_eq!(frames(&out), [Frame::new(0, Body::Pong(vec![1, 2, 3]))]);
     let answer = bytes(&Frame::new(99, Body::Pong(Vec::new())));
     assert_eq!(traffic.answers(&answer, 0, &mut out), Ok(answer.len()));
-    assert_eq!(plan.errors.told(), (1, vec!["the server sent a pong that nobody asked for".to_owned()]));
+    assert_eq!(plan.errors.first(), (1, vec!["the server sent a pong that nobody asked for".to_owned()]));
     let text = "too slow".to_owned();
     let error = crate::protocol::frame::Error {
         code: 1,

@@ -83,15 +83,15 @@ impl Run {
 /// All messages of a load have the same ack timeout k, so a deadline d says that the tick due was d - k. It cannot have
 /// moved on before the latest request was sent that was still answered with it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sightings {
+pub(super) struct TickTimes {
     /// The deadline answered last. Most answers have it, and then the map need not be asked.
     latest: (u64, u64),
     before: BTreeMap<u64, u64>,
 }
 
-impl Sightings {
+impl TickTimes {
     /// A request that was sent at `sent_at`, in ns since the load began, was answered with this deadline.
-    pub(super) fn note(&mut self, deadline: u64, sent_at: u64) {
+    pub(super) fn record(&mut self, deadline: u64, sent_at: u64) {
         if self.latest.0 != deadline {
             let (left, left_at) = std::mem::replace(&mut self.latest, (deadline, sent_at));
             self.merge_one(left, left_at);
@@ -110,7 +110,7 @@ impl Sightings {
     }
 
     /// Adds what another has seen.
-    pub(super) fn merge(&mut self, other: &Sightings) {
+    pub(super) fn merge(&mut self, other: &TickTimes) {
         for (deadline, sent_at) in other.before.iter().map(|(d, s)| (*d, *s)).chain([other.latest]) {
             self.merge_one(deadline, sent_at);
         }
@@ -144,12 +144,12 @@ mod tests {
 
     #[test]
     fn a_deadline_was_alive_when_the_last_request_was_sent_that_got_it() {
-        let (mut one, mut other) = (Sightings::default(), Sightings::default());
+        let (mut one, mut other) = (TickTimes::default(), TickTimes::default());
         for (deadline, sent_at) in [(20, 5), (20, 9), (21, 11), (20, 10), (21, 15)] {
-            one.note(deadline, sent_at);
+            one.record(deadline, sent_at);
         }
-        other.note(20, 12);
-        other.note(23, 40);
+        other.record(20, 12);
+        other.record(23, 40);
         one.merge(&other);
         let seen: Vec<_> = (19..=24).map(|deadline| one.last_at_or_before(deadline)).collect();
         assert_eq!(seen, [None, Some(12), Some(15), Some(15), Some(40), Some(40)]);

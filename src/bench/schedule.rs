@@ -11,7 +11,7 @@ const ROUND: u64 = 250_000;
 /// than the rate the schedule does not wait for it: latency counts from when a request was due, so that a server that
 /// stood still cannot hide how many would have waited.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
+pub(super) struct Schedule {
     /// When the first burst is due, in ns since the load began.
     first: f64,
     /// ns from one burst to the next.
@@ -26,7 +26,7 @@ pub(super) struct Pace {
     due_at: u64,
 }
 
-impl Pace {
+impl Schedule {
     /// The schedule of connection `connection` of `connections` that make `per_second` requests together, evenly spread,
     /// from `from` on; those that fall into the time `every` are one burst, and bursts begin where a [`ROUND`] does.
     #[expect(
@@ -35,13 +35,19 @@ impl Pace {
         clippy::cast_sign_loss,
         reason = "2^53 ns are a hundred days, and a burst has a length"
     )]
-    pub(super) fn new(from: u64, per_second: f64, every: Duration, connection: usize, connections: usize) -> Pace {
+    pub(super) fn new(
+        from: u64,
+        per_second: f64,
+        every: Duration,
+        connection: usize,
+        connections: usize,
+    ) -> Schedule {
         let apart = 1e9 * connections as f64 / per_second;
         let burst = (every.as_nanos() as f64 / apart).max(1.0) as u64;
         let interval = apart * burst as f64;
         let after = (interval * connection as f64 / connections as f64) as u64;
         let first = (from + after - after % ROUND) as f64;
-        Pace { first, interval, burst, bursts: 0, made: 0, due_at: first as u64 }
+        Schedule { first, interval, burst, bursts: 0, made: 0, due_at: first as u64 }
     }
 
     /// How many are due together.
@@ -97,12 +103,12 @@ mod tests {
     fn a_connection_that_asks_often_asks_in_bursts_and_no_faster() {
         // 16 connections with 100,000 requests a second each, the ninth half of a period after the first.
         for (every_ms, together) in [(4, 400), (16, 1_600)] {
-            let mut pace = Pace::new(0, 1.6e6, Duration::from_millis(every_ms), 8, 16);
-            assert_eq!(pace.burst(), together);
+            let mut schedule = Schedule::new(0, 1.6e6, Duration::from_millis(every_ms), 8, 16);
+            assert_eq!(schedule.burst(), together);
             for burst in 0..3 {
                 for _ in 0..together {
-                    assert_eq!(pace.next(), every_ms * (500_000 + burst * 1_000_000));
-                    pace.advance();
+                    assert_eq!(schedule.next(), every_ms * (500_000 + burst * 1_000_000));
+                    schedule.advance();
                 }
             }
         }
@@ -113,9 +119,9 @@ mod tests {
         // 64 connections with a burst every 4 ms each: one after the other they would be 62.5 us apart.
         let due = |burst: u32| -> Vec<u64> {
             let next = |connection| {
-                let mut pace = Pace::new(7, 64_000.0, Duration::from_millis(4), connection, 64);
-                (0..burst).for_each(|_| assert_eq!(pace.skip(), 4));
-                pace.next()
+                let mut schedule = Schedule::new(7, 64_000.0, Duration::from_millis(4), connection, 64);
+                (0..burst).for_each(|_| assert_eq!(schedule.skip(), 4));
+                schedule.next()
             };
             (0..64).map(next).collect()
         };
@@ -127,21 +133,21 @@ mod tests {
 
     #[test]
     fn what_is_left_of_a_burst_can_be_skipped() {
-        let mut pace = Pace::new(0, 1_000.0, Duration::from_millis(4), 0, 1);
-        pace.advance();
-        assert_eq!((pace.skip(), pace.next()), (3, 4_000_000));
-        (0..4).for_each(|_| pace.advance());
-        assert_eq!((pace.next(), pace.skip(), pace.next()), (8_000_000, 4, 12_000_000));
+        let mut schedule = Schedule::new(0, 1_000.0, Duration::from_millis(4), 0, 1);
+        schedule.advance();
+        assert_eq!((schedule.skip(), schedule.next()), (3, 4_000_000));
+        (0..4).for_each(|_| schedule.advance());
+        assert_eq!((schedule.next(), schedule.skip(), schedule.next()), (8_000_000, 4, 12_000_000));
     }
 
     #[test]
     fn the_connections_share_the_rate_evenly() {
         let mut due: Vec<u64> = (0..4)
             .flat_map(|connection| {
-                let mut pace = Pace::new(1_000, 100.0, Duration::from_millis(4), connection, 4);
+                let mut schedule = Schedule::new(1_000, 100.0, Duration::from_millis(4), connection, 4);
                 (0..25).map(move |_| {
-                    let next = pace.next();
-                    pace.advance();
+                    let next = schedule.next();
+                    schedule.advance();
                     next
                 })
             })

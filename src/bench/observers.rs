@@ -9,12 +9,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use super::LoadError;
-use super::coordinator::lost;
-use super::crew::Shared;
-use super::plan::Plan;
-use super::recorder::Sightings;
+use super::latency::TickTimes;
+use super::shared::Plan;
+use super::shared::Shared;
 use super::timeouts::Timeouts;
+use super::{BenchError, lost};
 use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription};
 use crate::ticker::precise_timer::PreciseTimer;
 
@@ -33,32 +32,32 @@ const UNLOOKED_AT: Duration = Duration::from_millis(10);
 const CREDIT: u32 = 262_144;
 
 /// Subscribes, and takes every timeout batch for as long as the runtime lives.
-pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeouts>>) -> Result<(), LoadError> {
+pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeouts>>) -> Result<(), BenchError> {
     let Shared { options, plan, stopwatch, .. } = shared.clone();
     let group = SubscribeOptions { credit: CREDIT, ephemeral: true, ..SubscribeOptions::default() };
     let subscription = Subscription::open(options.address.clone(), group, options.client_options()).await;
     let mut subscription = subscription.map_err(|error| no_connection(&error))?;
     let (came, timeouts) = (Arc::new(Notify::new()), Arc::clone(timeouts));
-    tokio::spawn(look(Arc::clone(&came), Arc::clone(&timeouts), Arc::clone(&plan)));
+    tokio::spawn(check(Arc::clone(&came), Arc::clone(&timeouts), Arc::clone(&plan)));
     tokio::spawn(async move {
         let mut reconnects = 0;
         while let Some(next) = subscription.next().await {
             let delivered = match next {
                 Ok(delivered) => delivered,
-                Err(error) => return plan.errors.note(format!("the subscription ended: {error}")),
+                Err(error) => return plan.errors.record(format!("the subscription ended: {error}")),
             };
             let delivered = Arc::new(delivered);
-            timeouts.lock().keep(Arc::clone(&delivered), stopwatch.now());
+            timeouts.lock().push(Arc::clone(&delivered), stopwatch.now());
             came.notify_one();
             if subscription.reconnects() > reconnects {
                 reconnects = subscription.reconnects();
-                plan.errors.note("the subscription was lost, and batches with it");
+                plan.errors.record("the subscription was lost, and batches with it");
             }
             // The next batch is not to wait for this answer: it would count as late.
             let plan = Arc::clone(&plan);
             tokio::spawn(async move {
                 if let Err(error) = delivered.ack().await {
-                    plan.errors.note(format!("a batch could not be acknowledged: {error}"));
+                    plan.errors.record(format!("a batch could not be acknowledged: {error}"));
                 }
             });
         }
@@ -67,25 +66,25 @@ pub(super) async fn collect_timeouts(shared: &Shared, timeouts: &Arc<Mutex<Timeo
 }
 
 /// Looks at what has come, a little later, for as long as the runtime lives.
-async fn look(came: Arc<Notify>, timeouts: Arc<Mutex<Timeouts>>, plan: Arc<Plan>) {
+async fn check(came: Arc<Notify>, timeouts: Arc<Mutex<Timeouts>>, plan: Arc<Plan>) {
     loop {
         came.notified().await;
         sleep(UNLOOKED_AT).await;
-        timeouts.lock().look(&plan.errors);
+        timeouts.lock().check(&plan.errors);
     }
 }
 
 /// Has a connection of its own ask the server which tick it is whenever no answer to the load has told it for a while,
 /// as when the load is over: it adds a message and deletes it, since the answer to an AddNewMsg is what tells a tick.
-pub(super) async fn watch_the_time(
+pub(super) async fn ask_for_ticks(
     shared: &Shared,
-    sightings: &Arc<Mutex<Sightings>>,
-) -> Result<TimeWatch, LoadError> {
+    tick_times: &Arc<Mutex<TickTimes>>,
+) -> Result<TickRequester, BenchError> {
     let Shared { options, plan, stopwatch, .. } = shared.clone();
     let client = Client::connect(options.address.clone(), options.client_options()).await;
     let client = client.map_err(|error| no_connection(&error))?;
     let ticks = Some(options.ack_timeout_ticks).filter(|ticks| *ticks > 0);
-    let sightings = Arc::clone(sightings);
+    let tick_times = Arc::clone(tick_times);
     let stopped = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&stopped);
     let task = tokio::spawn(async move {
@@ -94,7 +93,7 @@ pub(super) async fn watch_the_time(
         while !stop.load(Ordering::Relaxed) {
             let sent_at = stopwatch.now();
             let now = stopwatch.moment(sent_at);
-            if Duration::from_nanos(sent_at.saturating_sub(plan.live.sighted_at())) < UNTOLD {
+            if Duration::from_nanos(sent_at.saturating_sub(plan.live.ticked_at())) < UNTOLD {
                 timer.until(now, now + UNTOLD).await;
                 continue;
             }
@@ -103,26 +102,26 @@ pub(super) async fn watch_the_time(
             let options = AddOptions { ack_timeout_ticks: ticks, ..AddOptions::default() };
             match tokio::join!(client.add_new_msg(&messages, options), client.del_msg(&messages)) {
                 (Ok(answer), Ok(_)) => {
-                    sightings.lock().note(answer.deadline.0, sent_at);
+                    tick_times.lock().record(answer.deadline.0, sent_at);
                     let now = stopwatch.moment(stopwatch.now());
                     timer.until(now, now + ASKED_AGAIN).await;
                 }
                 (Err(error), _) | (_, Err(error)) => {
-                    return plan.errors.note(format!("the server did not say which tick it is: {error}"));
+                    return plan.errors.record(format!("the server did not say which tick it is: {error}"));
                 }
             }
         }
     });
-    Ok(TimeWatch { task, stopped })
+    Ok(TickRequester { task, stopped })
 }
 
 /// The task that asks the server for its tick.
-pub(super) struct TimeWatch {
+pub(super) struct TickRequester {
     task: JoinHandle<()>,
     stopped: Arc<AtomicBool>,
 }
 
-impl TimeWatch {
+impl TickRequester {
     /// Ends it once its last message is deleted.
     pub(super) async fn stop(self) {
         self.stopped.store(true, Ordering::Relaxed);
@@ -131,6 +130,6 @@ impl TimeWatch {
     }
 }
 
-fn no_connection(error: &ClientError) -> LoadError {
+fn no_connection(error: &ClientError) -> BenchError {
     lost(error.to_string())
 }

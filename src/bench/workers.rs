@@ -1,7 +1,6 @@
 //! The threads of a load.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread;
 
 use parking_lot::Mutex;
@@ -9,74 +8,38 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::connection::{Arrival, Connection, Phase, Stopwatch, idle};
+use super::connection::{Arrival, Connection, Phase, idle};
 use super::coordinator::Coordinator;
-use super::errors::Errors;
-use super::ids::Ids;
-use super::plan::Plan;
-use super::recorder::Recorder;
+use super::latency::Recorder;
+use super::shared::{Plan, Shared};
 use super::traffic::Traffic;
-use super::{Live, LoadError, LoadOptions, Progress, Report};
+use super::{BenchError, BenchOptions, Progress, Report};
 use crate::client::{ClientError, Greeted, greet};
-use crate::protocol::frame::Welcome;
-
-/// What the threads of a load share.
-#[derive(Clone)]
-pub(super) struct Shared {
-    pub(super) options: LoadOptions,
-    pub(super) plan: Arc<Plan>,
-    pub(super) stopwatch: Stopwatch,
-    /// What the server said of itself.
-    pub(super) welcome: Arc<OnceLock<Welcome>>,
-}
-
-impl Shared {
-    fn new(options: &LoadOptions) -> Shared {
-        // Each load has ids of its own: what an earlier one left behind is not its. The chance is that of the
-        // standard library's hash seeds.
-        let seed = RandomState::new().build_hasher().finish();
-        let plan = Plan {
-            op: options.op,
-            ids: Ids::new(seed, options.acked, options.clients, options.connections),
-            pipeline: options.pipeline(),
-            ids_per_frame: options.ids_per_frame as u64,
-            order: options.order,
-            ack_timeout_ticks: options.ack_timeout_ticks,
-            ping_length: options.ping_length(),
-            errors: Errors::default(),
-            live: Live::default(),
-        };
-        Shared {
-            options: options.clone(),
-            plan: Arc::new(plan),
-            stopwatch: Stopwatch::start(),
-            welcome: Arc::default(),
-        }
-    }
-}
 
 /// Makes a load whose options are possible.
 pub(super) fn run(
-    options: &LoadOptions,
+    options: &BenchOptions,
     progress: &(dyn Fn(Progress) + Send + Sync),
-) -> Result<Report, LoadError> {
+) -> Result<Report, BenchError> {
     let shared = Shared::new(options);
     let (phases, _) = watch::channel(Phase::Connect);
     let (arrivals, arrived) = mpsc::unbounded_channel();
     let recorders: Vec<Arc<Mutex<Recorder>>> = (0..options.threads).map(|_| Arc::default()).collect();
     let coordinating = runtime()?;
     thread::scope(|scope| {
-        let hire = || -> Result<Report, LoadError> {
+        let start_all = || -> Result<Report, BenchError> {
             for (number, recorder) in recorders.iter().enumerate() {
                 let runtime = runtime()?;
-                let crew = Crew {
+                let worker = Worker {
                     shared: shared.clone(),
                     number,
                     recorder: Arc::clone(recorder),
                     phases: phases.subscribe(),
                     arrivals: arrivals.clone(),
                 };
-                thread::Builder::new().name(format!("load-{number}")).spawn_scoped(scope, || crew.run(runtime))?;
+                thread::Builder::new()
+                    .name(format!("load-{number}"))
+                    .spawn_scoped(scope, || worker.run(runtime))?;
             }
             let coordinator = Coordinator::new(shared.clone(), &phases, arrived, &recorders, progress);
             // On a thread of its own, since the caller's may belong to a runtime already.
@@ -84,7 +47,7 @@ pub(super) fn run(
             let coordinator = thread.spawn_scoped(scope, || finish(coordinating, coordinator.run()))?;
             coordinator.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        let outcome = hire();
+        let outcome = start_all();
         // However it ended, nobody goes on.
         phases.send_replace(Phase::Done);
         outcome
@@ -103,7 +66,7 @@ fn finish<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
 }
 
 /// A thread with its share of the connections.
-struct Crew {
+struct Worker {
     shared: Shared,
     number: usize,
     recorder: Arc<Mutex<Recorder>>,
@@ -111,7 +74,7 @@ struct Crew {
     arrivals: mpsc::UnboundedSender<Arrival>,
 }
 
-impl Crew {
+impl Worker {
     fn run(self, runtime: Runtime) {
         finish(runtime, async {
             if self.shared.options.busy_poll {
@@ -146,7 +109,7 @@ impl Crew {
             match self.connect(number).await {
                 Ok(connection) => {
                     let options = options.clone();
-                    let schedule = move |from| options.pace(number, from);
+                    let schedule = move |from| options.schedule(number, from);
                     tasks.spawn(connection.serve(self.phases.clone(), self.arrivals.clone(), schedule));
                 }
                 Err(error) => return error.to_string(),
@@ -183,5 +146,5 @@ pub async fn stay_awake() {
 
 async fn listen(greeted: Greeted, plan: Arc<Plan>) {
     let cause = idle(greeted).await;
-    plan.errors.note(format!("an idle connection ended: {cause}"));
+    plan.errors.record(format!("an idle connection ended: {cause}"));
 }

@@ -170,13 +170,13 @@ mod tests {
 
     #[test]
     fn a_request_is_what_it_was_when_it_is_answered_and_was_made_no_later() {
-        for (late_by, told) in [(0, 0), (77, 77), (5_000_000_000, u64::from(u32::MAX))] {
+        for (late_by, reported) in [(0, 0), (77, 77), (5_000_000_000, u64::from(u32::MAX))] {
             for kind in [Kind::Add, Kind::Del, Kind::Ping] {
                 let mut outstanding = Outstanding::new(1, 1);
                 let sent =
                     Sent { at: 1 << 50, made_at: (1 << 50) + late_by, first: u64::MAX, count: 32_768, kind };
                 outstanding.push(sent);
-                assert_eq!(outstanding.take(1), Some(Sent { made_at: sent.at + told, ..sent }));
+                assert_eq!(outstanding.take(1), Some(Sent { made_at: sent.at + reported, ..sent }));
             }
         }
     }
