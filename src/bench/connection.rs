@@ -33,7 +33,7 @@ pub(super) enum Phase {
     Fill,
     /// It is measured, between these times in ns since the load began.
     Measure { from: u64, until: u64 },
-    /// What is left is deleted.
+    /// Messages in flight are deleted.
     Clean,
     /// It is over.
     Done,
@@ -46,10 +46,10 @@ pub(super) type Arrival = Result<Counters, String>;
 pub(super) struct Connection {
     reader: Box<dyn AsyncRead + Send + Unpin>,
     writer: Box<dyn AsyncWrite + Send + Unpin>,
-    /// What was read; the first `filled` bytes are not yet answered for.
+    /// The bytes that were read; the first `filled` are not yet decoded.
     input: Box<[u8]>,
     filled: usize,
-    /// What is to be written, from `written` on.
+    /// The bytes to write, from `written` on.
     output: Vec<u8>,
     written: usize,
     traffic: Traffic,
@@ -104,7 +104,7 @@ impl Connection {
             self.start_timer(schedule);
             let outcome = self.work().await.map(|()| self.traffic.counters());
             let lost = outcome.is_err();
-            // Whoever no longer hears of it needs no more of it.
+            // The coordinator may have ended.
             if arrivals.send(outcome).is_err() || lost {
                 return;
             }
@@ -149,7 +149,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Has the alarm ring whenever requests are due.
+    /// Sets the timer to the times at which requests are due.
     fn start_timer(&mut self, schedule: Option<Schedule>) {
         let Some(schedule) = schedule else { return self.period = 0 };
         self.period = schedule.period();

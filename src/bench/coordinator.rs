@@ -19,8 +19,8 @@ use super::{BenchError, Op, Progress, Report, ServerFigures, Stage, as_float, lo
 use crate::metrics::cpu_time;
 use crate::protocol::frame::Welcome;
 
-/// How often progress is told.
-const TOLD_EVERY: Duration = Duration::from_millis(100);
+/// How often progress is reported.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// How much longer than the ack timeout a message may take to time out before it is missing.
 const LENIENCE: Duration = Duration::from_secs(5);
@@ -34,13 +34,13 @@ pub(super) struct Coordinator<'a> {
     progress: &'a (dyn Fn(Progress) + Send + Sync),
     timeouts: Arc<Mutex<Timeouts>>,
     tick_times: Arc<Mutex<TickTimes>>,
-    /// What the connections had done when they arrived, in this phase.
+    /// The counters of each connection that is done with this phase.
     counters_of: Vec<Counters>,
-    /// Frames answered when progress was last told, and when that was.
+    /// Frames answered at the last report of progress, and its time.
     reported: (u64, u64),
 }
 
-/// What a measurement used.
+/// The CPU time and memory of a measurement.
 struct Used {
     client_cpu_seconds: f64,
     server: Result<Option<ServerFigures>, String>,
@@ -104,7 +104,7 @@ impl<'a> Coordinator<'a> {
     /// Waits until all connections have done what the phase asks for, or until a time, in ns since the load began.
     async fn all_arrive(&mut self, stage: Stage, until: Option<u64>) -> Result<(), BenchError> {
         let begun = (self.shared.stopwatch.now(), self.shared.plan.live.messages());
-        let mut tell = every(TOLD_EVERY);
+        let mut report = every(REPORT_EVERY);
         let end = self.shared.stopwatch.moment(until.unwrap_or_default());
         while self.counters_of.len() < self.shared.options.connections {
             tokio::select! {
@@ -113,7 +113,7 @@ impl<'a> Coordinator<'a> {
                     Some(Err(error)) => return Err(lost(error)),
                     None => return Err(lost("all connections have ended")),
                 },
-                _ = tell.tick() => self.report_progress(stage, self.share(stage, begun, until)),
+                _ = report.tick() => self.report_progress(stage, self.share(stage, begun, until)),
                 () = sleep_until(end.into()), if until.is_some() => break,
             }
         }
@@ -163,11 +163,11 @@ impl<'a> Coordinator<'a> {
     /// Waits until all that is left has timed out, or is missing.
     async fn wait_for_timeouts(&mut self, welcome: &Welcome) {
         let expected: u64 = self.counters_of.iter().map(|counters| counters.left_to_time_out).sum();
-        // What was added last has its ack timeout, and up to a tick more.
+        // The last message has its ack timeout, and up to a tick more.
         let tick = Duration::from_millis(u64::from(welcome.tick_ms));
         let patience = self.shared.options.ack_timeout(welcome) + tick + LENIENCE;
         let end = self.shared.stopwatch.moment(self.shared.stopwatch.now()) + patience;
-        let mut tell = every(TOLD_EVERY);
+        let mut report = every(REPORT_EVERY);
         loop {
             let count = self.timeouts.lock().count;
             if count >= expected {
@@ -175,7 +175,7 @@ impl<'a> Coordinator<'a> {
             }
             self.report_progress(Stage::Waiting, ratio(count, expected));
             tokio::select! {
-                _ = tell.tick() => {}
+                _ = report.tick() => {}
                 () = sleep_until(end.into()) => return,
             }
         }

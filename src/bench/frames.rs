@@ -124,7 +124,7 @@ fn put_messages(
     count
 }
 
-/// What a Ping carries behind its number, up to its length.
+/// The payload of a Ping behind its number.
 const FILLING: [u8; 8] = [0xa5; 8];
 
 /// Appends a Ping that carries a number and, up to `length`, bytes that say nothing. The length is a multiple of 8, from 8
@@ -193,7 +193,7 @@ pub(super) fn echoed(frame: &[u8], number: u64, length: usize) -> bool {
         && frame[HEAD_LENGTH + 8..].chunks(FILLING.len()).all(|eight| eight == FILLING)
 }
 
-/// What is wrong with an answer that is not the one hoped for; an error if it cannot even be read.
+/// Describes a wrong answer. An error if it cannot be decoded.
 #[cold]
 pub(super) fn wrong(frame: &[u8], sent: Sent) -> Result<String, String> {
     let what = match sent.kind {
@@ -216,7 +216,7 @@ pub(super) fn wrong(frame: &[u8], sent: Sent) -> Result<String, String> {
     Ok(text)
 }
 
-/// Takes what the server says by itself: its Ping is answered in `out`. What is wrong with it, if anything is; an error
+/// Takes a frame that answers no request. A Ping is answered in `out`. Returns a fault, if there is one; an error
 /// if it is the last that the connection is good for.
 #[cold]
 pub(super) fn unsolicited(frame: &[u8], out: &mut Vec<u8>) -> Result<Option<String>, String> {

@@ -58,7 +58,7 @@ pub(super) struct Ids {
     connections: u64,
 }
 
-/// Whose message it is, and which.
+/// The connection and the number of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Origin {
     pub(super) connection: u64,
@@ -113,7 +113,7 @@ impl Ids {
         mix(self.seed ^ ORDER_SALT ^ (connection << NUMBER_BITS | number)) & 1 == 1
     }
 
-    /// Whose message it is; none if it is not of this load.
+    /// The origin of a message; none if it is not of this load.
     pub(super) fn origin(&self, message: Message) -> Option<Origin> {
         let plain = unmix(message.msg_id.0).wrapping_sub(self.seed);
         let origin = Origin { connection: plain >> NUMBER_BITS, number: plain & ((1 << NUMBER_BITS) - 1) };
@@ -131,8 +131,8 @@ const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 ///
 /// Numbers are taken in blocks, a power of two of at most a quarter of what is in flight, and change places within
 /// theirs: a message stays in flight a quarter longer than on average at most. A block of which the end was not added
-/// yet keeps its order, so that nothing is acknowledged before it was added. That must stay so for it: whoever begins
-/// such a block adds no more.
+/// yet keeps its order, so that nothing is acknowledged before it was added. A connection that begins such a block adds no more
+/// messages.
 #[must_use]
 pub const fn acknowledged(nth: u64, in_flight: u64, added: u64) -> u64 {
     let Some(bits) = (in_flight / 4).checked_ilog2() else { return nth };
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_others_are_told_from_ours() {
+    fn messages_of_others_are_recognised() {
         let (ids, others) = (Ids::new(1, 1.0, false, 8), Ids::new(u64::MAX / 3, 1.0, false, 8));
         assert!((0..1_000).all(|number| ids.origin(others.message(0, number)).is_none()));
         let with_client = Message { client: crate::core::message::Client(1), ..ids.message(0, 0) };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 
-/// The longest latency that is told apart, in ns: a minute. Longer ones count as that.
+/// The longest latency that the histograms distinguish, in ns: a minute. Longer ones count as a minute.
 const LONGEST: u64 = 60_000_000_000;
 
 /// Digits that are kept of a latency.
@@ -68,7 +68,7 @@ impl Run {
         Some(ended)
     }
 
-    /// Records what there is, and begins anew.
+    /// Records the run, and starts an empty one.
     pub(super) fn record(&mut self, now: u64, histogram: &mut Histogram<u64>) {
         // Nothing recorded at a value would still make it the greatest.
         if self.count > 0 {

@@ -3,17 +3,17 @@
 //! ```text
 //!   run ── coordinator: phases, progress, timeouts, the server's figures       (one thread)
 //!    │
-//!    ├──── crew: connection ─ traffic ─ wire                                   (a thread or more)
-//!    │     crew: …       │        ├── outstanding  what is unanswered
-//!    │                   │        ├── ids          messages that nobody stores
-//!    │                   │        ├── pace         when a request is due, at a fixed rate
-//!    │                   │        └── recorder     latencies
+//!    ├──── worker: connection ─ traffic ─ frames                               (a thread or more)
+//!    │     worker: …     │        ├── requests     requests without an answer
+//!    │                   │        ├── ids          messages, computed from their numbers
+//!    │                   │        ├── schedule     when a request is due, at a fixed rate
+//!    │                   │        └── latency      histograms
 //!    │                 sockets
 //! ```
 //!
 //! A load shares its machine with the server, so that it must cost less than what it measures: frames are written and
-//! read in place (`wire`), ids are computed and not kept (`ids`), the clock is read once a round, and answers that
-//! came together to requests that were sent together are one record. Whatever is unusual goes through the codec.
+//! read in place (`frames`), ids are computed and not kept (`ids`), the clock is read once a round, and answers that
+//! came together to requests that were sent together are one record. Any other frame goes through the codec.
 //!
 //! A load fills the wheel to [`BenchOptions::in_flight`], is measured for [`BenchOptions::seconds`], deletes what is left,
 //! and waits for what must time out.
@@ -22,7 +22,7 @@
 //! use ackwheel::bench::{self, BenchOptions};
 //!
 //! let options = BenchOptions { address: "127.0.0.1:7415".parse()?, seconds: 3.0, ..BenchOptions::default() };
-//! let report = load::run(&options, |_| {})?;
+//! let report = bench::run(&options, |_| {})?;
 //! println!("{:.0} frames/s, {} errors", report.frames_per_second, report.errors);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -63,7 +63,7 @@ pub enum BenchError {
     Start(#[from] std::io::Error),
 }
 
-/// What a load is doing.
+/// The stage of a bench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Connections are made.
@@ -72,16 +72,16 @@ pub enum Stage {
     Filling,
     /// It is measured.
     Measuring,
-    /// What is left is deleted.
+    /// Messages in flight are deleted.
     Deleting,
-    /// What was not acknowledged times out.
+    /// Unacknowledged messages time out.
     Waiting,
 }
 
-/// How far a load is. It is told about ten times a second.
+/// The progress of a bench, reported about ten times a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// What it is doing.
+    /// Its stage.
     pub stage: Stage,
     /// How much of that is done, from 0 to 1.
     pub share: f64,

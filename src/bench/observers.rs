@@ -1,4 +1,4 @@
-//! What goes on beside a load: who takes its timeouts, and who asks for the time.
+//! Observes the server beside the load: a subscriber takes the timeouts, and a client asks for the tick.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,15 +17,15 @@ use super::{BenchError, lost};
 use crate::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription};
 use crate::ticker::precise_timer::PreciseTimer;
 
-/// The server is asked for its tick where no answer to the load has told it for so long.
-const UNTOLD: Duration = Duration::from_millis(1);
+/// The server is asked for its tick if no answer to the load has named it for so long.
+const UNKNOWN_FOR: Duration = Duration::from_millis(1);
 
 /// It is asked again so long after it has answered: by as much, and what the answer takes, timeouts count as later than
 /// they are.
 const ASKED_AGAIN: Duration = Duration::from_micros(100);
 
-/// How long what came is left alone before it is looked at: who looked at once would read the next batch later, and
-/// count as late what had come in time.
+/// How long a batch waits for its check. A check at once would delay the reading of the next batch, which would then
+/// count as late.
 const UNLOOKED_AT: Duration = Duration::from_millis(10);
 
 /// Messages that the subscriber holds unacknowledged.
@@ -74,8 +74,8 @@ async fn check(came: Arc<Notify>, timeouts: Arc<Mutex<Timeouts>>, plan: Arc<Plan
     }
 }
 
-/// Has a connection of its own ask the server which tick it is whenever no answer to the load has told it for a while,
-/// as when the load is over: it adds a message and deletes it, since the answer to an AddNewMsg is what tells a tick.
+/// Asks the server for its tick, on a connection of its own, whenever no answer to the load has named it for a while. It
+/// adds a message and deletes it: the answer to an AddNewMsg names the tick.
 pub(super) async fn ask_for_ticks(
     shared: &Shared,
     tick_times: &Arc<Mutex<TickTimes>>,
@@ -93,8 +93,8 @@ pub(super) async fn ask_for_ticks(
         while !stop.load(Ordering::Relaxed) {
             let sent_at = stopwatch.now();
             let now = stopwatch.moment(sent_at);
-            if Duration::from_nanos(sent_at.saturating_sub(plan.live.ticked_at())) < UNTOLD {
-                timer.until(now, now + UNTOLD).await;
+            if Duration::from_nanos(sent_at.saturating_sub(plan.live.ticked_at())) < UNKNOWN_FOR {
+                timer.until(now, now + UNKNOWN_FOR).await;
                 continue;
             }
             let messages = [plan.ids.message(plan.ids.clock_connection(), number)];

@@ -1,4 +1,4 @@
-//! What a load can be told, and what cannot be done.
+//! The options of a bench, and their checks.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -251,7 +251,7 @@ impl BenchOptions {
         add_body_length(self.ids_per_frame, self.clients).min(MAX_PING_LENGTH)
     }
 
-    /// What of --in-flight falls to one connection.
+    /// The share of --in-flight of one connection.
     pub(super) fn share_of(&self, connection: usize) -> u64 {
         let (connections, connection) = (self.connections as u64, connection as u64);
         self.in_flight / connections + u64::from(connection < self.in_flight % connections)

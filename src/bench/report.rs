@@ -1,4 +1,4 @@
-//! What came of a load.
+//! The report of a bench.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{BenchOptions, Op, Order};
 
-/// What came of a load. Its JSON has these names.
+/// The report of a bench. Its JSON has these names.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The requests.
@@ -53,7 +53,7 @@ pub struct Report {
     pub timed_out_of_others: u64,
     /// Batches that were delivered more than once.
     pub redelivered_batches: u64,
-    /// What went wrong: answers with a wrong outcome, refusals, messages that are missing.
+    /// Errors: answers with a wrong outcome, refusals, missing messages.
     pub errors: u64,
     /// The first different ones.
     pub error_texts: Vec<String>,
@@ -66,7 +66,7 @@ pub struct Report {
     pub server_problem: Option<String>,
 }
 
-/// Latencies by request. What was not made is left out.
+/// Latencies by request. A request that was not made is left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LatencyReport {
     /// Of AddNewMsg.
@@ -105,7 +105,7 @@ pub struct Lateness {
     pub max: f64,
 }
 
-/// What the server says of itself.
+/// The resources that the server used, by its own metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ServerFigures {
     /// CPU time while it was measured.
@@ -176,7 +176,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const CPU: &str = "process_cpu_seconds_total";
 const MEMORY: &str = "process_resident_memory_bytes";
 
-/// What a process has used.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Figures {
     /// CPU time since its start, in seconds.

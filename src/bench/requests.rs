@@ -1,6 +1,6 @@
 //! The requests of one connection that are not yet answered.
 
-/// What a request was.
+/// The type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// An AddNewMsg.
@@ -22,7 +22,7 @@ pub(super) struct Sent {
     pub(super) first: u64,
     /// How many messages it has.
     pub(super) count: u32,
-    /// What it was.
+    /// Its type.
     pub(super) kind: Kind,
 }
 
@@ -33,7 +33,7 @@ struct Slot {
     at: u64,
     first: u64,
     correlation: u32,
-    /// By how much `made_at` is later than `at`, in ns. What is longer than four seconds counts as that: a request may be
+    /// By how much `made_at` is later than `at`, in ns. More than four seconds counts as four: a request may be
     /// taken to have been made too early, and never too late.
     made_after: u32,
     /// How many messages; 0 where nothing is unanswered.
@@ -103,7 +103,7 @@ impl Outstanding {
     }
 
     /// The correlation id that the next request will have. Never 0, under which a server speaks unasked.
-    #[expect(clippy::cast_possible_truncation, reason = "correlation ids begin anew after four billion")]
+    #[expect(clippy::cast_possible_truncation, reason = "correlation ids start again after four billion")]
     pub(super) const fn next_correlation(&mut self) -> u32 {
         if self.next as u32 == 0 {
             self.next += 1;
@@ -132,7 +132,7 @@ impl Outstanding {
         slot.count = 0;
         self.count -= 1;
         if self.count == 0 {
-            // From the first place on: a load of bursts stays in the caches.
+            // From the first place on: a load that comes in groups stays in the caches.
             self.next = self.next.next_multiple_of(self.slots.len() as u64);
             self.oldest = self.next;
             return Some(sent);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn correlation_ids_begin_anew_and_skip_0() {
+    fn correlation_ids_start_again_after_the_last_and_skip_0() {
         let mut outstanding = Outstanding::new(2, u32::MAX - 1);
         let mut ids = vec![outstanding.next_correlation()];
         outstanding.push(sent(9));

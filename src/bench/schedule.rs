@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-/// Connections whose bursts would begin within so many ns are due together: whoever makes a load shares its machine with
-/// the server, and waking up for each of them costs both as much as dozens of requests.
+/// Connections whose groups of requests would begin within so many ns are due together. The bench shares its machine with
+/// the server, and a wake-up for each connection costs both as much as dozens of requests.
 const ROUND: u64 = 250_000;
 
 /// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst: a
 /// logic node that pushes thousands of messages a second does not write them one by one either. Where the server is slower
 /// than the rate the schedule does not wait for it: latency counts from when a request was due, so that a server that
-/// stood still cannot hide how many would have waited.
+/// stalled cannot hide how many would have waited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
     /// When the first burst is due, in ns since the load began.
@@ -60,7 +60,7 @@ impl Schedule {
         self.due_at
     }
 
-    /// From one burst to the next, in ns, rounded up: who looks too early would find nothing due.
+    /// From one burst to the next, in ns, rounded up: a check too early would find nothing due.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no period is negative")]
     pub(super) fn period(&self) -> u64 {
         (self.interval.ceil() as u64).max(1)
@@ -74,7 +74,7 @@ impl Schedule {
         }
     }
 
-    /// What is left of the burst that is next will not be made; returns how many those are.
+    /// The rest of the next burst will not be made; returns how many requests that is.
     pub(super) fn skip(&mut self) -> u64 {
         let left = self.burst - self.made;
         self.begin_next();

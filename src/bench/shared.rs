@@ -14,13 +14,13 @@ use super::{BenchOptions, Op, Order};
 use crate::clock::Clock;
 use crate::protocol::frame::Welcome;
 
-/// What the threads of a load share.
+/// The state that the threads of a bench share.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) options: BenchOptions,
     pub(super) plan: Arc<Plan>,
     pub(super) stopwatch: Stopwatch,
-    /// What the server said of itself.
+    /// The Welcome of the server.
     pub(super) welcome: Arc<OnceLock<Welcome>>,
 }
 
@@ -49,7 +49,7 @@ impl Shared {
     }
 }
 
-/// What all connections of a load have in common.
+/// The settings and sums of all connections.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) op: Op,
@@ -70,7 +70,7 @@ impl Plan {
     }
 }
 
-/// What one connection has done and seen.
+/// The counters of one connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counters {
     /// Which connection it is.
@@ -91,12 +91,12 @@ pub(super) struct Counters {
     pub(super) tick_times: TickTimes,
 }
 
-/// What all connections together have done and seen so far.
+/// The sums over all connections so far.
 #[derive(Debug, Default)]
 pub(super) struct Live {
     frames: AtomicU64,
     messages: AtomicU64,
-    /// When an AddNewMsg was sent whose answer told the tick, in ns since the load began.
+    /// When the latest AddNewMsg was sent whose answer named the tick, in ns since the load began.
     ticked_at: AtomicU64,
 }
 
@@ -143,7 +143,7 @@ impl Errors {
         }
     }
 
-    /// Counts an error of a kind of which only the first is told in full.
+    /// Counts an error of a kind; only the first example is kept.
     pub(super) fn record_kind(&self, kind: &str, example: impl Display) {
         let (count, texts) = &mut *self.inner.lock();
         *count += 1;
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_are_counted_and_the_first_different_ones_told() {
+    fn all_are_counted_and_the_first_different_ones_kept() {
         let errors = Errors::default();
         for number in 0..100 {
             errors.record("the same");

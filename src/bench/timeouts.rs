@@ -48,13 +48,13 @@ struct Arrived {
     messages: u64,
 }
 
-/// What timed out so far.
+/// The messages that timed out so far.
 #[derive(Debug)]
 pub(super) struct Timeouts {
     ids: Ids,
     seen: Vec<Numbers>,
     batches: HashSet<BatchId>,
-    /// What has come and was not looked at yet, with the times at which it came.
+    /// Batches that were not checked yet, each with the time of its arrival.
     unchecked: Vec<(Arc<Delivered>, u64)>,
     arrived: Vec<Arrived>,
     /// Messages of ours that timed out.
@@ -80,12 +80,12 @@ impl Timeouts {
         }
     }
 
-    /// Keeps a batch that came at `at`, in ns since the load began, until somebody looks at it.
+    /// Keeps a batch that arrived at `at`, in ns since the load began, for a later check.
     pub(super) fn push(&mut self, delivered: Arc<Delivered>, at: u64) {
         self.unchecked.push((delivered, at));
     }
 
-    /// Looks at what has come.
+    /// Checks all batches that have arrived.
     pub(super) fn check(&mut self, errors: &Errors) {
         for (delivered, at) in std::mem::take(&mut self.unchecked) {
             self.take(&delivered.batch, at, errors);
@@ -120,7 +120,7 @@ impl Timeouts {
                 errors.record_kind("a message timed out in two batches", message);
             }
         }
-        // What is handed out before its time because the server goes says nothing about its punctuality.
+        // A drained batch comes before its time and says nothing about lateness.
         if self.count > before && !batch.counts.drained {
             self.arrived.push(Arrived { tick: batch.id.tick.0, at, messages: self.count - before });
         }

@@ -1,4 +1,4 @@
-//! What a connection asks next, and whether it was answered rightly. No I/O: bytes come in, bytes go out.
+//! Makes the requests of one connection and checks the answers. No I/O: bytes come in, bytes go out.
 //!
 //! ```text
 //!   numbers   0 ......... next_del ............ next_add ......
@@ -37,7 +37,7 @@ const GRACE: u64 = 1_000_000_000;
 /// The first correlation id that the handshake leaves free.
 const FIRST_CORRELATION: u32 = 16;
 
-/// What a connection is to do.
+/// The work of a connection in the current phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Goal {
     /// Nothing.
@@ -247,7 +247,7 @@ impl Traffic {
     }
 
     /// Takes all whole answers at the beginning of `input`, which were read at `now`; returns how many bytes they had.
-    /// What the server wants to know in turn is answered in `out`.
+    /// Pings of the server are answered in `out`.
     ///
     /// # Errors
     ///
@@ -325,7 +325,7 @@ impl Traffic {
         self.counters.tick_times.record(deadline, sent.made_at);
     }
 
-    /// What this connection has done so far.
+    /// The counters so far.
     pub(super) fn counters(&self) -> Counters {
         Counters { numbers: self.next_add, ..self.counters.clone() }
     }

@@ -48,7 +48,7 @@ pub(super) fn run(
             coordinator.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         let outcome = start_all();
-        // However it ended, nobody goes on.
+        // All workers end, also after an error.
         phases.send_replace(Phase::Done);
         outcome
     })
@@ -84,7 +84,7 @@ impl Worker {
             tokio::select! {
                 _ = phases.wait_for(|phase| *phase == Phase::Done) => {}
                 lost = self.work() => {
-                    // The coordinator ends the load when it hears of it; if it has ended already, all the better.
+                    // The coordinator ends the load on this error; it may have ended already.
                     let _ = self.arrivals.send(Err(lost));
                 }
             }
@@ -136,7 +136,7 @@ impl Worker {
 
 /// Keeps the runtime of a thread looking for what has come, so that the thread never sleeps.
 ///
-/// A server on the same machine has to wake whoever sleeps when it answers, and where processors are virtual that takes
+/// A server on the same machine has to wake a sleeping thread when it answers, and on virtual processors that takes
 /// as long as dozens of requests.
 pub async fn stay_awake() {
     loop {

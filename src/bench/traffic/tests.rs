@@ -201,7 +201,7 @@ fn what_is_not_to_be_acknowledged_is_left_and_counted() {
     }
 }
 
-/// What is in flight, in the order in which it was added.
+/// The messages in flight, in the order in which they were added.
 fn traffic_order<'a>(server: &'a Server, plan: &'a Plan) -> impl Iterator<Item = u64> + 'a {
     let mut numbers: Vec<u64> = server
         .in_flight
