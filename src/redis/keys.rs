@@ -114,6 +114,11 @@ impl Keys {
     pub(super) fn lists(&self) -> &[String] {
         &self.lists
     }
+
+    /// These keys, and then every list.
+    pub(super) fn and_lists<'a>(&'a self, first: &[&'a String]) -> Vec<&'a str> {
+        first.iter().copied().chain(&self.lists).map(String::as_str).collect()
+    }
 }
 
 fn link_name(sidecar: &str) -> String {

@@ -12,12 +12,12 @@ use crate::core::outbox::Retention;
 use crate::core::ring::Reply;
 use crate::core::store::{Moment, RingParts, Store};
 use crate::metrics::Metrics;
-use crate::redis::batching::driver::{Bounds, Coalescer};
+use crate::redis::batching::driver::{BatchDriver, Bounds};
 use crate::redis::connection::hints;
 use crate::redis::connection::link::{Link, LinkOptions, Links};
 use crate::redis::connection::open::name_connections;
 use crate::redis::connection::peer::Peers;
-use crate::redis::connection::reconnect::{Differs, OpenError};
+use crate::redis::connection::reconnect::{OpenError, RingSettings};
 use crate::redis::keys::{Keys, MAX_SLOTS};
 use crate::redis::leader::lease::{LeaseOptions, RedisLease};
 use crate::redis::leader::rebalance::Leaderships;
@@ -64,7 +64,7 @@ pub struct RedisStore {
     seats: Vec<RingParts>,
     links: Arc<Links>,
     peers: Arc<Peers>,
-    coalescers: Vec<Arc<Coalescer>>,
+    coalescers: Vec<Arc<BatchDriver>>,
     outboxes: Vec<Arc<RedisOutbox>>,
     leaderships: Arc<Leaderships>,
     tasks: Vec<AbortOnDropHandle<()>>,
@@ -165,7 +165,7 @@ impl RedisStore {
         };
         self.links.push(Arc::clone(&link));
         let links = Arc::clone(&self.links);
-        let coalescer = Arc::new(Coalescer::new(Arc::clone(&link), links, bounds, Arc::clone(metrics)));
+        let coalescer = Arc::new(BatchDriver::new(Arc::clone(&link), links, bounds));
         self.coalescers.push(Arc::clone(&coalescer));
         let office = self.leaderships.add_term();
         // Messages are spread evenly over the rings, and so is a storm.
@@ -236,7 +236,7 @@ impl Store for RedisStore {
 }
 
 /// Acknowledgements that wait for Redis.
-fn held(coalescers: &[Arc<Coalescer>]) -> u64 {
+fn held(coalescers: &[Arc<BatchDriver>]) -> u64 {
     coalescers.iter().map(|coalescer| coalescer.unanswered_acks()).sum()
 }
 
@@ -274,9 +274,9 @@ pub(super) fn hint(cause: &str) -> &'static str {
 }
 
 fn explain(error: OpenError, options: &RedisOptions) -> RedisStoreError {
-    let Differs { schema, slots, tick_ms, rings } = match error {
+    let RingSettings { schema, slots, tick_ms, rings } = match error {
         OpenError::Fault(fault) => return RedisStoreError::Unusable(fault.with_remedy()),
-        OpenError::Differs(differs) => differs,
+        OpenError::OtherSettings(settings) => settings,
     };
     let (wheel, namespace) = (options.wheel, &options.namespace);
     if (slots, tick_ms, rings) == (u64::from(wheel.slots()), u64::from(wheel.tick_ms()), u64::from(options.rings))

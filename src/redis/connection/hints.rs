@@ -1,14 +1,14 @@
-//! Hints from other sidecars: something was published, given back, or the lease became free.
+//! Listens for hints from other sidecars: a batch was published or returned, or the lease became free.
 //!
-//! A short stream is read with a blocking XREAD, which needs a connection of its own. Hints only save waiting:
-//! whoever misses one looks again by himself within a second.
+//! A blocking XREAD on a connection of its own reads a short stream. Hints only save waiting: a sidecar that misses one
+//! looks again within a second.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::streams::{StreamReadOptions, StreamReadReply};
+use redis::streams::{StreamRangeReply, StreamReadOptions, StreamReadReply};
 use redis::{AsyncCommands, AsyncConnectionConfig, RedisResult};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
@@ -23,13 +23,13 @@ use crate::redis::topology::nodes::Found;
 /// How long Redis blocks when there are no hints.
 const BLOCK: Duration = Duration::from_secs(2);
 
-/// How much longer than that an answer may take before the connection is made anew.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// An answer may take this much longer before the connection is replaced.
+const GRACE: Duration = Duration::from_secs(3);
 
-/// After a fault the connection is made anew this much later.
+/// The pause between a fault and the next connection.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The task that listens for one ring.
+/// Starts the task that listens for one ring.
 pub(crate) fn listen(
     link: Arc<Link>,
     stream: String,
@@ -37,7 +37,13 @@ pub(crate) fn listen(
     lease: Arc<RedisLease>,
 ) -> AbortOnDropHandle<()> {
     let reader = Reader { link, stream, outbox, lease };
-    AbortOnDropHandle::new(tokio::spawn(async move { reader.run().await }))
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        loop {
+            let fault = reader.read_session().await;
+            debug!(cause = fault.text, "no hints for now");
+            tokio::time::sleep(RETRY).await;
+        }
+    }))
 }
 
 struct Reader {
@@ -48,22 +54,14 @@ struct Reader {
 }
 
 impl Reader {
-    async fn run(&self) {
-        loop {
-            let fault = self.read_on().await;
-            debug!(cause = fault.text, "no hints for now");
-            tokio::time::sleep(RETRY).await;
-        }
-    }
-
-    /// Reads until something goes wrong. Whom the link has left is not read from either: hints are given elsewhere.
-    async fn read_on(&self) -> Fault {
+    /// Reads until a fault, or until the link has another session, which may be with another Redis.
+    async fn read_session(&self) -> Fault {
         let session = match self.link.session() {
             Ok(session) => session,
             Err(fault) => return fault,
         };
         let mut states = self.link.states();
-        let is_another = |state: &State| !matches!(state, State::Up(present) if present.number == session.number);
+        let is_another = |state: &State| !matches!(state, State::Up(current) if current.number == session.number);
         tokio::select! {
             Err(error) = self.read_from(&session.found) => Fault::from(error),
             _ = states.wait_for(is_another) => Fault::stale(),
@@ -73,10 +71,12 @@ impl Reader {
     async fn read_from(&self, found: &Found) -> RedisResult<Infallible> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(BLOCK + PATIENCE));
+            .set_response_timeout(Some(BLOCK + GRACE));
         let mut connection = found.connect(&config, "hints").await?;
-        let mut last = self.newest(&mut connection).await?;
-        // What was missed between two connections is not known.
+        // The id of the newest hint.
+        let newest: StreamRangeReply = connection.xrevrange_count(&self.stream, "+", "-", 1).await?;
+        let mut last = newest.ids.into_iter().next().map_or_else(|| String::from("0"), |entry| entry.id);
+        // Hints may have been missed between two connections.
         self.outbox.tell();
         self.lease.tell();
         loop {
@@ -86,13 +86,7 @@ impl Reader {
         }
     }
 
-    /// The id of the newest hint.
-    async fn newest(&self, connection: &mut MultiplexedConnection) -> RedisResult<String> {
-        let found: redis::streams::StreamRangeReply =
-            connection.xrevrange_count(&self.stream, "+", "-", 1).await?;
-        Ok(found.ids.into_iter().next().map_or_else(|| String::from("0"), |entry| entry.id))
-    }
-
+    /// Waits for hints after `last` and passes them on. Returns the id of the newest, if any came.
     async fn read(&self, connection: &mut MultiplexedConnection, last: &str) -> RedisResult<Option<String>> {
         let block = usize::try_from(BLOCK.as_millis()).unwrap_or(usize::MAX);
         let options = StreamReadOptions::default().block(block);

@@ -36,7 +36,7 @@ use crate::core::refusal::Refusal;
 use crate::core::request_batch::RequestBatch;
 use crate::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
 use crate::core::tick::{Tick, Wheel};
-use crate::redis::batching::driver::Coalescer;
+use crate::redis::batching::driver::BatchDriver;
 use crate::redis::connection::link::{Link, Session};
 use crate::redis::connection::stall_detector::Look;
 use crate::redis::keys::MAX_FROZEN;
@@ -70,7 +70,7 @@ pub(super) struct RedisRing(Arc<Inner>);
 struct Inner {
     options: RingOptions,
     link: Arc<Link>,
-    coalescer: Arc<Coalescer>,
+    coalescer: Arc<BatchDriver>,
     identity: Identity,
     office: Arc<LeadershipTerm>,
     _watch: AbortOnDropHandle<()>,
@@ -80,7 +80,7 @@ impl RedisRing {
     pub(super) fn new(
         options: RingOptions,
         link: Arc<Link>,
-        coalescer: Arc<Coalescer>,
+        coalescer: Arc<BatchDriver>,
         identity: Identity,
         office: Arc<LeadershipTerm>,
     ) -> RedisRing {

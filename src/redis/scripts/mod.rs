@@ -1,4 +1,4 @@
-//! The scripts: each one atomic step, with its keys, arguments and replies in its header.
+//! Defines the Lua scripts and reads their replies. The header of each script names its keys, arguments and replies.
 
 use std::sync::LazyLock;
 
@@ -101,19 +101,9 @@ impl Script {
         Script { name, source: source.to_owned(), hash: redis::Script::new(source).get_hash().to_owned() }
     }
 
-    /// A call without its arguments.
+    /// A call with its keys. The caller appends the arguments.
     pub(super) fn call<'a>(&self, keys: impl ExactSizeIterator<Item = &'a str>) -> Cmd {
-        self.call_with_room(keys, (0, 0))
-    }
-
-    /// The same, with room for arguments: their number, and their bytes.
-    pub(super) fn call_with_room<'a>(
-        &self,
-        keys: impl ExactSizeIterator<Item = &'a str>,
-        (arguments, bytes): (usize, usize),
-    ) -> Cmd {
-        let mut call = Cmd::with_capacity(3 + keys.len() + arguments, 64 + keys.len() * 64 + bytes);
-        call.arg("EVALSHA");
+        let mut call = redis::cmd("EVALSHA");
         call.arg(&self.hash).arg(keys.len());
         for key in keys {
             call.arg(key);

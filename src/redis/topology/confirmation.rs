@@ -96,7 +96,7 @@ impl Link {
                 _ => "Cluster",
             };
             let text = format!("no majority of the {whose} confirms that {} is the primary", session.found);
-            Fault { kind: FaultKind::Away, text }
+            Fault { kind: FaultKind::Unreachable, text }
         })
     }
 

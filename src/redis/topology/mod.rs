@@ -198,7 +198,7 @@ impl Topology {
     /// Asks a node where Redis is, and remembers what it says.
     pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<(String, View), Fault> {
         let (nodes, (id, view)) = match &self.kind {
-            Kind::Fixed(_) => return Err(Fault::away("a single Redis is asked nothing")),
+            Kind::Fixed(_) => return Err(Fault::new(FaultKind::Unreachable, "a single Redis is asked nothing")),
             Kind::Watched(sentinels) => (&sentinels.nodes, sentinels.ask(node, asked_at).await?),
             Kind::Clustered(cluster) => (&cluster.nodes, cluster.ask(node, asked_at).await?),
         };
