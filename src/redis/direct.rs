@@ -74,7 +74,7 @@ impl DirectCalls {
             answer.number()
         });
         let generation = generation.map_err(into_redis_error)?;
-        let (queue, unanswered) = (Queue::default(), VecDeque::new());
+        let (queue, unanswered) = (Queue::new(Arc::default(), u64::MAX >> 12, 0), VecDeque::new());
         let (completions, answered) = (Arc::default(), RequestBatch::default());
         Ok(DirectCalls { connection, keys, generation, queue, clock, last: 0, unanswered, completions, answered })
     }
@@ -103,9 +103,9 @@ impl DirectCalls {
         self.last += 1;
         let chunk = self.queue.next_chunk(self.last, MAX_CHUNK).expect("a call carries a message");
         let Keys { meta, link, messages, ticks, .. } = &*self.keys;
-        let mut call = SCRIPTS.apply.call(self.keys.and_lists(&[meta, link, messages, ticks]).into_iter());
+        let mut call = SCRIPTS.apply.call(&self.keys.and_lists(&[meta, link, messages, ticks]));
         call.arg(self.generation);
-        self.queue.write(&chunk, u64::MAX >> 12, &mut call);
+        self.queue.write(&chunk, &mut call);
         self.unanswered.push_back(chunk);
         assert!(self.queue.next_chunk(0, MAX_CHUNK).is_none(), "a call carries at most {MAX_CHUNK} messages");
         call.get_packed_command()
@@ -133,7 +133,7 @@ impl DirectCalls {
             .unanswered
             .pop_front()
             .ok_or_else(|| RedisError::from((ErrorKind::UnexpectedReturnType, "an answer without a call")))?;
-        self.queue.apply(chunk, &applied, u64::MAX, self.clock.now());
+        self.queue.apply(chunk, &applied, self.clock.now());
         self.answered.clear(MAX_CHUNK);
         let _ = self.completions.poll(&mut Context::from_waker(Waker::noop()), &mut self.answered);
         Ok(applied.letters.bytes().filter(|letter| matches!(letter, b'a' | b'k')).count())

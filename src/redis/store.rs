@@ -17,7 +17,7 @@ use crate::redis::connection::hints;
 use crate::redis::connection::link::{Link, LinkOptions, Links};
 use crate::redis::connection::open::name_connections;
 use crate::redis::connection::peer::Peers;
-use crate::redis::connection::reconnect::{OpenError, RingSettings};
+use crate::redis::connection::reconnect::OpenError;
 use crate::redis::keys::{Keys, MAX_SLOTS};
 use crate::redis::leader::lease::{LeaseOptions, RedisLease};
 use crate::redis::leader::rebalance::Leaderships;
@@ -274,9 +274,9 @@ pub(super) fn hint(cause: &str) -> &'static str {
 }
 
 fn explain(error: OpenError, options: &RedisOptions) -> RedisStoreError {
-    let RingSettings { schema, slots, tick_ms, rings } = match error {
+    let (schema, slots, tick_ms, rings) = match error {
         OpenError::Fault(fault) => return RedisStoreError::Unusable(fault.with_remedy()),
-        OpenError::OtherSettings(settings) => settings,
+        OpenError::OtherSettings { schema, slots, tick_ms, rings } => (schema, slots, tick_ms, rings),
     };
     let (wheel, namespace) = (options.wheel, &options.namespace);
     if (slots, tick_ms, rings) == (u64::from(wheel.slots()), u64::from(wheel.tick_ms()), u64::from(options.rings))

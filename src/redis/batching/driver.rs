@@ -25,7 +25,7 @@ use crate::redis::batching::in_flight::{InFlight, first_answer, send};
 use crate::redis::batching::inbox::{Inbox, Item};
 use crate::redis::batching::queue::Queue;
 use crate::redis::connection::errors::{Fault, FaultKind, refusal_while_unreachable};
-use crate::redis::connection::link::{Link, Links, Session, State};
+use crate::redis::connection::link::{Link, Links, Session};
 use crate::redis::connection::recovery;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
@@ -53,12 +53,11 @@ impl BatchDriver {
     pub(crate) fn new(link: Arc<Link>, links: Arc<Links>, bounds: Bounds) -> BatchDriver {
         let inbox = Arc::new(Inbox::default());
         let driver = Driver {
-            states: link.states(),
+            sessions: link.sessions(),
             link: Arc::clone(&link),
             inbox: Arc::clone(&inbox),
             items: Vec::new(),
-            queue: Queue::new(Arc::clone(link.progress()), bounds.kept_acks),
-            max_in_flight: bounds.max_in_flight,
+            queue: Queue::new(Arc::clone(link.progress()), bounds.max_in_flight, bounds.kept_acks),
             shown_held_acks: 0,
             is_out_of_memory: false,
         };
@@ -141,12 +140,11 @@ fn complete_refused(batch: &RequestBatch, completions: &Completions) {
 /// The task that sends.
 struct Driver {
     link: Arc<Link>,
-    states: watch::Receiver<State>,
+    sessions: watch::Receiver<Result<Session, Fault>>,
     inbox: Arc<Inbox>,
     /// The items taken out of the inbox; empty again once they are in the queue.
     items: Vec<Item>,
     queue: Queue,
-    max_in_flight: u64,
     /// The part of this ring in the gauge of held acknowledgements.
     shown_held_acks: i64,
     /// Whether the log says that adds are refused because Redis has no memory.
@@ -174,7 +172,7 @@ impl Driver {
     async fn run(mut self) {
         while let Some(session) = self.wait_for_session().await {
             self.show_held_acks(0);
-            self.queue.begin_session(&session.answers, self.max_in_flight, self.link.clock().now());
+            self.queue.begin_session(&session.answers, self.link.clock().now());
             if let Some(lost) = self.queue.take_lost(session.chunk) {
                 recovery::reapply(&self.link, &session, lost).await;
             }
@@ -185,12 +183,12 @@ impl Driver {
     /// Waits until Redis is reachable, and until then refuses or holds requests. `None` when the link is dropped.
     async fn wait_for_session(&mut self) -> Option<Session> {
         loop {
-            if let State::Up(session) = &*self.states.borrow_and_update() {
+            if let Ok(session) = &*self.sessions.borrow_and_update() {
                 return Some(session.clone());
             }
             self.show_held_acks(self.link.progress().unanswered_acks.load(Ordering::Relaxed));
             tokio::select! {
-                changed = self.states.changed() => changed.ok()?,
+                changed = self.sessions.changed() => changed.ok()?,
                 () = poll_fn(|context| self.inbox.poll(context, 1)) => {
                     self.inbox.take(&mut self.items);
                     self.items.drain(..).for_each(|item| self.queue.push_while_unreachable(item));
@@ -236,7 +234,7 @@ impl Driver {
                     }
                 }
                 () = poll_fn(|context| self.inbox.poll(context, enough)), if has_place => {}
-                _ = self.states.changed() => break,
+                _ = self.sessions.changed() => break,
             }
         }
         let unanswered = scripts.in_flight.into_iter().map(|(chunk, _)| chunk);
@@ -261,7 +259,7 @@ impl Driver {
             let keys = self.link.keys();
             let names = keys.and_lists(&[&keys.messages, &keys.ticks]);
             let mut call = self.link.guarded(&scripts.session, &SCRIPTS.apply, &names);
-            self.queue.write(&chunk, self.max_in_flight, &mut call);
+            self.queue.write(&chunk, &mut call);
             let (link, session) = (Arc::clone(&self.link), scripts.session.clone());
             let exchange = async move {
                 let sent_at = link.clock().now();
@@ -295,7 +293,7 @@ impl Driver {
                     info!("Redis has memory again, and new messages are taken");
                 }
                 let (chunk, _) = scripts.in_flight.pop_front().expect("its answer has just come");
-                self.queue.apply(chunk, &applied, self.max_in_flight, self.link.clock().now());
+                self.queue.apply(chunk, &applied, self.link.clock().now());
                 return Ok(());
             }
             Err(Fault { kind: FaultKind::NoScript, .. }) => {

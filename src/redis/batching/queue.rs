@@ -48,6 +48,7 @@ pub(crate) struct Queue {
     unanswered: Vec<(i64, Chunk)>,
     /// The number of the last answered chunk, and of the Acks that are not answered, those in the inbox included.
     progress: Arc<Progress>,
+    max_in_flight: u64,
     answered: AnsweredChunks,
     writer: ChunkWriter,
     /// The connections to wake: each once for all requests that are answered together.
@@ -55,8 +56,8 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(progress: Arc<Progress>, kept_acks: usize) -> Queue {
-        Queue { progress, answered: AnsweredChunks::new(kept_acks), ..Queue::default() }
+    pub(crate) fn new(progress: Arc<Progress>, max_in_flight: u64, kept_acks: usize) -> Queue {
+        Queue { progress, max_in_flight, answered: AnsweredChunks::new(kept_acks), ..Queue::default() }
     }
 
     /// Appends a frame or a barrier.
@@ -137,13 +138,13 @@ impl Queue {
     }
 
     /// Writes the chunk that was made last as the script reads it.
-    pub(crate) fn write(&self, chunk: &Chunk, max_in_flight: u64, call: &mut Cmd) {
-        call.arg(chunk.number).arg(max_in_flight).arg(u8::from(chunk.has_adds));
+    pub(crate) fn write(&self, chunk: &Chunk, call: &mut Cmd) {
+        call.arg(chunk.number).arg(self.max_in_flight).arg(u8::from(chunk.has_adds));
         self.writer.write(call);
     }
 
     /// Takes the answer to a chunk, and answers the frames that are complete.
-    pub(crate) fn apply(&mut self, chunk: Chunk, applied: &Applied, max_in_flight: u64, now: Instant) {
+    pub(crate) fn apply(&mut self, chunk: Chunk, applied: &Applied, now: Instant) {
         self.progress.answered_chunk.store(chunk.number, Ordering::Relaxed);
         let mut rest = applied.letters.as_bytes();
         let mut times = applied.times();
@@ -172,7 +173,7 @@ impl Queue {
                 frame.deadline = applied.tick_due.plus(u64::from(ack_timeout_ticks));
             }
             if letters.contains(&b'x') {
-                let refusal = max_in_flight_refusal(applied.in_flight, frame.messages.len(), max_in_flight);
+                let refusal = max_in_flight_refusal(applied.in_flight, frame.messages.len(), self.max_in_flight);
                 self.end(slice.frame, |frame| frame.refuse(refusal));
             } else if frame.letters.len() + letters.len() == frame.messages.len() {
                 self.end(slice.frame, |frame| frame.complete(letters, latencies.drain(..)));
@@ -258,11 +259,11 @@ impl Queue {
 
     /// Begins a session, with the answers to the last two chunks that Redis applied. Numbers repeat after Redis lost
     /// writes, so the generation must be that of the chunk too.
-    pub(crate) fn begin_session(&mut self, answers: &[String; 2], max_in_flight: u64, now: Instant) {
+    pub(crate) fn begin_session(&mut self, answers: &[String; 2], now: Instant) {
         let mut not_applied = Vec::new();
         for (generation, chunk) in mem::take(&mut self.unanswered) {
             match answers.iter().find_map(|answer| Applied::parse(answer, generation, chunk.number)) {
-                Some(applied) => self.apply(chunk, &applied, max_in_flight, now),
+                Some(applied) => self.apply(chunk, &applied, now),
                 None => not_applied.push(chunk),
             }
         }

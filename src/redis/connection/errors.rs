@@ -7,7 +7,8 @@ use redis::{ErrorKind, RedisError};
 use crate::core::refusal::{Reason, Refusal};
 
 /// Why a command has no answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
 pub(crate) struct Fault {
     pub(crate) kind: FaultKind,
     pub(crate) text: String,

@@ -76,14 +76,6 @@ pub(crate) struct Session {
     pub(crate) recovered_at: Option<Instant>,
 }
 
-/// The state of a link.
-#[derive(Clone)]
-pub(crate) enum State {
-    /// There is no session, for this cause.
-    Down(Arc<str>),
-    Up(Session),
-}
-
 /// The connection of one ring, opened by [`Link::open`].
 pub(crate) struct Link {
     pub(super) shared: Arc<Shared>,
@@ -93,7 +85,8 @@ pub(crate) struct Link {
 /// The part of a link that the task shares which connects again.
 pub(crate) struct Shared {
     pub(crate) options: LinkOptions,
-    pub(crate) state: watch::Sender<State>,
+    /// The session, or why there is none.
+    pub(super) state: watch::Sender<Result<Session, Fault>>,
     /// Timeouts in a row.
     pub(super) timeouts: AtomicU32,
     pub(crate) progress: Arc<Progress>,
@@ -162,20 +155,26 @@ impl Link {
 
     /// Whether it has a session.
     pub(crate) fn is_up(&self) -> bool {
-        matches!(&*self.shared.state.borrow(), State::Up(_))
+        self.shared.state.borrow().is_ok()
     }
 
-    /// The state, as it changes.
-    pub(crate) fn states(&self) -> watch::Receiver<State> {
+    /// The session or the fault, as it changes.
+    pub(crate) fn sessions(&self) -> watch::Receiver<Result<Session, Fault>> {
         self.shared.state.subscribe()
     }
 
-    /// The session, or the cause why there is none.
+    /// The session, or a fault with the cause why there is none.
     pub(crate) fn session(&self) -> Result<Session, Fault> {
-        match &*self.shared.state.borrow() {
-            State::Up(session) => Ok(session.clone()),
-            State::Down(cause) => Err(Fault::new(FaultKind::Unreachable, &**cause)),
-        }
+        self.shared.state.borrow().clone()
+    }
+
+    /// Waits until a session has ended.
+    pub(crate) async fn session_end(&self, session: &Session) -> Fault {
+        let is_ended =
+            |state: &Result<Session, Fault>| state.as_ref().map(|current| current.number) != Ok(session.number);
+        // An error says that the link is dropped.
+        let _ = self.sessions().wait_for(is_ended).await;
+        Fault::stale()
     }
 
     /// Runs a script that writes: `keys` follow those of meta and link, `arguments` the generation.
@@ -209,7 +208,7 @@ impl Link {
         arguments: impl FnOnce(&mut Cmd),
     ) -> Result<Answer, Refusal> {
         let session = self.session()?;
-        let mut call = script.call(keys.iter().copied());
+        let mut call = script.call(keys);
         arguments(&mut call);
         Ok(self.run(&session, script, &call).await?)
     }
@@ -218,7 +217,7 @@ impl Link {
     pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[&str]) -> Cmd {
         let Keys { meta, link, .. } = self.keys();
         let keys: Vec<&str> = [meta.as_str(), link.as_str()].into_iter().chain(keys.iter().copied()).collect();
-        let mut call = script.call(keys.into_iter());
+        let mut call = script.call(&keys);
         call.arg(session.generation);
         call
     }
@@ -288,9 +287,9 @@ impl Link {
     /// Ends a session; the link connects again.
     pub(crate) fn give_up(&self, session: &Session, fault: &Fault) {
         let is_ended = self.shared.state.send_if_modified(|state| {
-            let is_current = matches!(state, State::Up(current) if current.number == session.number);
+            let is_current = state.as_ref().is_ok_and(|current| current.number == session.number);
             if is_current {
-                *state = State::Down(Arc::from(fault.text.as_str()));
+                *state = Err(Fault::new(FaultKind::Unreachable, &*fault.text));
             }
             is_current
         });

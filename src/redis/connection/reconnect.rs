@@ -11,8 +11,8 @@ use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
-use crate::redis::connection::errors::Fault;
-use crate::redis::connection::link::{Link, LinkOptions, Session, Shared, State, answer};
+use crate::redis::connection::errors::{Fault, FaultKind};
+use crate::redis::connection::link::{Link, LinkOptions, Session, Shared, answer};
 use crate::redis::keys::{Keys, OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
 use crate::redis::options::CONNECT_TIMEOUT;
 use crate::redis::scripts::{Answer, SCRIPTS};
@@ -30,28 +30,17 @@ const FEW_SHORT_SESSIONS: u32 = 5;
 /// The longest delay.
 const LONGEST_DELAY: Duration = Duration::from_secs(2);
 
-/// The settings of a ring in Redis, where they are not those of this sidecar.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RingSettings {
-    pub(crate) schema: u64,
-    pub(crate) slots: u64,
-    pub(crate) tick_ms: u64,
-    pub(crate) rings: u64,
-}
-
 /// Why a session could not be opened.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum OpenError {
-    #[error("{}", .0.text)]
-    Fault(Fault),
-    #[error("the ring was created again with other settings: {0:?}; start this sidecar with those")]
-    OtherSettings(RingSettings),
-}
-
-impl From<Fault> for OpenError {
-    fn from(fault: Fault) -> OpenError {
-        OpenError::Fault(fault)
-    }
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// The ring in Redis has these settings, which are not those of this sidecar.
+    #[error(
+        "the ring was created again with other settings: schema {schema}, --slots {slots}, --tick {tick_ms}ms, \
+         --rings {rings}; start this sidecar with those"
+    )]
+    OtherSettings { schema: u64, slots: u64, tick_ms: u64, rings: u64 },
 }
 
 impl Link {
@@ -60,7 +49,7 @@ impl Link {
     pub(crate) async fn open(options: LinkOptions, timeout: Duration) -> Result<Link, OpenError> {
         let shared = Arc::new(Shared {
             options,
-            state: watch::Sender::new(State::Down(Arc::from("no connection was made yet"))),
+            state: watch::Sender::new(Err(Fault::new(FaultKind::Unreachable, "no connection was made yet"))),
             timeouts: AtomicU32::new(0),
             progress: Arc::default(),
             peer: RwLock::default(),
@@ -69,7 +58,7 @@ impl Link {
         });
         let mut sessions = Sessions { shared: Arc::clone(&shared), opened: 0, incarnation: None };
         let session = sessions.open_first(timeout).await?;
-        shared.state.send_replace(State::Up(session));
+        shared.state.send_modify(|state| *state = Ok(session));
         let reconnecting = tokio::spawn(async move { sessions.run().await });
         Ok(Link { shared, _reconnecting: AbortOnDropHandle::new(reconnecting) })
     }
@@ -101,7 +90,7 @@ impl Sessions {
             shared.timeouts.store(0, Ordering::Relaxed);
             shared.options.metrics.redis_reconnects.inc();
             info!(ring = shared.options.ring, redis = %session.found, "Redis is back");
-            shared.state.send_replace(State::Up(session));
+            shared.state.send_modify(|state| *state = Ok(session));
         }
     }
 
@@ -119,7 +108,7 @@ impl Sessions {
                     self.shared.options.metrics.count_redis_error(fault.kind.as_str());
                     fault.with_remedy()
                 }
-                OpenError::OtherSettings(_) => cause.clone(),
+                OpenError::OtherSettings { .. } => cause.clone(),
             };
             if logged.as_ref() != Some(&cause) {
                 warn!(
@@ -127,7 +116,7 @@ impl Sessions {
                     cause = with_remedy,
                     "Redis cannot be used; trying again: remove the cause"
                 );
-                self.shared.state.send_replace(State::Down(Arc::from(cause.as_str())));
+                self.shared.state.send_modify(|state| *state = Err(Fault::new(FaultKind::Unreachable, &*cause)));
                 logged = Some(cause);
             }
             sleep(RETRY).await;
@@ -181,12 +170,12 @@ impl Sessions {
         match answer.text()?.as_str() {
             "open" => {}
             "differs" => {
-                return Err(OpenError::OtherSettings(RingSettings {
+                return Err(OpenError::OtherSettings {
                     schema: answer.count()?,
                     slots: answer.count()?,
                     tick_ms: answer.count()?,
                     rings: answer.count()?,
-                }));
+                });
             }
             word => return Err(answer.strange(word).into()),
         }
@@ -227,7 +216,7 @@ pub(crate) fn registration(options: &LinkOptions, sessions: u64, (answered, held
     let LinkOptions { keys, wheel, rings, incarnation, catch_up_max_ticks, .. } = options;
     let Keys { meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late, .. } = &**keys;
     let names = keys.and_lists(&[meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late]);
-    let mut call = SCRIPTS.open.call(names.into_iter());
+    let mut call = SCRIPTS.open.call(&names);
     call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
     // A ring that a later session creates is another one.
     call.arg(wheel.slots() + SPARE_LISTS).arg(format!("{incarnation}-{sessions}"));

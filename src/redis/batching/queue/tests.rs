@@ -38,7 +38,7 @@ struct Answer {
 impl Bench {
     fn new() -> Bench {
         let progress = Arc::<Progress>::default();
-        Bench { queue: Queue::new(Arc::clone(&progress), 1_000), progress, ..Bench::default() }
+        Bench { queue: Queue::new(Arc::clone(&progress), MAX, 1_000), progress, ..Bench::default() }
     }
 
     /// Makes a request; the answer has the number returned.
@@ -72,7 +72,7 @@ impl Bench {
     fn applied(&mut self, chunk: Chunk, letters: &str, times: &str) {
         let (letters, times) = (letters.to_owned(), times.to_owned());
         let applied = Applied { tick_due: Tick(7), letters, times, in_flight: Some(9) };
-        self.queue.apply(chunk, &applied, MAX, Clock::start().now());
+        self.queue.apply(chunk, &applied, Clock::start().now());
     }
 
     /// The answers since the last call.
@@ -104,7 +104,7 @@ impl Bench {
     /// The arguments of a chunk, from the fifth of the script on.
     fn words(&mut self, chunk: &Chunk) -> Vec<Vec<u8>> {
         let mut call = redis::cmd("x");
-        self.queue.write(chunk, MAX, &mut call);
+        self.queue.write(chunk, &mut call);
         let bytes = |argument| match argument {
             redis::Arg::Simple(bytes) => Vec::from(bytes),
             _ => unreachable!("the script has no cursor"),
@@ -284,7 +284,7 @@ fn when_redis_is_unreachable_adds_are_refused_by_their_outcome_and_dels_are_held
 
     // It was applied, and the link has kept the answer.
     let answer = format!("9|1|7|{}{}|{}", "a".repeat(600), "k".repeat(400), vec!["5"; 401].join(","));
-    bench.queue.begin_session(&[String::new(), answer], MAX, Clock::start().now());
+    bench.queue.begin_session(&[String::new(), answer], Clock::start().now());
     let answer = bench.answer();
     assert_eq!((answer.id, answer.outcomes, answer.measured), (acked, vec![Outcome::Acked; 400], 400));
     assert!(bench.queue.next_chunk(2, MAX_CHUNK).is_none());
@@ -298,7 +298,7 @@ fn chunks_that_were_not_applied_are_sent_again_before_later_requests() {
     let chunk = bench.chunk(5);
     let second = bench.del(1);
     bench.queue.end_session(9, std::iter::once(chunk));
-    bench.queue.begin_session(&["9|4|7|u|6".into(), String::new()], MAX, Clock::start().now());
+    bench.queue.begin_session(&["9|4|7|u|6".into(), String::new()], Clock::start().now());
     assert_eq!(bench.queue.waiting(), 3);
     let chunk = bench.chunk(5);
     bench.applied(chunk, "kku", "6,5,5");
