@@ -39,8 +39,8 @@ const NO_ANSWER: &str = "no answer came in time";
 #[derive(Default)]
 pub(crate) struct Queue {
     frames: Frames,
-    fair_queue: FairQueue,
-    /// Messages in the fair queue, those of refused frames included.
+    by_connection: FairQueue,
+    /// Messages in `by_connection`, those of refused frames included.
     waiting: usize,
     /// Each is notified when all frames before that one are answered, in this order.
     barriers: VecDeque<(u64, oneshot::Sender<()>)>,
@@ -70,7 +70,7 @@ impl Queue {
             Item::Frame(frame) => {
                 let (connection, to) = (frame.connection, frame.messages.len());
                 let frame = self.frames.push(frame);
-                self.fair_queue.push_back(connection, Slice { frame, from: 0, to });
+                self.by_connection.push_back(connection, Slice { frame, from: 0, to });
                 self.waiting += to;
             }
         }
@@ -88,9 +88,11 @@ impl Queue {
     /// Wakes connections with new answers, and notifies the barriers that are passed.
     pub(crate) fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
-        while let Some((_, passed)) = self.barriers.pop_front_if(|(before, _)| *before <= self.frames.first()) {
+        let first = self.frames.first();
+        let passed = self.barriers.partition_point(|(before, _)| *before <= first);
+        for (_, sender) in self.barriers.drain(..passed) {
             // The receiver may have timed out.
-            let _ = passed.send(());
+            let _ = sender.send(());
         }
     }
 
@@ -110,7 +112,7 @@ impl Queue {
         let mut room = most.min(MAX_CHUNK);
         self.writer.clear();
         while room > 0
-            && let Some((connection, waiting)) = self.fair_queue.pop()
+            && let Some((connection, waiting)) = self.by_connection.pop()
         {
             self.waiting -= waiting.len();
             // None if it was refused meanwhile.
@@ -134,7 +136,7 @@ impl Queue {
     /// Puts a slice before all others.
     fn put_back(&mut self, connection: ConnectionId, slice: Slice) {
         self.waiting += slice.len();
-        self.fair_queue.push_front(connection, slice);
+        self.by_connection.push_front(connection, slice);
     }
 
     /// Writes the chunk that was made last as the script reads it.
