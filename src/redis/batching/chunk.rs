@@ -47,7 +47,7 @@ impl Slice {
 pub(crate) struct Chunk {
     pub(crate) number: u64,
     pub(crate) slices: Vec<Slice>,
-    /// Whether it was made with an add, as the script is told; the frame of the add may have ended since.
+    /// Whether it was made with an add, as its arguments say. The frame of the add may have ended since.
     pub(crate) has_adds: bool,
 }
 

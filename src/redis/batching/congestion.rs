@@ -1,4 +1,4 @@
-//! Limits what a link sends to Redis at once: it follows the time in which Redis answers.
+//! Limits how much a link sends to Redis at once, by the time in which Redis answers.
 //!
 //! Redis serves connections in turns. The scripts that all links of all sidecars have in flight add up to the time of one
 //! turn, and no link knows of the others. So each sends less if its answers wait, and more if they do not, as TCP does: a
@@ -33,8 +33,8 @@ const FAR: Duration = Duration::from_millis(4);
 /// The number of waiting messages at which a second script is sent while one is in flight.
 ///
 /// Neither of two scripts should be so small that its fixed costs count. If Redis works all the time, the second waits for
-/// half of the messages that were unanswered when the last answer came: each script carries half of what clients send who
-/// wait for answers. If the round trip is mostly network, waiting would only add to it.
+/// half of the messages that were unanswered when the last answer came. Then each of the two carries half of the messages
+/// of clients that wait for answers. If the round trip is mostly network, waiting would only add to it.
 pub(crate) fn second_script_threshold(unanswered: usize, round_trip: Duration) -> usize {
     if round_trip > FAR { LEAST_FOR_SECOND } else { (unanswered / 2).clamp(LEAST_FOR_SECOND, MAX_CHUNK / 2) }
 }

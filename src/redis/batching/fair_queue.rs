@@ -143,7 +143,7 @@ mod tests {
         queue.push_back(ConnectionId(3), slice(4, 0, 1));
         queue.push_front(ConnectionId(2), slice(2, 980, 3_000));
         assert_eq!(queue.pop(), Some((ConnectionId(2), slice(2, 980, 3_000))));
-        // All of it is sent again: what was taken is put back from its end.
+        // All of it is sent again: the slices are put back from the last one on.
         queue.push_front(ConnectionId(2), slice(2, 980, 3_000));
         queue.push_front(ConnectionId(2), slice(2, 0, 980));
         queue.push_front(ConnectionId(1), slice(3, 0, 10));

@@ -1,4 +1,4 @@
-//! Requests that are not answered: what each asks for, and how it is completed or refused.
+//! Keeps the requests that are not answered, and completes or refuses them.
 //!
 //! A *frame* is one request. Its name is its number, and frames end about in the order in which they came.
 

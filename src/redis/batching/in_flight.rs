@@ -6,7 +6,7 @@ use std::pin::Pin;
 use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
 use futures_util::poll;
 
-/// What is sent and not answered, in order: the sent value, and the future of its answer.
+/// The exchanges without an answer, in order: the sent value, and the future of its answer.
 pub(crate) type InFlight<T, A> = VecDeque<(T, MaybeDone<BoxFuture<'static, A>>)>;
 
 /// Sends `sent`. When this returns, the exchange has its place on the connection, or in the queue for such a place.

@@ -1,6 +1,6 @@
 //! Queues the frames of a ring until they are answered: the part of batching without I/O.
 //!
-//! A *frame* is a request; frames keep the order in which they were made. A *chunk* is what one script carries: slices of
+//! A *frame* is a request; frames keep the order in which they were made. A *chunk* is the content of one script: slices of
 //! frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies number n only after n - 1.
 //!
 //! # Invariants

@@ -238,7 +238,7 @@ fn a_chunk_is_one_with_adds_also_when_the_add_has_ended_and_its_dels_come_again(
     let (head, tail) = (bench.chunk(1), bench.chunk(2));
     bench.applied(head, &"x".repeat(MAX_CHUNK), "6");
     assert_eq!(bench.answer().refusal.unwrap().reason, Reason::MaxInFlight);
-    // Redis was told that the second has an add, so that it may refuse it for want of memory: all of it.
+    // Redis refuses all of the second for want of memory, since it was sent as a chunk with an add.
     assert!(tail.has_adds);
     bench.queue.send_again(vec![tail], Some(&Refusal::new(Reason::StoreAway, "no memory")));
     assert!(bench.answers().is_empty());
@@ -338,7 +338,7 @@ fn frames_that_are_cut_again_and_again_hold_up_no_other_connection() {
         }
         bench.chunk(1);
         let single = bench.ask_as(ConnectionId(2), DEL, 0..1);
-        // What is left of two frames goes first.
+        // The rest of two frames goes first.
         let most = 2 + 2 * size.div_ceil(1_000);
         for number in 2..=most {
             let chunk = bench.chunk(number);
