@@ -1,8 +1,8 @@
 //! Writes the chunk that one script applies, and reads the script's answer.
 //!
-//! For each message a chunk has a byte that names its class, and an argument with its name. A class is an operation that
-//! many messages share. A message that occurs twice in a chunk is named once, and a list of positions says where it
-//! belongs, so that the script need not look for repeats.
+//! For each message a chunk has a byte that names its class, and an argument with its name. A class is an operation
+//! that many messages share. A message that occurs twice in a chunk is named once, and a list of positions says where
+//! it belongs, so that the script need not look for repeats.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -69,7 +69,8 @@ pub(crate) struct ChunkWriter {
     /// For each message: its position, in two bytes.
     positions: Vec<u8>,
     names: Vec<Message>,
-    /// Messages of the frames of adds that begin in the chunk, all of them, and of one that goes on, those in the chunk.
+    /// Messages of the frames of adds that begin in the chunk, all of them, and of one that goes on, those in the
+    /// chunk.
     to_add: usize,
     /// The frame of adds that goes on at the beginning of the chunk.
     goes_on: Option<u64>,

@@ -1,8 +1,9 @@
 //! Limits how much a link sends to Redis at once, by the time in which Redis answers.
 //!
-//! Redis serves connections in turns. The scripts that all links of all sidecars have in flight add up to the time of one
-//! turn, and no link knows of the others. So each sends less if its answers wait, and more if they do not, as TCP does: a
-//! thousand links queue no more than Redis does in a fraction of a second, and a single link can use all of Redis.
+//! Redis serves connections in turns. The scripts that all links of all sidecars have in flight add up to the time of
+//! one turn, and no link knows of the others. So each sends less if its answers wait, and more if they do not, as TCP
+//! does: a thousand links queue no more than Redis does in a fraction of a second, and a single link can use all of
+//! Redis.
 
 use std::time::{Duration, Instant};
 
@@ -32,9 +33,9 @@ const FAR: Duration = Duration::from_millis(4);
 
 /// The number of waiting messages at which a second script is sent while one is in flight.
 ///
-/// Neither of two scripts should be so small that its fixed costs count. If Redis works all the time, the second waits for
-/// half of the messages that were unanswered when the last answer came. Then each of the two carries half of the messages
-/// of clients that wait for answers. If the round trip is mostly network, waiting would only add to it.
+/// Neither of two scripts should be so small that its fixed costs count. If Redis works all the time, the second waits
+/// for half of the messages that were unanswered when the last answer came. Then each of the two carries half of the
+/// messages of clients that wait for answers. If the round trip is mostly network, waiting would only add to it.
 pub(crate) fn second_script_threshold(unanswered: usize, round_trip: Duration) -> usize {
     if round_trip > FAR { LEAST_FOR_SECOND } else { (unanswered / 2).clamp(LEAST_FOR_SECOND, MAX_CHUNK / 2) }
 }
@@ -69,8 +70,8 @@ impl Window {
         if self.messages < LEAST_FOR_SECOND { 1 } else { DEPTH }
     }
 
-    /// Adapts the window to an answer that came `now` to a script of so many messages. `waited` is the round trip without
-    /// that of an idle Redis.
+    /// Adapts the window to an answer that came `now` to a script of so many messages. `waited` is the round trip
+    /// without that of an idle Redis.
     pub(crate) fn answered(&mut self, messages: usize, sent_at: Instant, waited: Duration, now: Instant) {
         if messages * 2 >= self.messages {
             self.used_at = now;

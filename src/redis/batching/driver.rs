@@ -1,7 +1,8 @@
-//! Sends the requests of all connections to a ring: those that arrive while scripts are in flight go out in the next one.
+//! Sends the requests of all connections to a ring: those that arrive while scripts are in flight go out in the next
+//! one.
 //!
-//! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one while the
-//! next is written. If none is in flight, a request is sent at once; a second script waits for
+//! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one while
+//! the next is written. If none is in flight, a request is sent at once; a second script waits for
 //! [enough messages](second_script_threshold). The [`Window`] limits the messages of a script.
 
 use std::future::poll_fn;

@@ -1,7 +1,7 @@
 //! Queues the frames of a ring until they are answered: the part of batching without I/O.
 //!
-//! A *frame* is a request; frames keep the order in which they were made. A *chunk* is the content of one script: slices of
-//! frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies number n only after n - 1.
+//! A *frame* is a request; frames keep the order in which they were made. A *chunk* is the content of one script:
+//! slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies number n only after n - 1.
 //!
 //! # Invariants
 //!
@@ -213,8 +213,8 @@ impl Queue {
         self.wakers.extend(with(frame));
     }
 
-    /// Sends the dels of chunks again, and of all later ones, that were certainly not applied. Their adds are sent again
-    /// too, or refused if there is a refusal.
+    /// Sends the dels of chunks again, and of all later ones, that were certainly not applied. Their adds are sent
+    /// again too, or refused if there is a refusal.
     pub(crate) fn send_again(&mut self, chunks: Vec<Chunk>, refusal: Option<&Refusal>) {
         for slice in chunks.into_iter().rev().flat_map(|chunk| chunk.slices.into_iter().rev()) {
             let Some(frame) = self.frames.get_mut(slice.frame) else { continue };

@@ -7,9 +7,10 @@
 //!     └── a fault that ends it, two timeouts ─────┘
 //! ```
 //!
-//! A multiplexed connection does not recover by itself after a timeout or a READONLY answer. So this file classifies every
-//! fault, and [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each session registers first: from
-//! then on the scripts refuse late writes of the previous session, and `open` returns the last chunk that was applied.
+//! A multiplexed connection does not recover by itself after a timeout or a READONLY answer. So this file classifies
+//! every fault, and [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each session registers
+//! first: from then on the scripts refuse late writes of the previous session, and `open` returns the last chunk that
+//! was applied.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -258,8 +259,8 @@ impl Link {
         Answer::new(script, value)
     }
 
-    /// Runs a script that does nothing, for the stall detector: a Redis that takes no writes for a moment answers a PING.
-    /// A timeout loses nothing here and is not counted.
+    /// Runs a script that does nothing, for the stall detector: a Redis that takes no writes for a moment answers a
+    /// PING. A timeout loses nothing here and is not counted.
     pub(crate) async fn probe(&self, session: &Session) {
         match self.exchange(session, redis::cmd("EVAL").arg("return 1").arg(0)).await {
             Ok(_) | Err(Fault { kind: FaultKind::Timeout, .. }) => {}
@@ -298,7 +299,8 @@ impl Link {
             warn!(
                 ring,
                 cause = %fault.text,
-                "Redis is unreachable: adds are refused and acknowledgements held until it answers again; the sidecar keeps                  connecting; look at Redis, and at the network to it"
+                "Redis is unreachable: adds are refused and acknowledgements held until it answers again; the sidecar \
+                 keeps connecting; look at Redis, and at the network to it"
             );
             self.shared.broken.notify_one();
         }

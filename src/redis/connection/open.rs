@@ -50,8 +50,8 @@ pub(crate) async fn connect(
     Ok(connection)
 }
 
-/// Connects. For TLS, redis-rs reads the certificates of all trusted authorities from files, each time and in the poll of
-/// this future, so a blocking thread does that.
+/// Connects. For TLS, redis-rs reads the certificates of all trusted authorities from files, each time and in the poll
+/// of this future, so a blocking thread does that.
 async fn open(client: &Client, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
     if !matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. }) {
         return client.get_multiplexed_async_connection_with_config(config).await;
@@ -62,8 +62,9 @@ async fn open(client: &Client, config: &AsyncConnectionConfig) -> RedisResult<Mu
     connecting.await.unwrap_or_else(|error| Err(io::Error::other(error).into()))
 }
 
-/// Whether a connection failed because Redis has `maxclients` of them. Redis writes the reason and closes the connection;
-/// a client that has sent something may see a reset instead. So a second connection reads it and sends nothing.
+/// Whether a connection failed because Redis has `maxclients` of them. Redis writes the reason and closes the
+/// connection; a client that has sent something may see a reset instead. So a second connection reads it and sends
+/// nothing.
 async fn is_at_maxclients(error: &RedisError, address: &ConnectionAddr) -> bool {
     const REASON: &str = "max number of clients";
     if error.to_string().contains(REASON) {

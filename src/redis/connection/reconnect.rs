@@ -44,8 +44,8 @@ pub(crate) enum OpenError {
 }
 
 impl Link {
-    /// Connects, and from then on connects again after each fault. At the start it retries for up to `timeout`, and only
-    /// after faults that end by themselves, as when Redis loads its data.
+    /// Connects, and from then on connects again after each fault. At the start it retries for up to `timeout`, and
+    /// only after faults that end by themselves, as when Redis loads its data.
     pub(crate) async fn open(options: LinkOptions, timeout: Duration) -> Result<Link, OpenError> {
         let shared = Arc::new(Shared {
             options,
@@ -210,8 +210,8 @@ impl Sessions {
     }
 }
 
-/// The call that registers session number `sessions` + 1 of a link, with the last chunk that was answered and the number
-/// of Acks that are held.
+/// The call that registers session number `sessions` + 1 of a link, with the last chunk that was answered and the
+/// number of Acks that are held.
 pub(crate) fn registration(options: &LinkOptions, sessions: u64, (answered, held): (u64, u64)) -> Cmd {
     let LinkOptions { keys, wheel, rings, incarnation, catch_up_max_ticks, .. } = options;
     let Keys { meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late, .. } = &**keys;

@@ -1,8 +1,8 @@
 //! Applies Acks again that Redis has answered and then lost in a failover or a restart.
 //!
-//! Chunks are numbered, and Redis keeps the number of the last one that it applied. If a new session finds a lower number
-//! than was answered, Redis has lost all chunks after it. The pointer waits until the lost Acks are applied again, and
-//! until all Acks are applied that were held before.
+//! Chunks are numbered, and Redis keeps the number of the last one that it applied. If a new session finds a lower
+//! number than was answered, Redis has lost all chunks after it. The pointer waits until the lost Acks are applied
+//! again, and until all Acks are applied that were held before.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ use crate::core::refusal::Refusal;
 use crate::redis::connection::link::{Link, LinkOptions, Session};
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// How long answered Acks are kept: longer than a replica lags behind, and than an append-only file that is synchronised
-/// every second.
+/// How long answered Acks are kept: longer than a replica lags behind, and than an append-only file that is
+/// synchronised every second.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
 /// The most Acks that one script applies again: about a millisecond of Redis' time.

@@ -1,8 +1,8 @@
 //! Detects from the timing of answers whether one Redis stalls, or stalled lately.
 //!
 //! Acknowledgements that were read during a stall wait in all sidecars. An expiry that comes before them would time out
-//! messages that their clients have acknowledged. All links to one Redis share a detector: an answer to one of them shows
-//! that Redis works, however long another waits.
+//! messages that their clients have acknowledged. All links to one Redis share a detector: an answer to one of them
+//! shows that Redis works, however long another waits.
 
 use std::time::{Duration, Instant};
 
