@@ -6,20 +6,20 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use redis::{Client, Cmd, Connection, ErrorKind, RedisError, RedisResult, Value};
+use redis::{Client, Connection, ErrorKind, RedisError, RedisResult, Value};
 
 use crate::clock::Clock;
 use crate::core::completions::Completions;
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, RequestBatch};
 use crate::core::ring::ConnectionId;
-use crate::core::tick::{Tick, Wheel};
+use crate::core::tick::Wheel;
 use crate::metrics::Metrics;
-use crate::redis::batching::applied::Applied;
-use crate::redis::batching::chunk::{Chunk, MAX_CHUNK};
+use crate::redis::batching::chunk::{Applied, Chunk, MAX_CHUNK};
+use crate::redis::batching::frames::Frame;
 use crate::redis::batching::inbox::Item;
 use crate::redis::batching::queue::Queue;
-use crate::redis::batching::request::Asked;
+use crate::redis::connection::errors::Fault;
 use crate::redis::connection::link::LinkOptions;
 use crate::redis::connection::reconnect::registration;
 use crate::redis::keys::Keys;
@@ -69,10 +69,12 @@ impl DirectCalls {
             metrics: Arc::new(Metrics::new()),
         };
         let value = registration(&options, 0, (0, 0)).query(&mut connection)?;
-        let mut answer = Answer::new(&SCRIPTS.open, value).map_err(|fault| strange(&fault.text))?;
-        let registered = answer.text().and_then(|_| answer.number());
-        let generation = registered.map_err(|fault| strange(&fault.text))?;
-        let (queue, unanswered) = (Queue::default(), VecDeque::new());
+        let generation = Answer::new(&SCRIPTS.open, value).and_then(|mut answer| {
+            answer.text()?;
+            answer.number()
+        });
+        let generation = generation.map_err(into_redis_error)?;
+        let (queue, unanswered) = (Queue::new(Arc::default(), u64::MAX >> 12, 0), VecDeque::new());
         let (completions, answered) = (Arc::default(), RequestBatch::default());
         Ok(DirectCalls { connection, keys, generation, queue, clock, last: 0, unanswered, completions, answered })
     }
@@ -96,25 +98,17 @@ impl DirectCalls {
     }
 
     fn call(&mut self, operation: Operation, messages: &[Message]) -> Vec<u8> {
-        let asked = Asked::new(operation, ConnectionId::default(), 0, messages.len(), &self.completions);
-        self.queue.push(Item::Frame(asked, messages.len()), messages);
+        let frame = Frame::new(operation, ConnectionId::default(), 0, messages, &self.completions);
+        self.queue.push(Item::Frame(frame));
         self.last += 1;
         let chunk = self.queue.next_chunk(self.last, MAX_CHUNK).expect("a call carries a message");
-        let mut call = self.guarded();
-        call.arg(chunk.number).arg(u64::MAX >> 12).arg(u8::from(chunk.has_adds));
-        self.queue.encode(&chunk, &mut call);
+        let Keys { meta, link, messages, ticks, .. } = &*self.keys;
+        let mut call = SCRIPTS.apply.call(&self.keys.and_lists(&[meta, link, messages, ticks]));
+        call.arg(self.generation);
+        self.queue.write(&chunk, &mut call);
         self.unanswered.push_back(chunk);
         assert!(self.queue.next_chunk(0, MAX_CHUNK).is_none(), "a call carries at most {MAX_CHUNK} messages");
         call.get_packed_command()
-    }
-
-    fn guarded(&self) -> Cmd {
-        let Keys { meta, link, messages, ticks, .. } = &*self.keys;
-        let names: Vec<&str> =
-            [meta, link, messages, ticks].into_iter().chain(self.keys.lists()).map(String::as_str).collect();
-        let mut call = SCRIPTS.apply.call(names.into_iter());
-        call.arg(self.generation);
-        call
     }
 
     /// Sends a call, and does not wait for its answer.
@@ -133,22 +127,19 @@ impl DirectCalls {
     /// When the connection is lost, or Redis did not carry the call out.
     pub fn receive(&mut self) -> RedisResult<usize> {
         let value = self.connection.recv_response().and_then(Value::extract_error)?;
-        let mut answer = Answer::new(&SCRIPTS.apply, value).map_err(|fault| strange(&fault.text))?;
-        let mut read = || Ok((answer.text()?, answer.count()?, answer.text()?, answer.text()?));
-        let (word, tick_due, letters, times) =
-            read().map_err(|fault: crate::redis::connection::errors::Fault| strange(&fault.text))?;
-        if word != "ok" {
-            return Err(strange(&word));
-        }
-        let chunk = self.unanswered.pop_front().ok_or_else(|| strange("nothing was asked"))?;
-        let applied = Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight: None };
-        self.queue.applied(chunk, &applied, u64::MAX, self.clock.now());
+        let applied = Answer::new(&SCRIPTS.apply, value).and_then(|mut answer| Applied::read(&mut answer));
+        let applied = applied.map_err(into_redis_error)?;
+        let chunk = self
+            .unanswered
+            .pop_front()
+            .ok_or_else(|| RedisError::from((ErrorKind::UnexpectedReturnType, "an answer without a call")))?;
+        self.queue.apply(chunk, &applied, self.clock.now());
         self.answered.clear(MAX_CHUNK);
         let _ = self.completions.poll(&mut Context::from_waker(Waker::noop()), &mut self.answered);
-        Ok(letters.bytes().filter(|letter| matches!(letter, b'a' | b'k')).count())
+        Ok(applied.letters.bytes().filter(|letter| matches!(letter, b'a' | b'k')).count())
     }
 }
 
-fn strange(text: &str) -> RedisError {
-    RedisError::from((ErrorKind::UnexpectedReturnType, "the script of adds and dels", text.to_owned()))
+fn into_redis_error(fault: Fault) -> RedisError {
+    RedisError::from((ErrorKind::UnexpectedReturnType, "the script of adds and dels", fault.text))
 }

@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::core::ring::Reply;
 use crate::core::store::{Moment, RingParts, Store};
 use crate::metrics::Metrics;
-use crate::redis::batching::driver::{Bounds, Coalescer};
+use crate::redis::batching::driver::{BatchDriver, Bounds};
 use crate::redis::connection::hints;
 use crate::redis::connection::link::{Link, LinkOptions, Links};
 use crate::redis::connection::open::name_connections;
@@ -41,7 +41,7 @@ pub struct RedisStore {
     rings: Vec<RingParts>,
     links: Arc<Links>,
     peers: Arc<Peers>,
-    coalescers: Vec<Arc<Coalescer>>,
+    drivers: Vec<Arc<BatchDriver>>,
     outboxes: Vec<Arc<RedisOutbox>>,
     leaderships: Arc<Leaderships>,
     tasks: Vec<AbortOnDropHandle<()>>,
@@ -79,7 +79,7 @@ impl RedisStore {
             rings: Vec::new(),
             links: Arc::default(),
             peers: Arc::default(),
-            coalescers: Vec::new(),
+            drivers: Vec::new(),
             outboxes: Vec::new(),
             leaderships: Arc::new(Leaderships::new(identity.clone(), options.lease)),
             tasks: Vec::new(),
@@ -140,8 +140,8 @@ impl RedisStore {
             max_held_acks: options.max_held_acks,
             kept_acks: KEPT_ACKS.div_ceil(options.rings.into()),
         };
-        let coalescer = Coalescer::new(Arc::clone(&link), Arc::clone(&self.links), bounds, Arc::clone(metrics));
-        let coalescer = Arc::new(coalescer);
+        let driver = BatchDriver::new(Arc::clone(&link), Arc::clone(&self.links), bounds);
+        let driver = Arc::new(driver);
         let term = self.leaderships.add_ring();
         let (options, identity) = (options.clone(), identity.clone());
         let context = Arc::new(RingContext { ring, options, identity, link, term });
@@ -149,8 +149,8 @@ impl RedisStore {
         let outbox = Arc::new(RedisOutbox::new(Arc::clone(&context)));
         let (link, news) = (Arc::clone(&context.link), context.link.keys().news.clone());
         self.tasks.push(hints::listen(link, news, Arc::clone(&outbox), Arc::clone(&lease)));
-        let ring = Arc::new(RedisRing::new(context, Arc::clone(&coalescer)));
-        self.coalescers.push(coalescer);
+        let ring = Arc::new(RedisRing::new(context, Arc::clone(&driver)));
+        self.drivers.push(driver);
         self.outboxes.push(Arc::clone(&outbox));
         self.rings.push(RingParts { ring, outbox, lease });
         Ok(())
@@ -171,16 +171,16 @@ impl Store for RedisStore {
     }
 
     fn close(&self, _moment: Moment) -> Reply<String> {
-        let (outboxes, coalescers) = (self.outboxes.clone(), self.coalescers.clone());
+        let (outboxes, drivers) = (self.outboxes.clone(), self.drivers.clone());
         Reply::Later(Box::pin(async move {
             let waited = tokio::time::timeout(CLOSE_TIMEOUT, async {
-                while held(&coalescers) > 0 {
+                while held(&drivers) > 0 {
                     tokio::time::sleep(CLOSE_POLL).await;
                 }
             });
             if waited.await.is_err() {
                 error!(
-                    messages = held(&coalescers),
+                    messages = held(&drivers),
                     "Redis was unreachable for too long: the acknowledgements that this sidecar holds end with its \
                      process, and their messages will time out; look at the clients of the next storm with care"
                 );
@@ -196,8 +196,8 @@ impl Store for RedisStore {
 }
 
 /// How many acknowledgements wait for Redis.
-fn held(coalescers: &[Arc<Coalescer>]) -> u64 {
-    coalescers.iter().map(|coalescer| coalescer.unanswered_acks()).sum()
+fn held(drivers: &[Arc<BatchDriver>]) -> u64 {
+    drivers.iter().map(|driver| driver.unanswered_acks()).sum()
 }
 
 /// Unique names for this sidecar.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::redis::connection::reconnect::{Differs, OpenError};
+use crate::redis::connection::reconnect::OpenError;
 use crate::redis::options::RedisOptions;
 
 /// How long a sidecar that starts waits for a Redis that is not there yet.
@@ -28,9 +28,9 @@ pub enum RedisStoreError {
 impl RedisStoreError {
     /// The error of a ring that could not be opened with these options.
     pub(super) fn of(error: OpenError, options: &RedisOptions) -> RedisStoreError {
-        let Differs { schema, slots, tick_ms, rings } = match error {
+        let (schema, slots, tick_ms, rings) = match error {
             OpenError::Fault(fault) => return RedisStoreError::Unusable(fault.with_remedy()),
-            OpenError::Differs(differs) => differs,
+            OpenError::OtherSettings { schema, slots, tick_ms, rings } => (schema, slots, tick_ms, rings),
         };
         let RedisOptions { wheel, namespace, .. } = options;
         let own = (u64::from(wheel.slots()), u64::from(wheel.tick_ms()), u64::from(options.rings));

@@ -1,8 +1,8 @@
-//! What one script carries, and how the script reads it.
+//! Writes the chunk that one script applies, and reads the script's answer.
 //!
-//! A message is a byte of what is done with it and an argument with its name; everything that many messages share
-//! is said once. A message that occurs twice in a chunk is named once, and a list of positions says where it
-//! belongs, so that the script need not look for repeats.
+//! For each message a chunk has a byte that names its class, and an argument with its name. A class is an operation
+//! that many messages share. A message that occurs twice in a chunk is named once, and a list of positions says where
+//! it belongs, so that the script need not look for repeats.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -11,12 +11,15 @@ use redis::Cmd;
 
 use crate::core::message::{Client, Message};
 use crate::core::request_batch::Operation;
-use crate::redis::batching::frames::{Frame, Frames};
+use crate::core::tick::Tick;
+use crate::redis::batching::frames::Frame;
+use crate::redis::connection::errors::Fault;
+use crate::redis::scripts::Answer;
 
-/// The most messages that one script carries: about a millisecond of Redis' time.
+/// The most messages of a chunk: about a millisecond of Redis' time.
 pub(crate) const MAX_CHUNK: usize = 1_000;
 
-/// The most different things that one script does with its messages.
+/// The most classes of a chunk.
 const MAX_CLASSES: usize = 100;
 
 /// Marks the first message of a frame.
@@ -33,75 +36,74 @@ pub(crate) struct Slice {
     pub(crate) to: usize,
 }
 
-/// What one script carries.
+impl Slice {
+    pub(crate) fn len(&self) -> usize {
+        self.to - self.from
+    }
+}
+
+/// The slices of frames that one script applies.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) number: u64,
     pub(crate) slices: Vec<Slice>,
-    /// Whether it was made with an add, as the script is told; its frame may have ended since.
+    /// Whether it was made with an add, as its arguments say. The frame of the add may have ended since.
     pub(crate) has_adds: bool,
 }
 
 impl Chunk {
-    /// How many it carries.
+    /// The number of its messages.
     pub(crate) fn messages(&self) -> usize {
-        self.slices.iter().map(|slice| slice.to - slice.from).sum()
+        self.slices.iter().map(Slice::len).sum()
     }
 }
 
-/// Writes chunks as the script reads them. What it needs for that is kept from one to the next.
+/// Writes chunks as the script reads them. Its memory is used again for the next chunk.
 #[derive(Default)]
-pub(crate) struct Writer {
+pub(crate) struct ChunkWriter {
     classes: Vec<Operation>,
-    /// For each message: the number of its class, from 1, and whether its frame begins with it.
+    /// For each message: the number of its class, from 1, and the mark of a frame that begins with it.
     kinds: Vec<u8>,
-    /// Where each message is named.
+    /// The position at which each message is named, from 1.
     named: HashMap<Message, u16, foldhash::fast::RandomState>,
-    /// For each message: where it is named, from 1, in two bytes.
+    /// For each message: its position, in two bytes.
     positions: Vec<u8>,
     names: Vec<Message>,
-    text: String,
-}
-
-/// Of the frames of adds in a chunk.
-#[derive(Default)]
-struct Bounds {
-    /// Messages of those that begin in it, whole, and of one that goes on, as far as they are in it.
+    /// Messages of the frames of adds that begin in the chunk, all of them, and of one that goes on, those in the
+    /// chunk.
     to_add: usize,
-    /// The frame that goes on at the beginning.
+    /// The frame of adds that goes on at the beginning of the chunk.
     goes_on: Option<u64>,
-    /// The frame that does not end in it, and its messages.
+    /// The frame of adds that does not end in the chunk, and all its messages.
     cut: Option<(u64, usize)>,
 }
 
-impl Writer {
+impl ChunkWriter {
     /// Begins a chunk.
-    pub(crate) fn begin(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.classes.clear();
         self.kinds.clear();
         self.named.clear();
         self.positions.clear();
         self.names.clear();
+        (self.to_add, self.goes_on, self.cut) = (0, None, None);
     }
 
-    /// Whether there is a class for one more frame, which is then entered.
-    pub(crate) fn admit(&mut self, operation: Operation) -> Option<u8> {
-        let is_known = self.classes.iter().rposition(|class| *class == operation);
-        let index = is_known.unwrap_or(self.classes.len());
-        if index == MAX_CLASSES {
-            return None;
+    /// Appends a slice of a frame. Returns false if the chunk would have too many classes.
+    pub(crate) fn push(&mut self, slice: Slice, frame: &Frame) -> bool {
+        let class = self.classes.iter().rposition(|class| *class == frame.operation).unwrap_or_else(|| {
+            self.classes.push(frame.operation);
+            self.classes.len() - 1
+        });
+        if class == MAX_CLASSES {
+            self.classes.pop();
+            return false;
         }
-        if is_known.is_none() {
-            self.classes.push(operation);
-        }
-        u8::try_from(index + 1).ok()
-    }
-
-    /// Notes what is done with the messages of a slice.
-    pub(crate) fn push<'a>(&mut self, class: u8, begins: bool, messages: impl Iterator<Item = &'a Message>) {
-        let first = self.kinds.len();
-        for message in messages {
-            self.kinds.push(class);
+        let kind = u8::try_from(class + 1).expect("a class is a number below the mark");
+        let begins = if slice.from == 0 { BEGINS } else { 0 };
+        self.kinds.push(kind | begins);
+        self.kinds.resize(self.kinds.len() + slice.len() - 1, kind);
+        for message in &frame.messages[slice.from..slice.to] {
             let next = u16::try_from(self.names.len() + 1).expect("a chunk has fewer messages");
             let position = *self.named.entry(*message).or_insert(next);
             if position == next {
@@ -109,66 +111,101 @@ impl Writer {
             }
             self.positions.extend_from_slice(&position.to_be_bytes());
         }
-        if begins && let Some(kind) = self.kinds.get_mut(first) {
-            *kind |= BEGINS;
+        if frame.is_add() && slice.from == 0 {
+            self.to_add += frame.messages.len();
+            self.cut = Some((slice.frame, frame.messages.len()));
+        } else if frame.is_add() {
+            if self.to_add == 0 {
+                self.goes_on = Some(slice.frame);
+            }
+            self.to_add += slice.len();
         }
-    }
-
-    /// Room that the arguments of a chunk need: their number, and their bytes.
-    pub(crate) fn room(&self) -> (usize, usize) {
-        (16 + self.names.len(), 128 + 23 * self.names.len() + 3 * self.kinds.len())
+        // Slices of a frame lie one behind the other, so only the last one can be cut.
+        self.cut = self.cut.filter(|(frame, messages)| *frame == slice.frame && slice.to < *messages);
+        true
     }
 
     /// Writes the arguments from the fifth on.
-    pub(crate) fn write(&mut self, chunk: &Chunk, frames: &Frames, call: &mut Cmd) {
-        let Bounds { to_add, goes_on, cut } = bounds(chunk, frames);
-        call.arg(to_add);
-        self.text.clear();
+    pub(crate) fn write(&self, call: &mut Cmd) {
+        let mut text = String::new();
         for class in &self.classes {
             // Writing to a string does not fail.
             let _ = match class {
-                Operation::Add { ack_timeout_ticks, attempt } => {
-                    write!(self.text, "a {ack_timeout_ticks} {attempt} ")
-                }
-                Operation::Del { withdraw: false } => write!(self.text, "d 0 0 "),
-                Operation::Del { withdraw: true } => write!(self.text, "w 0 0 "),
+                Operation::Add { ack_timeout_ticks, attempt } => write!(text, "a {ack_timeout_ticks} {attempt} "),
+                Operation::Del { withdraw: false } => write!(text, "d 0 0 "),
+                Operation::Del { withdraw: true } => write!(text, "w 0 0 "),
             };
         }
-        call.arg(&self.text).arg(&self.kinds[..]);
         let has_repeats = self.names.len() < self.kinds.len();
+        let (cut, cut_messages) = self.cut.unzip();
+        let name = |frame: Option<u64>| frame.map_or(String::new(), |name| name.to_string());
+        call.arg(self.to_add).arg(text).arg(&self.kinds[..]);
         call.arg(if has_repeats { &self.positions[..] } else { &[] });
-        call.arg(goes_on.map_or(String::new(), |name| name.to_string()));
-        let (name, messages) = cut.map_or((String::new(), 0), |(name, messages)| (name.to_string(), messages));
-        call.arg(name).arg(messages);
+        call.arg(name(self.goes_on)).arg(name(cut)).arg(cut_messages.unwrap_or_default());
         for message in &self.names {
             if message.client == Client(0) {
                 call.arg(message.msg_id.0);
             } else {
-                self.text.clear();
-                let _ = write!(self.text, "{message}");
-                call.arg(&self.text);
+                call.arg(message.to_string());
             }
         }
     }
 }
 
-fn bounds(chunk: &Chunk, frames: &Frames) -> Bounds {
-    let mut bounds = Bounds::default();
-    for slice in &chunk.slices {
-        let Some(Frame { count, .. }) = frames.frame(slice.frame).filter(|frame| frame.is_add()) else { continue };
-        if slice.from == 0 {
-            bounds.to_add += count;
-            bounds.cut = Some((slice.frame, *count));
-            continue;
+/// The answer of the script to a chunk.
+#[derive(Debug)]
+pub(crate) struct Applied {
+    pub(crate) tick_due: Tick,
+    /// A letter a message.
+    pub(crate) letters: String,
+    /// In ms, comma-separated: Redis' time, and for each message that was acknowledged or withdrawn when it was added.
+    pub(crate) times: String,
+    /// Messages in flight after it; not known of an answer that was kept in Redis.
+    pub(crate) in_flight: Option<u64>,
+}
+
+impl Applied {
+    pub(crate) fn read(answer: &mut Answer) -> Result<Applied, Fault> {
+        let word = answer.text()?;
+        if word != "ok" {
+            return Err(answer.strange(&word));
         }
-        if bounds.to_add == 0 {
-            bounds.goes_on = Some(slice.frame);
-        }
-        bounds.to_add += slice.to - slice.from;
+        let (tick_due, letters, times) = (Tick(answer.count()?), answer.text()?, answer.text()?);
+        Ok(Applied { tick_due, letters, times, in_flight: Some(answer.count()?) })
     }
-    // Slices of a frame lie one behind the other, so only the last can be cut.
-    let last = chunk.slices.last();
-    bounds.cut =
-        bounds.cut.filter(|(name, count)| last.is_some_and(|last| last.frame == *name && last.to < *count));
-    bounds
+
+    /// An answer as the script keeps it, `generation|number|tick due|outcomes|times`, if it is that to this chunk.
+    pub(crate) fn parse(text: &str, generation: i64, number: u64) -> Option<Applied> {
+        let mut parts = text.split('|');
+        let is_of_chunk = parts.next()?.parse() == Ok(generation) && parts.next()?.parse() == Ok(number);
+        is_of_chunk.then_some(())?;
+        Some(Applied {
+            tick_due: Tick(parts.next()?.parse().ok()?),
+            letters: parts.next()?.to_owned(),
+            times: parts.next()?.to_owned(),
+            in_flight: None,
+        })
+    }
+
+    /// The times, in order.
+    pub(crate) fn times(&self) -> impl Iterator<Item = u64> {
+        self.times.split(',').map(|ms| ms.parse().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_to_a_chunk_of_another_generation_is_not_taken() {
+        for (answer, is_taken) in [("9|5|7|k|6,5", true), ("8|5|7|k|6,5", false), ("9|3|7|k|6,5", false)] {
+            let parsed = Applied::parse(answer, 9, 5);
+            assert_eq!(parsed.is_some(), is_taken, "{answer}");
+            let expected = (Tick(7), "k", vec![6, 5]);
+            assert!(
+                parsed.is_none_or(|it| (it.tick_due, &*it.letters, it.times().collect::<Vec<_>>()) == expected)
+            );
+        }
+    }
 }

@@ -1,37 +1,52 @@
-//! How much a link asks of Redis at once: it follows the time in which Redis answers.
+//! Limits how much a link sends to Redis at once, by the time in which Redis answers.
 //!
-//! Redis serves connections in turns. What all links of all sidecars have in flight together is how long one turn takes,
-//! and no link knows of the others. So each takes less where its answers wait, and more where they do not, as TCP does: a
-//! thousand links queue no more than Redis does in a fraction of a second, and a single one has all of Redis.
+//! Redis serves connections in turns. The scripts that all links of all sidecars have in flight add up to the time of
+//! one turn, and no link knows of the others. So each sends less if its answers wait, and more if they do not, as TCP
+//! does: a thousand links queue no more than Redis does in a fraction of a second, and a single link can use all of
+//! Redis.
 
 use std::time::{Duration, Instant};
 
 use crate::redis::batching::chunk::MAX_CHUNK;
-use crate::redis::batching::send_threshold;
 
-/// Scripts in flight at once. The link keeps the answers of as many.
+/// Scripts in flight at once. Redis keeps the answers of as many for each link.
 pub(crate) const DEPTH: usize = 2;
 
-/// A link begins with so many messages a script, and comes back to that if it is not used: a thousand links that begin
-/// together ask for less than Redis does within [`RESPONSE_TIMEOUT`](crate::redis::options::RESPONSE_TIMEOUT).
+/// The first window, and that of an unused link: a thousand links that begin together send less than Redis does within
+/// [`RESPONSE_TIMEOUT`](crate::redis::options::RESPONSE_TIMEOUT).
 const FIRST: usize = 250;
 
-/// However long answers wait: with fewer, what Redis does for a script counts more than what it does for the messages.
+/// The smallest window: with fewer messages, a script costs Redis more than its messages.
 const LEAST: usize = 50;
 
-/// Answers that waited for longer show that Redis is asked for too much.
+/// Redis is overloaded if answers wait for longer.
 const TARGET: Duration = Duration::from_millis(50);
 
-/// A window that is not used is halved so often, or doubled, until it is the first again.
+/// The window of an unused link is halved or doubled after each such time, until it is the first again.
 const UNUSED: Duration = Duration::from_millis(250);
+
+/// The least number of messages for a second script.
+pub(crate) const LEAST_FOR_SECOND: usize = 256;
+
+/// A longer round trip is mostly network: two full scripts take Redis about two milliseconds.
+const FAR: Duration = Duration::from_millis(4);
+
+/// The number of waiting messages at which a second script is sent while one is in flight.
+///
+/// Neither of two scripts should be so small that its fixed costs count. If Redis works all the time, the second waits
+/// for half of the messages that were unanswered when the last answer came. Then each of the two carries half of the
+/// messages of clients that wait for answers. If the round trip is mostly network, waiting would only add to it.
+pub(crate) fn second_script_threshold(unanswered: usize, round_trip: Duration) -> usize {
+    if round_trip > FAR { LEAST_FOR_SECOND } else { (unanswered / 2).clamp(LEAST_FOR_SECOND, MAX_CHUNK / 2) }
+}
 
 /// The congestion window of a link: the most messages that one script carries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     messages: usize,
-    /// When it was last used, or changed since it was not.
+    /// The time of the last use, or of the last change since then.
     used_at: Instant,
-    /// When answers last waited too long.
+    /// The last time when answers waited too long.
     congested_at: Option<Instant>,
 }
 
@@ -40,7 +55,7 @@ impl Window {
         Window { messages: FIRST, used_at: now, congested_at: None }
     }
 
-    /// The most messages that a script sent now may carry.
+    /// The most messages of a script that is sent now.
     pub(crate) fn messages(&mut self, now: Instant) -> usize {
         while self.messages != FIRST && now.saturating_duration_since(self.used_at) >= UNUSED {
             let is_large = self.messages > FIRST;
@@ -50,20 +65,20 @@ impl Window {
         self.messages
     }
 
-    /// How many scripts may be in flight at once: two small ones cost Redis more than one.
+    /// The most scripts in flight: two small ones cost Redis more than one.
     pub(crate) fn scripts(&self) -> usize {
-        if self.messages < send_threshold::LEAST { 1 } else { DEPTH }
+        if self.messages < LEAST_FOR_SECOND { 1 } else { DEPTH }
     }
 
-    /// An answer has come at a time `now` to a script sent at `sent` with so many messages, and has waited so long: the
-    /// round trip without that of a Redis that has nothing else to do.
-    pub(crate) fn answered(&mut self, messages: usize, sent: Instant, waited: Duration, now: Instant) {
+    /// Adapts the window to an answer that came `now` to a script of so many messages. `waited` is the round trip
+    /// without that of an idle Redis.
+    pub(crate) fn answered(&mut self, messages: usize, sent_at: Instant, waited: Duration, now: Instant) {
         if messages * 2 >= self.messages {
             self.used_at = now;
         }
         if waited > TARGET {
-            // Of what was in flight together the first says so for all.
-            if self.congested_at.is_none_or(|congested| sent >= congested) {
+            // Of scripts that were in flight together only the first halves it.
+            if self.congested_at.is_none_or(|congested| sent_at >= congested) {
                 self.messages = (self.messages / 2).max(LEAST);
                 self.congested_at = Some(now);
             }
@@ -161,5 +176,14 @@ mod tests {
         }
         let longest = turns.iter().max().unwrap();
         assert!(*longest < ms(150), "{longest:?}");
+    }
+
+    #[test]
+    fn a_second_script_waits_for_half_of_the_unanswered_messages_unless_redis_is_far() {
+        let near = [(0, 256), (512, 256), (700, 350), (1_000, 500), (100_000, 500)];
+        for (unanswered, threshold) in near {
+            assert_eq!(second_script_threshold(unanswered, Duration::from_millis(2)), threshold);
+            assert_eq!(second_script_threshold(unanswered, Duration::from_millis(5)), 256);
+        }
     }
 }

@@ -1,84 +1,72 @@
-//! Requests of all connections travel together: what arrives while scripts are in flight goes out in the next.
+//! Sends the requests of all connections to a ring: those that arrive while scripts are in flight go out in the next
+//! one.
 //!
-//! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one
-//! while the next is written. Idle, a request is on its way at once; while one script is in flight, a second one
-//! goes only when it is worth one ([`worth`]). How much a script carries follows what Redis answers in
-//! ([`congestion`](crate::redis::batching::congestion)).
+//! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one while
+//! the next is written. If none is in flight, a request is sent at once; a second script waits for
+//! [enough messages](second_script_threshold). The [`Window`] limits the messages of a script.
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tracing::error;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{error, info};
 
 use crate::core::completions::Completions;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::request_batch::{Request, RequestBatch};
 use crate::core::ring::ConnectionId;
-use crate::core::tick::Tick;
-use crate::metrics::Metrics;
-use crate::redis::batching::applied::Applied;
-use crate::redis::batching::chunk::Chunk;
-use crate::redis::batching::congestion::{DEPTH, Window};
-use crate::redis::batching::in_flight::InFlight;
-use crate::redis::batching::inbox::{Inbox, Letters};
-use crate::redis::batching::out_of_memory_notice::OutOfMemoryNotice;
+use crate::redis::batching::chunk::{Applied, Chunk};
+use crate::redis::batching::congestion::{DEPTH, LEAST_FOR_SECOND, Window, second_script_threshold};
+use crate::redis::batching::in_flight::{InFlight, first_answer, send};
+use crate::redis::batching::inbox::{Inbox, Item};
 use crate::redis::batching::queue::Queue;
-use crate::redis::batching::request::{away, complete_refused};
-use crate::redis::batching::send_threshold;
-use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::connection::link::{Link, Links, Session, State};
-use crate::redis::connection::recovery::{self, Held};
+use crate::redis::connection::errors::{Fault, FaultKind, refusal_while_unreachable};
+use crate::redis::connection::link::{Link, Links, Session};
+use crate::redis::connection::recovery;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// The bounds that requests are held against.
+/// The limits of one ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) max_in_flight: u64,
     pub(crate) max_held_acks: u64,
-    /// The most answered Acks that are kept, in case that Redis loses them.
+    /// The most answered Acks that are kept to be applied again if Redis loses them.
     pub(crate) kept_acks: usize,
 }
 
-/// Carries adds and dels to a ring.
-pub(crate) struct Coalescer {
+/// The way of adds and dels to a ring.
+pub(crate) struct BatchDriver {
     inbox: Arc<Inbox>,
     link: Arc<Link>,
-    /// Those of all rings: while one of them is away, connections are read however many of their Acks are not answered.
+    /// The links of all rings: while all are up, Acks are not refused however many are not answered.
     links: Arc<Links>,
     bounds: Bounds,
     draining: AtomicBool,
-    driver: JoinHandle<()>,
+    _sending: AbortOnDropHandle<()>,
 }
 
-impl Drop for Coalescer {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
-}
-
-impl Coalescer {
-    pub(crate) fn new(link: Arc<Link>, links: Arc<Links>, bounds: Bounds, metrics: Arc<Metrics>) -> Coalescer {
+impl BatchDriver {
+    pub(crate) fn new(link: Arc<Link>, links: Arc<Links>, bounds: Bounds) -> BatchDriver {
         let inbox = Arc::new(Inbox::default());
         let driver = Driver {
-            states: link.states(),
+            sessions: link.sessions(),
             link: Arc::clone(&link),
             inbox: Arc::clone(&inbox),
-            letters: Letters::default(),
-            queue: Queue::new(Arc::clone(link.progress()), bounds.kept_acks),
-            bounds,
-            held: Held::new(metrics),
-            fullness: OutOfMemoryNotice::default(),
+            items: Vec::new(),
+            queue: Queue::new(Arc::clone(link.progress()), bounds.max_in_flight, bounds.kept_acks),
+            shown_held_acks: 0,
+            is_out_of_memory: false,
         };
-        let driver = tokio::spawn(driver.run());
-        Coalescer { inbox, link, links, bounds, draining: AtomicBool::new(false), driver }
+        let sending = AbortOnDropHandle::new(tokio::spawn(driver.run()));
+        BatchDriver { inbox, link, links, bounds, draining: AtomicBool::new(false), _sending: sending }
     }
 
-    /// Takes the requests of a batch: each is completed later.
+    /// Takes the requests of a batch. Each is completed later.
     pub(crate) fn submit(
         &self,
         batch: &mut RequestBatch,
@@ -91,24 +79,24 @@ impl Coalescer {
                 "this sidecar is draining and takes no new messages: add them through another one",
             ));
         } else if !self.link.is_up() {
-            batch.refuse_adds(&away());
+            batch.refuse_adds(&refusal_while_unreachable());
         }
         for request in &mut batch.requests {
-            if !request.adds() && request.refusal.is_none() {
-                self.count_ack(request);
+            if !request.operation.is_add() && request.refusal.is_none() {
+                self.count_acks(request);
             }
         }
         complete_refused(batch, completions);
-        self.inbox.leave(batch, connection, completions);
+        self.inbox.push(batch, connection, completions);
     }
 
-    /// Takes no adds from now on.
+    /// Refuses adds from now on.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Counts the messages of a del until they are answered, or refuses to hold them.
-    fn count_ack(&self, request: &mut Request) {
+    /// Counts the messages of a del until they are answered, or refuses it if too many are held.
+    fn count_acks(&self, request: &mut Request) {
         let count = request.range().len() as u64;
         let unanswered = &self.link.progress().unanswered_acks;
         let before = unanswered.fetch_add(count, Ordering::Relaxed);
@@ -117,7 +105,7 @@ impl Coalescer {
             request.refusal = Some(Arc::new(Refusal::new(
                 Reason::MaxHeldAcks,
                 format!(
-                    "Redis is away, and {before} acknowledgements are held already, with a limit of {}: send these \
+                    "Redis is unreachable, and {before} acknowledgements are held already, with a limit of {}: send these \
                      again when it is back, or raise --max-held-acks",
                     self.bounds.max_held_acks
                 ),
@@ -125,33 +113,43 @@ impl Coalescer {
         }
     }
 
-    /// Messages of DelMsg that are not answered.
+    /// The number of messages of DelMsg that are not answered.
     pub(crate) fn unanswered_acks(&self) -> u64 {
         self.link.progress().unanswered_acks.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything asked for before is answered or refused; for so long at most.
-    pub(crate) async fn flush(&self, patience: Duration) {
-        let (told, passed) = oneshot::channel();
-        self.inbox.bar(told);
-        // It is dropped where Redis goes away: then there is nothing to wait for.
-        let _ = timeout(patience, passed).await;
+    /// Waits until all requests submitted before are answered or refused, at most for so long.
+    pub(crate) async fn flush(&self, longest: Duration) {
+        let (sender, passed) = oneshot::channel();
+        self.inbox.push_barrier(sender);
+        // The sender is dropped if Redis becomes unreachable: then there is nothing to wait for.
+        let _ = timeout(longest, passed).await;
     }
 }
 
-/// The chunks whose answers are awaited, and when they were sent.
-type Chunks = InFlight<Chunk, (Result<Answer, Fault>, Instant)>;
+/// Completes the requests of a batch that are refused.
+fn complete_refused(batch: &RequestBatch, completions: &Completions) {
+    let mut refused = batch.requests.iter().filter(|request| request.refusal.is_some()).peekable();
+    if refused.peek().is_some()
+        && let Some(waker) =
+            completions.put(|completed| refused.for_each(|request| completed.push_from(batch, request)))
+    {
+        waker.wake();
+    }
+}
 
+/// The task that sends.
 struct Driver {
     link: Arc<Link>,
-    states: watch::Receiver<State>,
+    sessions: watch::Receiver<Result<Session, Fault>>,
     inbox: Arc<Inbox>,
-    /// What is taken out of the inbox; empty again once it is read.
-    letters: Letters,
+    /// The items taken out of the inbox; empty again once they are in the queue.
+    items: Vec<Item>,
     queue: Queue,
-    bounds: Bounds,
-    held: Held,
-    fullness: OutOfMemoryNotice,
+    /// The part of this ring in the gauge of held acknowledgements.
+    shown_held_acks: i64,
+    /// Whether the log says that adds are refused because Redis has no memory.
+    is_out_of_memory: bool,
 }
 
 impl Drop for Driver {
@@ -160,172 +158,176 @@ impl Drop for Driver {
     }
 }
 
+/// The scripts of one session.
+struct Scripts {
+    session: Session,
+    in_flight: InFlight<Chunk, (Result<Answer, Fault>, Instant)>,
+    /// The number of the next chunk.
+    next_number: u64,
+    /// The number of waiting messages at which a second script is sent.
+    second_threshold: usize,
+    window: Window,
+}
+
 impl Driver {
     async fn run(mut self) {
         while let Some(session) = self.wait_for_session().await {
-            self.held.show(0);
-            self.queue.recall(&session.answers, self.bounds.max_in_flight, self.link.clock().now());
+            self.show_held_acks(0);
+            self.queue.begin_session(&session.answers, self.link.clock().now());
             if let Some(lost) = self.queue.take_lost(session.chunk) {
                 recovery::reapply(&self.link, &session, lost).await;
             }
-            self.serve(&session).await;
-            self.queue.refuse_adds();
+            self.serve(session).await;
         }
     }
 
-    /// Waits until Redis is there. What comes meanwhile is refused or held; `None` when the link is gone.
+    /// Waits until Redis is reachable, and until then refuses or holds requests. `None` when the link is dropped.
     async fn wait_for_session(&mut self) -> Option<Session> {
         loop {
-            if let State::Up(session) = &*self.states.borrow_and_update() {
+            if let Ok(session) = &*self.sessions.borrow_and_update() {
                 return Some(session.clone());
             }
-            self.held.show(self.link.progress().unanswered_acks.load(Ordering::Relaxed));
+            self.show_held_acks(self.link.progress().unanswered_acks.load(Ordering::Relaxed));
             tokio::select! {
-                changed = self.states.changed() => changed.ok()?,
+                changed = self.sessions.changed() => changed.ok()?,
                 () = poll_fn(|context| self.inbox.poll(context, 1)) => {
-                    self.inbox.take(&mut self.letters);
-                    self.letters.take_each(|item, messages| self.queue.push_while_away(item, messages));
+                    self.inbox.take(&mut self.items);
+                    self.items.drain(..).for_each(|item| self.queue.push_while_unreachable(item));
                     self.queue.wake();
                 }
             }
         }
     }
 
+    fn show_held_acks(&mut self, held: u64) {
+        let held = i64::try_from(held).unwrap_or(i64::MAX);
+        self.link.shared().options.metrics.held_acks.add(held - self.shown_held_acks);
+        self.shown_held_acks = held;
+    }
+
     /// Sends and receives until the session ends.
-    async fn serve(&mut self, session: &Session) {
-        let mut next = session.chunk + 1;
-        let mut flying = Chunks::with_capacity(DEPTH);
-        let mut enough_for_two = send_threshold::LEAST;
-        let mut window = Window::new(self.link.clock().now());
-        self.take_in();
+    async fn serve(&mut self, session: Session) {
+        self.take_inbox();
         let mut held_before = session.is_awaited.then(|| self.queue.next_frame());
+        let mut scripts = Scripts {
+            next_number: session.chunk + 1,
+            session,
+            in_flight: InFlight::with_capacity(DEPTH),
+            second_threshold: LEAST_FOR_SECOND,
+            window: Window::new(self.link.clock().now()),
+        };
         loop {
-            self.take_in();
-            if held_before.is_some_and(|frame| self.queue.has_answered_all_before(frame)) {
-                held_before = None;
-                recovery::end_wait(&self.link, session).await;
+            self.take_inbox();
+            if held_before.take_if(|frame| self.queue.has_answered_all_before(*frame)).is_some() {
+                recovery::end_wait(&self.link, &scripts.session).await;
             }
-            self.send_what_is_worth_it(session, &mut flying, &mut next, enough_for_two, &mut window).await;
-            let enough = if flying.is_empty() { 1 } else { enough_for_two.saturating_sub(self.queue.waiting()) };
+            self.send(&mut scripts).await;
+            let is_idle = scripts.in_flight.is_empty();
+            let has_place = scripts.in_flight.len() < scripts.window.scripts();
+            let enough = if is_idle { 1 } else { scripts.second_threshold.saturating_sub(self.queue.waiting()) };
             tokio::select! {
                 biased;
-                (answered, sent) = flying.first(), if !flying.is_empty() => {
-                    let (now, messages) = (self.link.clock().now(), flying.front().map_or(0, Chunk::messages));
-                    let took = now.saturating_duration_since(sent);
-                    let waited = took.saturating_sub(session.peer.silence.least_round_trip());
-                    window.answered(messages, sent, waited, now);
-                    self.take_in();
-                    let unanswered = self.queue.waiting() + flying.carried().map(Chunk::messages).sum::<usize>();
-                    enough_for_two = send_threshold::messages(unanswered, took);
-                    if let Err(fault) = self.receive(session, answered, &mut flying, &mut next).await {
-                        self.link.give_up(session, &fault);
+                (answer, sent_at) = first_answer(&mut scripts.in_flight), if !is_idle => {
+                    self.adapt(&mut scripts, sent_at);
+                    if let Err(fault) = self.receive(&mut scripts, answer).await {
+                        self.link.give_up(&scripts.session, &fault);
                         break;
                     }
                 }
-                () = poll_fn(|context| self.inbox.poll(context, enough)), if flying.len() < window.scripts() => {}
-                _ = self.states.changed() => break,
+                () = poll_fn(|context| self.inbox.poll(context, enough)), if has_place => {}
+                _ = self.sessions.changed() => break,
             }
         }
-        for chunk in flying.take_all() {
-            self.queue.unanswered(session.generation, chunk);
-        }
+        let unanswered = scripts.in_flight.into_iter().map(|(chunk, _)| chunk);
+        self.queue.end_session(scripts.session.generation, unanswered);
     }
 
-    fn take_in(&mut self) {
-        self.inbox.take(&mut self.letters);
-        self.letters.take_each(|item, messages| self.queue.push(item, messages));
+    fn take_inbox(&mut self) {
+        self.inbox.take(&mut self.items);
+        self.items.drain(..).for_each(|item| self.queue.push(item));
         self.queue.wake();
     }
 
-    async fn send_what_is_worth_it(
-        &mut self,
-        session: &Session,
-        flying: &mut Chunks,
-        next: &mut u64,
-        enough_for_two: usize,
-        window: &mut Window,
-    ) {
-        while flying.is_empty() || flying.len() < window.scripts() && self.queue.is_worth_a_script(enough_for_two)
+    /// Sends the first script, and a second one if enough messages wait.
+    async fn send(&mut self, scripts: &mut Scripts) {
+        while scripts.in_flight.is_empty()
+            || scripts.in_flight.len() < scripts.window.scripts()
+                && self.queue.is_worth_a_script(scripts.second_threshold)
         {
-            let most = window.messages(self.link.clock().now());
-            let Some(chunk) = self.queue.next_chunk(*next, most) else { return };
-            *next += 1;
-            let exchange = self.exchange(session, &chunk);
-            flying.push(chunk, exchange).await;
+            let most = scripts.window.messages(self.link.clock().now());
+            let Some(chunk) = self.queue.next_chunk(scripts.next_number, most) else { return };
+            scripts.next_number += 1;
+            let keys = self.link.keys();
+            let names = keys.and_lists(&[&keys.messages, &keys.ticks]);
+            let mut call = self.link.guarded(&scripts.session, &SCRIPTS.apply, &names);
+            self.queue.write(&chunk, &mut call);
+            let (link, session) = (Arc::clone(&self.link), scripts.session.clone());
+            let exchange = async move {
+                let sent_at = link.clock().now();
+                (link.send(&session, &SCRIPTS.apply, &call).await, sent_at)
+            };
+            send(&mut scripts.in_flight, chunk, exchange).await;
         }
     }
 
-    /// What sends a chunk, and has its answer, and when it was sent.
-    fn exchange(
-        &mut self,
-        session: &Session,
-        chunk: &Chunk,
-    ) -> impl Future<Output = (Result<Answer, Fault>, Instant)> + Send + use<> {
-        let keys = self.link.keys();
-        let names: Vec<&str> =
-            [&keys.messages, &keys.ticks].into_iter().chain(keys.lists()).map(String::as_str).collect();
-        let mut call = self.link.guarded(session, &SCRIPTS.apply, &names, self.queue.room());
-        call.arg(chunk.number).arg(self.bounds.max_in_flight).arg(u8::from(chunk.has_adds));
-        self.queue.encode(chunk, &mut call);
-        let (link, session) = (Arc::clone(&self.link), session.clone());
-        async move {
-            let begun = link.clock().now();
-            (link.send(&session, &SCRIPTS.apply, &call).await, begun)
-        }
+    /// Adapts the window and the threshold to the first answer.
+    fn adapt(&mut self, scripts: &mut Scripts, sent_at: Instant) {
+        let now = self.link.clock().now();
+        let round_trip = now.saturating_duration_since(sent_at);
+        let waited = round_trip.saturating_sub(scripts.session.peer.stall_detector.least_round_trip());
+        let messages = scripts.in_flight.front().map_or(0, |(chunk, _)| chunk.messages());
+        scripts.window.answered(messages, sent_at, waited, now);
+        self.take_inbox();
+        let in_flight: usize = scripts.in_flight.iter().map(|(chunk, _)| chunk.messages()).sum();
+        scripts.second_threshold = second_script_threshold(self.queue.waiting() + in_flight, round_trip);
     }
 
-    /// Deals with the answer to the first chunk in flight.
-    async fn receive(
-        &mut self,
-        session: &Session,
-        answered: Result<Answer, Fault>,
-        flying: &mut Chunks,
-        next: &mut u64,
-    ) -> Result<(), Fault> {
-        let number = flying.front().map_or(*next, |chunk| chunk.number);
-        let refusal = match answered {
-            Ok(mut answer) => match answer.text()?.as_str() {
-                "ok" => {
-                    let (tick_due, letters, times) = (answer.count()?, answer.text()?, answer.text()?);
-                    let in_flight = Some(answer.count()?);
-                    let applied =
-                        Applied { tick_due: Tick(tick_due), letters: &letters, times: &times, in_flight };
-                    let chunk = flying.pop().expect("its answer has just come");
-                    self.fullness.ends_if(chunk.has_adds);
-                    self.queue.applied(chunk, &applied, self.bounds.max_in_flight, self.link.clock().now());
-                    return Ok(());
+    /// Takes the answer to the first chunk in flight.
+    async fn receive(&mut self, scripts: &mut Scripts, answer: Result<Answer, Fault>) -> Result<(), Fault> {
+        let (chunk, _) = scripts.in_flight.front().expect("its answer has just come");
+        let (number, has_adds) = (chunk.number, chunk.has_adds);
+        let mut refusal = None;
+        match answer {
+            Ok(mut answer) => {
+                let applied = Applied::read(&mut answer)?;
+                if has_adds && mem::take(&mut self.is_out_of_memory) {
+                    info!("Redis has memory again, and new messages are taken");
                 }
-                word => return Err(answer.strange(word)),
-            },
-            Err(Fault { kind: FaultKind::NoScript, .. }) => {
-                self.link.load(session, &SCRIPTS.apply).await?;
-                None
+                let (chunk, _) = scripts.in_flight.pop_front().expect("its answer has just come");
+                self.queue.apply(chunk, &applied, self.link.clock().now());
+                return Ok(());
             }
-            Err(fault)
-                if fault.kind == FaultKind::OutOfMemory && flying.front().is_some_and(|chunk| chunk.has_adds) =>
-            {
-                self.fullness.begins(&fault.text);
-                Some(Refusal::from(fault))
+            Err(Fault { kind: FaultKind::NoScript, .. }) => {
+                self.link.load(&scripts.session, &SCRIPTS.apply).await?;
+            }
+            Err(fault) if fault.kind == FaultKind::OutOfMemory && has_adds => {
+                if !mem::replace(&mut self.is_out_of_memory, true) {
+                    error!(
+                        cause = fault.text,
+                        "Redis has no memory left: new messages are refused, and nobody watches what is refused; raise its \
+                         maxmemory, or lower --max-in-flight"
+                    );
+                }
+                refusal = Some(Refusal::from(fault));
             }
             Err(fault) if matches!(fault.kind, FaultKind::OutOfMemory | FaultKind::Denied | FaultKind::Other) => {
                 error!(
                     cause = fault.text,
-                    "Redis will not carry out some adds or acknowledgements, and they are refused: mend what the cause names; \
-                     if its memory is full, raise maxmemory or lower --max-in-flight"
+                    "Redis cannot apply some adds or acknowledgements, and they are refused: remove the cause; if its memory \
+                     is full, raise maxmemory or lower --max-in-flight"
                 );
-                let chunk = flying.pop().expect("its answer has just come");
+                let (chunk, _) = scripts.in_flight.pop_front().expect("its answer has just come");
                 self.queue.refuse(chunk, &Refusal::from(Fault { kind: FaultKind::Other, ..fault }));
-                None
             }
             Err(fault) => return Err(fault),
-        };
-        // Nothing behind it was applied either, since its number is missing: all goes out again, in order.
-        let chunks = flying.take_all().collect();
+        }
+        // Later chunks were not applied either, since this number is missing: all are sent again, in order.
+        let chunks = scripts.in_flight.drain(..).map(|(chunk, _)| chunk).collect();
         self.queue.send_again(chunks, refusal.as_ref());
         if let Some(refusal) = refusal {
-            self.queue.refuse_adds_with(&refusal);
+            self.queue.refuse_adds(&refusal);
         }
-        *next = number;
+        scripts.next_number = number;
         Ok(())
     }
 }

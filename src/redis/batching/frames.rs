@@ -1,174 +1,208 @@
-//! The frames that are not answered, with their messages, in the order in which they came.
+//! Keeps the requests that are not answered, and completes or refuses them.
 //!
-//! A frame's name is its number, and frames end about in the order in which they came; so they lie in a row, and
-//! their messages in another, and none costs an allocation of its own.
+//! A *frame* is one request. Its name is its number, and frames end about in the order in which they came.
 
 use std::collections::VecDeque;
-use std::ops::Range;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
 
+use crate::core::completions::Completions;
 use crate::core::message::Message;
+use crate::core::refusal::Refusal;
+use crate::core::request_batch::{Operation, Outcome};
+use crate::core::ring::ConnectionId;
 use crate::core::tick::Tick;
-use crate::redis::batching::request::Asked;
+use crate::redis::connection::errors::refusal_while_unreachable;
 
-/// Rows that are empty and have grown beyond this many messages are given back.
+/// The memory for more frames than this is freed as soon as there are none.
 const KEEP: usize = 65_536;
 
-/// A request under way.
+/// A request that is not answered. It is refused if it is dropped.
 #[derive(Debug)]
 pub(crate) struct Frame {
-    pub(crate) asked: Asked,
-    pub(crate) count: usize,
+    pub(crate) operation: Operation,
+    pub(crate) connection: ConnectionId,
+    pub(crate) messages: Box<[Message]>,
     /// Whether any of it was sent.
-    pub(crate) sent: bool,
+    pub(crate) is_sent: bool,
     pub(crate) deadline: Tick,
-    /// What its messages became so far, where it takes more than one chunk.
+    /// The outcomes so far, as letters of the script, if it takes more than one chunk.
     pub(crate) letters: Vec<u8>,
-    /// The position of its first message among all that ever were.
-    at: u64,
+    id: u64,
+    /// None once it is answered.
+    completions: Option<Arc<Completions>>,
 }
 
 impl Frame {
+    pub(crate) fn new(
+        operation: Operation,
+        connection: ConnectionId,
+        id: u64,
+        messages: &[Message],
+        completions: &Arc<Completions>,
+    ) -> Frame {
+        Frame {
+            operation,
+            connection,
+            messages: messages.into(),
+            is_sent: false,
+            deadline: Tick(0),
+            letters: Vec::new(),
+            id,
+            completions: Some(Arc::clone(completions)),
+        }
+    }
+
     pub(crate) fn is_add(&self) -> bool {
-        self.asked.is_add()
+        self.operation.is_add()
+    }
+
+    /// Completes it with the letters of its last messages, and how long those acknowledged were in flight.
+    pub(crate) fn complete(mut self, letters: &[u8], latencies: impl Iterator<Item = Duration>) -> Option<Waker> {
+        let outcomes = self.letters.iter().chain(letters).map(|letter| outcome(*letter));
+        self.completions.take()?.put(|batch| {
+            latencies.for_each(|latency| batch.ack_latency.record(latency, 1));
+            batch.push_completed(self.id, self.operation, self.deadline, outcomes);
+        })
+    }
+
+    /// Records how long messages were in flight, before the frame is completed.
+    pub(crate) fn record_latencies(&self, latencies: impl Iterator<Item = Duration>) {
+        if let Some(completions) = &self.completions {
+            completions.note(|batch| latencies.for_each(|latency| batch.ack_latency.record(latency, 1)));
+        }
+    }
+
+    pub(crate) fn refuse(mut self, refusal: Refusal) -> Option<Waker> {
+        self.end(refusal)
+    }
+
+    fn end(&mut self, refusal: Refusal) -> Option<Waker> {
+        let (id, operation, messages) = (self.id, self.operation, self.messages.len());
+        self.completions.take()?.put(|batch| batch.push_refused(id, operation, messages, Arc::new(refusal)))
     }
 }
 
-/// Where a frame is, or was: its messages stay until those before it are gone too.
-struct Place {
-    frame: Option<Frame>,
-    count: usize,
+impl Drop for Frame {
+    fn drop(&mut self) {
+        if self.completions.is_some()
+            && let Some(waker) = self.end(refusal_while_unreachable())
+        {
+            waker.wake();
+        }
+    }
 }
 
-/// All frames that are not answered.
+fn outcome(letter: u8) -> Outcome {
+    match letter {
+        b'a' => Outcome::Added,
+        b'r' => Outcome::Rearmed,
+        b'k' => Outcome::Acked,
+        b'l' | b'L' => Outcome::Late,
+        b'w' => Outcome::Withdrawn,
+        _ => Outcome::Unknown,
+    }
+}
+
+/// All frames that are not answered, in order.
 #[derive(Default)]
 pub(crate) struct Frames {
-    places: VecDeque<Place>,
-    /// The name of the first place.
+    /// None where a frame has ended before an earlier one.
+    frames: VecDeque<Option<Frame>>,
     first: u64,
-    messages: VecDeque<Message>,
-    /// The position of the first message.
-    first_message: u64,
 }
 
 impl Frames {
-    /// Takes a frame in, and names it.
-    pub(crate) fn push(&mut self, asked: Asked, messages: &[Message]) -> u64 {
-        let at = self.first_message + self.messages.len() as u64;
-        self.messages.extend(messages);
-        let count = messages.len();
-        let frame = Frame { asked, count, sent: false, deadline: Tick(0), letters: Vec::new(), at };
-        self.places.push_back(Place { frame: Some(frame), count });
+    /// Appends a frame and returns its name.
+    pub(crate) fn push(&mut self, frame: Frame) -> u64 {
+        self.frames.push_back(Some(frame));
         self.next() - 1
     }
 
-    /// The name of the first frame that is not answered; or that the next will have.
+    /// The name of the first frame that is not answered; or of the next frame if there is none.
     pub(crate) fn first(&self) -> u64 {
         self.first
     }
 
-    /// The name that the next frame will have.
+    /// The name of the next frame.
     pub(crate) fn next(&self) -> u64 {
-        self.first + self.places.len() as u64
-    }
-
-    fn index(&self, name: u64) -> Option<usize> {
-        usize::try_from(name.checked_sub(self.first)?).ok()
+        self.first + self.frames.len() as u64
     }
 
     /// A frame, if it is not answered.
-    pub(crate) fn frame(&self, name: u64) -> Option<&Frame> {
-        self.places.get(self.index(name)?)?.frame.as_ref()
+    pub(crate) fn get_mut(&mut self, name: u64) -> Option<&mut Frame> {
+        let index = usize::try_from(name.checked_sub(self.first)?).ok()?;
+        self.frames.get_mut(index)?.as_mut()
     }
 
-    /// A frame, if it is not answered.
-    pub(crate) fn frame_mut(&mut self, name: u64) -> Option<&mut Frame> {
-        let index = self.index(name)?;
-        self.places.get_mut(index)?.frame.as_mut()
-    }
-
-    /// Some messages of a frame.
-    pub(crate) fn messages(&self, frame: &Frame, range: Range<usize>) -> impl Iterator<Item = &Message> {
-        let at = usize::try_from(frame.at - self.first_message).expect("messages stay as long as their frame");
-        self.messages.range(at + range.start..at + range.end)
-    }
-
-    /// Takes a frame out that is to be answered.
+    /// Removes a frame that is to be answered.
     pub(crate) fn take(&mut self, name: u64) -> Option<Frame> {
-        let index = self.index(name)?;
-        let frame = self.places.get_mut(index)?.frame.take();
-        if index == 0 {
-            self.trim();
-        }
+        let index = usize::try_from(name.checked_sub(self.first)?).ok()?;
+        let frame = self.frames.get_mut(index)?.take();
+        self.trim();
         frame
     }
 
-    /// Takes all frames of adds out.
+    /// Removes all frames of adds.
     pub(crate) fn take_adds(&mut self) -> Vec<Frame> {
-        let is_add = |place: &&mut Place| place.frame.as_ref().is_some_and(Frame::is_add);
-        let adds = self.places.iter_mut().filter(is_add).filter_map(|place| place.frame.take()).collect();
+        let adds = self.frames.iter_mut().filter_map(|frame| frame.take_if(|frame| frame.is_add())).collect();
         self.trim();
         adds
     }
 
     fn trim(&mut self) {
-        while let Some(Place { frame: None, count }) = self.places.front() {
-            self.messages.drain(..*count);
-            self.first_message += *count as u64;
+        while let Some(None) = self.frames.front() {
             self.first += 1;
-            self.places.pop_front();
+            self.frames.pop_front();
         }
-        if self.places.is_empty() && self.messages.capacity() > KEEP {
-            (self.messages, self.places) = (VecDeque::new(), VecDeque::new());
+        if self.frames.is_empty() && self.frames.capacity() > KEEP {
+            self.frames = VecDeque::new();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::ops::Range;
 
     use super::*;
-    use crate::core::completions::Completions;
-    use crate::core::request_batch::Operation;
-    use crate::core::ring::ConnectionId;
 
     fn push(frames: &mut Frames, ids: Range<u64>) -> u64 {
         let messages: Vec<Message> = ids.map(Message::from).collect();
-        let completions = Arc::new(Completions::default());
         let operation = if messages.len() == 1 {
             Operation::Add { ack_timeout_ticks: 1, attempt: 1 }
         } else {
             Operation::Del { withdraw: false }
         };
-        frames.push(Asked::new(operation, ConnectionId::default(), 1, messages.len(), &completions), &messages)
+        frames.push(Frame::new(operation, ConnectionId::default(), 1, &messages, &Arc::default()))
     }
 
-    fn messages(frames: &Frames, name: u64) -> Vec<u64> {
-        let frame = frames.frame(name).unwrap();
-        frames.messages(frame, 0..frame.count).map(|message| message.msg_id.0).collect()
+    fn messages(frames: &mut Frames, name: u64) -> Vec<u64> {
+        frames.get_mut(name).unwrap().messages.iter().map(|message| message.msg_id.0).collect()
     }
 
     #[test]
-    fn messages_stay_with_their_frames_whatever_is_taken_out() {
+    fn a_frame_keeps_its_name_when_others_are_taken() {
         let mut frames = Frames::default();
         let names = [0..2, 2..3, 3..7, 7..8].map(|ids| push(&mut frames, ids));
-        assert_eq!(frames.take(names[2]).unwrap().count, 4);
-        assert!(frames.frame(names[2]).is_none() && frames.take(names[2]).is_none());
-        assert_eq!(messages(&frames, names[3]), [7]);
+        assert_eq!(frames.take(names[2]).unwrap().messages.len(), 4);
+        assert!(frames.get_mut(names[2]).is_none() && frames.take(names[2]).is_none());
+        assert_eq!(messages(&mut frames, names[3]), [7]);
         assert!(frames.take(names[0]).is_some());
-        assert_eq!((messages(&frames, names[1]), messages(&frames, names[3])), (vec![2], vec![7]));
+        assert_eq!((messages(&mut frames, names[1]), messages(&mut frames, names[3])), (vec![2], vec![7]));
         assert_eq!(frames.take_adds().len(), 2);
         let last = push(&mut frames, 8..10);
-        assert_eq!((last, messages(&frames, last)), (names[3] + 1, vec![8, 9]));
+        assert_eq!((last, messages(&mut frames, last)), (names[3] + 1, vec![8, 9]));
     }
 
     #[test]
-    fn rows_that_have_grown_are_given_back_once_they_are_empty() {
+    fn memory_for_many_frames_is_freed_when_none_is_left() {
         let mut frames = Frames::default();
-        let name = push(&mut frames, 0..2 * KEEP as u64);
-        assert!(frames.take(name).is_some());
-        assert!(frames.messages.capacity() <= KEEP);
+        let names: Vec<u64> = (0..2 * KEEP as u64).map(|id| push(&mut frames, id..id + 1)).collect();
+        assert!(names.into_iter().all(|name| frames.take(name).is_some()));
+        assert!(frames.frames.capacity() <= KEEP);
         let name = push(&mut frames, 5..7);
-        assert_eq!(messages(&frames, name), [5, 6]);
+        assert_eq!(messages(&mut frames, name), [5, 6]);
     }
 }

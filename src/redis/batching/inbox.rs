@@ -1,125 +1,90 @@
-//! Where connections leave their requests for the task that carries them to Redis.
+//! Passes the requests of all connections to the task that sends them to Redis.
 //!
-//! Requests lie in one row, their messages in another; the task takes both rows in exchange for empty ones, so that
-//! neither side allocates for a request. It is woken only when as much is there as it waits for.
+//! The task takes all that is there at once, and is woken only when as many messages are there as it waits for.
 
 use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use crate::core::completions::Completions;
-use crate::core::message::Message;
-use crate::core::request_batch::{Request, RequestBatch};
+use crate::core::request_batch::RequestBatch;
 use crate::core::ring::ConnectionId;
-use crate::redis::batching::request::Asked;
+use crate::redis::batching::frames::Frame;
 
-/// Something left in the inbox.
+/// One entry of the inbox.
 pub(crate) enum Item {
-    /// A frame, with so many of the messages.
-    Frame(Asked, usize),
-    /// Told once everything before it is answered or refused.
+    Frame(Frame),
+    /// Notified once everything before it is answered or refused.
     Barrier(oneshot::Sender<()>),
 }
 
-/// Requests in order, and their messages in the same order.
 #[derive(Default)]
-pub(crate) struct Letters {
-    items: Vec<Item>,
-    messages: Vec<Message>,
-}
-
-impl Letters {
-    /// Takes every item out, with its messages.
-    pub(crate) fn take_each(&mut self, mut with: impl FnMut(Item, &[Message])) {
-        let mut rest = self.messages.as_slice();
-        for item in self.items.drain(..) {
-            let count = if let Item::Frame(_, count) = &item { *count } else { 0 };
-            let (own, others) = rest.split_at(count);
-            rest = others;
-            with(item, own);
-        }
-        self.messages.clear();
-    }
-}
-
-#[derive(Default)]
-pub(crate) struct Inbox {
-    state: Mutex<State>,
-}
+pub(crate) struct Inbox(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    letters: Letters,
+    items: Vec<Item>,
+    /// Messages of all items.
+    messages: usize,
     waker: Option<Waker>,
-    /// Whether there is a barrier among the letters, or a frame without messages: neither waits for more to come.
-    barred: bool,
-    /// Whether nobody takes anything out any more.
-    closed: bool,
+    /// Whether there is a barrier, or a frame without messages: neither waits for more messages.
+    is_urgent: bool,
+    /// Whether the task has ended.
+    is_closed: bool,
     /// The messages that the task waits for.
     enough: usize,
 }
 
 impl Inbox {
-    /// Leaves the requests of a batch that are not refused.
-    pub(crate) fn leave(&self, batch: &RequestBatch, connection: ConnectionId, completions: &Arc<Completions>) {
-        let mut state = self.state.lock();
+    /// Appends the requests of a batch that are not refused.
+    pub(crate) fn push(&self, batch: &RequestBatch, connection: ConnectionId, completions: &Arc<Completions>) {
+        let mut state = self.0.lock();
         for request in batch.requests.iter().filter(|request| request.refusal.is_none()) {
-            let Request { id, operation, .. } = request;
             let messages = &batch.messages()[request.range()];
-            let frame = Asked::new(*operation, connection, *id, messages.len(), completions);
-            if state.closed {
-                // Dropped, it is refused.
-                continue;
+            let frame = Frame::new(request.operation, connection, request.id, messages, completions);
+            // A closed inbox drops the frame, which refuses it.
+            if !state.is_closed {
+                state.is_urgent |= messages.is_empty();
+                state.messages += messages.len();
+                state.items.push(Item::Frame(frame));
             }
-            state.barred |= messages.is_empty();
-            state.letters.items.push(Item::Frame(frame, messages.len()));
-            state.letters.messages.extend_from_slice(messages);
         }
-        let waker = if state.has_enough() { state.waker.take() } else { None };
-        drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        State::wake(state);
     }
 
-    /// Leaves a barrier.
-    pub(crate) fn bar(&self, told: oneshot::Sender<()>) {
-        let mut state = self.state.lock();
-        if state.closed {
-            return;
+    /// Appends a barrier.
+    pub(crate) fn push_barrier(&self, passed: oneshot::Sender<()>) {
+        let mut state = self.0.lock();
+        if !state.is_closed {
+            state.items.push(Item::Barrier(passed));
+            state.is_urgent = true;
         }
-        state.letters.items.push(Item::Barrier(told));
-        state.barred = true;
-        let waker = state.waker.take();
-        drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        State::wake(state);
     }
 
-    /// Takes what is there, in exchange for letters that were read.
-    pub(crate) fn take(&self, read: &mut Letters) {
-        debug_assert!(read.items.is_empty(), "what was taken before is lost");
-        let mut state = self.state.lock();
-        mem::swap(&mut state.letters, read);
-        state.barred = false;
+    /// Takes all items, in exchange for an empty vector.
+    pub(crate) fn take(&self, taken: &mut Vec<Item>) {
+        debug_assert!(taken.is_empty(), "items that were taken before are lost");
+        let mut state = self.0.lock();
+        mem::swap(&mut state.items, taken);
+        (state.messages, state.is_urgent) = (0, false);
     }
 
-    /// Nothing is taken out any more: what is in it, and what comes, is refused.
+    /// Refuses all items, and those that come later.
     pub(crate) fn close(&self) {
-        let mut state = self.state.lock();
-        state.closed = true;
-        let letters = mem::take(&mut state.letters);
+        let mut state = self.0.lock();
+        state.is_closed = true;
+        let items = mem::take(&mut state.items);
         drop(state);
-        drop(letters);
+        drop(items);
     }
 
     /// Ready when at least so many messages wait, or a barrier does.
     pub(crate) fn poll(&self, context: &mut Context<'_>, enough: usize) -> Poll<()> {
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         state.enough = enough;
         if state.has_enough() {
             return Poll::Ready(());
@@ -133,13 +98,23 @@ impl Inbox {
 
 impl State {
     fn has_enough(&self) -> bool {
-        self.barred || !self.letters.items.is_empty() && self.letters.messages.len() >= self.enough
+        self.is_urgent || !self.items.is_empty() && self.messages >= self.enough
+    }
+
+    /// Wakes the task if it waits for no more messages, after the lock is released.
+    fn wake(mut state: MutexGuard<'_, State>) {
+        let waker = if state.has_enough() { state.waker.take() } else { None };
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::message::Message;
     use crate::core::refusal::Reason;
     use crate::core::request_batch::Operation;
 
@@ -159,32 +134,34 @@ mod tests {
 
     #[test]
     fn requests_are_taken_in_order_with_their_messages() {
-        let (inbox, completions, mut letters) = (Inbox::default(), Arc::default(), Letters::default());
-        inbox.leave(&batch(&[1, 2]), ConnectionId::default(), &completions);
+        let (inbox, completions, mut items) = (Inbox::default(), Arc::default(), Vec::new());
+        inbox.push(&batch(&[1, 2]), ConnectionId::default(), &completions);
         assert!(is_ready(&inbox, 2) && !is_ready(&inbox, 3));
         let (told, _passed) = oneshot::channel();
-        inbox.bar(told);
+        inbox.push_barrier(told);
         assert!(is_ready(&inbox, 3), "a barrier is enough");
-        inbox.leave(&batch(&[3]), ConnectionId::default(), &completions);
-        inbox.take(&mut letters);
+        inbox.push(&batch(&[3]), ConnectionId::default(), &completions);
+        inbox.take(&mut items);
         assert!(!is_ready(&inbox, 0), "nothing is left");
-        let mut seen = Vec::new();
-        letters.take_each(|item, messages| {
-            let is_frame = matches!(item, Item::Frame(..));
-            seen.push((is_frame, messages.iter().map(|message| message.msg_id.0).collect::<Vec<_>>()));
-        });
-        assert_eq!(seen, [(true, vec![1]), (true, vec![2]), (false, vec![]), (true, vec![3])]);
+        let seen: Vec<Option<Vec<u64>>> = items
+            .iter()
+            .map(|item| match item {
+                Item::Frame(frame) => Some(frame.messages.iter().map(|message| message.msg_id.0).collect()),
+                Item::Barrier(_) => None,
+            })
+            .collect();
+        assert_eq!(seen, [Some(vec![1]), Some(vec![2]), None, Some(vec![3])]);
     }
 
     #[test]
-    fn what_nobody_will_take_out_is_refused() {
+    fn a_closed_inbox_refuses_its_requests() {
         let (inbox, completions, mut refused) = (Inbox::default(), Arc::default(), RequestBatch::default());
-        inbox.leave(&batch(&[1]), ConnectionId::default(), &completions);
+        inbox.push(&batch(&[1]), ConnectionId::default(), &completions);
         let (told, mut passed) = oneshot::channel();
-        inbox.bar(told);
+        inbox.push_barrier(told);
         inbox.close();
         assert_eq!(passed.try_recv(), Err(oneshot::error::TryRecvError::Closed));
-        inbox.leave(&batch(&[2]), ConnectionId::default(), &completions);
+        inbox.push(&batch(&[2]), ConnectionId::default(), &completions);
         assert!(completions.poll(&mut Context::from_waker(Waker::noop()), &mut refused).is_ready());
         let reasons: Vec<_> = refused
             .requests

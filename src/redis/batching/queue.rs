@@ -1,17 +1,18 @@
-//! What waits to be sent to a ring, and what was sent and is not answered: the coalescing without its I/O.
+//! Queues the frames of a ring until they are answered: the part of batching without I/O.
 //!
-//! Requests are *frames*, in the order in which they were made. A *chunk* is what one script carries: slices of
-//! frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies number n only after n - 1.
+//! A *frame* is a request; frames keep the order in which they were made. A *chunk* is the content of one script:
+//! slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies number n only after n - 1.
 //!
 //! # Invariants
 //!
 //! 1. Every frame is answered exactly once, and none before all its messages have an outcome or it is refused.
 //! 2. Messages are sent in the order of their connection's frames, and a message of a del is sent again only if its
 //!    chunk is known not to have been applied.
-//! 3. A message of an add is never sent again.
+//! 3. A message of an add is never sent again after its chunk may have been applied.
 //! 4. Connections have turns ([`FairQueue`]), and a frame of which a part was sent goes on before all others.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
@@ -20,217 +21,179 @@ use std::time::{Duration, Instant};
 use redis::Cmd;
 use tokio::sync::oneshot;
 
-use crate::core::message::Message;
-use crate::core::refusal::Refusal;
+use crate::core::refusal::{Reason, Refusal};
 use crate::core::request_batch::Operation;
 use crate::core::ring::ConnectionId;
-use crate::core::tick::Tick;
-use crate::redis::batching::applied::Applied;
-use crate::redis::batching::chunk::{Chunk, MAX_CHUNK, Slice, Writer};
+use crate::redis::batching::chunk::{Applied, Chunk, ChunkWriter, MAX_CHUNK, Slice};
 use crate::redis::batching::fair_queue::FairQueue;
 use crate::redis::batching::frames::{Frame, Frames};
 use crate::redis::batching::inbox::Item;
-use crate::redis::batching::request::{Progress, Run, away, silent, too_many};
-use crate::redis::connection::answered::{Ack, Answered, Lost};
+use crate::redis::connection::errors::{refusal_while_unreachable, refusal_without_answer};
+use crate::redis::connection::link::Progress;
+use crate::redis::connection::recovery::{Ack, AnsweredChunks, Lost};
+
+/// The cause of a refusal after the session of a chunk ended without its answer.
+const NO_ANSWER: &str = "no answer came in time";
 
 /// Everything that is not answered.
 #[derive(Default)]
 pub(crate) struct Queue {
     frames: Frames,
-    lanes: FairQueue,
-    /// Messages in the lanes, those of refused frames included.
+    by_connection: FairQueue,
+    /// Messages in `by_connection`, those of refused frames included.
     waiting: usize,
-    /// Who waits until all frames before this one are answered, in this order.
+    /// Each is notified when all frames before that one are answered, in this order.
     barriers: VecDeque<(u64, oneshot::Sender<()>)>,
     /// Chunks whose answer did not come, oldest first, each with the generation in which it was sent.
     unanswered: Vec<(i64, Chunk)>,
-    /// How far all is answered; its Acks are those that were not taken in yet too.
+    /// The number of the last answered chunk, and of the Acks that are not answered, those in the inbox included.
     progress: Arc<Progress>,
-    answered: Answered,
-    writer: Writer,
-    /// Slices of chunks that are answered, for those to come.
-    spare: Vec<Vec<Slice>>,
-    /// What a chunk has done, until it is answered.
-    run: Run,
-    /// How long messages of a slice were in flight that are acknowledged; empty again once it is dealt with.
-    latencies: Vec<Duration>,
-    /// Who was answered, and is woken when all that are answered together are.
+    max_in_flight: u64,
+    answered: AnsweredChunks,
+    writer: ChunkWriter,
+    /// The connections to wake: each once for all requests that are answered together.
     wakers: Vec<Waker>,
 }
 
 impl Queue {
-    pub(crate) fn new(progress: Arc<Progress>, kept_acks: usize) -> Queue {
-        Queue { progress, answered: Answered::new(kept_acks), ..Queue::default() }
+    pub(crate) fn new(progress: Arc<Progress>, max_in_flight: u64, kept_acks: usize) -> Queue {
+        Queue { progress, max_in_flight, answered: AnsweredChunks::new(kept_acks), ..Queue::default() }
     }
 
-    /// Takes a frame or a barrier in.
-    pub(crate) fn push(&mut self, item: Item, messages: &[Message]) {
+    /// Appends a frame or a barrier.
+    pub(crate) fn push(&mut self, item: Item) {
         match item {
-            Item::Barrier(told) => self.barriers.push_back((self.frames.next(), told)),
-            Item::Frame(asked, _) if messages.is_empty() => self.wakers.extend(asked.answer(Tick(0), &[])),
-            Item::Frame(asked, count) => {
-                let of = asked.connection;
-                let frame = self.frames.push(asked, messages);
-                self.lanes.push_back(of, Slice { frame, from: 0, to: count });
-                self.waiting += count;
+            Item::Barrier(passed) => self.barriers.push_back((self.frames.next(), passed)),
+            Item::Frame(frame) if frame.messages.is_empty() => {
+                self.wakers.extend(frame.complete(&[], std::iter::empty()));
+            }
+            Item::Frame(frame) => {
+                let (connection, to) = (frame.connection, frame.messages.len());
+                let frame = self.frames.push(frame);
+                self.by_connection.push_back(connection, Slice { frame, from: 0, to });
+                self.waiting += to;
             }
         }
     }
 
-    /// Takes a frame or a barrier in while Redis is away: an add is refused, a del held.
-    pub(crate) fn push_while_away(&mut self, item: Item, messages: &[Message]) {
+    /// Takes a frame or a barrier while Redis is unreachable: an add is refused, a del held, and nothing waits.
+    pub(crate) fn push_while_unreachable(&mut self, item: Item) {
         match item {
-            Item::Frame(asked, _) if asked.is_add() => self.wakers.extend(asked.refuse(away())),
-            // Whoever waits for what was before it waits no longer.
-            Item::Barrier(_) => {}
-            del @ Item::Frame(..) => self.push(del, messages),
+            Item::Frame(frame) if frame.is_add() => self.wakers.extend(frame.refuse(refusal_while_unreachable())),
+            Item::Frame(_) => self.push(item),
+            Item::Barrier(passed) => drop(passed),
         }
     }
 
-    /// Wakes those that were answered, and tells who waited for that.
+    /// Wakes connections with new answers, and notifies the barriers that are passed.
     pub(crate) fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
         let first = self.frames.first();
-        while self.barriers.front().is_some_and(|(before, _)| *before <= first) {
-            let (_, told) = self.barriers.pop_front().expect("it is there");
-            // Whoever waited may have given up.
-            let _ = told.send(());
+        let passed = self.barriers.partition_point(|(before, _)| *before <= first);
+        for (_, sender) in self.barriers.drain(..passed) {
+            // The receiver may have timed out.
+            let _ = sender.send(());
         }
     }
 
-    /// How many messages wait to be sent.
+    /// The number of messages that wait to be sent.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Whether at least so many messages wait, or somebody waits for those that are under way.
+    /// Whether at least so many messages wait, or a barrier does.
     pub(crate) fn is_worth_a_script(&self, messages: usize) -> bool {
         self.waiting >= messages || !self.barriers.is_empty()
     }
 
     /// The next chunk, of so many messages at most, if anything waits.
     pub(crate) fn next_chunk(&mut self, number: u64, most: usize) -> Option<Chunk> {
-        let mut chunk = Chunk { number, slices: self.spare.pop().unwrap_or_default(), has_adds: false };
+        let mut chunk = Chunk { number, slices: Vec::new(), has_adds: false };
         let mut room = most.min(MAX_CHUNK);
-        self.writer.begin();
+        self.writer.clear();
         while room > 0
-            && let Some((connection, slice)) = self.lanes.pop()
+            && let Some((connection, waiting)) = self.by_connection.pop()
         {
-            self.waiting -= slice.to - slice.from;
-            // Its frame was refused meanwhile.
-            let Some(frame) = self.frames.frame(slice.frame) else { continue };
-            let Some(class) = self.writer.admit(frame.asked.operation) else {
-                self.put_back(connection, slice);
+            self.waiting -= waiting.len();
+            // None if it was refused meanwhile.
+            let Some(frame) = self.frames.get_mut(waiting.frame) else { continue };
+            let slice = Slice { to: waiting.to.min(waiting.from + room), ..waiting };
+            if !self.writer.push(slice, frame) {
+                self.put_back(connection, waiting);
                 break;
-            };
-            chunk.has_adds |= frame.is_add();
-            let to = slice.to.min(slice.from + room);
-            let messages = self.frames.messages(frame, slice.from..to);
-            self.writer.push(class, slice.from == 0, messages);
-            room -= to - slice.from;
-            chunk.slices.push(Slice { to, ..slice });
-            if to < slice.to {
-                self.put_back(connection, Slice { from: to, ..slice });
             }
-            self.frames.frame_mut(slice.frame).expect("it is there").sent = true;
+            frame.is_sent = true;
+            chunk.has_adds |= frame.is_add();
+            chunk.slices.push(slice);
+            room -= slice.len();
+            if slice.to < waiting.to {
+                self.put_back(connection, Slice { from: slice.to, ..waiting });
+            }
         }
-        if chunk.slices.is_empty() {
-            self.spare.push(chunk.slices);
-            return None;
-        }
-        Some(chunk)
+        (!chunk.slices.is_empty()).then_some(chunk)
     }
 
-    /// What is to be sent next.
+    /// Puts a slice before all others.
     fn put_back(&mut self, connection: ConnectionId, slice: Slice) {
-        self.waiting += slice.to - slice.from;
-        self.lanes.push_front(connection, slice);
-    }
-
-    /// Room for the arguments of the chunk that was made last: their number, and their bytes.
-    pub(crate) fn room(&self) -> (usize, usize) {
-        self.writer.room()
+        self.waiting += slice.len();
+        self.by_connection.push_front(connection, slice);
     }
 
     /// Writes the chunk that was made last as the script reads it.
-    pub(crate) fn encode(&mut self, chunk: &Chunk, call: &mut Cmd) {
-        self.writer.write(chunk, &self.frames, call);
+    pub(crate) fn write(&self, chunk: &Chunk, call: &mut Cmd) {
+        call.arg(chunk.number).arg(self.max_in_flight).arg(u8::from(chunk.has_adds));
+        self.writer.write(call);
     }
 
-    /// Notes what became of a chunk, and answers the frames that are complete.
-    pub(crate) fn applied(&mut self, chunk: Chunk, applied: &Applied<'_>, max_in_flight: u64, at: Instant) {
+    /// Takes the answer to a chunk, and answers the frames that are complete.
+    pub(crate) fn apply(&mut self, chunk: Chunk, applied: &Applied, now: Instant) {
+        self.progress.answered_chunk.store(chunk.number, Ordering::Relaxed);
         let mut rest = applied.letters.as_bytes();
         let mut times = applied.times();
         let now_ms = times.next().unwrap_or_default();
-        let Chunk { mut slices, number, .. } = chunk;
-        let (mut added, mut acks) = (0, Vec::new());
-        for Slice { frame: name, from, to } in slices.drain(..) {
-            let (letters, others) = rest.split_at((to - from).min(rest.len()));
-            rest = others;
-            let with_time = letters.iter().filter(|letter| matches!(letter, b'k' | b'w' | b'l')).count();
-            let Some(frame) = self.frames.frame(name) else {
-                // Its answer has been given; its times are skipped.
-                times.by_ref().take(with_time).for_each(drop);
-                continue;
-            };
-            if frame.is_add() {
-                added += letters.iter().filter(|letter| matches!(letter, b'a' | b'r')).count() as u64;
-            } else if with_time > 0 {
-                for (message, letter) in self.frames.messages(frame, from..to).zip(letters) {
-                    let (b'k' | b'w' | b'l') = letter else { continue };
-                    let added_ms = times.next().unwrap_or_default();
-                    if *letter != b'w' {
-                        // A clock that was set back makes it none.
-                        self.latencies.push(Duration::from_millis(now_ms.saturating_sub(added_ms)));
-                    }
-                    if *letter != b'l' {
-                        acks.push(Ack { message: *message, added_ms, is_withdrawal: *letter == b'w' });
-                    }
+        let (mut added, mut acks, mut latencies) = (0, Vec::new(), Vec::new());
+        for slice in chunk.slices {
+            let letters;
+            (letters, rest) = rest.split_at(slice.len().min(rest.len()));
+            let mut frame = self.frames.get_mut(slice.frame);
+            for (nth, letter) in letters.iter().enumerate().filter(|(_, letter)| b"kwl".contains(letter)) {
+                let added_ms = times.next().unwrap_or_default();
+                // None if it was refused meanwhile.
+                let Some(frame) = &mut frame else { continue };
+                if *letter != b'w' {
+                    // The latency is 0 if Redis' clock was set back.
+                    latencies.push(Duration::from_millis(now_ms.saturating_sub(added_ms)));
+                }
+                if *letter != b'l' {
+                    let message = frame.messages[slice.from + nth];
+                    acks.push(Ack { message, added_ms, is_withdrawal: *letter == b'w' });
                 }
             }
-            let frame = self.frames.frame_mut(name).expect("it is there");
-            if let Operation::Add { ack_timeout_ticks, .. } = frame.asked.operation {
+            let Some(frame) = frame else { continue };
+            if let Operation::Add { ack_timeout_ticks, .. } = frame.operation {
+                added += letters.iter().filter(|letter| b"ar".contains(letter)).count() as u64;
                 frame.deadline = applied.tick_due.plus(u64::from(ack_timeout_ticks));
             }
-            let is_refused = frame.is_add() && letters.contains(&b'x');
-            if letters.len() == frame.count && !is_refused {
-                let Frame { asked, deadline, .. } = self.frames.take(name).expect("it is there");
-                if !self.run.takes(&asked) {
-                    self.answer_run();
-                }
-                self.run.push(asked, deadline, letters, self.latencies.drain(..));
-                continue;
-            }
-            // What was asked for before it is answered before it.
-            self.answer_run();
-            let frame = self.frames.frame_mut(name).expect("it is there");
-            if with_time > 0 {
-                let latencies = self.latencies.drain(..);
-                frame.asked.note(|batch| latencies.for_each(|latency| batch.ack_latency.record(latency, 1)));
-            }
-            if is_refused {
-                let refusal = too_many(applied.in_flight, frame.count, max_in_flight);
-                self.end(name, |frame| frame.asked.refuse(refusal));
-                continue;
-            }
-            frame.letters.extend_from_slice(letters);
-            if frame.letters.len() == frame.count {
-                self.end(name, |Frame { asked, deadline, letters, .. }| asked.answer(deadline, &letters));
+            if letters.contains(&b'x') {
+                let refusal = max_in_flight_refusal(applied.in_flight, frame.messages.len(), self.max_in_flight);
+                self.end(slice.frame, |frame| frame.refuse(refusal));
+            } else if frame.letters.len() + letters.len() == frame.messages.len() {
+                self.end(slice.frame, |frame| frame.complete(letters, latencies.drain(..)));
+            } else {
+                frame.letters.extend_from_slice(letters);
+                frame.record_latencies(latencies.drain(..));
             }
         }
-        self.answered.push(number, at, added, acks);
-        self.progress.answered_chunk.store(number, Ordering::Relaxed);
-        self.answer_run();
-        self.spare.push(slices);
+        self.answered.push(chunk.number, now, added, acks);
         self.wake();
     }
 
-    /// What Redis has lost of what it had answered, if the last chunk that it applied is this one.
+    /// Removes the answered writes that Redis has lost, if the last chunk that it applied is this one.
     pub(crate) fn take_lost(&mut self, applied: u64) -> Option<Lost> {
         self.answered.take_lost(self.progress.answered_chunk.swap(applied, Ordering::Relaxed), applied)
     }
 
-    /// The name that the next frame will have.
+    /// The name of the next frame.
     pub(crate) fn next_frame(&self) -> u64 {
         self.frames.next()
     }
@@ -240,93 +203,85 @@ impl Queue {
         self.frames.first() >= frame
     }
 
-    fn answer_run(&mut self) {
-        self.acks_end(self.run.acks());
-        self.wakers.extend(self.run.answer());
-    }
-
-    /// Messages of dels are about to be answered: whoever has the answer may ask how many are held.
-    fn acks_end(&self, messages: u64) {
-        self.progress.unanswered_acks.fetch_sub(messages, Ordering::Relaxed);
-    }
-
     /// Ends a frame, if it is not answered.
     fn end(&mut self, name: u64, with: impl FnOnce(Frame) -> Option<Waker>) {
-        if let Some(frame) = self.frames.take(name) {
-            self.ended(frame, with);
-        }
-    }
-
-    fn ended(&mut self, frame: Frame, with: impl FnOnce(Frame) -> Option<Waker>) {
+        let Some(frame) = self.frames.take(name) else { return };
         if !frame.is_add() {
-            self.acks_end(frame.count as u64);
+            // Before the answer: a client that has it may read the number of held Acks.
+            self.progress.unanswered_acks.fetch_sub(frame.messages.len() as u64, Ordering::Relaxed);
         }
         self.wakers.extend(with(frame));
     }
 
-    /// The answer to a chunk that was sent in this generation did not come.
-    pub(crate) fn unanswered(&mut self, generation: i64, chunk: Chunk) {
-        self.unanswered.push((generation, chunk));
-    }
-
-    /// Chunks that were certainly not applied are to be sent again, with all behind them: their dels. Their adds
-    /// are refused, where a refusal is given.
+    /// Sends the dels of chunks again, and of all later ones, that were certainly not applied. Their adds are sent
+    /// again too, or refused if there is a refusal.
     pub(crate) fn send_again(&mut self, chunks: Vec<Chunk>, refusal: Option<&Refusal>) {
-        for chunk in chunks.into_iter().rev() {
-            for slice in chunk.slices.into_iter().rev() {
-                let Some(frame) = self.frames.frame(slice.frame) else { continue };
-                match refusal {
-                    Some(refusal) if frame.is_add() => {
-                        // What was applied of it before cannot be taken back.
-                        let partly = slice.from > 0;
-                        let refusal = if partly { silent(&refusal.text) } else { refusal.clone() };
-                        self.end(slice.frame, |frame| frame.asked.refuse(refusal));
-                    }
-                    _ => self.put_back(frame.asked.connection, slice),
+        for slice in chunks.into_iter().rev().flat_map(|chunk| chunk.slices.into_iter().rev()) {
+            let Some(frame) = self.frames.get_mut(slice.frame) else { continue };
+            match refusal {
+                Some(refusal) if frame.is_add() => {
+                    // An earlier part of it was applied.
+                    let is_partly_applied = slice.from > 0;
+                    let refusal =
+                        if is_partly_applied { refusal_without_answer(&refusal.text) } else { refusal.clone() };
+                    self.end(slice.frame, |frame| frame.refuse(refusal));
+                }
+                _ => {
+                    let connection = frame.connection;
+                    self.put_back(connection, slice);
                 }
             }
         }
         self.wake();
     }
 
-    /// Redis is away: adds are refused, dels held.
-    pub(crate) fn refuse_adds(&mut self) {
-        self.refuse_adds_with(&away());
-        // Whoever waits for what was before it waits no longer.
+    /// Refuses all adds; those of which a part was sent, with their outcome unknown.
+    pub(crate) fn refuse_adds(&mut self, refusal: &Refusal) {
+        for frame in self.frames.take_adds() {
+            let refusal = if frame.is_sent { refusal_without_answer(NO_ANSWER) } else { refusal.clone() };
+            self.wakers.extend(frame.refuse(refusal));
+        }
+        self.wake();
+    }
+
+    /// Refuses every frame of a chunk that Redis cannot apply.
+    pub(crate) fn refuse(&mut self, chunk: Chunk, refusal: &Refusal) {
+        for slice in chunk.slices {
+            self.end(slice.frame, |frame| frame.refuse(refusal.clone()));
+        }
+        self.wake();
+    }
+
+    /// Ends a session, with the chunks that it did not answer: adds are refused, dels held, and no barrier waits.
+    pub(crate) fn end_session(&mut self, generation: i64, unanswered: impl Iterator<Item = Chunk>) {
+        self.unanswered.extend(unanswered.map(|chunk| (generation, chunk)));
+        self.refuse_adds(&refusal_while_unreachable());
         self.barriers.clear();
     }
 
-    /// Refuses all adds; those of which a part was sent, with their outcome unknown.
-    pub(crate) fn refuse_adds_with(&mut self, refusal: &Refusal) {
-        for frame in self.frames.take_adds() {
-            let refusal = if frame.sent { silent("no answer came in time") } else { refusal.clone() };
-            self.ended(frame, |frame| frame.asked.refuse(refusal));
-        }
-        self.wake();
-    }
-
-    /// Refuses every frame of a chunk that Redis will not carry out.
-    pub(crate) fn refuse(&mut self, chunk: Chunk, refusal: &Refusal) {
-        let Chunk { mut slices, .. } = chunk;
-        for slice in slices.drain(..) {
-            self.end(slice.frame, |frame| frame.asked.refuse(refusal.clone()));
-        }
-        self.spare.push(slices);
-        self.wake();
-    }
-
-    /// A new session has the answers to the last two chunks that were applied. Numbers come again where Redis lost
+    /// Begins a session, with the answers to the last two chunks that Redis applied. Numbers repeat after Redis lost
     /// writes, so the generation must be that of the chunk too.
-    pub(crate) fn recall(&mut self, answers: &[String; 2], max_in_flight: u64, at: Instant) {
+    pub(crate) fn begin_session(&mut self, answers: &[String; 2], now: Instant) {
         let mut not_applied = Vec::new();
-        for (generation, chunk) in std::mem::take(&mut self.unanswered) {
+        for (generation, chunk) in mem::take(&mut self.unanswered) {
             match answers.iter().find_map(|answer| Applied::parse(answer, generation, chunk.number)) {
-                Some(applied) => self.applied(chunk, &applied, max_in_flight, at),
+                Some(applied) => self.apply(chunk, &applied, now),
                 None => not_applied.push(chunk),
             }
         }
-        self.send_again(not_applied, Some(&silent("no answer came in time")));
+        self.send_again(not_applied, Some(&refusal_without_answer(NO_ANSWER)));
     }
+}
+
+fn max_in_flight_refusal(in_flight: Option<u64>, count: usize, max: u64) -> Refusal {
+    let in_flight = in_flight.unwrap_or(max);
+    Refusal::new(
+        Reason::MaxInFlight,
+        format!(
+            "{in_flight} messages are in flight and {count} more would exceed the limit of {max}: try again when some \
+             are acknowledged or have timed out, or raise --max-in-flight"
+        ),
+    )
 }
 
 #[cfg(test)]

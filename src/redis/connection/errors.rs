@@ -1,113 +1,103 @@
-//! What can go wrong with a command to Redis, and what that promises.
+//! Classifies the errors of commands to Redis, and turns them into refusals of requests.
 
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError};
 
 use crate::core::refusal::{Reason, Refusal};
 
 /// Why a command has no answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
 pub(crate) struct Fault {
     pub(crate) kind: FaultKind,
     pub(crate) text: String,
 }
 
-/// What kind of fault it is.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultKind {
     /// No answer came in time.
     Timeout,
     /// The connection ended.
     Disconnected,
-    /// This Redis takes no writes: it is a replica now.
+    /// This Redis is a replica now and takes no writes.
     ReadOnly,
     /// It refuses every write for now: it cannot save, or has too few replicas.
     Unwritable,
-    /// It is a node of a Redis Cluster, and has not, or not yet, or no longer, what was asked for.
+    /// It is a node of a Redis Cluster that does not serve the slot.
     Clustered,
-    /// The slot of the ring is being moved to another node of a Cluster: no script is carried out until it is there.
+    /// The slot of the ring is being moved to another node of a Cluster: until that is done no script runs.
     OpenSlot,
-    /// It is not ready yet.
+    /// It is still loading its data.
     Loading,
-    /// Somebody's script takes too long, and it does nothing else.
+    /// A script of another client runs for too long and blocks everything else.
     Busy,
-    /// It has no memory left.
+    /// Its memory is full.
     OutOfMemory,
     /// The script is not in its cache.
     NoScript,
-    /// The link was opened anew since, or the ring is gone.
+    /// The sidecar has registered a newer connection, or the ring does not exist any more.
     Stale,
-    /// It was known to be away, and not asked.
-    Away,
-    /// User or password are wrong, or the user may not do this.
+    /// It was known to be unreachable, and the command was not sent.
+    Unreachable,
+    /// User or password are wrong, or the user may not run the command.
     Forbidden,
-    /// The user may not do something that a script does; other scripts may well be carried out.
+    /// The user may not run a command inside a script; other scripts may work.
     Denied,
-    /// Something else.
+    /// Any other error.
     Other,
 }
 
 impl FaultKind {
     /// The label of the metric.
     pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            FaultKind::Timeout => "timeout",
-            FaultKind::Disconnected => "disconnected",
-            FaultKind::ReadOnly => "readonly",
-            FaultKind::Unwritable => "unwritable",
-            FaultKind::OpenSlot => "open_slot",
-            FaultKind::Loading => "loading",
-            FaultKind::Busy => "busy",
-            FaultKind::OutOfMemory => "oom",
-            FaultKind::NoScript => "noscript",
-            FaultKind::Stale => "stale",
-            FaultKind::Forbidden | FaultKind::Denied => "forbidden",
-            FaultKind::Clustered | FaultKind::Away | FaultKind::Other => "other",
-        }
+        self.effects().0
     }
 
-    /// Whether the connection is of no use any more, after one such fault.
+    /// Whether the connection cannot be used after one such fault.
     pub(crate) fn ends_the_connection(self) -> bool {
-        matches!(
-            self,
-            FaultKind::Disconnected
-                | FaultKind::ReadOnly
-                | FaultKind::Unwritable
-                | FaultKind::Clustered
-                | FaultKind::OpenSlot
-                | FaultKind::Loading
-                | FaultKind::Busy
-                | FaultKind::Stale
-                | FaultKind::Forbidden
-        )
+        self.effects().1
     }
 
-    /// Whether it may pass by itself, and soon.
+    /// Whether Redis certainly did not run the command.
+    pub(crate) fn is_not_applied(self) -> bool {
+        self.effects().2
+    }
+
+    /// Whether it usually ends soon without an operator.
     pub(crate) fn passes(self) -> bool {
         matches!(self, FaultKind::Timeout | FaultKind::Disconnected | FaultKind::Loading | FaultKind::Busy)
     }
 
-    /// Whether the command was certainly not carried out.
-    pub(crate) fn is_not_applied(self) -> bool {
-        !matches!(
-            self,
-            FaultKind::Timeout
-                | FaultKind::Disconnected
-                | FaultKind::Forbidden
-                | FaultKind::Denied
-                | FaultKind::Other
-        )
+    /// The label of the metric, whether it ends the connection, and whether the command is certainly not applied.
+    fn effects(self) -> (&'static str, bool, bool) {
+        match self {
+            FaultKind::Timeout => ("timeout", false, false),
+            FaultKind::Disconnected => ("disconnected", true, false),
+            FaultKind::ReadOnly => ("readonly", true, true),
+            FaultKind::Unwritable => ("unwritable", true, true),
+            FaultKind::Clustered => ("other", true, true),
+            FaultKind::OpenSlot => ("open_slot", true, true),
+            FaultKind::Loading => ("loading", true, true),
+            FaultKind::Busy => ("busy", true, true),
+            FaultKind::OutOfMemory => ("oom", false, true),
+            FaultKind::NoScript => ("noscript", false, true),
+            FaultKind::Stale => ("stale", true, true),
+            FaultKind::Unreachable => ("other", false, true),
+            FaultKind::Forbidden => ("forbidden", true, false),
+            FaultKind::Denied => ("forbidden", false, false),
+            FaultKind::Other => ("other", false, false),
+        }
     }
 }
 
 impl Fault {
-    /// The fault of a command that was not sent, because Redis is known to be away.
-    pub(crate) fn away(cause: &str) -> Fault {
-        Fault { kind: FaultKind::Away, text: cause.to_owned() }
+    pub(crate) fn new(kind: FaultKind, text: impl Into<String>) -> Fault {
+        Fault { kind, text: text.into() }
     }
 
-    /// What is wrong and what to do about it, where this Redis cannot be used at all.
+    /// The error and its remedy, for a Redis that cannot be used at all.
     pub(crate) fn with_remedy(&self) -> String {
         let remedy = match self.kind {
             FaultKind::ReadOnly => "it is a read-only replica: name its primary",
@@ -125,63 +115,50 @@ impl Fault {
                  keys of this --namespace"
             }
             FaultKind::OutOfMemory => "it has no memory left: raise its maxmemory",
-            FaultKind::Busy => "somebody runs a script without end: find whose, and end it with SCRIPT KILL",
+            FaultKind::Busy => {
+                "a script of another client does not end: find its client, and end it with SCRIPT KILL"
+            }
             _ => "look at its log",
         };
         format!("{}; {remedy}", self.text)
     }
 
     /// A reply that no script of this version gives.
-    pub(crate) fn strange(script: &str, what: &str) -> Fault {
-        let text = format!("the reply of the script {script} is not understood: {what}");
-        Fault { kind: FaultKind::Other, text }
+    pub(crate) fn strange(script: &str, reply: &str) -> Fault {
+        Fault::new(FaultKind::Other, format!("the reply of the script {script} is not understood: {reply}"))
     }
 
     /// No answer came within this time.
-    pub(crate) fn silent(patience: Duration) -> Fault {
-        Fault { kind: FaultKind::Timeout, text: format!("no answer within {patience:?}") }
+    pub(crate) fn silent(timeout: Duration) -> Fault {
+        Fault::new(FaultKind::Timeout, format!("no answer within {timeout:?}"))
     }
 
-    /// No answer came on this connection, though Redis answers others.
-    pub(crate) fn lost_answer(waited: Duration) -> Fault {
-        let text = format!("the connection lost an answer: none within {waited:?}, while Redis answers others");
-        Fault { kind: FaultKind::Disconnected, text }
-    }
-
-    /// The refusal of a link that was opened anew since.
+    /// The guard of the scripts refused a call.
     pub(crate) fn stale() -> Fault {
-        Fault { kind: FaultKind::Stale, text: String::from("the link was opened anew since, or the ring is gone") }
+        Fault::new(FaultKind::Stale, "the sidecar has connected again since, or the ring does not exist any more")
     }
 }
 
 impl From<RedisError> for Fault {
     fn from(error: RedisError) -> Fault {
-        // Of several commands sent together, the first that failed says what the others do.
+        // The first failed command of a pipeline has the cause; the others fail because of it.
         let first = error.clone().into_server_errors().and_then(|errors| Some(errors.first()?.1.clone()));
         let text = first.as_ref().map_or_else(|| error.to_string(), ToString::to_string);
         let error = first.map_or(error, RedisError::from);
-        let kind = match (error.kind(), error.code()) {
+        let kind = match error.code() {
             _ if error.is_timeout() => FaultKind::Timeout,
             _ if is_denied(&error) => FaultKind::Denied,
             _ if error.is_io_error() || error.is_connection_dropped() => FaultKind::Disconnected,
-            (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => FaultKind::ReadOnly,
-            (ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown), _) => {
-                FaultKind::Loading
-            }
-            (ErrorKind::Server(ServerErrorKind::Ask | ServerErrorKind::TryAgain), _) => FaultKind::OpenSlot,
-            (
-                ErrorKind::Server(
-                    ServerErrorKind::Moved | ServerErrorKind::ClusterDown | ServerErrorKind::CrossSlot,
-                ),
-                _,
-            ) => FaultKind::Clustered,
-            (ErrorKind::Server(ServerErrorKind::NoScript), _) => FaultKind::NoScript,
-            (ErrorKind::Server(ServerErrorKind::NoPerm) | ErrorKind::AuthenticationFailed, _)
-            | (_, Some("NOAUTH" | "WRONGPASS")) => FaultKind::Forbidden,
-            (_, Some("OOM")) => FaultKind::OutOfMemory,
-            (_, Some("BUSY")) => FaultKind::Busy,
-            (_, Some("MISCONF" | "NOREPLICAS")) => FaultKind::Unwritable,
-            (_, Some("READONLY")) => FaultKind::ReadOnly,
+            _ if error.kind() == ErrorKind::AuthenticationFailed => FaultKind::Forbidden,
+            Some("NOAUTH" | "NOPERM" | "WRONGPASS") => FaultKind::Forbidden,
+            Some("READONLY") => FaultKind::ReadOnly,
+            Some("LOADING" | "MASTERDOWN") => FaultKind::Loading,
+            Some("ASK" | "TRYAGAIN") => FaultKind::OpenSlot,
+            Some("MOVED" | "CLUSTERDOWN" | "CROSSSLOT") => FaultKind::Clustered,
+            Some("NOSCRIPT") => FaultKind::NoScript,
+            Some("OOM") => FaultKind::OutOfMemory,
+            Some("BUSY") => FaultKind::Busy,
+            Some("MISCONF" | "NOREPLICAS") => FaultKind::Unwritable,
             _ if error.is_unrecoverable_error() => FaultKind::Disconnected,
             _ => FaultKind::Other,
         };
@@ -193,35 +170,36 @@ impl From<RedisError> for Fault {
     }
 }
 
-/// Whether a script was denied a command or a key. Redis 7.0 says so with the code of any error.
+/// Whether a script was denied a command or a key. Redis 7.0 reports that with the code of any other error.
 fn is_denied(error: &RedisError) -> bool {
     let denied = ["The user executing the script can't", "ACL failure in script"];
     error.detail().is_some_and(|detail| denied.iter().any(|words| detail.contains(words)))
 }
 
 impl From<Fault> for Refusal {
-    fn from(fault: Fault) -> Refusal {
-        let Fault { kind, text } = fault;
-        let (reason, sentence) = match kind {
-            FaultKind::OutOfMemory => (
-                Reason::StoreAway,
-                String::from(
-                    "Redis has no memory left (maxmemory) and takes no new messages: try again when some have timed \
-                     out, or give it more",
-                ),
+    fn from(Fault { kind, text }: Fault) -> Refusal {
+        let sentence = match kind {
+            FaultKind::Timeout | FaultKind::Disconnected => return refusal_without_answer(&text),
+            FaultKind::OutOfMemory => String::from(
+                "Redis has no memory left (maxmemory) and takes no new messages: try again when some have timed \
+                 out, or give it more",
             ),
-            kind if kind.is_not_applied() => {
-                (Reason::StoreAway, format!("Redis cannot be used now ({text}): try again"))
-            }
-            FaultKind::Other | FaultKind::Forbidden | FaultKind::Denied => (
-                Reason::StoreSilent,
-                format!("Redis could not carry this out ({text}); any part of it may be applied: repeat it"),
-            ),
-            _ => (
-                Reason::StoreSilent,
-                format!("Redis did not answer ({text}); any part of the request may be applied: repeat it"),
-            ),
+            kind if kind.is_not_applied() => format!("Redis cannot be used now ({text}): try again"),
+            _ => format!("Redis could not carry this out ({text}); any part of it may be applied: repeat it"),
         };
-        Refusal::new(reason, sentence)
+        Refusal::new(if kind.is_not_applied() { Reason::StoreAway } else { Reason::StoreSilent }, sentence)
     }
+}
+
+/// The refusal of a request that Redis did not answer.
+pub(crate) fn refusal_without_answer(text: &str) -> Refusal {
+    Refusal::new(
+        Reason::StoreSilent,
+        format!("Redis did not answer ({text}); any part of the request may be applied: repeat it"),
+    )
+}
+
+/// The refusal of a request that was not sent because Redis is known to be unreachable.
+pub(crate) fn refusal_while_unreachable() -> Refusal {
+    Refusal::new(Reason::StoreAway, "Redis is unreachable and takes no new messages now: try again")
 }

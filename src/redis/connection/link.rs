@@ -1,35 +1,34 @@
-//! A connection that heals: one a ring.
+//! Runs scripts on the connection to the Redis of one ring, and ends the connection after a fault.
 //!
 //! ```text
-//!            connect, load scripts, `open`
-//!   Away ────────────────────────────────────▶ Up (session n, generation g)
+//!          connect, load scripts, run `open`
+//!   Down ────────────────────────────────────▶ Up (session n, generation g)
 //!     ▲                                           │
-//!     └── an error that ends it, two silences ────┘
+//!     └── a fault that ends it, two timeouts ─────┘
 //! ```
 //!
-//! A multiplexed connection does not come back by itself after a timeout or a READONLY answer, so every fault is
-//! judged here, and the connection is made anew. Each session registers first: from then on a late write of
-//! the one before is refused by the scripts, and its `open` tells which chunks of adds and dels were applied.
+//! A multiplexed connection does not recover by itself after a timeout or a READONLY answer. So this file classifies
+//! every fault, and [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each session registers
+//! first: from then on the scripts refuse late writes of the previous session, and `open` returns the last chunk that
+//! was applied.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
 use parking_lot::RwLock;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use crate::clock::Clock;
 use crate::core::refusal::Refusal;
 use crate::core::tick::Wheel;
 use crate::metrics::Metrics;
-use crate::redis::batching::request::Progress;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::peer::{Peer, Peers};
-use crate::redis::connection::reconnect::{Known, OpenError};
 use crate::redis::connection::stall_detector::StallDetector;
 use crate::redis::keys::Keys;
 use crate::redis::scripts::{Answer, Script};
@@ -37,10 +36,10 @@ use crate::redis::topology::Topology;
 use crate::redis::topology::confirmation::Confirmation;
 use crate::redis::topology::nodes::Found;
 
-/// How often in a row nothing at all may be heard of Redis before the connection is made anew.
-const MOST_TIMEOUTS: u32 = 2;
+/// After so many timeouts in a row the sidecar connects again.
+const MAX_TIMEOUTS: u32 = 2;
 
-/// What a link needs to know.
+/// Options of a link.
 pub(crate) struct LinkOptions {
     pub(crate) place: Arc<Topology>,
     pub(crate) peers: Arc<Peers>,
@@ -50,58 +49,62 @@ pub(crate) struct LinkOptions {
     /// The most ticks that are caught up, if the ring is new.
     pub(crate) catch_up_max_ticks: u16,
     pub(crate) keys: Arc<Keys>,
-    /// What a ring that is made by this link is called, to be told from one made later.
+    /// The name of a ring that this link creates. A ring that is created later has another.
     pub(crate) incarnation: String,
     pub(crate) clock: Arc<Clock>,
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// A connection that is registered.
+/// A registered connection.
 #[derive(Clone)]
 pub(crate) struct Session {
     pub(crate) connection: MultiplexedConnection,
-    /// To whom.
+    /// The Redis at its other end.
     pub(crate) found: Arc<Found>,
     pub(crate) peer: Arc<Peer>,
-    /// Counts the sessions of this process.
+    /// Counts the sessions of this link, from 1.
     pub(crate) number: u64,
     pub(crate) generation: i64,
-    /// The most ticks that are caught up, as the ring was made.
+    /// The most ticks that are caught up; a setting of the ring in Redis.
     pub(crate) catch_up_max_ticks: u32,
     /// The last chunk applied for this sidecar.
     pub(crate) chunk: u64,
-    /// The answers to the last two, with generation and number.
+    /// The answers to the last two chunks, each with generation and number.
     pub(crate) answers: Arc<[String; 2]>,
     /// Whether the pointer waits for this sidecar: it held Acks when the session began, or Redis lost some.
     pub(crate) is_awaited: bool,
-    /// When an outage ended with it; none for the first.
+    /// The end of the outage before this session; none for the first session.
     pub(crate) recovered_at: Option<Instant>,
 }
 
-/// The state of a link.
-#[derive(Clone)]
-pub(crate) enum State {
-    /// For this cause.
-    Away(Arc<str>),
-    Up(Session),
-}
-
-/// The way to one ring in Redis.
+/// The connection of one ring, opened by [`Link::open`].
 pub(crate) struct Link {
-    shared: Arc<Shared>,
-    keeper: JoinHandle<()>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) _reconnecting: AbortOnDropHandle<()>,
 }
 
+/// The part of a link that the task shares which connects again.
 pub(crate) struct Shared {
     pub(crate) options: LinkOptions,
-    pub(crate) state: watch::Sender<State>,
-    pub(crate) timeouts: AtomicU32,
+    /// The session, or why there is none.
+    pub(super) state: watch::Sender<Result<Session, Fault>>,
+    /// Timeouts in a row.
+    pub(super) timeouts: AtomicU32,
     pub(crate) progress: Arc<Progress>,
-    /// The Redis that was last connected to.
-    pub(crate) peer: RwLock<Option<Arc<Peer>>>,
+    /// The Redis of the last session.
+    pub(super) peer: RwLock<Option<Arc<Peer>>>,
     pub(crate) confirmation: Confirmation,
-    /// Told when the session is of no use any more.
-    pub(crate) broken: Notify,
+    /// Notified when the session has ended.
+    pub(super) broken: Notify,
+}
+
+/// How far the requests of a link are answered.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Messages of dels that are not answered.
+    pub(crate) unanswered_acks: AtomicU64,
+    /// The number of the last answered chunk.
+    pub(crate) answered_chunk: AtomicU64,
 }
 
 /// The links of all rings.
@@ -117,38 +120,13 @@ impl Links {
         self.0.read().clone()
     }
 
-    /// Whether Redis is believed to answer for each ring.
+    /// Whether the link of each ring has a session.
     pub(crate) fn are_up(&self) -> bool {
         self.0.read().iter().all(|link| link.is_up())
     }
 }
 
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.keeper.abort();
-    }
-}
-
 impl Link {
-    /// Connects, and from then on keeps the connection. What passes by itself, as that Redis loads its file, is waited for.
-    pub(crate) async fn open(options: LinkOptions, patience: Duration) -> Result<Link, OpenError> {
-        let (state, _) = watch::channel(State::Away(Arc::from("no connection was made yet")));
-        let shared = Arc::new(Shared {
-            options,
-            state,
-            timeouts: AtomicU32::new(0),
-            progress: Arc::default(),
-            peer: RwLock::default(),
-            confirmation: Confirmation::default(),
-            broken: Notify::new(),
-        });
-        let mut known = Known::default();
-        let session = shared.connect_at_last(&mut known, patience).await?;
-        shared.state.send_replace(State::Up(session));
-        let keeper = tokio::spawn(Arc::clone(&shared).keep(known));
-        Ok(Link { shared, keeper })
-    }
-
     pub(crate) fn keys(&self) -> &Keys {
         &self.shared.options.keys
     }
@@ -161,27 +139,43 @@ impl Link {
         &self.shared.options.clock
     }
 
-    /// Whether Redis stalled lately, as far as its answers to this process tell.
+    /// The stall detector of its Redis.
     pub(crate) fn silence(&self) -> Arc<StallDetector> {
-        self.shared.peer.read().as_ref().map_or_else(Arc::default, |peer| Arc::clone(&peer.silence))
+        self.shared.peer.read().as_ref().map_or_else(Arc::default, |peer| Arc::clone(&peer.stall_detector))
     }
 
-    /// Whether Redis is believed to answer.
+    /// How far its requests are answered.
+    pub(crate) fn progress(&self) -> &Arc<Progress> {
+        &self.shared.progress
+    }
+
+    /// Counts a loss of data in Redis.
+    pub(crate) fn count_loss(&self) {
+        self.shared.options.metrics.count_redis_error("lost");
+    }
+
+    /// Whether it has a session.
     pub(crate) fn is_up(&self) -> bool {
-        matches!(&*self.shared.state.borrow(), State::Up(_))
+        self.shared.state.borrow().is_ok()
     }
 
-    /// The state, as it changes.
-    pub(crate) fn states(&self) -> watch::Receiver<State> {
+    /// The session or the fault, as it changes.
+    pub(crate) fn sessions(&self) -> watch::Receiver<Result<Session, Fault>> {
         self.shared.state.subscribe()
     }
 
-    /// The session, if Redis is believed to answer.
+    /// The session, or a fault with the cause why there is none.
     pub(crate) fn session(&self) -> Result<Session, Fault> {
-        match &*self.shared.state.borrow() {
-            State::Up(session) => Ok(session.clone()),
-            State::Away(cause) => Err(Fault::away(cause)),
-        }
+        self.shared.state.borrow().clone()
+    }
+
+    /// Waits until a session has ended.
+    pub(crate) async fn session_end(&self, session: &Session) -> Fault {
+        let is_ended =
+            |state: &Result<Session, Fault>| state.as_ref().map(|current| current.number) != Ok(session.number);
+        // An error says that the link is dropped.
+        let _ = self.sessions().wait_for(is_ended).await;
+        Fault::stale()
     }
 
     /// Runs a script that writes, in this session and no other: `keys` follow those of meta and link, `arguments` the
@@ -193,9 +187,9 @@ impl Link {
         keys: &[&str],
         arguments: impl FnOnce(&mut Cmd),
     ) -> Result<Answer, Refusal> {
-        let mut call = self.guarded(session, script, keys, (0, 0));
+        let mut call = self.guarded(session, script, keys);
         arguments(&mut call);
-        Ok(self.ask(session, script, &call).await?)
+        Ok(self.run(session, script, &call).await?)
     }
 
     /// Runs a script that only reads.
@@ -206,22 +200,21 @@ impl Link {
         arguments: impl FnOnce(&mut Cmd),
     ) -> Result<Answer, Refusal> {
         let session = self.session()?;
-        let mut call = script.call(keys.iter().copied());
+        let mut call = script.call(keys);
         arguments(&mut call);
-        Ok(self.ask(&session, script, &call).await?)
+        Ok(self.run(&session, script, &call).await?)
     }
 
-    /// The beginning of a call that the guard lets through in this session, with room for more arguments: their
-    /// number, and their bytes.
-    pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[&str], room: (usize, usize)) -> Cmd {
+    /// The beginning of a call that the guard accepts in this session.
+    pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[&str]) -> Cmd {
         let Keys { meta, link, .. } = self.keys();
         let keys: Vec<&str> = [meta.as_str(), link.as_str()].into_iter().chain(keys.iter().copied()).collect();
-        let mut call = script.call_with_room(keys.into_iter(), room);
+        let mut call = script.call(&keys);
         call.arg(session.generation);
         call
     }
 
-    async fn ask(&self, session: &Session, script: &'static Script, call: &Cmd) -> Result<Answer, Fault> {
+    async fn run(&self, session: &Session, script: &'static Script, call: &Cmd) -> Result<Answer, Fault> {
         match self.send(session, script, call).await {
             Err(Fault { kind: FaultKind::NoScript, .. }) => {
                 self.send(session, script, &script.in_full(call)).await
@@ -232,10 +225,10 @@ impl Link {
 
     /// Puts a script into Redis' cache.
     pub(crate) async fn load(&self, session: &Session, script: &'static Script) -> Result<(), Fault> {
-        self.exchange(session, &script.load()).await.map(drop).map_err(|fault| self.judge(session, fault))
+        self.exchange(session, &script.load()).await.map(drop).map_err(|fault| self.report(session, fault))
     }
 
-    /// Sends a call and waits for its answer. What goes wrong is counted, and ends the session where it must.
+    /// Sends a call and waits for its answer. A fault is counted, and ends the session if its kind does.
     pub(crate) async fn send(
         &self,
         session: &Session,
@@ -245,73 +238,72 @@ impl Link {
         let Shared { options, timeouts, .. } = &*self.shared;
         let begun = options.clock.now();
         let answered = self.exchange(session, call).await;
-        // One that was given up lasted at least as long.
+        // A call that timed out took at least as long.
         if answered.as_ref().err().is_none_or(|fault| fault.kind == FaultKind::Timeout) {
             options.metrics.round_trip(script.name).record(options.clock.now().saturating_duration_since(begun));
         }
-        let value = answered.map_err(|fault| self.judge(session, fault))?;
+        let value = answered.map_err(|fault| self.report(session, fault))?;
         timeouts.store(0, Ordering::Relaxed);
         if is_stale(&value) {
-            return Err(self.judge(session, Fault::stale()));
+            return Err(self.report(session, Fault::stale()));
         }
         Answer::new(script, value)
     }
 
-    /// Asks whether Redis carries scripts out, so that its silence is known: one that takes no writes for a moment answers
-    /// a PING. Without an answer nothing was lost, and it is no fault.
+    /// Runs a script that does nothing, for the stall detector: a Redis that takes no writes for a moment answers a
+    /// PING. A timeout loses nothing here and is not counted.
     pub(crate) async fn probe(&self, session: &Session) {
         match self.exchange(session, redis::cmd("EVAL").arg("return 1").arg(0)).await {
             Ok(_) | Err(Fault { kind: FaultKind::Timeout, .. }) => {}
-            Err(fault) => drop(self.judge(session, fault)),
+            Err(fault) => drop(self.report(session, fault)),
         }
     }
 
     /// Sends a command and waits for its answer.
     async fn exchange(&self, session: &Session, call: &Cmd) -> Result<Value, Fault> {
-        let mut connection = session.connection.clone();
-        session.peer.exchange(answer(&mut connection, call)).await
+        session.peer.exchange(answer(&mut session.connection.clone(), call)).await
     }
 
-    /// Counts a fault, and ends the session if it is of no use any more.
-    fn judge(&self, session: &Session, fault: Fault) -> Fault {
+    /// Counts a fault, and ends the session if the fault makes it useless.
+    fn report(&self, session: &Session, fault: Fault) -> Fault {
         let shared = &self.shared;
         shared.options.metrics.count_redis_error(fault.kind.as_str());
         let many_timeouts = fault.kind == FaultKind::Timeout
-            && shared.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_TIMEOUTS;
+            && shared.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS;
         if many_timeouts || fault.kind.ends_the_connection() {
             self.give_up(session, &fault);
         }
         fault
     }
 
-    /// Ends a session: its connection is made anew.
+    /// Ends a session; the link connects again.
     pub(crate) fn give_up(&self, session: &Session, fault: &Fault) {
-        let gone = |state: &mut State| match state {
-            State::Up(present) if present.number == session.number => {
-                *state = State::Away(Arc::from(fault.text.as_str()));
-                true
+        let is_ended = self.shared.state.send_if_modified(|state| {
+            let is_current = state.as_ref().is_ok_and(|current| current.number == session.number);
+            if is_current {
+                *state = Err(Fault::new(FaultKind::Unreachable, &*fault.text));
             }
-            _ => false,
-        };
-        if self.shared.state.send_if_modified(gone) {
+            is_current
+        });
+        if is_ended {
             let ring = self.shared.options.ring;
             warn!(
                 ring,
                 cause = %fault.text,
-                "Redis is away: adds are refused and acknowledgements held until it is back, which is noticed here; look \
-                 at Redis, and at the network to it"
+                "Redis is unreachable: adds are refused and acknowledgements held until it answers again; the sidecar \
+                 keeps connecting; look at Redis, and at the network to it"
             );
             self.shared.broken.notify_one();
         }
     }
 }
 
-/// The answer to a command.
+/// Sends a command and waits for its answer; the error in an answer becomes the result.
 pub(crate) async fn answer(connection: &mut MultiplexedConnection, call: &Cmd) -> RedisResult<Value> {
     connection.send_packed_command(call).await.and_then(Value::extract_error)
 }
 
-/// Whether a script's reply says that the guard did not let it through.
+/// Whether the guard of a script refused the call.
 fn is_stale(value: &Value) -> bool {
     matches!(value, Value::Array(values)
         if matches!(values.first(), Some(Value::BulkString(word)) if word == b"stale"))

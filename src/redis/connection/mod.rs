@@ -1,6 +1,5 @@
-//! A connection to Redis that reconnects, and what is known of the Redis behind it.
+//! The connections to Redis: requests, probes, hints, faults, and recovery after an outage.
 
-pub(crate) mod answered;
 pub(crate) mod errors;
 pub(crate) mod hints;
 pub(crate) mod link;

@@ -1,4 +1,4 @@
-//! Makes a connection to a Redis, a Sentinel or a node, with a name; and says so if there is no room for it.
+//! Opens named connections to a Redis, a Sentinel or a Cluster node.
 
 use std::io;
 use std::sync::OnceLock;
@@ -13,29 +13,29 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::debug;
 
-/// How long is waited for the answer that a connection has its name, and for the reason why there is none.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long naming a connection may take, and reading why Redis closes one.
+const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What the connections of this process are called in `CLIENT LIST`. It has one store.
+/// The name of this process in `CLIENT LIST`. It has one store.
 static CLIENT_NAME: OnceLock<String> = OnceLock::new();
 
-/// Has all connections of this process bear the name of the sidecar, as far as Redis allows its characters.
+/// Sets the name of all connections of this process: that of the sidecar, without characters that Redis forbids.
 pub(crate) fn name_connections(sidecar: &str) {
     let legal = sidecar.chars().filter(char::is_ascii_graphic).take(64).collect();
     let _ = CLIENT_NAME.set(legal);
 }
 
-/// Connects, and names the connection by its purpose. A user that may not do that has connections without a name.
+/// Connects, and names the connection by its purpose. The name is missing if the Redis user may not set it.
 pub(crate) async fn connect(
     client: &Client,
     config: &AsyncConnectionConfig,
     purpose: &str,
 ) -> RedisResult<MultiplexedConnection> {
     let mut connection = match open(client, config).await {
-        Err(error) if is_for_want_of_room(&error, client.get_connection_info().addr()).await => {
+        Err(error) if is_at_maxclients(&error, client.get_connection_info().addr()).await => {
             return Err(RedisError::from(io::Error::other(
-                "Redis has no room for more connections (maxclients): raise maxclients in Redis, or end connections \
-                 that nobody needs, which CLIENT LIST names",
+                "Redis has no room for more connections (maxclients): raise maxclients in Redis, or end unused \
+                 connections, which CLIENT LIST names",
             )));
         }
         connected => connected?,
@@ -43,15 +43,15 @@ pub(crate) async fn connect(
     if let Some(name) = CLIENT_NAME.get() {
         let mut naming = redis::cmd("CLIENT");
         naming.arg("SETNAME").arg(format!("ackwheel:{name}:{purpose}"));
-        if let Ok(Err(error)) = timeout(PATIENCE, naming.exec_async(&mut connection)).await {
+        if let Ok(Err(error)) = timeout(TIMEOUT, naming.exec_async(&mut connection)).await {
             debug!(%error, "a connection to Redis has no name");
         }
     }
     Ok(connection)
 }
 
-/// Connects. For TLS, redis-rs reads the certificates of all trusted authorities from files, each time and in the poll of
-/// this future: that is done on a thread which nobody waits for.
+/// Connects. For TLS, redis-rs reads the certificates of all trusted authorities from files, each time and in the poll
+/// of this future, so a blocking thread does that.
 async fn open(client: &Client, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
     if !matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. }) {
         return client.get_multiplexed_async_connection_with_config(config).await;
@@ -62,9 +62,10 @@ async fn open(client: &Client, config: &AsyncConnectionConfig) -> RedisResult<Mu
     connecting.await.unwrap_or_else(|error| Err(io::Error::other(error).into()))
 }
 
-/// Whether a connection failed because Redis has as many as it may have. Redis gives the reason and closes the connection;
-/// a client that has sent something may see a reset instead. So another one asks that sends nothing.
-async fn is_for_want_of_room(error: &RedisError, address: &ConnectionAddr) -> bool {
+/// Whether a connection failed because Redis has `maxclients` of them. Redis writes the reason and closes the
+/// connection; a client that has sent something may see a reset instead. So a second connection reads it and sends
+/// nothing.
+async fn is_at_maxclients(error: &RedisError, address: &ConnectionAddr) -> bool {
     const REASON: &str = "max number of clients";
     if error.to_string().contains(REASON) {
         return true;
@@ -79,5 +80,5 @@ async fn is_for_want_of_room(error: &RedisError, address: &ConnectionAddr) -> bo
         let length = stream.read(&mut text).await?;
         io::Result::Ok(String::from_utf8_lossy(&text[..length]).contains(REASON))
     };
-    matches!(timeout(PATIENCE, read).await, Ok(Ok(true)))
+    matches!(timeout(TIMEOUT, read).await, Ok(Ok(true)))
 }

@@ -1,52 +1,104 @@
-//! What a new session does first: Acks that Redis lost are applied again, and the pointer waits until that is done and
-//! until all Acks are applied that were held before.
+//! Applies Acks again that Redis has answered and then lost in a failover or a restart.
+//!
+//! Chunks are numbered, and Redis keeps the number of the last one that it applied. If a new session finds a lower
+//! number than was answered, Redis has lost all chunks after it. The pointer waits until the lost Acks are applied
+//! again, and until all Acks are applied that were held before.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use tracing::{error, info, warn};
 
+use crate::core::message::Message;
 use crate::core::refusal::Refusal;
-use crate::metrics::Metrics;
-use crate::redis::batching::request::Progress;
-use crate::redis::connection::answered::{Ack, Lost};
-use crate::redis::connection::link::{Link, Session};
+use crate::redis::connection::link::{Link, LinkOptions, Session};
 use crate::redis::scripts::{Answer, SCRIPTS};
 
+/// How long answered Acks are kept: longer than a replica lags behind, and than an append-only file that is
+/// synchronised every second.
+const KEPT_FOR: Duration = Duration::from_secs(10);
+
 /// The most Acks that one script applies again: about a millisecond of Redis' time.
-const AT_ONCE: usize = 1_000;
+const MAX_REAPPLIED: usize = 1_000;
 
-impl Link {
-    /// How far its requests are answered.
-    pub(crate) fn progress(&self) -> &Arc<Progress> {
-        &self.shared().progress
+/// A message that an answered DelMsg took out of flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ack {
+    pub(crate) message: Message,
+    /// When it was added, in ms by Redis' clock: it differs if the message was added again later.
+    pub(crate) added_ms: u64,
+    pub(crate) is_withdrawal: bool,
+}
+
+/// An answered chunk.
+#[derive(Debug)]
+struct AnsweredChunk {
+    number: u64,
+    answered_at: Instant,
+    added: u64,
+    acks: Vec<Ack>,
+}
+
+/// Answered writes that Redis has lost.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lost {
+    pub(crate) chunks: u64,
+    /// Messages that were added in the lost chunks that are still known: they will not time out.
+    pub(crate) added: u64,
+    /// Acks that can be applied again, oldest first.
+    pub(crate) acks: Vec<Ack>,
+}
+
+/// The answered chunks of the last seconds, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct AnsweredChunks {
+    chunks: VecDeque<AnsweredChunk>,
+    acks: usize,
+    max_acks: usize,
+}
+
+impl AnsweredChunks {
+    /// Keeps at most `max_acks` Acks.
+    pub(crate) fn new(max_acks: usize) -> AnsweredChunks {
+        AnsweredChunks { max_acks, ..AnsweredChunks::default() }
     }
 
-    /// Where it counts.
-    pub(crate) fn metrics(&self) -> &Metrics {
-        &self.shared().options.metrics
+    /// Records the Acks of an answered chunk, and how many messages it added.
+    pub(crate) fn push(&mut self, number: u64, answered_at: Instant, added: u64, acks: Vec<Ack>) {
+        self.acks += acks.len();
+        self.chunks.push_back(AnsweredChunk { number, answered_at, added, acks });
+        while let Some(oldest) = self.chunks.front()
+            && (self.acks > self.max_acks || answered_at.saturating_duration_since(oldest.answered_at) > KEPT_FOR)
+        {
+            self.acks -= oldest.acks.len();
+            self.chunks.pop_front();
+        }
     }
 
-    /// Its ring.
-    pub(crate) fn ring(&self) -> u16 {
-        self.shared().options.ring
-    }
-
-    /// Counts what went wrong with Redis though it answered.
-    pub(crate) fn count_loss(&self) {
-        self.shared().options.metrics.count_redis_error("lost");
+    /// Removes the writes that Redis has lost, if `applied` is its last chunk and `answered` was answered.
+    pub(crate) fn take_lost(&mut self, answered: u64, applied: u64) -> Option<Lost> {
+        let chunks = answered.checked_sub(applied).filter(|chunks| *chunks > 0)?;
+        let kept = self.chunks.partition_point(|chunk| chunk.number <= applied);
+        let mut lost = Lost { chunks, ..Lost::default() };
+        for chunk in self.chunks.drain(kept..) {
+            self.acks -= chunk.acks.len();
+            lost.added += chunk.added;
+            lost.acks.extend(chunk.acks);
+        }
+        Some(lost)
     }
 }
 
-/// Reports what Redis has lost, and applies its Acks again.
-pub(crate) async fn reapply(link: &Link, session: &Session, lost: Lost) {
-    let losses = &link.metrics().redis_losses;
-    let Lost { chunks, added, acks } = lost;
+/// Reports the writes that Redis has lost, and applies their Acks again.
+pub(crate) async fn reapply(link: &Link, session: &Session, Lost { chunks, added, acks }: Lost) {
+    let LinkOptions { metrics, ring, .. } = &link.shared().options;
+    let losses = &metrics.redis_losses;
     losses.writes.inc_by(chunks);
     losses.added.inc_by(added);
     losses.acked.inc_by(acks.len() as u64);
     link.count_loss();
     let mut reapplied = 0;
-    for part in acks.chunks(AT_ONCE) {
+    for part in acks.chunks(MAX_REAPPLIED) {
         match reapply_part(link, session, part).await {
             Ok(count) => reapplied += count,
             Err(refusal) => {
@@ -57,22 +109,21 @@ pub(crate) async fn reapply(link: &Link, session: &Session, lost: Lost) {
     }
     losses.reapplied.inc_by(reapplied);
     error!(
-        ring = link.ring(),
+        ring,
         chunks,
         added,
         acked = acks.len(),
         reapplied,
-        "Redis has lost writes that it had answered, in a failover or a restart: messages that were added time out \
-         nowhere (logic nodes add them again), acknowledged ones were acknowledged again where they are in flight; see \
+        "Redis has lost writes that it had answered, in a failover or a restart: lost added messages never time out \
+         (logic nodes add them again); lost acknowledgements were applied again to messages in flight; see \
          docs/REDIS.md on what a failover may lose"
     );
 }
 
 async fn reapply_part(link: &Link, session: &Session, acks: &[Ack]) -> Result<u64, Refusal> {
     let keys = link.keys();
-    let names: Vec<&str> =
-        [&keys.messages, &keys.ticks].into_iter().chain(keys.lists()).map(String::as_str).collect();
     let letters: String = acks.iter().map(|ack| if ack.is_withdrawal { 'w' } else { 'k' }).collect();
+    let names = keys.and_lists(&[&keys.messages, &keys.ticks]);
     let call = link.write_in(session, &SCRIPTS.reapply, &names, |call| {
         call.arg(letters);
         for Ack { message, added_ms, .. } in acks {
@@ -86,34 +137,49 @@ async fn reapply_part(link: &Link, session: &Session, acks: &[Ack]) -> Result<u6
     }
 }
 
-/// The gauge of held acknowledgements, of which this ring shows a part.
-pub(crate) struct Held {
-    metrics: Arc<Metrics>,
-    shown: i64,
-}
-
-impl Held {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Held {
-        Held { metrics, shown: 0 }
-    }
-
-    /// Shows so many.
-    pub(crate) fn show(&mut self, held: u64) {
-        let held = i64::try_from(held).unwrap_or(i64::MAX);
-        self.metrics.held_acks.add(held - self.shown);
-        self.shown = held;
-    }
-}
-
 /// Tells Redis that the pointer need not wait for this sidecar any longer.
 pub(crate) async fn end_wait(link: &Link, session: &Session) {
     let keys = link.keys();
     let names = [keys.held_acks.as_str()];
-    let noted = link.write_in(session, &SCRIPTS.acks_applied, &names, |call| {
+    let applied = link.write_in(session, &SCRIPTS.acks_applied, &names, |call| {
         call.arg(&keys.sidecar);
     });
-    match noted.await {
-        Ok(_) => info!(ring = link.ring(), "all acknowledgements that were held are applied"),
+    match applied.await {
+        Ok(_) => info!(ring = link.shared().options.ring, "all acknowledgements that were held are applied"),
         Err(refusal) => warn!(%refusal, "the leader was not told that all held acknowledgements are applied"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn acks(ids: std::ops::Range<u64>) -> Vec<Ack> {
+        ids.map(|id| Ack { message: Message::from(id), added_ms: 7, is_withdrawal: false }).collect()
+    }
+
+    #[test]
+    fn chunks_after_the_last_one_that_redis_has_are_lost() {
+        let (mut answered, now) = (AnsweredChunks::new(100), Instant::now());
+        for number in 1..=4 {
+            answered.push(number, now, number, acks(number..number + 1));
+        }
+        assert_eq!(answered.take_lost(4, 4), None);
+        let lost = answered.take_lost(4, 2).unwrap();
+        assert_eq!(lost, Lost { chunks: 2, added: 3 + 4, acks: acks(3..5) });
+        answered.push(3, now, 0, acks(9..10));
+        assert_eq!(answered.take_lost(3, 0).unwrap().acks, [acks(1..3), acks(9..10)].concat());
+    }
+
+    #[test]
+    fn acks_are_kept_for_some_seconds_up_to_a_limit() {
+        let (mut answered, begun) = (AnsweredChunks::new(100), Instant::now());
+        answered.push(1, begun, 0, acks(0..10));
+        answered.push(2, begun + KEPT_FOR, 0, acks(10..20));
+        answered.push(3, begun + KEPT_FOR + Duration::from_millis(1), 0, acks(20..30));
+        assert_eq!(answered.take_lost(3, 0), Some(Lost { chunks: 3, added: 0, acks: acks(10..30) }));
+        answered.push(1, begun, 0, acks(0..60));
+        answered.push(2, begun, 0, acks(60..120));
+        assert_eq!(answered.take_lost(2, 0), Some(Lost { chunks: 2, added: 0, acks: acks(60..120) }));
     }
 }

@@ -53,7 +53,7 @@ impl Inner {
         }
         // Requests that this sidecar has read come before the decision. If the connection was rebuilt meanwhile, the
         // wait begins again.
-        self.coalescer.flush(term.flush_timeout(now, tick_length)).await;
+        self.driver.flush(term.flush_timeout(now, tick_length)).await;
         if link.session()?.number != session.number {
             return Ok(Advance::Waiting(now));
         }

@@ -33,7 +33,7 @@ use crate::core::completions::Completions;
 use crate::core::request_batch::RequestBatch;
 use crate::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
 use crate::core::tick::Wheel;
-use crate::redis::batching::driver::Coalescer;
+use crate::redis::batching::driver::BatchDriver;
 use crate::redis::context::{RingContext, later};
 use crate::redis::leader::term::WATCH;
 
@@ -45,16 +45,16 @@ pub(super) struct RedisRing(Arc<Inner>);
 
 struct Inner {
     context: Arc<RingContext>,
-    coalescer: Arc<Coalescer>,
+    driver: Arc<BatchDriver>,
     repair: Repair,
     _watch: AbortOnDropHandle<()>,
 }
 
 impl RedisRing {
-    pub(super) fn new(context: Arc<RingContext>, coalescer: Arc<Coalescer>) -> RedisRing {
+    pub(super) fn new(context: Arc<RingContext>, driver: Arc<BatchDriver>) -> RedisRing {
         let watch = AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(&context))));
         let repair = Repair::new(Arc::clone(&context));
-        RedisRing(Arc::new(Inner { context, coalescer, repair, _watch: watch }))
+        RedisRing(Arc::new(Inner { context, driver, repair, _watch: watch }))
     }
 }
 
@@ -70,7 +70,7 @@ impl Ring for RedisRing {
         completions: &Arc<Completions>,
         _now: Instant,
     ) -> Submitted {
-        self.0.coalescer.submit(batch, connection, completions);
+        self.0.driver.submit(batch, connection, completions);
         Submitted::Pending
     }
 
@@ -83,7 +83,7 @@ impl Ring for RedisRing {
     }
 
     fn drain(&self, _now: Instant) -> Reply<Handover> {
-        self.0.coalescer.drain();
+        self.0.driver.drain();
         Reply::ok(Handover::Kept)
     }
 

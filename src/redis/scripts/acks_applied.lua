@@ -1,4 +1,4 @@
--- The sidecar has applied all Acks that it held when its session began: the pointer need not wait for it any longer.
+-- Records that the sidecar has applied all Acks that it held when its session began: the pointer need not wait for it.
 --
 -- KEYS[3] held_acks
 -- ARGV[2] sidecar

@@ -4,14 +4,14 @@
 -- ARGV[2] token   ARGV[3] epoch   ARGV[4] D   ARGV[5] ms that the leader is late by its monotonic clock
 -- ARGV[6] ms that clocks may differ before a clock counts as set
 -- ARGV[7], ARGV[8] least number and share of a storm   ARGV[9] most frozen ticks
--- ARGV[10] ms that the leader asks ahead: only so much later, by its monotonic clock, is the move due for certain
--- ARGV[11] ms that a request may be under way before Redis counts as having stood still; empty if the leader knows
+-- ARGV[10] ms that the leader asks ahead: by its monotonic clock the move is due for certain only so much later
+-- ARGV[11] ms that a request may take before it shows a stall of Redis; empty if the leader knows of stalls itself
 -- ARGV[12] 1 if it moves although messages are missing   ARGV[13] 1 if it moves although sidecars hold Acks
 -- Reply {'moved', ms until the next move is due, ms late, 1 if it was now, messages missing}   {'wait', ms}
 --   {'missing', messages} that count as in flight and are in no list: Redis has lost it. Nothing is decided
 --   {'busy'} too much is to be published first
---   {'held', sidecars} so many have yet to apply Acks that they held in an outage
---   {'delayed', ms} Redis stood still for so long, or its clock was set: Acks may wait, nothing is decided
+--   {'held', sidecars} that have yet to apply Acks that they held in an outage
+--   {'delayed', ms} Redis stalled for so long, or its clock was set: Acks may wait, nothing is decided
 --   {'deposed', what}   {'elsewhere', pointer}
 local held = redis.call('GET', KEYS[3])
 if held ~= ARGV[2] then return {'deposed', 'holder'} end
@@ -22,7 +22,8 @@ local pointer, due_ms, tick_ms, in_flight, frozen_from, catch_up, lists =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'in_flight', 'frozen_from', 'catch_up', 'lists')
 local tick, late, slack, now = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), now_ms()
 local uncertain = tonumber(ARGV[10]) - late
--- It has moved already, and the answer was lost: at what time only Redis' clock knows, which may have been set since.
+-- It has moved already, and the answer was lost. Only Redis' clock has the time of that, and it may have been set
+-- since.
 if pointer == tick + 1 then return {'moved', tick_ms, 0, 0, 0} end
 if pointer ~= tick then return {'elsewhere', pointer} end
 -- Never before its time: deadlines were given by this clock.
@@ -30,7 +31,7 @@ local early = due_ms + tick_ms - now
 if early > 0 and (early <= slack or uncertain > 0) then
   return {'wait', math.min(early, math.max(slack, uncertain))}
 end
--- By Redis' clock alone it is late, and that may have been set forwards: the leader waits until its own clock is certain.
+-- It is late by Redis' clock alone, which may have been set forwards: the leader waits until its own clock is certain.
 if uncertain > 0 and -early - late > slack then return {'wait', uncertain} end
 if pointer + 1 - frozen_from >= tonumber(ARGV[9]) then return {'busy'} end
 if ARGV[13] ~= '1' then
@@ -38,7 +39,7 @@ if ARGV[13] ~= '1' then
   if holders > 0 then return {'held', holders} end
 end
 
--- The leader took it for less late than it is: what it did not know of, others did not either.
+-- The pointer is later than the leader knows: other sidecars do not know of that time either.
 if ARGV[11] ~= '' and -early - late > tonumber(ARGV[11]) then return {'delayed', -early - late} end
 
 local next_due = due_ms + tick_ms
@@ -49,10 +50,10 @@ elseif now - late > next_due + slack then
   -- It was set forwards, or the rest of a gap shifts every deadline. How late it is for certain counts.
   next_due = now + uncertain
 end
--- Adds counted on no more than these being caught up, whatever the leader knew when it asked.
+-- Adds assume that no more than these are caught up, also if the leader knew of more when it asked.
 next_due = math.max(next_due, now - math.max(1, catch_up) * tick_ms)
 
--- What is in no list would never time out, and count as in flight for good.
+-- Messages in no list would never time out, and count as in flight forever.
 local function listed(deadline) return redis.call('SCARD', KEYS[6 + deadline % lists]) end
 local timed_out, left = listed(tick), 0
 for deadline = tick + 1, frozen_from + lists - 1 do left = left + listed(deadline) end

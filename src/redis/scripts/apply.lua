@@ -1,4 +1,4 @@
--- Adds and dels of one chunk, in the order of their frames.
+-- Applies the adds and dels of one chunk, in the order of their frames.
 --
 -- KEYS[3] messages   KEYS[4] ticks   KEYS[5..] the lists of deadlines: D lies in KEYS[5 + D mod lists]
 -- ARGV[2] number of the chunk, one more than that of the last one applied for this link
@@ -19,9 +19,9 @@
 -- A message that is decided but not yet published stays in the list of its old deadline when it is added again:
 -- that life ends in its batch. Its entry is the new life's.
 --
--- What is done here with each message takes Redis' time beside its commands. So the loop over the messages calls nothing
--- for those that are new and those that are acknowledged in time, looks for the end of no list, and makes no numbers of
--- the times at which they were added: whoever asked subtracts.
+-- The work for each message takes Redis' time beside its commands. So the loop over the messages calls nothing for
+-- those that are new and those that are acknowledged in time, looks for the end of no list, and does not parse the
+-- times at which they were added: the sidecar subtracts.
 local messages, ticks, link = KEYS[3], KEYS[4], KEYS[2]
 local number = tonumber(ARGV[2])
 local last = tonumber(redis.call('HGET', link, 'chunk') or '0')
@@ -32,23 +32,23 @@ if ARGV[4] == '0' then redis.call('HDEL', link, 'refused') end
 
 local pointer, due_ms, tick_ms, slots, lists, in_flight, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'slots', 'lists', 'in_flight', 'catch_up')
--- With adds, a Redis without memory is to refuse all of the script, and the dels come again alone: behind their writes,
--- which need none, the adds would pass.
+-- With adds, a Redis without memory must refuse the whole script, and the sidecar sends the dels again alone: after
+-- their writes, which need no memory, the adds would pass.
 if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'in_flight', in_flight) end
 local max_in_flight, now = tonumber(ARGV[3]), now_ms()
 local behind = math.floor((now - due_ms) / tick_ms)
--- A leader moves at most so many ticks at once; what it does not catch up shifts. Being late by less than a tick is
--- made up in any case.
+-- A leader moves at most so many ticks at once; the other missed ticks shift every deadline. A lag below one tick is
+-- always caught up.
 local tick_due = pointer + math.max(0, math.min(behind, math.max(1, catch_up)))
 
 -- Entries of the messages by their place among the names: as they were, and as they are now. Where no message is there
--- twice each is looked at once, and they are one.
+-- twice, both are the same table.
 local NAMES = 11
 local is_once = ARGV[8] == ''
 local was = redis.call('HMGET', messages, unpack(ARGV, NAMES + 1))
 local is = is_once and was or {unpack(was)}
 
--- A life is what messages of one deadline and attempt share: what is to be done with their names in the end, and how
+-- A life has what messages of one deadline and attempt share: the writes that their names need in the end, and how
 -- many were acknowledged. Deadlines are far below 2^53. An entry is taken apart once, since many messages are added in
 -- the same ms.
 local lives, known, added_ms = {}, {}, {}
@@ -56,7 +56,7 @@ local function life_of(entry)
   local life = known[entry]
   if life then return life end
   local key, ms = string.match(entry, '^(%d+ %d+) (%d+)$')
-  -- An entry that others wrote is none: it is overwritten, or left alone.
+  -- An entry in another format does not count: it is overwritten, or left alone.
   if not key then return nil end
   life = lives[key]
   if not life then
@@ -125,7 +125,7 @@ local function in_lists(life, names)
   return listed
 end
 
--- Every message is written once, as it is in the end: its entry, and the lists that it leaves and joins.
+-- Every message is written once, in its final state: its entry, and the lists that it leaves and joins.
 local set, sets, removed = {}, 0, {}
 local function write(message, before, after)
   local old, new = before and life_of(before), after and life_of(after)
@@ -163,7 +163,7 @@ for i = 1, #kinds do
       outcome, life.acked = 'k', life.acked + 1
     end
   elseif life and pointer - life.deadline - 1 < slots then
-    -- A late Ack counts once; a withdrawal is none.
+    -- A late Ack counts once; a late withdrawal does not count.
     outcome = 'L'
     if not class.withdraws and added_ms[entry] ~= '0' then
       outcome, after = 'l', string.match(entry, '^%d+ %d+ ') .. '0'
@@ -196,8 +196,8 @@ if not is_once then
   end
 end
 
--- First what frees memory. If Redis refuses one of these, what came before stays done: then a message that is in no
--- list any more still has its entry, so that to repeat the DelMsg is right.
+-- First the writes that free memory. If Redis refuses one of these, the earlier ones stay: then a message that is in no
+-- list any more still has its entry, so that a repeated DelMsg is correct.
 for _, life in pairs(lives) do
   local list = KEYS[5 + life.deadline % lists]
   in_chunks('SREM', list, in_lists(life, life.over))
@@ -214,8 +214,8 @@ for _, life in pairs(lives) do
   if life.acked > 0 then redis.call('HINCRBY', ticks, 'acked:' .. life.deadline, life.acked) end
 end
 
--- The answer is kept, so that a sidecar whose link broke can ask what became of its last chunks. Numbers come again where
--- Redis lost writes, generations do not: together they name one chunk.
+-- The answer is kept for a sidecar whose connection broke. Chunk numbers repeat after Redis lost writes, generations do
+-- not: together they name one chunk.
 local letters = table.concat(outcomes)
 times = table.concat(times, ',')
 redis.call('HSET', link, 'chunk', number, 'answer:' .. number % 2,

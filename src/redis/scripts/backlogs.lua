@@ -1,7 +1,7 @@
--- How many messages the outbox holds, and what each group has not acknowledged. Writes nothing.
+-- Counts the messages of the outbox, and those that each group has not acknowledged. Writes nothing.
 --
 -- KEYS[1] meta   KEYS[2] outbox   KEYS[3] groups
--- Reply {messages, {group, batches, batches in somebody's hands, ms that passed in the wheel since the oldest was decided}...}
+-- Reply {messages, {group, batches, batches held by a consumer, ms that passed in the wheel since the oldest was decided}...}
 local meta, outbox, groups = KEYS[1], KEYS[2], KEYS[3]
 if redis.call('EXISTS', outbox) == 0 then return {0} end
 local time = redis.call('TIME')
@@ -9,7 +9,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local counts = redis.call('HMGET', meta, 'published_batches', 'published_ids', 'pointer', 'due_ms', 'tick_ms')
 for i = 1, #counts do counts[i] = tonumber(counts[i] or '0') end
 local published, published_ids, pointer, due_ms, tick_ms = unpack(counts)
--- Whole ticks, and what has passed of this one.
+-- Whole ticks, and the part of this one that has passed.
 local function age_of(tick)
   return math.max(0, pointer - tick - 1) * tick_ms + math.min(math.max(0, now - due_ms), tick_ms)
 end
@@ -26,7 +26,7 @@ local function first(from)
   return entry and by_field(entry[2]), entry and string.match(entry[1], '^%d+')
 end
 
--- How many batches were given back and not taken since, of the consumers that a summary lists.
+-- How many batches were returned and not delivered since, of the consumers that a summary lists.
 local function returned(consumers)
   for _, consumer in ipairs(consumers or {}) do
     if consumer[1] == '-' then return tonumber(consumer[2]) end

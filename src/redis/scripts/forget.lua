@@ -1,4 +1,4 @@
--- Forgets the oldest chunk of what timed out, once a revolution has passed.
+-- Deletes the oldest chunk of messages that timed out, once a revolution has passed.
 --
 -- KEYS[3] messages   KEYS[4] late
 -- ARGV[2] most messages of a chunk
@@ -8,7 +8,7 @@ local pointer, slots, frozen_from, in_flight = numbers(KEYS[1], 'pointer', 'slot
 local oldest = redis.call('LINDEX', KEYS[4], 0)
 local tick = oldest and string.match(oldest, '^%d+')
 if oldest and not tick then
-  -- Others wrote it.
+  -- It has another format.
   redis.call('LPOP', KEYS[4])
   return {'forgot', 0}
 end

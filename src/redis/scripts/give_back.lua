@@ -1,4 +1,4 @@
--- Gives batches back that the sidecar holds, for the next who takes.
+-- Returns batches that the sidecar holds, for the next consumer.
 --
 -- KEYS as in groups.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch; an empty epoch is any

@@ -1,9 +1,9 @@
--- Behind the guard, in front of every script that works on groups: what they share. They all have the same keys.
+-- Functions of all scripts that work on groups, between the guard and the script. All have the same keys.
 --
 -- KEYS[3] outbox   KEYS[4] groups   KEYS[5] sidecars   KEYS[6] departed   KEYS[7] news
 local outbox, groups, sidecars, departed, news = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 
--- Holds what was given back, until somebody takes it. No sidecar has this name.
+-- The consumer of returned batches, until they are delivered. No sidecar has this name.
 local nobody = '-'
 
 -- A list of fields and values, by field.
@@ -16,15 +16,15 @@ end
 -- A Redis without memory finishes a script whose first write needs none. This write changes nothing.
 local function write_without_memory() redis.call('HDEL', sidecars, '') end
 
--- Ages are counted in ticks. The pointer moves only while Redis answers and a leader lives, and an outage or a clock that
--- is set moves it by a few ticks at most. Returns a function that tells for how many ms a tick has been reached.
+-- Ages are counted in ticks. The pointer moves only while Redis answers and a leader lives, and an outage or a clock
+-- that is set moves it by a few ticks at most. Returns a function: for how many ms a tick has been reached.
 local function observed()
   local pointer, tick_ms, begun_at = numbers(KEYS[1], 'pointer', 'tick_ms', 'begun_at')
   return function(tick) return math.max(0, pointer - math.max(tick, begun_at)) * tick_ms end, pointer
 end
 
 -- Returns a function that replies an entry of the outbox as `take` and `take_again` do. A field that this version does
--- not know to read is empty: a reply would end there.
+-- cannot read is empty: nil would end the reply.
 local function deliveries()
   local reached_for, now
   return function(entry, delivery_count)
@@ -32,7 +32,7 @@ local function deliveries()
     local batch, reply = by_field(entry[2]), {entry[1], delivery_count}
     for _, field in ipairs({'epoch', 'added', 'acked', 'storm', 'last'}) do reply[#reply + 1] = batch[field] or '' end
     local tick, decided_ms = tonumber(string.match(entry[1], '^%d+')), tonumber(batch.decided_ms)
-    -- Redis' clock knows of outages. It may have been set, and then the ticks count.
+    -- Redis' clock includes outages. It may have been set, and then the ticks count.
     local age = decided_ms and string.format('%.0f', math.max(now - decided_ms, reached_for(tick + 1)))
     reply[#reply + 1], reply[#reply + 2] = age or '', batch.messages or ''
     return reply, tonumber(batch.count) or 0
@@ -51,7 +51,7 @@ local function before(one, other)
   return tick < other_tick or tick == other_tick and seq < other_seq
 end
 
--- Whether an id names the batch that was published under it in this epoch. Ids alone can come again after Redis lost its
+-- Whether an id names the batch that was published under it in this epoch. Ids alone can repeat after Redis lost its
 -- data. `published_by` has the last epoch that published, and its first id: only an earlier batch has to be read.
 local function is_of(id, epoch)
   local last_epoch, first = string.match(redis.call('HGET', KEYS[1], 'published_by') or '', '^(%d+) (%d+%-%d+)$')
@@ -66,7 +66,7 @@ local function behind(id)
   return string.format('%s-%.0f', tick, seq + 1)
 end
 
--- What Redis knows of every group: name, pending, last-delivered-id. Nothing where the outbox is lost.
+-- The state of every group in Redis: name, pending, last-delivered-id. Empty if the outbox is lost.
 local function readers()
   local found, known = {}, redis.pcall('XINFO', 'GROUPS', outbox)
   if known.err and string.find(known.err, 'no such key', 1, true) then return found end
@@ -78,7 +78,7 @@ end
 -- The most entries that one trim removes.
 local trim_at_once = 200
 
--- Removes what every group has settled: all that comes before the least, over all groups, of lowest pending and
+-- Removes the batches that every group has settled: all before the minimum, over all groups, of lowest pending and
 -- first unread. Returns whether there is more to remove.
 local function trim()
   local least
@@ -96,8 +96,8 @@ local function trim()
   return false
 end
 
--- What `groups` has of a group: whether it is ephemeral, `e`, else `-`; and the tick since which it has no subscriber, if
--- it has none. Nothing where there is no such group.
+-- The entry of a group in `groups`: `e` if it is ephemeral, else `-`; and the tick since which it has no subscriber, if
+-- it has none. Nil if there is no such group.
 local function kept_of(value) return string.match(value, '^(%S+) ?(%d*)$') end
 
 local function kind_of(group)
@@ -105,8 +105,8 @@ local function kind_of(group)
   return found and (kept_of(found))
 end
 
--- Whether there is such a group, if only in the outbox: its entry in `groups` may be lost until the leader repairs that, and
--- what is held of it is held all the same.
+-- Whether there is such a group, if only in the outbox: its entry in `groups` may be lost until the leader repairs
+-- that, and its batches are still held.
 local function is_known(group)
   if kind_of(group) then return true end
   local pending = redis.pcall('XPENDING', outbox, group)
@@ -114,8 +114,7 @@ local function is_known(group)
   return not pending.err
 end
 
--- Makes a group that begins behind the id `start`. Returns false where the outbox knew it, and `groups` alone was
--- lost.
+-- Creates a group that begins after the id `start`. Returns false if the outbox has it, and only `groups` was lost.
 local function make(group, start, kind)
   local made = redis.pcall('XGROUP', 'CREATE', outbox, group, start, 'MKSTREAM')
   if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then error(made.err) end
@@ -135,7 +134,7 @@ local function attends(entry, group)
   return false
 end
 
--- How many sidecars have a subscriber of each group, one sidecar not counted; and which of the groups are ephemeral.
+-- How many sidecars have a subscriber of each group, one sidecar not counted; and the groups that are ephemeral.
 local function attendance(except)
   local counts, marks, all = {}, {}, redis.call('HGETALL', sidecars)
   for i = 1, #all, 2 do
@@ -148,13 +147,13 @@ end
 
 local function is_name(group) return #group <= 64 and string.find(group, '^[%w_.%-]+$') end
 
--- Makes what was lost, where somebody deleted it or a Redis evicted it: the outbox, a group in it, or its entry in
--- `groups`. Returns how many groups had to be made.
+-- Creates again what was deleted or evicted: the outbox, a group in it, or its entry in `groups`. Returns how many
+-- groups were created.
 local function repair()
   local known, made = {}, 0
   for _, reader in ipairs(readers()) do known[reader.name] = true end
   if not kind_of('default') then redis.call('HSET', groups, 'default', '-') end
-  -- What `groups` has lost, its sidecars have told.
+  -- The sidecars have announced the groups that `groups` has lost.
   local _, marks = attendance('')
   for group, mark in pairs(marks) do
     if not kind_of(group) then redis.call('HSET', groups, group, mark == 'e' and 'e' or '-') end
@@ -166,7 +165,7 @@ local function repair()
     end
     known[group] = nil
   end
-  -- Somebody may have made a group by hand whose name is none.
+  -- A group that was created by hand may have an illegal name.
   for group in pairs(known) do
     if is_name(group) then
       redis.call('HSET', groups, group, string.find(group, '^ephemeral%-' .. string.rep('%x', 8) .. '%-%d+$') and 'e' or '-')
@@ -175,7 +174,7 @@ local function repair()
   return made
 end
 
--- The same, where the leader's next look is to report it.
+-- The same, and the leader's next `inspect` reports it.
 local function repair_unreported()
   write_without_memory()
   local made = repair()
@@ -184,19 +183,19 @@ end
 
 local function delete(group)
   local destroyed = redis.pcall('XGROUP', 'DESTROY', outbox, group)
-  -- Where the outbox itself is lost, so is the group in it.
+  -- If the outbox is lost, so is the group in it.
   local failed = type(destroyed) == 'table' and destroyed.err
   if failed and not string.find(failed, 'requires the key to exist', 1, true) then error(failed) end
   redis.call('HDEL', groups, group)
 end
 
--- Notes that a sidecar has a subscriber of a group.
+-- Records that a sidecar has a subscriber of a group.
 local function join(group, kind, sidecar)
   local entry = redis.call('HGET', sidecars, sidecar) or '0'
   if not attends(entry, group) then redis.call('HSET', sidecars, sidecar, entry .. ' ' .. marked(group, kind)) end
 end
 
--- Notes that it has none any more. An ephemeral group goes with its last one.
+-- Records that it has none any more. An ephemeral group is deleted with its last subscriber.
 local function leave(group, sidecar)
   local entry = redis.call('HGET', sidecars, sidecar)
   if entry and attends(entry, group) then
@@ -209,7 +208,7 @@ local function leave(group, sidecar)
   if kind_of(group) == 'e' and not attendance(sidecar)[group] then delete(group) end
 end
 
--- Lets go of batches, for anyone to take. Their delivery counts stay as they are.
+-- Releases batches, for any consumer. Their delivery counts stay as they are.
 local function let_go(group, ids)
   if #ids == 0 then return end
   local claim = {'XCLAIM', outbox, group, nobody, 0}
@@ -218,8 +217,8 @@ local function let_go(group, ids)
   redis.call(unpack(claim))
 end
 
--- Lets go of what a sidecar holds of a group, up to `most` batches. Returns how many those were: none, where the group
--- is not there.
+-- Releases the batches of a group that a sidecar holds, up to `most`. Returns how many those were: 0 if there is no
+-- such group.
 local function let_go_all(group, sidecar, most)
   local ids, pending = {}, redis.pcall('XPENDING', outbox, group, '-', '+', most, sidecar)
   if pending.err and not string.find(pending.err, 'NOGROUP', 1, true) then error(pending.err) end
@@ -228,7 +227,7 @@ local function let_go_all(group, sidecar, most)
   return #ids
 end
 
--- Tells all sidecars that there is something to take.
+-- Sends all sidecars a hint that there are batches to deliver.
 local function tell_returned()
   redis.call('XADD', news, 'MAXLEN', 16, '*', 'returned', '1')
 end

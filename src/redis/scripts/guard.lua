@@ -1,8 +1,8 @@
--- In front of every script that writes: a late write of a dead connection is refused.
+-- Comes before every script that writes: refuses a late write of a dead connection.
 --
 -- KEYS[1] meta   KEYS[2] link of the sidecar
 -- ARGV[1] generation of the link, as `open` returned it
--- Reply, where the link was opened anew since, or the ring is gone: {'stale'}
+-- Reply {'stale'} if the sidecar has connected again since, or the ring does not exist any more
 if redis.call('HGET', KEYS[2], 'generation') ~= ARGV[1] or redis.call('EXISTS', KEYS[1]) == 0 then
   return {'stale'}
 end

@@ -1,11 +1,11 @@
--- Tells that the sidecar lives. It looks at nothing that belongs to other sidecars or groups, so its cost does not grow
--- with their number.
+-- Records a heartbeat of the sidecar. It reads nothing of other sidecars or groups, so its cost does not grow with
+-- their number.
 --
 -- KEYS[3] sidecars
 -- ARGV[2] sidecar   ARGV[3] its groups, as its entry has them
--- Reply {'beaten', bounds of the outbox as the leader keeps them, sidecar that led last, its heartbeats}; empty where
---   nobody has led yet
---   {'differs'} it is to announce its groups: they are others, or its entry was lost
+-- Reply {'beaten', limits of the outbox by which the leader trims it, sidecar that led last, its heartbeats}; empty if
+--   no sidecar has led yet
+--   {'differs'} it must announce its groups: they differ, or its entry was lost
 local before = redis.call('HGET', KEYS[3], ARGV[2])
 local beats, groups = string.match(before or '', '^(%d+)(.*)$')
 if groups ~= ARGV[3] then return {'differs'} end

@@ -1,4 +1,4 @@
--- What a sidecar holds of a group, as far as it fits one page. Writes nothing.
+-- Lists the batches of a group that a sidecar holds, one page of them. Writes nothing.
 --
 -- KEYS[1] outbox   KEYS[2] groups
 -- ARGV[1] sidecar   ARGV[2] group   ARGV[3] the last id of the page before, or empty   ARGV[4] most ids
@@ -7,7 +7,7 @@ local sidecar, group, last, most = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local from = last == '' and '-' or '(' .. last
 local pending = redis.pcall('XPENDING', KEYS[1], group, from, '+', most, sidecar)
 if pending.err then
-  -- Where `groups` has it and the outbox has not, it is made anew before there is an answer.
+  -- If `groups` has it and the outbox does not, it is created again before the answer.
   local is_none = string.find(pending.err, 'NOGROUP', 1, true) and redis.call('HEXISTS', KEYS[2], group) == 0
   if not is_none then error(pending.err) end
 end

@@ -1,8 +1,8 @@
--- The leader's look at all sidecars: repairs what was lost of the groups, and returns who sends heartbeats.
+-- Reads the heartbeats of all sidecars, for the leader, and repairs groups that were lost.
 --
 -- KEYS as in groups.lua
 -- ARGV[2] sidecar   ARGV[3] ms that the link of a dead sidecar is kept   ARGV[4] most links named
--- Reply {'inspected', groups that had to be made anew, by this or before, number of links that are too old, the sidecar of
+-- Reply {'inspected', groups that had to be created again, by this or before, number of links that are too old, the sidecar of
 --   each, then for every sidecar: its name, its heartbeats}
 write_without_memory()
 if redis.call('HGET', KEYS[1], 'inspected_by') ~= ARGV[2] then redis.call('HSET', KEYS[1], 'inspected_by', ARGV[2]) end

@@ -1,5 +1,5 @@
--- The last subscriber at the sidecar has left a group: what the sidecar held is free for others. An ephemeral group
--- without a subscriber elsewhere is deleted.
+-- Removes the sidecar from a group after its last subscriber left: its batches are released. An ephemeral group without
+-- a subscriber elsewhere is deleted.
 --
 -- KEYS as in groups.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4] most batches

@@ -1,12 +1,12 @@
--- Looks at some of the messages, from a cursor on. One that is in flight and in the list of no tick, since Redis has lost
--- that, goes back into it. One that is late no longer, and in no chunk of `late`, since that was lost, is deleted.
+-- Repairs some of the messages, from a cursor on. A message in flight whose list Redis has lost goes back into it. A
+-- message that is no longer answered with `late`, and whose chunk of `late` was lost, is deleted.
 --
 -- KEYS[3] messages   KEYS[4..] the lists of deadlines: D lies in KEYS[4 + D mod lists]
 -- ARGV[2] cursor, 0 to begin   ARGV[3] about how many
 -- Reply {'looked', the next cursor, 0 at the end, messages put back, messages deleted}   {'denied', why}: its user may not
 --
--- A message that stays where it is while this goes on is looked at, and one that is written meanwhile is where its entry
--- says: each script does both.
+-- A scan from 0 to the end sees every message that does not change meanwhile. Every script that writes an entry also
+-- writes its list.
 local messages = KEYS[3]
 -- A Redis without memory lets a script finish whose first write needs none.
 redis.call('HDEL', KEYS[2], '')
@@ -18,7 +18,7 @@ local entries, members, over = looked[2], {}, {}
 for i = 1, #entries, 2 do
   local deadline, attempt = string.match(entries[i + 1], '^(%d+) (%d+) %d+$')
   deadline = tonumber(deadline)
-  -- No deadline is farther ahead than there are lists, but one that was written by hand.
+  -- A deadline farther ahead than there are lists was written by hand.
   if deadline and deadline >= pointer and deadline < frozen_from + lists then
     local listed = members[deadline] or {}
     listed[#listed + 1] = entries[i] .. (attempt == '1' and '' or '/' .. attempt)
@@ -28,7 +28,7 @@ for i = 1, #entries, 2 do
   end
 end
 
--- As `in_chunks`, but for a refusal, which would stop the wheel.
+-- As `in_chunks`, but an error does not end the script, which would stop the wheel.
 local denied
 local function in_parts(command, key, list)
   local sum = 0

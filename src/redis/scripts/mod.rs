@@ -1,16 +1,16 @@
-//! The scripts: each one atomic step, with its keys, arguments and replies in its header.
+//! Defines the Lua scripts and reads their replies. The header of each script names its keys, arguments and replies.
 
 use std::sync::LazyLock;
 
-use redis::{Arg, Cmd, Value};
+use redis::{Arg, Cmd, FromRedisValue, Value};
 
 use crate::redis::connection::errors::Fault;
 
-/// A script, and its name in logs and metrics.
+/// A script, with its name in logs and metrics.
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) name: &'static str,
-    source: String,
+    source: &'static str,
     hash: String,
 }
 
@@ -46,85 +46,70 @@ scripts! {
     apply after "guard.lua",
     /// Applies Acks again that Redis lost.
     reapply after "guard.lua",
-    /// Notes that all held Acks are applied.
+    /// Records that all held Acks are applied.
     acks_applied after "guard.lua",
     /// Moves the pointer.
     advance after "guard.lua",
-    /// From the ring to the outbox.
+    /// Moves messages of an expired tick to the outbox.
     expire after "guard.lua",
-    /// Forgets what is no longer late.
+    /// Deletes messages for which `late` is no longer answered.
     forget after "guard.lua",
-    /// Puts back what has lost its list, and deletes what nobody forgets.
+    /// Puts messages back into lists that were lost, and deletes expired ones that were left over.
     mend after "guard.lua",
-    /// Stands for election.
+    /// Takes the lease, or registers a candidate.
     acquire after "guard.lua",
-    /// Keeps the lease.
+    /// Renews the lease.
     renew after "guard.lua",
-    /// Gives the lease up.
+    /// Gives up the lease.
     release after "guard.lua",
-    /// The ring at a glance.
+    /// Reads the status of the ring.
     status,
-    /// Makes sure that a group exists.
+    /// Creates a group if it does not exist.
     open_group after "guard.lua" "groups.lua",
     /// Deletes a group.
     delete_group after "guard.lua" "groups.lua",
-    /// The last subscriber here has left a group.
+    /// Removes this sidecar from the subscribers of a group.
     leave_group after "guard.lua" "groups.lua",
-    /// Takes batches.
+    /// Delivers new batches.
     take after "guard.lua" "groups.lua",
-    /// Takes a batch once more.
+    /// Delivers batches again.
     take_again after "guard.lua" "groups.lua",
-    /// Settles batches.
+    /// Acknowledges batches.
     settle after "guard.lua" "groups.lua",
-    /// Gives batches back.
+    /// Returns batches.
     give_back after "guard.lua" "groups.lua",
-    /// What a sidecar holds.
+    /// Lists the batches that a sidecar holds.
     held,
-    /// Trims the outbox and keeps its bounds.
+    /// Trims the outbox to its limits.
     tend after "guard.lua" "groups.lua",
-    /// Tells that the sidecar lives.
+    /// Sends the heartbeat of the sidecar.
     heartbeat after "guard.lua",
-    /// Tells which groups have subscribers at the sidecar.
+    /// Announces the groups that have subscribers at the sidecar.
     announce after "guard.lua" "groups.lua",
-    /// The leader's look at all sidecars.
+    /// Reads the heartbeats of all sidecars, for the leader.
     inspect after "guard.lua" "groups.lua",
-    /// Frees what a dead sidecar held.
+    /// Frees the batches that a dead sidecar held.
     reap after "guard.lua" "groups.lua",
     /// Deletes the link of a sidecar that has been dead for long.
     drop_link after "guard.lua" "groups.lua",
-    /// What each group has not acknowledged.
+    /// Counts the batches that each group has not acknowledged.
     backlogs,
 }
 
 impl Script {
-    fn new(name: &'static str, source: &str) -> Script {
-        Script { name, source: source.to_owned(), hash: redis::Script::new(source).get_hash().to_owned() }
+    fn new(name: &'static str, source: &'static str) -> Script {
+        Script { name, source, hash: redis::Script::new(source).get_hash().to_owned() }
     }
 
-    /// A call without its arguments.
-    pub(super) fn call<'a>(&self, keys: impl ExactSizeIterator<Item = &'a str>) -> Cmd {
-        self.call_with_room(keys, (0, 0))
-    }
-
-    /// The same, with room for arguments: their number, and their bytes.
-    pub(super) fn call_with_room<'a>(
-        &self,
-        keys: impl ExactSizeIterator<Item = &'a str>,
-        (arguments, bytes): (usize, usize),
-    ) -> Cmd {
-        let mut call = Cmd::with_capacity(3 + keys.len() + arguments, 64 + keys.len() * 64 + bytes);
-        call.arg("EVALSHA");
-        call.arg(&self.hash).arg(keys.len());
-        for key in keys {
-            call.arg(key);
-        }
-        call
+    /// A call with its keys. The caller appends the arguments.
+    pub(super) fn call(&self, keys: &[&str]) -> Cmd {
+        redis::cmd("EVALSHA").arg(&self.hash).arg(keys.len()).arg(keys).take()
     }
 
     /// The same call with the source in place of its hash, for a Redis whose cache was flushed.
     pub(super) fn in_full(&self, call: &Cmd) -> Cmd {
         let mut whole = redis::cmd("EVAL");
-        whole.arg(&self.source);
+        whole.arg(self.source);
         for argument in call.args_iter().skip(2) {
             if let Arg::Simple(bytes) = argument {
                 whole.arg(bytes);
@@ -135,13 +120,11 @@ impl Script {
 
     /// The command that puts it into Redis' cache.
     pub(super) fn load(&self) -> Cmd {
-        let mut load = redis::cmd("SCRIPT");
-        load.arg("LOAD").arg(&self.source);
-        load
+        redis::cmd("SCRIPT").arg("LOAD").arg(self.source).take()
     }
 }
 
-/// The reply of a script: a word, and what belongs to it.
+/// The reply of a script: usually a word, and then its values.
 #[derive(Debug)]
 pub(super) struct Answer {
     script: &'static str,
@@ -150,9 +133,13 @@ pub(super) struct Answer {
 
 impl Answer {
     pub(super) fn new(script: &'static Script, value: Value) -> Result<Answer, Fault> {
+        Answer::from_value(script.name, value)
+    }
+
+    fn from_value(script: &'static str, value: Value) -> Result<Answer, Fault> {
         match value {
-            Value::Array(values) => Ok(Answer { script: script.name, values: values.into_iter() }),
-            other => Err(Fault::strange(script.name, &format!("{other:?}"))),
+            Value::Array(values) => Ok(Answer { script, values: values.into_iter() }),
+            other => Err(Fault::strange(script, &format!("{other:?}"))),
         }
     }
 
@@ -166,20 +153,19 @@ impl Answer {
         self.values.len()
     }
 
-    fn next(&mut self) -> Result<Value, Fault> {
-        self.values.next().ok_or_else(|| Fault::strange(self.script, "it ends too soon"))
+    fn next<T: FromRedisValue>(&mut self) -> Result<T, Fault> {
+        let value = self.values.next().ok_or_else(|| self.strange("it ends too soon"))?;
+        redis::from_redis_value(value).map_err(|error| self.strange(&error.to_string()))
     }
 
     /// The next value, as text.
     pub(super) fn text(&mut self) -> Result<String, Fault> {
-        let value = self.next()?;
-        redis::from_redis_value(value).map_err(|error| Fault::strange(self.script, &error.to_string()))
+        self.next()
     }
 
     /// The next value, as a whole number.
     pub(super) fn number(&mut self) -> Result<i64, Fault> {
-        let value = self.next()?;
-        redis::from_redis_value(value).map_err(|error| Fault::strange(self.script, &error.to_string()))
+        self.next()
     }
 
     /// The next value, as a count: below zero is none.
@@ -187,12 +173,10 @@ impl Answer {
         Ok(u64::try_from(self.number()?).unwrap_or_default())
     }
 
-    /// The next value, as an answer in the answer.
+    /// The next value, as a nested answer.
     pub(super) fn nested(&mut self) -> Result<Answer, Fault> {
-        match self.next()? {
-            Value::Array(values) => Ok(Answer { script: self.script, values: values.into_iter() }),
-            other => Err(Fault::strange(self.script, &format!("{other:?}"))),
-        }
+        let value = self.next()?;
+        Answer::from_value(self.script, value)
     }
 
     /// All values that are left, read by `read`.
@@ -204,7 +188,7 @@ impl Answer {
         Ok(rest)
     }
 
-    /// A word that the script does not say.
+    /// The fault of an unexpected word in the answer.
     pub(super) fn strange(&self, word: &str) -> Fault {
         Fault::strange(self.script, word)
     }

@@ -1,5 +1,5 @@
--- Registers a link, and makes the ring where there is none. The only script without a guard: it gives the
--- generation that the guard compares.
+-- Registers a link, and creates the ring if there is none. It has no guard: it returns the generation that the guard
+-- compares.
 --
 -- KEYS[1] meta   KEYS[2] link of the sidecar   KEYS[3] outbox   KEYS[4] groups   KEYS[5] sidecars
 -- KEYS[6] held_acks, KEYS[7..] what else is of one ring alone
@@ -12,8 +12,8 @@
 --   {'differs', schema, slots, tick in ms, rings}
 local meta, link = KEYS[1], KEYS[2]
 
--- What an outbox whose `meta` was lost goes on from: the last tick that was in it, and what its last entry counted.
--- Where there is none, and where Redis will not tell, that is 0.
+-- Where an outbox whose `meta` was lost continues: its last tick, and the counts of its last entry. 0 if there is none,
+-- or Redis cannot read it.
 local function left_in_outbox()
   local function by_field(list)
     local named = {}
@@ -23,7 +23,7 @@ local function left_in_outbox()
   local stream = by_field(redis.pcall('XINFO', 'STREAM', KEYS[3]))
   local last = by_field(stream['last-entry'] and stream['last-entry'][2] or {})
   local tick = tonumber(string.match(stream['last-generated-id'] or '', '^%d+')) or 0
-  -- What others wrote there may be no tick, nor any number that Lua keeps.
+  -- An entry in another format may have no tick, or a number too large for Lua.
   if tick >= 1e14 then tick = 0 end
   return tick, tonumber(last.batches) or 0, tonumber(last.ids) or 0
 end
@@ -34,7 +34,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = redis.call('HMGET', meta, 'schema', 'slots', 'tick_ms', 'rings', 'incarnation', 'catch_up')
 if not found[1] then
-  -- What is left of a ring whose `meta` was lost counts from another pointer: it would time out at a wrong time.
+  -- The rest of a ring whose `meta` was lost counts from another pointer: it would time out at a wrong time.
   if type(redis.pcall('UNLINK', unpack(KEYS, 6))) == 'table' then redis.call('DEL', unpack(KEYS, 6)) end
   local tick, batches, ids = left_in_outbox()
   local pointer = math.max(math.floor(now / ARGV[4]), tick + 1)
@@ -51,15 +51,15 @@ if schema > tonumber(ARGV[1]) or schema < tonumber(ARGV[2])
   or found[2] ~= ARGV[3] or found[3] ~= ARGV[4] or found[4] ~= ARGV[5] then
   return {'differs', found[1], found[2], found[3], found[4]}
 end
--- Above all that were: also where the link was lost with its count, and a late write of before must not pass.
+-- Above all earlier ones: also if the link was lost with its count, since its late writes must be refused.
 local generation = math.max(tonumber(redis.call('HGET', link, 'generation') or '0') + 1, now)
 redis.call('HSET', link, 'generation', generation)
--- A sidecar that dies before its first heartbeat is found dead too.
+-- So that a sidecar that dies before its first heartbeat is found dead too.
 redis.call('HSETNX', KEYS[5], ARGV[8], '0')
 local chunk = tonumber(redis.call('HGET', link, 'chunk') or '0')
 local answers = redis.call('HMGET', link, 'answer:0', 'answer:1')
 -- The pointer waits until the Acks are applied that this sidecar holds, and those that Redis lost after it had answered
--- them. Nothing is kept of that in a Redis without memory.
+-- them. A Redis without memory does not record that.
 local held = tonumber(ARGV[11])
 if held > 0 or chunk < tonumber(ARGV[10]) then
   redis.pcall('HSET', KEYS[6], ARGV[8], held)

@@ -1,4 +1,4 @@
--- Makes sure that a group exists, and notes that it has a subscriber at the sidecar.
+-- Creates a group if it does not exist, and records that it has a subscriber at the sidecar.
 --
 -- KEYS as in groups.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4] most groups
@@ -11,7 +11,7 @@ local is_new = not kind
 if is_new then
   if redis.call('HLEN', groups) >= tonumber(ARGV[4]) then return {'full'} end
   kind = ARGV[6]
-  -- It does not see what all others have settled.
+  -- It does not get batches that all other groups have settled.
   trim()
   make(group, ARGV[5], kind)
 else

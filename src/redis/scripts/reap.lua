@@ -1,4 +1,5 @@
--- Frees what a sidecar held, a part at a time, and then forgets it: a dead one, or our own as it ends.
+-- Frees the batches that a sidecar held, a part at a time, and then deletes its entry: a dead one, or our own at its
+-- end.
 --
 -- KEYS as in groups.lua, and KEYS[8] held_acks
 -- ARGV[2] the sidecar   ARGV[3] its last heartbeat, or `ends` for our own   ARGV[4] most batches   ARGV[5] most groups
@@ -17,7 +18,7 @@ for _, reader in ipairs(readers()) do
     tell_returned()
     return {'more', freed}
   end
-  -- What a consumer holds goes with it: this one holds nothing.
+  -- Deleting a consumer deletes its batches: this one holds none.
   redis.call('XGROUP', 'DELCONSUMER', outbox, reader.name, dead)
 end
 if freed > 0 then tell_returned() end
@@ -35,7 +36,7 @@ if deleted > most_groups then
   return {'more', freed}
 end
 redis.call('HDEL', sidecars, dead)
--- The Acks that it held are gone with it: the pointer need not wait for them.
+-- The Acks that it held are lost with it: the pointer need not wait for them.
 redis.call('HDEL', KEYS[8], dead)
 if ends then
   redis.call('DEL', KEYS[2])

@@ -2,7 +2,7 @@
 --
 -- KEYS[3] lease   KEYS[4] candidates
 -- ARGV[2] token   ARGV[3] epoch   ARGV[4] lease in ms   ARGV[5] 1 if the candidates are wanted, and then forgotten
--- Reply {'renewed', token of who has told since, how many rings it leads, and its name, ...}   {'deposed'}
+-- Reply {'renewed', for each candidate since: its token, how many rings it leads, and its name}   {'deposed'}
 if redis.call('GET', KEYS[3]) ~= ARGV[2] or redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[3] then
   return {'deposed'}
 end

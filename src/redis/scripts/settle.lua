@@ -1,4 +1,4 @@
--- Settles batches, whoever holds them now.
+-- Settles batches, also those that another consumer holds now.
 --
 -- KEYS as in groups.lua
 -- ARGV[2] group   ARGV[3..] id and epoch of each batch

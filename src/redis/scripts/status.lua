@@ -1,4 +1,4 @@
--- The ring at a glance. Writes nothing.
+-- Reads the status of the ring. Writes nothing.
 --
 -- KEYS[1] meta   KEYS[2] lease   KEYS[3..] the lists of deadlines
 -- Reply {pointer, ms since it was due, epoch, token of the holder, name of the leader, ms for which the wheel has

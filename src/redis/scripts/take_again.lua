@@ -1,9 +1,8 @@
--- Takes batches once more, as far as the sidecar still holds them, or they were given back and nobody has taken them
--- since.
+-- Delivers batches again that the sidecar still holds, or that were returned and not delivered since.
 --
 -- KEYS as in groups.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch
--- Reply {'taken', batch as in take.lua...}, without those that are settled or dropped, or somebody else has
+-- Reply {'taken', batch as in take.lua...}, without those that are settled or dropped, or held by another sidecar
 --   {'unknown'} there is no such group
 local sidecar, group = ARGV[2], ARGV[3]
 if not is_known(group) then return {'unknown'} end
@@ -12,7 +11,7 @@ for i = 4, #ARGV, 2 do
   local id = ARGV[i]
   local held = redis.call('XPENDING', outbox, group, id, id, 1)[1]
   if held and (held[2] == sidecar or held[2] == nobody) and is_of(id, ARGV[i + 1]) then
-    -- Nothing, where the entry has left the stream.
+    -- Empty if the entry has left the stream.
     local claimed = redis.call('XCLAIM', outbox, group, sidecar, 0, id)[1]
     if claimed then reply[#reply + 1] = delivery(claimed, held[4] + 1) end
   end

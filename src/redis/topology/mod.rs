@@ -181,7 +181,9 @@ impl Topology {
     /// Asks a node where Redis is, and keeps its view.
     pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<View, Fault> {
         let view = match &self.finder {
-            Finder::Standalone(_) => return Err(Fault::away("a single Redis is asked nothing")),
+            Finder::Standalone(_) => {
+                return Err(Fault::new(FaultKind::Unreachable, "a single Redis is asked nothing"));
+            }
             Finder::Sentinel(sentinels) => sentinels.ask(node, asked_at).await?,
             Finder::Cluster(template) => cluster::ask(template, node, asked_at).await?,
         };

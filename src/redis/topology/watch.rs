@@ -41,7 +41,7 @@ impl Link {
             let kind = self.shared().options.place.kind();
             let voters = if kind == TopologyKind::Sentinel { "Sentinels" } else { "Cluster" };
             let text = format!("no majority of the {voters} confirms that {} is the primary", session.found);
-            Fault { kind: FaultKind::Away, text }
+            Fault { kind: FaultKind::Unreachable, text }
         })
     }
 

@@ -1,20 +1,21 @@
-//! The queue from its two sides: what connections ask and are answered, and what scripts carry.
+//! Tests the queue from its two sides: requests and answers of connections, and chunks of scripts.
 
 use std::task::Context;
 
 use super::*;
 use crate::clock::Clock;
 use crate::core::completions::Completions;
-use crate::core::refusal::{Promise, Reason};
+use crate::core::message::Message;
+use crate::core::refusal::Promise;
 use crate::core::request_batch::{Outcome, RequestBatch};
-use crate::redis::batching::request::Asked;
+use crate::core::tick::Tick;
 
 const MAX: u64 = 1_000_000;
 
 const ADD: Operation = Operation::Add { ack_timeout_ticks: 3, attempt: 1 };
 const DEL: Operation = Operation::Del { withdraw: false };
 
-/// A queue, and a connection that asks it.
+/// A queue, and the completions of a connection.
 #[derive(Default)]
 struct Bench {
     queue: Queue,
@@ -37,10 +38,10 @@ struct Answer {
 impl Bench {
     fn new() -> Bench {
         let progress = Arc::<Progress>::default();
-        Bench { queue: Queue::new(Arc::clone(&progress), 1_000), progress, ..Bench::default() }
+        Bench { queue: Queue::new(Arc::clone(&progress), MAX, 1_000), progress, ..Bench::default() }
     }
 
-    /// Asks for something; the answer bears the number returned.
+    /// Makes a request; the answer has the number returned.
     fn ask(&mut self, operation: Operation, ids: impl Iterator<Item = u64>) -> u64 {
         self.ask_as(ConnectionId::default(), operation, ids)
     }
@@ -51,8 +52,8 @@ impl Bench {
         if matches!(operation, Operation::Del { .. }) {
             self.progress.unanswered_acks.fetch_add(messages.len() as u64, Ordering::Relaxed);
         }
-        let frame = Asked::new(operation, connection, self.asked, messages.len(), &self.completions);
-        self.queue.push(Item::Frame(frame, messages.len()), &messages);
+        let frame = Frame::new(operation, connection, self.asked, &messages, &self.completions);
+        self.queue.push(Item::Frame(frame));
         self.asked
     }
 
@@ -69,11 +70,12 @@ impl Bench {
     }
 
     fn applied(&mut self, chunk: Chunk, letters: &str, times: &str) {
+        let (letters, times) = (letters.to_owned(), times.to_owned());
         let applied = Applied { tick_due: Tick(7), letters, times, in_flight: Some(9) };
-        self.queue.applied(chunk, &applied, MAX, Clock::start().now());
+        self.queue.apply(chunk, &applied, Clock::start().now());
     }
 
-    /// The answers that came since it was asked last.
+    /// The answers since the last call.
     fn answers(&mut self) -> Vec<Answer> {
         let mut batch = RequestBatch::default();
         let mut context = Context::from_waker(Waker::noop());
@@ -102,12 +104,12 @@ impl Bench {
     /// The arguments of a chunk, from the fifth of the script on.
     fn words(&mut self, chunk: &Chunk) -> Vec<Vec<u8>> {
         let mut call = redis::cmd("x");
-        self.queue.encode(chunk, &mut call);
+        self.queue.write(chunk, &mut call);
         let bytes = |argument| match argument {
             redis::Arg::Simple(bytes) => Vec::from(bytes),
             _ => unreachable!("the script has no cursor"),
         };
-        call.args_iter().skip(1).map(bytes).collect()
+        call.args_iter().skip(4).map(bytes).collect()
     }
 }
 
@@ -138,7 +140,7 @@ fn frames_travel_together_in_order_and_each_gets_its_answer() {
 fn each_connection_has_its_own_answers_in_the_order_in_which_it_asked() {
     let mut bench = Bench::new();
     let all = [Arc::default(), Arc::default()];
-    // What one asked for lies one behind the other in a chunk.
+    // Requests of one connection lie one behind the other in a chunk.
     for (of, id) in [(0, 1), (1, 3), (1, 4), (0, 2), (1, 5)] {
         bench.completions = Arc::clone(&all[of]);
         bench.ask_as(ConnectionId(of as u64), DEL, id..=id);
@@ -154,7 +156,7 @@ fn each_connection_has_its_own_answers_in_the_order_in_which_it_asked() {
 }
 
 #[test]
-fn what_is_refused_in_a_chunk_is_told_in_its_place() {
+fn refused_requests_of_a_chunk_are_answered_in_order() {
     let mut bench = Bench::new();
     let asked = [bench.del(1), bench.ask(ADD, 5..7), bench.ask(DEL, 8..10)];
     let chunk = bench.chunk(1);
@@ -177,7 +179,7 @@ fn an_acknowledgement_before_its_message_was_added_took_no_time() {
 }
 
 #[test]
-fn a_message_that_occurs_twice_is_named_once_and_said_where_it_belongs() {
+fn a_message_that_occurs_twice_is_named_once_with_positions() {
     let mut bench = Bench::new();
     bench.ask(ADD, [7, 8, 7].into_iter());
     bench.ask(Operation::Del { withdraw: true }, [8].into_iter());
@@ -185,7 +187,7 @@ fn a_message_that_occurs_twice_is_named_once_and_said_where_it_belongs() {
     let words = bench.words(&chunk);
     assert_eq!((&words[2][..], &words[3][..]), (&[129, 1, 1, 130][..], &[0, 1, 0, 2, 0, 1, 0, 2][..]));
     assert_eq!(text(&words[7..]), ["7", "8"]);
-    // What was remembered of one chunk is forgotten with it.
+    // The next chunk does not use the names of this one.
     bench.ask(DEL, [8, 9].into_iter());
     let chunk = bench.chunk(2);
     let words = bench.words(&chunk);
@@ -236,7 +238,7 @@ fn a_chunk_is_one_with_adds_also_when_the_add_has_ended_and_its_dels_come_again(
     let (head, tail) = (bench.chunk(1), bench.chunk(2));
     bench.applied(head, &"x".repeat(MAX_CHUNK), "6");
     assert_eq!(bench.answer().refusal.unwrap().reason, Reason::MaxInFlight);
-    // Redis was told that the second has an add, so that it may refuse it for want of memory: all of it.
+    // Redis refuses all of the second for want of memory, since it was sent as a chunk with an add.
     assert!(tail.has_adds);
     bench.queue.send_again(vec![tail], Some(&Refusal::new(Reason::StoreAway, "no memory")));
     assert!(bench.answers().is_empty());
@@ -247,7 +249,7 @@ fn a_chunk_is_one_with_adds_also_when_the_add_has_ended_and_its_dels_come_again(
 }
 
 #[test]
-fn what_asks_for_ever_other_things_goes_out_in_more_chunks() {
+fn requests_of_many_classes_are_sent_in_more_chunks() {
     let mut bench = Bench::new();
     for attempt in 1..=250 {
         bench.ask(Operation::Add { ack_timeout_ticks: 1, attempt }, [u64::from(attempt)].into_iter());
@@ -266,14 +268,13 @@ fn what_asks_for_ever_other_things_goes_out_in_more_chunks() {
 }
 
 #[test]
-fn when_redis_goes_adds_are_refused_with_what_is_true_and_dels_are_held() {
+fn when_redis_is_unreachable_adds_are_refused_by_their_outcome_and_dels_are_held() {
     let mut bench = Bench::new();
     let sent = bench.add(600);
     let acked = bench.del(400);
     let chunk = bench.chunk(1);
     let unsent = bench.add(1);
-    bench.queue.unanswered(9, chunk);
-    bench.queue.refuse_adds();
+    bench.queue.end_session(9, std::iter::once(chunk));
     let answers = bench.answers();
     let ids: Vec<u64> = answers.iter().map(|answer| answer.id).collect();
     assert_eq!(ids, [sent, unsent]);
@@ -283,7 +284,7 @@ fn when_redis_goes_adds_are_refused_with_what_is_true_and_dels_are_held() {
 
     // It was applied, and the link has kept the answer.
     let answer = format!("9|1|7|{}{}|{}", "a".repeat(600), "k".repeat(400), vec!["5"; 401].join(","));
-    bench.queue.recall(&[String::new(), answer], MAX, Clock::start().now());
+    bench.queue.begin_session(&[String::new(), answer], Clock::start().now());
     let answer = bench.answer();
     assert_eq!((answer.id, answer.outcomes, answer.measured), (acked, vec![Outcome::Acked; 400], 400));
     assert!(bench.queue.next_chunk(2, MAX_CHUNK).is_none());
@@ -291,13 +292,13 @@ fn when_redis_goes_adds_are_refused_with_what_is_true_and_dels_are_held() {
 }
 
 #[test]
-fn what_was_not_applied_is_sent_again_before_what_came_later() {
+fn chunks_that_were_not_applied_are_sent_again_before_later_requests() {
     let mut bench = Bench::new();
     let first = bench.del(2);
     let chunk = bench.chunk(5);
     let second = bench.del(1);
-    bench.queue.unanswered(9, chunk);
-    bench.queue.recall(&["9|4|7|u|6".into(), String::new()], MAX, Clock::start().now());
+    bench.queue.end_session(9, std::iter::once(chunk));
+    bench.queue.begin_session(&["9|4|7|u|6".into(), String::new()], Clock::start().now());
     assert_eq!(bench.queue.waiting(), 3);
     let chunk = bench.chunk(5);
     bench.applied(chunk, "kku", "6,5,5");
@@ -307,11 +308,11 @@ fn what_was_not_applied_is_sent_again_before_what_came_later() {
 }
 
 #[test]
-fn a_barrier_is_passed_with_what_was_before_it() {
+fn a_barrier_is_passed_when_earlier_requests_are_answered() {
     let mut bench = Bench::new();
     bench.del(1);
     let (told, mut passed) = oneshot::channel();
-    bench.queue.push(Item::Barrier(told), &[]);
+    bench.queue.push(Item::Barrier(told));
     let chunk = bench.chunk(1);
     assert!(passed.try_recv().is_err());
     bench.applied(chunk, "k", "6,5");
@@ -319,7 +320,7 @@ fn a_barrier_is_passed_with_what_was_before_it() {
 }
 
 #[test]
-fn whoever_asked_is_told_also_where_the_queue_ends() {
+fn requests_are_refused_when_the_queue_is_dropped() {
     let mut bench = Bench::new();
     bench.del(2);
     drop(std::mem::take(&mut bench.queue));
@@ -327,7 +328,7 @@ fn whoever_asked_is_told_also_where_the_queue_ends() {
 }
 
 #[test]
-fn frames_that_are_cut_again_and_again_hold_up_nobody() {
+fn frames_that_are_cut_again_and_again_hold_up_no_other_connection() {
     for size in [999, 1_000, 2_000, 5_000] {
         let mut bench = Bench::new();
         // The first is shorter by one, so that each of the others is cut.
@@ -337,7 +338,7 @@ fn frames_that_are_cut_again_and_again_hold_up_nobody() {
         }
         bench.chunk(1);
         let single = bench.ask_as(ConnectionId(2), DEL, 0..1);
-        // What is left of two frames goes first.
+        // The rest of two frames goes first.
         let most = 2 + 2 * size.div_ceil(1_000);
         for number in 2..=most {
             let chunk = bench.chunk(number);
