@@ -111,11 +111,6 @@ impl Keys {
         &self.lists[usize::try_from(index).expect("there are few lists")]
     }
 
-    /// Every list, by its number.
-    pub(super) fn lists(&self) -> &[String] {
-        &self.lists
-    }
-
     /// These keys, and then every list.
     pub(super) fn and_lists<'a>(&'a self, first: &[&'a String]) -> Vec<&'a str> {
         first.iter().copied().chain(&self.lists).map(String::as_str).collect()
