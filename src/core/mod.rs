@@ -1,8 +1,7 @@
-//! The pure core: what a wheel, a message, a batch and a group *are*, and what may happen to them.
+//! The pure core: ticks, messages, batches and groups, and the contracts that every store implements.
 //!
-//! Nothing in here does I/O, starts a task, or looks at a clock: `now` is always a parameter, and what
-//! happened is returned for the layer above to act on and to count. The stores ([`crate::memory`]) keep
-//! the contracts written here; the server, the delivery and the ticker know only the contracts.
+//! The core does no I/O, starts no task and reads no clock. `now` is a parameter, and effects are return values. The
+//! stores (`memory`, `redis`) implement the contracts. Server, delivery and ticker use only the contracts.
 
 pub mod batch;
 pub mod completions;
@@ -12,12 +11,16 @@ pub mod latency_histogram;
 pub mod lease;
 pub mod message;
 pub mod outbox;
+#[cfg(feature = "sidecar")]
 pub mod outboxes;
 pub mod refusal;
 pub mod request_batch;
+#[cfg(feature = "sidecar")]
 pub mod requester;
 pub mod ring;
+#[cfg(feature = "sidecar")]
 pub mod rings;
+#[cfg(feature = "sidecar")]
 pub mod single_request;
 pub mod stall_aware_clock;
 pub mod store;

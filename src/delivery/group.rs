@@ -61,7 +61,7 @@ impl GroupTask {
             }
             let handed_out = self.hand_out().await;
             let retry = self.judged(handed_out);
-            let timer = self.dispatch.next_alarm().map(|timer| timer - self.shared.clock.alive());
+            let timer = self.dispatch.next_timer().map(|timer| timer - self.shared.clock.alive());
             let wait = [retry, timer].into_iter().flatten().min();
             tokio::select! {
                 command = self.commands.recv() => {
@@ -105,8 +105,8 @@ impl GroupTask {
     /// Hands out all that members have room for: what waits to be handed out again before what is new. What is
     /// refused does not hold up the rest, and commands wait for a single batch or script.
     async fn hand_out(&mut self) -> Result<(), Refusal> {
-        self.dispatch.ring_alarms(self.shared.clock.alive());
-        self.dispatch.note_all_unread(|member| self.sinks.get(&member).map(Sink::unread));
+        self.dispatch.handle_timers(self.shared.clock.alive());
+        self.dispatch.record_all_unread(|member| self.sinks.get(&member).map(Sink::unread));
         let (again, is_all) = self.hand_out_again().await;
         let lent = self.lend().await;
         let new = if is_all { self.hand_out_new().await } else { Ok(()) };
@@ -118,7 +118,7 @@ impl GroupTask {
         let outbox = Arc::clone(&self.shared.outbox);
         let (mut away, mut refused) = (Vec::new(), Ok(()));
         loop {
-            let next = self.dispatch.next_again(&away, MOST_AGAIN);
+            let next = self.dispatch.next_redeliveries(&away, MOST_AGAIN);
             let Some((first, _)) = next.first() else { break };
             let batches: Vec<BatchId> = next.iter().map(|(batch, _)| *batch).collect();
             match outbox.take_again(&self.name, &batches, self.shared.clock.now()).await {
@@ -129,7 +129,7 @@ impl GroupTask {
                 }
             }
             if !self.commands.is_empty() {
-                let is_all = !self.dispatch.has_again(&away);
+                let is_all = !self.dispatch.has_redeliveries(&away);
                 return (refused, is_all);
             }
             tokio::task::yield_now().await;
@@ -178,7 +178,7 @@ impl GroupTask {
 
     fn hand(&mut self, delivery: Delivered, member: MemberId) {
         let batch = &delivery.batch;
-        self.dispatch.hand(batch.id, batch.messages.len() as u64, member, self.shared.clock.alive());
+        self.dispatch.deliver(batch.id, batch.messages.len() as u64, member, self.shared.clock.alive());
         self.shared.metrics.batches_delivered.inc();
         if delivery.delivery_count > 1 {
             self.shared.metrics.batches_redelivered.inc();
@@ -186,7 +186,7 @@ impl GroupTask {
         debug!(group = %self.name, batch = %batch.id, delivery = delivery.delivery_count, "handed out");
         if let Some(sink) = self.sinks.get(&member) {
             sink.send(delivery);
-            self.dispatch.note_unread(member, sink.unread());
+            self.dispatch.record_unread(member, sink.unread());
         }
     }
 
