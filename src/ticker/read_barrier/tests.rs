@@ -14,9 +14,9 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn a_round_ends_when_every_member_passed_or_went() {
     let read_barrier = ReadBarrier::new();
-    assert!(read_barrier.pass(Duration::from_secs(1)).await, "nobody to wait for");
+    assert!(read_barrier.wait_until_read(Duration::from_secs(1)).await, "nobody to wait for");
     let (mut first, mut second) = (read_barrier.join(None), read_barrier.join(None));
-    assert!(!read_barrier.pass(Duration::from_secs(1)).await, "two did not answer");
+    assert!(!read_barrier.wait_until_read(Duration::from_secs(1)).await, "two did not answer");
     for member in [&mut first, &mut second] {
         member.asked().await;
         member.passed();
@@ -24,7 +24,7 @@ async fn a_round_ends_when_every_member_passed_or_went() {
 
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
-        async move { read_barrier.pass(Duration::from_secs(60)).await }
+        async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
     });
     first.asked().await;
     drop(second);
@@ -35,20 +35,20 @@ async fn a_round_ends_when_every_member_passed_or_went() {
     tokio::task::yield_now().await;
     assert!(round.await.unwrap(), "whoever joins during a round is not waited for");
     drop(late);
-    assert_eq!(read_barrier.members.lock().seats.len(), 1);
+    assert_eq!(read_barrier.members.lock().by_number.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn whoever_came_before_a_round_shares_it_and_whoever_came_during_it_gets_the_next() {
     let read_barrier = ReadBarrier::new();
     let mut member = read_barrier.join(None);
-    let pass = || {
+    let wait = || {
         let read_barrier = Arc::clone(&read_barrier);
-        tokio::spawn(async move { read_barrier.pass(Duration::from_secs(60)).await })
+        tokio::spawn(async move { read_barrier.wait_until_read(Duration::from_secs(60)).await })
     };
-    let first = pass();
+    let first = wait();
     member.asked().await;
-    let (second, third) = (pass(), pass());
+    let (second, third) = (wait(), wait());
     tokio::task::yield_now().await;
     member.passed();
     assert!(first.await.unwrap());
@@ -59,9 +59,9 @@ async fn whoever_came_before_a_round_shares_it_and_whoever_came_during_it_gets_t
     assert_eq!(read_barrier.members.lock().round, 2, "the two shared a round");
 
     // A ticker that is aborted in its round does not leave the others waiting.
-    let aborted = pass();
+    let aborted = wait();
     member.asked().await;
-    let waiting = pass();
+    let waiting = wait();
     tokio::task::yield_now().await;
     aborted.abort();
     member.asked().await;
@@ -73,14 +73,14 @@ async fn whoever_came_before_a_round_shares_it_and_whoever_came_during_it_gets_t
 async fn a_pause_is_no_time_to_read_in() {
     let read_barrier = ReadBarrier::new();
     let mut member = read_barrier.join(None);
-    let patience = Duration::from_millis(400);
+    let timeout = Duration::from_millis(400);
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
-        async move { read_barrier.pass(patience).await }
+        async move { read_barrier.wait_until_read(timeout).await }
     });
     member.asked().await;
-    // As a paused process: nothing runs on this thread for longer than the patience.
-    std::thread::sleep(patience * 2);
+    // As a paused process: nothing runs on this thread for longer than the timeout.
+    std::thread::sleep(timeout * 2);
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
     assert!(!round.is_finished(), "the connections have their time after a pause");
@@ -92,12 +92,12 @@ async fn a_pause_is_no_time_to_read_in() {
 async fn an_answer_to_the_last_round_is_none_to_the_next() {
     let read_barrier = ReadBarrier::new();
     let mut member = read_barrier.join(None);
-    assert!(!read_barrier.pass(Duration::from_secs(1)).await);
+    assert!(!read_barrier.wait_until_read(Duration::from_secs(1)).await);
     member.asked().await;
     // It looked into its socket for the first round; what comes in the second it has not seen.
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
-        async move { read_barrier.pass(Duration::from_secs(60)).await }
+        async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
     });
     tokio::task::yield_now().await;
     member.passed();
@@ -121,7 +121,7 @@ fn connection(read_barrier: &Arc<ReadBarrier>) -> (UnixStream, UnixStream, Membe
 async fn only_those_are_asked_that_may_have_something() {
     let read_barrier = ReadBarrier::new();
     let mut connections: Vec<_> = (0..100).map(|_| connection(&read_barrier)).collect();
-    assert!(read_barrier.pass(Duration::from_secs(1)).await, "nothing waits in any socket");
+    assert!(read_barrier.wait_until_read(Duration::from_secs(1)).await, "nothing waits in any socket");
 
     let (mut ours, mut theirs, mut waiting) = connections.pop().unwrap();
     theirs.write_all(b"x").unwrap();
@@ -129,7 +129,7 @@ async fn only_those_are_asked_that_may_have_something() {
     taking.taking().begin();
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
-        async move { read_barrier.pass(Duration::from_secs(60)).await }
+        async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
     });
     tokio::task::yield_now().await;
     assert_eq!(read_barrier.members.lock().outstanding, 2);
@@ -145,7 +145,7 @@ async fn only_those_are_asked_that_may_have_something() {
     taking.taking().end();
     taking.passed();
     assert!(round.await.unwrap());
-    assert!(read_barrier.pass(Duration::from_secs(1)).await, "all of it is read");
+    assert!(read_barrier.wait_until_read(Duration::from_secs(1)).await, "all of it is read");
 }
 
 /// Whatever is in the sockets before a round is dealt with at its end, however reading and asking fall together.
@@ -200,7 +200,7 @@ async fn nothing_slips_through_between_the_socket_and_its_reader() {
         for _ in 0..sent % 400 * 8 {
             std::hint::spin_loop();
         }
-        assert!(read_barrier.pass(Duration::from_secs(10)).await);
+        assert!(read_barrier.wait_until_read(Duration::from_secs(10)).await);
         assert!(dealt_with.load(Ordering::SeqCst) >= sent, "byte {sent} was passed over");
     }
     drop(theirs);
