@@ -41,6 +41,10 @@
 //! To read it in an afternoon: [`core::tick`], [`core::ring`], `memory/ring.rs`, [`core::dispatch`],
 //! [`ticker`], `server/session.rs`. docs/ARCHITECTURE.md says where to change what.
 
+// Unit tests share code of tests/, which names the library.
+#[cfg(test)]
+extern crate self as ackwheel;
+
 #[cfg(feature = "sidecar")]
 pub mod admin;
 #[cfg(feature = "sidecar")]

@@ -42,11 +42,11 @@ const MAX_SEARCHED: usize = 64;
 
 /// The most batches that are lent at a time, since each `take` from the outbox must skip them. Other batches stay here
 /// and are delivered after their delay.
-pub const MAX_LENT: usize = 64;
+pub(crate) const MAX_LENT: usize = 64;
 
 /// A subscriber, as the member of its group. Never reused within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MemberId(pub u64);
+pub(crate) struct MemberId(pub(crate) u64);
 
 #[derive(Debug)]
 struct Member {
@@ -84,7 +84,7 @@ struct PendingBatch {
 
 /// The batches of one group that its members here hold or wait for.
 #[derive(Debug, Default)]
-pub struct Dispatch {
+pub(crate) struct Dispatch {
     redeliver_after: Duration,
     is_shared: bool,
     /// The next turn is that of the first one with room.
@@ -104,19 +104,12 @@ pub struct Dispatch {
 impl Dispatch {
     /// A group without members. A batch that is not acknowledged for `redeliver_after` is redelivered, if possible to
     /// another member than its holder: here or, if the outbox `is_shared`, on another sidecar.
-    #[must_use]
-    pub fn new(redeliver_after: Duration, is_shared: bool) -> Dispatch {
+    pub(crate) fn new(redeliver_after: Duration, is_shared: bool) -> Dispatch {
         Dispatch { redeliver_after, is_shared, ..Dispatch::default() }
     }
 
-    /// Number of members.
-    #[must_use]
-    pub fn members(&self) -> usize {
-        self.members.len()
-    }
-
     /// A subscriber joins with a credit in messages.
-    pub fn join(&mut self, id: MemberId, credit: u64) {
+    pub(crate) fn join(&mut self, id: MemberId, credit: u64) {
         self.members.push(Member { id, credit, out: 0, unread: 0, reserved: 0 });
         // Batches that all others are excluded from are available to the new member.
         let waiting = self.batches.iter().filter(|(_, pending)| pending.holder.is_none());
@@ -126,7 +119,7 @@ impl Dispatch {
 
     /// A subscriber leaves. The batches that it held wait for the other members. If it was the last member, returns all
     /// known batches, to be released to the outbox.
-    pub fn leave(&mut self, id: MemberId, now: Instant) -> Vec<BatchId> {
+    pub(crate) fn leave(&mut self, id: MemberId, now: Instant) -> Vec<BatchId> {
         self.members.retain(|member| member.id != id);
         if self.members.is_empty() {
             let empty = Dispatch::new(self.redeliver_after, self.is_shared);
@@ -146,34 +139,33 @@ impl Dispatch {
     }
 
     /// Records for all members how many sent messages each has not read.
-    pub fn record_all_unread(&mut self, unread: impl Fn(MemberId) -> Option<u64>) {
+    pub(crate) fn record_all_unread(&mut self, unread: impl Fn(MemberId) -> Option<u64>) {
         for member in &mut self.members {
             member.unread = unread(member.id).unwrap_or(member.unread);
         }
     }
 
     /// Records how many sent messages a member has not read.
-    pub fn record_unread(&mut self, id: MemberId, messages: u64) {
+    pub(crate) fn record_unread(&mut self, id: MemberId, messages: u64) {
         if let Some(member) = self.member(id) {
             member.unread = messages;
         }
     }
 
     /// How many messages all members together can take now: the window for the outbox's `take`.
-    #[must_use]
-    pub fn window(&self) -> u64 {
+    pub(crate) fn window(&self) -> u64 {
         self.members.iter().map(Member::window).sum()
     }
 
     /// The member that gets the next new batch. Members with room take turns.
-    pub fn next_member(&mut self) -> Option<MemberId> {
+    pub(crate) fn next_member(&mut self) -> Option<MemberId> {
         let member = self.find_member(None)?;
         Some(self.take_turn(member))
     }
 
     /// The next redeliveries, each with a member that has room for it: at most `most`, all of the same ring, and none of
     /// the `unavailable` rings.
-    pub fn next_redeliveries(&mut self, unavailable: &[u16], most: usize) -> Vec<(BatchId, MemberId)> {
+    pub(crate) fn next_redeliveries(&mut self, unavailable: &[u16], most: usize) -> Vec<(BatchId, MemberId)> {
         let mut next: Vec<(BatchId, MemberId)> = Vec::new();
         while next.len() < most {
             let is_next = |batch: &BatchId| match next.first() {
@@ -189,18 +181,14 @@ impl Dispatch {
     }
 
     /// Whether there is a redelivery.
-    #[must_use]
-    pub fn has_redeliveries(&self, unavailable: &[u16]) -> bool {
+    pub(crate) fn has_redeliveries(&self, unavailable: &[u16]) -> bool {
         self.find_redelivery(|batch| !unavailable.contains(&batch.ring)).is_some()
     }
 
     /// Lends the waiting batches that no member here can have now, oldest first. The caller gives them back to the
     /// outbox for members on other sidecars.
-    pub fn lend(&mut self) -> Vec<BatchId> {
-        if !self.is_shared {
-            return Vec::new();
-        }
-        let room = MAX_LENT.saturating_sub(self.lent);
+    pub(crate) fn lend(&mut self) -> Vec<BatchId> {
+        let room = if self.is_shared { MAX_LENT.saturating_sub(self.lent) } else { 0 };
         let is_unavailable = |batch: &&BatchId| self.find_member(self.batches.get(batch)).is_none();
         let batches: Vec<BatchId> = self.unlent.iter().filter(is_unavailable).take(room).copied().collect();
         for batch in &batches {
@@ -212,7 +200,7 @@ impl Dispatch {
     }
 
     /// A batch with `ids` messages is delivered to a member.
-    pub fn deliver(&mut self, batch: BatchId, ids: u64, to: MemberId, now: Instant) {
+    pub(crate) fn deliver(&mut self, batch: BatchId, ids: u64, to: MemberId, now: Instant) {
         let earlier = self.remove(batch);
         if let Some(member) = self.member(to) {
             member.out += ids;
@@ -223,13 +211,13 @@ impl Dispatch {
     }
 
     /// A batch is settled, or no longer in the outbox.
-    pub fn forget(&mut self, batch: BatchId) {
+    pub(crate) fn forget(&mut self, batch: BatchId) {
         self.remove(batch);
     }
 
     /// A member gives a batch back. It goes to a member that did not, or to the same one after the delay, which doubles
     /// with every nack of the batch up to `redeliver_after`. Returns whether the member held it.
-    pub fn nack(&mut self, from: MemberId, batch: BatchId, delay: Duration, now: Instant) -> bool {
+    pub(crate) fn nack(&mut self, from: MemberId, batch: BatchId, delay: Duration, now: Instant) -> bool {
         let held = self.batches.get_mut(&batch).filter(|pending| pending.holder == Some(from));
         let Some(pending) = held else { return false };
         let delay = delay.max(SHORTEST_DELAY).saturating_mul(1 << pending.nacks.min(20)).min(self.redeliver_after);
@@ -240,7 +228,7 @@ impl Dispatch {
     }
 
     /// Handles the timers that are due: overdue batches wait for redelivery, and delays end.
-    pub fn handle_timers(&mut self, now: Instant) {
+    pub(crate) fn handle_timers(&mut self, now: Instant) {
         while let Some((_, batch)) = self.timers.first().copied().filter(|(timer, _)| *timer <= now) {
             // Turns alone could give an overdue batch to the same silent member again and again.
             if (self.is_shared || self.members.len() > 1)
@@ -254,8 +242,7 @@ impl Dispatch {
     }
 
     /// When the next timer is due.
-    #[must_use]
-    pub fn next_timer(&self) -> Option<Instant> {
+    pub(crate) fn next_timer(&self) -> Option<Instant> {
         self.timers.first().map(|(timer, _)| *timer)
     }
 

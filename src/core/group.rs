@@ -1,6 +1,5 @@
 //! The names of consumer groups.
 
-use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -77,12 +76,6 @@ impl FromStr for GroupName {
 impl fmt::Display for GroupName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
-    }
-}
-
-impl Borrow<str> for GroupName {
-    fn borrow(&self) -> &str {
-        &self.0
     }
 }
 

@@ -43,7 +43,7 @@ const LOOKS_PER_LEASE: u32 = 6;
 /// knows only the time that it observed itself while the store answered. A gap between two observations counts as at most
 /// half a lease, since a stalled process observed nothing.
 #[derive(Debug)]
-pub struct Candidate {
+pub(crate) struct Candidate {
     lease: Duration,
     session: u64,
     /// Token and renewal count of the lease.
@@ -55,11 +55,11 @@ pub struct Candidate {
 
 /// The position of the pointer, and its due time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PointerPosition {
+pub(crate) struct PointerPosition {
     /// The tick at which it stands.
-    pub pointer: Tick,
+    pub(crate) pointer: Tick,
     /// When it was due there, in ms by the clock of the store. Deadlines count from it.
-    pub due_ms: u64,
+    pub(crate) due_ms: u64,
 }
 
 /// A value, and how long it was observed unchanged.
@@ -85,27 +85,26 @@ impl<T: PartialEq> Observed<T> {
 
 impl Candidate {
     /// A candidate without observations, for a lease of this duration.
-    #[must_use]
-    pub fn new(lease: Duration) -> Candidate {
+    pub(crate) fn new(lease: Duration) -> Candidate {
         Candidate { lease, session: 0, holder: None, holders_lease: lease, pointer: None }
     }
 
     /// Forgets the observations of an earlier session, since the time between sessions was not observed.
-    pub fn enter_session(&mut self, session: u64) {
+    pub(crate) fn enter_session(&mut self, session: u64) {
         if self.session != session {
             *self = Candidate { session, ..Candidate::new(self.lease) };
         }
     }
 
     /// Forgets the last holder: this sidecar leads now.
-    pub fn leads(&mut self) {
+    pub(crate) fn leads(&mut self) {
         self.holder = None;
     }
 
     /// Records an observation: token and renewal count of another sidecar's lease, its duration, and the pointer.
     /// `since_due_ms` is the time since the pointer was due there, by the clock of the store; negative if it is not due
     /// yet. Returns whether the token is new.
-    pub fn observe(
+    pub(crate) fn observe(
         &mut self,
         holder: (String, String),
         lease: Duration,
@@ -129,30 +128,26 @@ impl Candidate {
 
     /// The holder, if its lease did not change for two durations, the longer of its own and this candidate's. Then the
     /// holder is dead, and only a clock that was set back keeps its lease.
-    #[must_use]
-    pub fn stalled_holder(&self, now: Instant) -> Option<(String, String)> {
+    pub(crate) fn stalled_holder(&self, now: Instant) -> Option<(String, String)> {
         let seen = self.holder.as_ref()?;
         let watched = seen.watched_until(now, self.lease / 2);
         (watched >= self.lease.max(self.holders_lease) * 2).then(|| seen.value.clone())
     }
 
     /// The last observed position of the pointer, and for how long the candidate has observed it there.
-    #[must_use]
-    pub fn pointer_seen(&self, now: Instant) -> Option<(PointerPosition, Duration)> {
+    pub(crate) fn pointer_seen(&self, now: Instant) -> Option<(PointerPosition, Duration)> {
         let seen = self.pointer.as_ref()?;
         Some((seen.value, seen.watched_until(now, self.lease / 2)))
     }
 
     /// Whether it observed something recently, so that it knows whether the store answered and a sidecar led.
-    #[must_use]
-    pub fn watches(&self, now: Instant) -> bool {
-        let seen = self.pointer.as_ref();
-        seen.is_some_and(|seen| now.saturating_duration_since(seen.looked_at) <= self.lease / 2)
+    pub(crate) fn watches(&self, now: Instant) -> bool {
+        let is_recent = |seen: &Observed<_>| now.saturating_duration_since(seen.looked_at) <= self.lease / 2;
+        self.pointer.as_ref().is_some_and(is_recent)
     }
 
     /// The time to the next observation. `random` spreads the candidates.
-    #[must_use]
-    pub fn retry_after(&self, random: u64) -> Duration {
+    pub(crate) fn retry_after(&self, random: u64) -> Duration {
         let look = self.lease / LOOKS_PER_LEASE;
         let spread = u32::try_from(random % 512).unwrap_or_default();
         look * 3 / 4 + look * spread / 1_024

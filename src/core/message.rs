@@ -56,10 +56,8 @@ impl fmt::Display for Message {
 
 /// The text is not `ID` or `ID:CLIENT`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a message: write ID or ID:CLIENT, both whole numbers from 0 to {max}", max = u64::MAX)]
-pub struct ParseMessageError {
-    text: String,
-}
+#[error("{0:?} is not a message: write ID or ID:CLIENT, both whole numbers from 0 to {max}", max = u64::MAX)]
+pub struct ParseMessageError(String);
 
 impl FromStr for Message {
     type Err = ParseMessageError;
@@ -69,7 +67,7 @@ impl FromStr for Message {
             let (msg_id, client) = text.split_once(':').unwrap_or((text, "0"));
             Ok(Message::new(msg_id.parse()?, client.parse()?))
         };
-        parse().map_err(|_| ParseMessageError { text: text.to_owned() })
+        parse().map_err(|_| ParseMessageError(text.to_owned()))
     }
 }
 

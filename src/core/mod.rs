@@ -5,9 +5,11 @@
 
 pub mod batch;
 pub mod completions;
-pub mod dispatch;
+#[cfg(feature = "sidecar")]
+pub(crate) mod dispatch;
 pub mod group;
 pub mod latency_histogram;
+#[cfg(feature = "sidecar")]
 pub mod lease;
 pub mod message;
 pub mod outbox;
@@ -20,16 +22,14 @@ pub mod requester;
 pub mod ring;
 #[cfg(feature = "sidecar")]
 pub mod rings;
+#[cfg(test)]
 #[cfg(feature = "sidecar")]
-pub mod single_request;
+#[path = "../../tests/support/single_request.rs"]
+pub(crate) mod single_request;
 pub mod stall_aware_clock;
+#[cfg(feature = "sidecar")]
 pub mod store;
 pub mod tick;
 pub mod tick_schedule;
 
-pub use batch::{BatchId, Delivery, TimedOut, TimeoutBatch};
-pub use group::GroupName;
 pub use message::{AddOutcome, Client, DelOutcome, Message, MsgId};
-pub use refusal::{Promise, Reason, Refusal};
-pub use ring::{AddNewMsgAnswer, DelMsgAnswer};
-pub use tick::{Slot, Tick, Wheel};

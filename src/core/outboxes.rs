@@ -47,7 +47,7 @@ impl Outboxes {
     }
 
     /// Calls each ring with its own batches. A client can name rings that do not exist; their batches are left out.
-    fn call_by_ring<T>(
+    fn by_ring<T>(
         &self,
         batches: &[BatchId],
         call: impl Fn(&dyn Outbox, &[BatchId]) -> Reply<T>,
@@ -128,7 +128,7 @@ impl Outbox for Outboxes {
 
     /// If a ring refuses, the batches that others settled are returned all the same.
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
-        let replies = self.call_by_ring(batches, |outbox, part| outbox.settle(group, part));
+        let replies = self.by_ring(batches, |outbox, part| outbox.settle(group, part));
         Reply::Later(Box::pin(async move {
             let mut sum = Settled::default();
             let parts = join_all(replies).await.into_iter().map(|part| sum.add(part)).collect();
@@ -141,11 +141,11 @@ impl Outbox for Outboxes {
     }
 
     fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
-        merged(self.call_by_ring(batches, |outbox, part| outbox.release(group, part)), |_| ())
+        merged(self.by_ring(batches, |outbox, part| outbox.release(group, part)), |_| ())
     }
 
     fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
-        merged(self.call_by_ring(batches, |outbox, part| outbox.lend(group, part)), |_| ())
+        merged(self.by_ring(batches, |outbox, part| outbox.lend(group, part)), |_| ())
     }
 
     /// If a ring refuses, the drops of the others are returned all the same, because no later call reports them.

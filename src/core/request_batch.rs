@@ -37,10 +37,7 @@ impl Outcome {
     /// The outcome of an AddNewMsg. Only for outcomes of adds.
     #[must_use]
     pub const fn of_add(self) -> AddOutcome {
-        match self {
-            Outcome::Rearmed => AddOutcome::Rearmed,
-            _ => AddOutcome::Added,
-        }
+        if matches!(self, Outcome::Rearmed) { AddOutcome::Rearmed } else { AddOutcome::Added }
     }
 
     /// The outcome of a DelMsg. Only for outcomes of dels.
@@ -167,23 +164,17 @@ impl RequestBatch {
 
     /// Appends a request with its messages. Repeated messages are applied in order.
     pub fn push(&mut self, id: u64, operation: Operation, messages: impl Iterator<Item = Message>) {
-        self.push_request(id, operation, messages);
-    }
-
-    /// Like `push`; returns the request.
-    pub(super) fn push_request(
-        &mut self,
-        id: u64,
-        operation: Operation,
-        messages: impl Iterator<Item = Message>,
-    ) -> &mut Request {
         let first = self.messages.len();
         self.messages.extend(messages);
         let count = self.messages.len() - first;
         let number = |number| u32::try_from(number).expect("a request batch ends far below 4 billion messages");
         let (first, count) = (number(first), number(count));
         self.requests.push(Request { id, operation, deadline: Tick(0), refusal: None, first, count });
-        self.requests.last_mut().expect("it was pushed")
+    }
+
+    /// The request that was pushed last.
+    pub(super) fn last_request(&mut self) -> &mut Request {
+        self.requests.last_mut().expect("a request was pushed")
     }
 
     /// Appends a request of one message.
@@ -205,13 +196,15 @@ impl RequestBatch {
         let first = self.outcomes.len();
         self.outcomes.extend(outcomes.inspect(|outcome| self.totals[*outcome as usize] += 1));
         let completed = self.outcomes.len() - first;
-        self.push_request(id, operation, repeat_n(Message::default(), completed)).deadline = deadline;
+        self.push(id, operation, repeat_n(Message::default(), completed));
+        self.last_request().deadline = deadline;
     }
 
     /// Appends a refused request with this number of messages.
     pub fn push_refused(&mut self, id: u64, operation: Operation, messages: usize, refusal: Arc<Refusal>) {
         self.outcomes.resize(self.outcomes.len() + messages, Outcome::Unknown);
-        self.push_request(id, operation, repeat_n(Message::default(), messages)).refusal = Some(refusal);
+        self.push(id, operation, repeat_n(Message::default(), messages));
+        self.last_request().refusal = Some(refusal);
     }
 
     /// Appends a completed request of another batch.

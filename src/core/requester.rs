@@ -8,11 +8,10 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
 use super::completions::Completions;
-use super::message::Message;
 use super::refusal::Refusal;
 use super::request_batch::{Outcome, Request, RequestBatch};
 use super::ring::{ConnectionId, Submitted};
@@ -75,9 +74,7 @@ impl Requester {
             part.clear(MAX_KEPT_MESSAGES);
         }
         PARTS.set(parts);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        waker.into_iter().for_each(Waker::wake);
         Submitted::Pending
     }
 
@@ -94,7 +91,8 @@ impl Requester {
         Poll::Ready(())
     }
 
-    /// Adds each request to the batch of its ring, and splits those with messages of several rings.
+    /// Adds each request to the batch of its ring. A request with messages of several rings is split into a part for each
+    /// of them.
     fn partition(&mut self, batch: &RequestBatch, parts: &mut [RequestBatch]) {
         let rings = u16::try_from(parts.len()).expect("a store has at most 64 rings");
         for request in &batch.requests {
@@ -102,43 +100,26 @@ impl Requester {
             // The first ring answers a request without messages.
             let first = messages.first().map_or(0, |message| ring_of(*message, rings));
             if messages.iter().all(|message| ring_of(*message, rings) == first) {
-                let part = parts[usize::from(first)].push_request(
-                    request.id,
-                    request.operation,
-                    messages.iter().copied(),
-                );
-                part.refusal.clone_from(&request.refusal);
-            } else {
-                self.split(request, messages, parts, |message| ring_of(message, rings));
+                let part = &mut parts[usize::from(first)];
+                part.push(request.id, request.operation, messages.iter().copied());
+                part.last_request().refusal.clone_from(&request.refusal);
+                continue;
             }
+            let ring_of_each: Vec<u16> = messages.iter().map(|message| ring_of(*message, rings)).collect();
+            let mut pending_parts = 0;
+            for (ring, part) in (0..).zip(&mut *parts).filter(|(ring, _)| ring_of_each.contains(ring)) {
+                let own = messages.iter().zip(&ring_of_each).filter(|(_, of)| **of == ring);
+                let own = own.map(|(message, _)| *message);
+                part.push(part_id(ring, self.next_number), request.operation, own);
+                part.last_request().refusal.clone_from(&request.refusal);
+                pending_parts += 1;
+            }
+            let (request, outcomes) = (request.clone(), vec![Outcome::Unknown; messages.len()]);
+            let (parts, refusals) = (pending_parts, Vec::new());
+            let split = SplitRequest { request, ring_of_each, outcomes, parts, pending_parts, refusals };
+            self.split.insert(self.next_number, split);
+            self.next_number = self.next_number.wrapping_add(1);
         }
-    }
-
-    fn split(
-        &mut self,
-        request: &Request,
-        messages: &[Message],
-        parts: &mut [RequestBatch],
-        ring_of: impl Fn(Message) -> u16,
-    ) {
-        let ring_of_each: Vec<u16> = messages.iter().map(|message| ring_of(*message)).collect();
-        let mut count = 0;
-        for (ring, part) in (0_u16..).zip(parts).filter(|(ring, _)| ring_of_each.contains(ring)) {
-            let own = messages.iter().copied().filter(|message| ring_of(*message) == ring);
-            let part = part.push_request(part_id(ring, self.next_number), request.operation, own);
-            part.refusal.clone_from(&request.refusal);
-            count += 1;
-        }
-        let split = SplitRequest {
-            request: request.clone(),
-            outcomes: vec![Outcome::Unknown; messages.len()],
-            ring_of_each,
-            parts: count,
-            pending_parts: count,
-            refusals: Vec::new(),
-        };
-        self.split.insert(self.next_number, split);
-        self.next_number = self.next_number.wrapping_add(1);
     }
 
     /// Moves whole requests to the completed ones. Joins the parts of split requests.

@@ -214,7 +214,7 @@ impl GroupTask {
             }
             yield_now().await;
         }
-        if self.dispatch.members() > 0 {
+        if !self.senders.is_empty() {
             return false;
         }
         info!(group = %self.name, "the last subscriber of this group here has left");

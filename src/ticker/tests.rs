@@ -10,6 +10,7 @@ use futures_util::FutureExt;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::core::batch::{BatchId, Delivery};
 use crate::core::completions::Completions;
 use crate::core::group::GroupName;
 use crate::core::lease::{Leadership, Lease};
@@ -18,7 +19,6 @@ use crate::core::refusal::Reason;
 use crate::core::request_batch::RequestBatch;
 use crate::core::ring::{Advance, ConnectionId, PublishStep, Reply, Ring, RingStatus, Submitted};
 use crate::core::tick::{Tick, Wheel};
-use crate::core::{BatchId, Delivery};
 
 const TICK: Duration = Duration::from_secs(1);
 /// How long a step of expiry takes.

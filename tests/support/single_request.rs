@@ -1,16 +1,15 @@
-//! Submits one request at a time, for callers without a connection: tests, examples and measurements.
+//! Submits one request at a time to a ring, without a connection. The unit tests of the library use it too.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::completions::Completions;
-use super::message::Message;
-use super::refusal::Refusal;
-use super::request_batch::{Operation, RequestBatch};
-use super::ring::{AddNewMsgAnswer, ConnectionId, DelMsgAnswer, Reply, Ring, Submitted};
-use super::rings::Rings;
+use ackwheel::core::completions::Completions;
+use ackwheel::core::message::Message;
+use ackwheel::core::refusal::Refusal;
+use ackwheel::core::request_batch::{Operation, RequestBatch};
+use ackwheel::core::ring::{AddNewMsgAnswer, ConnectionId, DelMsgAnswer, Reply, Ring, Submitted};
 
 /// An AddNewMsg.
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +32,9 @@ pub struct DelMsg<'a> {
 }
 
 /// A batch that completes later.
-type Completed = Pin<Box<dyn Future<Output = RequestBatch> + Send>>;
+pub type Completed = Pin<Box<dyn Future<Output = RequestBatch> + Send>>;
 
-/// Submits single requests. A request has its place in the order of its connection when the call returns.
+/// Submits single requests. The ring has them when the call returns.
 pub trait SingleRequest {
     /// Submits a batch.
     fn submit_single(&self, batch: RequestBatch, now: Instant) -> Completed;
@@ -74,20 +73,6 @@ impl<R: Ring + ?Sized> SingleRequest for R {
             if submitted == Submitted::Pending {
                 batch = RequestBatch::default();
                 poll_fn(|context| completions.poll(context, &mut batch)).await;
-            }
-            batch
-        })
-    }
-}
-
-impl SingleRequest for Rings {
-    fn submit_single(&self, mut batch: RequestBatch, now: Instant) -> Completed {
-        let mut requester = self.requester();
-        let submitted = requester.submit(&mut batch, now);
-        Box::pin(async move {
-            if submitted == Submitted::Pending {
-                batch = RequestBatch::default();
-                poll_fn(|context| requester.poll(context, &mut batch)).await;
             }
             batch
         })
