@@ -19,8 +19,8 @@
 //! # Invariants
 //!
 //! 1. A batch known here is held by exactly one member, or waits for redelivery.
-//! 2. `out` of a member is the number of messages in the batches that it holds. A member gets a batch only while
-//!    `out < credit`, so it exceeds its credit by at most one batch. The same holds for `unread`, which can be more than
+//! 2. `out` of a member is the number of messages in the batches that it holds. A member gets a batch only while `out
+//!    < credit`, so it exceeds its credit by at most one batch. The same holds for `unread`, which can be more than
 //!    `out` if batches became overdue before they were read.
 //! 3. Every batch has one timer: when it becomes overdue, or when a delay ends. So no batch is forgotten.
 //! 4. A lent batch is held by no member here. At most [`MAX_LENT`] batches are lent.
@@ -163,8 +163,8 @@ impl Dispatch {
         Some(self.take_turn(member))
     }
 
-    /// The next redeliveries, each with a member that has room for it: at most `most`, all of the same ring, and none of
-    /// the `unavailable` rings.
+    /// The next redeliveries, each with a member that has room for it: at most `most`, all of the same ring, and none
+    /// of the `unavailable` rings.
     pub(crate) fn next_redeliveries(&mut self, unavailable: &[u16], most: usize) -> Vec<(BatchId, MemberId)> {
         let mut next: Vec<(BatchId, MemberId)> = Vec::new();
         while next.len() < most {

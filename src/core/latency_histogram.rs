@@ -62,8 +62,8 @@ impl LatencyHistogram {
         self.sum_micros = self.sum_micros.saturating_add(micros.saturating_mul(times));
     }
 
-    /// Adds the time from one stamp to another. It counts as 0 if the order is reversed, as can happen between threads of
-    /// which one was delayed after it had read its clock.
+    /// Adds the time from one stamp to another. It counts as 0 if the order is reversed, as can happen between
+    /// threads of which one was delayed after it had read its clock.
     #[inline]
     pub fn record_between(&mut self, earlier: Stamp, later: Stamp) {
         let units = later.0.wrapping_sub(earlier.0);

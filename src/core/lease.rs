@@ -39,9 +39,9 @@ const LOOKS_PER_LEASE: u32 = 6;
 
 /// The observations of a candidate, by its own monotonic clock: the lease of another sidecar, and the pointer.
 ///
-/// A clock that can be set tells neither how long a lease is still valid nor how many ticks were missed. The candidate
-/// knows only the time that it observed itself while the store answered. A gap between two observations counts as at most
-/// half a lease, since a stalled process observed nothing.
+/// A clock that can be set tells neither how long a lease is still valid nor how many ticks were missed. The
+/// candidate knows only the time that it observed itself while the store answered. A gap between two observations
+/// counts as at most half a lease, since a stalled process observed nothing.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     lease: Duration,

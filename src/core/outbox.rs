@@ -138,8 +138,8 @@ pub trait Outbox: Send + Sync {
     /// Makes taken batches available again, for all sidecars.
     fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()>;
 
-    /// Makes taken batches available to other sidecars. [`Outbox::take`] does not return them here. They stay known here
-    /// until they are taken again, settled or released.
+    /// Makes taken batches available to other sidecars. [`Outbox::take`] does not return them here. They stay known
+    /// here until they are taken again, settled or released.
     fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
         self.release(group, batches)
     }

@@ -53,8 +53,8 @@ impl Rings {
 }
 
 impl Requester {
-    /// Submits a batch: see [`super::ring::Ring::submit`]. The ids of its requests are below 2^63, and differ from those
-    /// of all pending requests.
+    /// Submits a batch: see [`super::ring::Ring::submit`]. The ids of its requests are below 2^63, and differ from
+    /// those of all pending requests.
     pub fn submit(&mut self, batch: &mut RequestBatch, now: Instant) -> Submitted {
         if let [ring] = &*self.rings.0 {
             return ring.submit(batch, self.connection, &self.completions, now);
@@ -91,8 +91,8 @@ impl Requester {
         Poll::Ready(())
     }
 
-    /// Adds each request to the batch of its ring. A request with messages of several rings is split into a part for each
-    /// of them.
+    /// Adds each request to the batch of its ring. A request with messages of several rings is split into a part for
+    /// each of them.
     fn partition(&mut self, batch: &RequestBatch, parts: &mut [RequestBatch]) {
         let rings = u16::try_from(parts.len()).expect("a store has at most 64 rings");
         for request in &batch.requests {

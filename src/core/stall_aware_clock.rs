@@ -1,7 +1,8 @@
 //! A monotonic clock that stops while this process is stalled.
 //!
-//! A peer that is judged by its silence, or a batch by its missing acknowledgement, must not be charged for time in which
-//! this process could not read. Regular beats prove that the process runs. The clock stops while beats are missing.
+//! A peer that is judged by its silence, or a batch by its missing acknowledgement, must not be charged for time in
+//! which this process could not read. Regular beats prove that the process runs. The clock stops while beats are
+//! missing.
 
 use std::time::{Duration, Instant};
 

@@ -143,8 +143,8 @@ impl Wheel {
         due.plus(u64::from(ack_timeout_ticks))
     }
 
-    /// Whether a message that timed out at `deadline` is still known as late when the pointer stands at `pointer`. It is
-    /// for one revolution from the expiry of its tick.
+    /// Whether a message that timed out at `deadline` is still known as late when the pointer stands at `pointer`. It
+    /// is for one revolution from the expiry of its tick.
     #[must_use]
     pub fn remembers(self, deadline: Tick, pointer: Tick) -> bool {
         pointer.since(deadline.plus(1)) < u64::from(self.slots)

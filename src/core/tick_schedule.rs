@@ -3,9 +3,9 @@
 //! The pointer moves once per tick without drift. If it is late, there are two cases:
 //!
 //! - Late by less than a tick: it moves at once, and the next move keeps its own due time.
-//! - Late by a tick or more: the process or the machine was stalled. Acknowledgements that arrived meanwhile wait unread
-//!   in the sockets. Therefore the whole missed ticks shift all deadlines, and the next move is due one tick after the
-//!   stall.
+//! - Late by a tick or more: the process or the machine was stalled. Acknowledgements that arrived meanwhile wait
+//!   unread in the sockets. Therefore the whole missed ticks shift all deadlines, and the next move is due one tick
+//!   after the stall.
 
 use std::time::{Duration, Instant};
 

@@ -104,7 +104,8 @@ impl GroupTask {
         redelivered.and(lent).and(new)
     }
 
-    /// A ring that refuses is not asked again before the next round. Also returns whether no redelivery is left for now.
+    /// A ring that refuses is not asked again before the next round. Also returns whether no redelivery is left for
+    /// now.
     async fn redeliver(&mut self) -> (Result<(), Refusal>, bool) {
         let outbox = Arc::clone(&self.groups.outbox);
         let (mut unavailable, mut result) = (Vec::new(), Ok(()));
@@ -209,7 +210,11 @@ impl GroupTask {
         let released = self.dispatch.leave(member, self.groups.clock.alive());
         for released in released.chunks(RELEASED_AT_ONCE) {
             if let Err(refusal) = self.groups.outbox.release(&self.name, released).await {
-                warn!(group = %self.name, %refusal, "batches could not be released; they are redelivered once they are overdue");
+                warn!(
+                    group = %self.name,
+                    %refusal,
+                    "batches could not be released; they are redelivered once they are overdue"
+                );
                 break;
             }
             yield_now().await;

@@ -53,8 +53,8 @@ pub struct SubscribeRequest {
 pub struct Delivery {
     groups: Arc<Groups>,
     last_member: AtomicU64,
-    /// A part of the names of ephemeral groups that keeps apart those of this process and of others. A pid would not do,
-    /// since pids repeat among hosts.
+    /// A part of the names of ephemeral groups that keeps apart those of this process and of others. A pid would not
+    /// do, since pids repeat among hosts.
     process: u32,
 }
 
@@ -196,29 +196,29 @@ impl Delivery {
             error!(
                 messages = dropped.ids,
                 batches = dropped.batches,
-                "the outbox was full, or batches in it too old: it dropped batches that some group never acknowledged; look \
-                 for a group without a subscriber in `ackwheel status`"
+                "the outbox is full or its batches are too old, and it dropped batches that some group never \
+                 acknowledged; look for a group without a subscriber in `ackwheel status`"
             );
         }
         self.groups.metrics.groups_dropped.inc_by(dropped.groups.len() as u64);
         for group in dropped.groups {
             warn!(
                 %group,
-                "group dropped with its backlog: it had no subscriber for the retention time of the outbox; if it is still \
-                 needed, subscribe to it, which creates it again, or raise --outbox-retention"
+                "group dropped with its backlog: it had no subscriber for the retention time of the outbox; if it is \
+                 still needed, subscribe to it, which creates it again, or raise --outbox-retention"
             );
         }
     }
-    /// Adds a subscriber to a group, which is opened if it has none here. Returns whether the group is new, and the sender
-    /// of commands to its task.
+    /// Adds a subscriber to a group, which is opened if it has none here. Returns whether the group is new, and the
+    /// sender of commands to its task.
     async fn join(
         &self,
         group: &GroupName,
         opening: Opening,
         join: Command,
     ) -> Result<(bool, mpsc::UnboundedSender<Command>), Refusal> {
-        // A group with a subscriber here is open and stays so, and the store need not be asked. A handle without members
-        // belongs to a group that is about to be left.
+        // A group with a subscriber here is open and stays so, and the store need not be asked. A handle without
+        // members belongs to a group that is about to be left.
         let is_open = |handle: &&mut GroupHandle| handle.members > 0;
         if let Some(handle) = self.groups.handles.lock().get_mut(group).filter(is_open) {
             return Ok((false, handle.join(join)));

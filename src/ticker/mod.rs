@@ -1,7 +1,8 @@
 //! The ticker of a ring: it moves the pointer, and is the only caller of advance.
 //!
 //! One task turns one ring. It maintains the lease, has the connections read their sockets before each move
-//! ([`read_barrier`]), moves the pointer, and publishes expired messages to the outbox in small steps between the moves.
+//! ([`read_barrier`]), moves the pointer, and publishes expired messages to the outbox in small steps between the
+//! moves.
 
 pub mod precise_timer;
 pub mod read_barrier;

@@ -99,8 +99,8 @@ mod linux {
     impl KernelTimer {
         #[expect(
             deprecated,
-            reason = "the deprecation is about descriptors that change or are closed while they are watched; this one is \
-                      owned here"
+            reason = "the deprecation is about descriptors that change or are closed while they are watched; this one \
+                      is owned here"
         )]
         pub(super) fn new() -> io::Result<KernelTimer> {
             let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;

@@ -39,8 +39,8 @@ impl Reports {
             self.metrics.stalls.inc();
             warn!(
                 ?stalled,
-                "this process was stalled, and that time does not count as silence of a peer: was it paused, or short of \
-                 CPU?"
+                "this process was stalled, and that time does not count as silence of a peer: was it paused, or short \
+                 of CPU?"
             );
         }
     }
@@ -51,8 +51,8 @@ impl Reports {
             warn!(
                 ticks,
                 "the pointer did not move for that long: every deadline is shifted by it, so that no client counts as \
-                 offline because of a stall on our side; look for a paused or starved process, an outage of Redis, or a \
-                 time without a leader"
+                 offline because of a stall on our side; look for a paused or starved process, an outage of Redis, or \
+                 a time without a leader"
             );
         }
     }
@@ -84,8 +84,8 @@ impl Reports {
                 added = counts.added,
                 acked = counts.acked,
                 timed_out = counts.timed_out(),
-                "storm: more messages of one tick timed out than dead clients explain; its batches are flagged, look for \
-                 a fault between the clients and the logic nodes before marking them offline"
+                "storm: more messages of one tick timed out than dead clients explain; its batches are flagged, look \
+                 for a fault between the clients and the logic nodes before marking them offline"
             );
         }
     }
@@ -105,8 +105,8 @@ impl Reports {
             tick = ?ring.wheel().tick_length(),
             in_flight = status.map(|status| status.in_flight),
             ticks_behind = ticks,
-            "expiry cannot keep up with the ticks: timeouts are late, and stalls shift every deadline; raise --tick, lower \
-             --max-in-flight, or give the process more CPU"
+            "expiry cannot keep up with the ticks: timeouts are late, and stalls shift every deadline; raise --tick, \
+             lower --max-in-flight, or give the process more CPU"
         );
     }
 
@@ -115,8 +115,9 @@ impl Reports {
         if self.refused_at.replace(now).is_none() {
             warn!(
                 %refusal,
-                "the store refused to turn the ring, and no message times out meanwhile, unless another sidecar reaches the \
-                 store and turns the ring; trying again every {retry:?}: look at the store and the network to it"
+                "the store refused to turn the ring, and no message times out meanwhile, unless another sidecar \
+                 reaches the store and turns the ring; trying again every {retry:?}: look at the store and the network \
+                 to it"
             );
         }
     }
@@ -129,8 +130,8 @@ impl Reports {
 
     pub(super) fn unread_connections(&self, timeout: Duration) {
         warn!(
-            "some connections were not read within {timeout:?} before a tick expired; if this repeats, the process is short \
-             of CPU: give it more, or raise --threads"
+            "some connections were not read within {timeout:?} before a tick expired; if this repeats, the process \
+             is short of CPU: give it more, or raise --threads"
         );
     }
 }

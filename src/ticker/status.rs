@@ -62,8 +62,8 @@ pub(super) struct TickerStatus {
     start: Instant,
     /// When the loop ran last, in ms since the start.
     heartbeat_ms: AtomicU64,
-    /// The last ticks that this sidecar expired. A follower learns nothing of them. A tick is missing if the answer of the
-    /// store was lost.
+    /// The last ticks that this sidecar expired. A follower learns nothing of them. A tick is missing if the answer
+    /// of the store was lost.
     recent_ticks: Mutex<VecDeque<(Tick, TickCounts)>>,
 }
 

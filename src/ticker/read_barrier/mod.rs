@@ -122,8 +122,8 @@ impl ReadBarrier {
 
     /// Asks all members that may have unread bytes.
     fn begin_round(&self) -> u64 {
-        // A call from here on waits for the next round. The kernel is asked before `Taking` is checked: in the other order,
-        // a connection could take bytes between the two.
+        // A call from here on waits for the next round. The kernel is asked before `Taking` is checked: in the other
+        // order, a connection could take bytes between the two.
         let round = {
             let mut members = self.members.lock();
             members.round += 1;
