@@ -35,7 +35,7 @@
 //! | [`server`] | framed TCP and Unix sockets for logic nodes |
 //! | [`admin`] | HTTP for metrics, probes and the status page |
 //! | [`metrics`] | all Prometheus metrics |
-//! | [`bench`] | `ackwheel bench`: load over the real protocol, with every answer checked |
+//! | [`mod@bench`] | `ackwheel bench`: load over the real protocol, with every answer checked |
 //! | [`process`] | panics, threads with their own runtime, systemd |
 //! | [`logging`] | limits repeated log lines, and never blocks on stderr |
 //! | [`config`] | flags, environment and configuration file |

@@ -1,7 +1,6 @@
 //! The delivery: brings batches from the outbox to subscribers, with groups, credit and redelivery.
 //!
-//! Each group with a subscriber on this sidecar has a task (`group_task.rs`) that drives its
-//! [`Dispatch`](crate::core::dispatch::Dispatch).
+//! Each group with a subscriber on this sidecar has a task (`group_task.rs`). Its decisions are in `core/dispatch.rs`.
 
 mod group_task;
 mod groups;

@@ -128,7 +128,7 @@ impl Reports {
         self.refused_at.take_if(|refused_at| now >= *refused_at + calm).is_some()
     }
 
-    pub(super) fn unread_connections(&self, timeout: Duration) {
+    pub(super) fn unread_connections(timeout: Duration) {
         warn!(
             "some connections were not read within {timeout:?} before a tick expired; if this repeats, the process \
              is short of CPU: give it more, or raise --threads"

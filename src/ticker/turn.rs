@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use tracing::{debug, info};
 
+use super::reports::Reports;
 use super::{Role, Ticker};
 use crate::core::lease::Leadership;
 use crate::core::refusal::Refusal;
@@ -211,7 +212,7 @@ impl Ticker {
         let ended = self.clock.now();
         self.read_timed_out_at = (!all_read).then_some(ended);
         if !all_read {
-            self.reports.unread_connections(timeout);
+            Reports::unread_connections(timeout);
         }
         // Also after a timeout: to wait again would delay the move twice.
         self.read_at = Some(ended);
