@@ -12,6 +12,7 @@ pub mod latency_histogram;
 #[cfg(feature = "sidecar")]
 pub mod lease;
 pub mod message;
+#[cfg(feature = "sidecar")]
 pub mod outbox;
 #[cfg(feature = "sidecar")]
 pub mod outboxes;
