@@ -1,6 +1,6 @@
 //! Measures the ring in memory with whole request batches, as a session submits them: `cargo bench --bench ring`.
 //!
-//! - `100k in flight`, `1M …`, `10M …`: adds, dels, both in turn (`pair`) and re-arms, in request batches of 256
+//! - `100k in flight`, `1M …`, `10M …`: adds, dels, both in turn (`pair`) and re-arms. Request batches have 256
 //!   messages with random keys of 16 bytes, first in, first out. `HashMap pair` inserts the same keys into a plain
 //!   `HashMap` and removes them, one at a time, without locks and ticks. The throughput counts the messages of
 //!   requests.

@@ -48,7 +48,8 @@ pub struct TickCounts {
     pub added: u64,
     /// Messages of this tick that were acknowledged before it expired.
     pub acked: u64,
-    /// Whether so many timed out that a fault in the server side is likelier than that many offline clients.
+    /// Whether so many messages timed out that a fault on the server side is more likely than that many offline
+    /// clients.
     pub storm: bool,
     /// Whether the messages are delivered before their deadline, because the sidecar drains.
     pub drained: bool,

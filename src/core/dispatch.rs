@@ -12,9 +12,9 @@
 //!                    waiting ── last member left ──▶ released to the outbox
 //! ```
 //!
-//! If the outbox is shared with other sidecars, a waiting batch that no member here can have now is lent: it is given
-//! back, so that members on other sidecars get it at once, and it stays known here. It is delivered here again once its
-//! delay is over, unless another sidecar took it.
+//! If the outbox is shared with other sidecars, a waiting batch that no member here can have now is lent. It is given
+//! back, so that members on other sidecars get it at once, and it stays known here. It is delivered here again once
+//! its delay is over, unless another sidecar took it.
 //!
 //! # Invariants
 //!
@@ -103,7 +103,7 @@ pub(crate) struct Dispatch {
 
 impl Dispatch {
     /// A group without members. A batch that is not acknowledged for `redeliver_after` is redelivered, if possible to
-    /// another member than its holder: here or, if the outbox `is_shared`, on another sidecar.
+    /// another member than its holder. That member is here or, if the outbox `is_shared`, on another sidecar.
     pub(crate) fn new(redeliver_after: Duration, is_shared: bool) -> Dispatch {
         Dispatch { redeliver_after, is_shared, ..Dispatch::default() }
     }
@@ -163,8 +163,8 @@ impl Dispatch {
         Some(self.take_turn(member))
     }
 
-    /// The next redeliveries, each with a member that has room for it: at most `most`, all of the same ring, and none
-    /// of the `unavailable` rings.
+    /// The next redeliveries, each with a member that has room for it. They are at most `most`, all of the same ring,
+    /// and none of the `unavailable` rings.
     pub(crate) fn next_redeliveries(&mut self, unavailable: &[u16], most: usize) -> Vec<(BatchId, MemberId)> {
         let mut next: Vec<(BatchId, MemberId)> = Vec::new();
         while next.len() < most {
@@ -215,8 +215,8 @@ impl Dispatch {
         self.remove(batch);
     }
 
-    /// A member gives a batch back. It goes to a member that did not, or to the same one after the delay, which doubles
-    /// with every nack of the batch up to `redeliver_after`. Returns whether the member held it.
+    /// A member gives a batch back. It goes to a member that did not, or to the same one after the delay. The delay
+    /// doubles with every nack of the batch up to `redeliver_after`. Returns whether the member held it.
     pub(crate) fn nack(&mut self, from: MemberId, batch: BatchId, delay: Duration, now: Instant) -> bool {
         let held = self.batches.get_mut(&batch).filter(|pending| pending.holder == Some(from));
         let Some(pending) = held else { return false };

@@ -31,7 +31,7 @@ pub trait Lease: Send + Sync {
     fn release(&self, now: Instant) -> Reply<()>;
 
     /// Registers a callback for when the lease may be free. The callback has the lease maintained at once.
-    fn on_vacancy(&self, tell: Box<dyn Fn() + Send + Sync>);
+    fn on_vacancy(&self, notify: Box<dyn Fn() + Send + Sync>);
 }
 
 /// Number of observations per duration of the lease.
@@ -108,14 +108,14 @@ impl Candidate {
         &mut self,
         holder: (String, String),
         lease: Duration,
-        standing: PointerPosition,
+        position: PointerPosition,
         since_due_ms: i64,
         now: Instant,
     ) -> bool {
         self.holders_lease = lease;
         let is_other = self.holder.as_ref().is_none_or(|seen| seen.value.0 != holder.0);
         Observed::record(&mut self.holder, holder, now, self.lease / 2);
-        Observed::record(&mut self.pointer, standing, now, self.lease / 2);
+        Observed::record(&mut self.pointer, position, now, self.lease / 2);
         if let Some(seen) = &mut self.pointer {
             // Adds count from the due time. It may be in the future, also because the clock of the store was set back.
             let ms = Duration::from_millis(since_due_ms.unsigned_abs());
@@ -207,8 +207,8 @@ mod tests {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
         let ms = |ms| start + Duration::from_millis(ms);
         let mut look = |due_ms, since_due_ms, at| {
-            let standing = PointerPosition { pointer: Tick(8), due_ms };
-            candidate.observe(holder(2), LEASE, standing, since_due_ms, ms(at));
+            let position = PointerPosition { pointer: Tick(8), due_ms };
+            candidate.observe(holder(2), LEASE, position, since_due_ms, ms(at));
             candidate.pointer_seen(ms(at + 100)).map(|(seen, watched)| (seen.due_ms, watched.as_millis()))
         };
         assert_eq!([look(1_000, 700, 0), look(1_000, 1_700, 1_000)], [Some((1_000, 100)), Some((1_000, 1_100))]);

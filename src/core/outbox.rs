@@ -151,5 +151,5 @@ pub trait Outbox: Send + Sync {
     fn backlog(&self, now: Instant) -> Reply<Backlog>;
 
     /// Registers a callback for when new batches may be available.
-    fn on_news(&self, tell: Box<dyn Fn() + Send + Sync>);
+    fn on_news(&self, notify: Box<dyn Fn() + Send + Sync>);
 }

@@ -174,11 +174,11 @@ impl Outbox for Outboxes {
         merged(self.call_all(|outbox| outbox.backlog(now)), merge_backlogs)
     }
 
-    fn on_news(&self, tell: Box<dyn Fn() + Send + Sync>) {
-        let tell: Arc<dyn Fn() + Send + Sync> = Arc::from(tell);
+    fn on_news(&self, notify: Box<dyn Fn() + Send + Sync>) {
+        let notify: Arc<dyn Fn() + Send + Sync> = Arc::from(notify);
         for outbox in self.outboxes.iter() {
-            let tell = Arc::clone(&tell);
-            outbox.on_news(Box::new(move || tell()));
+            let notify = Arc::clone(&notify);
+            outbox.on_news(Box::new(move || notify()));
         }
     }
 }

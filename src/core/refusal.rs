@@ -119,7 +119,7 @@ impl Reason {
         Reason::ALL.iter().copied().find(|reason| reason.code() == code)
     }
 
-    /// What the refusal promises about the request.
+    /// The promise about the request.
     #[must_use]
     pub fn promise(self) -> Promise {
         if self == Reason::StoreSilent { Promise::OutcomeUnknown } else { Promise::NotApplied }
@@ -144,7 +144,7 @@ impl fmt::Display for Reason {
 pub struct Refusal {
     /// The reason.
     pub reason: Reason,
-    /// What was wrong and what to do.
+    /// The sentence: the cause and the remedy.
     pub text: Cow<'static, str>,
 }
 

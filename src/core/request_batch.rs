@@ -105,7 +105,7 @@ impl Operation {
 pub struct Request {
     /// Identifies the answer.
     pub id: u64,
-    /// What to do.
+    /// Add or delete, with its parameters.
     pub operation: Operation,
     /// The deadline of its messages. Only set if it is an add that was applied.
     pub deadline: Tick,

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A message accepted while tick `t` is due is in flight until it is acknowledged, withdrawn or re-armed, or until
-//!    tick `t + k` expires ([`super::tick`]).
+//! 1. A message accepted while tick `t` is due is in flight until tick `t + k` expires ([`super::tick`]), unless it
+//!    is acknowledged, withdrawn or re-armed before.
 //! 2. The operation that removes a message from the ring determines its outcome. DelMsg and expiry may race; exactly
 //!    one wins.
 //! 3. An advance expires a tick. From then on DelMsg answers `late` for the rest of its messages, for one revolution.
@@ -138,7 +138,7 @@ pub struct Published {
     pub lateness: Option<Duration>,
 }
 
-/// What happens to the messages in flight when the sidecar drains.
+/// The fate of the messages in flight when the sidecar drains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handover {
     /// The store keeps them.

@@ -1,8 +1,7 @@
 //! A monotonic clock that stops while this process is stalled.
 //!
-//! A peer that is judged by its silence, or a batch by its missing acknowledgement, must not be charged for time in
-//! which this process could not read. Regular beats prove that the process runs. The clock stops while beats are
-//! missing.
+//! Peers are judged by their silence, and batches by a missing acknowledgement. Time in which this process could not
+//! read must not count for that. Regular beats prove that the process runs. The clock stops while beats are missing.
 
 use std::time::{Duration, Instant};
 
@@ -68,18 +67,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stall_does_not_count_before_and_after_it_is_noticed() {
+    fn a_stall_does_not_count_before_and_after_it_is_detected() {
         let start = Instant::now();
-        let mut alive = StallAwareClock::new(start);
-        assert_eq!(alive.beat(start + BEAT), Duration::ZERO);
+        let mut clock = StallAwareClock::new(start);
+        assert_eq!(clock.beat(start + BEAT), Duration::ZERO);
         let woken = start + BEAT + Duration::from_secs(60);
-        assert_eq!(alive.at(woken), start + BEAT * 2);
-        assert!(!alive.is_waking(start + BEAT * 2) && alive.is_waking(woken), "before it is noticed too");
-        assert_eq!(alive.beat(woken), Duration::from_secs(60).saturating_sub(BEAT));
-        assert_eq!(alive.at(woken + BEAT), start + BEAT * 3);
-        assert!(alive.is_waking(woken + BEAT));
+        assert_eq!(clock.at(woken), start + BEAT * 2);
+        assert!(!clock.is_waking(start + BEAT * 2) && clock.is_waking(woken), "before it is detected too");
+        assert_eq!(clock.beat(woken), Duration::from_secs(60).saturating_sub(BEAT));
+        assert_eq!(clock.at(woken + BEAT), start + BEAT * 3);
+        assert!(clock.is_waking(woken + BEAT));
         let beats = (1..).map(|beat| woken + BEAT * beat).take_while(|beat| *beat <= woken + WAKING);
-        beats.for_each(|beat| assert_eq!(alive.beat(beat), Duration::ZERO));
-        assert!(!alive.is_waking(woken + WAKING));
+        beats.for_each(|beat| assert_eq!(clock.beat(beat), Duration::ZERO));
+        assert!(!clock.is_waking(woken + WAKING));
     }
 }

@@ -15,11 +15,11 @@
 //!                 |<--------- more than k ticks --------->|
 //! ```
 //!
-//! When the pointer reaches `t + k`, that tick is *closing*: its slot is free for messages of the next revolution, but
-//! its own messages can still be acknowledged. When the pointer moves on, the tick *expires*, and its messages that are
-//! still in flight time out. The add happened somewhere inside tick `t`, so the message had more than `k` and at most
-//! `k + 1` whole ticks. Most wheels expire a tick as soon as the pointer returns to its slot. That can be as early as
-//! `k - 1` ticks.
+//! When the pointer reaches `t + k`, that tick is *closing*. Its slot is free for messages of the next revolution,
+//! but its own messages can still be acknowledged. When the pointer moves on, the tick *expires*, and its messages
+//! that are still in flight time out. The add happened somewhere inside tick `t`, so the message had more than `k`
+//! and at most `k + 1` whole ticks. Most wheels expire a tick as soon as the pointer returns to its slot. That can be
+//! as early as `k - 1` ticks.
 //!
 //! `t` is the tick *due by the clock*, rounded down, and not the pointer. If the pointer lags, a deadline counted from
 //! the pointer would be early once the pointer catches up.

@@ -21,7 +21,7 @@ pub struct TickSchedule {
     shifted: u64,
 }
 
-/// What is due for the pointer.
+/// The action that is due for the pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// Nothing before this time.
@@ -74,7 +74,7 @@ impl TickSchedule {
         }
     }
 
-    /// What is due at `now`.
+    /// The action that is due at `now`.
     #[must_use]
     pub fn turn(&self, now: Instant) -> Turn {
         let Some(lateness) = now.checked_duration_since(self.next_advance) else {

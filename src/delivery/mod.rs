@@ -1,8 +1,7 @@
 //! The delivery: brings batches from the outbox to subscribers, with groups, credit and redelivery.
 //!
-//! Each group with a subscriber on this sidecar has a task (`group_task.rs`). Its decisions are in `core/dispatch.rs`.
+//! Each group with a subscriber on this sidecar has a task (`groups.rs`). Its decisions are in `core/dispatch.rs`.
 
-mod group_task;
 mod groups;
 
 use std::collections::HashMap;
@@ -15,8 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
-use self::group_task::GroupTask;
-use self::groups::{BatchSender, Command, GroupHandle, GroupLocks, Groups};
+use self::groups::{BatchSender, Command, GroupHandle, GroupLocks, GroupTask, Groups};
 use crate::clock::Clock;
 use crate::core::batch::{BatchId, Delivery as Delivered};
 use crate::core::dispatch::MemberId;
@@ -72,7 +70,7 @@ impl Delivery {
         let notified = Arc::downgrade(&groups);
         groups.outbox.on_news(Box::new(move || {
             if let Some(groups) = notified.upgrade() {
-                groups.handles.lock().values().for_each(|handle| handle.news.notify_one());
+                groups.handles.lock().values().for_each(|handle| handle.new_batches.notify_one());
             }
         }));
         let random = RandomState::new().hash_one(std::process::id());

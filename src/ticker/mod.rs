@@ -1,8 +1,7 @@
 //! The ticker of a ring: it moves the pointer, and is the only caller of advance.
 //!
-//! One task turns one ring. It maintains the lease, has the connections read their sockets before each move
-//! ([`read_barrier`]), moves the pointer, and publishes expired messages to the outbox in small steps between the
-//! moves.
+//! One task turns one ring. It maintains the lease and moves the pointer. Before each move, the connections read
+//! their sockets ([`read_barrier`]). Between the moves it publishes expired messages to the outbox in small steps.
 
 pub mod precise_timer;
 pub mod read_barrier;

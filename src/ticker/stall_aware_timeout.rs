@@ -3,14 +3,14 @@
 use std::pin::pin;
 use std::time::Duration;
 
-/// The timeout runs in so many parts, of which a stall uses up only one.
+/// The number of parts of a timeout. A stall uses up only one of them.
 const PARTS: u32 = 4;
 
 /// The shortest part, since the timers of the runtime count in ms.
 const SHORTEST_PART: Duration = Duration::from_millis(5);
 
-/// Awaits `awaited` for at most `timeout`. A stall of this process uses up a quarter of a timeout of 20 ms or more,
-/// because peers had no time to answer, or were not read, during the stall.
+/// Awaits `awaited` for at most `timeout`. A stall of this process uses up a quarter of a timeout of 20 ms or more.
+/// During the stall, peers had no time to answer, or were not read.
 pub async fn stall_aware_timeout<T>(timeout: Duration, awaited: impl Future<Output = T>) -> Option<T> {
     let mut awaited = pin!(awaited);
     let parts = if timeout < SHORTEST_PART * PARTS { 1 } else { PARTS };

@@ -17,22 +17,22 @@ use crate::core::stall_aware_clock::BEAT;
 /// The pause after a refusal of the store.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long a move or a drain waits for connections to be read, or half a tick if that is less: a move that is late
+/// How long a move or a drain waits for connections to be read, or half a tick if that is less. A move that is late
 /// by a whole tick counts as a stall. A second wait for the same move takes at most an eighth of that.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long before a move the connections are asked to read, or an eighth of a tick if that is less.
 const READ_AHEAD: Duration = Duration::from_millis(3);
 
-/// How long before the connections are asked to read the ring starts to list the messages of the closing tick. A
+/// How long before the connections are asked to read, the ring starts to list the messages of the closing tick. A
 /// million messages take up to a millisecond, with pauses of four times that: there is time for twenty million.
 const PRELIST_AHEAD: Duration = Duration::from_millis(100);
 
-/// Memory is reclaimed for so long at a time, or for one step if that takes longer.
+/// The time for which memory is reclaimed without a pause, or one step if that takes longer.
 const RECLAIM_BURST: Duration = Duration::from_micros(100);
 
-/// After such a burst the ticker pauses for so many times as long. Otherwise, on a machine whose processors are all
-/// busy, a batch that was published just before would be sent only after all memory is reclaimed.
+/// The pause after such a burst, as a multiple of its time. Without pauses, on a machine with busy processors, a batch
+/// that was published just before would be sent only after all memory is reclaimed.
 const RECLAIM_PAUSES: u32 = 4;
 
 impl Ticker {
