@@ -48,9 +48,9 @@ pub struct LatencyHistogram {
     pub sum_micros: u64,
 }
 
-/// The bucket of a latency. It compares with all bounds, since a branch on a latency is mispredicted half of the time.
+/// The bucket of a latency. The search has no branches, which a processor would mispredict half of the time.
 fn bucket(units: u32) -> usize {
-    BOUNDS.iter().map(|bound| u32::from(*bound < units)).sum::<u32>() as usize
+    BOUNDS.partition_point(|bound| *bound < units)
 }
 
 impl LatencyHistogram {
@@ -115,7 +115,8 @@ mod tests {
     fn every_latency_has_the_first_bucket_whose_bound_it_does_not_exceed() {
         let near = BOUNDS.iter().flat_map(|bound| [bound - 1, *bound, bound + 1]);
         for units in near.chain([0, 33, 400_000, u32::MAX]) {
-            assert_eq!(bucket(units), BOUNDS.partition_point(|bound| *bound < units), "{units}");
+            let first = BOUNDS.iter().position(|bound| *bound >= units);
+            assert_eq!(bucket(units), first.unwrap_or(BOUNDS.len()), "{units}");
         }
     }
 

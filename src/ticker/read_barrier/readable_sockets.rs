@@ -21,22 +21,22 @@ mod epoll {
 
     /// Watched sockets, each known by a number. The kernel forgets a socket that is closed.
     #[derive(Debug)]
-    pub(in super::super) struct ReadableSockets(Option<OwnedFd>);
+    pub(crate) struct ReadableSockets(Option<OwnedFd>);
 
     impl ReadableSockets {
-        pub(in super::super) fn new() -> ReadableSockets {
+        pub(crate) fn new() -> ReadableSockets {
             ReadableSockets(epoll::create(CreateFlags::CLOEXEC).ok())
         }
 
         /// Watches a socket from now on. Returns whether that is possible.
-        pub(in super::super) fn watch(&self, socket: BorrowedFd<'_>, number: u64) -> bool {
+        pub(crate) fn watch(&self, socket: BorrowedFd<'_>, number: u64) -> bool {
             let (number, events) = (EventData::new_u64(number), EventFlags::IN | EventFlags::RDHUP);
             self.0.as_ref().is_some_and(|epoll| epoll::add(epoll, socket, number, events).is_ok())
         }
 
         /// The numbers of the sockets in which bytes, or the end of the stream, wait at this moment. Sockets that no
         /// member reads any more, but that are not closed yet, may be among them. `None` if the kernel does not tell.
-        pub(in super::super) fn waiting(&self) -> Option<Vec<u64>> {
+        pub(crate) fn waiting(&self) -> Option<Vec<u64>> {
             let epoll = self.0.as_ref()?;
             let mut events = Vec::with_capacity(ROOM);
             loop {
@@ -63,19 +63,19 @@ mod unsupported {
     use std::os::fd::BorrowedFd;
 
     #[derive(Debug)]
-    pub(in super::super) struct ReadableSockets;
+    pub(crate) struct ReadableSockets;
 
     #[expect(clippy::unused_self, reason = "the interface is that of Linux")]
     impl ReadableSockets {
-        pub(in super::super) fn new() -> ReadableSockets {
+        pub(crate) fn new() -> ReadableSockets {
             ReadableSockets
         }
 
-        pub(in super::super) fn watch(&self, _socket: BorrowedFd<'_>, _number: u64) -> bool {
+        pub(crate) fn watch(&self, _socket: BorrowedFd<'_>, _number: u64) -> bool {
             false
         }
 
-        pub(in super::super) fn waiting(&self) -> Option<Vec<u64>> {
+        pub(crate) fn waiting(&self) -> Option<Vec<u64>> {
             None
         }
     }
