@@ -1,10 +1,10 @@
-//! What the codec costs: `cargo bench --bench codec`.
+//! Measures the codec: `cargo bench --bench codec`.
 //!
-//! - `decode`: AddNewMsg frames with one message each and with 512, and DelMsg frames, once as bursts (`take_requests`,
-//!   as a session reads them; with one message also both kinds mixed) and once a frame at a time (`Decoder`, as
-//!   everything else is read). The throughput is that of messages.
-//! - `encode`: the answers to such requests, AddNewMsgs and DelMsgs as drawn.
-//! - `TimeoutBatch`: one of 4,096 messages, there and back.
+//! - `decode`: AddNewMsg and DelMsg frames with 1 and with 512 messages each. `take_requests` decodes them into a
+//!   request batch, as a session does; with one message also both kinds at random. `Decoder` decodes one frame at a
+//!   time. The throughput counts messages.
+//! - `encode`: the answers to such requests, at random AddNewMsg or DelMsg.
+//! - `TimeoutBatch`: encodes and decodes one of 4,096 messages.
 
 #[path = "support/messages.rs"]
 mod messages;
@@ -26,7 +26,7 @@ use tokio_util::codec::Decoder;
 
 use crate::messages::random_messages;
 
-/// Frames of one message, and messages of a large frame, as many as come in one read of a busy connection.
+/// Name, number of frames and messages per frame: as many as one read of a busy connection brings.
 const SHAPES: [(&str, usize, usize); 2] = [("1 message a frame", 256, 1), ("512 messages a frame", 8, 512)];
 
 fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
@@ -69,7 +69,7 @@ fn take_all(bencher: &mut Bencher<'_>, bytes: &BytesMut) {
     });
 }
 
-/// Decodes so many frames one by one.
+/// Decodes `frames` frames one by one.
 fn decode_all(bencher: &mut Bencher<'_>, bytes: &BytesMut, frames: usize) {
     let decode_all = |received: &mut BytesMut| {
         for _ in 0..frames {
@@ -127,7 +127,7 @@ fn timeout_batch(criterion: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    // Plots and many resamples would take longer than what they show.
+    // Plots and many resamples take long and show little.
     config = Criterion::default().without_plots().nresamples(10_000);
     targets = decode, encode, timeout_batch
 }

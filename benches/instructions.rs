@@ -1,9 +1,9 @@
-//! Fixed workloads whose instructions and wrong guesses `.ci/instructions` counts: a guard against regressions that
-//! needs no quiet machine. `instructions WORKLOAD ROUNDS` prepares the workload, does its rounds, and prints how many
-//! operations that were. Two lengths are counted and compared, so what comes before the rounds does not matter.
+//! Fixed workloads whose instructions and branch mispredictions `.ci/instructions` counts. The counts show
+//! regressions also on a busy machine. `instructions WORKLOAD ROUNDS` prepares the workload, runs its rounds, and
+//! prints the number of operations. The script compares two numbers of rounds, so the preparation does not count.
 //!
-//! Every run asks the same with the same messages. Hashes are keyed per process, though, so that a message lies
-//! elsewhere in each: counts differ by about a percent.
+//! Every run has the same requests with the same messages. Counts differ by about one percent, since hashes are keyed
+//! per process and place messages differently.
 
 #[path = "support/messages.rs"]
 mod messages;
@@ -25,10 +25,10 @@ use crate::wheel::{BATCH, SLOTS, Subject, Window};
 
 const IN_FLIGHT: usize = 100_000;
 
-/// Messages of each tick of `expire`.
+/// Number of messages of each tick in `expire`.
 const OF_TICK: usize = 16_384;
 
-/// Does so many rounds; returns how many operations they were.
+/// Runs this number of rounds. Returns the number of operations.
 type Workload = fn(u64) -> u64;
 
 const WORKLOADS: [(&str, Workload); 6] = [
@@ -42,7 +42,7 @@ const WORKLOADS: [(&str, Workload); 6] = [
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo bench` runs every bench with this flag, and whatever else is meant for criterion.
+    // `cargo bench` runs every bench with this flag, and with other arguments for criterion.
     if arguments.iter().any(|argument| argument == "--bench") {
         for (name, workload) in WORKLOADS {
             // The first round of `expire` only closes a tick.
@@ -74,7 +74,7 @@ fn busy() -> (Subject, Window) {
     (subject, window)
 }
 
-/// An AddNewMsg of 256 messages, then a DelMsg of as many. An operation is a message asked for.
+/// An AddNewMsg of 256 messages, then a DelMsg of as many. An operation is a message of a request.
 fn pairs(rounds: u64) -> u64 {
     let (mut subject, mut window) = busy();
     for _ in 0..rounds {
@@ -85,12 +85,12 @@ fn pairs(rounds: u64) -> u64 {
     2 * batch_operations(rounds)
 }
 
-/// Bursts of 256 requests of one message each, AddNewMsgs and DelMsgs in turn. An operation is a request.
+/// Request batches of 256 requests with one message each, AddNewMsg and DelMsg in turn. An operation is a request.
 fn single(rounds: u64) -> u64 {
     singly(rounds, Order::InTurn)
 }
 
-/// The same in an order that no processor guesses: which of the two comes next is drawn.
+/// The same in random order, which no branch predictor guesses.
 fn mixed(rounds: u64) -> u64 {
     singly(rounds, Order::Mixed)
 }
@@ -104,7 +104,7 @@ fn singly(rounds: u64, order: Order) -> u64 {
     2 * batch_operations(rounds)
 }
 
-/// AddNewMsgs and DelMsgs of one message each, as drawn, read into a request batch. An operation is a frame.
+/// Decodes frames of one message each, at random AddNewMsg or DelMsg, into a request batch. An operation is a frame.
 fn decode(rounds: u64) -> u64 {
     let bytes = wire::mixed_frames(&random_messages(wire::MIXED, 1));
     let mut batch = RequestBatch::default();
@@ -116,7 +116,7 @@ fn decode(rounds: u64) -> u64 {
     rounds * wire::MIXED as u64
 }
 
-/// The answers to requests of one message each, AddNewMsgs and DelMsgs as drawn. An operation is an answer.
+/// Encodes answers to requests of one message each, at random AddNewMsg or DelMsg. An operation is an answer.
 fn encode(rounds: u64) -> u64 {
     let batch = wire::answered(wire::MIXED, 1);
     let mut out = BytesMut::new();
@@ -127,8 +127,8 @@ fn encode(rounds: u64) -> u64 {
     rounds * wire::MIXED as u64
 }
 
-/// Each tick of a revolution times out as a whole: a round is a tick, and it takes two revolutions and two ticks until
-/// the last is decided, listed, published and forgotten. An operation is a message that timed out.
+/// All messages of each tick time out. A round is a tick. After two revolutions and two ticks the last one is expired,
+/// published and forgotten. An operation is a message that timed out.
 fn expire(rounds: u64) -> u64 {
     let mut subject = Subject::new();
     let messages = random_messages(usize::from(SLOTS) * OF_TICK, 1);

@@ -1,14 +1,15 @@
 //! Measures the ring in memory with whole request batches, as a session submits them: `cargo bench --bench ring`.
 //!
-//! - `100k in flight`, `1M …`, `10M …`: adds, dels, both in turn (`pair`) and re-arms, in request batches of 256 messages with
-//!   random keys of 16 bytes, first in, first out. Next to them the same keys go into a bare `HashMap` and out of it
-//!   (`HashMap pair`), one at a time, without locks and ticks. The throughput is that of messages asked for.
-//! - `single`: the same in request batches of requests of one message, adds and dels in turn, and in an order that no processor
-//!   guesses.
-//! - `decide`: from the advance to the last batch in the outbox, of a tick most of whose messages were acknowledged
-//!   at the last moment. The throughput is that of messages added, since the places of all of them are looked at.
+//! - `100k in flight`, `1M …`, `10M …`: adds, dels, both in turn (`pair`) and re-arms. Request batches have 256
+//!   messages with random keys of 16 bytes, first in, first out. `HashMap pair` inserts the same keys into a plain
+//!   `HashMap` and removes them, one at a time, without locks and ticks. The throughput counts the messages of
+//!   requests.
+//! - `single`: the same in requests of one message, with adds and dels in turn, and in random order.
+//! - `expire`: the time from the advance to the last batch in the outbox, for a tick whose messages were mostly
+//!   acknowledged at the last moment. The throughput counts the added messages, since the scan passes the entries of
+//!   all of them.
 //!
-//! With `--test` everything is done once, and 100k in flight is the most.
+//! With `--test` everything runs once, with at most 100k in flight.
 
 #[path = "support/messages.rs"]
 mod messages;
@@ -31,10 +32,10 @@ use rand::seq::SliceRandom;
 use crate::messages::random_messages;
 use crate::wheel::{BATCH, SLOTS, Subject, Window};
 
-/// What a map would have to keep of a message: its deadline, the time of its add, its attempt.
-type Kept = (u16, u32, u8);
+/// The data of a message in a map: its deadline, the time of its add, its attempt.
+type MapEntry = (u16, u32, u8);
 
-type Yardstick = HashMap<Message, Kept, foldhash::quality::RandomState>;
+type MessageMap = HashMap<Message, MapEntry, foldhash::quality::RandomState>;
 
 /// A ring with many messages in flight.
 struct Busy {
@@ -49,7 +50,7 @@ impl Busy {
         Busy { subject, window }
     }
 
-    /// Adds a request batch and acknowledges another; returns how long each took.
+    /// Adds a request batch and acknowledges another. Returns the time of each.
     fn pair(&mut self) -> (Duration, Duration) {
         let (entering, leaving) = self.window.step();
         let start = Instant::now();
@@ -60,7 +61,7 @@ impl Busy {
     }
 }
 
-/// How long it takes to do something so often, where only a part of it counts.
+/// The sum of the times that `once` returns.
 fn timed(iterations: u64, mut once: impl FnMut() -> Duration) -> Duration {
     (0..iterations).map(|_| once()).sum()
 }
@@ -78,12 +79,12 @@ fn requests(criterion: &mut Criterion) {
         group.sample_size(20).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
         group.throughput(Throughput::Elements(BATCH as u64));
         ring(&mut group, in_flight);
-        yardstick(&mut group, in_flight);
+        hash_map(&mut group, in_flight);
         group.finish();
     }
 }
 
-/// All on one ring, which is built when the first of them runs: most of the time goes into that.
+/// All benchmarks use one ring, which the first of them builds, because building it takes the most time.
 fn ring(group: &mut BenchmarkGroup<'_, WallTime>, in_flight: usize) {
     let mut built = None;
     group.bench_function("add", |bencher| {
@@ -108,7 +109,7 @@ fn ring(group: &mut BenchmarkGroup<'_, WallTime>, in_flight: usize) {
             })
         });
     });
-    // The two in turn count one message once for each, as the other figures do.
+    // Each message counts twice: for its add and for its del.
     group.throughput(Throughput::Elements(2 * BATCH as u64));
     group.bench_function("pair", |bencher| {
         let busy = built.get_or_insert_with(|| Busy::new(in_flight));
@@ -125,16 +126,16 @@ fn ring(group: &mut BenchmarkGroup<'_, WallTime>, in_flight: usize) {
     }
 }
 
-/// The same keys in a map, without a lock and without a tick.
-fn yardstick(group: &mut BenchmarkGroup<'_, WallTime>, in_flight: usize) {
+/// The same keys in a map, without locks and ticks.
+fn hash_map(group: &mut BenchmarkGroup<'_, WallTime>, in_flight: usize) {
     group.bench_function("HashMap pair", |bencher| {
         let mut window = Window::new(in_flight);
-        let kept = (SLOTS, 0, 1);
-        let mut map: Yardstick = window.inside().iter().map(|message| (*message, kept)).collect();
+        let entry = (SLOTS, 0, 1);
+        let mut map: MessageMap = window.inside().iter().map(|message| (*message, entry)).collect();
         bencher.iter(|| {
             let (entering, leaving) = window.step();
             for message in entering {
-                map.insert(*message, black_box(kept));
+                map.insert(*message, black_box(entry));
             }
             for message in leaving {
                 black_box(map.remove(message).expect("it was inserted"));
@@ -143,8 +144,8 @@ fn yardstick(group: &mut BenchmarkGroup<'_, WallTime>, in_flight: usize) {
     });
 }
 
-fn decide(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("decide");
+fn expire(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("expire");
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
     group.measurement_time(Duration::from_secs(1)).warm_up_time(Duration::from_millis(1));
     for (name, added, left) in
@@ -159,8 +160,8 @@ fn decide(criterion: &mut Criterion) {
                 timed(iterations, || {
                     let mut subject = Subject::new();
                     subject.add(&messages, 1, Outcome::Added);
-                    // It closes, and what lies in it is acknowledged after that: between two ticks the table would
-                    // give back the memory of what has gone, and there would be less to look at.
+                    // The messages are acknowledged when the tick is closing. Before that, the table would reclaim
+                    // their memory between two ticks, and the scan would be shorter.
                     subject.advance();
                     while subject.publish_expired().is_some() {}
                     subject.del(&shuffled[left..]);
@@ -180,8 +181,8 @@ fn decide(criterion: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    // Plots and many resamples would take longer than what they show.
+    // Plots and many resamples take long and show little.
     config = Criterion::default().without_plots().nresamples(10_000);
-    targets = requests, decide
+    targets = requests, expire
 }
 criterion_main!(benches);

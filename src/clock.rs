@@ -1,4 +1,4 @@
-//! The time that passes: the one place where this process reads a clock.
+//! The clock of the process: the only place that reads the time.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -7,48 +7,48 @@ use parking_lot::RwLock;
 use crate::core::stall_aware_clock::StallAwareClock;
 use crate::core::store::Moment;
 
-/// A monotonic clock that also tells how long the process was alive.
+/// A monotonic clock, with a second reading that does not count stalls of the process.
 ///
-/// It follows tokio's clock, so a paused runtime pauses it too.
+/// It follows the clock of tokio, so a paused runtime pauses it too.
 #[derive(Debug)]
 pub struct Clock {
-    alive: RwLock<StallAwareClock>,
+    stall_aware: RwLock<StallAwareClock>,
 }
 
 impl Clock {
     /// A clock that starts now.
     #[must_use]
     pub fn start() -> Clock {
-        Clock { alive: RwLock::new(StallAwareClock::new(monotonic())) }
+        Clock { stall_aware: RwLock::new(StallAwareClock::new(monotonic())) }
     }
 
-    /// Now.
+    /// The monotonic time.
     #[must_use]
     pub fn now(&self) -> Instant {
         monotonic()
     }
 
-    /// Now, by both clocks.
+    /// The time by the monotonic clock and by the wall clock.
     #[must_use]
     pub fn moment(&self) -> Moment {
         let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Moment { now: monotonic(), unix_time }
     }
 
-    /// Now, by a clock that stood still while the process did: for judging silence.
+    /// The stall-aware time: for judging the silence of peers.
     #[must_use]
     pub fn alive(&self) -> Instant {
-        self.alive.read().at(monotonic())
+        self.stall_aware.read().at(monotonic())
     }
 
-    /// Whether the process stood still a moment ago.
+    /// Whether a stall of the process has just ended.
     pub fn is_waking(&self) -> bool {
-        self.alive.read().is_waking(monotonic())
+        self.stall_aware.read().is_waking(monotonic())
     }
 
-    /// Notes that the process runs; returns for how long it did not since the last beat.
+    /// Records that the process runs. Returns how long it was stalled since the last beat.
     pub fn beat(&self) -> Duration {
-        self.alive.write().beat(monotonic())
+        self.stall_aware.write().beat(monotonic())
     }
 }
 

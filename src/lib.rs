@@ -1,45 +1,54 @@
 //! ackwheel: an ack-timeout tracker for IM servers, as a sidecar and as a client library.
 //!
-//! A logic node adds a message before it pushes it to a phone and deletes it when the phone's Ack arrives.
-//! What is still in flight after the ack timeout comes back in a timeout batch: that client is offline.
+//! A logic node adds a message before it pushes it to a phone, and deletes it when the Ack of the phone arrives. A
+//! message that is still in flight after its ack timeout is delivered in a timeout batch: its client is probably
+//! offline.
 //!
 //! # The tour
 //!
 //! ```text
-//!        logic nodes                                                   Prometheus, probes, people
-//!             │ AddNewMsg, DelMsg, Subscribe, BatchAck                             │ HTTP
-//!             ▼                                                                    ▼
-//!   ┌──── protocol ────┐                                                      ┌─ admin ─┐
-//!   │     server       │◀── batches ── delivery ◀─ take, settle ─┐            │ metrics │
-//!   └───────┬──────────┘                  (core::dispatch)       │            └────┬────┘
-//!           │ add_new_msg, del_msg                               │                 │ status
-//!           ▼                                                    │                 │
-//!   ┌───────────────────────── a store: memory, … ───────────────┴─────────────────▼────┐
-//!   │  ring  ── what is decided ──▶  expire ── batches ──▶  outbox            lease      │
-//!   └────▲───────────────────────────────▲──────────────────────────────────────▲───────┘
-//!        └────────── advance ────────────┴────────── ticker ──────── tend ──────┘
-//!                                                      ▲
-//!                                                    clock (the one place that reads time)
+//!        logic nodes                                               Prometheus, probes, browsers
+//!             │ AddNewMsg, DelMsg, Subscribe, BatchAck                        │ HTTP
+//!             ▼                                                               ▼
+//!   ┌──── protocol ────┐                                                 ┌─ admin ─┐
+//!   │     server       │◀── batches ── delivery ◀─ take, settle ─┐       │ metrics │
+//!   └────────┬─────────┘                  (core::dispatch)       │       └────┬────┘
+//!            │ submit                                            │            │ status
+//!            ▼                                                   │            │
+//!   ┌───────────────────── a store: memory or redis ─────────────┴────────────▼────────┐
+//!   │  ring ── expired messages ──▶ batches ──▶ outbox                       lease      │
+//!   └────▲──────────────────────────────▲─────────────────────────────────────▲────────┘
+//!        └── advance ───────────────────┴── publish ── ticker ──── maintain ───┘
+//!                                                        ▲
+//!                                                      clock (the only place that reads the time)
 //! ```
 //!
-//! | module | what it is for |
+//! | module | content |
 //! |---|---|
-//! | [`core`] | what a wheel, a message, a batch and a group are; contracts of the stores; no I/O, no clock |
-//! | [`memory`] | the store that lives in the process |
+//! | [`core`] | ticks, messages, batches, groups, and the contracts of a store; no I/O, no clock |
+//! | [`memory`] | the store in the memory of the process |
+//! | [`redis`] | the store in Redis, shared by all sidecars |
 //! | [`protocol`] | frames and their bytes; docs/PROTOCOL.md specifies them |
-//! | [`client`] | what a logic node in Rust links; compiles alone with the feature `client` |
-//! | [`clock`] | the only place that reads a clock |
-//! | [`ticker`] | moves time: the only caller of advance; with the read barrier and the precise timer |
-//! | [`delivery`] | from the outbox to subscribers |
-//! | [`server`], [`admin`] | the two doors: framed TCP for logic nodes, HTTP for metrics and probes |
-//! | [`metrics`] | every metric, once |
-//! | [`bench`] | `ackwheel bench`: load over the real protocol, every answer checked |
-//! | [`process`] | panics, threads with a runtime of their own, systemd |
-//! | [`logging`] | limits repeated log lines; no thread waits for the reader of stderr |
-//! | [`config`], [`app`], [`cli`] | settings become a running sidecar; the verbs of the command line |
+//! | [`client`] | the client library for logic nodes in Rust; compiles alone with the feature `client` |
+//! | [`clock`] | the only place that reads the time |
+//! | [`ticker`] | moves the pointer of a ring; read barrier and precise timer |
+//! | [`delivery`] | delivers batches from the outbox to subscribers |
+//! | [`server`] | framed TCP and Unix sockets for logic nodes |
+//! | [`admin`] | HTTP for metrics, probes and the status page |
+//! | [`metrics`] | all Prometheus metrics |
+//! | [`mod@bench`] | `ackwheel bench`: load over the real protocol, with every answer checked |
+//! | [`process`] | panics, threads with their own runtime, systemd |
+//! | [`logging`] | limits repeated log lines, and never blocks on stderr |
+//! | [`config`] | flags, environment and configuration file |
+//! | [`app`] | builds a running sidecar from the settings |
+//! | [`cli`] | the subcommands of the command line |
 //!
-//! To read it in an afternoon: [`core::tick`], [`core::ring`], `memory/ring.rs`, [`core::dispatch`],
-//! [`ticker`], `server/session.rs`. docs/ARCHITECTURE.md says where to change what.
+//! For an overview, read [`core::tick`], [`core::ring`], `memory/ring.rs`, `core/dispatch.rs`, [`ticker`] and
+//! `server/session.rs`. docs/ARCHITECTURE.md says where to change what.
+
+// Unit tests share code of tests/, which names the library.
+#[cfg(test)]
+extern crate self as ackwheel;
 
 #[cfg(feature = "sidecar")]
 pub mod admin;

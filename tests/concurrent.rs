@@ -16,12 +16,13 @@ use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::{Outbox, Retention};
 use ackwheel::core::ring::Ring;
-use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
+
+use crate::support::single_request::{AddNewMsg, DelMsg, SingleRequest};
 
 /// 1,000,000 messages in release, as the issue asks; a debug build is slower and takes fewer.
 const MESSAGES: u64 = if cfg!(debug_assertions) { 50_000 } else { 1_000_000 };

@@ -6,13 +6,13 @@ use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::Message;
 use ackwheel::core::refusal::Promise;
 use ackwheel::core::ring::Ring;
-use ackwheel::core::single_request::{AddNewMsg, SingleRequest};
 use ackwheel::core::store::{RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::{RedisOptions, RedisStore};
 
 use crate::support::frozen::{self, FrozenRedis};
 use crate::support::proxy::Proxy;
+use crate::support::single_request::{AddNewMsg, SingleRequest};
 use crate::support::{redis::Redis, wait_until};
 
 const TICK: Duration = Duration::from_secs(1);

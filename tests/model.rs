@@ -13,11 +13,12 @@ use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::Outbox;
 use ackwheel::core::ring::{Advance, Ring};
-use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
 use proptest::prelude::*;
+
+use crate::support::single_request::{AddNewMsg, DelMsg, SingleRequest};
 
 const TICK_MS: u64 = 1_000;
 const FIRST_TICK: u64 = 100;

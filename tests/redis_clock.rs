@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::Message;
 use ackwheel::core::ring::Advance;
-use ackwheel::core::single_request::{AddNewMsg, SingleRequest};
 use ackwheel::core::store::{RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::RedisOptions;
@@ -16,6 +15,7 @@ use crate::support::flow::{Flow, Plan};
 use crate::support::frozen::{self, FrozenRedis};
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
+use crate::support::single_request::{AddNewMsg, SingleRequest};
 use crate::support::{SLACK, sleep_until};
 
 const FLAGS: [&str; 4] = ["--tick", "1s", "--slots", "5"];

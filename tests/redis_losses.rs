@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use ackwheel::core::message::Message;
 use ackwheel::core::outbox::{Dropped, Opening, Outbox, Retention};
 use ackwheel::core::ring::Advance;
-use ackwheel::core::single_request::{AddNewMsg, SingleRequest};
 use ackwheel::core::store::{RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::RedisOptions;
@@ -20,6 +19,7 @@ use crate::support::proxy::Proxy;
 use crate::support::raw::Raw;
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
+use crate::support::single_request::{AddNewMsg, SingleRequest};
 use crate::support::wait_until;
 
 const TICK: Duration = Duration::from_millis(200);

@@ -15,13 +15,14 @@ use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
 use ackwheel::core::outbox::{Dropped, Opening, Outbox, Start};
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::{AddNewMsgAnswer, Advance, Ring};
-use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::store::RingParts;
 
 use mounts::{Memory, Mount, RETENTION_TICKS, Redis};
 
 use AddOutcome::{Added, Rearmed};
 use DelOutcome::{Acked, Late, Unknown, Withdrawn};
+
+use crate::support::single_request::{AddNewMsg, DelMsg, SingleRequest};
 
 const SLOTS: u16 = 5;
 const TICK: Duration = Duration::from_secs(1);

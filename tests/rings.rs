@@ -1,6 +1,7 @@
 //! Several rings as one: frames are split and answered in their order, and a part that was refused is told.
 
 use std::collections::BTreeSet;
+use std::future::poll_fn;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,10 +18,11 @@ use ackwheel::core::refusal::{Promise, Reason, Refusal};
 use ackwheel::core::request_batch::RequestBatch;
 use ackwheel::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::rings::{Rings, ring_of};
-use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOptions, MemoryStore};
+
+use crate::support::single_request::{AddNewMsg, Completed, DelMsg, SingleRequest};
 
 const COUNT: u16 = 3;
 const TICK: Duration = Duration::from_secs(1);
@@ -46,6 +48,27 @@ fn of_ring(ring: u16, count: usize) -> Vec<Message> {
     (0..).map(Message::from).filter(|message| ring_of(*message, COUNT) == ring).take(count).collect()
 }
 
+/// All rings, behind a requester for each request.
+struct AllRings(Rings);
+
+impl AllRings {
+    fn new(parts: &[RingParts]) -> AllRings {
+        AllRings(Rings::new(parts))
+    }
+}
+
+impl SingleRequest for AllRings {
+    fn submit_single(&self, mut batch: RequestBatch, now: Instant) -> Completed {
+        let mut requester = self.0.requester();
+        assert_eq!(requester.submit(&mut batch, now), Submitted::Pending, "several rings complete in `poll`");
+        Box::pin(async move {
+            let mut completed = RequestBatch::default();
+            poll_fn(|context| requester.poll(context, &mut completed)).await;
+            completed
+        })
+    }
+}
+
 fn add(messages: &[Message]) -> AddNewMsg<'_> {
     AddNewMsg { messages, ack_timeout_ticks: 2, attempt: 1 }
 }
@@ -69,7 +92,7 @@ async fn turn(seats: &[RingParts], now: &mut Instant) {
 async fn a_frame_is_split_by_ring_and_answered_in_its_order() {
     let now = Instant::now();
     let seats = seats(now, 1_000);
-    let rings = Rings::new(&seats);
+    let rings = AllRings::new(&seats);
     let messages: Vec<Message> = (0..100).map(|id| Message::new(id, id % 7)).collect();
     let answer = rings.add_new_msg(add(&messages), now).await.unwrap();
     assert_eq!(answer.outcomes, [AddOutcome::Added; 100]);
@@ -112,7 +135,7 @@ async fn the_deadline_is_the_latest_of_the_rings() {
     seats[1].ring.advance(now + TICK).await.unwrap();
     let ahead = seats[1].ring.add_new_msg(add(&of_ring(1, 1)), now + TICK).await.unwrap().deadline;
     let both = [of_ring(0, 1), of_ring(1, 2)].concat();
-    let answer = Rings::new(&seats).add_new_msg(add(&both), now + TICK).await.unwrap();
+    let answer = AllRings::new(&seats).add_new_msg(add(&both), now + TICK).await.unwrap();
     assert_eq!(answer.deadline, ahead);
     assert_eq!(answer.outcomes, [AddOutcome::Added, AddOutcome::Rearmed, AddOutcome::Added]);
 }
@@ -121,7 +144,7 @@ async fn the_deadline_is_the_latest_of_the_rings() {
 async fn a_part_refused_makes_the_outcome_unknown_and_a_refusal_of_all_is_passed_on() {
     let now = Instant::now();
     let seats = seats(now, 3);
-    let rings = Rings::new(&seats);
+    let rings = AllRings::new(&seats);
     let part = [of_ring(0, 2), of_ring(1, 4)].concat();
     let refusal = rings.add_new_msg(add(&part), now).await.unwrap_err();
     assert_eq!(refusal.reason, Reason::StoreSilent);
@@ -193,7 +216,7 @@ async fn all_rings_are_asked_in_the_call_and_awaited_together() {
     for seat in &mut seats {
         seat.ring = Arc::new(Slow { ring: Arc::clone(&seat.ring), asked: Arc::clone(&asked) });
     }
-    let rings = Rings::new(&seats);
+    let rings = AllRings::new(&seats);
     let messages: Vec<Message> = (0..50).map(Message::from).collect();
     let added = rings.add_new_msg(add(&messages), now);
     assert_eq!(asked.load(Ordering::Relaxed), 3, "before anyone awaits");
@@ -206,7 +229,7 @@ async fn all_rings_are_asked_in_the_call_and_awaited_together() {
 async fn batches_of_all_rings_are_taken_in_turns_within_the_window() {
     let mut now = Instant::now();
     let seats = seats(now, 1_000);
-    let (rings, outbox) = (Rings::new(&seats), Outboxes::of(&seats));
+    let (rings, outbox) = (AllRings::new(&seats), Outboxes::of(&seats));
     let told = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&told);
     outbox.on_news(Box::new(move || {
@@ -302,7 +325,7 @@ impl Outbox for Away {
 async fn seats_with_batches(now: &mut Instant) -> Vec<RingParts> {
     let seats = seats(*now, 1_000);
     let messages: Vec<Message> = (0..30).map(Message::from).collect();
-    Rings::new(&seats).add_new_msg(add(&messages), *now).await.unwrap();
+    AllRings::new(&seats).add_new_msg(add(&messages), *now).await.unwrap();
     turn(&seats, now).await;
     seats
 }

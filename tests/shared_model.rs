@@ -16,7 +16,6 @@ use ackwheel::core::lease::Leadership;
 use ackwheel::core::message::Message;
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::Advance;
-use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
 use ackwheel::core::store::{RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::{RedisOptions, RedisStore};
@@ -26,6 +25,7 @@ use proptest::test_runner::TestRunner;
 use self::model::Model;
 use crate::support::frozen::{self, FrozenRedis};
 use crate::support::proxy::Proxy;
+use crate::support::single_request::{AddNewMsg, DelMsg, SingleRequest};
 
 const TICK_MS: u64 = 1_000;
 const TICK: Duration = Duration::from_millis(TICK_MS);
@@ -374,7 +374,7 @@ fn several_stores_on_one_ring_answer_as_the_model() {
 #[test]
 fn every_tick_is_counted_whatever_answer_about_it_is_lost() {
     let (runtime, mut time) = stage();
-    let message = |id: u64| Message::from((id, 0));
+    let message = |id: u64| Message::from(id);
     let mut steps = vec![Step::Lead { store: 0 }];
     for round in 0..4 {
         let messages = (10 * round..10 * round + 5).map(message).collect();

@@ -173,7 +173,7 @@ fn a_pause_that_the_wheel_outlives_is_no_reason_to_restart() {
     assert_eq!(sidecar.status().rings[0].in_flight, 1, "the wheel lives on");
     sidecar.terminate();
     let log = sidecar.log().whole();
-    assert_names(&log, &["this process stood still"]);
+    assert_names(&log, &["this process was stalled"]);
     assert!(!log.contains("will restart this process"), "{log}");
 }
 

@@ -1,10 +1,10 @@
-//! Messages whose ids say nothing about each other, the same in every run.
+//! Random messages, the same in every run.
 
 use ackwheel::core::message::Message;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// So many messages of 16 random bytes each.
+/// `count` messages of 16 random bytes each.
 pub fn random_messages(count: usize, seed: u64) -> Vec<Message> {
     let mut random = SmallRng::seed_from_u64(seed);
     (0..count).map(|_| Message::new(random.next_u64(), random.next_u64())).collect()

@@ -1,4 +1,4 @@
-//! A ring in memory, asked as a session asks it: with whole request batches.
+//! A ring in memory that gets whole request batches, as from a session.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use rand::{Rng, SeedableRng};
 
 use crate::messages::random_messages;
 
-/// Messages of a request batch, and the most in one request.
+/// Messages of a request batch, and the most of one request.
 pub const BATCH: usize = 256;
 
-/// Slots of the wheel, and the ack timeout of whatever is not to time out.
+/// Slots of the wheel, and the ack timeout of messages that should not time out.
 pub const SLOTS: u16 = 15;
 
 const TICK: Duration = Duration::from_secs(1);
 
-/// Messages that are not in flight at a time, for each that is added next to come from.
+/// Number of messages outside of the window, of which the next ones are added.
 const SPARE: usize = 64 * BATCH;
 
-/// A ring, the batch that is used again for each read, and a time that moves when it is told to.
+/// A ring, a batch that is reused, and a clock that moves on demand.
 pub struct Subject {
     ring: MemoryRing,
     now: Instant,
@@ -60,8 +60,8 @@ impl Subject {
         }
     }
 
-    /// Does what was pushed into the batch, and clears it. Every message must have one of these outcomes: work that
-    /// was not done would look fast.
+    /// Submits the batch and clears it. Every message must have one of the expected outcomes, since work that was not
+    /// done would look fast.
     pub fn submit(&mut self, expected: &[Outcome]) {
         let submitted = self.ring.submit(&mut self.batch, ConnectionId::default(), &self.completions, self.now);
         assert_eq!(submitted, Submitted::Completed);
@@ -70,7 +70,7 @@ impl Subject {
         self.batch.clear(usize::MAX);
     }
 
-    /// Adds messages that must all have the same outcome, a request batch of one request for each 256.
+    /// Adds messages that must all have the same outcome, in request batches of one request with up to 256 messages.
     pub fn add(&mut self, messages: &[Message], ack_timeout_ticks: u16, expected: Outcome) {
         for messages in messages.chunks(BATCH) {
             self.batch.push(1, Operation::Add { ack_timeout_ticks, attempt: 1 }, messages.iter().copied());
@@ -78,7 +78,7 @@ impl Subject {
         }
     }
 
-    /// Acknowledges messages in flight, a request batch of one request for each 256.
+    /// Acknowledges messages in flight, in request batches of one request with up to 256 messages.
     pub fn del(&mut self, messages: &[Message]) {
         for messages in messages.chunks(BATCH) {
             self.batch.push(2, Operation::Del { withdraw: false }, messages.iter().copied());
@@ -86,13 +86,13 @@ impl Subject {
         }
     }
 
-    /// Adds messages and acknowledges as many, in request batches of 256 requests of one message each.
+    /// Adds messages and acknowledges as many, in request batches of 256 requests with one message each.
     pub fn singly(&mut self, entering: &[Message], leaving: &[Message], order: Order) {
-        const ASKS: [Operation; 2] =
+        const OPERATIONS: [Operation; 2] =
             [Operation::Add { ack_timeout_ticks: SLOTS, attempt: 1 }, Operation::Del { withdraw: false }];
         for (entering, leaving) in entering.chunks(BATCH / 2).zip(leaving.chunks(BATCH / 2)) {
             let messages = [entering, leaving].concat();
-            // Where the next of each kind lies, and where they end.
+            // The index of the next message of each kind, and the end of each kind.
             let (mut next, ends) = ([0, entering.len()], [entering.len(), messages.len()]);
             for number in 0..messages.len() {
                 let wanted = match order {
@@ -100,53 +100,52 @@ impl Subject {
                     Order::Mixed => self.random.next_u64() >> 63 == 1,
                 };
                 let wanted = usize::from(wanted).max(usize::from(next[0] == ends[0]));
-                // Not known to be one of two, so that there is no branch, which would be counted too.
+                // Hides from the compiler that it is 0 or 1. Otherwise it makes a branch, which would be counted.
                 let kind = black_box(wanted.min(usize::from(next[1] < ends[1])));
-                self.batch.push_single(1, ASKS[kind], messages[next[kind]]);
+                self.batch.push_single(1, OPERATIONS[kind], messages[next[kind]]);
                 next[kind] += 1;
             }
             self.submit(&[Outcome::Added, Outcome::Acked]);
         }
     }
 
-    /// Moves the pointer once: the tick that it leaves is decided.
+    /// Moves the pointer once. The tick that it leaves expires.
     pub fn advance(&mut self) {
         self.now += TICK;
         let advance = self.ring.advance(self.now).now_or_never();
         assert!(matches!(advance, Some(Ok(Advance::Moved { .. }))), "the pointer did not move");
     }
 
-    /// Does the next step with what is decided: towards the outbox, then out of memory. Returns how many messages were
-    /// published, or nothing if there is no more to do.
+    /// Does the next step of expiry. Returns how many messages it published; `None` if no work is left.
     pub fn publish_expired(&mut self) -> Option<u64> {
         let expired = self.ring.publish_expired(self.now).now_or_never().expect("memory answers at once");
-        let expired = expired.expect("memory is not away");
+        let expired = expired.expect("memory refuses nothing");
         expired.more.then(|| expired.published.map_or(0, |batch| batch.messages))
     }
 }
 
-/// A window that moves over a circle of messages: those in it are in flight, first in, first out.
+/// A window that moves over a circle of messages. The messages in the window are in flight.
 pub struct Window {
     messages: Vec<Message>,
-    /// Where the next batch to leave the window begins.
+    /// The index of the next batch to leave the window.
     oldest: usize,
-    /// Where the next batch to enter it begins.
+    /// The index of the next batch to enter it.
     newest: usize,
 }
 
 impl Window {
-    /// A window over at least so many messages, in whole batches.
+    /// A window of at least `in_flight` messages, in whole batches.
     pub fn new(in_flight: usize) -> Window {
         let in_flight = in_flight.next_multiple_of(BATCH);
         Window { messages: random_messages(in_flight + SPARE, 1), oldest: 0, newest: in_flight }
     }
 
-    /// What is in flight before the window moves for the first time.
+    /// The messages in flight before the window moves for the first time.
     pub fn inside(&self) -> &[Message] {
         &self.messages[..self.newest]
     }
 
-    /// Moves on by a batch; returns the messages that are to be added, and those to be acknowledged.
+    /// Moves by a batch. Returns the messages to add and those to acknowledge.
     pub fn step(&mut self) -> (&[Message], &[Message]) {
         let (entering, leaving) = (self.newest, self.oldest);
         self.newest = (entering + BATCH) % self.messages.len();

@@ -1,4 +1,4 @@
-//! What clients send and a session answers, as bytes and as what becomes bytes.
+//! Requests of clients as bytes, and completed request batches to encode.
 
 use ackwheel::core::message::Message;
 use ackwheel::core::request_batch::{Operation, Outcome, RequestBatch};
@@ -10,21 +10,21 @@ use rand::{Rng, SeedableRng};
 
 use crate::messages::random_messages;
 
-/// Frames whose kind is drawn: more than a processor learns by heart.
+/// Number of frames whose kind is random: more than a branch predictor remembers.
 pub const MIXED: usize = 4_096;
 
-fn draws() -> impl FnMut() -> bool {
+fn random_bools() -> impl FnMut() -> bool {
     let mut random = SmallRng::seed_from_u64(7);
     move || random.next_u64() >> 63 == 1
 }
 
-/// The bytes of AddNewMsg frames with so many messages each.
+/// The bytes of AddNewMsg frames with `per_frame` messages each.
 pub fn add_frames(messages: &[Message], per_frame: usize) -> BytesMut {
     let body = |messages| Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks: 0, attempt: 1 });
     frames(messages, per_frame, body)
 }
 
-/// The bytes of DelMsg frames with so many messages each.
+/// The bytes of DelMsg frames with `per_frame` messages each.
 pub fn del_frames(messages: &[Message], per_frame: usize) -> BytesMut {
     frames(messages, per_frame, |messages| Body::DelMsg(DelMsg { messages, withdraw: false }))
 }
@@ -37,23 +37,22 @@ fn frames(messages: &[Message], per_frame: usize, body: impl Fn(Vec<Message>) ->
     bytes
 }
 
-/// The bytes of AddNewMsg and DelMsg frames with one message each; which of the two is drawn for each, so that no
-/// processor guesses it.
+/// The bytes of frames with one message each, at random AddNewMsg or DelMsg, so that no branch predictor guesses them.
 pub fn mixed_frames(messages: &[Message]) -> BytesMut {
-    let mut draws = draws();
+    let mut random_bool = random_bools();
     let mut bytes = BytesMut::new();
     for message in messages.chunks(1) {
-        bytes.unsplit(if draws() { add_frames(message, 1) } else { del_frames(message, 1) });
+        bytes.unsplit(if random_bool() { add_frames(message, 1) } else { del_frames(message, 1) });
     }
     bytes
 }
 
-/// AddNewMsgs and DelMsgs, as drawn, with so many messages each, done as if by a ring.
+/// A completed batch of requests with `per_request` messages each, at random AddNewMsg or DelMsg.
 pub fn answered(requests: usize, per_request: usize) -> RequestBatch {
-    let mut draws = draws();
+    let mut random_bool = random_bools();
     let mut batch = RequestBatch::default();
     for (correlation, messages) in (1..).zip(random_messages(requests * per_request, 1).chunks(per_request)) {
-        let operation = if draws() {
+        let operation = if random_bool() {
             Operation::Add { ack_timeout_ticks: 15, attempt: 1 }
         } else {
             Operation::Del { withdraw: false }

@@ -29,6 +29,9 @@ mod runs;
 mod scripts;
 mod shared;
 mod sidecar;
+#[cfg(test)]
+#[path = "../../tests/support/single_request.rs"]
+mod single_request;
 mod wire;
 
 use std::io::{Write, stdout};

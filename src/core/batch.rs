@@ -1,4 +1,4 @@
-//! Timeout batches: what of one decided tick is handed to subscribers.
+//! Timeout batches: the messages of one expired tick, as subscribers get them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use std::time::Duration;
 use super::message::Message;
 use super::tick::Tick;
 
-/// The most messages in one batch; larger ticks are cut.
+/// The most messages in one batch. A larger tick becomes several batches.
 pub const MAX_BATCH_MESSAGES: usize = 4_096;
 
-/// The name of a batch. It never repeats, across restarts either, so a duplicate is recognisable.
+/// The id of a batch. It is never reused, not even after a restart, so a consumer recognises a duplicate.
 ///
-/// Ids order as their batches are handed out: earlier ticks first.
+/// Ids sort in the order of delivery: earlier ticks first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId {
-    /// The tick that was decided.
+    /// The tick that expired.
     pub tick: Tick,
-    /// The epoch of the leader that decided it: it grows with every leader, and begins at a time in ms.
+    /// The epoch of the leader that expired it. It grows with every leader, and starts at a time in ms.
     pub epoch: u64,
     /// The ring that the tick belongs to.
     pub ring: u16,
@@ -25,32 +25,33 @@ pub struct BatchId {
     pub seq: u32,
 }
 
-/// `ring-epoch-tick-seq`: as logs print it.
+/// `ring-epoch-tick-seq`, as in logs.
 impl fmt::Display for BatchId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}-{}-{}", self.ring, self.epoch, self.tick, self.seq)
     }
 }
 
-/// A message that nobody acknowledged.
+/// A message that was not acknowledged in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TimedOut {
     /// The message.
     pub message: Message,
-    /// The attempt it was added with.
+    /// The attempt that its AddNewMsg stated.
     pub attempt: u8,
 }
 
-/// What is said of a decided tick in each of its batches.
+/// The counts and flags of an expired tick. Each of its batches carries them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TickCounts {
-    /// Messages whose final deadline was this tick: those acknowledged and those timed out.
+    /// Messages whose last deadline was this tick: acknowledged plus timed out.
     pub added: u64,
-    /// Messages of this tick that were acknowledged before it was decided.
+    /// Messages of this tick that were acknowledged before it expired.
     pub acked: u64,
-    /// Whether so many timed out that a fault on our side is likelier than that many dead clients.
+    /// Whether so many messages timed out that a fault on the server side is more likely than that many offline
+    /// clients.
     pub storm: bool,
-    /// Whether the messages are handed out before their time, because the sidecar goes.
+    /// Whether the messages are delivered before their deadline, because the sidecar drains.
     pub drained: bool,
 }
 
@@ -62,12 +63,12 @@ impl TickCounts {
     }
 }
 
-/// When a tick is a storm.
+/// The limits at which a tick counts as a storm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StormRule {
     /// The fewest timed-out messages that make a storm.
     pub min: u64,
-    /// The least share of the tick's messages that timed out, 0 to 1.
+    /// The least share of timed-out messages among those of the tick, 0 to 1.
     pub share: f64,
 }
 
@@ -78,7 +79,7 @@ impl Default for StormRule {
 }
 
 impl StormRule {
-    /// Counts a tick of which `acked` were acknowledged and `timed_out` were not.
+    /// The counts of a tick with `acked` acknowledged and `timed_out` other messages.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
     pub fn count(self, acked: u64, timed_out: u64, drained: bool) -> TickCounts {
@@ -89,27 +90,27 @@ impl StormRule {
     }
 }
 
-/// Messages of one decided tick: the unit of delivery.
+/// Messages of one expired tick: the unit of delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimeoutBatch {
-    /// Its name.
+    /// Its id.
     pub id: BatchId,
-    /// What is said of its tick.
+    /// The counts of its tick.
     pub counts: TickCounts,
     /// Whether it is the last of its tick.
     pub last: bool,
-    /// What timed out, 1 to [`MAX_BATCH_MESSAGES`].
+    /// The messages, 1 to [`MAX_BATCH_MESSAGES`].
     pub messages: Vec<TimedOut>,
 }
 
-/// A batch on its way to a subscriber.
+/// A batch on the way to a subscriber.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     /// The batch, shared with the outbox.
     pub batch: Arc<TimeoutBatch>,
-    /// How often it was handed out to this group, this time included.
+    /// How often it was delivered to this group, this time included.
     pub delivery_count: u32,
-    /// How long ago its tick was decided.
+    /// How long ago its tick expired.
     pub age: Duration,
 }
 

@@ -1,7 +1,7 @@
-//! The completed requests of a connection: a ring puts them in, the connection takes them out.
+//! The completed requests of a connection: rings put them in, the connection takes them out.
 //!
-//! A connection has one of these for all its requests, and takes all that are there at once. However many requests a
-//! ring completes together, the connection is woken once, and nothing is allocated for a request.
+//! A connection has one [`Completions`] for all its requests and takes all completed ones at once. It is woken once for
+//! all requests that complete together, and no request needs an allocation of its own.
 
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::request_batch::RequestBatch;
 
-/// Completed requests, until their connection takes them.
+/// The completed requests that their connection has not taken yet.
 #[derive(Debug, Default)]
 pub struct Completions {
     state: Mutex<State>,
@@ -18,13 +18,13 @@ pub struct Completions {
 #[derive(Debug, Default)]
 struct State {
     completed: RequestBatch,
-    /// Wakes the connection, if it waits for the next one.
+    /// Wakes the connection, if it waits.
     waker: Option<Waker>,
 }
 
 impl Completions {
-    /// Puts completed requests in. Returns the waker of the connection: wake it once all that are completed together are
-    /// put in.
+    /// Puts completed requests in. Returns the waker of the connection. Wake it after the last `put` of requests that
+    /// complete together.
     #[must_use]
     pub fn put(&self, write: impl FnOnce(&mut RequestBatch)) -> Option<Waker> {
         let mut state = self.lock();
@@ -32,12 +32,12 @@ impl Completions {
         state.waker.take()
     }
 
-    /// Puts something in that belongs to a request that is completed later, and wakes no connection.
+    /// Puts in data of a request that completes later. Wakes no connection.
     pub fn note(&self, write: impl FnOnce(&mut RequestBatch)) {
         write(&mut self.lock().completed);
     }
 
-    /// Takes what is there, in exchange for an empty request batch. If nothing is there, the caller is woken later.
+    /// Takes all completed requests in exchange for an empty batch. If there are none, registers the waker.
     pub fn poll(&self, context: &mut Context<'_>, taken: &mut RequestBatch) -> Poll<()> {
         let mut state = self.lock();
         if state.completed.is_empty() {
@@ -46,12 +46,12 @@ impl Completions {
             }
             return Poll::Pending;
         }
-        debug_assert!(taken.is_empty(), "what was taken before is lost");
+        debug_assert!(taken.is_empty(), "the requests in it would be lost");
         mem::swap(&mut state.completed, taken);
         Poll::Ready(())
     }
 
-    /// The state is never half changed: nothing that is done under the lock panics in between.
+    /// A poisoned lock is used, since no code panics in the middle of a change.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_connection_is_woken_once_and_takes_all_that_is_there() {
+    fn a_waiting_connection_is_woken_once_and_takes_all_completed_requests() {
         let (completions, woken, mut taken) =
             (Completions::default(), Arc::new(Woken::default()), RequestBatch::default());
         let waker = Waker::from(Arc::clone(&woken));

@@ -1,6 +1,5 @@
-//! Names of groups.
+//! The names of consumer groups.
 
-use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -11,20 +10,20 @@ pub const MAX_NAME_LENGTH: usize = 64;
 /// The most groups that can exist at once, ephemeral ones included.
 pub const MAX_GROUPS: usize = 64;
 
-/// How the names of groups begin that nobody has named.
+/// The prefix of generated names.
 const MADE_UP: &str = "ephemeral-";
 
-/// Subscribers that share one copy of every timeout batch go by one such name: `[A-Za-z0-9_.-]{1,64}`.
+/// The name of a consumer group: `[A-Za-z0-9_.-]{1,64}`. Its subscribers share one copy of every timeout batch.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupName(Arc<str>);
 
-/// Text that does not name a group.
+/// The text is not a group name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a group name: use 1 to {MAX_NAME_LENGTH} of the characters A-Z a-z 0-9 _ . -")]
 pub struct GroupNameError(String);
 
 impl GroupName {
-    /// The group that exists from the first start, so that nothing is lost before the first subscriber.
+    /// The group that always exists, so that no batch is lost before the first subscriber.
     pub const DEFAULT: &str = "default";
 
     /// The name of the default group.
@@ -39,13 +38,13 @@ impl GroupName {
         &*self.0 == GroupName::DEFAULT
     }
 
-    /// The name of a group that nobody has named, which no other process makes up either.
+    /// A generated name for an ephemeral group. `process` keeps it apart from those of other processes.
     #[must_use]
     pub fn made_up(process: u32, subscriber: u64) -> GroupName {
         GroupName(Arc::from(format!("{MADE_UP}{process:08x}-{subscriber}")))
     }
 
-    /// Whether it is such a name.
+    /// Whether the name is a generated one.
     #[must_use]
     pub fn is_made_up(&self) -> bool {
         let numbers = self.0.strip_prefix(MADE_UP).and_then(|numbers| numbers.split_once('-'));
@@ -80,18 +79,12 @@ impl fmt::Display for GroupName {
     }
 }
 
-impl Borrow<str> for GroupName {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn made_up_names_can_be_told_from_given_ones() {
+    fn generated_names_are_distinguished_from_given_ones() {
         assert!(GroupName::made_up(0xa, 7).is_made_up() && GroupName::made_up(u32::MAX, u64::MAX).is_made_up());
         for given in ["default", "ephemeral", "ephemeral-audit", "ephemeral-0000000a", "ephemeral-a-7"] {
             assert!(!given.parse::<GroupName>().unwrap().is_made_up(), "{given}");

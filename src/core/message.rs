@@ -1,4 +1,4 @@
-//! Messages in flight, and how they end.
+//! Messages in flight, and the outcomes of AddNewMsg and DelMsg.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -8,18 +8,18 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MsgId(pub u64);
 
-/// Who must acknowledge a message: best a session that is never reused. 0 where none was given.
+/// The client that must acknowledge a message, ideally a session id that is never reused. 0 if none was given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Client(pub u64);
 
-/// A message in flight: the pair of what was pushed and whom it was pushed to.
+/// A message in flight: the pair of a message id and the client that it was pushed to.
 ///
-/// One `msg_id` pushed to 500 members of a group, or to three devices of one user, is as many messages.
+/// One `msg_id` pushed to 500 members of a chat, or to three devices of one user, is 500 or 3 messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Message {
-    /// What was pushed.
+    /// The id that the logic node gave it.
     pub msg_id: MsgId,
-    /// Whom it was pushed to.
+    /// The client that it was pushed to.
     pub client: Client,
 }
 
@@ -43,7 +43,7 @@ impl From<(u64, u64)> for Message {
     }
 }
 
-/// `msg_id` or `msg_id:client`: as the command line reads and prints it.
+/// `msg_id` or `msg_id:client`, as on the command line.
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.client == Client(0) {
@@ -54,12 +54,10 @@ impl fmt::Display for Message {
     }
 }
 
-/// Text that is not `ID` or `ID:CLIENT`.
+/// The text is not `ID` or `ID:CLIENT`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a message: write ID or ID:CLIENT, both whole numbers from 0 to {max}", max = u64::MAX)]
-pub struct ParseMessageError {
-    text: String,
-}
+#[error("{0:?} is not a message: write ID or ID:CLIENT, both whole numbers from 0 to {max}", max = u64::MAX)]
+pub struct ParseMessageError(String);
 
 impl FromStr for Message {
     type Err = ParseMessageError;
@@ -69,38 +67,38 @@ impl FromStr for Message {
             let (msg_id, client) = text.split_once(':').unwrap_or((text, "0"));
             Ok(Message::new(msg_id.parse()?, client.parse()?))
         };
-        parse().map_err(|_| ParseMessageError { text: text.to_owned() })
+        parse().map_err(|_| ParseMessageError(text.to_owned()))
     }
 }
 
-/// What AddNewMsg did with one message.
+/// The outcome of an AddNewMsg for one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddOutcome {
-    /// It was not in flight and now is.
+    /// It was not in flight, and now it is.
     Added,
-    /// It was in flight already: it has a new deadline and a new attempt.
+    /// It was in flight already, and got a new deadline and a new attempt.
     Rearmed,
 }
 
-/// What DelMsg found of one message.
+/// The outcome of a DelMsg for one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DelOutcome {
     /// Never added, already acknowledged, or timed out more than one revolution ago.
     Unknown,
-    /// It was in flight and is acknowledged.
+    /// It was in flight, and is now acknowledged.
     Acked,
-    /// It timed out less than one revolution ago: the client is alive after all.
+    /// It timed out less than one revolution ago.
     Late,
-    /// It was in flight and was taken back: its push had failed at once.
+    /// It was in flight, and is removed because its push failed at once.
     Withdrawn,
 }
 
 impl DelOutcome {
-    /// Every outcome, in the order of the protocol's numbers.
+    /// All outcomes, in the order of their numbers in the protocol.
     pub const ALL: [DelOutcome; 4] =
         [DelOutcome::Unknown, DelOutcome::Acked, DelOutcome::Late, DelOutcome::Withdrawn];
 
-    /// The word of the command line and of the metrics' label.
+    /// The word on the command line and in the metrics label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -1,32 +1,36 @@
-//! The pure core: what a wheel, a message, a batch and a group *are*, and what may happen to them.
+//! The pure core: ticks, messages, batches and groups, and the contracts that every store implements.
 //!
-//! Nothing in here does I/O, starts a task, or looks at a clock: `now` is always a parameter, and what
-//! happened is returned for the layer above to act on and to count. The stores ([`crate::memory`]) keep
-//! the contracts written here; the server, the delivery and the ticker know only the contracts.
+//! The core does no I/O, starts no task and reads no clock. `now` is a parameter, and effects are return values. The
+//! stores (`memory`, `redis`) implement the contracts. Server, delivery and ticker use only the contracts.
 
 pub mod batch;
 pub mod completions;
-pub mod dispatch;
+#[cfg(feature = "sidecar")]
+pub(crate) mod dispatch;
 pub mod group;
 pub mod latency_histogram;
+#[cfg(feature = "sidecar")]
 pub mod lease;
 pub mod message;
+#[cfg(feature = "sidecar")]
 pub mod outbox;
+#[cfg(feature = "sidecar")]
 pub mod outboxes;
 pub mod refusal;
 pub mod request_batch;
+#[cfg(feature = "sidecar")]
 pub mod requester;
 pub mod ring;
+#[cfg(feature = "sidecar")]
 pub mod rings;
-pub mod single_request;
+#[cfg(test)]
+#[cfg(feature = "sidecar")]
+#[path = "../../tests/support/single_request.rs"]
+pub(crate) mod single_request;
 pub mod stall_aware_clock;
+#[cfg(feature = "sidecar")]
 pub mod store;
 pub mod tick;
 pub mod tick_schedule;
 
-pub use batch::{BatchId, Delivery, TimedOut, TimeoutBatch};
-pub use group::GroupName;
 pub use message::{AddOutcome, Client, DelOutcome, Message, MsgId};
-pub use refusal::{Promise, Reason, Refusal};
-pub use ring::{AddNewMsgAnswer, DelMsgAnswer};
-pub use tick::{Slot, Tick, Wheel};

@@ -1,11 +1,11 @@
-//! The contract of an outbox: timeout batches that not every group has acknowledged.
+//! The contract of an outbox: timeout batches that not all groups have acknowledged.
 //!
 //! # Invariants
 //!
-//! 1. A batch in the outbox is, for each group, in one of three states: not yet taken, taken, settled.
-//!    Taking counts up its delivery count; releasing makes it not taken again; settling is final.
+//! 1. For each group, a batch is in one of three states: available, taken, settled. Taking it increments its delivery
+//!    count, releasing it makes it available again, settling it is final.
 //! 2. Batches are taken in the order of their ticks, released ones first.
-//! 3. A batch leaves when every group has settled it, or when retention drops it, which is counted.
+//! 3. A batch is removed once all groups have settled it, or when retention drops it. Drops are counted.
 
 use std::time::{Duration, Instant};
 
@@ -14,32 +14,32 @@ use super::group::GroupName;
 use super::refusal::Refusal;
 use super::ring::Reply;
 
-/// The most batches that are taken again at a time.
+/// The most batches of one [`Outbox::take_again`].
 pub const MOST_AGAIN: usize = 16;
 
-/// Where a new group begins to read.
+/// The position at which a new group starts to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// With the oldest batch in the outbox.
+    /// The oldest batch in the outbox.
     #[default]
     Beginning,
-    /// With the next batch published.
+    /// The next batch that is published.
     End,
 }
 
-/// How a new group is to be; one that is there stays as it is.
+/// The options of a new group. They do not change an existing group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Opening {
-    /// Where it begins to read.
+    /// The position at which it starts to read.
     pub start: Start,
-    /// Whether it goes with its last subscriber.
+    /// Whether it is deleted when its last subscriber leaves.
     pub ephemeral: bool,
 }
 
-/// The bounds of an outbox.
+/// The limits of an outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// How long a batch, or a group without a subscriber, is kept.
+    /// How long a batch is kept, and a group without a subscriber.
     pub time: Duration,
     /// The most messages in unacknowledged batches.
     pub max_ids: u64,
@@ -51,52 +51,52 @@ impl Default for Retention {
     }
 }
 
-/// What a group has not yet acknowledged.
+/// The backlog of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupBacklog {
     /// The group.
     pub group: GroupName,
     /// Batches that it has not acknowledged, taken ones included.
     pub batches: u64,
-    /// Batches that were handed out and not acknowledged.
+    /// Batches that were delivered and not acknowledged.
     pub unacked: u64,
-    /// The age of the oldest of its batches; zero without one.
+    /// The age of its oldest batch; 0 without batches.
     pub oldest: Duration,
 }
 
-/// What an outbox holds.
+/// The content of an outbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
     /// Messages in its batches; [`Retention::max_ids`] bounds them.
     pub ids: u64,
-    /// What each group has not acknowledged, ordered by name.
+    /// The backlog of each group, sorted by name.
     pub groups: Vec<GroupBacklog>,
 }
 
-/// What retention dropped.
+/// The batches and groups that retention dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Messages in batches that not every group had acknowledged.
+    /// Messages in batches that not all groups had acknowledged.
     pub ids: u64,
-    /// Those batches.
+    /// Number of those batches.
     pub batches: u64,
-    /// Groups that nobody subscribed to for too long.
+    /// Groups that had no subscriber for too long.
     pub groups: Vec<GroupName>,
 }
 
-/// What became of batches that were to be settled.
+/// The result of settling batches.
 #[derive(Debug, Default)]
 pub struct Settled {
-    /// How many of them were not settled before.
+    /// Number of batches that were not settled before.
     pub count: u64,
-    /// Those that are settled now.
+    /// The batches that are settled now.
     pub batches: Vec<BatchId>,
-    /// Why the others are not, if there are any.
+    /// Why the others are not settled, if there are others.
     pub refusal: Option<Refusal>,
 }
 
 impl Settled {
-    /// Adds what became of another part of them; why not all of that is settled.
+    /// Adds the result for another part of the batches. The error says why that part is not completely settled.
     pub(crate) fn add(&mut self, part: Result<Settled, Refusal>) -> Result<(), Refusal> {
         let part = part?;
         self.count += part.count;
@@ -105,52 +105,51 @@ impl Settled {
     }
 }
 
-/// Where timeout batches wait for their subscribers.
+/// The queue of timeout batches for all groups.
 pub trait Outbox: Send + Sync {
-    /// Makes sure that a group exists; whether it is new. Where that is refused, the group may exist in a part of the
-    /// rings: it is to be left, unless it has another subscriber here.
+    /// Creates a group if it does not exist, and returns whether it is new. After a refusal the group may exist in some
+    /// of the rings. The caller then leaves it, unless it has another subscriber here.
     fn open_group(&self, group: &GroupName, opening: Opening, now: Instant) -> Reply<bool>;
 
-    /// Notes that the last subscriber here has left: an ephemeral group is deleted, unless it has subscribers
-    /// elsewhere.
+    /// Records that the last subscriber on this sidecar has left. An ephemeral group is deleted, unless it has
+    /// subscribers on other sidecars.
     fn leave_group(&self, group: &GroupName) -> Reply<()>;
 
-    /// Deletes a group and what it has not acknowledged; whether there was one. A group with subscribers
-    /// elsewhere is refused, as in use.
+    /// Deletes a group with its backlog, and returns whether it existed. Refused if the group has subscribers on other
+    /// sidecars.
     fn delete_group(&self, group: &GroupName) -> Reply<bool>;
 
-    /// Whether other sidecars take from it too.
+    /// Whether other sidecars take from this outbox too.
     fn is_shared(&self) -> bool {
         false
     }
 
-    /// Takes the next batches of a group: until they hold `window` messages, the last overshooting. They can be
-    /// fewer; none is left only where none is returned.
+    /// Takes the next batches of a group until they hold `window` messages or more. It may take fewer. Only an empty
+    /// answer means that none is left.
     fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>>;
 
-    /// Takes taken batches of one ring once more, at most [`MOST_AGAIN`], in their order; those are missing that
-    /// are settled or dropped.
-    /// Where the outbox is shared also such that were given back, unless somebody else has taken them.
+    /// Takes batches of one ring again that this sidecar took or lent before, at most [`MOST_AGAIN`], in their order.
+    /// The answer leaves out batches that are settled, dropped, or taken by another sidecar.
     fn take_again(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>>;
 
-    /// Settles taken batches. Refused where none of them is.
+    /// Settles taken batches for the group. Refused if none could be settled.
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled>;
 
-    /// Gives taken batches back, for the next who takes.
+    /// Makes taken batches available again, for all sidecars.
     fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()>;
 
-    /// Gives taken batches back, for others: here they are left alone until they are taken again, settled or
-    /// released.
+    /// Makes taken batches available to other sidecars. [`Outbox::take`] does not return them here. They stay known
+    /// here until they are taken again, settled or released.
     fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
         self.release(group, batches)
     }
 
-    /// Keeps the bounds; `attended` are the groups with a subscriber here.
+    /// Enforces the limits. `attended` are the groups with a subscriber on this sidecar.
     fn maintain(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped>;
 
-    /// What it holds, and for which groups.
+    /// The current content.
     fn backlog(&self, now: Instant) -> Reply<Backlog>;
 
-    /// Registers who is to be told that there may be something new to take.
-    fn on_news(&self, tell: Box<dyn Fn() + Send + Sync>);
+    /// Registers a callback for when new batches may be available.
+    fn on_news(&self, notify: Box<dyn Fn() + Send + Sync>);
 }

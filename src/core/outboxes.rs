@@ -1,87 +1,84 @@
-//! Several outboxes as one: the outboxes of all rings, for the delivery.
+//! The outboxes of several rings as one, for the delivery.
 //!
-//! A group exists in all of them. Its batches are taken in turns, so that no ring waits for another, and what
-//! is said of a batch goes to the ring that its id names. Within a ring earlier ticks still go first.
+//! A group exists in all of them. Rings take turns in delivering. A call about a batch goes to the ring in its id.
+//! Within a ring earlier ticks go first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
 
 use super::batch::{BatchId, Delivery};
 use super::group::GroupName;
 use super::outbox::{Backlog, Dropped, GroupBacklog, Opening, Outbox, Settled};
 use super::ring::Reply;
-use super::rings::{all, together};
+use super::rings::all_answers;
 use super::store::RingParts;
 
 /// The outboxes of several rings.
 pub struct Outboxes {
+    /// By the number of the ring.
     outboxes: Arc<[Arc<dyn Outbox>]>,
-    /// Which is asked first the next time.
+    /// The ring that the next `take` asks first, modulo their number.
     turn: AtomicUsize,
 }
 
 impl Outboxes {
-    /// The outboxes of `seats` as one; that of a single seat is the one itself.
+    /// The outboxes of all rings as one. A single outbox is returned as it is.
     ///
     /// # Panics
     ///
-    /// If there is no seat.
+    /// If there are no rings.
     #[must_use]
-    pub fn of(seats: &[RingParts]) -> Arc<dyn Outbox> {
-        match seats {
+    pub fn of(rings: &[RingParts]) -> Arc<dyn Outbox> {
+        let outboxes: Arc<[_]> = rings.iter().map(|parts| Arc::clone(&parts.outbox)).collect();
+        match &*outboxes {
             [] => panic!("a store has at least one ring"),
-            [seat] => Arc::clone(&seat.outbox),
-            seats => Arc::new(Outboxes {
-                outboxes: seats.iter().map(|seat| Arc::clone(&seat.outbox)).collect(),
-                turn: AtomicUsize::new(0),
-            }),
+            [single] => Arc::clone(single),
+            _ => Arc::new(Outboxes { outboxes, turn: AtomicUsize::new(0) }),
         }
     }
 
-    /// The outbox of the ring that a batch came from. A client can name rings that there are not.
-    fn of_batch(&self, batch: BatchId) -> Option<&Arc<dyn Outbox>> {
-        self.outboxes.get(usize::from(batch.ring))
+    /// Calls all rings.
+    fn call_all<T>(&self, call: impl Fn(&dyn Outbox) -> Reply<T>) -> Vec<Reply<T>> {
+        self.outboxes.iter().map(|outbox| call(&**outbox)).collect()
     }
 
-    /// Asks each ring about its own batches.
-    fn by_ring<T>(&self, batches: &[BatchId], ask: impl Fn(&dyn Outbox, &[BatchId]) -> Reply<T>) -> Vec<Reply<T>> {
+    /// Calls each ring with its own batches. A client can name rings that do not exist; their batches are left out.
+    fn by_ring<T>(
+        &self,
+        batches: &[BatchId],
+        call: impl Fn(&dyn Outbox, &[BatchId]) -> Reply<T>,
+    ) -> Vec<Reply<T>> {
         let mut parts: BTreeMap<u16, Vec<BatchId>> = BTreeMap::new();
         for batch in batches {
             parts.entry(batch.ring).or_default().push(*batch);
         }
-        let asked = parts.into_values().filter_map(|part| Some(ask(&**self.of_batch(*part.first()?)?, &part)));
-        asked.collect()
-    }
-
-    /// Asks all rings; the answer is made of theirs.
-    fn ask_all<T: Send + Unpin + 'static, A>(
-        &self,
-        ask: impl Fn(&dyn Outbox) -> Reply<T>,
-        merge: impl FnOnce(Vec<T>) -> A + Send + 'static,
-    ) -> Reply<A> {
-        merged(self.outboxes.iter().map(|outbox| ask(&**outbox)).collect(), merge)
+        let calls =
+            parts.into_iter().map(|(ring, part)| Some(call(&**self.outboxes.get(usize::from(ring))?, &part)));
+        calls.flatten().collect()
     }
 }
 
-fn merged<T: Send + Unpin + 'static, A>(
+fn merged<T: Send + 'static, A>(
     replies: Vec<Reply<T>>,
     merge: impl FnOnce(Vec<T>) -> A + Send + 'static,
 ) -> Reply<A> {
-    Reply::Later(Box::pin(async move { Ok(merge(together(all(replies).await)?)) }))
+    Reply::Later(Box::pin(async move { all_answers(join_all(replies).await).map(merge) }))
 }
 
 impl Outbox for Outboxes {
     fn open_group(&self, group: &GroupName, opening: Opening, now: Instant) -> Reply<bool> {
-        self.ask_all(|outbox| outbox.open_group(group, opening, now), any)
+        merged(self.call_all(|outbox| outbox.open_group(group, opening, now)), |created| created.contains(&true))
     }
 
     fn leave_group(&self, group: &GroupName) -> Reply<()> {
-        self.ask_all(|outbox| outbox.leave_group(group), |_| ())
+        merged(self.call_all(|outbox| outbox.leave_group(group)), |_| ())
     }
 
-    /// One ring after the other, so that a group that is in use is refused before any ring has deleted it.
+    /// Calls one ring after the other, so that no ring deletes a group that is in use at another.
     fn delete_group(&self, group: &GroupName) -> Reply<bool> {
         let (outboxes, group) = (Arc::clone(&self.outboxes), group.clone());
         Reply::Later(Box::pin(async move {
@@ -92,7 +89,7 @@ impl Outbox for Outboxes {
                     break;
                 }
             }
-            together(answers).map(any)
+            all_answers(answers).map(|deleted| deleted.contains(&true))
         }))
     }
 
@@ -100,8 +97,8 @@ impl Outbox for Outboxes {
         self.outboxes.iter().any(|outbox| outbox.is_shared())
     }
 
-    /// One ring after the other, since each takes as much of the window as it can fill. What was taken is handed
-    /// out even if another ring refuses: nobody would learn of it again.
+    /// Calls one ring after the other, since each takes as much of the window as it can fill. Batches that were taken
+    /// are delivered even if another ring refuses, because no later call returns them.
     fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>> {
         let (outboxes, group) = (Arc::clone(&self.outboxes), group.clone());
         let first = self.turn.fetch_add(1, Ordering::Relaxed) % outboxes.len();
@@ -109,41 +106,36 @@ impl Outbox for Outboxes {
             let (mut taken, mut left, mut refused) = (Vec::new(), window, None);
             for outbox in outboxes.iter().cycle().skip(first).take(outboxes.len()) {
                 match outbox.take(&group, left, now).await {
-                    Ok(deliveries) => {
-                        let ids: u64 =
-                            deliveries.iter().map(|delivery| delivery.batch.messages.len() as u64).sum();
-                        taken.extend(deliveries);
-                        left = left.saturating_sub(ids);
-                    }
+                    Ok(deliveries) => taken.extend(deliveries),
                     Err(refusal) => refused = refused.or(Some(refusal)),
                 }
+                let messages: usize = taken.iter().map(|delivery: &Delivery| delivery.batch.messages.len()).sum();
+                left = window.saturating_sub(messages as u64);
                 if left == 0 {
                     break;
                 }
             }
-            match refused {
-                Some(refusal) if taken.is_empty() => Err(refusal),
-                _ => Ok(taken),
-            }
+            refused.filter(|_| taken.is_empty()).map_or(Ok(taken), Err)
         }))
     }
 
     fn take_again(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
-        match batches.first().and_then(|batch| self.of_batch(*batch)) {
+        match batches.first().and_then(|batch| self.outboxes.get(usize::from(batch.ring))) {
             Some(outbox) => outbox.take_again(group, batches, now),
             None => Reply::ok(Vec::new()),
         }
     }
 
-    /// A ring that refuses does not hide what the others settled.
+    /// If a ring refuses, the batches that others settled are returned all the same.
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
         let replies = self.by_ring(batches, |outbox, part| outbox.settle(group, part));
         Reply::Later(Box::pin(async move {
             let mut sum = Settled::default();
-            let parts = all(replies).await.into_iter().map(|part| sum.add(part)).collect();
-            match together(parts) {
-                Err(refusal) if sum.batches.is_empty() => Err(refusal),
-                parts => Ok(Settled { refusal: parts.err(), ..sum }),
+            let parts = join_all(replies).await.into_iter().map(|part| sum.add(part)).collect();
+            let refusal = all_answers(parts).err();
+            match refusal {
+                Some(refusal) if sum.batches.is_empty() => Err(refusal),
+                refusal => Ok(Settled { refusal, ..sum }),
             }
         }))
     }
@@ -156,69 +148,53 @@ impl Outbox for Outboxes {
         merged(self.by_ring(batches, |outbox, part| outbox.lend(group, part)), |_| ())
     }
 
-    /// A ring that refuses does not hide what the others dropped: that is told once.
+    /// If a ring refuses, the drops of the others are returned all the same, because no later call reports them.
     fn maintain(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
-        let replies = self.outboxes.iter().map(|outbox| outbox.maintain(attended, now)).collect();
+        let replies = self.call_all(|outbox| outbox.maintain(attended, now));
         Reply::Later(Box::pin(async move {
             let (mut sum, mut refused) = (Dropped::default(), None);
-            for answer in all(replies).await {
+            for answer in join_all(replies).await {
                 match answer {
-                    Ok(dropped) => add_dropped(&mut sum, dropped),
+                    Ok(dropped) => {
+                        sum.ids += dropped.ids;
+                        sum.batches += dropped.batches;
+                        sum.groups.extend(dropped.groups);
+                    }
                     Err(refusal) => refused = refused.or(Some(refusal)),
                 }
             }
-            match refused {
-                Some(refusal) if sum == Dropped::default() => Err(refusal),
-                _ => Ok(sum),
-            }
+            // A group that several rings dropped is one group.
+            sum.groups.sort_unstable();
+            sum.groups.dedup();
+            refused.filter(|_| sum == Dropped::default()).map_or(Ok(sum), Err)
         }))
     }
 
     fn backlog(&self, now: Instant) -> Reply<Backlog> {
-        self.ask_all(|outbox| outbox.backlog(now), merge_backlogs)
+        merged(self.call_all(|outbox| outbox.backlog(now)), merge_backlogs)
     }
 
-    fn on_news(&self, tell: Box<dyn Fn() + Send + Sync>) {
-        let tell: Arc<dyn Fn() + Send + Sync> = Arc::from(tell);
+    fn on_news(&self, notify: Box<dyn Fn() + Send + Sync>) {
+        let notify: Arc<dyn Fn() + Send + Sync> = Arc::from(notify);
         for outbox in self.outboxes.iter() {
-            let tell = Arc::clone(&tell);
-            outbox.on_news(Box::new(move || tell()));
+            let notify = Arc::clone(&notify);
+            outbox.on_news(Box::new(move || notify()));
         }
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "answers are consumed where they are merged")]
-fn any(answers: Vec<bool>) -> bool {
-    answers.contains(&true)
-}
-
-/// Adds up what two rings dropped; a group that both dropped is one group.
-fn add_dropped(sum: &mut Dropped, dropped: Dropped) {
-    sum.ids += dropped.ids;
-    sum.batches += dropped.batches;
-    for group in dropped.groups {
-        if !sum.groups.contains(&group) {
-            sum.groups.push(group);
-        }
-    }
-}
-
-/// What the outboxes of several rings hold together.
+/// The sum of the backlogs of several rings.
 #[must_use]
-pub fn merge_backlogs(of_rings: Vec<Backlog>) -> Backlog {
-    let ids = of_rings.iter().map(|backlog| backlog.ids).sum();
+pub fn merge_backlogs(backlogs: Vec<Backlog>) -> Backlog {
+    let ids = backlogs.iter().map(|backlog| backlog.ids).sum();
     let mut merged: BTreeMap<GroupName, GroupBacklog> = BTreeMap::new();
-    for backlog in of_rings.into_iter().flat_map(|backlog| backlog.groups) {
-        match merged.get_mut(&backlog.group) {
-            None => {
-                merged.insert(backlog.group.clone(), backlog);
-            }
-            Some(sum) => {
-                sum.batches += backlog.batches;
-                sum.unacked += backlog.unacked;
-                sum.oldest = sum.oldest.max(backlog.oldest);
-            }
-        }
+    for backlog in backlogs.into_iter().flat_map(|backlog| backlog.groups) {
+        let GroupBacklog { group, batches, unacked, oldest } = backlog;
+        let empty = GroupBacklog { group: group.clone(), batches: 0, unacked: 0, oldest: Duration::ZERO };
+        let sum = merged.entry(group).or_insert(empty);
+        sum.batches += batches;
+        sum.unacked += unacked;
+        sum.oldest = sum.oldest.max(oldest);
     }
     Backlog { ids, groups: merged.into_values().collect() }
 }

@@ -1,23 +1,23 @@
-//! Refusals: every way in which ackwheel says no, once.
+//! Refusals: every reason for which ackwheel rejects a request or closes a connection.
 //!
-//! A refusal carries a code, a sentence, and one of two promises: nothing was applied, or the outcome is
-//! unknown and repeating the request is safe. The codes are the `status` of an Error frame and the
-//! `reason` label of `ackwheel_refusals_total`; docs/PROTOCOL.md lists them for other languages.
+//! A refusal has a code, a sentence and a promise: nothing was applied, or the outcome is unknown and repeating the
+//! request is safe. The code is the `status` of an Error frame and the `reason` label of `ackwheel_refusals_total`.
+//! docs/PROTOCOL.md lists all codes.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// What a refusal promises about the request that it answers.
+/// The promise of a refusal about the request that it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Promise {
     /// No part of the request was applied.
     NotApplied,
-    /// Any part of the request may have been applied; repeating it is safe.
+    /// Any part of the request may have been applied. Repeating it is safe.
     OutcomeUnknown,
 }
 
 macro_rules! reasons {
-    ($($(#[doc = $doc:literal])+ $name:ident = $code:literal, $label:literal, $traits:expr;)+) => {
+    ($($(#[doc = $doc:literal])+ $name:ident = $code:literal, $label:literal, $retryable:expr;)+) => {
         /// Why a request was refused or a connection closed.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
@@ -26,95 +26,84 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// Every reason, in the order of their codes.
+            /// All reasons, in the order of their codes.
             pub const ALL: &[Reason] = &[$(Reason::$name,)+];
 
-            /// The word of the metrics' label and of docs/PROTOCOL.md.
+            /// The word in the metrics label and in docs/PROTOCOL.md.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Reason::$name => $label,)+ }
             }
 
-            const fn traits(self) -> Traits {
-                match self { $(Reason::$name => $traits,)+ }
+            /// Whether the same request can succeed later or at another sidecar.
+            #[must_use]
+            pub const fn retryable(self) -> bool {
+                match self { $(Reason::$name => $retryable,)+ }
             }
         }
     };
 }
 
-/// What follows from a reason, for the caller.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Traits {
-    /// The connection is closed; the same will fail again.
-    Closes,
-    /// The connection is closed; another attempt, later or elsewhere, can succeed.
-    ClosesRetryable,
-    /// The request is wrong; the same will fail again.
-    Wrong,
-    /// The request is right, but not now or not here.
-    NotNow,
-    /// Nobody can say what became of it; repeat it.
-    Unknown,
-}
+const RETRYABLE: bool = true;
+const FINAL: bool = false;
 
 reasons! {
-    /// The bytes are not a frame: its length is shorter than its head.
-    MalformedFrame = 1, "malformed_frame", Traits::Closes;
+    /// The bytes are no frame: the stated length is shorter than a frame head.
+    MalformedFrame = 1, "malformed_frame", FINAL;
     /// The frame is longer than the server accepts.
-    FrameTooLarge = 2, "frame_too_large", Traits::Closes;
+    FrameTooLarge = 2, "frame_too_large", FINAL;
     /// The first frame was not Hello.
-    HelloExpected = 3, "hello_expected", Traits::Closes;
-    /// No Hello came in time.
-    HelloTimeout = 4, "hello_timeout", Traits::ClosesRetryable;
+    HelloExpected = 3, "hello_expected", FINAL;
+    /// No Hello arrived in time.
+    HelloTimeout = 4, "hello_timeout", RETRYABLE;
     /// Hello does not begin with the magic, or its body is malformed.
-    BadHello = 5, "bad_hello", Traits::Closes;
-    /// Server and client share no version of the protocol.
-    UnsupportedVersion = 6, "unsupported_version", Traits::Closes;
+    BadHello = 5, "bad_hello", FINAL;
+    /// Server and client have no protocol version in common.
+    UnsupportedVersion = 6, "unsupported_version", FINAL;
     /// The token is missing or wrong.
-    Unauthorized = 7, "unauthorized", Traits::Closes;
-    /// The server has as many connections as it accepts.
-    TooManyConnections = 8, "too_many_connections", Traits::ClosesRetryable;
-    /// Nothing was heard of the peer for two ping intervals.
-    Silent = 9, "silent", Traits::ClosesRetryable;
+    Unauthorized = 7, "unauthorized", FINAL;
+    /// The server has reached its limit of connections.
+    TooManyConnections = 8, "too_many_connections", RETRYABLE;
+    /// The peer sent nothing for two ping intervals.
+    Silent = 9, "silent", RETRYABLE;
     /// The peer did not read what was sent to it.
-    SlowReader = 10, "slow_reader", Traits::ClosesRetryable;
+    SlowReader = 10, "slow_reader", RETRYABLE;
     /// The TLS handshake failed or took too long.
-    TlsHandshake = 11, "tls_handshake", Traits::Closes;
+    TlsHandshake = 11, "tls_handshake", FINAL;
 
-    /// The frame's type is not known to this version.
-    UnknownType = 32, "unknown_type", Traits::Wrong;
-    /// The frame's body does not have the layout of its type.
-    MalformedRequest = 33, "malformed_request", Traits::Wrong;
-    /// No message, or more than a frame may carry.
-    BadCount = 34, "bad_count", Traits::Wrong;
+    /// This version does not know the type of the frame.
+    UnknownType = 32, "unknown_type", FINAL;
+    /// The body of the frame does not have the layout of its type.
+    MalformedRequest = 33, "malformed_request", FINAL;
+    /// The frame has no message, or more than a frame may carry.
+    BadCount = 34, "bad_count", FINAL;
     /// The ack timeout is longer than the ring.
-    BadAckTimeout = 35, "bad_ack_timeout", Traits::Wrong;
-    /// The group's name has other characters or another length than a group's name may have, or is of a group that is
-    /// always there.
-    BadGroupName = 36, "bad_group_name", Traits::Wrong;
-    /// There are as many groups as there may be.
-    TooManyGroups = 37, "too_many_groups", Traits::NotNow;
-    /// There is no group of this name.
-    UnknownGroup = 38, "unknown_group", Traits::Wrong;
-    /// The group has subscribers, or is the default group, and is not deleted.
-    GroupInUse = 39, "group_in_use", Traits::NotNow;
-    /// The connection has its subscription already.
-    AlreadySubscribed = 40, "already_subscribed", Traits::Wrong;
-    /// The connection has no subscription whose batches it could acknowledge.
-    NotSubscribed = 41, "not_subscribed", Traits::Wrong;
-    /// The credit is 0 or more than the server grants.
-    BadCredit = 42, "bad_credit", Traits::Wrong;
+    BadAckTimeout = 35, "bad_ack_timeout", FINAL;
+    /// The text is not a group name, or it names the default group where that is not allowed.
+    BadGroupName = 36, "bad_group_name", FINAL;
+    /// The limit of groups is reached.
+    TooManyGroups = 37, "too_many_groups", RETRYABLE;
+    /// No group has this name.
+    UnknownGroup = 38, "unknown_group", FINAL;
+    /// The group has subscribers, so it cannot be deleted.
+    GroupInUse = 39, "group_in_use", RETRYABLE;
+    /// The connection has a subscription already.
+    AlreadySubscribed = 40, "already_subscribed", FINAL;
+    /// The connection has no subscription, so it cannot acknowledge batches.
+    NotSubscribed = 41, "not_subscribed", FINAL;
+    /// The credit is 0 or above the limit of the server.
+    BadCredit = 42, "bad_credit", FINAL;
 
-    /// As many messages are in flight as may be.
-    MaxInFlight = 64, "max_in_flight", Traits::NotNow;
+    /// The limit of messages in flight is reached.
+    MaxInFlight = 64, "max_in_flight", RETRYABLE;
     /// The sidecar is draining and takes no new messages.
-    Draining = 65, "draining", Traits::NotNow;
-    /// The store is known to be away.
-    StoreAway = 66, "store_away", Traits::NotNow;
+    Draining = 65, "draining", RETRYABLE;
+    /// The store is known to be unreachable.
+    StoreAway = 66, "store_away", RETRYABLE;
     /// The store did not answer.
-    StoreSilent = 67, "store_silent", Traits::Unknown;
-    /// As many acknowledgements are held for a store that is away as may be.
-    MaxHeldAcks = 68, "max_held_acks", Traits::NotNow;
+    StoreSilent = 67, "store_silent", RETRYABLE;
+    /// The store is unreachable, and the limit of held acknowledgements is reached.
+    MaxHeldAcks = 68, "max_held_acks", RETRYABLE;
 }
 
 impl Reason {
@@ -124,31 +113,22 @@ impl Reason {
         self as u16
     }
 
-    /// The reason with this number, if this version knows it.
+    /// The reason with this number; `None` if this version does not know it.
     #[must_use]
     pub fn from_code(code: u16) -> Option<Reason> {
         Reason::ALL.iter().copied().find(|reason| reason.code() == code)
     }
 
-    /// What the refusal promises about the request.
+    /// The promise about the request.
     #[must_use]
     pub fn promise(self) -> Promise {
-        match self.traits() {
-            Traits::Unknown => Promise::OutcomeUnknown,
-            _ => Promise::NotApplied,
-        }
+        if self == Reason::StoreSilent { Promise::OutcomeUnknown } else { Promise::NotApplied }
     }
 
-    /// Whether the same request can succeed later or at another sidecar.
+    /// Whether the connection is closed after the refusal: the codes below 32 are those.
     #[must_use]
-    pub fn retryable(self) -> bool {
-        matches!(self.traits(), Traits::NotNow | Traits::Unknown | Traits::ClosesRetryable)
-    }
-
-    /// Whether the connection is closed after the refusal.
-    #[must_use]
-    pub fn closes(self) -> bool {
-        matches!(self.traits(), Traits::Closes | Traits::ClosesRetryable)
+    pub const fn closes(self) -> bool {
+        self.code() < 32
     }
 }
 
@@ -158,18 +138,18 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A request that was refused: why, in a word and in a sentence.
+/// The rejection of a request, with its reason and a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text} ({reason})")]
 pub struct Refusal {
-    /// The word.
+    /// The reason.
     pub reason: Reason,
-    /// The sentence: what was wrong and what to do.
+    /// The sentence: the cause and the remedy.
     pub text: Cow<'static, str>,
 }
 
 impl Refusal {
-    /// A refusal with its sentence.
+    /// A refusal with a reason and a sentence.
     #[must_use]
     pub fn new(reason: Reason, text: impl Into<Cow<'static, str>>) -> Refusal {
         Refusal { reason, text: text.into() }

@@ -1,6 +1,6 @@
-//! Adds and dels that were read together, and what became of their messages.
+//! A request batch: adds and dels of one connection that were read together, and their outcomes.
 //!
-//! A ring may do the messages of a batch in any order, except that it does the requests for one message in their order.
+//! A ring may process the messages of a batch in any order, but it keeps the order of requests for the same message.
 
 use std::hint::select_unpredictable;
 use std::iter::repeat_n;
@@ -12,7 +12,7 @@ use super::message::{AddOutcome, DelOutcome, Message};
 use super::refusal::Refusal;
 use super::tick::Tick;
 
-/// What became of a message.
+/// The outcome of a request for one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
@@ -30,20 +30,17 @@ pub enum Outcome {
     Withdrawn,
 }
 
-/// How many outcomes there are.
+/// Number of outcomes.
 const OUTCOMES: usize = Outcome::Withdrawn as usize + 1;
 
 impl Outcome {
-    /// As the answer to an AddNewMsg; a DelMsg has no such outcome.
+    /// The outcome of an AddNewMsg. Only for outcomes of adds.
     #[must_use]
     pub const fn of_add(self) -> AddOutcome {
-        match self {
-            Outcome::Rearmed => AddOutcome::Rearmed,
-            _ => AddOutcome::Added,
-        }
+        if matches!(self, Outcome::Rearmed) { AddOutcome::Rearmed } else { AddOutcome::Added }
     }
 
-    /// As the answer to a DelMsg; an AddNewMsg has no such outcome.
+    /// The outcome of a DelMsg. Only for outcomes of dels.
     #[must_use]
     pub const fn of_del(self) -> DelOutcome {
         match self {
@@ -55,19 +52,19 @@ impl Outcome {
     }
 }
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// AddNewMsg.
     Add {
-        /// Ticks that the messages may stay in flight, 1..=slots.
+        /// The ack timeout in ticks, 1..=slots.
         ack_timeout_ticks: u16,
-        /// Comes back with the timeout.
+        /// The number that the timeout batch repeats.
         attempt: u8,
     },
     /// DelMsg.
     Del {
-        /// Whether their push failed at once.
+        /// Whether the push of the messages failed at once.
         withdraw: bool,
     },
 }
@@ -79,7 +76,7 @@ impl Operation {
         matches!(self, Operation::Add { .. })
     }
 
-    /// The same, where an ack timeout of 0 means this many ticks.
+    /// The same operation, with an ack timeout of 0 replaced by this one.
     #[inline]
     #[must_use]
     pub const fn with_default_timeout(self, ticks: u16) -> Operation {
@@ -91,14 +88,14 @@ impl Operation {
         }
     }
 
-    /// Ticks that the messages may stay in flight; a del leaves them none.
+    /// The ack timeout in ticks; 0 for a del.
     #[must_use]
     pub fn ack_timeout_ticks(self) -> u16 {
         let (is_add, ticks) = match self {
             Operation::Add { ack_timeout_ticks, .. } => (true, ack_timeout_ticks),
             Operation::Del { .. } => (false, 0),
         };
-        // Adds and dels come as they like.
+        // Adds and dels arrive in no order that a processor could predict.
         select_unpredictable(is_add, ticks, 0)
     }
 }
@@ -106,66 +103,66 @@ impl Operation {
 /// A request of a batch.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// By which its answer is known.
+    /// Identifies the answer.
     pub id: u64,
-    /// What it asks for.
+    /// Add or delete, with its parameters.
     pub operation: Operation,
-    /// The deadline of its messages, where it is an add that was done; otherwise it says nothing.
+    /// The deadline of its messages. Only set if it is an add that was applied.
     pub deadline: Tick,
-    /// Why it was not done, if it was not.
+    /// Why it was refused, if it was.
     pub refusal: Option<Arc<Refusal>>,
     first: u32,
     count: u32,
 }
 
 impl Request {
-    /// Whether it adds messages, and was not refused.
+    /// Whether it is an add that was not refused.
     #[must_use]
     pub const fn adds(&self) -> bool {
         self.operation.is_add() & self.refusal.is_none()
     }
 
-    /// Which of the batch's messages are its own.
+    /// The indexes of its messages in the batch.
     #[must_use]
     pub const fn range(&self) -> Range<usize> {
         self.first as usize..self.first as usize + self.count as usize
     }
 }
 
-/// Requests, their messages, and what became of them. Cleared and used again, it allocates nothing.
+/// Requests, their messages and their outcomes. A batch that is cleared and reused allocates nothing.
 #[derive(Debug, Default)]
 pub struct RequestBatch {
     messages: Vec<Message>,
-    /// The requests, in the order in which they came.
+    /// The requests, in the order of arrival.
     pub requests: Vec<Request>,
-    /// For each message.
+    /// One for each message.
     outcomes: Vec<Outcome>,
-    /// How many messages had each outcome.
+    /// Number of messages with each outcome.
     totals: [u64; OUTCOMES],
-    /// From add to del of those acknowledged, in time or late.
+    /// Time from add to del of the acknowledged messages, late ones included.
     pub ack_latency: LatencyHistogram,
 }
 
 impl RequestBatch {
-    /// Whether nothing is asked for.
+    /// Whether it has no requests.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// The messages of all requests, one request behind the other.
+    /// The messages of all requests, in the order of the requests.
     #[must_use]
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
-    /// What became of each message, once they are done.
+    /// The outcome of each message, once the batch is complete.
     #[must_use]
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
 
-    /// Appends a request with its messages, repeats in order.
+    /// Appends a request with its messages. Repeated messages are applied in order.
     pub fn push(&mut self, id: u64, operation: Operation, messages: impl Iterator<Item = Message>) {
         let first = self.messages.len();
         self.messages.extend(messages);
@@ -173,6 +170,11 @@ impl RequestBatch {
         let number = |number| u32::try_from(number).expect("a request batch ends far below 4 billion messages");
         let (first, count) = (number(first), number(count));
         self.requests.push(Request { id, operation, deadline: Tick(0), refusal: None, first, count });
+    }
+
+    /// The request that was pushed last.
+    pub(super) fn last_request(&mut self) -> &mut Request {
+        self.requests.last_mut().expect("a request was pushed")
     }
 
     /// Appends a request of one message.
@@ -192,20 +194,17 @@ impl RequestBatch {
         outcomes: impl Iterator<Item = Outcome>,
     ) {
         let first = self.outcomes.len();
-        self.outcomes.extend(outcomes);
-        for outcome in &self.outcomes[first..] {
-            self.totals[*outcome as usize] += 1;
-        }
+        self.outcomes.extend(outcomes.inspect(|outcome| self.totals[*outcome as usize] += 1));
         let completed = self.outcomes.len() - first;
         self.push(id, operation, repeat_n(Message::default(), completed));
-        self.requests.last_mut().expect("it was pushed").deadline = deadline;
+        self.last_request().deadline = deadline;
     }
 
-    /// Appends a refused request of so many messages.
+    /// Appends a refused request with this number of messages.
     pub fn push_refused(&mut self, id: u64, operation: Operation, messages: usize, refusal: Arc<Refusal>) {
         self.outcomes.resize(self.outcomes.len() + messages, Outcome::Unknown);
         self.push(id, operation, repeat_n(Message::default(), messages));
-        self.requests.last_mut().expect("it was pushed").refusal = Some(refusal);
+        self.last_request().refusal = Some(refusal);
     }
 
     /// Appends a completed request of another batch.
@@ -217,7 +216,7 @@ impl RequestBatch {
         }
     }
 
-    /// Makes the batch ready to be done: nothing has an outcome yet.
+    /// Prepares the batch for processing: resets all outcomes.
     pub fn open(&mut self) {
         self.outcomes.clear();
         self.outcomes.resize(self.messages.len(), Outcome::Unknown);
@@ -225,7 +224,7 @@ impl RequestBatch {
         self.ack_latency = LatencyHistogram::default();
     }
 
-    /// How many messages its adds have, those refused left out.
+    /// Number of messages in the adds that are not refused.
     #[must_use]
     pub fn messages_to_add(&self) -> u64 {
         self.requests.iter().filter(|request| request.adds()).map(|request| u64::from(request.count)).sum()
@@ -239,32 +238,30 @@ impl RequestBatch {
         }
     }
 
-    /// Says what became of a message.
+    /// Sets the outcome of the message with this index.
     pub fn set(&mut self, message: usize, outcome: Outcome) {
         self.outcomes[message] = outcome;
         self.totals[outcome as usize] += 1;
     }
 
-    /// How many more messages are in flight for what was done so far, as a number that wraps around.
+    /// The change of the number of messages in flight by the outcomes so far; a negative change wraps around.
     #[must_use]
     pub const fn in_flight_change(&self) -> u64 {
         let left = self.total(Outcome::Acked) + self.total(Outcome::Withdrawn);
         self.total(Outcome::Added).wrapping_sub(left)
     }
 
-    /// How many messages had this outcome.
+    /// Number of messages with this outcome.
     #[must_use]
     pub const fn total(&self, outcome: Outcome) -> u64 {
         self.totals[outcome as usize]
     }
 
-    /// Forgets everything. Room for more than `most` messages is given back.
+    /// Removes all requests. Frees the buffers if they have room for more than `most` messages.
     pub fn clear(&mut self, most: usize) {
         self.requests.clear();
         self.messages.clear();
-        self.outcomes.clear();
-        self.totals = [0; OUTCOMES];
-        self.ack_latency = LatencyHistogram::default();
+        self.open();
         if self.messages.capacity() > most {
             *self = RequestBatch::default();
         }

@@ -1,18 +1,17 @@
-//! The contract of a ring: what every store's ring does, and how it is asked.
+//! The contract of a ring: requests, the pointer, and expiry.
 //!
 //! # Invariants
 //!
-//! 1. A message accepted while tick `t` is due is in flight until it is acknowledged, withdrawn, re-armed,
-//!    or decided with the tick `t + k` ([`super::tick`]).
-//! 2. Whoever takes a message out of flight decides its outcome, and nobody else sees it in flight after
-//!    that: DelMsg and expiry may race, one wins.
-//! 3. The advance decides a tick. From then on DelMsg answers `late` for what was left in it, for one
-//!    revolution, and the tick's counts, flags and batches no longer change.
-//! 4. A decided message is in the ring or in the outbox, in exactly one batch of its tick.
-//! 5. For each tick, `added = acked + timed_out`; withdrawn and re-armed messages count in neither.
+//! 1. A message accepted while tick `t` is due is in flight until tick `t + k` expires ([`super::tick`]), unless it
+//!    is acknowledged, withdrawn or re-armed before.
+//! 2. The operation that removes a message from the ring determines its outcome. DelMsg and expiry may race; exactly
+//!    one wins.
+//! 3. An advance expires a tick. From then on DelMsg answers `late` for the rest of its messages, for one revolution.
+//!    The counts, flags and batches of the tick no longer change.
+//! 4. An expired message is in the ring or in the outbox, in exactly one batch of its tick.
+//! 5. For each tick, `added = acked + timed_out`. Withdrawn and re-armed messages count in neither.
 
-use std::fmt;
-use std::future::Future;
+use std::future::{self, Future};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,56 +26,47 @@ use super::refusal::Refusal;
 use super::request_batch::RequestBatch;
 use super::tick::{Tick, Wheel};
 
-/// An answer that is there already or comes later.
+/// The answer to a call, which is ready or resolves later.
 ///
-/// A request takes its place in the order of its asker when it is made, not when it is awaited.
+/// A call takes its place in the order of its caller when it is made, not when the reply is awaited.
 pub enum Reply<T> {
-    /// It is there. `None` once it was taken.
-    Ready(Option<Result<T, Refusal>>),
-    /// It comes.
+    /// Ready when the call returns.
+    Ready(future::Ready<Result<T, Refusal>>),
+    /// Resolves later.
     Later(Pin<Box<dyn Future<Output = Result<T, Refusal>> + Send>>),
 }
 
 impl<T> Reply<T> {
-    /// An answer that is there.
+    /// A ready answer.
     #[must_use]
     pub fn ok(answer: T) -> Reply<T> {
-        Reply::Ready(Some(Ok(answer)))
+        Reply::Ready(future::ready(Ok(answer)))
     }
 
-    /// A refusal that is there.
+    /// A ready refusal.
     #[must_use]
     pub fn refused(refusal: Refusal) -> Reply<T> {
-        Reply::Ready(Some(Err(refusal)))
+        Reply::Ready(future::ready(Err(refusal)))
     }
 }
 
-impl<T: Unpin> Future for Reply<T> {
+impl<T> Future for Reply<T> {
     type Output = Result<T, Refusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Reply::Ready(answer) => Poll::Ready(answer.take().expect("a reply is not polled after its answer")),
+            Reply::Ready(answer) => Pin::new(answer).poll(context),
             Reply::Later(answer) => answer.as_mut().poll(context),
         }
     }
 }
 
-impl<T> fmt::Debug for Reply<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Reply::Ready(_) => "Reply::Ready",
-            Reply::Later(_) => "Reply::Later",
-        })
-    }
-}
-
-/// A connection. The ring does the requests of a connection in their order, and serves connections in turn.
+/// The id of a connection. A ring applies the requests of one connection in order, and serves connections in turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConnectionId(pub(crate) u64);
 
 impl ConnectionId {
-    /// An id that no other connection has, nor a caller without one, which uses the default.
+    /// A new id. The default id is for callers without a connection.
     #[must_use]
     pub fn unique() -> ConnectionId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -84,133 +74,125 @@ impl ConnectionId {
     }
 }
 
-/// What became of an AddNewMsg.
+/// The answer to an AddNewMsg.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddNewMsgAnswer {
-    /// The deadline of its messages (of the last of them, where the wheel moved on meanwhile).
+    /// The deadline of its messages; the latest one if they differ.
     pub deadline: Tick,
     /// For each message, in order.
     pub outcomes: Vec<AddOutcome>,
 }
 
-impl AddNewMsgAnswer {
-    /// How many messages were re-armed; the others were added.
-    #[must_use]
-    pub fn rearmed(&self) -> usize {
-        self.outcomes.iter().filter(|outcome| **outcome == AddOutcome::Rearmed).count()
-    }
-}
-
-/// What became of a DelMsg.
+/// The answer to a DelMsg.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DelMsgAnswer {
     /// For each message, in order.
     pub outcomes: Vec<DelOutcome>,
-    /// From add to del of those acknowledged, in time or late; a late message counts once.
+    /// Time from add to del of the acknowledged messages, late ones included. A late message counts once.
     pub ack_latency: LatencyHistogram,
 }
 
-/// What an advance did.
+/// The result of an advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advance {
-    /// The pointer stands where it should, or waits after a stall; come back then.
+    /// The pointer is up to date, or waits after a stall. Call again at this time.
     Waiting(Instant),
-    /// The pointer moved by one tick and decided the one it left.
+    /// The pointer moved by one tick, and the tick that it left expired.
     Moved {
-        /// The tick that is decided.
+        /// The expired tick.
         expired: Tick,
-        /// How long after its time that was.
+        /// How long after its due time the pointer moved.
         lateness: Duration,
-        /// The whole ticks by which every deadline was shifted before that: by a stall, an outage, or as nobody led.
+        /// Whole ticks by which all deadlines were shifted before: by a stall, an outage, or a time without a leader.
         shifted: u64,
-        /// When the pointer is to move next.
+        /// When the pointer is due to move next.
         next: Instant,
     },
-    /// Nothing was moved: another leads, or the lease has run out. Ask the lease again.
+    /// Nothing moved: another sidecar leads, or the lease has expired. Ask the lease again.
     Deposed,
 }
 
-/// What one step of expiry did. Each step does a bounded amount of work.
+/// The result of one step of expiry. A step does a bounded amount of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishStep {
-    /// A tick whose messages are now all known, with its counts.
+    /// An expired tick with its final counts.
     pub counted: Option<(Tick, TickCounts)>,
-    /// Messages that went to the outbox in this step, in one batch.
+    /// The batch that this step put into the outbox.
     pub published: Option<Published>,
-    /// Whether there is more to do.
+    /// Whether more work is left.
     pub more: bool,
-    /// Whether this step only tidied up, which is better done with pauses: others want the processor.
+    /// Whether this step only reclaimed memory. The ticker pauses between such steps.
     pub reclaimed: bool,
-    /// Whether nothing was done, because another leads or the lease has run out: ask the lease again.
+    /// Whether nothing was done, because another sidecar leads or the lease has expired. Ask the lease again.
     pub deposed: bool,
-    /// With `counted`: earlier ticks whose work was not done when this one expired. Expiry that keeps up has none.
+    /// With `counted`: number of earlier ticks that were not completely published when this one expired.
     pub behind: usize,
 }
 
-/// A batch that went to the outbox.
+/// A batch that was put into the outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
     /// Number of its messages.
     pub messages: u64,
-    /// How long after its tick was due to be decided, if it was: a drain hands messages out before that.
+    /// How long after its tick was due to expire; `None` if a drain published it earlier.
     pub lateness: Option<Duration>,
 }
 
-/// What becomes of the messages in flight when the sidecar goes.
+/// The fate of the messages in flight when the sidecar drains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handover {
     /// The store keeps them.
     Kept,
-    /// They are decided now and will be handed out in batches flagged `drained`.
+    /// They expire now, in batches flagged `drained`.
     HandedOut,
 }
 
-/// A ring at a glance.
+/// The state of a ring for `/status` and the metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RingStatus {
-    /// Which ring.
+    /// The number of the ring.
     pub ring: u16,
-    /// The tick at which it stands.
+    /// The tick at which the pointer stands.
     pub pointer: Tick,
-    /// How long the pointer is behind its time.
+    /// How long the pointer is behind its due time.
     pub pointer_lag: Duration,
     /// The epoch of its leader.
     pub epoch: u64,
-    /// The name of its leader; none where nobody leads.
+    /// The name of its leader; `None` if no sidecar leads.
     pub leader: Option<String>,
-    /// How long that has been its leader; none where nobody else could lead.
+    /// How long the leader has led; `None` if no other sidecar could lead.
     pub lease_age: Option<Duration>,
-    /// Whether this sidecar is its leader.
+    /// Whether this sidecar leads it.
     pub leads: bool,
-    /// Why this sidecar may not move the pointer, though its store answers; none where it may.
+    /// Why this sidecar may not move the pointer although its store answers; `None` if it may.
     pub waits: Option<String>,
     /// Messages in flight, those in the closing tick included.
     pub in_flight: u64,
     /// Messages in each slot, those in the closing tick not included.
     pub slots: Vec<u64>,
-    /// Messages of the tick at which the pointer stands: they can still be acknowledged.
+    /// Messages of the closing tick. They can still be acknowledged.
     pub closing: u64,
 }
 
-/// When the requests of a submitted batch are complete.
+/// When the requests of a submitted batch complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Submitted {
-    /// Now: their outcomes are in the batch.
+    /// In the call: the batch has their outcomes.
     Completed,
-    /// Later: each request is put into the completions once.
+    /// Later: the ring puts each request once into the completions.
     Pending,
 }
 
-/// One wheel.
+/// One wheel with its messages in flight.
 pub trait Ring: Send + Sync {
-    /// Its dimensions.
+    /// Number of slots and length of a tick.
     fn wheel(&self) -> Wheel;
 
-    /// Adds and deletes what the requests of a batch name. A request that has a refusal already is completed with that.
+    /// Applies the requests of a batch. A request that already has a refusal completes with it.
     ///
-    /// An AddNewMsg is applied to all of its messages or, if it is refused, to none. When this returns, the requests have
-    /// their place in the order of their connection.
+    /// An AddNewMsg is applied to all of its messages or, if it is refused, to none. When this returns, the requests
+    /// have their place in the order of their connection.
     fn submit(
         &self,
         batch: &mut RequestBatch,
@@ -219,21 +201,20 @@ pub trait Ring: Send + Sync {
         now: Instant,
     ) -> Submitted;
 
-    /// Moves the pointer by at most one tick, if the clock asks for it. Called by the ticker alone.
+    /// Moves the pointer by at most one tick, if it is due. Only the ticker calls this.
     fn advance(&self, now: Instant) -> Reply<Advance>;
 
-    /// Does a step of what can be done for the next decision ahead of it; says whether there is more. Where nothing can,
-    /// nothing is done.
+    /// Does one step of the work for the next expiry that can be done in advance. Returns whether more is left.
     fn prelist(&self) -> bool {
         false
     }
 
-    /// Does the next step with what is decided: towards the outbox, then out of memory.
+    /// Does the next step of expiry: publishes expired messages to the outbox, then frees their memory.
     fn publish_expired(&self, now: Instant) -> Reply<PublishStep>;
 
-    /// Refuses new messages from now on and says what becomes of those in flight.
+    /// Refuses new messages from now on. Returns what happens to those in flight.
     fn drain(&self, now: Instant) -> Reply<Handover>;
 
-    /// The ring at a glance.
+    /// The current state.
     fn status(&self, now: Instant) -> Reply<RingStatus>;
 }

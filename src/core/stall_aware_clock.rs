@@ -1,28 +1,27 @@
-//! The time that this process was alive: a clock that stands still while the process does.
+//! A monotonic clock that stops while this process is stalled.
 //!
-//! Whoever judges a peer by its silence, or a batch by its missing acknowledgement, must not count the
-//! time in which nobody here could have heard. A beat tells that the process runs; where beats are missing,
-//! the clock stood still.
+//! Peers are judged by their silence, and batches by a missing acknowledgement. Time in which this process could not
+//! read must not count for that. Regular beats prove that the process runs. The clock stops while beats are missing.
 
 use std::time::{Duration, Instant};
 
-/// How often the beat is expected.
+/// The interval of beats.
 pub const BEAT: Duration = Duration::from_millis(50);
 
-/// How long a beat may fail to come before the process counts as stalled.
+/// A longer time without a beat is a stall.
 pub const STALL: Duration = Duration::from_millis(150);
 
-/// How long after a stall what was sent meanwhile may still be on its way here.
+/// How long after a stall data that was sent during it may still be on its way.
 pub const WAKING: Duration = Duration::from_secs(1);
 
-const _: () = assert!(STALL.as_millis() >= 2 * BEAT.as_millis(), "one beat that is late is no stall");
+const _: () = assert!(STALL.as_millis() >= 2 * BEAT.as_millis(), "a single late beat is no stall");
 
 /// A clock that does not count stalls.
 #[derive(Clone, Copy, Debug)]
 pub struct StallAwareClock {
     last_beat: Instant,
     stalled: Duration,
-    /// When the end of the last stall was noticed.
+    /// When the end of the last stall was detected.
     woken: Option<Instant>,
 }
 
@@ -33,7 +32,7 @@ impl StallAwareClock {
         StallAwareClock { last_beat: now, stalled: Duration::ZERO, woken: None }
     }
 
-    /// Notes that the process runs, and returns for how long it did not since the last beat.
+    /// Records that the process runs. Returns how long it was stalled since the last beat.
     pub fn beat(&mut self, now: Instant) -> Duration {
         let stalled = self.stalled_since_beat(now);
         self.stalled += stalled;
@@ -51,7 +50,7 @@ impl StallAwareClock {
         self.woken.is_some_and(since) || !self.stalled_since_beat(now).is_zero()
     }
 
-    /// The time alive at `now`: also right in the moment after a stall, before the next beat.
+    /// The stall-aware time at `now`. It is right also between the end of a stall and the next beat.
     #[must_use]
     pub fn at(&self, now: Instant) -> Instant {
         now.checked_sub(self.stalled + self.stalled_since_beat(now)).unwrap_or(now)
@@ -68,18 +67,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stall_does_not_count_before_and_after_it_is_noticed() {
+    fn a_stall_does_not_count_before_and_after_it_is_detected() {
         let start = Instant::now();
-        let mut alive = StallAwareClock::new(start);
-        assert_eq!(alive.beat(start + BEAT), Duration::ZERO);
+        let mut clock = StallAwareClock::new(start);
+        assert_eq!(clock.beat(start + BEAT), Duration::ZERO);
         let woken = start + BEAT + Duration::from_secs(60);
-        assert_eq!(alive.at(woken), start + BEAT * 2);
-        assert!(!alive.is_waking(start + BEAT * 2) && alive.is_waking(woken), "before it is noticed too");
-        assert_eq!(alive.beat(woken), Duration::from_secs(60).saturating_sub(BEAT));
-        assert_eq!(alive.at(woken + BEAT), start + BEAT * 3);
-        assert!(alive.is_waking(woken + BEAT));
+        assert_eq!(clock.at(woken), start + BEAT * 2);
+        assert!(!clock.is_waking(start + BEAT * 2) && clock.is_waking(woken), "before it is detected too");
+        assert_eq!(clock.beat(woken), Duration::from_secs(60).saturating_sub(BEAT));
+        assert_eq!(clock.at(woken + BEAT), start + BEAT * 3);
+        assert!(clock.is_waking(woken + BEAT));
         let beats = (1..).map(|beat| woken + BEAT * beat).take_while(|beat| *beat <= woken + WAKING);
-        beats.for_each(|beat| assert_eq!(alive.beat(beat), Duration::ZERO));
-        assert!(!alive.is_waking(woken + WAKING));
+        beats.for_each(|beat| assert_eq!(clock.beat(beat), Duration::ZERO));
+        assert!(!clock.is_waking(woken + WAKING));
     }
 }

@@ -1,4 +1,4 @@
-//! The contract of a store: its rings, each with an outbox and a lease, and what they need as a whole.
+//! The contract of a store: one or more rings, each with an outbox and a lease.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use super::lease::Lease;
 use super::outbox::Outbox;
 use super::ring::{Reply, Ring};
 
-/// A moment by both clocks: the one that measures, and the one that survives a restart.
+/// A moment by the monotonic clock and by the wall clock, which survives a restart.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     /// By the monotonic clock.
     pub now: Instant,
-    /// Since the Unix epoch, by a clock that can be set.
+    /// Time since the Unix epoch by the wall clock, which can be set.
     pub unix_time: Duration,
 }
 
@@ -29,23 +29,23 @@ impl Moment {
 pub struct RingParts {
     /// The wheel.
     pub ring: Arc<dyn Ring>,
-    /// Its batches.
+    /// The timeout batches of the wheel.
     pub outbox: Arc<dyn Outbox>,
-    /// Who turns it.
+    /// The leadership over the wheel.
     pub lease: Arc<dyn Lease>,
 }
 
-/// Where the wheel lives, in one ring or in several.
+/// The place that holds the messages in flight.
 pub trait Store: Send + Sync {
-    /// Its kind, as Hello and the status say it.
+    /// Its kind, as in Welcome and in the status.
     fn kind(&self) -> &'static str;
 
-    /// Its rings, at least one: ring i stands at index i.
+    /// Its rings, at least one. Ring i is at index i.
     fn rings(&self) -> &[RingParts];
 
-    /// Whether it answers.
+    /// Whether the store answers.
     fn is_up(&self) -> bool;
 
-    /// Puts away what is to be kept, after the last request; says in words what it did.
+    /// Saves its state after the last request, if it can. Returns a sentence for the log.
     fn close(&self, moment: Moment) -> Reply<String>;
 }

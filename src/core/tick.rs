@@ -1,8 +1,8 @@
 //! Ticks, slots, and the arithmetic of deadlines.
 //!
-//! The wheel is scheme 4 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987): a
-//! ring of slots with one slot a tick, so that adding, acknowledging and expiring a message each cost
-//! O(1). A [`Tick`] counts absolutely and is never reused; a [`Slot`] is its position on the ring.
+//! The wheel is scheme 4 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987): a ring of slots
+//! with one slot per tick. Adding, acknowledging and expiring a message each cost O(1). A [`Tick`] is an absolute count
+//! and is never reused. A [`Slot`] is its position on the ring.
 //!
 //! # Never early
 //!
@@ -11,18 +11,18 @@
 //! ```text
 //!  clock    t          t+1                   t+k         t+k+1
 //!           |-----x-----|---- ...  ----|------|-----------|------>
-//!                 add                         closed      decided
+//!                 add                         closing     expired
 //!                 |<--------- more than k ticks --------->|
 //! ```
 //!
-//! When the pointer reaches `t + k` the slot is *closed*: its place on the ring is free for the messages
-//! of the next revolution, but what lay in it can still be acknowledged. When the pointer moves on, the
-//! tick is *decided*, and what is still in flight times out. The add fell somewhere inside tick `t`, so
-//! the message had between `k` (not included) and `k + 1` whole ticks. Firing as soon as the pointer
-//! comes back to the slot, as most wheels do, would give it as little as `k - 1`.
+//! When the pointer reaches `t + k`, that tick is *closing*. Its slot is free for messages of the next revolution,
+//! but its own messages can still be acknowledged. When the pointer moves on, the tick *expires*, and its messages
+//! that are still in flight time out. The add happened somewhere inside tick `t`, so the message had more than `k`
+//! and at most `k + 1` whole ticks. Most wheels expire a tick as soon as the pointer returns to its slot. That can be
+//! as early as `k - 1` ticks.
 //!
-//! `t` is the tick *due by the clock*, rounded down, and not the pointer: where the pointer lags, a
-//! deadline counted from it would be reached early as soon as the pointer catches up.
+//! `t` is the tick *due by the clock*, rounded down, and not the pointer. If the pointer lags, a deadline counted from
+//! the pointer would be early once the pointer catches up.
 
 use std::fmt;
 use std::time::Duration;
@@ -32,13 +32,13 @@ use std::time::Duration;
 pub struct Tick(pub u64);
 
 impl Tick {
-    /// The tick `ticks` later; saturates at the end of time.
+    /// The tick `ticks` later; saturates.
     #[must_use]
     pub const fn plus(self, ticks: u64) -> Tick {
         Tick(self.0.saturating_add(ticks))
     }
 
-    /// How many ticks `self` lies after `earlier`; 0 if it does not.
+    /// The number of ticks from `earlier` to `self`; 0 if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Tick) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -55,25 +55,25 @@ impl fmt::Display for Tick {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u16);
 
-/// The fewest slots a ring can have.
+/// The fewest slots of a ring.
 pub const MIN_SLOTS: u16 = 1;
-/// The most slots a ring can have: a message can wait an hour at one tick a second.
+/// The most slots of a ring: one hour at one tick per second.
 pub const MAX_SLOTS: u16 = 3_600;
-/// The shortest tick. Below this the operating system's timers are no longer exact to a tenth of a tick.
+/// The shortest tick. Timers of the operating system are not exact to a tenth of a shorter one.
 pub const MIN_TICK: Duration = Duration::from_millis(10);
 /// The longest tick.
 pub const MAX_TICK: Duration = Duration::from_secs(30);
 
 const _: () = assert!(MIN_SLOTS >= 1, "a ring without slots has no deadline");
 
-/// The dimensions of a ring: how many slots, and how long a tick lasts.
+/// The dimensions of a ring: number of slots and length of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wheel {
     slots: u16,
     tick_length: Duration,
 }
 
-/// Dimensions that no ring can have.
+/// The dimensions are outside the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WheelError {
     /// Too few or too many slots.
@@ -88,11 +88,11 @@ pub enum WheelError {
 }
 
 impl Wheel {
-    /// A ring of `slots` slots that moves once every `tick_length`.
+    /// A ring of `slots` slots that moves once per `tick_length`.
     ///
     /// # Errors
     ///
-    /// When a dimension lies outside [`MIN_SLOTS`]..=[`MAX_SLOTS`] or [`MIN_TICK`]..=[`MAX_TICK`], or the
+    /// If `slots` is outside [`MIN_SLOTS`]..=[`MAX_SLOTS`] or `tick_length` outside [`MIN_TICK`]..=[`MAX_TICK`], or the
     /// tick is not a whole number of milliseconds (the protocol states it in ms).
     pub fn new(slots: u16, tick_length: Duration) -> Result<Wheel, WheelError> {
         if !(MIN_SLOTS..=MAX_SLOTS).contains(&slots) {
@@ -136,15 +136,15 @@ impl Wheel {
         Slot((tick.0 % self.slots as u64) as u16)
     }
 
-    /// The deadline of a message accepted while `due` is the tick due: see the module's drawing.
+    /// The deadline of a message accepted while tick `due` is due: see the drawing of the module.
     #[must_use]
     pub fn deadline(self, due: Tick, ack_timeout_ticks: u16) -> Tick {
-        debug_assert!(ack_timeout_ticks <= self.slots, "checked where the request came in");
+        debug_assert!(ack_timeout_ticks <= self.slots, "the store checks each request");
         due.plus(u64::from(ack_timeout_ticks))
     }
 
-    /// Whether a message that timed out at `deadline` is still remembered when the wheel stands at
-    /// `pointer`: for one revolution from the moment its tick was decided.
+    /// Whether a message that timed out at `deadline` is still known as late when the pointer stands at `pointer`. It
+    /// is for one revolution from the expiry of its tick.
     #[must_use]
     pub fn remembers(self, deadline: Tick, pointer: Tick) -> bool {
         pointer.since(deadline.plus(1)) < u64::from(self.slots)
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_lies_its_ack_timeout_after_the_tick_due() {
+    fn a_deadline_is_the_tick_due_plus_the_ack_timeout() {
         let wheel = Wheel::default();
         assert_eq!(wheel.deadline(Tick(100), 15), Tick(115));
         assert_eq!(wheel.slot(Tick(115)), wheel.slot(Tick(100)));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn late_lasts_one_revolution_from_the_decision() {
+    fn late_lasts_one_revolution_from_the_expiry() {
         let wheel = Wheel::default();
         assert!(wheel.remembers(Tick(20), Tick(21)));
         assert!(wheel.remembers(Tick(20), Tick(35)));

@@ -1,23 +1,22 @@
-//! A patience that a pause of this process does not use up.
+//! A timeout that a stall of this process does not use up.
 
 use std::pin::pin;
 use std::time::Duration;
 
-/// A patience is waited for in so many parts, if they are long enough for a timer that counts in ms: while the process
-/// stands still, only one of them runs out.
+/// The number of parts of a timeout. A stall uses up only one of them.
 const PARTS: u32 = 4;
 
-/// As long as a part is at least.
-const LEAST_PART: Duration = Duration::from_millis(5);
+/// The shortest part, since the timers of the runtime count in ms.
+const SHORTEST_PART: Duration = Duration::from_millis(5);
 
-/// What is awaited, if it comes within a patience. A pause of this process takes away a quarter of one of 20 ms or more:
-/// whoever is waited for has not had that time either, or is not heard yet.
-pub async fn stall_aware_timeout<T>(patience: Duration, awaited: impl Future<Output = T>) -> Option<T> {
+/// Awaits `awaited` for at most `timeout`. A stall of this process uses up a quarter of a timeout of 20 ms or more.
+/// During the stall, peers had no time to answer, or were not read.
+pub async fn stall_aware_timeout<T>(timeout: Duration, awaited: impl Future<Output = T>) -> Option<T> {
     let mut awaited = pin!(awaited);
-    let parts = if patience < LEAST_PART * PARTS { 1 } else { PARTS };
+    let parts = if timeout < SHORTEST_PART * PARTS { 1 } else { PARTS };
     for _ in 0..parts {
-        if let Ok(come) = tokio::time::timeout(patience / parts, &mut awaited).await {
-            return Some(come);
+        if let Ok(output) = tokio::time::timeout(timeout / parts, &mut awaited).await {
+            return Some(output);
         }
     }
     None

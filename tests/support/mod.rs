@@ -26,6 +26,7 @@ pub mod redis;
 pub mod sentinels;
 pub mod settings;
 pub mod sidecar;
+pub mod single_request;
 pub mod skipped;
 pub mod watch;
 

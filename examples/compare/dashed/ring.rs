@@ -227,7 +227,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use ackwheel::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
+    use crate::single_request::{AddNewMsg, DelMsg, SingleRequest};
 
     const TICK: Duration = Duration::from_secs(1);
 

@@ -1,187 +1,248 @@
-//! Before a tick is decided, what waits in the sockets is read.
+//! The read barrier: before a tick expires, the connections read what waits in their sockets.
 //!
-//! When the process stood still, acknowledgements wait unread. [`ReadBarrier::pass`] asks the connections to read until
-//! their sockets are empty, and returns when all have. A connection is a [`Member`] from its first frame to its end;
-//! one that comes in the middle of a round is not waited for.
+//! After a stall of the process, acknowledgements wait unread. [`ReadBarrier::wait_until_read`] asks the connections to
+//! read until their sockets are empty, and returns when all have. A connection is a [`Member`] from its first frame to
+//! its end. A round does not wait for a connection that joins during it.
 //!
-//! Only those are asked that may have something: a round wakes whoever has to read, and has but a look at what the
-//! others say of themselves. Bytes that came before the round are in one of three places. They are still in the socket: then the kernel says so. Or they
-//! are out of it and dealt with. Or they are on the way between: then the connection has said that it is [`Taking`]
-//! before it read, and the gate looks for that after it has asked the kernel, so that nothing slips through.
+//! A round asks only connections that may have unread bytes. Bytes that arrived before the round are in one of three
+//! places. In the socket: the kernel tells that. Processed: nothing is to do. In between: the connection set [`Taking`]
+//! before it read. The barrier checks `Taking` after it has asked the kernel, so that it misses no bytes.
 //!
-//! Several tickers may come at the same time. One round goes on at a time, and whoever came before it began
-//! shares its end: with many rings the connections are asked hardly more often than with one.
+//! Several tickers may wait at the same time. Only one round runs at a time, and all that called before it began share
+//! its result. So with many rings the connections are asked hardly more often than with one.
 
-mod arrivals;
-mod member;
-#[cfg(test)]
-mod tests;
+mod readable_sockets;
 
 use std::collections::HashMap;
+use std::future::poll_fn;
+use std::mem;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use self::arrivals::{Arrivals, Waiting};
-use self::member::Line;
-pub use self::member::{Member, Taking};
+use self::readable_sockets::ReadableSockets;
 use crate::process::panics;
 use crate::ticker::stall_aware_timeout;
 
-/// Where the ticker meets the connections.
+/// Waits for the connections to read.
 #[derive(Debug)]
 pub struct ReadBarrier {
-    arrivals: Arrivals,
+    sockets: ReadableSockets,
     members: Mutex<Members>,
-    all_passed: Notify,
-    /// Held while a round goes on.
-    last: tokio::sync::Mutex<Last>,
-}
-
-/// The last round that has ended.
-#[derive(Debug, Default)]
-struct Last {
-    round: u64,
-    all_passed: bool,
+    /// Notified when no connection is outstanding.
+    all_read: Notify,
+    /// The number of the last round, and whether all were read in it. Locked while a round runs.
+    last: tokio::sync::Mutex<(u64, bool)>,
 }
 
 #[derive(Debug, Default)]
 struct Members {
     round: u64,
-    /// Those that were asked in the current round and have not passed it.
+    /// Number of members that were asked in the current round and have not confirmed.
     outstanding: usize,
-    /// So many have come so far.
-    numbers: u64,
-    seats: HashMap<u64, Registration>,
+    last_number: u64,
+    by_number: HashMap<u64, Registered>,
 }
 
 #[derive(Debug)]
-struct Registration {
-    line: Arc<Line>,
-    /// Whether the kernel tells when something waits in its socket; who is not watched is asked in every round.
+struct Registered {
+    state: Arc<MemberState>,
+    /// Whether the kernel watches its socket. Other members are asked in every round.
     watched: bool,
     /// Whether the current round waits for it.
     outstanding: bool,
 }
 
+/// The state that barrier and connection share.
+#[derive(Debug)]
+struct MemberState {
+    /// The last round in which the connection was asked.
+    asked_in: AtomicU64,
+    waker: AtomicWaker,
+    taking: Taking,
+}
+
 impl ReadBarrier {
-    /// A gate without members.
+    /// A barrier without members.
     #[must_use]
     pub fn new() -> Arc<ReadBarrier> {
         Arc::new(ReadBarrier {
-            arrivals: Arrivals::new(),
+            sockets: ReadableSockets::new(),
             members: Mutex::default(),
-            all_passed: Notify::new(),
+            all_read: Notify::new(),
             last: tokio::sync::Mutex::default(),
         })
     }
 
-    /// A connection joins, with the socket that it reads; without one it is asked in every round.
+    /// Adds a connection with the socket that it reads. A connection without one is asked in every round.
     #[must_use]
     pub fn join(self: &Arc<Self>, socket: Option<BorrowedFd<'_>>) -> Member {
         let _shared = panics::shared();
-        let line = Arc::new(Line::new());
-        let number = {
-            let mut members = self.members.lock();
-            members.numbers += 1;
-            members.numbers
-        };
-        let watched = socket.is_some_and(|socket| self.arrivals.watch(socket, number));
-        let seat = Registration { line: Arc::clone(&line), watched, outstanding: false };
-        self.members.lock().seats.insert(number, seat);
-        Member { read_barrier: Arc::clone(self), number, line, asked: 0 }
+        // The connection may have read bytes before, as in a TLS handshake.
+        let taking = Taking(Arc::new(AtomicBool::new(true)));
+        let state = Arc::new(MemberState { asked_in: AtomicU64::new(0), waker: AtomicWaker::new(), taking });
+        let mut members = self.members.lock();
+        members.last_number += 1;
+        let number = members.last_number;
+        let watched = socket.is_some_and(|socket| self.sockets.watch(socket, number));
+        let registered = Registered { state: Arc::clone(&state), watched, outstanding: false };
+        members.by_number.insert(number, registered);
+        Member { read_barrier: Arc::clone(self), number, state, asked: 0 }
     }
 
-    /// Waits until what was waiting in the sockets is read; at most `patience` from the begin of its round,
-    /// and says whether all of it was. A pause of the process does not use the patience up.
-    pub async fn pass(&self, patience: Duration) -> bool {
-        // A round that goes on already may have asked some connections too early.
+    /// Waits until the bytes that waited in the sockets are read, for at most `timeout` from the begin of the round.
+    /// Returns whether all were read. A stall of the process does not use up the timeout.
+    pub async fn wait_until_read(&self, timeout: Duration) -> bool {
+        // A round that runs already may have asked some connections too early.
         let wanted = self.members.lock().round + 1;
         let mut last = self.last.lock().await;
-        if last.round >= wanted {
-            return last.all_passed;
+        if last.0 >= wanted {
+            return last.1;
         }
-        let round = self.begin();
-        let all_passed = self.ended(patience).await;
-        *last = Last { round, all_passed };
-        all_passed
-    }
-
-    /// Asks all that may have something to read.
-    fn begin(&self) -> u64 {
-        // Whoever comes from here on waits for the next round. Then first the sockets, and after them who is taking:
-        // the other way round, bytes could be taken between the two.
-        let round = {
-            let mut members = self.members.lock();
-            members.round += 1;
-            members.round
-        };
-        let waiting = self.arrivals.waiting();
-        let mut members = self.members.lock();
-        let any = waiting == Waiting::Unknown;
-        for seat in members.seats.values_mut() {
-            seat.outstanding = any || !seat.watched || seat.line.is_taking();
-        }
-        if let Waiting::In(numbers) = waiting {
-            for number in numbers {
-                // Who is not there any more has left, and closes its socket.
-                if let Some(seat) = members.seats.get_mut(&number) {
-                    seat.outstanding = true;
-                }
-            }
-        }
-        let asked: Vec<Arc<Line>> =
-            members.seats.values().filter(|seat| seat.outstanding).map(|seat| Arc::clone(&seat.line)).collect();
-        members.outstanding = asked.len();
-        drop(members);
-        for line in asked {
-            line.ask(round);
-        }
-        round
-    }
-
-    async fn ended(&self, patience: Duration) -> bool {
-        let all_passed = async {
+        let round = self.begin_round();
+        let all_read = async {
             loop {
-                let notified = self.all_passed.notified();
+                let notified = self.all_read.notified();
                 if self.members.lock().outstanding == 0 {
                     return;
                 }
                 notified.await;
             }
         };
-        stall_aware_timeout(patience, all_passed).await.is_some()
+        let all_read = stall_aware_timeout(timeout, all_read).await.is_some();
+        *last = (round, all_read);
+        all_read
     }
 
-    /// A member has passed the round in which it was asked.
-    fn passed(&self, number: u64, round: u64) {
+    /// Asks all members that may have unread bytes.
+    fn begin_round(&self) -> u64 {
+        // A call from here on waits for the next round. The kernel is asked before `Taking` is checked: in the other
+        // order, a connection could take bytes between the two.
+        let round = {
+            let mut members = self.members.lock();
+            members.round += 1;
+            members.round
+        };
+        let waiting = self.sockets.waiting();
+        let mut members = self.members.lock();
+        for member in members.by_number.values_mut() {
+            member.outstanding = waiting.is_none() || !member.watched || member.state.taking.is_under_way();
+        }
+        for number in waiting.into_iter().flatten() {
+            // A number without a member has left, and its socket is being closed.
+            if let Some(member) = members.by_number.get_mut(&number) {
+                member.outstanding = true;
+            }
+        }
+        let asked = members.by_number.values().filter(|member| member.outstanding);
+        let asked: Vec<Arc<MemberState>> = asked.map(|member| Arc::clone(&member.state)).collect();
+        members.outstanding = asked.len();
+        drop(members);
+        for member in asked {
+            member.asked_in.store(round, Ordering::Release);
+            member.waker.wake();
+        }
+        round
+    }
+
+    /// A member has read all bytes of the round in which it was asked.
+    fn confirm(&self, number: u64, round: u64) {
         let _shared = panics::shared();
         let mut members = self.members.lock();
-        if round != members.round {
-            return;
-        }
-        let seat = members.seats.get_mut(&number).expect("a member has a seat until it leaves");
-        if std::mem::take(&mut seat.outstanding) {
-            self.take_off(&mut members);
+        if round == members.round {
+            let member = members.by_number.get_mut(&number).expect("a member is registered until it leaves");
+            let was_outstanding = mem::take(&mut member.outstanding);
+            self.remove_outstanding(&mut members, was_outstanding);
         }
     }
 
-    fn left(&self, number: u64) {
+    fn leave(&self, number: u64) {
         let _shared = panics::shared();
         let mut members = self.members.lock();
-        let seat = members.seats.remove(&number).expect("a member leaves once");
-        if seat.outstanding {
-            self.take_off(&mut members);
-        }
+        let member = members.by_number.remove(&number).expect("a member leaves once");
+        self.remove_outstanding(&mut members, member.outstanding);
     }
 
-    fn take_off(&self, members: &mut Members) {
-        members.outstanding -= 1;
-        if members.outstanding == 0 {
-            self.all_passed.notify_waiters();
+    fn remove_outstanding(&self, members: &mut Members, was_outstanding: bool) {
+        members.outstanding -= usize::from(was_outstanding);
+        if was_outstanding && members.outstanding == 0 {
+            self.all_read.notify_waiters();
         }
     }
 }
+
+/// A connection that takes part in the read barrier. It leaves when this is dropped.
+#[derive(Debug)]
+pub struct Member {
+    read_barrier: Arc<ReadBarrier>,
+    number: u64,
+    state: Arc<MemberState>,
+    /// The last round in which it knows that it was asked.
+    asked: u64,
+}
+
+impl Member {
+    /// The flag that the connection sets while it reads.
+    #[must_use]
+    pub fn taking(&self) -> Taking {
+        self.state.taking.clone()
+    }
+
+    /// Waits until the ticker asks to read what waits in the socket. Cancel-safe.
+    pub async fn asked(&mut self) {
+        poll_fn(|context| {
+            self.state.waker.register(context.waker());
+            let round = self.state.asked_in.load(Ordering::Acquire);
+            if round == self.asked {
+                return Poll::Pending;
+            }
+            self.asked = round;
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// Answers the last question: the socket was read until it was empty. A later question stays open.
+    pub fn passed(&mut self) {
+        self.read_barrier.confirm(self.number, self.asked);
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.read_barrier.leave(self.number);
+    }
+}
+
+/// Whether a connection may have taken bytes out of its socket that it has not processed. The barrier cannot find those
+/// in the socket.
+#[derive(Clone, Debug)]
+pub struct Taking(Arc<AtomicBool>);
+
+impl Taking {
+    /// Call before reading from the socket or writing to it: bytes that arrive during a system call are not seen in the
+    /// socket yet.
+    pub fn begin(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Call when nothing was left to read, and all bytes that were read are processed.
+    pub fn end(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether the connection may have unprocessed bytes.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests;

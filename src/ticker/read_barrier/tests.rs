@@ -12,11 +12,11 @@ use tokio::io::{AsyncRead, ReadBuf};
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_round_ends_when_every_member_passed_or_went() {
+async fn a_round_ends_when_every_member_has_read_or_left() {
     let read_barrier = ReadBarrier::new();
-    assert!(read_barrier.pass(Duration::from_secs(1)).await, "nobody to wait for");
+    assert!(read_barrier.wait_until_read(Duration::from_secs(1)).await, "no member to wait for");
     let (mut first, mut second) = (read_barrier.join(None), read_barrier.join(None));
-    assert!(!read_barrier.pass(Duration::from_secs(1)).await, "two did not answer");
+    assert!(!read_barrier.wait_until_read(Duration::from_secs(1)).await, "two did not answer");
     for member in [&mut first, &mut second] {
         member.asked().await;
         member.passed();
@@ -24,44 +24,44 @@ async fn a_round_ends_when_every_member_passed_or_went() {
 
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
-        async move { read_barrier.pass(Duration::from_secs(60)).await }
+        async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
     });
     first.asked().await;
     drop(second);
     let late = read_barrier.join(None);
     first.passed();
     first.passed();
-    assert_eq!(read_barrier.members.lock().outstanding, 0, "passing twice counts once");
+    assert_eq!(read_barrier.members.lock().outstanding, 0, "two confirmations count once");
     tokio::task::yield_now().await;
-    assert!(round.await.unwrap(), "whoever joins during a round is not waited for");
+    assert!(round.await.unwrap(), "a round does not wait for a member that joins during it");
     drop(late);
-    assert_eq!(read_barrier.members.lock().seats.len(), 1);
+    assert_eq!(read_barrier.members.lock().by_number.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_came_before_a_round_shares_it_and_whoever_came_during_it_gets_the_next() {
+async fn calls_before_a_round_share_it_and_calls_during_it_get_the_next() {
     let read_barrier = ReadBarrier::new();
     let mut member = read_barrier.join(None);
-    let pass = || {
+    let wait = || {
         let read_barrier = Arc::clone(&read_barrier);
-        tokio::spawn(async move { read_barrier.pass(Duration::from_secs(60)).await })
+        tokio::spawn(async move { read_barrier.wait_until_read(Duration::from_secs(60)).await })
     };
-    let first = pass();
+    let first = wait();
     member.asked().await;
-    let (second, third) = (pass(), pass());
+    let (second, third) = (wait(), wait());
     tokio::task::yield_now().await;
     member.passed();
     assert!(first.await.unwrap());
     member.asked().await;
-    assert!(!second.is_finished() && !third.is_finished(), "what came meanwhile is read for them");
+    assert!(!second.is_finished() && !third.is_finished(), "they wait for the next round");
     member.passed();
     assert!(second.await.unwrap() && third.await.unwrap());
     assert_eq!(read_barrier.members.lock().round, 2, "the two shared a round");
 
     // A ticker that is aborted in its round does not leave the others waiting.
-    let aborted = pass();
+    let aborted = wait();
     member.asked().await;
-    let waiting = pass();
+    let waiting = wait();
     tokio::task::yield_now().await;
     aborted.abort();
     member.asked().await;
@@ -70,34 +70,34 @@ async fn whoever_came_before_a_round_shares_it_and_whoever_came_during_it_gets_t
 }
 
 #[tokio::test]
-async fn a_pause_is_no_time_to_read_in() {
+async fn a_stall_does_not_use_up_the_timeout() {
     let read_barrier = ReadBarrier::new();
     let mut member = read_barrier.join(None);
-    let patience = Duration::from_millis(400);
+    let timeout = Duration::from_millis(400);
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
-        async move { read_barrier.pass(patience).await }
+        async move { read_barrier.wait_until_read(timeout).await }
     });
     member.asked().await;
-    // As a paused process: nothing runs on this thread for longer than the patience.
-    std::thread::sleep(patience * 2);
+    // As in a stalled process, nothing runs on this thread for longer than the timeout.
+    std::thread::sleep(timeout * 2);
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
-    assert!(!round.is_finished(), "the connections have their time after a pause");
+    assert!(!round.is_finished(), "the connections have their time after a stall");
     member.passed();
     assert!(round.await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_to_the_last_round_is_none_to_the_next() {
+async fn an_answer_to_the_last_round_does_not_count_for_the_next() {
     let read_barrier = ReadBarrier::new();
     let mut member = read_barrier.join(None);
-    assert!(!read_barrier.pass(Duration::from_secs(1)).await);
+    assert!(!read_barrier.wait_until_read(Duration::from_secs(1)).await);
     member.asked().await;
-    // It looked into its socket for the first round; what comes in the second it has not seen.
+    // It read its socket for the first round, and not yet for the second.
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
-        async move { read_barrier.pass(Duration::from_secs(60)).await }
+        async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
     });
     tokio::task::yield_now().await;
     member.passed();
@@ -107,21 +107,21 @@ async fn an_answer_to_the_last_round_is_none_to_the_next() {
     assert!(round.await.unwrap());
 }
 
-/// A member that has dealt with all that came over its socket, and the other end of that.
+/// A member that has processed all bytes of its socket, and the other end of the socket.
 fn connection(read_barrier: &Arc<ReadBarrier>) -> (UnixStream, UnixStream, Member) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let member = read_barrier.join(Some(ours.as_fd()));
-    assert!(member.taking().is_under_way(), "what it took before it joined");
+    assert!(member.taking().is_under_way(), "it may have read bytes before it joined");
     member.taking().end();
     (ours, theirs, member)
 }
 
 #[cfg(target_os = "linux")]
 #[tokio::test(start_paused = true)]
-async fn only_those_are_asked_that_may_have_something() {
+async fn only_members_that_may_have_unread_bytes_are_asked() {
     let read_barrier = ReadBarrier::new();
     let mut connections: Vec<_> = (0..100).map(|_| connection(&read_barrier)).collect();
-    assert!(read_barrier.pass(Duration::from_secs(1)).await, "nothing waits in any socket");
+    assert!(read_barrier.wait_until_read(Duration::from_secs(1)).await, "nothing waits in any socket");
 
     let (mut ours, mut theirs, mut waiting) = connections.pop().unwrap();
     theirs.write_all(b"x").unwrap();
@@ -129,7 +129,7 @@ async fn only_those_are_asked_that_may_have_something() {
     taking.taking().begin();
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
-        async move { read_barrier.pass(Duration::from_secs(60)).await }
+        async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
     });
     tokio::task::yield_now().await;
     assert_eq!(read_barrier.members.lock().outstanding, 2);
@@ -141,30 +141,30 @@ async fn only_those_are_asked_that_may_have_something() {
     ours.read_exact(&mut [0]).unwrap();
     waiting.passed();
     tokio::task::yield_now().await;
-    assert!(!round.is_finished(), "what was taken is not dealt with");
+    assert!(!round.is_finished(), "the bytes that were taken are not processed");
     taking.taking().end();
     taking.passed();
     assert!(round.await.unwrap());
-    assert!(read_barrier.pass(Duration::from_secs(1)).await, "all of it is read");
+    assert!(read_barrier.wait_until_read(Duration::from_secs(1)).await, "all of it is read");
 }
 
-/// Whatever is in the sockets before a round is dealt with at its end, however reading and asking fall together.
+/// Bytes that are in a socket before a round are processed at its end, with any overlap of reading and asking.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_slips_through_between_the_socket_and_its_reader() {
+async fn no_bytes_are_missed_between_the_socket_and_its_reader() {
     let read_barrier = ReadBarrier::new();
     let (ours, mut theirs, mut member) = connection(&read_barrier);
-    let dealt_with = Arc::new(AtomicU64::new(0));
+    let processed = Arc::new(AtomicU64::new(0));
     ours.set_nonblocking(true).unwrap();
-    // What waits is read past the runtime, which may not have heard of it yet.
+    // Waiting bytes are read directly, since the runtime may not know of them yet.
     let mut directly = ours.try_clone().unwrap();
     let mut ours = tokio::net::UnixStream::from_std(ours).unwrap();
     let reader = tokio::spawn({
-        let dealt_with = Arc::clone(&dealt_with);
+        let processed = Arc::clone(&processed);
         async move {
             let taking = member.taking();
             let mut buffer = [0; 8];
             loop {
-                // As a session: what comes is taken, and dealt with before the next is read.
+                // Like a session, which processes bytes before it reads the next.
                 let read = poll_fn(|context| {
                     let mut buffer = ReadBuf::new(&mut buffer);
                     taking.begin();
@@ -179,7 +179,7 @@ async fn nothing_slips_through_between_the_socket_and_its_reader() {
                         0 => return,
                         count => {
                             std::thread::sleep(Duration::from_micros(20));
-                            dealt_with.fetch_add(count as u64, Ordering::SeqCst);
+                            processed.fetch_add(count as u64, Ordering::SeqCst);
                             false
                         }
                     },
@@ -187,7 +187,7 @@ async fn nothing_slips_through_between_the_socket_and_its_reader() {
                 };
                 if asked {
                     while let Ok(count @ 1..) = directly.read(&mut buffer) {
-                        dealt_with.fetch_add(count as u64, Ordering::SeqCst);
+                        processed.fetch_add(count as u64, Ordering::SeqCst);
                     }
                     member.passed();
                 }
@@ -196,12 +196,12 @@ async fn nothing_slips_through_between_the_socket_and_its_reader() {
     });
     for sent in 1..=4_000 {
         theirs.write_all(b"x").unwrap();
-        // The round begins at other points of the reading each time.
+        // The round begins at a different point of the reading each time.
         for _ in 0..sent % 400 * 8 {
             std::hint::spin_loop();
         }
-        assert!(read_barrier.pass(Duration::from_secs(10)).await);
-        assert!(dealt_with.load(Ordering::SeqCst) >= sent, "byte {sent} was passed over");
+        assert!(read_barrier.wait_until_read(Duration::from_secs(10)).await);
+        assert!(processed.load(Ordering::SeqCst) >= sent, "byte {sent} was missed");
     }
     drop(theirs);
     reader.await.unwrap();

@@ -4,7 +4,7 @@ use super::*;
 use crate::core::batch::TickCounts;
 
 #[tokio::test(start_paused = true)]
-async fn ticks_that_expire_while_earlier_ones_are_not_done_are_counted() {
+async fn ticks_that_expire_before_expiry_is_done_with_earlier_ones_are_counted() {
     let script = Script::new([leads(7, None)], Handover::Kept);
     let expired = |behind| PublishStep {
         counted: Some((Tick(7), TickCounts::default())),
@@ -14,6 +14,6 @@ async fn ticks_that_expire_while_earlier_ones_are_not_done_are_counted() {
     };
     script.steps.lock().extend([0, 1, 5, 0].map(expired));
     let (_handle, metrics) = script.start();
-    pass(900).await;
+    sleep(900).await;
     assert_eq!(metrics.expiry_behind_ticks.get(), 2);
 }

@@ -1,19 +1,19 @@
-//! Who leads, who follows, and whoever is told that it does neither.
+//! Leaders, followers, and leaders that are deposed.
 
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_follower_asks_when_it_was_told_to_and_at_once_when_the_lease_is_free() {
+async fn a_follower_asks_after_its_pause_and_at_once_when_the_lease_is_free() {
     let script = Script::new([follows(1_000), follows(1_000), follows(1_000), leads(7, None)], Handover::Kept);
     let (_handle, metrics) = script.start();
-    pass(1_500).await;
-    assert_eq!(script.times(Call::Tend), [0, 1_000]);
+    sleep(1_500).await;
+    assert_eq!(script.times(Call::Maintain), [0, 1_000]);
     assert_eq!(metrics.leader_changes.get(), 0);
-    script.tell.lock().as_ref().unwrap()();
-    pass(10).await;
-    assert_eq!(script.times(Call::Tend), [0, 1_000, 1_500]);
+    script.on_vacancy.lock().as_ref().unwrap()();
+    sleep(10).await;
+    assert_eq!(script.times(Call::Maintain), [0, 1_000, 1_500]);
     assert!(script.times(Call::Advance).is_empty(), "a follower turns nothing");
-    pass(1_000).await;
+    sleep(1_000).await;
     assert_eq!(script.times(Call::Advance), [2_500]);
     assert_eq!(metrics.leader_changes.get(), 1);
 }
@@ -23,20 +23,20 @@ async fn a_leader_renews_in_time_and_turns_the_ring_meanwhile() {
     let renewed = (1..=9).map(|second| leads(7, Some(TICK * second)));
     let script = Script::new(renewed, Handover::Kept);
     let (_handle, metrics) = script.start();
-    pass(3_500).await;
-    assert_eq!(script.times(Call::Tend), [0, 1_000, 2_000, 3_000]);
+    sleep(3_500).await;
+    assert_eq!(script.times(Call::Maintain), [0, 1_000, 2_000, 3_000]);
     assert_eq!(script.times(Call::Advance), [0, 1_000, 2_000, 3_000]);
-    assert_eq!(metrics.leader_changes.get(), 1, "to renew is not to become the leader");
+    assert_eq!(metrics.leader_changes.get(), 1, "a renewal is no change of leader");
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_is_deposed_asks_the_lease_at_once_but_not_without_pause() {
+async fn a_deposed_leader_asks_the_lease_at_once_but_not_without_pause() {
     let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
     script.advances.lock().extend([Advance::Deposed, Advance::Deposed]);
     let (_handle, metrics) = script.start();
-    pass(500).await;
-    // The lease insists and the ring contradicts: a pause each time, then the ring agrees.
-    assert_eq!(script.times(Call::Tend), [0, 0, 100, 100, 200]);
+    sleep(500).await;
+    // The lease and the ring disagree: a pause each time, then they agree.
+    assert_eq!(script.times(Call::Maintain), [0, 0, 100, 100, 200]);
     assert_eq!(script.times(Call::Advance), [0, 100, 200]);
     assert_eq!(metrics.leader_changes.get(), 1);
 
@@ -44,20 +44,20 @@ async fn whoever_is_deposed_asks_the_lease_at_once_but_not_without_pause() {
         Script::new([leads(7, Some(TICK * 60)), follows(1_000), leads(9, Some(TICK * 60))], Handover::Kept);
     script.advances.lock().push_back(Advance::Deposed);
     let (_handle, metrics) = script.start();
-    pass(1_500).await;
-    assert_eq!(script.times(Call::Tend), [0, 0, 1_000]);
-    assert_eq!(script.times(Call::Advance), [0, 1_000], "a new leader looks at the ring at once");
+    sleep(1_500).await;
+    assert_eq!(script.times(Call::Maintain), [0, 0, 1_000]);
+    assert_eq!(script.times(Call::Advance), [0, 1_000], "a new leader calls the ring at once");
     assert_eq!(metrics.leader_changes.get(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_a_ring_up_looks_when_it_was_told_to_whatever_it_heard_while_it_led() {
+async fn a_leader_that_loses_its_lease_ignores_notices_from_the_time_that_it_led() {
     let script = Script::new([leads(7, Some(TICK)), follows(1_000), leads(9, Some(TICK * 60))], Handover::Kept);
     let (_handle, metrics) = script.start();
-    pass(500).await;
-    script.tell.lock().as_ref().unwrap()();
-    pass(2_000).await;
-    assert_eq!(script.times(Call::Tend), [0, 1_000, 2_000]);
+    sleep(500).await;
+    script.on_vacancy.lock().as_ref().unwrap()();
+    sleep(2_000).await;
+    assert_eq!(script.times(Call::Maintain), [0, 1_000, 2_000]);
     assert_eq!(metrics.leader_changes.get(), 2);
 }
 
@@ -66,20 +66,20 @@ async fn a_store_that_refuses_is_asked_again_after_a_pause() {
     let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
     *script.refusals.lock() = 2;
     let _running = script.start();
-    pass(500).await;
-    assert_eq!(script.times(Call::Tend), [0, 100, 200]);
+    sleep(500).await;
+    assert_eq!(script.times(Call::Maintain), [0, 100, 200]);
     assert_eq!(script.times(Call::Advance), [200]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_goes_does_not_publish_a_large_tick_to_its_end_first() {
+async fn a_drain_does_not_wait_until_a_large_tick_is_published() {
     let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
     let (handle, _) = script.start();
     let more = PublishStep { more: true, ..PublishStep::default() };
     script.steps.lock().extend(repeat_n(more, 5_000));
-    pass(100).await;
-    assert!(script.times(Call::Expire).len() > 10, "it is at it");
+    sleep(100).await;
+    assert!(script.times(Call::Publish).len() > 10, "publishing has begun");
     handle.drain().await.unwrap();
     assert!(script.times(Call::Release)[0] <= 110, "{:?}", script.times(Call::Release));
-    assert!(script.steps.lock().len() > 4_000, "the next leader goes on with it");
+    assert!(script.steps.lock().len() > 4_000, "the next leader publishes the rest");
 }

@@ -1,0 +1,124 @@
+//! Asks the kernel once in which of many sockets bytes wait to be read.
+
+#[cfg(target_os = "linux")]
+pub(super) use epoll::ReadableSockets;
+#[cfg(not(target_os = "linux"))]
+pub(super) use unsupported::ReadableSockets;
+
+#[cfg(target_os = "linux")]
+mod epoll {
+    use std::os::fd::{BorrowedFd, OwnedFd};
+
+    use rustix::buffer::spare_capacity;
+    use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+    use rustix::io::Errno;
+    use rustix::time::Timespec;
+
+    /// Room for this number of sockets at first.
+    const ROOM: usize = 64;
+
+    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+    /// Watched sockets, each known by a number. The kernel forgets a socket that is closed.
+    #[derive(Debug)]
+    pub(crate) struct ReadableSockets(Option<OwnedFd>);
+
+    impl ReadableSockets {
+        pub(crate) fn new() -> ReadableSockets {
+            ReadableSockets(epoll::create(CreateFlags::CLOEXEC).ok())
+        }
+
+        /// Watches a socket from now on. Returns whether that is possible.
+        pub(crate) fn watch(&self, socket: BorrowedFd<'_>, number: u64) -> bool {
+            let (number, events) = (EventData::new_u64(number), EventFlags::IN | EventFlags::RDHUP);
+            self.0.as_ref().is_some_and(|epoll| epoll::add(epoll, socket, number, events).is_ok())
+        }
+
+        /// The numbers of the sockets in which bytes, or the end of the stream, wait at this moment. Sockets that no
+        /// member reads any more, but that are not closed yet, may be among them. `None` if the kernel does not tell.
+        pub(crate) fn waiting(&self) -> Option<Vec<u64>> {
+            let epoll = self.0.as_ref()?;
+            let mut events = Vec::with_capacity(ROOM);
+            loop {
+                match epoll::wait(epoll, spare_capacity(&mut events), Some(&AT_ONCE)) {
+                    Ok(_) if events.len() < events.capacity() => {
+                        return Some(events.iter().map(|event| event.data.u64()).collect());
+                    }
+                    // A socket is reported until it is read, so all are reported again when there is more room.
+                    Ok(_) => {
+                        let more = 4 * events.capacity();
+                        events.clear();
+                        events.reserve(more);
+                    }
+                    Err(Errno::INTR) => {}
+                    Err(_) => return None,
+                }
+            }
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod unsupported {
+    use std::os::fd::BorrowedFd;
+
+    #[derive(Debug)]
+    pub(crate) struct ReadableSockets;
+
+    #[expect(clippy::unused_self, reason = "the interface is that of Linux")]
+    impl ReadableSockets {
+        pub(crate) fn new() -> ReadableSockets {
+            ReadableSockets
+        }
+
+        pub(crate) fn watch(&self, _socket: BorrowedFd<'_>, _number: u64) -> bool {
+            false
+        }
+
+        pub(crate) fn waiting(&self) -> Option<Vec<u64>> {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_is_reported_until_it_is_read_or_closed() {
+        let sockets = ReadableSockets::new();
+        let waiting = || {
+            let mut numbers = sockets.waiting().expect("Linux tells");
+            numbers.sort_unstable();
+            numbers
+        };
+        let mut pairs: Vec<(UnixStream, UnixStream)> = (0..150).map(|_| UnixStream::pair().unwrap()).collect();
+        for (number, (ours, _)) in (0..).zip(&pairs) {
+            assert!(sockets.watch(ours.as_fd(), number));
+        }
+        assert_eq!(waiting(), [0_u64; 0]);
+
+        for (_, theirs) in &mut pairs {
+            theirs.write_all(b"x").unwrap();
+        }
+        let all: Vec<u64> = (0..150).collect();
+        assert_eq!(waiting(), all, "more than there is room for at first");
+        assert_eq!(waiting(), all, "and again, since none was read");
+        for (ours, _) in &mut pairs[1..] {
+            ours.read_exact(&mut [0]).unwrap();
+        }
+        assert_eq!(waiting(), [0]);
+
+        let (ours, theirs) = pairs.swap_remove(7);
+        drop(theirs);
+        assert_eq!(waiting(), [0, 7], "the end of a stream must be read too");
+        drop(ours);
+        assert_eq!(waiting(), [0], "a closed socket is forgotten");
+    }
+}

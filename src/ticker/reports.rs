@@ -1,0 +1,159 @@
+//! The metrics and log lines of a ticker.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use tracing::{error, warn};
+
+use crate::core::batch::TickCounts;
+use crate::core::latency_histogram::LatencyHistogram;
+use crate::core::refusal::Refusal;
+use crate::core::ring::{PublishStep, Ring};
+use crate::core::tick::Tick;
+use crate::metrics::Metrics;
+
+/// Expiry that is behind at every tick for this long is logged. A single large tick is not.
+const BEHIND_FOR: Duration = Duration::from_secs(1);
+
+/// A store without a refusal for this long, and for two ticks, has recovered.
+const CALM: Duration = Duration::from_secs(2);
+
+/// Counts and logs the events of a ticker.
+pub(super) struct Reports {
+    pub(super) metrics: Arc<Metrics>,
+    /// When the first of the last ticks in a row expired before expiry was done with earlier ticks.
+    behind_since: Option<Instant>,
+    /// When the store refused last, if refusals were logged and the recovery was not.
+    refused_at: Option<Instant>,
+}
+
+impl Reports {
+    pub(super) fn new(metrics: Arc<Metrics>) -> Reports {
+        Reports { metrics, behind_since: None, refused_at: None }
+    }
+
+    /// The process was stalled for this long; zero if it was not.
+    pub(super) fn stall(&self, stalled: Duration) {
+        if !stalled.is_zero() {
+            self.metrics.stalls.inc();
+            warn!(
+                ?stalled,
+                "this process was stalled, and that time does not count as silence of a peer: was it paused, or short \
+                 of CPU?"
+            );
+        }
+    }
+
+    pub(super) fn shift(&self, ticks: u64) {
+        if ticks > 0 {
+            self.metrics.shifted_ticks.inc_by(ticks);
+            warn!(
+                ticks,
+                "the pointer did not move for that long: every deadline is shifted by it, so that no client counts as \
+                 offline because of a stall on our side; look for a paused or starved process, an outage of Redis, or \
+                 a time without a leader"
+            );
+        }
+    }
+
+    /// A step of expiry is done.
+    pub(super) fn expiry_step(&mut self, step: &PublishStep, ring: &dyn Ring, now: Instant) {
+        if let Some((tick, counts)) = step.counted {
+            self.expired_tick(tick, counts);
+            self.expiry_behind(step.behind, ring, now);
+        }
+        if let Some(published) = step.published {
+            self.metrics.batches_published.inc();
+            if let Some(lateness) = published.lateness {
+                let mut histogram = LatencyHistogram::default();
+                histogram.record(lateness, published.messages);
+                self.metrics.timeout_lateness.add(&histogram);
+            }
+        }
+    }
+
+    fn expired_tick(&self, tick: Tick, counts: TickCounts) {
+        let metrics = &self.metrics;
+        let timed_out = if counts.drained { &metrics.messages_drained } else { &metrics.messages_timed_out };
+        timed_out.inc_by(counts.timed_out());
+        if counts.storm {
+            metrics.storm_ticks.inc();
+            error!(
+                %tick,
+                added = counts.added,
+                acked = counts.acked,
+                timed_out = counts.timed_out(),
+                "storm: more messages of one tick timed out than dead clients explain; its batches are flagged, look \
+                 for a fault between the clients and the logic nodes before marking them offline"
+            );
+        }
+    }
+
+    /// A tick expired before expiry was done with this number of earlier ticks.
+    fn expiry_behind(&mut self, ticks: usize, ring: &dyn Ring, now: Instant) {
+        if ticks > 0 {
+            self.metrics.expiry_behind_ticks.inc();
+        }
+        if !is_behind_for_long(&mut self.behind_since, ticks, now) {
+            return;
+        }
+        // At most one line per second.
+        self.behind_since = None;
+        let status = ring.status(now).now_or_never().and_then(Result::ok);
+        warn!(
+            tick = ?ring.wheel().tick_length(),
+            in_flight = status.map(|status| status.in_flight),
+            ticks_behind = ticks,
+            "expiry cannot keep up with the ticks: timeouts are late, and stalls shift every deadline; raise --tick, \
+             lower --max-in-flight, or give the process more CPU"
+        );
+    }
+
+    /// The store refused a step.
+    pub(super) fn refusal(&mut self, refusal: &Refusal, retry: Duration, now: Instant) {
+        if self.refused_at.replace(now).is_none() {
+            warn!(
+                %refusal,
+                "the store refused to turn the ring, and no message times out meanwhile, unless another sidecar \
+                 reaches the store and turns the ring; trying again every {retry:?}: look at the store and the network \
+                 to it"
+            );
+        }
+    }
+
+    /// A step succeeded. Returns whether the store has recovered from logged refusals.
+    pub(super) fn is_recovery(&mut self, tick_length: Duration, now: Instant) -> bool {
+        let calm = CALM.max(tick_length * 2);
+        self.refused_at.take_if(|refused_at| now >= *refused_at + calm).is_some()
+    }
+
+    pub(super) fn unread_connections(timeout: Duration) {
+        warn!(
+            "some connections were not read within {timeout:?} before a tick expired; if this repeats, the process \
+             is short of CPU: give it more, or raise --threads"
+        );
+    }
+}
+
+/// Records how many ticks expiry is behind. Returns whether it has been behind for [`BEHIND_FOR`].
+fn is_behind_for_long(since: &mut Option<Instant>, ticks: usize, now: Instant) -> bool {
+    if ticks == 0 {
+        *since = None;
+    }
+    ticks > 0 && now.saturating_duration_since(*since.get_or_insert(now)) >= BEHIND_FOR
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_expiry_that_is_behind_at_every_tick_for_a_while_is_reported() {
+        let (mut since, begin) = (None, Instant::now());
+        let at = |ms| begin + Duration::from_millis(ms);
+        let behind = [(0, 0), (3, 10), (2, 500), (1, 1_009), (0, 1_010), (1, 1_020), (1, 2_019), (5, 2_020)];
+        let reported = behind.map(|(ticks, ms)| is_behind_for_long(&mut since, ticks, at(ms)));
+        assert_eq!(reported, [false, false, false, false, false, false, false, true]);
+    }
+}

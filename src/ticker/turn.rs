@@ -1,0 +1,239 @@
+//! One turn of a ticker: it maintains the lease, waits for unread Acks, moves the pointer and publishes expired
+//! messages.
+
+use std::mem;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use tracing::{debug, info};
+
+use super::reports::Reports;
+use super::{Role, Ticker};
+use crate::core::lease::Leadership;
+use crate::core::refusal::Refusal;
+use crate::core::ring::{Advance, PublishStep};
+use crate::core::stall_aware_clock::BEAT;
+
+/// The pause after a refusal of the store.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// How long a move or a drain waits for connections to be read, or half a tick if that is less. A move that is late
+/// by a whole tick counts as a stall. A second wait for the same move takes at most an eighth of that.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long before a move the connections are asked to read, or an eighth of a tick if that is less.
+const READ_AHEAD: Duration = Duration::from_millis(3);
+
+/// How long before the connections are asked to read, the ring starts to list the messages of the closing tick. A
+/// million messages take up to a millisecond, with pauses of four times that: there is time for twenty million.
+const PRELIST_AHEAD: Duration = Duration::from_millis(100);
+
+/// The time for which memory is reclaimed without a pause, or one step if that takes longer.
+const RECLAIM_BURST: Duration = Duration::from_micros(100);
+
+/// The pause after such a burst, as a multiple of its time. Without pauses, on a machine with busy processors, a batch
+/// that was published just before would be sent only after all memory is reclaimed.
+const RECLAIM_PAUSES: u32 = 4;
+
+impl Ticker {
+    /// Does a step, and returns how long to wait before the next one. Logs when refusals of the store begin and end.
+    pub(super) async fn turn(&mut self) -> Duration {
+        let now = self.clock.now();
+        if now < self.resume_at {
+            return self.resume_at - now;
+        }
+        let step = self.step().await;
+        let now = self.clock.now();
+        match step {
+            Ok(wait) => {
+                let tick_length = self.parts.ring.wheel().tick_length();
+                if self.role != Role::Unknown && self.reports.is_recovery(tick_length, now) {
+                    match self.role {
+                        Role::SoleLeader | Role::Leader => info!("the ring turns again"),
+                        Role::Follower => info!("the store answers again; another sidecar may lead the ring"),
+                        Role::Unknown | Role::Resigned => {}
+                    }
+                }
+                wait
+            }
+            Err(refusal) => {
+                self.reports.refusal(&refusal, RETRY, now);
+                self.resume_at = now + RETRY;
+                RETRY
+            }
+        }
+    }
+
+    /// Does what is due. Returns how long nothing is due.
+    async fn step(&mut self) -> Result<Duration, Refusal> {
+        let now = self.clock.now();
+        if self.role == Role::Resigned {
+            return Ok(BEAT);
+        }
+        if let Some(wait) = self.maintain_lease(now).await? {
+            return Ok(wait);
+        }
+        // The answer of the lease may have taken a while.
+        let now = self.clock.now();
+        if now >= self.next_advance {
+            self.advance().await?;
+            return Ok(Duration::ZERO);
+        }
+        let wait = self.next_advance.saturating_duration_since(now);
+        let before_reading = wait.saturating_sub(self.read_ahead());
+        if before_reading.is_zero() && !self.has_read(now) {
+            self.wait_until_read().await;
+            return Ok(Duration::ZERO);
+        }
+        let wait = if before_reading.is_zero() { wait } else { before_reading };
+        if self.expiring {
+            let step = self.publish_expired().await?;
+            self.expiring = step.more || step.deposed;
+            if !step.reclaimed {
+                return Ok(Duration::ZERO);
+            }
+            let took = self.clock.now().saturating_duration_since(now);
+            return Ok(pause_after(took, &mut self.reclaim_time).min(wait.saturating_sub(took)));
+        }
+        Ok(if before_reading.is_zero() { wait } else { self.prelist(wait) })
+    }
+
+    /// Makes sure that this sidecar leads. Otherwise returns when to ask again.
+    async fn maintain_lease(&mut self, now: Instant) -> Result<Option<Duration>, Refusal> {
+        let wait = self.next_lease_call.map(|at| at.saturating_duration_since(now));
+        if wait != Some(Duration::ZERO) {
+            return Ok(wait.filter(|_| !self.role.is_leading()));
+        }
+        match self.with_heartbeat(self.parts.lease.maintain(now)).await? {
+            Leadership::Leads { epoch, renew_at } => {
+                if self.last_epoch.replace(epoch) != Some(epoch) {
+                    self.reports.metrics.leader_changes.inc();
+                    self.expiring = true;
+                    self.next_advance = now;
+                } else if self.role == Role::Follower {
+                    // The lease and the ring disagree: ask again after a pause.
+                    self.role = Role::Unknown;
+                    self.next_lease_call = Some(now + RETRY);
+                    return Ok(Some(RETRY));
+                }
+                self.role = if renew_at.is_none() { Role::SoleLeader } else { Role::Leader };
+                self.next_lease_call = renew_at;
+                Ok(None)
+            }
+            Leadership::Follows { retry_after } => {
+                if self.role.is_leading() {
+                    // A notice from the time of its own leadership is outdated.
+                    let _ = self.vacancy.notified().now_or_never();
+                }
+                self.role = Role::Follower;
+                self.next_lease_call = Some(now + retry_after);
+                Ok(Some(retry_after))
+            }
+        }
+    }
+
+    /// The ring says that this sidecar does not lead, so the lease is asked at once.
+    fn follow(&mut self) {
+        self.role = Role::Follower;
+        self.next_lease_call = Some(self.clock.now());
+    }
+
+    async fn advance(&mut self) -> Result<(), Refusal> {
+        // Not only if the move is late: a stall may end just when it is due, and then Acks wait unread too.
+        if !self.has_read(self.clock.now()) {
+            self.wait_until_read().await;
+        }
+        match self.with_heartbeat(self.parts.ring.advance(self.clock.now())).await? {
+            Advance::Waiting(until) => self.next_advance = until,
+            Advance::Moved { expired, lateness, shifted, next } => {
+                debug!(tick = %expired, ?lateness, "expired");
+                self.next_advance = next;
+                (self.expiring, self.prelisted) = (true, false);
+                self.reports.shift(shifted);
+            }
+            Advance::Deposed => self.follow(),
+        }
+        Ok(())
+    }
+
+    /// Does a step of expiry.
+    pub(super) async fn publish_expired(&mut self) -> Result<PublishStep, Refusal> {
+        let step = self.with_heartbeat(self.parts.ring.publish_expired(self.clock.now())).await?;
+        if let Some((tick, counts)) = step.counted {
+            self.status.record_tick(tick, counts);
+        }
+        self.reports.expiry_step(&step, &*self.parts.ring, self.clock.now());
+        if step.deposed {
+            self.follow();
+        }
+        Ok(step)
+    }
+
+    /// Lists messages of the closing tick in advance, if it is time. Nothing else is due for `wait`. Returns how long
+    /// nothing at all is due.
+    fn prelist(&mut self, wait: Duration) -> Duration {
+        if self.prelisted {
+            return wait;
+        }
+        let early = wait.saturating_sub(PRELIST_AHEAD);
+        if !early.is_zero() {
+            return early;
+        }
+        let begun = self.clock.now();
+        self.prelisted = !self.parts.ring.prelist();
+        let took = self.clock.now().saturating_duration_since(begun);
+        pause_after(took, &mut self.reclaim_time).min(wait.saturating_sub(took))
+    }
+
+    /// How long before a move the connections are asked to read, so that the move is not late.
+    fn read_ahead(&self) -> Duration {
+        READ_AHEAD.min(self.parts.ring.wheel().tick_length() / 8)
+    }
+
+    /// Whether the last read barrier ended a moment ago.
+    fn has_read(&self, now: Instant) -> bool {
+        self.read_at.is_some_and(|read_at| now.saturating_duration_since(read_at) < self.read_ahead() * 2)
+    }
+
+    /// Waits until all connections have read what waits in their sockets.
+    pub(super) async fn wait_until_read(&mut self) {
+        let tick_length = self.parts.ring.wheel().tick_length();
+        let begun = self.clock.now();
+        // Connections that were too slow have had their time for this move. Others need only a moment.
+        let is_again = |timed_out| begun.saturating_duration_since(timed_out) < tick_length / 4;
+        let is_again = self.read_timed_out_at.is_some_and(is_again);
+        let mut timeout = READ_TIMEOUT.min(tick_length / 2) / if is_again { 8 } else { 1 };
+        let mut all_read = self.with_heartbeat(self.read_barrier.wait_until_read(timeout)).await;
+        if all_read && self.clock.now().saturating_duration_since(begun) >= self.read_ahead() * 2 {
+            // It took so long that connections which were not asked may have got data, as after a stall.
+            timeout /= 8;
+            all_read = self.with_heartbeat(self.read_barrier.wait_until_read(timeout)).await;
+        }
+        let ended = self.clock.now();
+        self.read_timed_out_at = (!all_read).then_some(ended);
+        if !all_read {
+            Reports::unread_connections(timeout);
+        }
+        // Also after a timeout: to wait again would delay the move twice.
+        self.read_at = Some(ended);
+    }
+}
+
+/// The pause after a step that took this long. `reclaim_time` is the time of all steps since the last pause.
+fn pause_after(took: Duration, reclaim_time: &mut Duration) -> Duration {
+    *reclaim_time += took;
+    if *reclaim_time < RECLAIM_BURST { Duration::ZERO } else { mem::take(reclaim_time) * RECLAIM_PAUSES }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_steps_share_a_pause_and_a_long_one_has_its_own() {
+        let mut reclaim_time = Duration::ZERO;
+        let us = Duration::from_micros;
+        let pauses = [1, 60, 38, 1, 99, 1, 250].map(|took| pause_after(us(took), &mut reclaim_time));
+        assert_eq!(pauses, [0, 0, 0, 400, 0, 400, 1_000].map(us));
+    }
+}
