@@ -190,16 +190,16 @@ impl Health {
         let expiry = self.certificate.as_ref().and_then(|certificate| certificate.expiry());
         self.metrics.certificate_expiry.set(expiry.unwrap_or_default());
         let led: Vec<RingStatus> = statuses.into_iter().flatten().filter(|status| status.leads).collect();
-        self.metrics.show_rings(&led);
+        self.metrics.set_rings(&led);
         let backlog = merge_backlogs(backlogs.into_iter().flatten().collect());
-        self.metrics.show_outbox(&backlog, &self.delivery.attended());
+        self.metrics.set_outbox(&backlog, &self.delivery.attended());
     }
 
     /// The gauges of the rings if the store does not answer at all.
     fn show_nothing(&self) {
         self.metrics.store_up.set(i64::from(self.store.is_up()));
-        self.metrics.show_rings(&[]);
-        self.metrics.show_outbox(&Backlog::default(), &[]);
+        self.metrics.set_rings(&[]);
+        self.metrics.set_outbox(&Backlog::default(), &[]);
     }
 
     async fn report(&self) -> Result<StatusReport, Refusal> {
