@@ -16,7 +16,7 @@ use tracing::{Instrument, Span, error_span};
 pub use self::error::StartError;
 use self::prepared::Prepared;
 use self::stores::open_store;
-use crate::admin::{self, Health};
+use crate::admin::{self, Health, SharedAnswer};
 use crate::config::Config;
 use crate::core::outboxes::Outboxes;
 use crate::core::rings::Rings;
@@ -89,27 +89,24 @@ impl Sidecar {
             ticking.push(ticker_thread.spawn(run.instrument(span_of(ring, &*store))));
             tickers.push(handle);
         }
-        let health = Arc::new(Health {
-            name: prepared.name,
-            store: Arc::clone(&store),
-            delivery: Arc::clone(&delivery),
-            metrics: Arc::clone(&metrics),
-            clock: Arc::clone(&clock),
-            tickers,
-            certificate: config.certificate.map(Arc::new),
-            draining: false.into(),
-            answers: prepared.answers,
-        });
         let shared = Arc::new(server::Shared {
             options: config.server,
             token: config.token,
-            certificate: health.certificate.clone(),
+            certificate: config.certificate,
             rings: Rings::new(store.rings()),
             store,
             delivery: Arc::clone(&delivery),
             clock: Arc::clone(&clock),
             read_barrier,
             metrics: Arc::clone(&metrics),
+        });
+        let health = Arc::new(Health {
+            name: prepared.name,
+            shared: Arc::clone(&shared),
+            tickers,
+            draining: false.into(),
+            metrics_answer: SharedAnswer::made_on(&prepared.answer_thread),
+            status_answer: SharedAnswer::made_on(&prepared.answer_thread),
         });
         let tasks = vec![
             tokio::spawn(async move { delivery.maintain().await }),

@@ -42,7 +42,7 @@ impl Sidecar {
     /// When the store could not save what it keeps. All other steps were done.
     pub async fn drain(mut self) -> Result<(), Refusal> {
         let health = Arc::clone(&self.health);
-        let begun = health.clock.now();
+        let begun = health.shared.clock.now();
         let deadline = begun + self.drain_timeout;
         health.draining.store(true, Ordering::Relaxed);
         let server = self.server.take().expect("only a drain takes the server, and it consumes the sidecar");
@@ -58,15 +58,15 @@ impl Sidecar {
         // Acks are not read any more, so no tick may expire from here on.
         end_all(&mut self.ticking).await;
         server.close(CLOSE_TIMEOUT).await;
-        health.delivery.deserted(LEAVE_TIMEOUT).await;
+        health.shared.delivery.deserted(LEAVE_TIMEOUT).await;
         if handover == Handover::HandedOut {
-            log_unacknowledged(&health.delivery).await;
+            log_unacknowledged(&health.shared.delivery).await;
         }
         end_all(&mut self.tasks).await;
-        let last = (begun + STORE_DEADLINE).min(health.clock.now() + STORE_TIMEOUT);
-        let closing = health.store.close(health.clock.moment());
+        let last = (begun + STORE_DEADLINE).min(health.shared.clock.now() + STORE_TIMEOUT);
+        let closing = health.shared.store.close(health.shared.clock.moment());
         let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
-            if health.store.rings().iter().any(|seat| !seat.outbox.is_shared()) {
+            if health.shared.store.rings().iter().any(|seat| !seat.outbox.is_shared()) {
                 let text = "the state file was not written in time, and the wheel ends with this process";
                 return Err(Refusal::new(Reason::StoreSilent, text));
             }
@@ -82,9 +82,9 @@ impl Sidecar {
 
 /// Drains all rings at the same time. Returns whether any of them delivers early what was in flight.
 async fn drain_rings(health: &Health, deadline: Instant) -> Handover {
-    let rings = health.store.rings().iter().zip(&health.tickers).enumerate();
+    let rings = health.shared.store.rings().iter().zip(&health.tickers).enumerate();
     let draining = rings.map(|(ring, (parts, ticker))| {
-        drain_ring(parts, ticker, &health.clock, deadline).instrument(span_of(ring, &*health.store))
+        drain_ring(parts, ticker, &health.shared.clock, deadline).instrument(span_of(ring, &*health.shared.store))
     });
     let handovers = join_all(draining).await;
     if handovers.contains(&Handover::HandedOut) { Handover::HandedOut } else { Handover::Kept }
@@ -113,8 +113,8 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
 
 /// Waits until every group with a subscriber has acknowledged everything.
 async fn wait_for_subscribers(health: &Health, deadline: Instant) {
-    let delivery = &health.delivery;
-    while health.clock.now() < deadline
+    let delivery = &health.shared.delivery;
+    while health.shared.clock.now() < deadline
         && unacknowledged(delivery).await.iter().any(|backlog| delivery.subscribers(&backlog.group) > 0)
     {
         tokio::time::sleep(BACKLOG_POLL).await;

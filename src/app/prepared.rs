@@ -7,7 +7,6 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 
 use super::error::StartError;
-use crate::admin::Answers;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -31,8 +30,8 @@ pub(super) struct Prepared {
     pub(super) ticker_thread: RuntimeThread,
     /// The thread of the admin endpoints, to which their listener belongs.
     pub(super) admin_thread: RuntimeThread,
-    /// The answers of the admin endpoints that need the store.
-    pub(super) answers: Answers,
+    /// The thread of the answers of the admin endpoints that need the store.
+    pub(super) answer_thread: Arc<RuntimeThread>,
 }
 
 impl Prepared {
@@ -57,7 +56,7 @@ impl Prepared {
             metrics: Arc::new(Metrics::new()),
             ticker_thread,
             admin_thread,
-            answers: Answers::made_on(start("answers")?),
+            answer_thread: Arc::new(start("answers")?),
         })
     }
 }

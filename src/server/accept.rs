@@ -37,20 +37,9 @@ pub(super) struct Acceptor {
 impl Acceptor {
     pub(super) async fn run(mut self, listener: Listener) {
         loop {
-            let accepted = tokio::select! {
-                accepted = accept(&listener) => accepted,
+            tokio::select! {
+                socket = accept("a connection", || accept_from(&listener)) => self.admit(socket),
                 _ = self.phase.changed() => break,
-            };
-            match accepted {
-                Ok(socket) => self.admit(socket),
-                Err(error) => {
-                    warn!(
-                        %error,
-                        "a connection could not be accepted; trying again: if files run out, raise the limit \
-                         (ulimit -n, LimitNOFILE of systemd)"
-                    );
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
             }
         }
     }
@@ -104,7 +93,22 @@ impl Acceptor {
     }
 }
 
-async fn accept(listener: &Listener) -> io::Result<Socket> {
+/// Accepts a connection. After a failure it logs that `what` could not be accepted, pauses, and tries again.
+pub(crate) async fn accept<T, F: Future<Output = io::Result<T>>>(what: &str, accept: impl Fn() -> F) -> T {
+    loop {
+        match accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => warn!(
+                %error,
+                "{what} could not be accepted; trying again: if files run out, raise the limit (ulimit -n, LimitNOFILE \
+                 of systemd)"
+            ),
+        }
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+async fn accept_from(listener: &Listener) -> io::Result<Socket> {
     match listener {
         Listener::Tcp(listener) => {
             let (stream, _) = listener.accept().await?;

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
+pub(crate) use accept::accept;
 pub use limit_notices::report_reached_limits;
 pub use socket_file::SocketFile;
 pub use token::{TokenSource, token_in};
@@ -61,7 +62,7 @@ pub struct Shared {
     pub options: ServerOptions,
     pub token: TokenSource,
     /// The certificate of the TCP listener; without one the listener does not speak TLS.
-    pub certificate: Option<Arc<Certificate>>,
+    pub certificate: Option<Certificate>,
     pub store: Arc<dyn Store>,
     /// The rings of `store`.
     pub rings: Rings,
