@@ -97,7 +97,11 @@ impl Health {
             store: store.kind().to_owned(),
             slots: wheel.slots(),
             tick_ms: wheel.tick_ms(),
-            rings: statuses.into_iter().zip(&recent).map(|(status, recent)| RingReport::new(status, recent)).collect(),
+            rings: statuses
+                .into_iter()
+                .zip(&recent)
+                .map(|(status, recent)| RingReport::new(status, recent))
+                .collect(),
             groups: backlog.groups.iter().map(group).collect(),
         })
     }
