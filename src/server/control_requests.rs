@@ -34,26 +34,24 @@ impl Completed {
 impl Session {
     pub(super) fn handle_frame(&mut self, frame: Frame) {
         let Frame { correlation, body } = frame;
-        if self.state == State::Greeting {
-            return match body {
-                Body::Hello(hello) => self.hello(correlation, &hello),
-                other => self.refuse(correlation, &hello_expected(other.frame_type())),
-            };
-        }
-        match body {
-            Body::Ping(payload) => self.send(&Frame::new(correlation, Body::Pong(payload))),
+        let accepted = match body {
+            Body::Hello(hello) if self.state == State::Greeting => self.hello(correlation, &hello),
+            other if self.state == State::Greeting => Err(hello_expected(other.frame_type())),
+            Body::Ping(payload) => return self.send(&Frame::new(correlation, Body::Pong(payload))),
             // It only shows that the peer is alive.
-            Body::Pong(_) => {}
-            Body::GoAway(_) => self.end(),
+            Body::Pong(_) => return,
+            Body::GoAway(_) => return self.end(),
             Body::Subscribe(request) => self.subscribe(correlation, &request),
             Body::BatchAck(batches) => self.batch_ack(correlation, batches),
             Body::BatchNack(request) => self.batch_nack(correlation, &request),
             Body::GroupDelete(name) => self.group_delete(correlation, &name),
             other => {
-                let kind = other.frame_type().as_str();
-                let text = format!("{kind} is not a request that a client can make here");
-                self.refuse(correlation, &Refusal::new(Reason::MalformedRequest, text));
+                let text = format!("{} is not a request that a client can make here", other.frame_type().as_str());
+                Err(Refusal::new(Reason::MalformedRequest, text))
             }
+        };
+        if let Err(refusal) = accepted {
+            self.refuse(correlation, &refusal);
         }
     }
 
@@ -108,7 +106,7 @@ impl Session {
         }
     }
 
-    fn hello(&mut self, correlation: u32, hello: &Hello) {
+    fn hello(&mut self, correlation: u32, hello: &Hello) -> Result<(), Refusal> {
         let shared = Arc::clone(&self.shared);
         let (ours, theirs) = (VERSIONS, hello.lowest_version..=hello.highest_version);
         let version = (*ours.start()).max(*theirs.start());
@@ -120,7 +118,7 @@ impl Session {
                 theirs.start(),
                 theirs.end()
             );
-            return self.refuse(correlation, &Refusal::new(Reason::UnsupportedVersion, text));
+            return Err(Refusal::new(Reason::UnsupportedVersion, text));
         }
         if !shared.token.admits(&hello.token) {
             let text = if hello.token.is_empty() {
@@ -128,7 +126,7 @@ impl Session {
             } else {
                 "the token is not the one in the server's --token-file"
             };
-            return self.refuse(correlation, &Refusal::new(Reason::Unauthorized, text));
+            return Err(Refusal::new(Reason::Unauthorized, text));
         }
         let (wheel, options) = (shared.rings.wheel(), &shared.options);
         let welcome = Welcome {
@@ -147,27 +145,25 @@ impl Session {
         self.state = State::Serving;
         self.keep_alive.greeted(shared.clock.alive());
         self.send(&Frame::new(correlation, Body::Welcome(welcome)));
+        Ok(())
     }
 
-    fn subscribe(&mut self, correlation: u32, request: &Subscribe) {
+    fn subscribe(&mut self, correlation: u32, request: &Subscribe) -> Result<(), Refusal> {
         let max_credit = self.shared.options.max_credit;
         if self.subscription.is_some() || self.is_subscribing {
             let text = "this connection has its subscription: open another connection for another one";
-            return self.refuse(correlation, &Refusal::new(Reason::AlreadySubscribed, text));
+            return Err(Refusal::new(Reason::AlreadySubscribed, text));
         }
         if !(1..=max_credit).contains(&request.credit) {
             let text = format!("a credit of {} is not possible: ask for 1 to {max_credit}", request.credit);
-            return self.refuse(correlation, &Refusal::new(Reason::BadCredit, text));
+            return Err(Refusal::new(Reason::BadCredit, text));
         }
         let group = match request.group.as_str() {
             "" if request.ephemeral => None,
-            name => match name.parse() {
-                Ok(group) => Some(group),
-                Err(error) => {
-                    let text = format!("{error}; only an ephemeral group may go without a name");
-                    return self.refuse(correlation, &Refusal::new(Reason::BadGroupName, text));
-                }
-            },
+            name => Some(name.parse().map_err(|error: GroupNameError| {
+                let text = format!("{error}; only an ephemeral group may go without a name");
+                Refusal::new(Reason::BadGroupName, text)
+            })?),
         };
         let start = if request.from_end { Start::End } else { Start::Beginning };
         let request =
@@ -177,42 +173,37 @@ impl Session {
         self.pending.push(Weight::Other(0), async move {
             Completed::Subscribe(correlation, delivery.subscribe(request).await)
         });
+        Ok(())
     }
 
-    fn batch_ack(&mut self, correlation: u32, batches: Vec<BatchId>) {
-        let Some((_, subscription)) = &self.subscription else {
-            return self.refuse(correlation, &not_subscribed());
-        };
+    fn batch_ack(&mut self, correlation: u32, batches: Vec<BatchId>) -> Result<(), Refusal> {
+        let (_, subscription) = self.subscription.as_ref().ok_or_else(not_subscribed)?;
         let (count, settled) = (batches.len(), subscription.ack(batches));
         self.pending.push(Weight::Other(count), async move {
             let settled = settled.await.map(|settled| u32::try_from(settled).unwrap_or(u32::MAX));
             Completed::Answer(correlation, settled.map(|settled| Body::BatchAckAnswer { settled }))
         });
+        Ok(())
     }
 
-    fn batch_nack(&mut self, correlation: u32, request: &frame::BatchNack) {
-        let Some((_, subscription)) = &self.subscription else {
-            return self.refuse(correlation, &not_subscribed());
-        };
+    fn batch_nack(&mut self, correlation: u32, request: &frame::BatchNack) -> Result<(), Refusal> {
+        let (_, subscription) = self.subscription.as_ref().ok_or_else(not_subscribed)?;
         let held = subscription.nack(request.batch, Duration::from_millis(u64::from(request.delay_ms)));
         self.pending.push(Weight::Other(0), async move {
             Completed::Answer(correlation, Ok(Body::BatchNackAnswer { held: held.await }))
         });
+        Ok(())
     }
 
-    fn group_delete(&mut self, correlation: u32, name: &str) {
-        let group = match name.parse() {
-            Ok(group) => group,
-            Err(error) => {
-                let error: GroupNameError = error;
-                return self.refuse(correlation, &Refusal::new(Reason::BadGroupName, error.to_string()));
-            }
-        };
+    fn group_delete(&mut self, correlation: u32, name: &str) -> Result<(), Refusal> {
+        let bad_name = |error: GroupNameError| Refusal::new(Reason::BadGroupName, error.to_string());
+        let group = name.parse().map_err(bad_name)?;
         let (delivery, deletions) = (Arc::clone(&self.shared.delivery), Arc::clone(&self.group_deletions));
         self.pending.push(Weight::Other(0), async move {
             let Ok(_turn) = deletions.acquire().await else { return Completed::NotBegun };
             Completed::Answer(correlation, delivery.delete_group(&group).await.map(|()| Body::GroupDeleteAnswer))
         });
+        Ok(())
     }
 }
 
