@@ -173,7 +173,7 @@ async fn watch_files(shared: Arc<server::Shared>) {
 
 /// Exports the limits and settings that dashboards and alerts compare with.
 fn export_settings(config: &Config, rings: usize, metrics: &Metrics) {
-    let max_held_acks = config.redis.as_ref().map_or(0, |redis| redis.max_held_acks);
+    let max_held_acks = config.redis.as_ref().map_or(0, |redis| redis.0.max_held_acks);
     metrics.max_in_flight.set(gauge_value(config.max_in_flight));
     metrics.max_held_acks.set(gauge_value(max_held_acks));
     metrics.outbox_max_ids.set(gauge_value(config.retention.max_ids));

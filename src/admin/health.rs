@@ -1,4 +1,4 @@
-//! Collects what the admin endpoints and the watchdog report of a sidecar.
+//! Collects the state that the admin endpoints and the watchdog report.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -61,7 +61,7 @@ impl Health {
             Some(refusal) if self.shared.store.is_up() => {
                 warn!(%refusal, "the store does not say how its rings are; their gauges are 0: look at the store");
             }
-            Some(refusal) => debug!(%refusal, "the store is away; gauges of its rings are 0"),
+            Some(refusal) => debug!(%refusal, "the store is unreachable; gauges of its rings are 0"),
             None => {}
         }
         let led: Vec<RingStatus> = statuses.into_iter().flatten().filter(|status| status.leads).collect();

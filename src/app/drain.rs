@@ -35,11 +35,11 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(6);
 const STORE_DEADLINE: Duration = Duration::from_millis(9_700);
 
 impl Sidecar {
-    /// Refuses new messages, delivers or keeps what is in flight, and ends.
+    /// Refuses new messages, delivers or keeps all messages in flight, and ends.
     ///
     /// # Errors
     ///
-    /// When the store could not save what it keeps. All other steps were done.
+    /// When the store could not be saved. All other steps were done.
     pub async fn drain(mut self) -> Result<(), Refusal> {
         let health = Arc::clone(&self.health);
         let begun = health.shared.clock.now();
@@ -71,7 +71,7 @@ impl Sidecar {
                 return Err(Refusal::new(Reason::StoreSilent, text));
             }
             warn!(
-                "drained, but the store did not end in time: the other sidecars see to what is left by themselves"
+                "drained, but the store did not end in time: the other sidecars take over its batches by themselves"
             );
             return Ok(());
         };
@@ -80,7 +80,7 @@ impl Sidecar {
     }
 }
 
-/// Drains all rings at the same time. Returns whether any of them delivers early what was in flight.
+/// Drains all rings at the same time. Returns whether any of them delivers its messages early.
 async fn drain_rings(health: &Health, deadline: Instant) -> Handover {
     let rings = health.shared.store.rings().iter().zip(&health.tickers).enumerate();
     let draining = rings.map(|(ring, (parts, ticker))| {
@@ -100,7 +100,7 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
             "the store refused to drain a ring: look at the store; other sidecars go on with what Redis has"
         ),
         Err(_) => error!(
-            "a ring could not be drained in time: in Redis it stays, but in memory what is not handed out yet ends \
+            "a ring could not be drained in time: in Redis it stays, but in memory the messages in flight end \
              with the process; keep it with --state, or leave --drain-timeout as long as it can be"
         ),
     }
@@ -138,7 +138,7 @@ async fn unacknowledged(delivery: &Delivery) -> Vec<GroupBacklog> {
     match delivery.backlog().await {
         Ok(backlog) => backlog.groups.into_iter().filter(|group| group.batches > 0).collect(),
         Err(refusal) => {
-            warn!(%refusal, "the outbox does not say what is left, and is not waited for: look at the store");
+            warn!(%refusal, "the outbox does not report its batches, and is not waited for: look at the store");
             Vec::new()
         }
     }

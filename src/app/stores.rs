@@ -6,13 +6,13 @@ use tracing::{error, info};
 
 use super::error::StartError;
 use super::prepared::Prepared;
-use crate::config::{Config, without_password};
+use crate::config::{Config, RedisConfig, without_password};
 use crate::core::store::Store;
 use crate::memory::{Beginning, MemoryOptions, MemoryStore, StateError};
 use crate::redis::{RedisOptions, RedisStore};
 
 pub(super) async fn open_store(config: &Config, prepared: &Prepared) -> Result<Arc<dyn Store>, StartError> {
-    let Some(options) = &config.redis else { return Ok(Arc::new(open_memory(config, prepared)?)) };
+    let Some(RedisConfig(options)) = &config.redis else { return Ok(Arc::new(open_memory(config, prepared)?)) };
     let options = RedisOptions { name: prepared.name.clone(), ..options.clone() };
     match RedisStore::open(&options, &prepared.clock, &prepared.metrics).await {
         Ok(store) => Ok(Arc::new(store)),
@@ -48,7 +48,7 @@ fn open_memory(config: &Config, prepared: &Prepared) -> Result<MemoryStore, Stat
             );
         }
         Beginning::Empty if path.is_some() => {
-            info!(path, "there is no state file yet, and the wheel begins empty")
+            info!(path, "there is no state file yet, and the wheel begins empty");
         }
         Beginning::Empty => {}
     }

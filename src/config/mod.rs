@@ -14,6 +14,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use self::redis::RedisConfig;
 pub use settings::{LogFormat, Settings};
 pub use store_url::without_password;
 
@@ -22,7 +23,6 @@ use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
 use crate::memory;
 use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
-use crate::redis::RedisOptions;
 use crate::server::certificate::Certificate;
 use crate::server::{ServerOptions, TokenSource};
 
@@ -32,6 +32,7 @@ use crate::server::{ServerOptions, TokenSource};
 pub struct ConfigError(String);
 
 /// The checked settings of a sidecar.
+#[derive(Debug)]
 pub struct Config {
     /// The TCP address for logic nodes.
     pub listen: SocketAddr,
@@ -40,7 +41,7 @@ pub struct Config {
     /// The address of metrics, probes and status.
     pub admin: SocketAddr,
     /// The store in Redis; without it the wheel lives in the memory of the process. Its name is empty without a `name`.
-    pub redis: Option<RedisOptions>,
+    pub redis: Option<RedisConfig>,
     /// The name of this sidecar; the default is its host and its port.
     pub name: Option<String>,
     /// The dimensions of each ring.
@@ -69,7 +70,7 @@ pub struct Config {
     pub warnings: Vec<String>,
 }
 
-/// A drain must leave time to end within the 10 s that orchestrators are told.
+/// A drain must leave time for the process to end within the 10 s that orchestrators wait.
 const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The longest time that a setting may be.
@@ -101,7 +102,7 @@ impl Settings {
         }
         let mut config = Config {
             listen: address("--listen", self.listen.as_deref().unwrap_or("127.0.0.1:7415"))?,
-            socket: checked_path("--socket", &self.socket)?,
+            socket: checked_path("--socket", self.socket.as_ref())?,
             admin: address("--admin", self.admin.as_deref().unwrap_or("127.0.0.1:7416"))?,
             redis: None,
             name: self.checked_name()?,
@@ -116,7 +117,7 @@ impl Settings {
             },
             redeliver_after: positive("--redeliver-after", self.redeliver_after, 30)?,
             max_in_flight: at_least_one("--max-in-flight", self.max_in_flight, 4_000_000)?,
-            state_file: checked_path("--state", &self.state)?,
+            state_file: checked_path("--state", self.state.as_ref())?,
             token: self.token()?,
             certificate: self.certificate()?,
             server: self.server(wheel)?,
@@ -195,7 +196,7 @@ impl Settings {
 }
 
 impl Config {
-    /// Refuses what is dangerous without `insecure`, and collects the warnings.
+    /// Refuses an open listener without `insecure`, and collects the warnings.
     fn check_exposure(&mut self, insecure: bool) -> Result<(), ConfigError> {
         let Config { listen, admin, .. } = *self;
         self.warnings.extend(self.certificate.as_ref().and_then(Certificate::untimely));
@@ -232,14 +233,6 @@ impl Config {
     }
 }
 
-/// Shows the store without its password, and nothing else.
-impl fmt::Debug for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let redis = self.redis.as_ref().map(|redis| without_password(&redis.url));
-        f.debug_struct("Config").field("redis", &redis).finish_non_exhaustive()
-    }
-}
-
 fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
     let addresses = text.to_socket_addrs().map_err(|error| {
         let why = match error.kind() {
@@ -266,14 +259,14 @@ fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Res
 }
 
 /// Refuses an empty path, as flags and the environment do.
-fn checked_path(flag: &str, path: &Option<PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
-    if path.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+fn checked_path(flag: &str, path: Option<&PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
+    if path.is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(ConfigError(format!("{flag} is empty: write the path of a file, or leave it out")));
     }
-    Ok(path.clone())
+    Ok(path.cloned())
 }
 
-/// Above 0, and no longer than clocks can tell.
+/// Above 0, and at most a year.
 fn positive(flag: &str, given: Option<Duration>, default_secs: u64) -> Result<Duration, ConfigError> {
     match given {
         Some(longer) if longer > MAX_DURATION => Err(ConfigError(format!(

@@ -1,8 +1,9 @@
 //! Checks the settings of a store in Redis.
 
+use std::fmt;
 use std::time::Duration;
 
-use super::store_url::check_store_url;
+use super::store_url::{check_store_url, without_password};
 use super::{Config, ConfigError, Settings, at_least_one, within};
 use crate::core::rings::MAX_RINGS;
 use crate::redis::{MAX_CATCH_UP, MAX_SLOTS, RedisOptions};
@@ -13,9 +14,18 @@ const MAX_NAMESPACE_LENGTH: usize = 64;
 /// The longest lease, and the longest grace after an outage.
 const MAX_TIME: Duration = Duration::from_secs(60);
 
+/// The options of a store in Redis. Its debug output hides secrets in the URL.
+pub struct RedisConfig(pub RedisOptions);
+
+impl fmt::Debug for RedisConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        RedisOptions { url: without_password(&self.0.url), ..self.0.clone() }.fmt(f)
+    }
+}
+
 impl Settings {
     /// The options of the store in Redis, if the settings name one; `config` has those of every store.
-    pub(super) fn redis(&self, config: &Config) -> Result<Option<RedisOptions>, ConfigError> {
+    pub(super) fn redis(&self, config: &Config) -> Result<Option<RedisConfig>, ConfigError> {
         let url = self.store.as_deref().unwrap_or("memory");
         if url == "memory" {
             return self.refuse_redis_settings().map(|()| None);
@@ -35,7 +45,7 @@ impl Settings {
             )));
         }
         let (lease, outage_grace) = (Duration::from_secs(3), Duration::from_secs(2));
-        Ok(Some(RedisOptions {
+        Ok(Some(RedisConfig(RedisOptions {
             url: url.to_owned(),
             namespace: self.checked_namespace()?,
             rings: within("--rings", self.rings.unwrap_or(1), 1..=MAX_RINGS)?,
@@ -58,7 +68,7 @@ impl Settings {
                 self.catch_up_max_ticks.unwrap_or(5),
                 0..=MAX_CATCH_UP,
             )?,
-        }))
+        })))
     }
 
     fn refuse_redis_settings(&self) -> Result<(), ConfigError> {
@@ -98,7 +108,7 @@ mod tests {
 
     fn checked(settings: Settings) -> Result<RedisOptions, String> {
         let config = settings.check().map_err(|error| error.to_string())?;
-        Ok(config.redis.expect("a Redis store was asked for"))
+        Ok(config.redis.expect("a Redis store was asked for").0)
     }
 
     fn redis() -> Settings {

@@ -14,7 +14,7 @@ use super::ConfigError;
 
 // The sections of `ackwheel serve --help`, and of examples/ackwheel.toml.
 const ADDRESSES: &str = "Addresses";
-const ACCESS: &str = "Who may come in";
+const ACCESS: &str = "Access";
 const RING: &str = "The ring";
 const STORE: &str = "Where the wheel lives";
 const BATCHES: &str = "Timeout batches and storms";
@@ -47,17 +47,17 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Where logic nodes connect. Port 0 takes a free one, which the log names; beyond loopback --token-file or
+    /// TCP address for logic nodes. Port 0 takes a free one, which the log names; beyond loopback --token-file or
     /// --tls-cert is needed [default: 127.0.0.1:7415]
     ADDRESSES, listen: String, "ACKWHEEL_LISTEN", "HOST:PORT";
-    /// Unix socket where logic nodes connect too, beside --listen. One that a killed sidecar left behind is
+    /// Unix socket for logic nodes, beside --listen. One that a killed sidecar left behind is
     /// replaced [default: none]
     #[arg(value_hint = ValueHint::FilePath)]
     ADDRESSES, socket: PathBuf, "ACKWHEEL_SOCKET", "PATH";
-    /// Where metrics, probes, status and the page of the ring are. It changes nothing, so it may be opened to
+    /// TCP address of metrics, probes, status and the page of the ring. It changes nothing, so it may be opened to
     /// Prometheus [default: 127.0.0.1:7416]
     ADDRESSES, admin: String, "ACKWHEEL_ADMIN", "HOST:PORT";
-    /// What the status calls this sidecar; 1 to 128 bytes [default: the host's name and the port of --listen]
+    /// Name of this sidecar in the status, 1 to 128 bytes [default: the host's name and the port of --listen]
     ADDRESSES, name: String, "ACKWHEEL_NAME", "NAME";
     /// File with the token that clients must present in their Hello, 1 to 1024 bytes; white space around it is not part
     /// of it. It is read again when it changes [default: none]
@@ -69,7 +69,7 @@ settings! {
     /// Private key of --tls-cert in PEM [default: none]
     #[arg(value_hint = ValueHint::FilePath)]
     ACCESS, tls_key: PathBuf, "ACKWHEEL_TLS_KEY", "FILE";
-    /// Allow --listen beyond loopback without a token or TLS: whoever reaches it can add and acknowledge messages
+    /// Allow --listen beyond loopback without a token or TLS: anyone who reaches it can add and acknowledge messages
     /// [default: false]
     #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     ACCESS, insecure: bool, "ACKWHEEL_INSECURE", "BOOL";
@@ -88,11 +88,11 @@ settings! {
     /// by all sidecars that name the same [default: memory]
     #[arg(hide_env_values = true)]
     STORE, store: String, "ACKWHEEL_STORE", "STORE";
-    /// Memory: file that keeps the wheel across a planned restart. Without it a drain hands out what is in flight,
-    /// flagged `drained` [default: none]
+    /// Memory: file that keeps the wheel across a planned restart. Without it a drain delivers all messages in
+    /// flight, flagged `drained` [default: none]
     #[arg(value_hint = ValueHint::FilePath)]
     STORE, state: PathBuf, "ACKWHEEL_STATE", "FILE";
-    /// Redis: what the names of its keys begin with. Sidecars of one namespace share their rings
+    /// Redis: beginning of the names of all keys. Sidecars of one namespace share their rings
     /// [default: ackwheel]
     STORE, namespace: String, "ACKWHEEL_NAMESPACE", "NAME";
     /// Redis: rings that the messages are spread over, 1 to 64. All sidecars of a namespace say the same
@@ -115,17 +115,17 @@ settings! {
     #[arg(value_parser = parse_duration)]
     #[serde(with = "humantime_serde")]
     STORE, outage_grace: Duration, "ACKWHEEL_OUTAGE_GRACE", "DURATION";
-    /// Redis: most ticks that a new leader catches up, 0 to 16. What is missed beyond them shifts every deadline
+    /// Redis: most ticks that a new leader catches up, 0 to 16. Further missed ticks shift every deadline
     /// [default: 5]
     STORE, catch_up_max_ticks: u16, "ACKWHEEL_CATCH_UP_MAX_TICKS", "N";
-    /// Redis: most acknowledged messages that are held while it is away; more are refused [default: 1000000]
+    /// Redis: most acknowledged messages that are held while it is unreachable; more are refused [default: 1000000]
     #[arg(value_parser = whole::<u64>)]
     STORE, max_held_acks: u64, "ACKWHEEL_MAX_HELD_ACKS", "MESSAGES";
-    /// Time after which an unacknowledged batch is handed out again [default: 30s]
+    /// Time after which an unacknowledged batch is delivered again [default: 30s]
     #[arg(value_parser = parse_duration)]
     #[serde(with = "humantime_serde")]
     BATCHES, redeliver_after: Duration, "ACKWHEEL_REDELIVER_AFTER", "DURATION";
-    /// Time that an unacknowledged batch, or a group without a subscriber, is kept. What is older is dropped,
+    /// Time that an unacknowledged batch, or a group without a subscriber, is kept. Older ones are dropped,
     /// counted, and logged [default: 24h]
     #[arg(value_parser = parse_duration)]
     #[serde(with = "humantime_serde")]
@@ -160,10 +160,10 @@ settings! {
     /// Threads that serve connections; the wheel has one of its own
     /// [default: half of the processors, at least 1: the logic node beside it wants the others]
     PROCESS, threads: u16, "ACKWHEEL_THREADS", "N";
-    /// What is logged: error, warn, info, debug, trace, off, or a filter as in `info,ackwheel::server=debug`.
+    /// Lines that are logged: error, warn, info, debug, trace, off, or a filter as in `info,ackwheel::server=debug`.
     /// RUST_LOG is not read: it belongs to the logic node beside this sidecar [default: info]
     PROCESS, log: String, "ACKWHEEL_LOG", "FILTER";
-    /// How it is logged, on stderr [default: text]
+    /// Format of the log, on stderr [default: text]
     PROCESS, log_format: LogFormat, "ACKWHEEL_LOG_FORMAT", "FORMAT";
 }
 
@@ -192,7 +192,7 @@ impl Settings {
     }
 }
 
-/// What is wrong with a line of a file. The line itself is not shown: a store's URL has its password in it.
+/// The error of a line of a file. The line itself is not shown: a store's URL has its password in it.
 fn wrong_line(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
     let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
     let number = before.matches('\n').count();

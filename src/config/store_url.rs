@@ -40,7 +40,7 @@ pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
         parameters.split('#').next().unwrap_or_default().split('&').filter(|text| !text.is_empty());
     parameters.find(is_unknown).map_or(Ok(()), |parameter| {
         Err(ConfigError(format!(
-            "--store {shown:?} says {:?} behind the `?`, which nobody reads there: write \
+            "--store {shown:?} says {:?} behind the `?`, which is no parameter there: write \
              redis://USER:PASSWORD@HOST:PORT/DB, redis+unix:///PATH/OF/SOCKET?db=DB, {SEVERAL}; a `?` in a password is \
              written %3F",
             shown_parameter(parameter)

@@ -72,7 +72,7 @@ impl Limit {
         Limit { shared: Arc::new(Shared { now: Box::new(now), hashes, repeats }) }
     }
 
-    /// Reports what was left out in each window once it is over, for as long as it is awaited.
+    /// Reports the lines that each window left out once it is over, for as long as it is awaited.
     pub async fn maintain(&self) -> Infallible {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
@@ -221,7 +221,7 @@ impl<S: Clone + Eq + Hash> Repeats<S> {
         false
     }
 
-    /// Takes what was left out and began at least this time ago.
+    /// Takes the lines that were left out, if their count began at least this time ago.
     fn take_left_out(&mut self, now: Instant, least_age: Duration) -> Vec<(S, LeftOut)> {
         let take = |(site, budget): (&S, &mut Budget)| {
             let is_due = |left_out: &mut LeftOut| now.saturating_duration_since(left_out.since) >= least_age;

@@ -1,4 +1,4 @@
-//! Buffers the bytes of a connection: one buffer for what was read and one for what is to be written.
+//! Buffers the bytes of a connection: one buffer for input and one for output.
 //!
 //! A read takes what is there, up to a limit; all answers to it go out in one write. Both buffers are bounded: a peer
 //! that does not read its answers is not read from.
@@ -44,7 +44,7 @@ pub(super) type Socket = Either<TcpStream, UnixStream>;
 /// A connection that is ready for frames: with TLS, after the handshake.
 pub(super) type Stream = Either<Socket, Box<TlsStream<TcpStream>>>;
 
-/// What the socket did.
+/// An event of the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IoEvent {
     /// So many bytes were read.
@@ -53,7 +53,7 @@ pub(super) enum IoEvent {
     Ended,
     /// Bytes were written.
     Written,
-    /// The peer takes no more bytes, but what it sent can still be read.
+    /// The peer takes no more bytes. Bytes that it sent can still be read.
     WriteFailed,
 }
 
@@ -98,7 +98,7 @@ impl BufferedStream {
         self.codec = Codec::new(max_length);
     }
 
-    /// Whether the peer takes no more bytes. What it sent before still counts.
+    /// Whether the peer takes no more bytes. Its requests from before still count.
     pub(super) fn write_failed(&self) -> bool {
         self.write_failed
     }
@@ -173,7 +173,7 @@ impl BufferedStream {
                 Poll::Ready(Ok(true)) => return Poll::Ready(Ok(IoEvent::Written)),
                 Poll::Ready(Ok(false)) | Poll::Pending => {}
                 Poll::Ready(Err(_)) => {
-                    // What the peer had sent may still wait to be read.
+                    // Bytes that the peer sent before may still wait to be read.
                     (self.write_failed, self.is_unflushed, self.output) = (true, false, BytesMut::new());
                     return Poll::Ready(Ok(IoEvent::WriteFailed));
                 }
@@ -195,7 +195,7 @@ impl BufferedStream {
         .await
     }
 
-    /// Writes what is queued; returns whether anything was written.
+    /// Writes the output; returns whether anything was written.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
         if self.is_flushed() {
             return Poll::Ready(Ok(false));
@@ -221,7 +221,7 @@ impl BufferedStream {
         Poll::Ready(Ok(true))
     }
 
-    /// The caller processes what was read before it reads again.
+    /// The caller processes the bytes before it reads again.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<IoEvent>> {
         self.taking.begin();
         SCRATCH.with_borrow_mut(|scratch| {

@@ -1,4 +1,4 @@
-//! Handles every frame other than AddNewMsg and DelMsg, and refuses what cannot be done.
+//! Handles every frame other than AddNewMsg and DelMsg, and sends refusals.
 
 use std::sync::Arc;
 use std::time::Duration;

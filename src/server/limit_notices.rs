@@ -33,7 +33,7 @@ pub async fn report_reached_limits(metrics: Arc<Metrics>, clock: Arc<Clock>) -> 
     }
 }
 
-/// What was logged of a limit.
+/// The last log line about a limit.
 #[derive(Debug, Default)]
 struct Notice {
     logged: u64,

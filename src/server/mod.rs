@@ -121,15 +121,15 @@ impl Server {
         self.phase.send_replace(Phase::Draining);
     }
 
-    /// Closes all connections after what is queued for them was sent, and waits for their end.
+    /// Sends all that is queued, closes all connections, and waits for their end.
     pub async fn close(&self, timeout: Duration) {
         self.phase.send_replace(Phase::Closed);
         self.tasks.close();
         if stall_aware_timeout(timeout, self.tasks.wait()).await.is_none() && !self.unanswered.is_empty() {
             warn!(
                 connections = self.unanswered.len(),
-                "some connections did not take their last answers in time and are closed: their clients repeat what was \
-                 not answered, at another sidecar or after the restart"
+                "some connections did not take their last answers in time and are closed: their clients repeat all \
+                 requests without an answer, at another sidecar or after the restart"
             );
         }
     }

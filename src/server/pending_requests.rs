@@ -20,7 +20,7 @@ const MAX_MESSAGES: usize = 16_384;
 
 type Request<T> = Pin<Box<dyn Future<Output = (Weight, T)> + Send>>;
 
-/// What a waiting request counts for: a number of messages.
+/// The weight of a waiting request: a number of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weight {
     Acks(usize),

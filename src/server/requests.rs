@@ -1,4 +1,4 @@
-//! The hot path: reads what a client sent, submits its adds and dels together, and answers those that are complete.
+//! The hot path: reads from a client, submits its adds and dels together, and answers those that are complete.
 //!
 //! ```text
 //!   read ──▶ submit_requests ──▶ submit ──▶ rings: completed in the call ──▶ send_answers ──▶ write
@@ -108,7 +108,7 @@ impl Session {
                     self.refuse(correlation, &if is_first { not_hello(refusal) } else { refusal });
                 }
                 Err(DecodeError::Broken { correlation, refusal }) => {
-                    self.refuse_broken_frame(correlation, refusal)
+                    self.refuse_broken_frame(correlation, refusal);
                 }
                 Err(DecodeError::Io(error)) => return self.handle_io(Err(error)),
             }
@@ -189,7 +189,7 @@ impl Session {
         self.shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
     }
 
-    /// Reads all that waits in the socket, for the read barrier; what the peer sends meanwhile can wait. After a stall
+    /// Reads all that waits in the socket, for the read barrier; bytes that the peer sends meanwhile can wait. After a stall
     /// of this process the peer may have more to send than the socket holds. Then it is read for as long as it sends,
     /// but no longer than the process counts as waking. (After the ticker has ended, every moment counts as waking.)
     pub(super) async fn read_waiting(&mut self) {
@@ -244,7 +244,7 @@ pub(super) async fn complete_unanswered(
     }
 }
 
-/// What a request counts for while it is pending.
+/// The weight of a request while it is pending.
 fn weight(request: &Request) -> Weight {
     let messages = request.range().len();
     match request.operation {

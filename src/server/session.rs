@@ -71,7 +71,7 @@ pub(super) enum State {
     Serving,
     /// Nothing more is read; requests that wait are answered.
     Ended,
-    /// What is queued is written, then the connection is closed.
+    /// All that is queued is written, then the connection is closed.
     Closing,
 }
 
@@ -169,7 +169,7 @@ impl Session {
             changed = self.phase.changed(), if self.is_listening() => match changed {
                 Ok(()) if *self.phase.borrow() != Phase::Closed => self.change_phase(),
                 _ => {
-                    // What has arrived is still answered.
+                    // Requests that have arrived are still answered.
                     self.read_waiting().await;
                     if self.is_listening() {
                         self.end();

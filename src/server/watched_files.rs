@@ -54,7 +54,7 @@ pub(super) struct FileContent {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What a check of the files found.
+/// The result of a check of the files.
 #[derive(Debug)]
 pub(super) enum Change {
     None,
@@ -200,7 +200,7 @@ impl FileContent {
         Ok(content)
     }
 
-    /// An error that names the file and says what is wrong with it.
+    /// An error that names the file and the fault.
     pub(super) fn error(&self, why: &dyn fmt::Display) -> io::Error {
         invalid(&format!("{}: {why}", self.path.display()))
     }
