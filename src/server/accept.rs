@@ -14,7 +14,7 @@ use tracing::{Instrument, debug, info_span, warn};
 
 use super::buffered_stream::{Socket, Stream};
 use super::session::Session;
-use super::{Listener, Phase, Shared};
+use super::shared::{Listener, Phase, Shared};
 use crate::core::refusal::{Reason, Refusal};
 use crate::process::panics::contained;
 use crate::protocol::Codec;

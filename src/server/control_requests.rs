@@ -5,31 +5,14 @@ use std::time::Duration;
 
 use tracing::{Span, debug, info, warn};
 
-use super::pending_requests::Weight;
+use super::pending_requests::{Completed, Weight};
 use super::session::{Session, State};
 use crate::core::batch::BatchId;
 use crate::core::group::GroupNameError;
 use crate::core::outbox::Start;
 use crate::core::refusal::{Reason, Refusal};
-use crate::delivery::{SubscribeRequest, Subscription};
+use crate::delivery::SubscribeRequest;
 use crate::protocol::frame::{self, Body, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
-
-/// A request that had to wait: its correlation id and its outcome.
-pub(super) enum Completed {
-    Answer(u32, Result<Body, Refusal>),
-    Subscribe(u32, Result<Subscription, Refusal>),
-    /// The connection ended before the request was begun.
-    NotBegun,
-}
-
-impl Completed {
-    pub(super) fn refusal(self) -> Option<Refusal> {
-        match self {
-            Completed::Answer(_, Err(refusal)) | Completed::Subscribe(_, Err(refusal)) => Some(refusal),
-            _ => None,
-        }
-    }
-}
 
 impl Session {
     pub(super) fn handle_frame(&mut self, frame: Frame) {

@@ -4,12 +4,20 @@
 //! store is unreachable Acks do not count, or no Ack would be read for as long. The store itself limits how many Acks it
 //! holds, over all connections, and refuses the rest at once, as it refuses adds.
 
+use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
+use crate::core::refusal::Refusal;
+use crate::core::request_batch::{Operation, Request, RequestBatch};
+use crate::core::requester::Requester;
+use crate::delivery::Subscription;
+use crate::metrics::Metrics;
 use crate::process::panics::uncontained;
+use crate::protocol::frame::Body;
 
 /// With so many requests waiting, a connection is not read from.
 const MAX_REQUESTS: usize = 1_024;
@@ -18,13 +26,40 @@ const MAX_REQUESTS: usize = 1_024;
 /// messages counts as one, since only this limit holds while the read barrier asks for all that waits.
 const MAX_MESSAGES: usize = 16_384;
 
-type Request<T> = Pin<Box<dyn Future<Output = (Weight, T)> + Send>>;
+type RequestFuture<T> = Pin<Box<dyn Future<Output = (Weight, T)> + Send>>;
 
 /// The weight of a waiting request: a number of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weight {
     Acks(usize),
     Other(usize),
+}
+
+impl Weight {
+    pub(super) fn of(request: &Request) -> Weight {
+        let messages = request.range().len();
+        match request.operation {
+            Operation::Add { .. } => Weight::Other(messages),
+            Operation::Del { .. } => Weight::Acks(messages),
+        }
+    }
+}
+
+/// A request that had to wait: its correlation id and its outcome.
+pub(super) enum Completed {
+    Answer(u32, Result<Body, Refusal>),
+    Subscribe(u32, Result<Subscription, Refusal>),
+    /// The connection ended before the request was begun.
+    NotBegun,
+}
+
+impl Completed {
+    pub(super) fn refusal(self) -> Option<Refusal> {
+        match self {
+            Completed::Answer(_, Err(refusal)) | Completed::Subscribe(_, Err(refusal)) => Some(refusal),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +70,7 @@ struct Count {
 
 /// The requests that wait, and how many messages they carry.
 pub(super) struct PendingRequests<T> {
-    requests: FuturesUnordered<Request<T>>,
+    requests: FuturesUnordered<RequestFuture<T>>,
     acks: Count,
     others: Count,
 }
@@ -101,6 +136,28 @@ impl<T: 'static> PendingRequests<T> {
         let Count { requests, messages } = self.others;
         is_within(requests + self.acks.requests, messages + self.acks.messages)
             || is_within(requests, messages) && !store_is_up()
+    }
+}
+
+impl PendingRequests<Completed> {
+    /// Waits for the requests of a connection that is closed: they are carried out, and count.
+    pub(super) async fn complete(mut self, mut requester: Requester, metrics: Arc<Metrics>) {
+        let mut completed = RequestBatch::default();
+        while self.is_waiting() {
+            tokio::select! {
+                () = poll_fn(|context| requester.poll(context, &mut completed)) => {
+                    for request in &completed.requests {
+                        self.end(Weight::of(request));
+                        request.refusal.iter().for_each(|refusal| metrics.count_refusal(refusal.reason));
+                    }
+                    metrics.count_requests(&completed);
+                    completed.clear(0);
+                }
+                Some(completed) = self.next() => {
+                    completed.refusal().into_iter().for_each(|refusal| metrics.count_refusal(refusal.reason));
+                }
+            }
+        }
     }
 }
 

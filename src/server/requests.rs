@@ -6,7 +6,6 @@
 //! ```
 
 use std::cell::Cell;
-use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,15 +14,13 @@ use futures_util::FutureExt;
 use tracing::debug;
 
 use super::buffered_stream::{IoEvent, READ_SIZE};
-use super::control_requests::{Completed, not_hello};
-use super::pending_requests::{PendingRequests, Weight};
+use super::control_requests::not_hello;
+use super::pending_requests::Weight;
 use super::session::{Session, State};
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::request_batch::{Operation, Request, RequestBatch};
-use crate::core::requester::Requester;
+use crate::core::request_batch::{Request, RequestBatch};
 use crate::core::ring::Submitted;
 use crate::core::stall_aware_clock::{STALL, WAKING};
-use crate::metrics::Metrics;
 use crate::process::panics;
 use crate::protocol::frame::FrameType;
 use crate::protocol::{DecodeError, Decoded};
@@ -155,7 +152,9 @@ impl Session {
         };
         match submitted {
             Submitted::Completed => self.send_answers(batch),
-            Submitted::Pending => batch.requests.iter().for_each(|request| self.pending.begin(weight(request))),
+            Submitted::Pending => {
+                batch.requests.iter().for_each(|request| self.pending.begin(Weight::of(request)))
+            }
         }
     }
 
@@ -163,7 +162,7 @@ impl Session {
     pub(super) fn send_completed(&mut self) {
         let mut completed = std::mem::take(&mut self.completed);
         for request in &completed.requests {
-            self.pending.end(weight(request));
+            self.pending.end(Weight::of(request));
         }
         self.before_write();
         self.send_answers(&completed);
@@ -217,39 +216,6 @@ impl Session {
             self.handle_io(event);
         }
         all - most
-    }
-}
-
-/// Waits for the requests of a connection that is closed: they are carried out, and count.
-pub(super) async fn complete_unanswered(
-    mut pending: PendingRequests<Completed>,
-    mut requester: Requester,
-    metrics: Arc<Metrics>,
-) {
-    let mut completed = RequestBatch::default();
-    while pending.is_waiting() {
-        tokio::select! {
-            () = poll_fn(|context| requester.poll(context, &mut completed)) => {
-                for request in &completed.requests {
-                    pending.end(weight(request));
-                    request.refusal.iter().for_each(|refusal| metrics.count_refusal(refusal.reason));
-                }
-                metrics.count_requests(&completed);
-                completed.clear(0);
-            }
-            Some(completed) = pending.next() => {
-                completed.refusal().into_iter().for_each(|refusal| metrics.count_refusal(refusal.reason));
-            }
-        }
-    }
-}
-
-/// The weight of a request while it is pending.
-fn weight(request: &Request) -> Weight {
-    let messages = request.range().len();
-    match request.operation {
-        Operation::Add { .. } => Weight::Other(messages),
-        Operation::Del { .. } => Weight::Acks(messages),
     }
 }
 

@@ -16,11 +16,9 @@ use tokio::time::Sleep;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::buffered_stream::{BufferedStream, Stream, descriptor};
-use super::control_requests::Completed;
 use super::keep_alive::{Action, KeepAlive};
-use super::pending_requests::PendingRequests;
-use super::requests::complete_unanswered;
-use super::{DRAIN_GRACE, Phase, Shared};
+use super::pending_requests::{Completed, PendingRequests};
+use super::shared::{DRAIN_GRACE, Phase, Shared};
 use crate::core::batch::Delivery as Delivered;
 use crate::core::refusal::Refusal;
 use crate::core::request_batch::RequestBatch;
@@ -112,7 +110,7 @@ impl Session {
         self.group_deletions.close();
         if self.pending.is_waiting() {
             let metrics = Arc::clone(&self.shared.metrics);
-            tokio::spawn(contained(complete_unanswered(self.pending, self.requester, metrics)));
+            tokio::spawn(contained(self.pending.complete(self.requester, metrics)));
         }
         let _ = stall_aware_timeout(CLOSE_TIMEOUT, self.stream.close(unanswered)).await;
     }
