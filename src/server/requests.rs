@@ -153,7 +153,7 @@ impl Session {
         match submitted {
             Submitted::Completed => self.send_answers(batch),
             Submitted::Pending => {
-                batch.requests.iter().for_each(|request| self.pending.begin(Weight::of(request)))
+                batch.requests.iter().for_each(|request| self.pending.begin(Weight::of(request)));
             }
         }
     }
