@@ -117,7 +117,7 @@ fn a_line_about_a_ring_says_which_whatever_the_filter() {
     let Some(_held) = HeldThread::hold(sidecar.id(), "ticker") else { return };
     sidecar.signal(Signal::TERM);
     for ring in 0..2 {
-        let of_ring = format!("ring{{ring={ring}}}: ackwheel::app: a ring could not be drained in time");
+        let of_ring = format!("ring{{ring={ring}}}: ackwheel::app::drain: a ring could not be drained in time");
         let _ = sidecar.log().line(&of_ring).expect("each ring is told of");
     }
 }

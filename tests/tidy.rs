@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// The folders of src by layer, lowest first: each may import those of lower layers only.
 const LAYERS: &[&[&str]] = &[
-    &["core", "process"],
-    &["clock", "logging", "memory", "protocol"],
+    &["core"],
+    &["clock", "logging", "memory", "process", "protocol"],
     &["client", "metrics"],
     &["ticker"],
     &["bench", "delivery", "redis"],

@@ -113,7 +113,7 @@ fn a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not() {
 
     fs::write(&files.certificate, "no certificate").unwrap();
     assert_eq!(add(&sidecar, &second_trust.map(String::as_str)).output(), "101 rearmed\n");
-    assert!(sidecar.log().line("the old one stays").is_some());
+    assert!(sidecar.log().line("the old certificate stays").is_some());
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_scrape_says_when_the_certificate_runs_out_and_sees_that_it_was_renewed() {
     authority.certify_for(&files, 10, (YEAR_2000, YEAR_3000));
     wait_until("it is read, though nobody connects", || expiry(&sidecar) == YEAR_3000);
     fs::write(&files.certificate, "no certificate").unwrap();
-    assert!(sidecar.log().line("the old one stays").is_some());
+    assert!(sidecar.log().line("the old certificate stays").is_some());
     assert_eq!(expiry(&sidecar), YEAR_3000, "the old one stays");
 }
 

@@ -1,14 +1,14 @@
-//! Answers that need the store: made on a thread of their own, one at a time, and within a bounded time.
+//! Makes the answers that need the store: on a thread of their own, one at a time, and within a bounded time.
 //!
-//! The admin thread itself takes no lock of the store and waits for no connection, so that /livez answers whatever
-//! the store does. A flood of requests costs no more than [`REST`] allows: one answer is for all requests that came
-//! before it was begun.
+//! The admin thread itself takes no lock of the store and waits for no connection, so that /livez answers in time. A flood
+//! of requests costs no more than [`PAUSE`] allows: one answer is for all requests that came before it was begun.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use tokio::sync::Mutex;
 use tokio::time::{sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -20,66 +20,57 @@ use crate::process::thread::RuntimeThread;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The least time from the beginning of an answer to that of the next.
-const REST: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(10);
 
-/// The text of an answer, and its status.
-pub(super) type Answer = (StatusCode, Bytes);
+/// An answer: its status, its media type, and its text.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Answer(pub(super) StatusCode, pub(super) &'static str, pub(super) Bytes);
 
-/// The answers that the endpoints share among their requests.
-#[derive(Debug)]
-pub struct Answers {
-    pub(super) metrics: Shared,
-    pub(super) status: Shared,
-}
-
-impl Answers {
-    /// Answers that are made on this thread: it may wait for locks of the store.
-    #[must_use]
-    pub fn made_on(thread: RuntimeThread) -> Answers {
-        let thread = Arc::new(thread);
-        Answers { metrics: Shared::made_on(Arc::clone(&thread)), status: Shared::made_on(thread) }
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        let Answer(status, media_type, text) = self;
+        (status, [(header::CONTENT_TYPE, media_type), (header::CACHE_CONTROL, "no-store")], text).into_response()
     }
 }
 
-/// The answers of one endpoint.
+/// The answer of an endpoint, which requests share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub struct SharedAnswer {
     thread: Arc<RuntimeThread>,
     /// The last answer, and when it was begun. Locked while the next one is made.
     last: Arc<Mutex<Option<(Instant, Answer)>>>,
 }
 
-impl Shared {
-    fn made_on(thread: Arc<RuntimeThread>) -> Shared {
-        Shared { thread, last: Arc::default() }
+impl SharedAnswer {
+    /// Makes the answer on this thread, which may wait for locks of the store.
+    #[must_use]
+    pub fn made_on(thread: &Arc<RuntimeThread>) -> SharedAnswer {
+        SharedAnswer { thread: Arc::clone(thread), last: Arc::default() }
     }
 
-    /// An answer that was begun after this call, by `make` or by the call of another request; none if it is not there
-    /// in time.
-    pub(super) async fn get<F>(
+    /// The answer of `make`, or that of another request if it was begun after this call; `None` if neither is ready in
+    /// time.
+    pub(super) async fn get(
         &self,
-        clock: Arc<Clock>,
-        make: impl FnOnce() -> F + Send + 'static,
-    ) -> Option<Answer>
-    where
-        F: Future<Output = Answer> + Send + 'static,
-    {
-        let asked = clock.now();
+        clock: &Arc<Clock>,
+        make: impl Future<Output = Answer> + Send + 'static,
+    ) -> Option<Answer> {
+        let (clock, asked) = (Arc::clone(clock), clock.now());
         let answer = async {
             let mut last = Arc::clone(&self.last).lock_owned().await;
             if let Some((begun, answer)) = &*last {
                 if *begun >= asked {
                     return Some(answer.clone());
                 }
-                sleep_until((*begun + REST).into()).await;
+                sleep_until((*begun + PAUSE).into()).await;
             }
             let task = self.thread.spawn(async move {
                 let begun = clock.now();
-                let answer = make().await;
+                let answer = make.await;
                 *last = Some((begun, answer.clone()));
                 answer
             });
-            // If nobody waits for it any more, it ends at its next wait.
+            // If no request waits for it any more, it ends at its next wait.
             AbortOnDropHandle::new(task).await.ok()
         };
         timeout(ANSWER_TIMEOUT, answer).await.ok().flatten()
@@ -88,7 +79,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, ready};
+    use std::future::pending;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
 
@@ -96,12 +87,12 @@ mod tests {
 
     use super::*;
 
-    fn shared() -> Shared {
-        Shared::made_on(Arc::new(RuntimeThread::start("answers").unwrap()))
+    fn shared() -> SharedAnswer {
+        SharedAnswer::made_on(&Arc::new(RuntimeThread::start("answers").unwrap()))
     }
 
     fn answer(text: &'static str) -> Answer {
-        (StatusCode::OK, Bytes::from_static(text.as_bytes()))
+        Answer(StatusCode::OK, "text/plain", Bytes::from_static(text.as_bytes()))
     }
 
     #[tokio::test]
@@ -109,9 +100,9 @@ mod tests {
         let (shared, clock, made) = (shared(), Arc::new(Clock::start()), Arc::new(AtomicUsize::new(0)));
         let get = || {
             let made = Arc::clone(&made);
-            shared.get(Arc::clone(&clock), move || {
+            shared.get(&clock, async move {
                 made.fetch_add(1, Ordering::Relaxed);
-                ready(answer("made"))
+                answer("made")
             })
         };
         let answers = join_all((0..100).map(|_| get())).await;
@@ -127,23 +118,23 @@ mod tests {
         let (shared, clock) = (shared(), Arc::new(Clock::start()));
         let (release, blocked) = mpsc::channel::<()>();
         let begun = clock.now();
-        let stuck = shared.get(Arc::clone(&clock), move || {
+        let stuck = shared.get(&clock, async move {
             let _ = blocked.recv();
-            ready(answer("at last"))
+            answer("at last")
         });
         assert_eq!(stuck.await, None);
-        let next = shared.get(Arc::clone(&clock), || ready(answer("not asked while another is")));
+        let next = shared.get(&clock, async { answer("not asked while another is") });
         assert_eq!(next.await, None);
         assert!(clock.now() - begun < ANSWER_TIMEOUT * 3);
         release.send(()).unwrap();
-        let after = shared.get(Arc::clone(&clock), || ready(answer("the next")));
+        let after = shared.get(&clock, async { answer("the next") });
         assert_eq!(after.await, Some(answer("the next")));
-        let never = shared.get(Arc::clone(&clock), || async {
+        let never = shared.get(&clock, async {
             pending::<()>().await;
             answer("never")
         });
         assert_eq!(never.await, None);
-        let after = shared.get(clock, || ready(answer("and the next")));
+        let after = shared.get(&clock, async { answer("and the next") });
         assert_eq!(after.await, Some(answer("and the next")), "it was given up");
     }
 }

@@ -1,4 +1,4 @@
-//! The connections of the admin port: few are needed, and a probe must find a place whoever else has come.
+//! Limits the connections of the admin port, so that a probe gets its answer even during a port scan.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,60 +11,57 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
 use crate::process::panics::contained;
 
-/// The most connections at once.
+/// The maximum number of connections.
 pub const MAX_CONNECTIONS: usize = 256;
 
-/// The most bytes of a request's head that are kept; a longer one is refused.
+/// The longest head of a request, in bytes.
 const MAX_HEAD_LENGTH: usize = 16 * 1_024;
 
-/// How long the head of a request may take to come, and all else from the connection to the end of the answer. Each has
-/// one request: who does not read may not keep a place.
+/// How long the head of a request may take to come.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection may last. Each has one request: a peer that does not read must not keep its place.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Those that are open, each a task; dropped with this, so that none outlives it.
+/// The open connections, each a task. Dropping this ends them.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
-    tasks: JoinSet<()>,
-    /// In the order in which they came.
+    /// In the order of their arrival.
     open: VecDeque<Open>,
 }
 
 #[derive(Debug)]
 struct Open {
-    task: AbortHandle,
+    task: AbortOnDropHandle<()>,
     /// Whether its request was read.
-    asked: Arc<AtomicBool>,
+    has_asked: Arc<AtomicBool>,
 }
 
 impl Connections {
-    /// Serves one request of a connection. Where there are too many, one that has asked nothing yet is closed for it, the
-    /// oldest; if all have asked, the oldest of them.
+    /// Serves one request of a connection. If there are too many connections, the oldest that has asked nothing is closed
+    /// for it, or the oldest if all have asked.
     pub(super) fn serve(&mut self, stream: TcpStream, routes: &Router) {
-        while self.tasks.try_join_next().is_some() {}
         self.open.retain(|open| !open.task.is_finished());
         if self.open.len() >= MAX_CONNECTIONS {
-            let silent = self.open.iter().position(|open| !open.asked.load(Ordering::Relaxed));
-            if let Some(open) = self.open.remove(silent.unwrap_or(0)) {
-                open.task.abort();
-                debug!("a connection to the admin port was closed: there are too many, and it was the oldest");
-            }
+            let silent = self.open.iter().position(|open| !open.has_asked.load(Ordering::Relaxed));
+            self.open.remove(silent.unwrap_or(0));
+            debug!("a connection to the admin port was closed: there are too many, and it was the oldest");
         }
-        let asked = Arc::new(AtomicBool::new(false));
-        let task = self.tasks.spawn(contained(serve_one(stream, routes.clone(), Arc::clone(&asked))));
-        self.open.push_back(Open { task, asked });
+        let has_asked = Arc::new(AtomicBool::new(false));
+        let task = tokio::spawn(contained(serve_one(stream, routes.clone(), Arc::clone(&has_asked))));
+        self.open.push_back(Open { task: AbortOnDropHandle::new(task), has_asked });
     }
 }
 
-async fn serve_one(stream: TcpStream, routes: Router, asked: Arc<AtomicBool>) {
+async fn serve_one(stream: TcpStream, routes: Router, has_asked: Arc<AtomicBool>) {
     let routes = TowerToHyperService::new(routes);
     let service = service_fn(|request| {
-        asked.store(true, Ordering::Relaxed);
+        has_asked.store(true, Ordering::Relaxed);
         routes.call(request)
     });
     let mut http = http1::Builder::new();

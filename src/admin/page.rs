@@ -1,19 +1,16 @@
-//! The ring on a page: one file with everything in it, which asks `/status` and draws what it says.
+//! Serves the page that draws the ring: one file, which asks `/status` and loads nothing else.
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-/// The page.
-const PAGE: &str = include_str!("page.html");
-
-/// What the page may do: run its own script, use its own style, show the icon that it carries, and ask this sidecar.
-/// The hashes are those of the two blocks; `tests/admin.rs` says what they must be when the page has changed.
+/// The page may run its own script, use its own style, show the icon that it carries, and ask this sidecar. The hashes are
+/// those of the two blocks; if the page has changed, `tests/admin.rs` prints the new ones.
 const POLICY: &str = "default-src 'none'; \
     script-src 'sha256-m4Kc7dDo12nWgQr5VzEm0uzRgz8k+ZTVhIed4M+hHFs='; \
     style-src 'sha256-JrmH8Ct4DkT07JJ+cyVKwUC6tSa/70HOwKG343cLrTc='; \
     img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The page, never from a cache: it belongs to the version that serves it.
+/// Serves the page. No cache may keep it: it belongs to the version that serves it.
 pub(super) async fn page() -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
@@ -22,5 +19,5 @@ pub(super) async fn page() -> Response {
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
     ];
-    (headers, PAGE).into_response()
+    (headers, include_str!("page.html")).into_response()
 }

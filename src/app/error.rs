@@ -1,11 +1,11 @@
-//! Why a sidecar does not start.
+//! The reasons why a sidecar cannot start.
 
 use std::io;
 
 use crate::memory::StateError;
 use crate::redis::RedisStoreError;
 
-/// Why a sidecar could not start.
+/// The reason why a sidecar could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// An address could not be listened on.
@@ -18,7 +18,7 @@ pub enum StartError {
         /// The cause.
         cause: io::Error,
     },
-    /// There is no thread for the tickers, or for the admin endpoints.
+    /// A thread for the tickers, or for the admin endpoints, could not be started.
     #[error(
         "a thread for the wheel or for --admin could not be started: {0}; look at the limits of processes and open files"
     )]
@@ -36,7 +36,7 @@ pub enum StartError {
     },
 }
 
-/// Who may be in the way.
+/// The likely reason why an address is taken.
 fn suspicion(cause: &io::Error) -> &'static str {
     if cause.kind() == io::ErrorKind::AddrInUse { "; is another sidecar running there?" } else { "" }
 }

@@ -1,21 +1,22 @@
-//! Flags, environment and file become checked values; a wrong one cannot be built.
+//! Settings as flags, environment variables and a file give them, and the checks that turn them into a configuration.
 //!
-//! A flag comes before its environment variable, which comes before the file, which comes before the
-//! default.
+//! A flag comes before its environment variable, that before the file, and that before the default.
 
+mod redis;
 mod settings;
-mod store;
-mod url;
+mod store_url;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use self::redis::RedisConfig;
 pub use settings::{LogFormat, Settings};
-pub use store::{SharedStore, StoreKind};
-pub use url::without_password;
+pub use store_url::without_password;
 
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
@@ -25,51 +26,51 @@ use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
 use crate::server::certificate::Certificate;
 use crate::server::{ServerOptions, TokenSource};
 
-/// A setting, or a combination of settings, that cannot be.
+/// A setting, or a combination of settings, that is not possible.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(String);
 
-/// A sidecar's settings, checked.
+/// The checked settings of a sidecar.
 #[derive(Debug)]
 pub struct Config {
-    /// Where logic nodes connect.
+    /// The TCP address for logic nodes.
     pub listen: SocketAddr,
-    /// Where they connect too.
+    /// The Unix socket for logic nodes.
     pub socket: Option<PathBuf>,
-    /// Where metrics, probes and status are.
+    /// The address of metrics, probes and status.
     pub admin: SocketAddr,
-    /// Where the wheel lives.
-    pub store: StoreKind,
-    /// What the status calls this sidecar; if nothing was said, its host and its port.
+    /// The store in Redis; without it the wheel lives in the memory of the process. Its name is empty without a `name`.
+    pub redis: Option<RedisConfig>,
+    /// The name of this sidecar; the default is its host and its port.
     pub name: Option<String>,
-    /// Dimensions of the ring.
+    /// The dimensions of each ring.
     pub wheel: Wheel,
     /// When a tick is a storm.
     pub storm: StormRule,
-    /// Bounds of the outbox.
+    /// The limits of the outbox.
     pub retention: Retention,
-    /// Time after which an unacknowledged batch is handed out again.
+    /// An unacknowledged batch is delivered again after this time.
     pub redeliver_after: Duration,
-    /// Most messages in flight.
+    /// The maximum number of messages in flight.
     pub max_in_flight: u64,
-    /// Where the memory store is kept across a planned restart.
+    /// The file that keeps the memory store across a planned restart.
     pub state_file: Option<PathBuf>,
-    /// Who may come in.
+    /// The token that clients must present.
     pub token: TokenSource,
     /// The certificate of the TCP listener.
     pub certificate: Option<Certificate>,
-    /// Limits of connections.
+    /// The limits of connections.
     pub server: ServerOptions,
-    /// Time that a drain may take.
+    /// The maximum time of a drain.
     pub drain_timeout: Duration,
-    /// Threads that serve connections.
+    /// The number of threads that serve connections.
     pub threads: usize,
-    /// What to say at the start of settings that are possible but unwise.
+    /// Warnings about settings that are possible but unwise.
     pub warnings: Vec<String>,
 }
 
-/// A drain must leave time to end within the 10 s that orchestrators are told.
+/// A drain must leave time for the process to end within the 10 s that orchestrators wait.
 const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The longest time that a setting may be.
@@ -86,69 +87,50 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The first setting that cannot be, with its value and the remedy.
+    /// The first setting that is not possible, with its value and the remedy.
     pub fn check(self) -> Result<Config, ConfigError> {
-        let listen = address("--listen", self.listen.as_deref().unwrap_or("127.0.0.1:7415"))?;
-        let admin = address("--admin", self.admin.as_deref().unwrap_or("127.0.0.1:7416"))?;
-        let wheel = Wheel::new(
-            self.slots.unwrap_or(Wheel::default().slots()),
-            self.tick.unwrap_or(Wheel::default().tick_length()),
-        )
-        .map_err(|error| ConfigError(format!("--slots and --tick: {error}")))?;
-        let (token, certificate) = (self.token()?, self.certificate()?);
-        let mut warnings: Vec<String> = certificate.iter().filter_map(Certificate::untimely).collect();
-        if !listen.ip().is_loopback() && !token.is_required() && certificate.is_none() {
-            if self.insecure != Some(true) {
-                return Err(ConfigError(format!(
-                    "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file \
-                     or --tls-cert, or listen on 127.0.0.1, or say --insecure if the network is yours alone"
-                )));
-            }
-            warnings.push(format!(
-                "--insecure: anyone who reaches {listen} can add and acknowledge messages; give --token-file or \
-                 --tls-cert if that is not meant"
-            ));
-        }
-        if !admin.ip().is_loopback() {
-            warnings.push(format!(
-                "--admin {admin} shows metrics and status to anyone who reaches it, and changes nothing; see that only \
-                 those reach it who may"
-            ));
-        }
-        let drain_timeout = self.drain_timeout.unwrap_or(Duration::from_secs(8));
+        let (storm, retention) = (StormRule::default(), Retention::default());
+        let wheel = Wheel::default();
+        let wheel = Wheel::new(self.slots.unwrap_or(wheel.slots()), self.tick.unwrap_or(wheel.tick_length()))
+            .map_err(|error| ConfigError(format!("--slots and --tick: {error}")))?;
+        let drain_timeout = self.drain_timeout.unwrap_or(MAX_DRAIN_TIMEOUT);
         if drain_timeout > MAX_DRAIN_TIMEOUT {
             return Err(ConfigError(format!(
                 "--drain-timeout {drain_timeout:?} is too long: choose at most {MAX_DRAIN_TIMEOUT:?}, so that the \
                  process ends within 10s of SIGTERM"
             )));
         }
-        let store = self.store(wheel)?;
-        let max_in_flight = at_least_one("--max-in-flight", self.max_in_flight, 4_000_000)?;
-        if matches!(store, StoreKind::Memory) {
-            warnings.extend(short_tick(wheel, max_in_flight));
-        }
-        Ok(Config {
-            listen,
-            admin,
-            store,
+        let mut config = Config {
+            listen: address("--listen", self.listen.as_deref().unwrap_or("127.0.0.1:7415"))?,
+            socket: checked_path("--socket", self.socket.as_ref())?,
+            admin: address("--admin", self.admin.as_deref().unwrap_or("127.0.0.1:7416"))?,
+            redis: None,
             name: self.checked_name()?,
             wheel,
-            storm: self.storm()?,
-            retention: self.retention()?,
+            storm: StormRule {
+                min: self.storm_min.unwrap_or(storm.min),
+                share: self.checked_storm_share(storm.share)?,
+            },
+            retention: Retention {
+                time: positive("--outbox-retention", self.outbox_retention, retention.time.as_secs())?,
+                max_ids: at_least_one("--outbox-max-ids", self.outbox_max_ids, retention.max_ids)?,
+            },
             redeliver_after: positive("--redeliver-after", self.redeliver_after, 30)?,
-            max_in_flight,
-            token,
-            certificate,
+            max_in_flight: at_least_one("--max-in-flight", self.max_in_flight, 4_000_000)?,
+            state_file: checked_path("--state", self.state.as_ref())?,
+            token: self.token()?,
+            certificate: self.certificate()?,
             server: self.server(wheel)?,
             drain_timeout,
-            threads: self.threads()?,
-            warnings,
-            socket: a_path("--socket", self.socket)?,
-            state_file: a_path("--state", self.state)?,
-        })
+            threads: self.checked_threads()?,
+            warnings: Vec::new(),
+        };
+        config.redis = self.redis(&config)?;
+        config.check_exposure(self.insecure == Some(true))?;
+        Ok(config)
     }
 
-    fn threads(&self) -> Result<usize, ConfigError> {
+    fn checked_threads(&self) -> Result<usize, ConfigError> {
         match self.threads {
             Some(0) => Err(ConfigError(String::from("--threads 0 serves nobody: give at least 1"))),
             Some(threads) if threads > MAX_THREADS => Err(ConfigError(format!(
@@ -160,17 +142,18 @@ impl Settings {
     }
 
     fn checked_name(&self) -> Result<Option<String>, ConfigError> {
-        let Some(name) = &self.name else { return Ok(None) };
-        if (1..=MAX_NAME_LENGTH).contains(&name.len()) && !name.contains(char::is_control) {
-            return Ok(Some(name.clone()));
+        let is_legal =
+            |name: &str| (1..=MAX_NAME_LENGTH).contains(&name.len()) && !name.contains(char::is_control);
+        match &self.name {
+            Some(name) if !is_legal(name) => Err(ConfigError(format!(
+                "--name {name:?} is not a name: use 1 to {MAX_NAME_LENGTH} bytes without control characters"
+            ))),
+            name => Ok(name.clone()),
         }
-        Err(ConfigError(format!(
-            "--name {name:?} is not a name: use 1 to {MAX_NAME_LENGTH} bytes without control characters"
-        )))
     }
 
     fn token(&self) -> Result<TokenSource, ConfigError> {
-        let Some(path) = &self.token_file else { return Ok(TokenSource::None) };
+        let Some(path) = &self.token_file else { return Ok(TokenSource::default()) };
         TokenSource::file(path.clone()).map_err(|error| ConfigError(format!("--token-file: {error}")))
     }
 
@@ -184,27 +167,12 @@ impl Settings {
         }
     }
 
-    fn storm(&self) -> Result<StormRule, ConfigError> {
-        let default = StormRule::default();
-        let rule = StormRule {
-            min: self.storm_min.unwrap_or(default.min),
-            share: self.storm_share.unwrap_or(default.share),
-        };
-        if !(0.0..=1.0).contains(&rule.share) {
-            let share = rule.share;
-            return Err(ConfigError(format!(
-                "--storm-share {share} is not a share: choose 0 to 1 (0.5 is usual)"
-            )));
+    fn checked_storm_share(&self, default: f64) -> Result<f64, ConfigError> {
+        let share = self.storm_share.unwrap_or(default);
+        if (0.0..=1.0).contains(&share) {
+            return Ok(share);
         }
-        Ok(rule)
-    }
-
-    fn retention(&self) -> Result<Retention, ConfigError> {
-        let default = Retention::default();
-        Ok(Retention {
-            time: positive("--outbox-retention", self.outbox_retention, default.time.as_secs())?,
-            max_ids: at_least_one("--outbox-max-ids", self.outbox_max_ids, default.max_ids)?,
-        })
+        Err(ConfigError(format!("--storm-share {share} is not a share: choose 0 to 1 (0.5 is usual)")))
     }
 
     fn server(&self, wheel: Wheel) -> Result<ServerOptions, ConfigError> {
@@ -227,36 +195,61 @@ impl Settings {
     }
 }
 
-/// What to say of a tick that is too short to expire while as many messages are in flight as may be.
-fn short_tick(wheel: Wheel, max_in_flight: u64) -> Option<String> {
-    let (tick, needed) = (wheel.tick_length(), memory::expiry_time(max_in_flight));
-    (needed > tick).then(|| {
-        format!(
-            "--tick {tick:?} is too short for --max-in-flight {max_in_flight}: with so many messages in flight, expiring \
-             a tick can take {needed:?}, timeouts come late, and every deadline is shifted again and again; choose --tick \
-             {}ms or longer, or --max-in-flight {} or less",
-            needed.as_nanos().div_ceil(1_000_000),
-            memory::most_kept(tick)
-        )
-    })
-}
-
-fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
-    const FORM: &str = "write HOST:PORT, as in 127.0.0.1:7415 (port 0 takes a free one)";
-    match text.to_socket_addrs().map(Iterator::collect::<BTreeSet<_>>) {
-        Ok(addresses) if !addresses.is_empty() => only_address(flag, text, &addresses),
-        Err(error) if error.kind() != io::ErrorKind::InvalidInput => {
-            Err(ConfigError(format!("{flag} {text:?} cannot be resolved ({error}): {FORM}")))
+impl Config {
+    /// Refuses an open listener without `insecure`, and collects the warnings.
+    fn check_exposure(&mut self, insecure: bool) -> Result<(), ConfigError> {
+        let Config { listen, admin, .. } = *self;
+        self.warnings.extend(self.certificate.as_ref().and_then(Certificate::untimely));
+        if !listen.ip().is_loopback() && !self.token.is_required() && self.certificate.is_none() {
+            if !insecure {
+                return Err(ConfigError(format!(
+                    "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file \
+                     or --tls-cert, or listen on 127.0.0.1, or say --insecure if the network is yours alone"
+                )));
+            }
+            self.warnings.push(format!(
+                "--insecure: anyone who reaches {listen} can add and acknowledge messages; give --token-file or \
+                 --tls-cert if that is not meant"
+            ));
         }
-        _ => Err(ConfigError(format!("{flag} {text:?} is not an address: {FORM}"))),
+        if !admin.ip().is_loopback() {
+            self.warnings.push(format!(
+                "--admin {admin} shows metrics and status to anyone who reaches it, and changes nothing; see that only \
+                 those reach it who may"
+            ));
+        }
+        let (tick, max_in_flight) = (self.wheel.tick_length(), self.max_in_flight);
+        let needed = memory::expiry_time(max_in_flight);
+        if self.redis.is_none() && needed > tick {
+            self.warnings.push(format!(
+                "--tick {tick:?} is too short for --max-in-flight {max_in_flight}: with so many messages in flight, \
+                 expiring a tick can take {needed:?}, timeouts come late, and every deadline is shifted again and again; \
+                 choose --tick {}ms or longer, or --max-in-flight {} or less",
+                needed.as_nanos().div_ceil(1_000_000),
+                memory::most_kept(tick)
+            ));
+        }
+        Ok(())
     }
 }
 
-/// The address of a name. A listener has one: which of several is meant, only its user knows.
+fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
+    let addresses = text.to_socket_addrs().map_err(|error| {
+        let why = match error.kind() {
+            io::ErrorKind::InvalidInput => String::from("is not an address"),
+            _ => format!("cannot be resolved ({error})"),
+        };
+        ConfigError(format!(
+            "{flag} {text:?} {why}: write HOST:PORT, as in 127.0.0.1:7415 (port 0 takes a free one)"
+        ))
+    })?;
+    only_address(flag, text, &addresses.collect())
+}
+
+/// The address of a name, if it has one. Only its user knows which of several is meant.
 fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Result<SocketAddr, ConfigError> {
-    let mut each = addresses.iter();
-    if let (Some(address), None) = (each.next(), each.next()) {
-        return Ok(*address);
+    if let (Some(first), 1) = (addresses.first(), addresses.len()) {
+        return Ok(*first);
     }
     let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     Err(ConfigError(format!(
@@ -265,17 +258,15 @@ fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Res
     )))
 }
 
-/// A path that is not empty, as flags and the environment refuse one, too.
-fn a_path(flag: &str, given: Option<PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
-    match given {
-        Some(path) if path.as_os_str().is_empty() => {
-            Err(ConfigError(format!("{flag} is empty: write the path of a file, or leave it out")))
-        }
-        given => Ok(given),
+/// Refuses an empty path, as flags and the environment do.
+fn checked_path(flag: &str, path: Option<&PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
+    if path.is_some_and(|path| path.as_os_str().is_empty()) {
+        return Err(ConfigError(format!("{flag} is empty: write the path of a file, or leave it out")));
     }
+    Ok(path.cloned())
 }
 
-/// Above 0, and no longer than clocks can tell.
+/// Above 0, and at most a year.
 fn positive(flag: &str, given: Option<Duration>, default_secs: u64) -> Result<Duration, ConfigError> {
     match given {
         Some(longer) if longer > MAX_DURATION => Err(ConfigError(format!(
@@ -289,7 +280,7 @@ fn positive(flag: &str, given: Option<Duration>, default_secs: u64) -> Result<Du
     }
 }
 
-fn at_least_one<T: Copy + Default + PartialEq + std::fmt::Display>(
+fn at_least_one<T: Copy + Default + PartialEq + fmt::Display>(
     flag: &str,
     given: Option<T>,
     default: T,
@@ -300,6 +291,14 @@ fn at_least_one<T: Copy + Default + PartialEq + std::fmt::Display>(
         }
         given => Ok(given.unwrap_or(default)),
     }
+}
+
+fn within<T: PartialOrd + fmt::Debug>(flag: &str, value: T, range: RangeInclusive<T>) -> Result<T, ConfigError> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let (least, most) = range.into_inner();
+    Err(ConfigError(format!("{flag} {value:?} is not possible: choose {least:?} to {most:?}")))
 }
 
 #[cfg(test)]

@@ -1,24 +1,20 @@
-//! What the process says of itself, and the rule that a fault which repeats does not fill the log.
+//! Logging: limits repeated lines, and writes to stderr without a thread that waits for its reader.
 //!
-//! Lines are [`tracing`] events, and the limit is a layer between them and whoever writes them: it sees all of
-//! them, those of libraries too, and no call site can forget it. A *place* is a call site. Within ten seconds a
-//! place writes at most [`MAX_LINES`] lines, of which at most [`MAX_SAME`] are the same; what it says beyond that
-//! is counted, and the count is written: "… and 412 more like it in the last 10 s".
+//! Lines are [`tracing`] events. The limit is a layer before the writer: it sees all lines, those of libraries too, and no
+//! call site can forget it. Within ten seconds a call site writes at most [`MAX_LINES`] lines, of which at most
+//! [`MAX_SAME`] are equal. Further lines are counted, and the count is logged: "… and 412 more like it in the last 10 s".
 //!
-//! Why by place, and the same lines apart: one budget for all places would let a hostile client silence a storm;
-//! a budget for each text would be none where a stranger writes the text; and a plain budget for each place would
-//! let a group in trouble crowd out the group beside it. So the lines of a place that differ, in their fields or in the
-//! ring that they belong to, come first. The connection is not asked: a peer that is refused and comes again has a new
-//! one each time, and would crowd out all others.
+//! The budget is one of each call site, and equal lines have a part of it, for three reasons:
+//!
+//! - With one budget for all call sites, a hostile client could silence a storm.
+//! - With a budget for each text, there would be no limit where a client writes the text.
+//! - Without the limit of equal lines, a faulty group would silence the group beside it.
+//!
+//! Lines are equal if their fields and their ring are. Their connection does not count: a peer that is refused and comes
+//! again has a new one each time.
 
-//!
-//! Behind the limit a line goes through a bounded queue to a thread that writes it: no thread that logs waits for the
-//! reader of stderr.
-
-mod layer;
-mod repeats;
+mod repeated_lines;
 mod writer;
 
-pub use layer::{Limit, RING, TARGET};
-pub use repeats::{MAX_LINES, MAX_SAME, WINDOW};
+pub use repeated_lines::{Limit, MAX_LINES, MAX_SAME, RING, TARGET, WINDOW};
 pub use writer::{LogWriter, dropped_lines, flush, print};

@@ -1,4 +1,4 @@
-//! Log lines go through a bounded queue to a thread of its own, which writes them to stderr.
+//! Writes log lines to stderr from a bounded queue, on a thread of its own.
 //!
 //! The reader of stderr may be stuck or gone, and a disk may be full. No thread that logs waits for it: a line that does
 //! not fit into the queue, or cannot be written, is dropped and counted. As soon as a line can be written again, a
@@ -9,8 +9,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::io::{self, Stderr, Write, stderr};
-use std::os::fd::AsFd;
+use std::io::{self, Write, stderr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -26,33 +25,30 @@ use super::TARGET;
 /// The most bytes that wait to be written.
 const MAX_QUEUED_BYTES: usize = 1024 * 1024;
 
-/// What a line costs beside its bytes, so that short lines are bounded too.
+/// The cost of a line beside its bytes, so that the number of short lines is limited too.
 const COST_OF_A_LINE: usize = 64;
 
 /// How long the end of the process waits for the last lines. A drain may take 9.7 s, and 10 s with this.
-const END_PATIENCE: Duration = Duration::from_millis(250);
+const END_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The writer of this process, once it logs.
 static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
-/// Lines that this process dropped.
-static DROPPED: AtomicU64 = AtomicU64::new(0);
-
 thread_local! {
-    /// On a thread that writes the log: what was logged by the thread itself.
+    /// On the thread that writes the log: the lines that it logs itself.
     static OWN_LINES: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
 /// How many log lines this process has dropped.
 #[must_use]
 pub fn dropped_lines() -> u64 {
-    DROPPED.load(Ordering::Relaxed)
+    WRITER.get().map_or(0, |writer| writer.0.dropped.load(Ordering::Relaxed))
 }
 
 /// Prints a line to stderr: behind all log lines if this process logs, and then without waiting for it.
 pub fn print(line: &str) {
     match WRITER.get() {
-        Some(writer) => writer.queue.push(format!("{line}\n").as_bytes()),
+        Some(writer) => writer.0.push(format!("{line}\n").as_bytes()),
         // If stderr cannot be written, there is no other place to report that.
         None => drop(writeln!(stderr(), "{line}")),
     }
@@ -61,36 +57,33 @@ pub fn print(line: &str) {
 /// Waits until all lines are written, for a quarter of a second at most. For the end of the process.
 pub fn flush() {
     if let Some(writer) = WRITER.get() {
-        writer.queue.flush(END_PATIENCE);
+        writer.0.flush(END_TIMEOUT);
     }
 }
 
 /// Takes log lines and never waits. One write is one line. Clones share the queue.
 #[derive(Clone, Debug)]
-pub struct LogWriter {
-    queue: Arc<LogQueue>,
-}
+pub struct LogWriter(Arc<LogQueue>);
 
 impl LogWriter {
     /// The writer to stderr of this process; the first call starts its thread.
     ///
     /// # Errors
     ///
-    /// When the system has no thread to give.
+    /// When the system has no thread left.
     pub fn of_process() -> io::Result<LogWriter> {
         if let Some(writer) = WRITER.get() {
             return Ok(writer.clone());
         }
-        let writer = LogWriter::to(StderrOutput(stderr()), &DROPPED)?;
+        let writer = LogWriter::to(write_to_stderr)?;
         Ok(WRITER.get_or_init(|| writer).clone())
     }
 
-    fn to(output: impl Write + Send + 'static, dropped: &'static AtomicU64) -> io::Result<LogWriter> {
-        let (lines, changed, written) = (Mutex::default(), Condvar::new(), Condvar::new());
-        let queue = Arc::new(LogQueue { lines, changed, written, dropped });
+    fn to(output: impl FnMut(&[u8]) -> io::Result<usize> + Send + 'static) -> io::Result<LogWriter> {
+        let queue = Arc::new(LogQueue::default());
         let of_thread = Arc::clone(&queue);
         thread::Builder::new().name(String::from("log")).spawn(move || of_thread.write_to(output))?;
-        Ok(LogWriter { queue })
+        Ok(LogWriter(queue))
     }
 }
 
@@ -107,7 +100,7 @@ impl Write for LogWriter {
         // A thread that ends has none any more.
         let is_own = OWN_LINES.try_with(|own| own.borrow_mut().as_mut().map(|own| own.extend_from_slice(line)));
         if !matches!(is_own, Ok(Some(()))) {
-            self.queue.push(line);
+            self.0.push(line);
         }
         Ok(line.len())
     }
@@ -118,28 +111,28 @@ impl Write for LogWriter {
 }
 
 /// Lines on their way to the thread that writes them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct LogQueue {
     lines: Mutex<Lines>,
-    /// Something is there to be written.
-    changed: Condvar,
-    /// Everything was written, or dropped.
+    /// Notified when an entry is added.
+    added: Condvar,
+    /// Notified when all entries are written, or dropped.
     written: Condvar,
-    dropped: &'static AtomicU64,
+    dropped: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Lines {
     entries: VecDeque<Entry>,
     bytes: usize,
-    /// Whether the thread has an entry in hand.
+    /// Whether the thread writes an entry now.
     is_writing: bool,
 }
 
 #[derive(Debug)]
 enum Entry {
     Line(Vec<u8>),
-    /// So many lines are missing in this place.
+    /// The number of lines that are missing in this place.
     Gap(u64),
 }
 
@@ -159,7 +152,7 @@ impl LogQueue {
             }
         }
         drop(lines);
-        self.changed.notify_one();
+        self.added.notify_one();
     }
 
     /// The next entry, as soon as there is one.
@@ -175,18 +168,18 @@ impl LogQueue {
                 return entry;
             }
             self.written.notify_all();
-            self.changed.wait(&mut lines);
+            self.added.wait(&mut lines);
         }
     }
 
-    fn flush(&self, patience: Duration) {
+    fn flush(&self, timeout: Duration) {
         let mut lines = self.lines.lock();
         let unwritten = |lines: &mut Lines| lines.is_writing || !lines.entries.is_empty();
-        self.written.wait_while_for(&mut lines, unwritten, patience);
+        self.written.wait_while_for(&mut lines, unwritten, timeout);
     }
 
-    /// Writes every line that comes, for as long as the process lives.
-    fn write_to(&self, output: impl Write) {
+    /// Writes every line, for as long as the process lives.
+    fn write_to(&self, output: impl FnMut(&[u8]) -> io::Result<usize>) {
         let mut output = LineOutput { output, is_torn: false };
         let mut missing = 0;
         loop {
@@ -197,7 +190,7 @@ impl LogQueue {
                     None
                 }
             };
-            if missing > 0 && output.write(&notice(missing)) {
+            if missing > 0 && output.write(&missing_notice(missing)) {
                 missing = 0;
             }
             if line.is_some_and(|line| !output.write(&line)) {
@@ -208,31 +201,31 @@ impl LogQueue {
     }
 }
 
-/// A line that says how many are missing, as this process logs it.
-fn notice(missing: u64) -> Vec<u8> {
+/// A line about missing lines, in the format in which this process logs.
+fn missing_notice(missing: u64) -> Vec<u8> {
     OWN_LINES.set(Some(Vec::new()));
     warn!(
         target: TARGET,
         dropped = missing,
-        "{missing} log lines are missing here: whatever reads stderr was stuck or gone, or its disk was full"
+        "{missing} log lines are missing here: the reader of stderr was stuck or gone, or its disk was full"
     );
     OWN_LINES.take().unwrap_or_default()
 }
 
-/// Lines as they are written.
+/// Writes whole lines.
 struct LineOutput<W> {
     output: W,
     /// Whether the last line was written in part.
     is_torn: bool,
 }
 
-impl<W: Write> LineOutput<W> {
-    /// Whether the whole line could be written.
+impl<W: FnMut(&[u8]) -> io::Result<usize>> LineOutput<W> {
+    /// Returns whether the whole line was written.
     fn write(&mut self, line: &[u8]) -> bool {
         let end_of_torn: &[u8] = if self.is_torn { b"\n" } else { b"" };
         for mut rest in [end_of_torn, line] {
             while !rest.is_empty() {
-                match self.output.write(rest) {
+                match (self.output)(rest) {
                     Ok(length @ 1..) => {
                         rest = &rest[length..];
                         self.is_torn = !rest.is_empty();
@@ -246,24 +239,17 @@ impl<W: Write> LineOutput<W> {
     }
 }
 
-/// Stderr without its lock, which others may hold, and without a buffer.
-struct StderrOutput(Stderr);
-
-impl Write for StderrOutput {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            match rustix::io::write(self.0.as_fd(), bytes) {
-                // The other side of a pipe may have made it so for its own use.
-                Err(rustix::io::Errno::AGAIN) => {
-                    poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None)?;
-                }
-                written => return Ok(written?),
+/// Writes to stderr without its lock, which others may hold, and without a buffer.
+fn write_to_stderr(bytes: &[u8]) -> io::Result<usize> {
+    let stderr = stderr();
+    loop {
+        match rustix::io::write(&stderr, bytes) {
+            // The other side of a pipe may have made it non-blocking for its own use.
+            Err(rustix::io::Errno::AGAIN) => {
+                poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], None)?;
             }
+            written => return Ok(written?),
         }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -273,50 +259,38 @@ mod tests {
 
     use super::*;
 
-    /// Output that writes only what it is allowed to.
-    struct Held {
-        permits: Receiver<io::Result<usize>>,
-        written: SyncSender<String>,
-    }
-
-    impl Write for Held {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let most = self.permits.recv().unwrap_or(Err(io::ErrorKind::BrokenPipe.into()))?;
-            let length = most.min(bytes.len());
-            let text = String::from_utf8(bytes[..length].to_vec()).unwrap();
-            let _ = self.written.send(text);
-            Ok(length)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     type Permits = SyncSender<io::Result<usize>>;
 
-    fn held(dropped: &'static AtomicU64) -> (LogWriter, Permits, Receiver<String>) {
+    /// A writer whose output writes only as many bytes as it is allowed to.
+    fn held() -> (LogWriter, Permits, Receiver<String>) {
         let ((allow, permits), (written, seen)) = (mpsc::sync_channel(1_000), mpsc::sync_channel(1_000));
-        (LogWriter::to(Held { permits, written }, dropped).unwrap(), allow, seen)
+        let permits: Receiver<io::Result<usize>> = permits;
+        let output = move |bytes: &[u8]| {
+            let most = permits.recv().unwrap_or(Err(io::ErrorKind::BrokenPipe.into()))?;
+            let length = most.min(bytes.len());
+            let text = String::from_utf8(bytes[..length].to_vec()).unwrap();
+            let _ = written.send(text);
+            Ok(length)
+        };
+        (LogWriter::to(output).unwrap(), allow, seen)
     }
 
     #[test]
     fn lines_that_do_not_fit_are_dropped_and_counted_and_those_that_fit_are_written_in_order() {
-        static DROPPED: AtomicU64 = AtomicU64::new(0);
-        let (mut writer, allow, seen) = held(&DROPPED);
+        let (mut writer, allow, seen) = held();
         let line = vec![b'x'; MAX_QUEUED_BYTES / 4 - COST_OF_A_LINE];
         writer.write_all(b"first").unwrap();
-        while !writer.queue.lines.lock().entries.is_empty() {
+        while !writer.0.lines.lock().entries.is_empty() {
             thread::yield_now();
         }
         for _ in 0..7 {
             writer.write_all(&line).unwrap();
         }
-        assert_eq!(DROPPED.load(Ordering::Relaxed), 3, "the first is in hand, and four have room");
+        assert_eq!(writer.0.dropped.load(Ordering::Relaxed), 3, "the first is in hand, and four have room");
         (0..5).for_each(|_| allow.send(Ok(usize::MAX)).unwrap());
         let lengths: Vec<usize> = (0..5).map(|_| seen.recv().unwrap().len()).collect();
         assert_eq!(lengths, [5, line.len(), line.len(), line.len(), line.len()]);
-        writer.queue.flush(Duration::MAX / 4);
+        writer.0.flush(Duration::MAX / 4);
         writer.write_all(b"next").unwrap();
         allow.send(Ok(usize::MAX)).unwrap();
         assert_eq!(seen.recv().unwrap(), "next");
@@ -324,8 +298,7 @@ mod tests {
 
     #[test]
     fn a_line_that_cannot_be_written_is_counted_and_a_torn_one_ends_before_the_next() {
-        static DROPPED: AtomicU64 = AtomicU64::new(0);
-        let (mut writer, allow, seen) = held(&DROPPED);
+        let (mut writer, allow, seen) = held();
         let full = || Err(io::ErrorKind::StorageFull.into());
         let permits = [full(), Err(io::ErrorKind::Interrupted.into()), Ok(2), full(), Ok(9), Ok(3), Ok(9)];
         for permit in permits {
@@ -336,18 +309,17 @@ mod tests {
         }
         let written: Vec<String> = (0..4).map(|_| seen.recv().unwrap()).collect();
         assert_eq!(written.concat(), "to\nwhole\n");
-        assert_eq!(DROPPED.load(Ordering::Relaxed), 2);
+        assert_eq!(writer.0.dropped.load(Ordering::Relaxed), 2);
     }
 
     #[test]
     fn the_end_waits_for_what_can_be_written_and_no_longer_than_it_may() {
-        static DROPPED: AtomicU64 = AtomicU64::new(0);
-        let (mut writer, allow, seen) = held(&DROPPED);
+        let (mut writer, allow, seen) = held();
         writer.write_all(b"stuck").unwrap();
-        writer.queue.flush(Duration::from_millis(1));
+        writer.0.flush(Duration::from_millis(1));
         assert!(seen.try_recv().is_err(), "nothing could be written, and nobody waits for it");
         allow.send(Ok(usize::MAX)).unwrap();
-        writer.queue.flush(Duration::MAX / 4);
+        writer.0.flush(Duration::MAX / 4);
         assert_eq!(seen.try_recv().unwrap(), "stuck");
     }
 }

@@ -1,4 +1,4 @@
-//! Histograms that take whole tallies.
+//! Histograms that take many latencies at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use prometheus::proto::{self, LabelPair, MetricFamily, MetricType};
 
 use crate::core::latency_histogram::{BOUNDS, LatencyHistogram, STAMP_UNIT};
 
-/// Latencies so far: a frame of 32,768 acknowledgements costs a few additions.
+/// A histogram of latencies. A frame of 32,768 Acks costs a few additions.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies(Arc<Counters>);
 
@@ -22,7 +22,7 @@ struct Counters {
 }
 
 impl Latencies {
-    /// Adds a tally.
+    /// Adds all latencies of a histogram.
     pub fn add(&self, histogram: &LatencyHistogram) {
         if histogram.is_empty() {
             return;
@@ -33,7 +33,7 @@ impl Latencies {
         self.0.sum_micros.fetch_add(histogram.sum_micros, Ordering::Relaxed);
     }
 
-    /// Adds one latency.
+    /// Records one latency.
     pub fn record(&self, latency: Duration) {
         let mut histogram = LatencyHistogram::default();
         histogram.record(latency, 1);
@@ -60,47 +60,34 @@ impl Latencies {
     }
 }
 
-/// Shows latencies to Prometheus: one series, or one for each value of a label.
+/// Exports latencies to Prometheus: one series, or one for each value of a label.
 #[derive(Clone, Debug)]
 pub(super) struct Histogram {
     desc: Desc,
-    label: &'static str,
+    label: Option<&'static str>,
     series: Vec<(&'static str, Latencies)>,
 }
 
 impl Histogram {
-    pub(super) fn new(opts: &Opts, latencies: Latencies) -> prometheus::Result<Histogram> {
-        Histogram::described(opts, "", vec![("", latencies)])
-    }
-
-    pub(super) fn labelled(
+    /// Without a label there is one series, whose value is not shown.
+    pub(super) fn new(
         opts: &Opts,
-        label: &'static str,
+        label: Option<&'static str>,
         series: Vec<(&'static str, Latencies)>,
     ) -> prometheus::Result<Histogram> {
-        Histogram::described(opts, label, series)
-    }
-
-    /// An empty label is none.
-    fn described(
-        opts: &Opts,
-        label: &'static str,
-        series: Vec<(&'static str, Latencies)>,
-    ) -> prometheus::Result<Histogram> {
-        let labels = Some(label).filter(|label| !label.is_empty()).map(String::from);
-        let desc = Desc::new(opts.fq_name(), opts.help.clone(), labels.into_iter().collect(), HashMap::new())?;
+        let labels = label.into_iter().map(String::from).collect();
+        let desc = Desc::new(opts.fq_name(), opts.help.clone(), labels, HashMap::new())?;
         Ok(Histogram { desc, label, series })
     }
 
     fn metric(&self, value: &str, latencies: &Latencies) -> proto::Metric {
-        let mut labels = Vec::new();
-        if !self.label.is_empty() {
+        let labels = self.label.into_iter().map(|name| {
             let mut label = LabelPair::default();
-            label.set_name(self.label.to_owned());
+            label.set_name(name.to_owned());
             label.set_value(value.to_owned());
-            labels.push(label);
-        }
-        let mut metric = proto::Metric::from_label(labels);
+            label
+        });
+        let mut metric = proto::Metric::from_label(labels.collect());
         metric.set_histogram(latencies.histogram());
         metric
     }

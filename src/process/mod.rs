@@ -1,4 +1,4 @@
-//! The process itself: what a panic does, threads with a runtime of their own, and what systemd is told.
+//! Parts of the process itself: panics, threads with a runtime of their own, and the service manager.
 
 pub mod panics;
 pub mod systemd;

@@ -1,9 +1,9 @@
-//! A panic is never silent: it ends one connection alone, or the process with a non-zero exit code.
+//! Makes every panic end either one connection alone, or the process with a non-zero exit code.
 //!
-//! The rule is the same for every thread and task, and the default is the safe one: a panic ends the process. A
-//! restarted process is right; one that lost a task looks healthy and delivers nothing. The only exception is a
-//! connection, which runs in [`contained`]. What a connection does to state that others use too runs in [`shared`],
-//! and is no part of the exception: a panic there may leave that state half changed.
+//! The rule is the same for every thread and task: a panic ends the process. A process that lost a task looks healthy and
+//! delivers nothing, and a restart repairs that. The only exception is a connection, which runs in [`contained`]. Code of
+//! a connection that changes state of others too runs in [`shared`], and is no part of the exception: a panic there may
+//! leave that state half changed.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -26,7 +26,7 @@ thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A stretch of code with another rule; dropping it restores the rule from before.
+/// A scope with another rule; dropping it restores the rule from before.
 #[derive(Debug)]
 pub struct Scope {
     before: bool,
@@ -49,13 +49,13 @@ pub fn contained<T>(connection: impl Future<Output = T>) -> impl Future<Output =
     scoped(connection, true)
 }
 
-/// Runs a part of a connection that waits for state which others use too: a panic in it ends the process.
+/// Runs a part of a connection that uses state of others too: a panic in it ends the process.
 pub fn uncontained<T>(request: impl Future<Output = T>) -> impl Future<Output = T> {
     scoped(request, false)
 }
 
 fn scoped<T>(future: impl Future<Output = T>, contained: bool) -> impl Future<Output = T> {
-    // On the heap at once: a future that was handed on twice would take its room twice.
+    // On the heap at once: a future that is moved twice would take its room twice.
     let mut future = Box::pin(future);
     poll_fn(move |context| {
         let _scope = Scope::enter(contained);
@@ -63,14 +63,13 @@ fn scoped<T>(future: impl Future<Output = T>, contained: bool) -> impl Future<Ou
     })
 }
 
-/// A connection is about to change state that others use too: until this is dropped, a panic ends the process.
+/// Begins code of a connection that changes state of others too: until this is dropped, a panic ends the process.
 #[must_use]
 pub fn shared() -> Scope {
     Scope::enter(false)
 }
 
-/// From here on a panic ends the process, after `flush_log` has had a moment for the line that says so, unless it
-/// happens in [`contained`] code. `flush_log` runs on the thread that panics.
+/// Makes each panic outside of [`contained`] code log a line, call `flush_log` on its thread, and end the process.
 pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
     set_hook(Box::new(move |panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
@@ -79,7 +78,7 @@ pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
             error!(place, text, "a panic ended this connection, and no other: please report it as a bug");
             return;
         }
-        // The panic may have happened under a lock of the log, or while nobody reads it: the end comes all the same.
+        // The panic may have happened under a lock of the log, or the log may have no reader: the process ends all the same.
         let _ = thread::Builder::new().name(String::from("panic")).spawn(|| {
             thread::sleep(LAST_LINES_TIMEOUT);
             exit(EXIT_CODE);
@@ -96,7 +95,7 @@ pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
     }));
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn text_of<'a>(panic: &'a PanicHookInfo<'_>) -> &'a str {
     let payload: &(dyn Any + Send) = panic.payload();
     let literal = payload.downcast_ref::<&str>().copied();

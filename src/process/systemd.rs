@@ -1,11 +1,9 @@
-//! What systemd wants to hear of a service with `Type=notify`: that it is ready, that it is alive, that it goes.
+//! Notifies systemd that a service with `Type=notify` is ready, alive, or stopping.
 //!
-//! The protocol is sd_notify(3): a datagram with lines `NAME=value` to the socket that `NOTIFY_SOCKET` names. It is
-//! spoken here rather than by a crate because it is a page long, and because the usual one (sd-notify 0.5) knows no
-//! abstract sockets. The environment is read and never changed: a process with threads cannot change it safely, and
-//! this one has no children that could inherit what was meant for it.
-//!
-//! Where nobody asks to be told, nothing is said.
+//! The protocol is sd_notify(3): a datagram with lines `NAME=value` to the socket that `NOTIFY_SOCKET` names. No crate is
+//! used: the protocol is a page long, and the usual crate (sd-notify 0.5) knows no abstract sockets. The environment is
+//! read and never changed: a process with threads cannot change it safely, and this one has no children that could
+//! inherit it. Without `NOTIFY_SOCKET` nothing is sent.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -22,26 +20,26 @@ use tracing::{info, warn};
 
 use crate::core::stall_aware_clock::BEAT;
 
-/// So many signs of life go out in the time within which one must come: several may be lost, and nearly the whole of
-/// that time is left for a pause of the process.
-const SIGNS: u32 = 10;
+/// So many keep-alive messages are sent within the time in which one must come. Several may be lost, and nearly the whole
+/// time is left for a stall of the process.
+const KEEP_ALIVES: u32 = 10;
 
-/// How long a message may wait for room in the manager's queue: to serve comes first.
-const SEND_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a message may wait for room in the manager's queue.
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The service manager that started this process, if it wants to be told anything.
+/// The service manager that started this process, if it asks for notifications.
 #[derive(Debug, Default)]
 pub struct ServiceManager {
     socket: Option<SocketAddr>,
-    /// The time within which it wants a sign of life.
+    /// The time within which it expects a keep-alive message.
     watchdog: Option<Duration>,
-    /// Whether the last message did not reach it: that is logged when it begins.
-    unreached: AtomicBool,
+    /// Whether the last message failed: only the first failure is logged.
+    has_failed: AtomicBool,
 }
 
 impl ServiceManager {
-    /// The manager that the variables of an environment name, as far as they are understood; where one is not, also
-    /// which, and what follows from it. `own_id` is the id of this process.
+    /// The manager that the variables of an environment name, and a warning if a variable is wrong. `own_id` is the id of
+    /// this process.
     pub fn of_environment(
         variable: impl Fn(&str) -> Option<OsString>,
         own_id: u32,
@@ -57,47 +55,47 @@ impl ServiceManager {
                 return (ServiceManager::default(), Some(wrong));
             }
         };
-        // That it is ready can be told all the same: who waits for that would else end this process for nothing.
+        // It is still notified that the process is ready: a manager that waits for that would end this process.
         let (watchdog, wrong) = match watchdog(variable, own_id) {
             Ok(watchdog) => (watchdog, None),
             Err(wrong) => (None, Some(format!("{wrong}; the service manager is given no signs of life"))),
         };
-        (ServiceManager { socket, watchdog, unreached: AtomicBool::default() }, wrong)
+        (ServiceManager { socket, watchdog, has_failed: AtomicBool::default() }, wrong)
     }
 
-    /// Tells that the process is not ready yet, and what it does.
+    /// Notifies that the process starts.
     pub async fn starting(&self, status: &str) {
-        self.tell(&format!("STATUS={status}")).await;
+        self.notify(&format!("STATUS={status}")).await;
     }
 
-    /// Tells that the process serves.
+    /// Notifies that the process serves.
     pub async fn ready(&self, status: &str) {
-        self.tell(&format!("READY=1\nSTATUS={status}")).await;
+        self.notify(&format!("READY=1\nSTATUS={status}")).await;
     }
 
-    /// Tells that the process goes. From then on the manager wants no sign of life, and waits for the end as long as
-    /// its unit says.
+    /// Notifies that the process stops. From then on the manager expects no keep-alive messages, and waits for the end as
+    /// long as its unit says.
     pub async fn stopping(&self, status: &str) {
-        self.tell(&format!("STOPPING=1\nSTATUS={status}")).await;
+        self.notify(&format!("STOPPING=1\nSTATUS={status}")).await;
     }
 
-    /// Sends a sign of life in time for as long as `stalled` finds no stall. Of a stall nothing is told: the manager
-    /// ends a process that it does not hear of, and starts it again. Never returns.
+    /// Sends keep-alive messages for as long as `stalled` finds no stall. During a stall it sends none, so that the manager
+    /// ends this process and starts it again. Never returns.
     pub async fn watch<S>(&self, stalled: impl Fn() -> S) -> Infallible
     where
         S: Future<Output = Option<Duration>>,
     {
         let Some(pause) = self.watchdog.map(pause) else { return pending().await };
-        let mut told_of_a_stall = false;
+        let mut has_logged_stall = false;
         loop {
             match stalled().await {
                 None => {
-                    self.tell("WATCHDOG=1").await;
-                    if std::mem::take(&mut told_of_a_stall) {
+                    self.notify("WATCHDOG=1").await;
+                    if std::mem::take(&mut has_logged_stall) {
                         info!("the ticker's loop runs again");
                     }
                 }
-                Some(silence) if !std::mem::replace(&mut told_of_a_stall, true) => {
+                Some(silence) if !std::mem::replace(&mut has_logged_stall, true) => {
                     warn!(
                         ?silence,
                         "the ticker's loop does not run: the service manager will restart this process"
@@ -109,12 +107,12 @@ impl ServiceManager {
         }
     }
 
-    async fn tell(&self, message: &str) {
+    async fn notify(&self, message: &str) {
         let Some(socket) = &self.socket else { return };
-        let sent = timeout(SEND_PATIENCE, send(socket, message)).await;
+        let sent = timeout(SEND_TIMEOUT, send(socket, message)).await;
         match sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(()) => self.unreached.store(false, Ordering::Relaxed),
-            Err(error) if !self.unreached.swap(true, Ordering::Relaxed) => {
+            Ok(()) => self.has_failed.store(false, Ordering::Relaxed),
+            Err(error) if !self.has_failed.swap(true, Ordering::Relaxed) => {
                 warn!(%error, ?socket, "the service manager does not hear of this process; look at NOTIFY_SOCKET");
             }
             Err(_) => {}
@@ -122,24 +120,24 @@ impl ServiceManager {
     }
 }
 
-/// From one sign of life to the next. The loop that they tell of shows that it runs with each beat, and no oftener.
+/// The time between keep-alive messages. The loop that they report on shows that it runs with each beat, and not more often.
 fn pause(watchdog: Duration) -> Duration {
-    (watchdog / SIGNS).max(BEAT)
+    (watchdog / KEEP_ALIVES).max(BEAT)
 }
 
-/// The time within which the manager wants a sign of life of this process; an error says what is not understood.
+/// The time within which the manager expects a keep-alive message of this process. An error names the wrong variable.
 fn watchdog(variable: impl Fn(&str) -> Option<OsString>, own_id: u32) -> Result<Option<Duration>, String> {
     let number = |name| {
         let Some(value) = variable(name) else { return Ok(None) };
         let number = value.to_str().and_then(|text| text.parse::<u64>().ok());
         number.map(Some).ok_or_else(|| format!("{name}={}: this is no number", value.display()))
     };
-    // Whoever started this process may have a watchdog of its own and pass the variables on.
+    // The parent of this process may have a watchdog of its own, and pass the variables on.
     let is_meant = number("WATCHDOG_PID")?.is_none_or(|id| id == u64::from(own_id));
     Ok(number("WATCHDOG_USEC")?.filter(|us| is_meant && *us > 0).map(Duration::from_micros))
 }
 
-/// The address that a value of `NOTIFY_SOCKET` means.
+/// The address in a value of `NOTIFY_SOCKET`.
 fn address(name: &OsString) -> io::Result<SocketAddr> {
     match name.as_bytes() {
         #[cfg(target_os = "linux")]
@@ -149,7 +147,7 @@ fn address(name: &OsString) -> io::Result<SocketAddr> {
     }
 }
 
-/// Connects anew for each message, as libsystemd does: a manager that was replaced is found again.
+/// Connects for each message, as libsystemd does: so a manager that was replaced is found again.
 async fn send(socket: &SocketAddr, message: &str) -> io::Result<()> {
     let datagram = Datagram::unbound()?;
     datagram.set_nonblocking(true)?;
@@ -231,10 +229,10 @@ mod tests {
         let path = folder.path().join("notify");
         let (manager, _) = manager(&[("NOTIFY_SOCKET", path.to_str().unwrap())]);
         manager.ready("nobody hears it").await;
-        assert!(manager.unreached.load(Ordering::Relaxed));
+        assert!(manager.has_failed.load(Ordering::Relaxed));
         let listener = Datagram::bind(&path).unwrap();
         manager.stopping("heard").await;
-        assert!(!manager.unreached.load(Ordering::Relaxed));
+        assert!(!manager.has_failed.load(Ordering::Relaxed));
         let mut message = [0; 64];
         let length = listener.recv(&mut message).unwrap();
         assert_eq!(&message[..length], b"STOPPING=1\nSTATUS=heard");

@@ -1,4 +1,4 @@
-//! A thread with a runtime of its own, for work that must go on however busy the connections are.
+//! A thread with a runtime of its own, for tasks that must not wait for busy connections.
 
 use std::io;
 use std::thread;
@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 #[derive(Debug)]
 pub struct RuntimeThread {
     runtime: Handle,
-    /// Nothing is sent: dropping it is the signal.
+    /// Dropping it ends the thread.
     _stop: oneshot::Sender<()>,
 }
 
@@ -37,7 +37,7 @@ impl RuntimeThread {
         self.runtime.spawn(task)
     }
 
-    /// Moves a listener to it: until then, the runtime that opened the listener says when a connection waits.
+    /// Moves a listener to its runtime: until then, the runtime that opened the listener wakes it.
     ///
     /// # Errors
     ///

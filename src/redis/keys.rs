@@ -134,9 +134,9 @@ mod tests {
     fn all_keys_of_a_ring_share_its_hash_tag() {
         let keys = Keys::new("im", 3, 15, "a");
         let singles = [&keys.meta, &keys.lease, &keys.candidates, &keys.messages, &keys.link, &keys.news];
-        assert!(singles.into_iter().chain(keys.lists()).all(|key| key.starts_with("{im:3}:")));
+        assert!(singles.into_iter().chain(&keys.lists).all(|key| key.starts_with("{im:3}:")));
         assert_eq!((keys.link_of("a"), keys.link_of("b").as_str()), (keys.link.clone(), "{im:3}:link:b"));
-        assert_eq!(keys.lists().len(), 49);
+        assert_eq!(keys.lists.len(), 49);
         assert_eq!(keys.list(49 * 7 + 3), "{im:3}:tick:3");
     }
 }

@@ -1,5 +1,4 @@
-//! The certificate with which the data listener speaks TLS: it is read again when its content changes, and says when it
-//! runs out.
+//! The certificate of the TCP listener: it is read again when its files change, and knows when it runs out.
 
 use std::convert::Infallible;
 use std::io;
@@ -11,26 +10,26 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tracing::{info, warn};
+use tracing::warn;
 use x509_parser::certificate::{Validity, X509Certificate};
 use x509_parser::prelude::FromDer;
 use x509_parser::time::ASN1Time;
 
-use crate::server::reloaded::{FileContent, Look, Reloaded};
+use super::watched_files::{FileContent, WatchedFiles};
 
 /// A server's certificate and its key, in PEM files that are read again when their content changes.
 #[derive(Debug)]
 pub struct Certificate {
     chain: PathBuf,
-    files: Reloaded<Pair>,
+    files: WatchedFiles<Pair>,
 }
 
 /// A certificate and its key that belong together.
 #[derive(Debug)]
 struct Pair {
     config: Arc<ServerConfig>,
-    /// From when to when the server's own certificate is valid: those of its authorities are not this server's to renew,
-    /// and one that has run out may be there for old clients alone. Unknown where it cannot be read.
+    /// When the server's own certificate is valid, if that can be read. Those of its authorities do not count: this server
+    /// cannot renew them, and one that ran out may be there for old clients alone.
     validity: Option<Validity>,
 }
 
@@ -39,9 +38,9 @@ impl Certificate {
     ///
     /// # Errors
     ///
-    /// When a file cannot be read or holds no certificate or key, or the two do not belong together.
+    /// When a file cannot be read or has no certificate or key in it, or the two do not belong together.
     pub fn files(chain: PathBuf, key: PathBuf) -> io::Result<Certificate> {
-        let files = Reloaded::new(vec![chain.clone(), key], |files| Pair::new(&files[0], &files[1]))?;
+        let files = WatchedFiles::new(vec![chain.clone(), key], |files| Pair::new(&files[0], &files[1]))?;
         Ok(Certificate { chain, files })
     }
 
@@ -57,60 +56,50 @@ impl Certificate {
         self.files.current().validity.as_ref().map(|validity| validity.not_after.timestamp())
     }
 
-    /// Why clients refuse the certificate today, if its time is not now.
+    /// Why clients refuse the certificate today, if it has run out or is not valid yet.
     #[must_use]
     pub fn untimely(&self) -> Option<String> {
         self.files.current().untimely(&self.chain)
     }
 
-    /// Reads the files again when their content changes, and logs once if the time of the certificate is not now; for as
+    /// Reads the files again when their content changes, and logs once if clients refuse the certificate today; for as
     /// long as it is awaited.
     pub async fn maintain(&self) -> Infallible {
-        // The settings warn of the one at the start.
+        // The warnings of the settings name that of the start.
         let mut was_untimely = self.untimely().is_some();
-        loop {
-            match self.files.next_look().await {
-                Look::Unchanged => {}
-                Look::Changed => {
-                    info!(certificate = %self.chain.display(), "the certificate has changed and was read again");
-                    was_untimely = false;
-                }
-                // Perhaps only one of the two files was replaced so far.
-                Look::Unusable(error) => warn!(
-                    %error,
-                    "the changed certificate cannot be used yet, and the old one stays: see that --tls-cert and \
-                     --tls-key can be read and belong together"
-                ),
-            }
+        let remedy = "see that --tls-cert and --tls-key can be read and belong together; if only one of them was \
+                      replaced so far, replace the other";
+        let log_untimely = |is_new| {
             let untimely = self.untimely();
-            if let Some(untimely) = untimely.as_ref().filter(|_| !was_untimely) {
+            if let Some(untimely) = untimely.as_ref().filter(|_| is_new || !was_untimely) {
                 warn!("{untimely}");
             }
             was_untimely = untimely.is_some();
-        }
+        };
+        self.files.watch("certificate", remedy, log_untimely).await
     }
 }
 
 impl Pair {
     fn new(certificate: &FileContent, key: &FileContent) -> io::Result<Pair> {
-        let chain = CertificateDer::pem_slice_iter(certificate.bytes())
+        let chain = CertificateDer::pem_slice_iter(&certificate.bytes)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| certificate.wrong(&error))?;
+            .map_err(|error| certificate.error(&error))?;
         let Some(own) = chain.first() else {
-            return Err(certificate.wrong(&"there is no certificate in it: it must be a PEM file"));
+            return Err(certificate.error(&"there is no certificate in it: it must be a PEM file"));
         };
         let validity = X509Certificate::from_der(own).ok().map(|(_, own)| own.validity().clone());
-        let secret = PrivateKeyDer::from_pem_slice(key.bytes()).map_err(|error| match error {
-            pem::Error::NoItemsFound => key.wrong(&"there is no private key in it: it must be a PEM file"),
-            error => key.wrong(&error),
+        let secret = PrivateKeyDer::from_pem_slice(&key.bytes).map_err(|error| match error {
+            pem::Error::NoItemsFound => key.error(&"there is no private key in it: it must be a PEM file"),
+            error => key.error(&error),
         })?;
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret))
             .map_err(|error| match error {
                 tokio_rustls::rustls::Error::InconsistentKeys(_) => key
-                    .wrong(&"this private key is not that of the certificate: name the two that belong together"),
-                error => certificate.wrong(&error),
+                    .error(&"this private key is not that of the certificate: name the two that belong together"),
+                error => certificate.error(&error),
             })?;
         Ok(Pair { config: Arc::new(config), validity })
     }
@@ -137,6 +126,7 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
 
     use super::*;
+    use crate::server::watched_files::Change;
 
     #[test]
     fn a_certificate_that_is_written_in_two_parts_is_used_once_it_is_whole() {
@@ -157,12 +147,12 @@ mod tests {
 
         let (second, second_key) = made();
         fs::write(&key, &second_key).unwrap();
-        assert!(matches!(certificate.files.look(), Look::Unusable(_)), "the key is that of another");
+        assert!(matches!(certificate.files.check(), Change::Unusable(_)), "the key is that of another");
         fs::write(&chain, &second[..second.len() / 2]).unwrap();
-        assert!(matches!(certificate.files.look(), Look::Unusable(_)), "half of it is no certificate");
+        assert!(matches!(certificate.files.check(), Change::Unusable(_)), "half of it is no certificate");
         assert!(Arc::ptr_eq(&before, &used()));
         fs::write(&chain, &second).unwrap();
-        assert!(matches!(certificate.files.look(), Look::Changed));
+        assert!(matches!(certificate.files.check(), Change::Used));
         assert!(!Arc::ptr_eq(&before, &used()));
     }
 }

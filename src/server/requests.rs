@@ -1,219 +1,233 @@
-//! Carries out each request other than AddNewMsg and DelMsg, which are submitted together.
+//! The hot path: reads from a client, submits its adds and dels together, and answers those that are complete.
+//!
+//! ```text
+//!   read ──▶ submit_requests ──▶ submit ──▶ rings: completed in the call ──▶ send_answers ──▶ write
+//!                                      ──▶ rings: later, in completions ──▶ send_completed ──▶ write
+//! ```
 
+use std::cell::Cell;
+use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tracing::{debug, info, warn};
+use futures_util::FutureExt;
+use tracing::debug;
 
-use super::pending::Load;
-use super::session::{Done, Session, State};
-use crate::core::batch::BatchId;
-use crate::core::outbox::Start;
+use super::buffered_stream::{IoEvent, READ_SIZE};
+use super::control_requests::not_hello;
+use super::pending_requests::Weight;
+use super::session::{Session, State};
 use crate::core::refusal::{Reason, Refusal};
-use crate::delivery::{SubscribeRequest, Subscription};
-use crate::protocol::frame::{self, Body, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
+use crate::core::request_batch::{Request, RequestBatch};
+use crate::core::ring::Submitted;
+use crate::core::stall_aware_clock::{STALL, WAKING};
+use crate::process::panics;
+use crate::protocol::frame::FrameType;
+use crate::protocol::{DecodeError, Decoded};
+
+/// The most reads and writes that follow each other before anything else of the connection is looked at.
+const IO_ROUNDS: usize = 8;
+
+/// After so many bytes a connection that sends without a pause lets others have their turn: 4,000 ids, about half a
+/// millisecond.
+const FAIR_SHARE: usize = READ_SIZE;
+
+/// A batch is submitted once it has so many messages: enough to share a lock and a wait for memory well. A frame is not
+/// cut, so the last one may bring more.
+const MAX_MESSAGES: usize = 4_096;
+
+/// Room for so many messages is kept from one batch of a thread to the next.
+const MAX_KEPT_BY_A_THREAD: usize = 4 * MAX_MESSAGES;
+
+/// Room for so many messages is kept for requests that complete later: each connection has that for itself.
+const MAX_KEPT: usize = 256;
+
+/// A peer that had more to send fills an emptied socket again within this time.
+const REFILL: Duration = Duration::from_millis(2);
+
+thread_local! {
+    /// Used again by every read of a thread, so that an idle connection has none. A read takes it out and puts it back
+    /// empty. If a connection panics, what it had in the batch is dropped with that connection.
+    static BATCH: Cell<Option<Box<RequestBatch>>> = const { Cell::new(None) };
+}
 
 impl Session {
-    /// Deals with one frame of the peer.
-    pub(super) fn request(&mut self, frame: Frame) {
-        let Frame { correlation, body } = frame;
-        if self.state == State::Greeting {
-            return match body {
-                Body::Hello(hello) => self.hello(correlation, &hello),
-                other => self.refuse(correlation, &hello_expected(other.frame_type())),
-            };
-        }
-        match body {
-            Body::Ping(payload) => self.send(&Frame::new(correlation, Body::Pong(payload))),
-            // A sign of life: that it came is all it says.
-            Body::Pong(_) => {}
-            Body::GoAway(_) => self.end(),
-            Body::Subscribe(request) => self.subscribe(correlation, &request),
-            Body::BatchAck(batches) => self.batch_ack(correlation, batches),
-            Body::BatchNack(request) => self.batch_nack(correlation, &request),
-            Body::GroupDelete(name) => self.group_delete(correlation, &name),
-            other => {
-                let kind = other.frame_type().as_str();
-                let text = format!("{kind} is not a request that a client can make here");
-                self.refuse(correlation, &Refusal::new(Reason::MalformedRequest, text));
+    /// Reads and writes for as long as the socket is ready, a few times. Returns whether the session looks at its other
+    /// events next.
+    pub(super) async fn read_and_write(&mut self) -> bool {
+        for _ in 0..IO_ROUNDS {
+            if self.read_since_yield >= FAIR_SHARE {
+                // Others on this thread have waited for as long as that took, and so have other events of this one.
+                self.read_since_yield = 0;
+                tokio::task::yield_now().await;
+                return true;
+            }
+            let reading = self.may_read();
+            let Some(event) = self.stream.read_or_write(reading).now_or_never() else { return true };
+            self.handle_io(event);
+            if self.is_over() {
+                return false;
             }
         }
+        true
     }
 
-    /// Refuses a request, and ends the connection if the refusal says so.
-    pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
-        if refusal.reason == Reason::Unauthorized {
-            warn!("a client showed another token than --token-file has, or none: give both the same");
-        } else if refusal.reason == Reason::UnsupportedVersion {
-            warn!(%refusal, "a client that this server does not understand is turned away");
-        } else if refusal.reason.closes() && self.state != State::Greeting {
-            info!(%refusal, "connection refused further service");
-        } else {
-            debug!(%refusal, "refused");
-        }
-        self.will_write();
-        self.shared.metrics.count_refusal(refusal.reason);
-        self.shared.metrics.count_frame(FrameType::Error);
-        self.wire.send_refusal(correlation, refusal);
-        if refusal.reason.closes() || self.state == State::Greeting {
-            self.state = State::Closing;
-        }
-    }
-
-    /// What was read is no frame. What came before it is answered first: its outcome is not that of the wrong frame.
-    pub(super) fn broken(&mut self, correlation: u32, refusal: Refusal) {
-        if self.pending.is_waiting() {
-            self.end();
-            self.last_word = Some((correlation, refusal));
-        } else {
-            self.refuse(correlation, &refusal);
-        }
-    }
-
-    fn hello(&mut self, correlation: u32, hello: &Hello) {
-        let shared = self.shared.clone();
-        let (ours, theirs) = (VERSIONS, hello.lowest_version..=hello.highest_version);
-        let version = (*ours.start()).max(*theirs.start());
-        if !ours.contains(&version) || !theirs.contains(&version) {
-            let text = format!(
-                "this server speaks versions {} to {} of the protocol, and the client {} to {}: update the older one",
-                ours.start(),
-                ours.end(),
-                theirs.start(),
-                theirs.end()
-            );
-            return self.refuse(correlation, &Refusal::new(Reason::UnsupportedVersion, text));
-        }
-        if !shared.token.admits(&hello.token) {
-            let text = if hello.token.is_empty() {
-                "this server asks for a token: send the one in its --token-file"
-            } else {
-                "the token is not the one in the server's --token-file"
-            };
-            return self.refuse(correlation, &Refusal::new(Reason::Unauthorized, text));
-        }
-        let wheel = shared.rings.wheel();
-        let (options, milliseconds) = (&shared.options, |time: Duration| u32::try_from(time.as_millis()));
-        let welcome = Welcome {
-            version: (*ours.end()).min(*theirs.end()),
-            slots: wheel.slots(),
-            tick_ms: wheel.tick_ms(),
-            max_frame_length: options.max_frame_length,
-            max_messages: u32::try_from(frame::MAX_MESSAGES).unwrap_or(u32::MAX),
-            max_credit: options.max_credit,
-            ping_interval_ms: milliseconds(options.ping_interval).unwrap_or(u32::MAX),
-            store: String::from(shared.store.kind()),
-            server_name: String::from(concat!("ackwheel/", env!("CARGO_PKG_VERSION"))),
-        };
-        self.greeted(&hello.client_name);
-        self.send(&Frame::new(correlation, Body::Welcome(welcome)));
-    }
-
-    fn subscribe(&mut self, correlation: u32, request: &Subscribe) {
-        let max_credit = self.shared.options.max_credit;
-        if self.subscription.is_some() || self.subscribing {
-            let text = "this connection has its subscription: open another connection for another one";
-            return self.refuse(correlation, &Refusal::new(Reason::AlreadySubscribed, text));
-        }
-        if !(1..=max_credit).contains(&request.credit) {
-            let text = format!("a credit of {} is not possible: ask for 1 to {max_credit}", request.credit);
-            return self.refuse(correlation, &Refusal::new(Reason::BadCredit, text));
-        }
-        let group = match request.group.as_str() {
-            "" if request.ephemeral => None,
-            name => match name.parse() {
-                Ok(group) => Some(group),
-                Err(error) => {
-                    let text = format!("{error}; only an ephemeral group may go without a name");
-                    return self.refuse(correlation, &Refusal::new(Reason::BadGroupName, text));
-                }
-            },
-        };
-        let start = if request.from_end { Start::End } else { Start::Beginning };
-        let request =
-            SubscribeRequest { group, credit: u64::from(request.credit), ephemeral: request.ephemeral, start };
-        let delivery = self.shared.delivery.clone();
-        self.subscribing = true;
-        self.pending.push(Load::Other(0), async move {
-            Done::Subscribed { correlation, outcome: delivery.subscribe(request).await }
-        });
-    }
-
-    pub(super) fn subscribed(&mut self, correlation: u32, outcome: Result<Subscription, Refusal>) {
-        self.subscribing = false;
-        match outcome {
-            Ok(subscription) => {
-                let answer = Subscribed { group: subscription.group.to_string(), created: subscription.created };
-                self.send(&Frame::new(correlation, Body::Subscribed(answer)));
-                if self.state == State::Serving && !self.wire.is_deaf() {
-                    self.subscription = Some((correlation, subscription));
-                }
+    pub(super) fn handle_io(&mut self, event: io::Result<IoEvent>) {
+        match event {
+            Ok(IoEvent::Read(count)) => {
+                self.read_since_yield += count;
+                self.keep_alive.received(self.shared.clock.alive());
+                self.read_frames();
             }
-            Err(refusal) => self.refuse(correlation, &refusal),
-        }
-    }
-
-    fn batch_ack(&mut self, correlation: u32, batches: Vec<BatchId>) {
-        let Some((_, subscription)) = &self.subscription else {
-            return self.refuse(correlation, &not_subscribed());
-        };
-        let (load, settled) = (Load::Other(batches.len()), subscription.ack(batches));
-        self.pending.push(load, async move {
-            let body = outcome(settled.await, |settled| Body::BatchAckAnswer {
-                settled: u32::try_from(settled).unwrap_or(u32::MAX),
-            });
-            Done::Answer(Frame::new(correlation, body))
-        });
-    }
-
-    fn batch_nack(&mut self, correlation: u32, request: &frame::BatchNack) {
-        let Some((_, subscription)) = &self.subscription else {
-            return self.refuse(correlation, &not_subscribed());
-        };
-        let held = subscription.nack(request.batch, Duration::from_millis(u64::from(request.delay_ms)));
-        self.pending.push(Load::Other(0), async move {
-            Done::Answer(Frame::new(correlation, Body::BatchNackAnswer { held: held.await }))
-        });
-    }
-
-    fn group_delete(&mut self, correlation: u32, name: &str) {
-        let group = match name.parse() {
-            Ok(group) => group,
+            Ok(IoEvent::Written) => self.keep_alive.sent(self.shared.clock.alive()),
+            // Its batches go to other subscribers.
+            Ok(IoEvent::WriteFailed) => self.subscription = None,
+            Ok(IoEvent::Ended) => self.end(),
             Err(error) => {
-                let error: crate::core::group::GroupNameError = error;
-                return self.refuse(correlation, &Refusal::new(Reason::BadGroupName, error.to_string()));
+                debug!(%error, "connection lost");
+                self.state = State::Closing;
             }
+        }
+    }
+
+    fn read_frames(&mut self) {
+        let now = self.shared.clock.now();
+        while self.is_listening() {
+            self.submit_requests(now);
+            match self.stream.decode() {
+                Ok(None) => break,
+                Ok(Some(Decoded::Frame(frame))) => {
+                    self.shared.metrics.count_frame(frame.body.frame_type());
+                    self.handle_frame(frame);
+                }
+                Ok(Some(Decoded::Refused { correlation, refusal })) => {
+                    let is_first = self.state == State::Greeting;
+                    self.refuse(correlation, &if is_first { not_hello(refusal) } else { refusal });
+                }
+                Err(DecodeError::Broken { correlation, refusal }) => {
+                    self.refuse_broken_frame(correlation, refusal);
+                }
+                Err(DecodeError::Io(error)) => return self.handle_io(Err(error)),
+            }
+        }
+    }
+
+    /// Submits the adds and dels at the front of the input, and answers the Pings between them.
+    fn submit_requests(&mut self, now: Instant) {
+        if self.state != State::Serving {
+            return;
+        }
+        let revolution = self.shared.rings.wheel().slots();
+        self.before_write();
+        let mut batch = BATCH.take().unwrap_or_default();
+        loop {
+            let echoed = self.stream.echo_pings();
+            self.shared.metrics.count_frames(FrameType::Ping, echoed.pings);
+            self.shared.metrics.count_frames(FrameType::Pong, echoed.pings + echoed.pongs);
+            self.stream.take_requests(&mut batch, MAX_MESSAGES, revolution);
+            if !batch.is_empty() {
+                self.submit(&mut batch, now);
+                batch.clear(MAX_KEPT_BY_A_THREAD);
+            } else if echoed.bytes == 0 {
+                break;
+            }
+        }
+        BATCH.set(Some(batch));
+    }
+
+    fn submit(&mut self, batch: &mut RequestBatch, now: Instant) {
+        let (slots, mut adds) = (self.shared.rings.wheel().slots(), 0);
+        for request in &mut batch.requests {
+            adds += u64::from(request.operation.is_add());
+            let ack_timeout_ticks = request.operation.ack_timeout_ticks();
+            if ack_timeout_ticks > slots {
+                request.refusal = Some(Arc::new(bad_ack_timeout(ack_timeout_ticks, slots)));
+            }
+        }
+        self.shared.metrics.count_frames(FrameType::AddNewMsg, adds);
+        self.shared.metrics.count_frames(FrameType::DelMsg, batch.requests.len() as u64 - adds);
+        let submitted = {
+            let _shared = panics::shared();
+            self.requester.submit(batch, now)
         };
-        let (delivery, deleting) = (self.shared.delivery.clone(), Arc::clone(&self.deleting));
-        self.pending.push(Load::Other(0), async move {
-            let Ok(_turn) = deleting.acquire().await else { return Done::Forgone };
-            let body = outcome(delivery.delete_group(&group).await, |()| Body::GroupDeleteAnswer);
-            Done::Answer(Frame::new(correlation, body))
-        });
+        match submitted {
+            Submitted::Completed => self.send_answers(batch),
+            Submitted::Pending => {
+                batch.requests.iter().for_each(|request| self.pending.begin(Weight::of(request)));
+            }
+        }
+    }
+
+    /// Answers the requests that were completed later.
+    pub(super) fn send_completed(&mut self) {
+        let mut completed = std::mem::take(&mut self.completed);
+        for request in &completed.requests {
+            self.pending.end(Weight::of(request));
+        }
+        self.before_write();
+        self.send_answers(&completed);
+        completed.clear(MAX_KEPT);
+        self.completed = completed;
+    }
+
+    fn send_answers(&mut self, batch: &RequestBatch) {
+        self.shared.metrics.count_requests(batch);
+        let (mut adds, mut dels) = (0, 0);
+        for request in &batch.requests {
+            match &request.refusal {
+                None => {
+                    adds += u64::from(request.operation.is_add());
+                    dels += u64::from(!request.operation.is_add());
+                    let outcomes = &batch.outcomes()[request.range()];
+                    self.stream.write(|codec, out| codec.encode_answer(request, outcomes, out));
+                }
+                Some(refusal) => self.refuse(correlation_id(request), refusal),
+            }
+        }
+        self.shared.metrics.count_frames(FrameType::AddNewMsgAnswer, adds);
+        self.shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
+    }
+
+    /// Reads all that waits in the socket, for the read barrier; bytes that the peer sends meanwhile can wait. After a stall
+    /// of this process the peer may have more to send than the socket holds. Then it is read for as long as it sends,
+    /// but no longer than the process counts as waking. (After the ticker has ended, every moment counts as waking.)
+    pub(super) async fn read_waiting(&mut self) {
+        let clock = Arc::clone(&self.shared.clock);
+        let (mut spent, mut last) = (Duration::ZERO, clock.now());
+        while self.read_socket().await >= READ_SIZE && clock.is_waking() && spent < WAKING {
+            // In another stall the peer had no time to send.
+            let now = clock.now();
+            spent += now.saturating_duration_since(last).min(STALL);
+            last = now;
+            tokio::time::sleep(REFILL).await;
+        }
+        self.barrier.passed();
+    }
+
+    /// Reads as much as the socket can hold, if so much waits; returns how much it was.
+    async fn read_socket(&mut self) -> usize {
+        let all = self.stream.most_unread();
+        let mut most = all;
+        while self.is_listening() && most > 0 && self.pending.has_room_for_messages(|| self.shared.store.is_up()) {
+            let Some(event) = self.stream.read_waiting().await.transpose() else { break };
+            if let Ok(IoEvent::Read(count)) = event {
+                most = most.saturating_sub(count);
+            }
+            self.handle_io(event);
+        }
+        all - most
     }
 }
 
-fn outcome<T>(outcome: Result<T, Refusal>, body: impl FnOnce(T) -> Body) -> Body {
-    match outcome {
-        Ok(answer) => body(answer),
-        Err(refusal) => Body::Error(frame::Error::from(&refusal)),
-    }
+#[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
+const fn correlation_id(request: &Request) -> u32 {
+    request.id as u32
 }
 
-fn not_subscribed() -> Refusal {
-    Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
-}
-
-/// What a first frame is refused with that cannot be read.
-pub(super) fn not_hello(refusal: Refusal) -> Refusal {
-    if refusal.reason.closes() {
-        return refusal;
-    }
-    let text = format!("the first frame of a connection is hello, and this is none: {}", refusal.text);
-    Refusal::new(Reason::HelloExpected, text)
-}
-
-fn hello_expected(found: FrameType) -> Refusal {
-    let text = format!("the first frame of a connection is hello, and this one is {}", found.as_str());
-    Refusal::new(Reason::HelloExpected, text)
+fn bad_ack_timeout(ack_timeout_ticks: u16, slots: u16) -> Refusal {
+    let text = format!(
+        "an ack timeout of {ack_timeout_ticks} ticks is longer than the ring: ask for 1 to {slots} ticks, or 0 for \
+         the default of {slots}"
+    );
+    Refusal::new(Reason::BadAckTimeout, text)
 }

@@ -1,4 +1,4 @@
-//! The file of a Unix socket.
+//! The file of a Unix socket: it is made and removed so that no file of another process is lost.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -14,19 +14,16 @@ use tracing::{info, warn};
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    identity: Identity,
+    /// Device and inode of the file.
+    identity: (u64, u64),
 }
 
-/// Device and inode: what makes a file this file.
-type Identity = (u64, u64);
-
 impl SocketFile {
-    /// Listens on a socket of this path. A socket that nobody listens on, as a killed sidecar leaves it behind, is
-    /// replaced.
+    /// Listens on a socket of this path. A socket without a listener, as a killed sidecar leaves it, is replaced.
     ///
     /// # Errors
     ///
-    /// When something else is there, or somebody listens, or the folder is not to be written.
+    /// When another process listens there, the path is another file, or the folder cannot be written.
     pub async fn listen(path: &Path) -> io::Result<(SocketFile, UnixListener)> {
         // Of two sidecars that start at the same time, the second must not remove the socket of the first.
         let _locked = lock_folder_of(path).await;
@@ -51,18 +48,18 @@ impl Drop for SocketFile {
         let removed = match identity(&self.path) {
             Ok(found) if found == self.identity => fs::remove_file(&self.path),
             Ok(_) => {
-                info!(%path, "another process has put its own file in the place of the socket: the file stays");
-                Ok(())
+                return info!(%path, "another process has put its own file in the place of the socket: the file stays");
             }
             Err(error) => Err(error),
         };
-        match removed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => warn!(
+        if let Err(error) = removed
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            warn!(
                 %error,
                 %path,
                 "the socket could not be removed: look at the permissions of its folder; a sidecar that may do so replaces it"
-            ),
-            _ => {}
+            );
         }
     }
 }
@@ -81,6 +78,6 @@ async fn lock_folder_of(path: &Path) -> Option<File> {
     None
 }
 
-fn identity(path: &Path) -> io::Result<Identity> {
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }

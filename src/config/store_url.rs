@@ -1,12 +1,67 @@
-//! What may be shown of the URL of a store.
+//! Checks the URL of a Redis store, and hides the secrets in it.
 
 use std::borrow::Cow;
 
-/// What stands in the place of whatever may be a secret.
+use super::ConfigError;
+use crate::redis::{Topology, TopologyKind};
+
+/// Stands in the place of text that may be a secret.
 const HIDDEN: &str = "***";
 
-/// A URL as it may be shown: of what stands in it, only what cannot be a secret. A user without a password may be a
-/// password in the wrong place, and so may a port or a database that is no number.
+/// How to write the URL of a Redis that is not always at the same address.
+const SEVERAL: &str = "redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME, or \
+                       redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT";
+
+/// Refuses a URL that cannot be used, before a connection is tried.
+pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
+    let shown = without_password(url);
+    if !url.split_once("://").is_some_and(|(scheme, place)| is_known(scheme) && !place.is_empty()) {
+        return Err(ConfigError(format!(
+            "--store {shown:?} is not a store: use `memory`, or redis://HOST:PORT/DB (rediss:// with TLS, \
+             redis+unix:// over a socket), {SEVERAL}"
+        )));
+    }
+    let topology = Topology::parse(url).map_err(|error| {
+        ConfigError(format!(
+            "--store {shown:?} cannot be read ({error}): write redis://USER:PASSWORD@HOST:PORT/DB (rediss:// with TLS), \
+             with %-escapes in user and password, redis+unix:///PATH/OF/SOCKET?db=DB, {SEVERAL}"
+        ))
+    })?;
+    // An unknown parameter is a mistake: above all the database, which is the path.
+    let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
+    let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
+    let known: &[&str] = match topology.kind() {
+        TopologyKind::Sentinel => &["master", "sentinel_user", "sentinel_password", "protocol"],
+        TopologyKind::Standalone if is_socket => &["db", "user", "pass", "protocol"],
+        TopologyKind::Cluster | TopologyKind::Standalone => &["protocol"],
+    };
+    let is_unknown = |parameter: &&str| !known.contains(&parameter.split('=').next().unwrap_or_default());
+    let mut parameters =
+        parameters.split('#').next().unwrap_or_default().split('&').filter(|text| !text.is_empty());
+    parameters.find(is_unknown).map_or(Ok(()), |parameter| {
+        Err(ConfigError(format!(
+            "--store {shown:?} says {:?} behind the `?`, which is no parameter there: write \
+             redis://USER:PASSWORD@HOST:PORT/DB, redis+unix:///PATH/OF/SOCKET?db=DB, {SEVERAL}; a `?` in a password is \
+             written %3F",
+            shown_parameter(parameter)
+        )))
+    })
+}
+
+/// Whether a URL of a store may begin with this.
+fn is_known(scheme: &str) -> bool {
+    let (name, variant) = scheme.split_at(scheme.find(['+', '-']).unwrap_or(scheme.len()));
+    let is_redis = matches!(name, "redis" | "rediss" | "valkey" | "valkeys");
+    match variant {
+        "" => is_redis || name == "unix",
+        "+unix" => matches!(name, "redis" | "valkey"),
+        "-sentinel" | "-cluster" => is_redis,
+        _ => false,
+    }
+}
+
+/// A URL as it may be shown: only those parts that cannot be a secret. A user without a password may be a password in the
+/// wrong place, and so may a port or a database that is no number.
 #[must_use]
 pub fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| is_word(scheme, "+-")) else {
@@ -45,8 +100,8 @@ fn has_value(parameters: &str, name: &str) -> bool {
     values.any(|value| !value.is_empty())
 }
 
-/// A parameter as it may be shown: what has no name that is read may be a password, or a part of one.
-pub(super) fn shown_parameter(parameter: &str) -> Cow<'_, str> {
+/// A parameter as it may be shown: without a known name it may be a password, or a part of one.
+fn shown_parameter(parameter: &str) -> Cow<'_, str> {
     match parameter.split_once('=') {
         Some(("db" | "protocol" | "user" | "master" | "sentinel_user", value)) if is_word(value, "._-") => {
             Cow::Borrowed(parameter)
@@ -108,6 +163,20 @@ fn is_word(text: &str, others: &str) -> bool {
 mod tests {
     use super::*;
     use crate::config::Settings;
+
+    #[test]
+    fn every_scheme_of_redis_and_valkey_is_known() {
+        for (schemes, place) in [
+            (&["redis", "rediss", "valkey", "valkeys"][..], "x:1/2"),
+            (&["redis+unix", "valkey+unix", "unix"], "/run/redis.sock"),
+            (&["redis-sentinel", "rediss-sentinel", "valkey-sentinel", "valkeys-sentinel"], "x,y:1/2?master=im"),
+            (&["redis-cluster", "rediss-cluster", "valkey-cluster", "valkeys-cluster"], "x,y:1"),
+        ] {
+            for scheme in schemes {
+                check_store_url(&format!("{scheme}://{place}")).unwrap();
+            }
+        }
+    }
 
     #[test]
     fn a_secret_is_never_shown_wherever_in_a_url_it_stands() {

@@ -1,8 +1,9 @@
-//! A value made of files, such as a token or a certificate, which is made again when the content of a file changes.
+//! A value made of files, such as a token or a certificate, that is made again when the content of a file changes.
 //!
-//! The files are read every second and compared by content. Times of modification do not tell: `cp -p`, rsync and mounted
-//! volumes keep them. Threads of the blocking pool read, so that a file system that hangs stops nobody who uses the value.
+//! The files are read every second and compared by content: `cp -p`, rsync and mounted volumes keep the time of
+//! modification. They are read on the blocking pool, so that a file system that hangs stops no user of the value.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,13 +16,13 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::OFlags;
 use tokio::time::{sleep, timeout};
-use tracing::warn;
+use tracing::{info, warn};
 
 /// How often the files are read.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Changed content is used if it is still the same after this time: a file may be in the middle of being written.
-const SETTLING: Duration = Duration::from_millis(50);
+const SETTLE_TIME: Duration = Duration::from_millis(50);
 
 /// Reading that takes longer is logged.
 const SLOW: Duration = Duration::from_secs(5);
@@ -30,114 +31,126 @@ const SLOW: Duration = Duration::from_secs(5);
 const MAX_LENGTH: u64 = 1024 * 1024;
 
 /// A value, and the files that it is made of. Clones share both.
-pub struct Reloaded<T>(Arc<Inner<T>>);
+pub(super) struct WatchedFiles<T>(Arc<Inner<T>>);
 
 struct Inner<T> {
     paths: Vec<PathBuf>,
     make: fn(&[FileContent]) -> io::Result<T>,
     current: RwLock<Arc<T>>,
-    seen: Mutex<Seen>,
+    last_read: Mutex<LastRead>,
 }
 
-/// What the files held when they were read last.
-struct Seen {
+struct LastRead {
+    /// The content that `current` is made of.
     used: Vec<FileContent>,
-    /// Why the newer content cannot be used.
+    /// Why newer content cannot be used.
     error: Option<String>,
 }
 
-/// A file and what it holds, without a byte order mark.
+/// A file and its content, without a byte order mark.
 #[derive(PartialEq, Eq)]
-pub struct FileContent {
+pub(super) struct FileContent {
     path: PathBuf,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
-/// What a look at the files found.
+/// The result of a check of the files.
 #[derive(Debug)]
-pub enum Look {
-    /// Nothing new.
-    Unchanged,
+pub(super) enum Change {
+    None,
     /// The value was made of new content.
-    Changed,
+    Used,
     /// The files have changed and cannot be used; the value stays. Each reason is returned once.
     Unusable(io::Error),
 }
 
-impl<T: Send + Sync + 'static> Reloaded<T> {
-    /// Reads the files and makes the value.
-    ///
-    /// # Errors
-    ///
-    /// When a file cannot be read, or no value can be made of the files. The error names the file.
-    pub fn new(paths: Vec<PathBuf>, make: fn(&[FileContent]) -> io::Result<T>) -> io::Result<Reloaded<T>> {
+impl<T: Send + Sync + 'static> WatchedFiles<T> {
+    /// Reads the files and makes the value. An error names the file.
+    pub(super) fn new(
+        paths: Vec<PathBuf>,
+        make: fn(&[FileContent]) -> io::Result<T>,
+    ) -> io::Result<WatchedFiles<T>> {
         let used = paths.iter().map(|path| FileContent::read(path)).collect::<io::Result<Vec<_>>>()?;
         let current = RwLock::new(Arc::new(make(&used)?));
-        let seen = Mutex::new(Seen { used, error: None });
-        Ok(Reloaded(Arc::new(Inner { paths, make, current, seen })))
+        let last_read = Mutex::new(LastRead { used, error: None });
+        Ok(WatchedFiles(Arc::new(Inner { paths, make, current, last_read })))
     }
 
     /// The value, as it was made last. Never waits for a file.
-    #[must_use]
-    pub fn current(&self) -> Arc<T> {
+    pub(super) fn current(&self) -> Arc<T> {
         Arc::clone(&self.0.current.read())
     }
 
-    /// Looks at the files, after an interval.
-    pub async fn next_look(&self) -> Look {
-        sleep(INTERVAL).await;
+    /// Checks the files again and again, for as long as it is awaited. Logs changes of `what`, and the `remedy` if they
+    /// cannot be used. Calls `after_check` after each check, with whether the value is new.
+    pub(super) async fn watch(&self, what: &str, remedy: &str, mut after_check: impl FnMut(bool)) -> Infallible {
+        loop {
+            sleep(INTERVAL).await;
+            let change = self.check_in_background().await;
+            match &change {
+                Change::None => {}
+                Change::Used => info!(paths = ?self.0.paths, "the {what} has changed and was read again"),
+                Change::Unusable(error) => {
+                    warn!(%error, "the changed {what} cannot be used, and the old {what} stays: {remedy}");
+                }
+            }
+            after_check(matches!(change, Change::Used));
+        }
+    }
+
+    async fn check_in_background(&self) -> Change {
         let inner = Arc::clone(&self.0);
-        let mut looking = tokio::task::spawn_blocking(move || inner.look());
-        if let Ok(looked) = timeout(SLOW, &mut looking).await {
-            return looked.unwrap_or(Look::Unchanged);
+        let mut checking = tokio::task::spawn_blocking(move || inner.check());
+        if let Ok(change) = timeout(SLOW, &mut checking).await {
+            return change.unwrap_or(Change::None);
         }
         let paths = &self.0.paths;
         warn!(
             ?paths,
             "files cannot be read again, and their old content stays: their file system does not answer"
         );
-        looking.await.unwrap_or(Look::Unchanged)
+        checking.await.unwrap_or(Change::None)
     }
 
-    /// Looks at the files, and waits for their file system.
+    /// Checks the files once, and waits for their file system.
     #[cfg(test)]
-    pub fn look(&self) -> Look {
-        self.0.look()
+    pub(super) fn check(&self) -> Change {
+        self.0.check()
     }
 }
 
 impl<T> Inner<T> {
-    fn look(&self) -> Look {
-        let mut seen = self.seen.lock();
-        match self.changed(&seen.used) {
+    fn check(&self) -> Change {
+        let mut last_read = self.last_read.lock();
+        match self.changed(&last_read.used) {
             Ok(None) => {
-                seen.error = None;
-                Look::Unchanged
+                last_read.error = None;
+                Change::None
             }
             Ok(Some((used, value))) => {
                 *self.current.write() = Arc::new(value);
-                *seen = Seen { used, error: None };
-                Look::Changed
+                *last_read = LastRead { used, error: None };
+                Change::Used
             }
             Err(error) => {
                 let text = error.to_string();
-                if seen.error.replace(text.clone()) == Some(text) {
-                    Look::Unchanged
+                if last_read.error.replace(text.clone()) == Some(text) {
+                    Change::None
                 } else {
-                    Look::Unusable(error)
+                    Change::Unusable(error)
                 }
             }
         }
     }
 
-    /// The files and the value made of them, if the files hold something else than what is used.
+    /// The content and its value, if the content is another than what is used.
     fn changed(&self, used: &[FileContent]) -> io::Result<Option<(Vec<FileContent>, T)>> {
         let read = || self.paths.iter().map(|path| FileContent::read_again(path)).collect::<io::Result<Vec<_>>>();
         let found = read()?;
         if found == used {
             return Ok(None);
         }
-        thread::sleep(SETTLING);
+        thread::sleep(SETTLE_TIME);
         if read()? != found {
             return Ok(None);
         }
@@ -146,24 +159,21 @@ impl<T> Inner<T> {
     }
 }
 
-/// Content of files may be secret, and so may what is made of it.
-impl<T> fmt::Debug for Reloaded<T> {
+/// Shows the paths only: the content may be secret.
+impl<T> fmt::Debug for WatchedFiles<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reloaded").field("paths", &self.0.paths).finish_non_exhaustive()
+        f.debug_tuple("WatchedFiles").field(&self.0.paths).finish()
     }
 }
 
 impl FileContent {
-    /// Reads a file. Waits if it is a pipe that nobody has written to yet.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be read, is longer than 1 MiB, or is in UTF-16. The error names the file.
-    pub fn read(path: &Path) -> io::Result<FileContent> {
+    /// Reads a file of at most 1 MiB that is not in UTF-16. Waits if it is a pipe without a writer. An error names the
+    /// file.
+    pub(super) fn read(path: &Path) -> io::Result<FileContent> {
         FileContent::of(path, File::open(path))
     }
 
-    /// Reads a file that was there before. Does not wait for the writer of a pipe.
+    /// Reads a file that existed before. Does not wait for the writer of a pipe.
     fn read_again(path: &Path) -> io::Result<FileContent> {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = File::options().read(true).custom_flags(flags).open(path);
@@ -177,12 +187,12 @@ impl FileContent {
     fn of(path: &Path, file: io::Result<File>) -> io::Result<FileContent> {
         let mut content = FileContent { path: path.to_owned(), bytes: Vec::new() };
         let read = file.and_then(|file| file.take(MAX_LENGTH + 1).read_to_end(&mut content.bytes));
-        read.map_err(|error| content.wrong(&error))?;
+        read.map_err(|error| content.error(&error))?;
         if content.bytes.len() as u64 > MAX_LENGTH {
-            return Err(content.wrong(&format_args!("this file is longer than {MAX_LENGTH} bytes")));
+            return Err(content.error(&format_args!("this file is longer than {MAX_LENGTH} bytes")));
         }
         if content.bytes.starts_with(b"\xff\xfe") || content.bytes.starts_with(b"\xfe\xff") {
-            return Err(content.wrong(&"this file is in UTF-16: save it as UTF-8"));
+            return Err(content.error(&"this file is in UTF-16: save it as UTF-8"));
         }
         if content.bytes.starts_with("\u{feff}".as_bytes()) {
             content.bytes.drain(.."\u{feff}".len());
@@ -190,14 +200,8 @@ impl FileContent {
         Ok(content)
     }
 
-    /// What the file holds.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// An error that names the file and says what is wrong with it.
-    pub fn wrong(&self, why: &dyn fmt::Display) -> io::Error {
+    /// An error that names the file and the fault.
+    pub(super) fn error(&self, why: &dyn fmt::Display) -> io::Error {
         invalid(&format!("{}: {why}", self.path.display()))
     }
 }
@@ -215,8 +219,8 @@ mod tests {
     use super::*;
 
     fn text(files: &[FileContent]) -> io::Result<String> {
-        let text = String::from_utf8_lossy(files[0].bytes()).into_owned();
-        if text.is_empty() { Err(files[0].wrong(&"empty")) } else { Ok(text) }
+        let text = String::from_utf8_lossy(&files[0].bytes).into_owned();
+        if text.is_empty() { Err(files[0].error(&"empty")) } else { Ok(text) }
     }
 
     #[test]
@@ -229,19 +233,19 @@ mod tests {
             fs::write(&path, text).unwrap();
             File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
         };
-        let reloaded = Reloaded::new(vec![path.clone()], text).unwrap();
-        assert!(matches!(reloaded.look(), Look::Unchanged));
+        let watched = WatchedFiles::new(vec![path.clone()], text).unwrap();
+        assert!(matches!(watched.check(), Change::None));
         write("other");
-        assert!(matches!(reloaded.look(), Look::Changed));
-        assert_eq!(*reloaded.current(), "other");
+        assert!(matches!(watched.check(), Change::Used));
+        assert_eq!(*watched.current(), "other");
         write("");
-        assert!(matches!(reloaded.look(), Look::Unusable(error) if error.to_string().contains("file: empty")));
-        assert!(matches!(reloaded.look(), Look::Unchanged));
+        assert!(matches!(watched.check(), Change::Unusable(error) if error.to_string().contains("file: empty")));
+        assert!(matches!(watched.check(), Change::None));
         fs::remove_file(&path).unwrap();
-        assert!(matches!(reloaded.look(), Look::Unusable(_)), "another reason");
-        assert_eq!(*reloaded.current(), "other", "the old value stays");
+        assert!(matches!(watched.check(), Change::Unusable(_)), "another reason");
+        assert_eq!(*watched.current(), "other", "the old value stays");
         write_new(&path, "other");
-        assert!(matches!(reloaded.look(), Look::Unchanged), "it is back");
+        assert!(matches!(watched.check(), Change::None), "it is back");
     }
 
     fn write_new(path: &Path, text: &str) {
@@ -253,11 +257,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "first").unwrap();
-        let reloaded = Reloaded::new(vec![path.clone()], text).unwrap();
+        let watched = WatchedFiles::new(vec![path.clone()], text).unwrap();
         fs::remove_file(&path).unwrap();
         mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
-        assert!(matches!(reloaded.look(), Look::Unusable(error) if error.to_string().contains("no regular file")));
-        assert_eq!(*reloaded.current(), "first");
+        assert!(
+            matches!(watched.check(), Change::Unusable(error) if error.to_string().contains("no regular file"))
+        );
+        assert_eq!(*watched.current(), "first");
     }
 
     #[test]
@@ -265,7 +271,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "\u{feff}secret").unwrap();
-        assert_eq!(FileContent::read(&path).unwrap().bytes(), b"secret");
+        assert_eq!(FileContent::read(&path).unwrap().bytes, b"secret");
         fs::write(&path, b"\xff\xfes\0e\0").unwrap();
         let error = FileContent::read(&path).err().unwrap().to_string();
         assert!(error.contains("file: this file is in UTF-16: save it as UTF-8"), "{error}");

@@ -1,0 +1,108 @@
+//! Collects the state that the admin endpoints and the watchdog report.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use futures_util::future::{join_all, try_join_all};
+use tracing::{debug, warn};
+
+use super::answers::SharedAnswer;
+use super::status::{GroupReport, RingReport, StatusReport};
+use crate::core::group::GroupName;
+use crate::core::outbox::{Backlog, GroupBacklog};
+use crate::core::outboxes::merge_backlogs;
+use crate::core::refusal::Refusal;
+use crate::core::ring::RingStatus;
+use crate::core::stall_aware_clock::BEAT;
+use crate::server::Shared;
+use crate::server::certificate::Certificate;
+use crate::ticker::{LIVENESS, TickerHandle};
+
+/// The parts of a sidecar that are reported.
+pub struct Health {
+    /// The name of the sidecar among those that share its store.
+    pub name: String,
+    /// The parts that its connections share.
+    pub shared: Arc<Shared>,
+    /// The tickers, in the order of the rings.
+    pub tickers: Vec<TickerHandle>,
+    /// Whether the sidecar drains.
+    pub draining: AtomicBool,
+    /// The answer to `GET /metrics`.
+    pub metrics_answer: SharedAnswer,
+    /// The answer to `GET /status`.
+    pub status_answer: SharedAnswer,
+}
+
+impl Health {
+    /// For how long a ticker's loop has not run, if that is so long that this process must be restarted. A ticker that is
+    /// no leader, or may not move the pointer, runs its loop too.
+    pub async fn stalled(&self) -> Option<Duration> {
+        let silence = || {
+            let now = self.shared.clock.now();
+            self.tickers.iter().map(|ticker| ticker.silence(now)).max().filter(|silence| *silence > LIVENESS)
+        };
+        silence()?;
+        // If the whole process stalled, the ticker runs again soon, as this does.
+        tokio::time::sleep(BEAT * 2).await;
+        silence()
+    }
+
+    /// Sets the gauges. A ring that does not answer counts as led by another sidecar.
+    pub(super) async fn refresh_metrics(&self) {
+        let (rings, now) = (self.shared.store.rings(), self.shared.clock.now());
+        let statuses = join_all(rings.iter().map(|parts| parts.ring.status(now))).await;
+        let leads = |status: &Result<RingStatus, Refusal>| status.as_ref().is_ok_and(|status| status.leads);
+        let led = rings.iter().zip(&statuses).filter(|(_, status)| leads(status));
+        let backlogs = join_all(led.map(|(parts, _)| parts.outbox.backlog(now))).await;
+        let refusals = statuses.iter().filter_map(|status| status.as_ref().err());
+        match refusals.chain(backlogs.iter().filter_map(|backlog| backlog.as_ref().err())).next() {
+            Some(refusal) if self.shared.store.is_up() => {
+                warn!(%refusal, "the store does not say how its rings are; their gauges are 0: look at the store");
+            }
+            Some(refusal) => debug!(%refusal, "the store is unreachable; gauges of its rings are 0"),
+            None => {}
+        }
+        let led: Vec<RingStatus> = statuses.into_iter().flatten().filter(|status| status.leads).collect();
+        let backlog = merge_backlogs(backlogs.into_iter().flatten().collect());
+        self.set_metrics(&led, &backlog, &self.shared.delivery.attended());
+    }
+
+    /// Sets the gauges to 0, for a store that does not answer. Takes no lock of the delivery.
+    pub(super) fn clear_metrics(&self) {
+        self.set_metrics(&[], &Backlog::default(), &[]);
+    }
+
+    fn set_metrics(&self, led: &[RingStatus], backlog: &Backlog, subscribers: &[(GroupName, u64)]) {
+        let Shared { metrics, certificate, store, .. } = &*self.shared;
+        let expiry = certificate.as_ref().and_then(Certificate::expiry);
+        metrics.certificate_expiry.set(expiry.unwrap_or_default());
+        metrics.store_up.set(i64::from(store.is_up()));
+        metrics.set_rings(led);
+        metrics.set_outbox(backlog, subscribers);
+    }
+
+    pub(super) async fn report(&self) -> Result<StatusReport, Refusal> {
+        let Shared { store, delivery, clock, .. } = &*self.shared;
+        let (rings, now) = (store.rings(), clock.now());
+        // Before the pointers, so that no tick is reported as expired that a pointer has not left.
+        let recent: Vec<_> = self.tickers.iter().map(TickerHandle::recent).collect();
+        let statuses = try_join_all(rings.iter().map(|parts| parts.ring.status(now))).await?;
+        let backlog = delivery.backlog().await?;
+        let group = |backlog: &GroupBacklog| GroupReport::new(backlog, delivery.subscribers(&backlog.group));
+        let wheel = rings[0].ring.wheel();
+        Ok(StatusReport {
+            sidecar: self.name.clone(),
+            store: store.kind().to_owned(),
+            slots: wheel.slots(),
+            tick_ms: wheel.tick_ms(),
+            rings: statuses
+                .into_iter()
+                .zip(&recent)
+                .map(|(status, recent)| RingReport::new(status, recent))
+                .collect(),
+            groups: backlog.groups.iter().map(group).collect(),
+        })
+    }
+}

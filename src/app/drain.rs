@@ -1,0 +1,153 @@
+//! Drains a sidecar: ends its work so that nothing in flight is lost.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::task::JoinHandle;
+use tracing::{Instrument, error, info, warn};
+
+use super::{Sidecar, span_of};
+use crate::admin::Health;
+use crate::clock::Clock;
+use crate::core::outbox::GroupBacklog;
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::Handover;
+use crate::core::store::RingParts;
+use crate::delivery::Delivery;
+use crate::server::DRAIN_GRACE;
+use crate::ticker::TickerHandle;
+
+/// How often a drain checks whether all batches are acknowledged.
+const BACKLOG_POLL: Duration = Duration::from_millis(10);
+
+/// How long connections may take for their last answers.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long it may take to return the batches of subscribers that have left.
+const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How long the store may take to close.
+const STORE_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// When the store must be closed, counted from the beginning of the drain: the process is to end within 10 s.
+const STORE_DEADLINE: Duration = Duration::from_millis(9_700);
+
+impl Sidecar {
+    /// Refuses new messages, delivers or keeps all messages in flight, and ends.
+    ///
+    /// # Errors
+    ///
+    /// When the store could not be saved. All other steps were done.
+    pub async fn drain(mut self) -> Result<(), Refusal> {
+        let health = Arc::clone(&self.health);
+        let begun = health.shared.clock.now();
+        let deadline = begun + self.drain_timeout;
+        health.draining.store(true, Ordering::Relaxed);
+        let server = self.server.take().expect("only a drain takes the server, and it consumes the sidecar");
+        server.drain();
+        info!("draining: new messages are refused");
+        // Before anything is waited for: where others can lead, one of them does from here on.
+        let handover = drain_rings(&health, deadline).await;
+        if handover == Handover::HandedOut {
+            wait_for_subscribers(&health, deadline).await;
+        }
+        // Clients that have not seen GoAway yet still get their answers.
+        tokio::time::sleep_until((begun + DRAIN_GRACE).into()).await;
+        // Acks are not read any more, so no tick may expire from here on.
+        end_all(&mut self.ticking).await;
+        server.close(CLOSE_TIMEOUT).await;
+        health.shared.delivery.deserted(LEAVE_TIMEOUT).await;
+        if handover == Handover::HandedOut {
+            log_unacknowledged(&health.shared.delivery).await;
+        }
+        end_all(&mut self.tasks).await;
+        let last = (begun + STORE_DEADLINE).min(health.shared.clock.now() + STORE_TIMEOUT);
+        let closing = health.shared.store.close(health.shared.clock.moment());
+        let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
+            if health.shared.store.rings().iter().any(|seat| !seat.outbox.is_shared()) {
+                let text = "the state file was not written in time, and the wheel ends with this process";
+                return Err(Refusal::new(Reason::StoreSilent, text));
+            }
+            warn!(
+                "drained, but the store did not end in time: the other sidecars take over its batches by themselves"
+            );
+            return Ok(());
+        };
+        info!("drained; {}", kept?);
+        Ok(())
+    }
+}
+
+/// Drains all rings at the same time. Returns whether any of them delivers its messages early.
+async fn drain_rings(health: &Health, deadline: Instant) -> Handover {
+    let rings = health.shared.store.rings().iter().zip(&health.tickers).enumerate();
+    let draining = rings.map(|(ring, (parts, ticker))| {
+        drain_ring(parts, ticker, &health.shared.clock, deadline).instrument(span_of(ring, &*health.shared.store))
+    });
+    let handovers = join_all(draining).await;
+    if handovers.contains(&Handover::HandedOut) { Handover::HandedOut } else { Handover::Kept }
+}
+
+async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, deadline: Instant) -> Handover {
+    let drained = tokio::time::timeout_at(deadline.into(), ticker.drain()).await;
+    match &drained {
+        Ok(Ok(Handover::Kept)) => return Handover::Kept,
+        Ok(Ok(Handover::HandedOut)) => {}
+        Ok(Err(refusal)) => warn!(
+            %refusal,
+            "the store refused to drain a ring: look at the store; other sidecars go on with what Redis has"
+        ),
+        Err(_) => error!(
+            "a ring could not be drained in time: in Redis it stays, but in memory the messages in flight end \
+             with the process; keep it with --state, or leave --drain-timeout as long as it can be"
+        ),
+    }
+    // The ticker has not given the lease up.
+    if let Err(refusal) = parts.lease.release(clock.now()).await {
+        warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
+    }
+    if parts.outbox.is_shared() { Handover::Kept } else { Handover::HandedOut }
+}
+
+/// Waits until every group with a subscriber has acknowledged everything.
+async fn wait_for_subscribers(health: &Health, deadline: Instant) {
+    let delivery = &health.shared.delivery;
+    while health.shared.clock.now() < deadline
+        && unacknowledged(delivery).await.iter().any(|backlog| delivery.subscribers(&backlog.group) > 0)
+    {
+        tokio::time::sleep(BACKLOG_POLL).await;
+    }
+}
+
+async fn log_unacknowledged(delivery: &Delivery) {
+    for GroupBacklog { group, batches, .. } in unacknowledged(delivery).await {
+        error!(
+            %group,
+            batches,
+            "this group did not acknowledge its last batches, and they end with the process, unless a state \
+             file with room for them keeps them: subscribe before the sidecar stops, or keep the \
+             wheel with --state"
+        );
+    }
+}
+
+/// The groups that have not acknowledged everything.
+async fn unacknowledged(delivery: &Delivery) -> Vec<GroupBacklog> {
+    match delivery.backlog().await {
+        Ok(backlog) => backlog.groups.into_iter().filter(|group| group.batches > 0).collect(),
+        Err(refusal) => {
+            warn!(%refusal, "the outbox does not report its batches, and is not waited for: look at the store");
+            Vec::new()
+        }
+    }
+}
+
+/// Ends tasks, and waits for their end: a ticker may be in the middle of a move.
+async fn end_all(tasks: &mut Vec<JoinHandle<()>>) {
+    for task in tasks.drain(..) {
+        task.abort();
+        let _ = task.await;
+    }
+}

@@ -1,0 +1,435 @@
+//! Limits the lines that a call site logs again and again, and logs how many were left out.
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
+use tracing::{Event, Level, Subscriber, error, info, warn};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::core::group::MAX_GROUPS;
+use crate::core::rings::MAX_RINGS;
+
+/// How long a budget lasts.
+pub const WINDOW: Duration = Duration::from_secs(10);
+
+/// The maximum number of lines of a call site within [`WINDOW`]: more than one for each ring or each group.
+pub const MAX_LINES: usize = 100;
+
+/// The maximum number of equal lines among them. With more than one, a state that ends and begins again twice within the
+/// window is logged each time.
+pub const MAX_SAME: usize = 3;
+
+const _: () =
+    assert!(MAX_SAME >= 1 && MAX_SAME < MAX_LINES, "else one line could take the budget of its call site");
+const _: () = assert!(MAX_LINES > MAX_GROUPS, "else a fault of all groups would be logged of some");
+const _: () = assert!(MAX_LINES > MAX_RINGS as usize, "else a fault of all rings would be logged of some");
+
+/// The target of the lines that report how many were left out. A filter should let it through: these lines are only about
+/// lines that it let through.
+pub const TARGET: &str = "ackwheel::logging";
+
+/// The name of spans whose fields name a ring. Equal lines about different rings count as different; other spans are
+/// ignored.
+pub const RING: &str = "ring";
+
+/// How often it is checked whether a window is over.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The most bytes of a line's text that the line about its repetitions quotes.
+const MAX_QUOTED: usize = 200;
+
+/// Limits the errors, warnings and information of each call site; debug lines are not limited. Clones share their state.
+#[derive(Clone)]
+pub struct Limit {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    now: Box<dyn Fn() -> Instant + Send + Sync>,
+    /// Keyed at random, so that no client can write a line that is taken for another.
+    hashes: RandomState,
+    repeats: Mutex<Repeats<CallSite>>,
+}
+
+/// A call site, its level and its target.
+type CallSite = (Identifier, Level, &'static str);
+
+impl Limit {
+    /// A limit by this clock.
+    pub fn new(now: impl Fn() -> Instant + Send + Sync + 'static) -> Limit {
+        let (hashes, repeats) = (RandomState::new(), Mutex::new(Repeats::new()));
+        Limit { shared: Arc::new(Shared { now: Box::new(now), hashes, repeats }) }
+    }
+
+    /// Reports the lines that each window left out once it is over, for as long as it is awaited.
+    pub async fn maintain(&self) -> Infallible {
+        loop {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            self.report_older_than(WINDOW);
+        }
+    }
+
+    /// Reports all that was left out so far. For the end of a process.
+    pub fn say_all(&self) {
+        self.report_older_than(Duration::ZERO);
+    }
+
+    fn report_older_than(&self, least_age: Duration) {
+        let now = (self.shared.now)();
+        let left_out = self.shared.repeats.lock().take_left_out(now, least_age);
+        for (site, lines) in left_out {
+            report(site, &lines, now.saturating_duration_since(lines.since));
+        }
+    }
+
+    fn line(&self) -> Line<impl Hasher + use<>> {
+        Line { hasher: self.shared.hashes.build_hasher(), text: String::new() }
+    }
+}
+
+/// Reports in the level of the lines that were left out, so that a search for that level finds it. The target is
+/// [`TARGET`], so that no filter drops it.
+fn report((_, level, place): CallSite, left_out: &LeftOut, within: Duration) {
+    let (LeftOut { count, text, .. }, seconds) = (left_out, within.as_secs().max(1));
+    macro_rules! line {
+        ($level:ident) => {
+            $level!(
+                target: TARGET,
+                place,
+                left_out = count,
+                "… and {count} more like it in the last {seconds} s: {text}"
+            )
+        };
+    }
+    match level {
+        Level::ERROR => line!(error),
+        Level::WARN => line!(warn),
+        _ => line!(info),
+    }
+}
+
+impl<S> Layer<S> for Limit
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        if attributes.metadata().name() != RING {
+            return;
+        }
+        let mut fields = self.line();
+        attributes.record(&mut fields);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().replace(RingHash(fields.hasher.finish()));
+        }
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, context: Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        if *metadata.level() > Level::INFO || metadata.target() == TARGET {
+            return true;
+        }
+        let mut line = self.line();
+        event.record(&mut line);
+        for span in context.event_scope(event).into_iter().flatten() {
+            if let Some(ring) = span.extensions().get::<RingHash>() {
+                ring.hash(&mut line.hasher);
+            }
+        }
+        let site = (metadata.callsite(), *metadata.level(), metadata.target());
+        let now = (self.shared.now)();
+        self.shared.repeats.lock().admits(site, line.hasher.finish(), || line.text, now)
+    }
+}
+
+/// The hash of the fields of a span that names a ring.
+#[derive(Hash)]
+struct RingHash(u64);
+
+/// The fields of a line as a hash, and the beginning of its text.
+struct Line<H> {
+    hasher: H,
+    text: String,
+}
+
+impl<H: Hasher> Visit for Line<H> {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let mut text = format!("{value:?}");
+        (field.name(), &text).hash(&mut self.hasher);
+        if field.name() == "message" {
+            let mut ends = (0..=MAX_QUOTED.min(text.len())).rev();
+            text.truncate(ends.find(|end| text.is_char_boundary(*end)).unwrap_or_default());
+            self.text = text;
+        }
+    }
+}
+
+/// The lines that each call site has logged lately. It has as many entries as there are call sites.
+struct Repeats<S> {
+    sites: HashMap<S, Budget>,
+}
+
+/// The lines that a call site has logged lately.
+struct Budget {
+    since: Instant,
+    /// The hashes of the lines that were written since.
+    written: Vec<u64>,
+    /// The lines that were not written, and not reported yet.
+    left_out: Option<LeftOut>,
+}
+
+/// Lines that were not written.
+#[derive(Debug, PartialEq, Eq)]
+struct LeftOut {
+    /// The beginning of the budget that was used up.
+    since: Instant,
+    count: u64,
+    /// The text of the first of them.
+    text: String,
+}
+
+impl<S: Clone + Eq + Hash> Repeats<S> {
+    fn new() -> Repeats<S> {
+        Repeats { sites: HashMap::new() }
+    }
+
+    /// Whether a line is written; otherwise it is counted. `line` is its hash.
+    fn admits(&mut self, site: S, line: u64, text: impl FnOnce() -> String, now: Instant) -> bool {
+        let new = || Budget { since: now, written: Vec::new(), left_out: None };
+        let budget = self.sites.entry(site).or_insert_with(new);
+        if now.saturating_duration_since(budget.since) >= WINDOW {
+            budget.since = now;
+            budget.written.clear();
+        }
+        let same = budget.written.iter().filter(|written| **written == line).count();
+        if same < MAX_SAME && budget.written.len() < MAX_LINES {
+            budget.written.push(line);
+            return true;
+        }
+        let since = budget.since;
+        budget.left_out.get_or_insert_with(|| LeftOut { since, count: 0, text: text() }).count += 1;
+        false
+    }
+
+    /// Takes the lines that were left out, if their count began at least this time ago.
+    fn take_left_out(&mut self, now: Instant, least_age: Duration) -> Vec<(S, LeftOut)> {
+        let take = |(site, budget): (&S, &mut Budget)| {
+            let is_due = |left_out: &mut LeftOut| now.saturating_duration_since(left_out.since) >= least_age;
+            Some((site.clone(), budget.left_out.take_if(is_due)?))
+        };
+        self.sites.iter_mut().filter_map(take).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tracing::{debug, error_span, info_span};
+    use tracing_subscriber::layer::SubscriberExt;
+    use tracing_subscriber::{fmt as lines, registry};
+
+    use super::*;
+
+    /// What was written, and a clock to turn.
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Written {
+        fn take(&self) -> Vec<serde_json::Value> {
+            let text = String::from_utf8(std::mem::take(&mut *self.0.lock())).unwrap();
+            text.lines().map(|line| serde_json::from_str(line).expect("each line is an object")).collect()
+        }
+    }
+
+    /// Has `work` log through a limit, and turn its clock.
+    fn logged(work: impl FnOnce(&Limit, &Mutex<Instant>, &Written)) {
+        let (clock, written) = (Arc::new(Mutex::new(Instant::now())), Written::default());
+        let (read, writer) = (Arc::clone(&clock), written.clone());
+        let limit = Limit::new(move || *read.lock());
+        let subscriber =
+            registry().with(limit.clone()).with(lines::layer().json().with_writer(move || writer.clone()));
+        tracing::subscriber::with_default(subscriber, || work(&limit, &clock, &written));
+    }
+
+    #[test]
+    fn a_fault_that_repeats_is_written_thrice_and_counted() {
+        logged(|limit, clock, written| {
+            for _ in 0..415 {
+                warn!(cause = "too many open files", "no connection could be accepted");
+            }
+            assert_eq!(written.take().len(), MAX_SAME);
+            limit.report_older_than(WINDOW);
+            assert!(written.take().is_empty(), "the window is not over");
+            *clock.lock() += WINDOW;
+            limit.report_older_than(WINDOW);
+            let lines = written.take();
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            let (level, fields) = (&lines[0]["level"], &lines[0]["fields"]);
+            assert_eq!((level, &fields["left_out"]), (&"WARN".into(), &412.into()));
+            assert_eq!(
+                fields["message"],
+                "… and 412 more like it in the last 10 s: no connection could be accepted"
+            );
+            assert_eq!(fields["place"], module_path!());
+            warn!(cause = "too many open files", "no connection could be accepted");
+            assert_eq!(written.take().len(), 1, "another place has a budget of its own");
+        });
+    }
+
+    #[test]
+    fn lines_differ_by_fields_by_span_and_by_text_and_debug_is_not_limited() {
+        logged(|limit, _, written| {
+            let say = |group: &str| error!(group, "batches wait");
+            (0..50).for_each(|_| say("a"));
+            (0..50).for_each(|_| say("b"));
+            // A ring is the same whoever speaks of it, and wherever.
+            for number in (0..2).cycle().take(50) {
+                error_span!(RING, ring = number).in_scope(|| say("a"));
+                info_span!("within").in_scope(|| error_span!(RING, ring = number).in_scope(|| say("a")));
+            }
+            let lines = written.take();
+            let of = |group: &str| lines.iter().filter(|line| line["fields"]["group"] == group).count();
+            assert_eq!((of("a"), of("b")), (3 * MAX_SAME, MAX_SAME), "{lines:?}");
+
+            (0..1_000).for_each(|number| info!("text {number}"));
+            (0..1_000).for_each(|_| debug!("asked for"));
+            assert_eq!(written.take().len(), MAX_LINES + 1_000);
+            limit.say_all();
+            let mut counts: Vec<_> = written
+                .take()
+                .iter()
+                .map(|line| (line["level"].clone(), line["fields"]["left_out"].clone()))
+                .collect();
+            counts.sort_by_key(|(level, _)| level.to_string());
+            let info = 1_000 - MAX_LINES;
+            assert_eq!(counts, [("ERROR".into(), (200 - 4 * MAX_SAME).into()), ("INFO".into(), info.into())]);
+        });
+    }
+
+    #[test]
+    fn a_peer_that_comes_again_and_again_does_not_silence_the_others() {
+        logged(|_, _, written| {
+            let refused = |port: u32, refusal: &str| {
+                let connection = info_span!("connection", peer = %format_args!("127.0.0.1:{port}"));
+                connection.in_scope(|| info!(refusal, "connection refused further service"));
+            };
+            (0..10_000).for_each(|port| refused(port, "the frame is not one"));
+            refused(10_000, "the token is wrong");
+            let lines = written.take();
+            assert_eq!(lines.len(), MAX_SAME + 1, "{lines:?}");
+            let last = &lines[MAX_SAME];
+            assert_eq!(last["fields"]["refusal"], "the token is wrong");
+            assert_eq!(last["span"]["peer"], "127.0.0.1:10000", "what is written says whom it is about");
+        });
+    }
+
+    #[test]
+    fn a_long_text_is_quoted_in_part() {
+        logged(|limit, _, written| {
+            (0..10).for_each(|_| info!("{}", "ä".repeat(MAX_QUOTED)));
+            limit.say_all();
+            let message = written.take().pop().unwrap()["fields"]["message"].to_string();
+            assert!(message.ends_with("ää\"") && message.matches('ä').count() == MAX_QUOTED / 2, "{message}");
+        });
+    }
+
+    /// Logs a line and returns whether it is written.
+    fn admits(repeats: &mut Repeats<&'static str>, place: &'static str, line: u64, now: Instant) -> bool {
+        repeats.admits(place, line, || format!("line {line}"), now)
+    }
+
+    fn count_written(
+        repeats: &mut Repeats<&'static str>,
+        lines: impl Iterator<Item = u64>,
+        now: Instant,
+    ) -> usize {
+        lines.filter(|line| admits(repeats, "a", *line, now)).count()
+    }
+
+    #[test]
+    fn the_same_line_is_written_thrice_and_then_counted() {
+        let (mut repeats, begin) = (Repeats::new(), Instant::now());
+        for millis in 0..415 {
+            let written = admits(&mut repeats, "a", 7, begin + Duration::from_millis(millis));
+            assert_eq!(written, millis < MAX_SAME as u64, "after {millis} ms");
+        }
+        assert_eq!(repeats.take_left_out(begin + Duration::from_millis(9_999), WINDOW), []);
+        let expected = LeftOut { since: begin, count: 412, text: String::from("line 7") };
+        assert_eq!(repeats.take_left_out(begin + WINDOW, WINDOW), [("a", expected)]);
+        assert_eq!(repeats.take_left_out(begin + WINDOW, Duration::ZERO), [], "it is reported once");
+    }
+
+    #[test]
+    fn lines_that_differ_are_written_beside_one_that_repeats() {
+        let (mut repeats, now) = (Repeats::new(), Instant::now());
+        assert_eq!(count_written(&mut repeats, std::iter::repeat_n(0, 1_000), now), MAX_SAME);
+        assert_eq!(count_written(&mut repeats, 1..=5, now), 5, "other groups are heard");
+        // However many differ, the place stays within its budget: a stranger may write the text.
+        assert_eq!(count_written(&mut repeats, 6..100_000, now), MAX_LINES - MAX_SAME - 5);
+        assert!(admits(&mut repeats, "b", 0, now), "and other places are heard");
+        assert_eq!(
+            repeats
+                .take_left_out(now, Duration::ZERO)
+                .into_iter()
+                .map(|(site, left)| (site, left.count))
+                .collect::<Vec<_>>(),
+            [("a", 1_000 + 5 + 100_000 - 6 - MAX_LINES as u64)]
+        );
+    }
+
+    #[test]
+    fn every_group_and_every_ring_is_heard_when_all_are_in_trouble() {
+        for all in [MAX_GROUPS, MAX_RINGS.into()] {
+            let (mut repeats, now) = (Repeats::new(), Instant::now());
+            assert_eq!(count_written(&mut repeats, (0..).take(all), now), all);
+            assert_eq!(repeats.take_left_out(now, Duration::ZERO), []);
+        }
+    }
+
+    #[test]
+    fn a_new_window_brings_a_new_budget_and_forgets_no_count() {
+        let (mut repeats, begin) = (Repeats::new(), Instant::now());
+        assert_eq!(count_written(&mut repeats, std::iter::repeat_n(0, 5), begin), MAX_SAME);
+        // Nobody asked for what is due meanwhile.
+        let later = begin + WINDOW;
+        assert_eq!(count_written(&mut repeats, std::iter::repeat_n(0, 5), later), MAX_SAME);
+        let left = repeats.take_left_out(later, WINDOW);
+        assert_eq!((left.len(), left[0].1.count, left[0].1.since), (1, 4, begin));
+        assert_eq!(count_written(&mut repeats, std::iter::repeat_n(0, 5), later), 0, "the second window goes on");
+        assert_eq!(repeats.take_left_out(later + WINDOW, WINDOW)[0].1.count, 5);
+    }
+
+    #[test]
+    fn what_stays_below_the_budget_is_never_told_of() {
+        let (mut repeats, mut now) = (Repeats::new(), Instant::now());
+        for _ in 0..100 {
+            assert_eq!(count_written(&mut repeats, std::iter::repeat_n(0, MAX_SAME), now), MAX_SAME);
+            now += WINDOW;
+            assert_eq!(repeats.take_left_out(now, WINDOW), []);
+        }
+        assert_eq!(repeats.sites.len(), 1);
+        assert!(repeats.sites["a"].written.len() <= MAX_LINES);
+    }
+}

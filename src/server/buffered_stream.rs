@@ -1,0 +1,310 @@
+//! Buffers the bytes of a connection: one buffer for input and one for output.
+//!
+//! A read takes what is there, up to a limit; all answers to it go out in one write. Both buffers are bounded: a peer
+//! that does not read its answers is not read from.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
+use tokio_util::codec::Decoder;
+use tokio_util::either::Either;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::core::batch::MAX_BATCH_MESSAGES;
+use crate::core::request_batch::RequestBatch;
+use crate::protocol::codec::Echoed;
+use crate::protocol::frame::TIMED_OUT_LENGTH;
+use crate::protocol::{Codec, DecodeError, Decoded};
+use crate::ticker::read_barrier::Taking;
+
+/// The most bytes of one read: more than 256 frames of one message have, or 4,000 message ids.
+pub(super) const READ_SIZE: usize = 32 * 1024;
+
+/// An empty buffer that has grown beyond this is dropped. A batch fits: subscribers get one after the other.
+const KEEP_CAPACITY: usize = 72 * 1024;
+
+const _: () = assert!(MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 1024 < KEEP_CAPACITY);
+
+/// So many bytes of a refused peer are read and dropped, so that it can read why it was refused.
+const LINGER_BYTES: usize = 1024 * 1024;
+
+/// An accepted connection.
+pub(super) type Socket = Either<TcpStream, UnixStream>;
+
+/// A connection that is ready for frames: with TLS, after the handshake.
+pub(super) type Stream = Either<Socket, Box<TlsStream<TcpStream>>>;
+
+/// An event of the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IoEvent {
+    /// So many bytes were read.
+    Read(usize),
+    /// The peer sends no more.
+    Ended,
+    /// Bytes were written.
+    Written,
+    /// The peer takes no more bytes. Bytes that it sent can still be read.
+    WriteFailed,
+}
+
+thread_local! {
+    /// All connections of a thread read into this, so that an idle one needs no room.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(super) struct BufferedStream {
+    stream: Stream,
+    taking: Taking,
+    codec: Codec,
+    input: BytesMut,
+    /// The greatest length that the input had. Its capacity does not show that: it shrinks with what is decoded.
+    input_grown: usize,
+    output: BytesMut,
+    max_queued: usize,
+    /// Whether the stream holds back bytes that were written to it, as TLS can.
+    is_unflushed: bool,
+    has_ended: bool,
+    write_failed: bool,
+}
+
+impl BufferedStream {
+    pub(super) fn new(stream: Stream, taking: Taking, codec: Codec, max_queued: usize) -> BufferedStream {
+        BufferedStream {
+            stream,
+            taking,
+            codec,
+            input: BytesMut::new(),
+            input_grown: 0,
+            output: BytesMut::new(),
+            max_queued,
+            is_unflushed: false,
+            has_ended: false,
+            write_failed: false,
+        }
+    }
+
+    /// Accepts frames of at most this length from the next frame on.
+    pub(super) fn set_max_frame_length(&mut self, max_length: u32) {
+        self.codec = Codec::new(max_length);
+    }
+
+    /// Whether the peer takes no more bytes. Its requests from before still count.
+    pub(super) fn write_failed(&self) -> bool {
+        self.write_failed
+    }
+
+    /// Queues bytes, unless the peer takes no more.
+    #[inline]
+    pub(super) fn write(&mut self, encode: impl FnOnce(&Codec, &mut BytesMut)) {
+        if !self.write_failed {
+            encode(&self.codec, &mut self.output);
+        }
+    }
+
+    /// Answers the Pings at the front of the input, and skips the Pongs.
+    pub(super) fn echo_pings(&mut self) -> Echoed {
+        let before = self.output.len();
+        let echoed = self.codec.echo_pings(&self.input, &mut self.output);
+        self.input.advance(echoed.bytes);
+        if self.write_failed {
+            self.output.truncate(before);
+        }
+        echoed
+    }
+
+    /// Moves requests from the front of the input into a request batch, until it has `most` messages.
+    pub(super) fn take_requests(&mut self, batch: &mut RequestBatch, most: usize, revolution: u16) {
+        let taken = self.codec.take_requests(&self.input, batch, most, revolution);
+        self.input.advance(taken);
+    }
+
+    /// Takes the next frame from the input.
+    pub(super) fn decode(&mut self) -> Result<Option<Decoded>, DecodeError> {
+        let decoded = self.codec.decode(&mut self.input)?;
+        if decoded.is_none() && self.input.is_empty() && self.input_grown > KEEP_CAPACITY {
+            (self.input, self.input_grown) = (BytesMut::new(), 0);
+        }
+        Ok(decoded)
+    }
+
+    /// Whether more may be queued.
+    pub(super) fn has_room(&self) -> bool {
+        self.output.len() < self.max_queued
+    }
+
+    /// Whether a batch may be queued. Batches have half of the queue: a peer that does not read them for a while can
+    /// still send requests, and its Acks count.
+    pub(super) fn has_room_for_batches(&self) -> bool {
+        self.output.len() < self.max_queued.div_ceil(2)
+    }
+
+    /// Whether the peer has taken all that was queued.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.output.is_empty() && !self.is_unflushed
+    }
+
+    /// Whether bytes of the peer wait in the socket, and may be read. Asks the kernel: the runtime may not know yet.
+    pub(super) fn has_unread(&self) -> bool {
+        let mut byte = [MaybeUninit::uninit()];
+        !self.has_ended
+            && self.has_room()
+            && matches!(SockRef::from(&descriptor(&self.stream)).peek(&mut byte), Ok(1..))
+    }
+
+    /// The most bytes that can wait in the socket.
+    pub(super) fn most_unread(&self) -> usize {
+        SockRef::from(&descriptor(&self.stream)).recv_buffer_size().unwrap_or_default().max(READ_SIZE)
+    }
+
+    /// Reads or writes, whichever is possible first. Cancel-safe.
+    pub(super) async fn read_or_write(&mut self, read: bool) -> io::Result<IoEvent> {
+        poll_fn(|context| {
+            match self.poll_write(context) {
+                Poll::Ready(Ok(true)) => return Poll::Ready(Ok(IoEvent::Written)),
+                Poll::Ready(Ok(false)) | Poll::Pending => {}
+                Poll::Ready(Err(_)) => {
+                    // Bytes that the peer sent before may still wait to be read.
+                    (self.write_failed, self.is_unflushed, self.output) = (true, false, BytesMut::new());
+                    return Poll::Ready(Ok(IoEvent::WriteFailed));
+                }
+            }
+            if read && !self.has_ended && self.has_room() { self.poll_read(context) } else { Poll::Pending }
+        })
+        .await
+    }
+
+    /// Reads what waits in the socket. Returns `None` at once if nothing waits, or nothing may be read.
+    pub(super) async fn read_waiting(&mut self) -> io::Result<Option<IoEvent>> {
+        if self.has_ended || !self.has_room() {
+            return Ok(None);
+        }
+        poll_fn(|context| match self.poll_read(context) {
+            Poll::Pending if !self.has_unread() => Poll::Ready(Ok(None)),
+            read => read.map_ok(Some),
+        })
+        .await
+    }
+
+    /// Writes the output; returns whether anything was written.
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        if self.is_flushed() {
+            return Poll::Ready(Ok(false));
+        }
+        self.taking.begin();
+        if self.output.is_empty() {
+            ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+            self.is_unflushed = false;
+            return Poll::Ready(Ok(true));
+        }
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.output))?;
+        if written == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        self.is_unflushed = true;
+        if written < self.output.len() {
+            self.output.advance(written);
+        } else if self.output.capacity() > KEEP_CAPACITY {
+            self.output = BytesMut::new();
+        } else {
+            self.output.clear();
+        }
+        Poll::Ready(Ok(true))
+    }
+
+    /// The caller processes the bytes before it reads again.
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<IoEvent>> {
+        self.taking.begin();
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.resize(READ_SIZE, 0);
+            let mut buffer = ReadBuf::new(scratch);
+            if Pin::new(&mut self.stream).poll_read(context, &mut buffer)?.is_pending() {
+                self.taking.end();
+                return Poll::Pending;
+            }
+            let read = buffer.filled();
+            self.has_ended = read.is_empty();
+            self.input.extend_from_slice(read);
+            self.input_grown = self.input_grown.max(self.input.len());
+            Poll::Ready(Ok(if read.is_empty() { IoEvent::Ended } else { IoEvent::Read(read.len()) }))
+        })
+    }
+
+    /// Writes all that is queued, ends the stream, drops `unanswered`, and reads until the peer ends it too: closing a
+    /// socket with unread bytes would discard what was written last.
+    pub(super) async fn close(mut self, unanswered: TaskTrackerToken) {
+        while !self.is_flushed() && !self.write_failed {
+            if self.read_or_write(false).await.is_err() {
+                return;
+            }
+        }
+        if self.stream.shutdown().await.is_err() {
+            return;
+        }
+        drop(unanswered);
+        let mut dropped = 0;
+        let mut scratch = vec![0; 4096];
+        while dropped < LINGER_BYTES
+            && let Ok(count @ 1..) = self.stream.read(&mut scratch).await
+        {
+            dropped += count;
+        }
+    }
+}
+
+/// The file descriptor of a connection.
+pub(super) fn descriptor(stream: &Stream) -> BorrowedFd<'_> {
+    match stream {
+        Either::Left(Either::Left(tcp)) => tcp.as_fd(),
+        Either::Left(Either::Right(unix)) => unix.as_fd(),
+        Either::Right(tls) => tls.get_ref().0.as_fd(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tokio::net::UnixStream;
+
+    use super::*;
+    use crate::protocol::frame::{Body, Frame, MAX_GREETING_LENGTH};
+    use crate::ticker::read_barrier::ReadBarrier;
+
+    #[tokio::test]
+    async fn whoever_reads_or_writes_says_so_until_there_is_nothing_to_read() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let member = ReadBarrier::new().join(None);
+        let taking = member.taking();
+        let mut stream = BufferedStream::new(
+            Either::Left(Either::Right(ours)),
+            taking.clone(),
+            Codec::new(MAX_GREETING_LENGTH),
+            1_024,
+        );
+        assert!(stream.read_or_write(true).now_or_never().is_none());
+        assert!(!taking.is_under_way());
+
+        theirs.write_all(b"x").await.unwrap();
+        assert_eq!(stream.read_or_write(true).await.unwrap(), IoEvent::Read(1));
+        assert!(taking.is_under_way(), "what was read is not dealt with yet");
+        assert!(stream.read_or_write(true).now_or_never().is_none());
+        assert!(!taking.is_under_way());
+
+        let ping = Frame::new(0, Body::Ping(Vec::new()));
+        stream.write(|codec, out| codec.encode_frame(&ping, out));
+        while let Some(event) = stream.read_or_write(true).now_or_never() {
+            assert_eq!(event.unwrap(), IoEvent::Written);
+            assert!(taking.is_under_way(), "what came while it was written is not seen yet");
+        }
+        assert!(stream.is_flushed() && !taking.is_under_way());
+    }
+}

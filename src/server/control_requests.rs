@@ -1,0 +1,209 @@
+//! Handles every frame other than AddNewMsg and DelMsg, and sends refusals.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{Span, debug, info, warn};
+
+use super::pending_requests::{Completed, Weight};
+use super::session::{Session, State};
+use crate::core::batch::BatchId;
+use crate::core::group::GroupNameError;
+use crate::core::outbox::Start;
+use crate::core::refusal::{Reason, Refusal};
+use crate::delivery::SubscribeRequest;
+use crate::protocol::frame::{self, Body, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
+
+impl Session {
+    pub(super) fn handle_frame(&mut self, frame: Frame) {
+        let Frame { correlation, body } = frame;
+        let accepted = match body {
+            Body::Hello(hello) if self.state == State::Greeting => self.hello(correlation, &hello),
+            other if self.state == State::Greeting => Err(hello_expected(other.frame_type())),
+            Body::Ping(payload) => return self.send(&Frame::new(correlation, Body::Pong(payload))),
+            // It only shows that the peer is alive.
+            Body::Pong(_) => return,
+            Body::GoAway(_) => return self.end(),
+            Body::Subscribe(request) => self.subscribe(correlation, &request),
+            Body::BatchAck(batches) => self.batch_ack(correlation, batches),
+            Body::BatchNack(request) => self.batch_nack(correlation, &request),
+            Body::GroupDelete(name) => self.group_delete(correlation, &name),
+            other => {
+                let text = format!("{} is not a request that a client can make here", other.frame_type().as_str());
+                Err(Refusal::new(Reason::MalformedRequest, text))
+            }
+        };
+        if let Err(refusal) = accepted {
+            self.refuse(correlation, &refusal);
+        }
+    }
+
+    /// Answers a request that had to wait.
+    pub(super) fn answer(&mut self, completed: Completed) {
+        if matches!(completed, Completed::Subscribe(..)) {
+            self.is_subscribing = false;
+        }
+        match completed {
+            Completed::Answer(correlation, Ok(body)) => self.send(&Frame::new(correlation, body)),
+            Completed::Subscribe(correlation, Ok(subscription)) => {
+                let answer = Subscribed { group: subscription.group.to_string(), created: subscription.created };
+                self.send(&Frame::new(correlation, Body::Subscribed(answer)));
+                if self.state == State::Serving && !self.stream.write_failed() {
+                    self.subscription = Some((correlation, subscription));
+                }
+            }
+            Completed::Answer(correlation, Err(refusal)) | Completed::Subscribe(correlation, Err(refusal)) => {
+                self.refuse(correlation, &refusal);
+            }
+            Completed::NotBegun => {}
+        }
+    }
+
+    /// Refuses a request, and ends the connection if the reason closes it.
+    pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
+        if refusal.reason == Reason::Unauthorized {
+            warn!("a client showed another token than --token-file has, or none: give both the same");
+        } else if refusal.reason == Reason::UnsupportedVersion {
+            warn!(%refusal, "a client that this server does not understand is turned away");
+        } else if refusal.reason.closes() && self.state != State::Greeting {
+            info!(%refusal, "connection refused further service");
+        } else {
+            debug!(%refusal, "refused");
+        }
+        self.before_write();
+        self.shared.metrics.count_refusal(refusal.reason);
+        self.shared.metrics.count_frame(FrameType::Error);
+        self.stream.write(|codec, out| codec.encode_refusal(correlation, refusal, out));
+        if refusal.reason.closes() || self.state == State::Greeting {
+            self.state = State::Closing;
+        }
+    }
+
+    /// Refuses bytes that are no frame. Requests before them are answered first: their outcome is another.
+    pub(super) fn refuse_broken_frame(&mut self, correlation: u32, refusal: Refusal) {
+        if self.pending.is_waiting() {
+            self.end();
+            self.final_error = Some((correlation, refusal));
+        } else {
+            self.refuse(correlation, &refusal);
+        }
+    }
+
+    fn hello(&mut self, correlation: u32, hello: &Hello) -> Result<(), Refusal> {
+        let shared = Arc::clone(&self.shared);
+        let (ours, theirs) = (VERSIONS, hello.lowest_version..=hello.highest_version);
+        let version = (*ours.start()).max(*theirs.start());
+        if !ours.contains(&version) || !theirs.contains(&version) {
+            let text = format!(
+                "this server speaks versions {} to {} of the protocol, and the client {} to {}: update the older one",
+                ours.start(),
+                ours.end(),
+                theirs.start(),
+                theirs.end()
+            );
+            return Err(Refusal::new(Reason::UnsupportedVersion, text));
+        }
+        if !shared.token.admits(&hello.token) {
+            let text = if hello.token.is_empty() {
+                "this server asks for a token: send the one in its --token-file"
+            } else {
+                "the token is not the one in the server's --token-file"
+            };
+            return Err(Refusal::new(Reason::Unauthorized, text));
+        }
+        let (wheel, options) = (shared.rings.wheel(), &shared.options);
+        let welcome = Welcome {
+            version: (*ours.end()).min(*theirs.end()),
+            slots: wheel.slots(),
+            tick_ms: wheel.tick_ms(),
+            max_frame_length: options.max_frame_length,
+            max_messages: u32::try_from(frame::MAX_MESSAGES).unwrap_or(u32::MAX),
+            max_credit: options.max_credit,
+            ping_interval_ms: u32::try_from(options.ping_interval.as_millis()).unwrap_or(u32::MAX),
+            store: String::from(shared.store.kind()),
+            server_name: String::from(concat!("ackwheel/", env!("CARGO_PKG_VERSION"))),
+        };
+        Span::current().record("client", &hello.client_name);
+        self.stream.set_max_frame_length(options.max_frame_length);
+        self.state = State::Serving;
+        self.keep_alive.greeted(shared.clock.alive());
+        self.send(&Frame::new(correlation, Body::Welcome(welcome)));
+        Ok(())
+    }
+
+    fn subscribe(&mut self, correlation: u32, request: &Subscribe) -> Result<(), Refusal> {
+        let max_credit = self.shared.options.max_credit;
+        if self.subscription.is_some() || self.is_subscribing {
+            let text = "this connection has its subscription: open another connection for another one";
+            return Err(Refusal::new(Reason::AlreadySubscribed, text));
+        }
+        if !(1..=max_credit).contains(&request.credit) {
+            let text = format!("a credit of {} is not possible: ask for 1 to {max_credit}", request.credit);
+            return Err(Refusal::new(Reason::BadCredit, text));
+        }
+        let group = match request.group.as_str() {
+            "" if request.ephemeral => None,
+            name => Some(name.parse().map_err(|error: GroupNameError| {
+                let text = format!("{error}; only an ephemeral group may go without a name");
+                Refusal::new(Reason::BadGroupName, text)
+            })?),
+        };
+        let start = if request.from_end { Start::End } else { Start::Beginning };
+        let request =
+            SubscribeRequest { group, credit: u64::from(request.credit), ephemeral: request.ephemeral, start };
+        let delivery = Arc::clone(&self.shared.delivery);
+        self.is_subscribing = true;
+        self.pending.push(Weight::Other(0), async move {
+            Completed::Subscribe(correlation, delivery.subscribe(request).await)
+        });
+        Ok(())
+    }
+
+    fn batch_ack(&mut self, correlation: u32, batches: Vec<BatchId>) -> Result<(), Refusal> {
+        let (_, subscription) = self.subscription.as_ref().ok_or_else(not_subscribed)?;
+        let (count, settled) = (batches.len(), subscription.ack(batches));
+        self.pending.push(Weight::Other(count), async move {
+            let settled = settled.await.map(|settled| u32::try_from(settled).unwrap_or(u32::MAX));
+            Completed::Answer(correlation, settled.map(|settled| Body::BatchAckAnswer { settled }))
+        });
+        Ok(())
+    }
+
+    fn batch_nack(&mut self, correlation: u32, request: &frame::BatchNack) -> Result<(), Refusal> {
+        let (_, subscription) = self.subscription.as_ref().ok_or_else(not_subscribed)?;
+        let held = subscription.nack(request.batch, Duration::from_millis(u64::from(request.delay_ms)));
+        self.pending.push(Weight::Other(0), async move {
+            Completed::Answer(correlation, Ok(Body::BatchNackAnswer { held: held.await }))
+        });
+        Ok(())
+    }
+
+    fn group_delete(&mut self, correlation: u32, name: &str) -> Result<(), Refusal> {
+        let bad_name = |error: GroupNameError| Refusal::new(Reason::BadGroupName, error.to_string());
+        let group = name.parse().map_err(bad_name)?;
+        let (delivery, deletions) = (Arc::clone(&self.shared.delivery), Arc::clone(&self.group_deletions));
+        self.pending.push(Weight::Other(0), async move {
+            let Ok(_turn) = deletions.acquire().await else { return Completed::NotBegun };
+            Completed::Answer(correlation, delivery.delete_group(&group).await.map(|()| Body::GroupDeleteAnswer))
+        });
+        Ok(())
+    }
+}
+
+fn not_subscribed() -> Refusal {
+    Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
+}
+
+/// The refusal of a first frame that cannot be decoded.
+pub(super) fn not_hello(refusal: Refusal) -> Refusal {
+    if refusal.reason.closes() {
+        return refusal;
+    }
+    let text = format!("the first frame of a connection is hello, and this is none: {}", refusal.text);
+    Refusal::new(Reason::HelloExpected, text)
+}
+
+fn hello_expected(found: FrameType) -> Refusal {
+    let text = format!("the first frame of a connection is hello, and this one is {}", found.as_str());
+    Refusal::new(Reason::HelloExpected, text)
+}

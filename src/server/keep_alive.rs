@@ -1,0 +1,192 @@
+//! Decides when a connection is pinged, and when it is closed because its peer is silent or does not read.
+//!
+//! Every time is one of the stall-aware clock: a stall of this process is not the peer's silence.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use crate::core::refusal::{Reason, Refusal};
+
+/// If the Hello waits in the socket when its time is over, it may take so much longer to be read.
+const HELLO_LENIENCE: Duration = Duration::from_secs(1);
+
+/// Most Pongs come within this fraction of the ping interval.
+const PONG_FRACTION: u32 = 64;
+
+/// The next action of a connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Wait,
+    Ping,
+    Close(Refusal),
+}
+
+/// When a connection received and sent bytes.
+#[derive(Debug)]
+pub(super) struct KeepAlive {
+    hello_timeout: Duration,
+    ping_interval: Duration,
+    /// Whether the Hello was accepted.
+    is_greeted: bool,
+    /// When the peer last sent something; before the Hello, when the connection was accepted.
+    received_at: Instant,
+    /// When the peer last took bytes, or when the first of those that wait was queued.
+    sent_at: Instant,
+    /// How long the peer may be silent before it is pinged.
+    ping_after: Duration,
+    /// Whether a Ping was sent since `received_at`.
+    is_pinged: bool,
+}
+
+impl KeepAlive {
+    pub(super) fn new(now: Instant, hello_timeout: Duration, ping_interval: Duration) -> KeepAlive {
+        KeepAlive {
+            hello_timeout,
+            ping_interval,
+            is_greeted: false,
+            received_at: now,
+            sent_at: now,
+            ping_after: first_ping(ping_interval),
+            is_pinged: false,
+        }
+    }
+
+    /// Records that the Hello was accepted.
+    pub(super) fn greeted(&mut self, now: Instant) {
+        self.is_greeted = true;
+        self.received(now);
+    }
+
+    /// Records that the peer sent bytes, or that it is not read from: then it cannot be silent. Bytes before the Hello
+    /// give the peer no more time.
+    pub(super) fn received(&mut self, now: Instant) {
+        if self.is_greeted {
+            (self.received_at, self.is_pinged) = (now, false);
+        }
+    }
+
+    /// Records that the peer took bytes, or that bytes are queued after all before were taken.
+    pub(super) fn sent(&mut self, now: Instant) {
+        self.sent_at = now;
+    }
+
+    /// When [`KeepAlive::check`] is due. `is_flushed` tells whether the peer has taken all that was queued.
+    pub(super) fn next_check(&self, is_flushed: bool) -> Instant {
+        let silence = if !self.is_greeted {
+            self.hello_timeout
+        } else if self.is_pinged {
+            // Later than the Ping that follows a Pong is due. So the timer need not be set again for each Pong.
+            self.ping_interval * 2 + self.ping_interval / PONG_FRACTION
+        } else {
+            self.ping_after
+        };
+        let silent_at = self.received_at + silence;
+        if is_flushed { silent_at } else { silent_at.min(self.sent_at + self.ping_interval * 2) }
+    }
+
+    /// The action at `now`. `has_unread` looks whether bytes of the peer wait in the socket: those are read next.
+    pub(super) fn check(&mut self, now: Instant, is_flushed: bool, has_unread: impl FnOnce() -> bool) -> Action {
+        let Some(overdue) = now.checked_duration_since(self.next_check(is_flushed)) else { return Action::Wait };
+        let limit = self.ping_interval * 2;
+        if !is_flushed && now >= self.sent_at + limit {
+            let text =
+                format!("what was sent was not read for {limit:?} or longer: read answers while sending requests");
+            return Action::Close(Refusal::new(Reason::SlowReader, text));
+        }
+        if self.is_greeted && now < self.received_at + limit {
+            (self.is_pinged, self.ping_after) = (true, self.ping_interval);
+            return Action::Ping;
+        }
+        // A Hello that comes byte by byte must still end in time.
+        if (self.is_greeted || overdue < HELLO_LENIENCE) && has_unread() {
+            return Action::Wait;
+        }
+        Action::Close(if self.is_greeted {
+            Refusal::new(Reason::Silent, format!("nothing was heard for {limit:?}: answer every Ping"))
+        } else {
+            Refusal::new(Reason::HelloTimeout, format!("no Hello came within {:?}", self.hello_timeout))
+        })
+    }
+}
+
+/// How long a peer may be silent until its first Ping: a random time from an eighth of the interval to all of it.
+/// So connections that came at the same time, as after a restart, are not all pinged at the same time.
+fn first_ping(interval: Duration) -> Duration {
+    let [first, second, ..] = RandomState::new().hash_one(()).to_ne_bytes();
+    let part = u32::from(u16::from_ne_bytes([first, second]));
+    interval / 8 + interval * 7 / 8 * part / u32::from(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELLO: Duration = Duration::from_secs(5);
+    const INTERVAL: Duration = Duration::from_secs(8);
+
+    fn greeted(now: Instant) -> KeepAlive {
+        let mut keep_alive = KeepAlive::new(now, HELLO, INTERVAL);
+        keep_alive.greeted(now);
+        keep_alive
+    }
+
+    fn reason(action: Action) -> Reason {
+        match action {
+            Action::Close(refusal) => refusal.reason,
+            other => panic!("the connection goes on: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn first_pings_are_spread_over_the_interval() {
+        let mut in_each_second = [0; 8];
+        for _ in 0..7_000 {
+            let silence = first_ping(INTERVAL);
+            assert!(silence <= INTERVAL, "{silence:?}");
+            in_each_second[usize::try_from(silence.as_secs()).unwrap().min(7)] += 1;
+        }
+        let [none, others @ ..] = in_each_second;
+        assert_eq!(none, 0, "a busy connection would look at the time again and again");
+        assert!(others.iter().all(|count| (800..=1_200).contains(count)), "{in_each_second:?}");
+    }
+
+    #[test]
+    fn a_silent_peer_is_pinged_once_and_closed_after_two_intervals() {
+        let begin = Instant::now();
+        let mut keep_alive = greeted(begin);
+        let due = keep_alive.next_check(true);
+        assert_eq!(keep_alive.check(begin, true, || true), Action::Wait);
+        assert_eq!(keep_alive.check(due, true, || true), Action::Ping);
+        let end = keep_alive.next_check(true);
+        assert!(end >= begin + INTERVAL * 2);
+        assert_eq!(keep_alive.check(due, true, || true), Action::Wait, "it was pinged");
+        assert_eq!(keep_alive.check(end, true, || true), Action::Wait, "bytes that wait are a sign of life");
+        assert_eq!(reason(keep_alive.check(end, true, || false)), Reason::Silent);
+        keep_alive.received(end);
+        assert_eq!(keep_alive.check(end, true, || false), Action::Wait);
+        assert_eq!(keep_alive.next_check(true), end + INTERVAL, "only the first Ping comes at a random time");
+    }
+
+    #[test]
+    fn a_hello_must_come_in_time_and_bytes_before_it_give_no_more_time() {
+        let begin = Instant::now();
+        let mut keep_alive = KeepAlive::new(begin, HELLO, INTERVAL);
+        keep_alive.received(begin + HELLO / 2);
+        let due = keep_alive.next_check(true);
+        assert_eq!(due, begin + HELLO);
+        assert_eq!(keep_alive.check(due, true, || true), Action::Wait, "it may be the Hello");
+        assert_eq!(reason(keep_alive.check(due + HELLO_LENIENCE, true, || true)), Reason::HelloTimeout);
+        assert_eq!(reason(keep_alive.check(due, true, || false)), Reason::HelloTimeout);
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_is_closed_though_it_sends() {
+        let begin = Instant::now();
+        let mut keep_alive = greeted(begin);
+        keep_alive.sent(begin + INTERVAL);
+        keep_alive.received(begin + INTERVAL * 3);
+        assert_eq!(keep_alive.next_check(false), begin + INTERVAL * 3);
+        assert_eq!(reason(keep_alive.check(begin + INTERVAL * 3, false, || true)), Reason::SlowReader);
+        assert_eq!(keep_alive.check(begin + INTERVAL * 3, true, || true), Action::Wait, "it has read all");
+    }
+}

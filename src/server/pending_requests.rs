@@ -1,0 +1,219 @@
+//! Requests of one connection that wait for the store, and the limit on them.
+//!
+//! A connection with too many of them is not read from, so that no client asks faster than the store answers. While the
+//! store is unreachable Acks do not count, or no Ack would be read for as long. The store itself limits how many Acks it
+//! holds, over all connections, and refuses the rest at once, as it refuses adds.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use crate::core::refusal::Refusal;
+use crate::core::request_batch::{Operation, Request, RequestBatch};
+use crate::core::requester::Requester;
+use crate::delivery::Subscription;
+use crate::metrics::Metrics;
+use crate::process::panics::uncontained;
+use crate::protocol::frame::Body;
+
+/// With so many requests waiting, a connection is not read from.
+const MAX_REQUESTS: usize = 1_024;
+
+/// With more messages in waiting requests, a connection is not read from: few frames can carry many. A request without
+/// messages counts as one, since only this limit holds while the read barrier asks for all that waits.
+const MAX_MESSAGES: usize = 16_384;
+
+type RequestFuture<T> = Pin<Box<dyn Future<Output = (Weight, T)> + Send>>;
+
+/// The weight of a waiting request: a number of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weight {
+    Acks(usize),
+    Other(usize),
+}
+
+impl Weight {
+    pub(super) fn of(request: &Request) -> Weight {
+        let messages = request.range().len();
+        match request.operation {
+            Operation::Add { .. } => Weight::Other(messages),
+            Operation::Del { .. } => Weight::Acks(messages),
+        }
+    }
+}
+
+/// A request that had to wait: its correlation id and its outcome.
+pub(super) enum Completed {
+    Answer(u32, Result<Body, Refusal>),
+    Subscribe(u32, Result<Subscription, Refusal>),
+    /// The connection ended before the request was begun.
+    NotBegun,
+}
+
+impl Completed {
+    pub(super) fn refusal(self) -> Option<Refusal> {
+        match self {
+            Completed::Answer(_, Err(refusal)) | Completed::Subscribe(_, Err(refusal)) => Some(refusal),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    requests: usize,
+    messages: usize,
+}
+
+/// The requests that wait, and how many messages they carry.
+pub(super) struct PendingRequests<T> {
+    requests: FuturesUnordered<RequestFuture<T>>,
+    acks: Count,
+    others: Count,
+}
+
+impl<T: 'static> PendingRequests<T> {
+    pub(super) fn new() -> PendingRequests<T> {
+        PendingRequests { requests: FuturesUnordered::new(), acks: Count::default(), others: Count::default() }
+    }
+
+    /// Counts a request that is completed outside of this queue.
+    pub(super) fn begin(&mut self, weight: Weight) {
+        let (count, messages) = self.count(weight);
+        count.requests += 1;
+        count.messages += messages;
+    }
+
+    /// Ends what [`PendingRequests::begin`] began.
+    pub(super) fn end(&mut self, weight: Weight) {
+        let (count, messages) = self.count(weight);
+        count.requests -= 1;
+        count.messages -= messages;
+    }
+
+    /// Adds a request that is completed by a future.
+    pub(super) fn push(&mut self, weight: Weight, request: impl Future<Output = T> + Send + 'static) {
+        self.begin(weight);
+        let request = uncontained(request);
+        self.requests.push(Box::pin(async move { (weight, request.await) }));
+    }
+
+    /// The next request of [`PendingRequests::push`] that is complete; `None` at once if there is none. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Option<T> {
+        let (weight, completed) = self.requests.next().await?;
+        self.end(weight);
+        Some(completed)
+    }
+
+    fn count(&mut self, weight: Weight) -> (&mut Count, usize) {
+        match weight {
+            Weight::Acks(messages) => (&mut self.acks, messages.max(1)),
+            Weight::Other(messages) => (&mut self.others, messages.max(1)),
+        }
+    }
+
+    /// Whether any request waits.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.acks.requests + self.others.requests > 0
+    }
+
+    /// Whether another request may be read.
+    pub(super) fn has_room(&self, store_is_up: impl FnOnce() -> bool) -> bool {
+        self.is_within(MAX_REQUESTS, store_is_up)
+    }
+
+    /// Whether another request may be read, if only their messages are limited.
+    pub(super) fn has_room_for_messages(&self, store_is_up: impl FnOnce() -> bool) -> bool {
+        self.is_within(usize::MAX, store_is_up)
+    }
+
+    /// `store_is_up` is asked only where it matters.
+    fn is_within(&self, max_requests: usize, store_is_up: impl FnOnce() -> bool) -> bool {
+        let is_within = |requests, messages| requests < max_requests && messages <= MAX_MESSAGES;
+        let Count { requests, messages } = self.others;
+        is_within(requests + self.acks.requests, messages + self.acks.messages)
+            || is_within(requests, messages) && !store_is_up()
+    }
+}
+
+impl PendingRequests<Completed> {
+    /// Waits for the requests of a connection that is closed: they are carried out, and count.
+    pub(super) async fn complete(mut self, mut requester: Requester, metrics: Arc<Metrics>) {
+        let mut completed = RequestBatch::default();
+        while self.is_waiting() {
+            tokio::select! {
+                () = poll_fn(|context| requester.poll(context, &mut completed)) => {
+                    for request in &completed.requests {
+                        self.end(Weight::of(request));
+                        request.refusal.iter().for_each(|refusal| metrics.count_refusal(refusal.reason));
+                    }
+                    metrics.count_requests(&completed);
+                    completed.clear(0);
+                }
+                Some(completed) = self.next() => {
+                    completed.refusal().into_iter().for_each(|refusal| metrics.count_refusal(refusal.reason));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn there_is_room_until_the_requests_or_their_messages_are_many() {
+        let mut pending = PendingRequests::new();
+        for _ in 0..8 {
+            assert!(pending.has_room(|| true));
+            pending.push(Weight::Other(MAX_MESSAGES / 8), async {});
+        }
+        assert!(pending.has_room_for_messages(|| true), "as many as may wait");
+        pending.push(Weight::Acks(1), async {});
+        assert!(!pending.has_room(|| true) && !pending.has_room_for_messages(|| true));
+        while pending.next().await.is_some() {}
+        assert!(!pending.is_waiting() && pending.has_room(|| true));
+        for _ in 0..MAX_REQUESTS {
+            assert!(pending.has_room(|| true));
+            pending.push(Weight::Other(0), async {});
+        }
+        assert!(!pending.has_room(|| true) && pending.has_room_for_messages(|| true));
+        assert!(
+            !pending.has_room(|| false),
+            "what is no acknowledgement counts whether the store is there or not"
+        );
+        for _ in MAX_REQUESTS..=MAX_MESSAGES {
+            assert!(pending.has_room_for_messages(|| true));
+            pending.push(Weight::Other(0), async {});
+        }
+        assert!(!pending.has_room_for_messages(|| true), "requests without messages are bounded, too");
+    }
+
+    #[tokio::test]
+    async fn what_is_answered_elsewhere_counts_as_well() {
+        let mut pending = PendingRequests::<()>::new();
+        pending.begin(Weight::Acks(3));
+        pending.begin(Weight::Other(MAX_MESSAGES + 1));
+        assert!(pending.is_waiting() && !pending.has_room(|| true));
+        pending.end(Weight::Other(MAX_MESSAGES + 1));
+        assert!(pending.is_waiting() && pending.has_room(|| true));
+        pending.end(Weight::Acks(3));
+        assert!(!pending.is_waiting());
+    }
+
+    #[tokio::test]
+    async fn acknowledgements_make_no_connection_deaf_while_the_store_is_away() {
+        let mut pending = PendingRequests::new();
+        for _ in 0..MAX_REQUESTS {
+            pending.push(Weight::Acks(MAX_MESSAGES), async {});
+        }
+        assert!(!pending.has_room(|| true) && !pending.has_room_for_messages(|| true));
+        assert!(pending.has_room(|| false) && pending.has_room_for_messages(|| false));
+        while pending.next().await.is_some() {}
+        assert!(!pending.is_waiting() && pending.has_room(|| true));
+    }
+}
