@@ -92,7 +92,7 @@ fn the_acks_of_a_subscriber_that_does_not_read_are_heard() {
 
 /// Batches are overdue again and again before two ping intervals are over: that is no reason to cut it off.
 #[test]
-fn what_a_subscriber_does_not_read_does_not_pile_up_while_it_is_overdue() {
+fn unread_batches_of_a_subscriber_do_not_pile_up_while_they_are_overdue() {
     let flags =
         ["--tick", "100ms", "--slots", "300", "--max-queued-bytes", "300000", "--redeliver-after", "300ms"];
     let sidecar = Sidecar::start(&flags);

@@ -77,7 +77,7 @@ fn members_share_every_group_sees_all_and_a_looker_on_takes_nothing() {
 }
 
 #[test]
-fn a_batch_given_back_comes_again_after_a_delay_that_doubles() {
+fn a_returned_batch_is_redelivered_after_a_delay_that_doubles() {
     let sidecar = Sidecar::start(&["--tick", "100ms"]);
     let mut only = sidecar.connect().subscribed("default");
     sidecar.connect().ask(&frames::add(&[1], 1, 1)).added();
@@ -152,7 +152,7 @@ fn a_batch_that_is_not_acknowledged_in_time_is_overdue() {
 }
 
 #[test]
-fn what_a_silent_member_holds_goes_to_another_once_it_is_overdue() {
+fn batches_of_a_silent_member_go_to_another_once_they_are_overdue() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--redeliver-after", "2s"]);
     let silent = Watch::start(&sidecar, &["--group", "default", "--no-ack"]);
     let other = Watch::start(&sidecar, &["--group", "default"]);

@@ -131,7 +131,7 @@ fn comes_again(sidecar: &Sidecar, redis: &Redis, batches: usize) -> (Raw, Instan
 
 /// A script asks for 16 of them.
 #[test]
-fn many_batches_come_again_in_a_few_round_trips() {
+fn many_batches_are_redelivered_in_a_few_round_trips() {
     const BATCHES: usize = 64;
     let redis = Redis::start();
     let sidecar = far_from(&redis);
@@ -150,7 +150,7 @@ fn many_batches_come_again_in_a_few_round_trips() {
 
 /// In between the group hears its members.
 #[test]
-fn acks_are_heard_while_many_batches_come_again() {
+fn acks_are_read_while_many_batches_are_redelivered() {
     const BATCHES: usize = 256;
     let redis = Redis::start();
     let sidecar = far_from(&redis);

@@ -24,7 +24,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 use self::model::Model;
-use crate::support::frozen::{self, FrozenRedis};
+use crate::support::frozen_redis::{self, FrozenRedis};
 use crate::support::proxy::Proxy;
 
 const TICK_MS: u64 = 1_000;
@@ -85,7 +85,7 @@ impl Subject<'_> {
         let (mut proxies, mut stores) = (Vec::new(), Vec::new());
         for _ in 0..STORES {
             let proxy = Proxy::to(time.redis.port);
-            stores.push(frozen::open(&RedisOptions { url: proxy.url(), ..options.clone() }).await);
+            stores.push(frozen_redis::open(&RedisOptions { url: proxy.url(), ..options.clone() }).await);
             proxies.push(proxy);
         }
         let now = time.unix_ms();

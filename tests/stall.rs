@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::frames::{self, ACKED, Request};
-use crate::support::held::HeldThread;
+use crate::support::held_thread::HeldThread;
 use crate::support::raw::{Batch, Raw};
 use crate::support::sidecar::Sidecar;
 use crate::support::sleep_until;

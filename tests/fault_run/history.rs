@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_is_right() {
+    fn possible_histories_are_accepted() {
         let del = Outcome::Del;
         for (asked, batches) in [
             (&[(0, ADDED)][..], &[(1, 6)][..]),
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_a_promise_is_seen() {
+    fn a_broken_promise_is_noticed() {
         let del = Outcome::Del;
         for (asked, batches, breach) in [
             (&[(0, ADDED)][..], &[][..], Breach::Lost),

@@ -9,7 +9,7 @@ use ackwheel::core::ring::Advance;
 use ackwheel::core::tick::Tick;
 
 use super::{CATCH_UP, SLACK_MS, STORES, TICK_MS};
-use crate::support::frozen::FrozenRedis;
+use crate::support::frozen_redis::FrozenRedis;
 
 /// The wheel as it is told, without a thought for cost.
 #[derive(Default)]
