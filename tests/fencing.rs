@@ -59,7 +59,7 @@ async fn a_late_write_of_a_connection_that_was_given_up_is_refused() {
     add(&**ring, 3, &time).await.unwrap();
 }
 
-/// A leader in a Redis whose clock stands still, and a way to run its scripts with arguments that are wrong.
+/// A leader in a Redis whose clock is stopped, and a way to run its scripts with arguments that are wrong.
 struct Leader {
     time: FrozenRedis,
     store: RedisStore,
@@ -149,7 +149,7 @@ impl Leader {
         self.run(include_str!("../src/redis/scripts/advance.lua"), &keys, &arguments)
     }
 
-    /// Stands for election as a sidecar that has seen a pointer stand still for so many ms, or has just come (0, 0), and
+    /// Stands for election as a sidecar that has seen a pointer stall for so many ms, or has just come (0, 0), and
     /// knows no epoch beyond the one before this leader's; wins, and says in how many ms the pointer moves.
     fn elect(&self, token: &str, (pointer, seen_ms): (u64, u64), grace_ms: u64) -> i64 {
         let known = (self.epoch - 1).to_string();

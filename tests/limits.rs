@@ -105,7 +105,7 @@ fn unread_batches_of_a_subscriber_do_not_pile_up_while_they_are_overdue() {
     // The kernel's buffers hold fewer than all of them, and the way there no more than its credit.
     let metrics = sidecar.metrics();
     let handed = metrics.count("batches_delivered_total");
-    assert!(handed <= 2 * MESSAGES.div_ceil(4_096) + 20, "{handed} batches were handed out");
+    assert!(handed <= 2 * MESSAGES.div_ceil(4_096) + 20, "{handed} batches were delivered");
     assert!(metrics.count("batches_redelivered_total") > 0, "nothing was overdue");
 
     let mut settled = BTreeMap::new();

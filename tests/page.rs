@@ -2,7 +2,7 @@
 //! in the dark, and when something is wrong.
 //!
 //! `cargo test --release page::screenshots` writes pictures to `target/page-screenshots`, and
-//! `cargo test --release page::picture -- --ignored` makes `docs/page.png` anew.
+//! `cargo test --release page::picture -- --ignored` makes `docs/page.png` again.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -28,7 +28,7 @@ fn groups(redis: &Redis) -> u64 {
     redis.command(&["HLEN", "{ackwheel:0}:groups"])
 }
 
-/// Batches, groups and messages that are gone, redeliveries, and connections that were made anew.
+/// Batches, groups and messages that are gone, redeliveries, and connections that were made again.
 fn lost(sidecars: &[Sidecar; 2]) -> u64 {
     let counts =
         ["outbox_dropped_ids_total", "groups_dropped_total", "batches_redelivered_total", "redis_lost_total"];

@@ -28,7 +28,7 @@ const WITHDRAW: Operation = Operation::Del { withdraw: true };
 /// What became of a request; none where it was refused for the limit.
 type Ended = Option<Vec<Outcome>>;
 
-/// A ring in a Redis of its own whose time stands still.
+/// A ring in a Redis of its own whose time is stopped.
 struct Subject {
     time: FrozenRedis,
     /// The ring lives as long as its store.

@@ -1,4 +1,4 @@
-//! Redis stands still, dies, comes back with everything or with nothing, or is read-only for a while.
+//! Redis stalls, dies, comes back with everything or with nothing, or is read-only for a while.
 
 use std::collections::BTreeSet;
 use std::net::{Shutdown, TcpStream};
@@ -290,7 +290,7 @@ fn a_connection_is_heard_however_many_of_its_acks_are_held() {
     let redis = Redis::start();
     let leader = Sidecar::on(&redis, "leader", &PATIENT);
     wait_until("it leads", || leader.leader().is_some());
-    // One that follows: nothing but its connections can move it while Redis stands still.
+    // One that follows: nothing but its connections can move it while Redis stalls.
     let sidecar = Sidecar::on(&redis, "follower", &[&PATIENT[..], &["--never-lead"]].concat());
     let ids: Vec<u64> = (1..=ACKS).collect();
     let mut connection = sidecar.connect();

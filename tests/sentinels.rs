@@ -30,7 +30,7 @@ pub fn is_replica(redis: &Redis) -> bool {
     redis.try_command::<String>(&["INFO", "replication"]).is_ok_and(|info| info.contains("role:slave"))
 }
 
-/// Puts two sidecars under load, has a primary stand still until `replaced` has waited for its replica to take over, and
+/// Puts two sidecars under load, has a primary stall until `replaced` has waited for its replica to take over, and
 /// go on as what it was; asserts that nothing was lost.
 pub fn assert_nothing_is_lost(store: &str, primary: &Redis, replica: &Redis, replaced: impl FnOnce()) {
     let [a, b] = ["a", "b"].map(|name| sidecar(store, name, &["--tick", "500ms", "--slots", "8"]));

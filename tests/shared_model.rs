@@ -342,7 +342,7 @@ fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(200)
 }
 
-/// A runtime, and a Redis whose clock stands still.
+/// A runtime, and a Redis whose clock is stopped.
 fn stage() -> (tokio::runtime::Runtime, FrozenRedis) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     (runtime.expect("threads can be had"), FrozenRedis::start())

@@ -178,7 +178,7 @@ fn held_by(sidecar: &Sidecar) -> (Watch, Vec<Line>) {
     (watch, held)
 }
 
-/// Asserts that these are the same batches, handed out once more.
+/// Asserts that these are the same batches, delivered once more.
 #[track_caller]
 fn assert_redelivered(held: &[Line], again: &[Line]) {
     let again: BTreeMap<_, _> = again.iter().map(|line| (line.batch(), line)).collect();

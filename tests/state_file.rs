@@ -311,7 +311,7 @@ fn a_state_that_cannot_be_kept_is_delivered_and_does_not_come_back() {
     sidecar.signal(rustix::process::Signal::TERM);
     let batch = subscriber.batch();
     assert_eq!((batch.ids(), batch.drained), (vec![1, 2, 3], true));
-    // Now it can be: groups are kept, and what was handed out is not in flight any more.
+    // Now it can be: groups are kept, and what was delivered is not in flight any more.
     let kept = folder.path().join("kept");
     fs::create_dir(&kept).unwrap();
     subscriber.ask(&frames::batch_ack(&[batch.id]));

@@ -155,7 +155,7 @@ fn signs_of_life_come_more_often_than_they_must() {
 
 #[test]
 fn a_pause_that_the_wheel_outlives_is_no_reason_to_restart() {
-    // The unit's times and a pause of 20 s, made shorter by the same factor; the loop stands still for longer than
+    // The unit's times and a pause of 20 s, made shorter by the same factor; the loop stalls for longer than
     // counts as alive.
     let (manager, watchdog, pause) =
         (Manager::on_a_path(), Duration::from_secs(18), LIVENESS + Duration::from_secs(1));

@@ -339,7 +339,7 @@ mod tests {
             (&[(0, ADDED), (6, ADDED)], &[(1, 6), (2, 12)]),
             (&[(0, ADDED), (1, MAYBE_ADDED)], &[(1, 6)]),
             (&[(0, ADDED), (1, MAYBE_ADDED)], &[(2, 7)]),
-            // Done after the DelMsg, by a sidecar that had stood still.
+            // Done after the DelMsg, by a sidecar that had stalled.
             (&[(0, MAYBE_ADDED), (1, del(Deleted::Unknown))], &[(1, 7)]),
         ] {
             assert_eq!(check(asked, batches), Ok(()), "{asked:?} {batches:?}");
