@@ -48,7 +48,7 @@ fn connections_that_ask_nothing_hold_up_neither_the_admin_port_nor_the_data_port
 }
 
 #[test]
-fn whoever_asks_something_is_not_closed_for_those_who_ask_nothing() {
+fn idle_admin_connections_do_not_close_one_that_sends_a_request() {
     let redis = Redis::start();
     let sidecar = Sidecar::start(&["--store", &redis.url()]);
     redis.stop();
@@ -66,7 +66,7 @@ fn whoever_asks_something_is_not_closed_for_those_who_ask_nothing() {
 }
 
 #[test]
-fn whoever_asks_much_of_the_admin_port_and_reads_nothing_keeps_no_place() {
+fn an_admin_client_that_sends_requests_and_reads_nothing_loses_its_connection_slot() {
     let sidecar = Sidecar::start(&[]);
     let ask = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n".repeat(400);
     let deaf: Vec<TcpStream> = (0..64)
@@ -174,14 +174,14 @@ fn assert_recent_ticks_are_told(sidecar: &Sidecar) {
 const SHORT_TICKS: [&str; 6] = ["--tick", "100ms", "--slots", "15", "--storm-min", "8"];
 
 #[test]
-fn the_last_ticks_are_told_in_memory() {
+fn a_sidecar_in_memory_reports_the_last_ticks() {
     let sidecar = Sidecar::start(&SHORT_TICKS);
     assert_recent_ticks_are_told(&sidecar);
     assert!(sidecar.status().sidecar.ends_with(&format!(":{}", sidecar.listen.port())));
 }
 
 #[test]
-fn the_last_ticks_are_told_by_the_leader_in_redis() {
+fn the_leader_reports_the_last_ticks_in_redis() {
     let redis = Redis::start();
     let leader = Sidecar::on(&redis, "leader", &SHORT_TICKS);
     let follower = Sidecar::on(&redis, "follower", &[&SHORT_TICKS[..], &["--never-lead"]].concat());

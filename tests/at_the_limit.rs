@@ -164,7 +164,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 const NOISE: Duration = Duration::from_millis(2);
 
 #[test]
-fn an_ack_waits_no_longer_above_the_limit_than_thrice_as_long_as_below() {
+fn an_ack_waits_at_most_three_times_as_long_above_the_limit_as_below() {
     assert_an_ack_is_not_held_up(1);
 }
 

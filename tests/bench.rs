@@ -80,7 +80,7 @@ fn frames_of_512_ids_and_clients_count_as_messages() {
 }
 
 #[test]
-fn what_is_not_acknowledged_times_out_once_and_late_by_little() {
+fn unacknowledged_messages_time_out_once_and_late_by_little() {
     // Two ticks of 100 ms, so that many revolutions pass.
     let sidecar = Sidecar::start(&["--slots", "2", "--tick", "100ms"]);
     let flags = ["--acked", "0.9", "--seconds", "1", "--in-flight", "1000", "--rate", "20000"];

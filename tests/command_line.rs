@@ -39,7 +39,7 @@ fn the_first_session_goes_as_promised() {
 }
 
 #[test]
-fn a_ping_tells_who_answered_and_adds_nothing() {
+fn a_ping_prints_the_server_that_answered_and_adds_nothing() {
     let sidecar = Sidecar::start(&["--slots", "20", "--tick", "1500ms"]);
     let ping = sidecar.run(&["ping"]);
     let (address, told) = ping.output().split_once(" answered in ").unwrap();

@@ -122,7 +122,7 @@ fn a_sidecar_on_redis_is_compared_with_its_script_and_with_redis_by_hand() {
 }
 
 #[test]
-fn what_is_not_installed_is_skipped() {
+fn programs_that_are_not_installed_are_skipped() {
     let part = quick("redis", |command| {
         command.env_clear();
     });

@@ -251,7 +251,7 @@ fn after_a_clients_go_away_what_was_read_is_answered_and_the_server_closes() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_so_and_may_come_later() {
+fn one_connection_too_many_is_refused_with_a_reason_and_may_come_later() {
     let sidecar = Sidecar::start(&["--max-connections", "3"]);
     let mut open: Vec<Raw> = (0..3).map(|_| sidecar.connect()).collect();
     let mut refused = Raw::tcp(sidecar.listen);
@@ -330,7 +330,7 @@ fn a_file_that_is_no_socket_is_left_as_it_is() {
 }
 
 #[test]
-fn what_arrives_before_the_end_of_the_grace_is_answered() {
+fn a_request_that_arrives_within_the_grace_is_answered() {
     let mut sidecar = Sidecar::start(&[]);
     let mut connection = sidecar.connect();
     connection.ask(&frames::add(&[1], 0, 1)).added();

@@ -1,7 +1,7 @@
 //! Dashboards, rules and alerts of grafana/: they keep to their conventions, and a real Prometheus that scrapes real
 //! sidecars has an answer to every query of every panel.
 //!
-//! `cargo test --release dashboards::picture -- --ignored` makes `docs/dashboard.png` anew.
+//! `cargo test --release dashboards::picture -- --ignored` makes `docs/dashboard.png` again.
 
 mod alerts;
 mod conventions;

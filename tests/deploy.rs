@@ -70,7 +70,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn what_the_image_is_built_of_is_there_and_enough() {
+fn the_files_that_the_image_is_built_of_exist_and_suffice() {
     let ignored = read("examples/deploy/Dockerfile.dockerignore");
     let rules: Vec<&str> = ignored.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(rules[0], "*", "only what is named after it is sent");
@@ -179,7 +179,7 @@ fn two_sidecars_of_compose_share_a_redis_that_forgets_nothing() {
 }
 
 #[test]
-fn what_compose_mounts_is_there() {
+fn files_that_compose_mounts_exist() {
     let compose = compose();
     let deploy = root().join("examples/deploy");
     let volumes = compose["volumes"].as_object().unwrap();
@@ -212,7 +212,7 @@ fn what_compose_mounts_is_there() {
 }
 
 #[test]
-fn the_health_check_of_compose_tells_who_serves_from_who_does_not() {
+fn the_health_check_of_compose_distinguishes_a_serving_sidecar() {
     let compose = compose();
     let sidecar = Sidecar::start(&[]);
     for (_, service) in sidecars(&compose) {
@@ -369,7 +369,7 @@ fn the_rules_of_prometheus_are_those_of_its_operator() {
 // The package.
 
 #[test]
-fn what_the_package_installs_is_there_or_made_by_the_commands_that_stand_there() {
+fn files_of_the_package_exist_or_are_made_by_the_documented_commands() {
     let manifest = manifest();
     let package = &manifest["package"]["metadata"]["deb"];
     let list = |value: &toml::Value| -> Vec<String> { value.clone().try_into().unwrap() };

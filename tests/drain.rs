@@ -76,7 +76,7 @@ fn while_it_drains_acks_of_clients_are_answered_and_new_messages_refused() {
 }
 
 #[test]
-fn what_was_pipelined_before_the_signal_is_answered() {
+fn requests_pipelined_before_the_signal_are_answered() {
     let mut sidecar = Sidecar::start(&[]);
     let mut connection = sidecar.connect();
     sidecar.stop();
@@ -94,7 +94,7 @@ fn what_was_pipelined_before_the_signal_is_answered() {
 }
 
 #[test]
-fn what_nobody_took_is_named_in_the_log() {
+fn batches_that_no_subscriber_took_are_named_in_the_log() {
     let mut sidecar = Sidecar::start(&[]);
     let mut connection = sidecar.connect();
     connection.ask(&frames::add(&[1, 2, 3], 0, 1)).added();
@@ -117,7 +117,7 @@ fn a_subscriber_that_does_not_acknowledge_holds_the_end_up_only_so_long() {
 }
 
 #[test]
-fn whoever_has_its_answers_and_stays_is_not_said_to_miss_them() {
+fn an_open_connection_with_all_its_answers_is_not_logged_as_missing_them() {
     let mut sidecar = Sidecar::start(&[]);
     let mut connections: Vec<Raw> = (0..300).map(|_| sidecar.connect()).collect();
     for connection in &mut connections {
@@ -141,7 +141,7 @@ fn sigint_and_sighup_drain_too() {
 }
 
 #[test]
-fn whoever_starts_it_as_nohup_does_may_close_the_terminal() {
+fn a_sidecar_started_with_nohup_survives_the_end_of_its_terminal() {
     let mut sidecar = started_with("--ignore-signal=HUP", &["--tick", "100ms"]);
     sidecar.signal(Signal::HUP);
     // With nothing in flight a drain would be over by then.
@@ -182,7 +182,7 @@ fn a_second_signal_ends_at_once() {
 }
 
 #[test]
-fn whoever_still_waits_for_its_store_goes_at_once() {
+fn a_sidecar_that_still_waits_for_its_store_ends_at_once() {
     // It takes connections, and says nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = format!("redis://{}/", silent.local_addr().unwrap());

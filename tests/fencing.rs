@@ -10,7 +10,7 @@ use ackwheel::core::store::{RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::{RedisOptions, RedisStore};
 
-use crate::support::frozen::{self, FrozenRedis};
+use crate::support::frozen_redis::{self, FrozenRedis};
 use crate::support::proxy::Proxy;
 use crate::support::single_request::{AddNewMsg, SingleRequest};
 use crate::support::{redis::Redis, wait_until};
@@ -37,7 +37,7 @@ async fn add(ring: &dyn Ring, id: u64, time: &FrozenRedis) -> Result<(), Promise
 async fn a_late_write_of_a_connection_that_was_given_up_is_refused() {
     let time = FrozenRedis::start();
     let proxy = Proxy::to(time.redis.port);
-    let store = frozen::open(&RedisOptions { url: proxy.url(), ..time.options(wheel()) }).await;
+    let store = frozen_redis::open(&RedisOptions { url: proxy.url(), ..time.options(wheel()) }).await;
     let ring = &store.rings()[0].ring;
     add(&**ring, 1, &time).await.unwrap();
 
@@ -59,7 +59,7 @@ async fn a_late_write_of_a_connection_that_was_given_up_is_refused() {
     add(&**ring, 3, &time).await.unwrap();
 }
 
-/// A leader in a Redis whose clock stands still, and a way to run its scripts with arguments that are wrong.
+/// A leader in a Redis whose clock is stopped, and a way to run its scripts with arguments that are wrong.
 struct Leader {
     time: FrozenRedis,
     store: RedisStore,
@@ -70,7 +70,7 @@ impl Leader {
     /// A leader with one message whose tick is decided, and not yet published.
     async fn with_an_expired_tick() -> Leader {
         let mut time = FrozenRedis::start();
-        let store = frozen::open(&time.options(wheel())).await;
+        let store = frozen_redis::open(&time.options(wheel())).await;
         let RingParts { ring, lease, .. } = store.rings()[0].clone();
         let Leadership::Leads { epoch, .. } = lease.maintain(time.now()).await.unwrap() else {
             panic!("nobody else stands for election");
@@ -149,7 +149,7 @@ impl Leader {
         self.run(include_str!("../src/redis/scripts/advance.lua"), &keys, &arguments)
     }
 
-    /// Stands for election as a sidecar that has seen a pointer stand still for so many ms, or has just come (0, 0), and
+    /// Stands for election as a sidecar that has seen a pointer stall for so many ms, or has just come (0, 0), and
     /// knows no epoch beyond the one before this leader's; wins, and says in how many ms the pointer moves.
     fn elect(&self, token: &str, (pointer, seen_ms): (u64, u64), grace_ms: u64) -> i64 {
         let known = (self.epoch - 1).to_string();
@@ -218,7 +218,7 @@ async fn a_clock_that_is_set_back_as_an_answer_is_lost_puts_the_next_move_off_by
 }
 
 #[tokio::test]
-async fn who_has_just_come_waits_for_the_acks_of_an_outage_as_does_who_follows() {
+async fn a_new_sidecar_and_a_follower_wait_for_the_acks_of_an_outage() {
     let mut leader = Leader::with_an_expired_tick().await;
     let pointer = leader.field("meta", "pointer");
     let vacate = |leader: &Leader| leader.time.redis.command::<u64>(&["DEL", "{test:0}:lease"]);

@@ -371,7 +371,7 @@ fn each_example_of_the_readme_runs_as_it_stands() {
 }
 
 #[test]
-fn each_takes_what_a_draining_sidecar_hands_out_before_its_time() {
+fn each_takes_batches_that_a_draining_sidecar_delivers_early() {
     each(|language| {
         let mut sidecar = Sidecar::start(&["--tick", "1s"]);
         let watch = Watch::start(&sidecar, &["--group", "audit"]);

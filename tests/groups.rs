@@ -113,7 +113,7 @@ fn credit_is_a_window_that_acknowledgements_reopen() {
 }
 
 #[test]
-fn credit_bounds_what_comes_again_too() {
+fn credit_bounds_redelivered_batches_too() {
     let sidecar = Sidecar::start(&["--tick", "100ms"]);
     let mut holder = sidecar.connect().subscribed("default");
     add_six_a_tick(&sidecar);
@@ -173,7 +173,7 @@ fn a_tick_in_which_nearly_everything_timed_out_is_flagged_as_a_storm() {
 }
 
 #[test]
-fn what_a_member_cannot_take_any_more_goes_to_others_at_once() {
+fn batches_that_a_member_cannot_take_any_more_go_to_others_at_once() {
     const COUNT: u64 = 10;
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
@@ -214,7 +214,7 @@ fn there_are_at_most_64_groups() {
 }
 
 #[test]
-fn what_falls_out_of_a_full_outbox_is_counted_and_logged() {
+fn batches_dropped_from_a_full_outbox_are_counted_and_logged() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--outbox-max-ids", "10"]);
     let mut adder = sidecar.connect();
     for tick in 1..=3_u16 {

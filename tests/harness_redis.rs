@@ -65,7 +65,7 @@ fn a_stopped_server_takes_connections_and_answers_when_it_goes_on() {
 }
 
 #[test]
-fn a_server_believes_a_clock_that_stands_still() {
+fn a_server_believes_a_stopped_clock() {
     let mut redis = Redis::with_clock(Clock::Frozen(1_767_225_605_750));
     assert_eq!(redis.unix_ms(), 1_767_225_605_750);
     sleep_until(Instant::now() + Duration::from_millis(50));

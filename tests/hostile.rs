@@ -145,7 +145,7 @@ fn flood(address: SocketAddr, frame: &Request) -> JoinHandle<()> {
 }
 
 #[test]
-fn whoever_asks_without_end_and_never_reads_fills_no_memory_and_is_cut_off() {
+fn a_client_that_sends_without_end_and_never_reads_fills_no_memory_and_is_cut_off() {
     let sidecar = Sidecar::start(&["--tick", "200ms", "--max-queued-bytes", "1000000"]);
     let busy = Busy::start(sidecar.listen);
     let resident_before = resident_bytes(&sidecar);

@@ -52,7 +52,7 @@ fn assert_settled(asked: &Sidecar) {
 }
 
 #[test]
-fn who_comes_is_handed_its_share_and_nothing_is_lost_late_or_twice() {
+fn a_sidecar_that_joins_gets_its_share_of_rings_and_nothing_is_lost_late_or_twice() {
     let redis = Redis::start();
     let server = server(&redis);
     let first = candidate(&redis, "first");
@@ -81,7 +81,7 @@ fn who_comes_is_handed_its_share_and_nothing_is_lost_late_or_twice() {
 }
 
 #[test]
-fn who_stands_still_is_handed_nothing_until_it_goes_on() {
+fn a_stalled_sidecar_gets_no_ring_until_it_resumes() {
     let redis = Redis::start();
     let server = server(&redis);
     let (first, second) = (candidate(&redis, "first"), candidate(&redis, "second"));
@@ -101,7 +101,7 @@ fn times(sidecar: &Sidecar, words: &str) -> Vec<SystemTime> {
 }
 
 #[test]
-fn who_is_handed_a_ring_leads_it_at_once() {
+fn a_sidecar_that_is_given_a_ring_leads_it_at_once() {
     let redis = Redis::start();
     // Who is told nothing looks again after 750 ms at the earliest.
     let flags = ["--rings", "4", "--lease", "6s"];

@@ -92,7 +92,7 @@ fn the_acks_of_a_subscriber_that_does_not_read_are_heard() {
 
 /// Batches are overdue again and again before two ping intervals are over: that is no reason to cut it off.
 #[test]
-fn what_a_subscriber_does_not_read_does_not_pile_up_while_it_is_overdue() {
+fn unread_batches_of_a_subscriber_do_not_pile_up_while_they_are_overdue() {
     let flags =
         ["--tick", "100ms", "--slots", "300", "--max-queued-bytes", "300000", "--redeliver-after", "300ms"];
     let sidecar = Sidecar::start(&flags);
@@ -105,7 +105,7 @@ fn what_a_subscriber_does_not_read_does_not_pile_up_while_it_is_overdue() {
     // The kernel's buffers hold fewer than all of them, and the way there no more than its credit.
     let metrics = sidecar.metrics();
     let handed = metrics.count("batches_delivered_total");
-    assert!(handed <= 2 * MESSAGES.div_ceil(4_096) + 20, "{handed} batches were handed out");
+    assert!(handed <= 2 * MESSAGES.div_ceil(4_096) + 20, "{handed} batches were delivered");
     assert!(metrics.count("batches_redelivered_total") > 0, "nothing was overdue");
 
     let mut settled = BTreeMap::new();

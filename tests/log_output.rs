@@ -259,7 +259,7 @@ fn a_sidecar_whose_log_could_never_be_written_serves_and_drains() {
 }
 
 #[test]
-fn a_start_that_fails_ends_though_nobody_can_be_told() {
+fn a_failed_start_ends_even_if_its_log_cannot_be_written() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let flags = ["serve", "--admin", "127.0.0.1:0", "--listen", &address];

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::frames;
-use crate::support::held::HeldThread;
+use crate::support::held_thread::HeldThread;
 use crate::support::process::{Log, Process, assert_names};
 use crate::support::raw::Raw;
 use crate::support::redis::Redis;
@@ -84,7 +84,7 @@ fn a_hostile_client_that_comes_three_hundred_times_writes_three_lines_and_a_coun
 }
 
 #[test]
-fn a_sidecar_out_of_files_says_so_thrice_and_how_often_it_would_have() {
+fn a_sidecar_out_of_files_logs_three_lines_and_a_count_of_the_rest() {
     let sidecar = Logging::start(64);
     let begun = Instant::now();
     // The kernel completes their handshakes, and no file is left to accept them with.

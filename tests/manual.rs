@@ -393,7 +393,7 @@ fn logged(line: &str) -> Option<&str> {
 }
 
 #[test]
-fn what_the_log_is_said_to_say_is_in_the_program() {
+fn log_lines_quoted_in_the_pages_are_in_the_program() {
     let (mut checked, mut faults) = (0, Vec::new());
     let sources = sources();
     for page in pages() {

@@ -2,7 +2,7 @@
 //! in the dark, and when something is wrong.
 //!
 //! `cargo test --release page::screenshots` writes pictures to `target/page-screenshots`, and
-//! `cargo test --release page::picture -- --ignored` makes `docs/page.png` anew.
+//! `cargo test --release page::picture -- --ignored` makes `docs/page.png` again.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -227,7 +227,7 @@ fn a_script_that_is_not_of_the_page_does_not_run() {
 }
 
 #[test]
-fn a_storm_and_a_group_without_a_subscriber_are_told() {
+fn a_storm_and_a_group_without_a_subscriber_are_shown() {
     let Some(mut browser) = Browser::start() else { return };
     let sidecar = Sidecar::start(&["--tick", "200ms", "--storm-min", "50"]);
     browser.open(&page_of(&sidecar), SMALL_PHONE);

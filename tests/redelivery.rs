@@ -1,4 +1,4 @@
-//! Batches come again when they were not acknowledged, and only then.
+//! Batches are redelivered when they were not acknowledged, and only then.
 
 use std::time::{Duration, Instant};
 
@@ -77,7 +77,7 @@ fn members_share_every_group_sees_all_and_a_looker_on_takes_nothing() {
 }
 
 #[test]
-fn a_batch_given_back_comes_again_after_a_delay_that_doubles() {
+fn a_returned_batch_is_redelivered_after_a_delay_that_doubles() {
     let sidecar = Sidecar::start(&["--tick", "100ms"]);
     let mut only = sidecar.connect().subscribed("default");
     sidecar.connect().ask(&frames::add(&[1], 1, 1)).added();
@@ -131,7 +131,7 @@ fn any_member_may_acknowledge_and_the_batch_is_settled_for_all() {
     assert_eq!((audit.outbox_batches, audit.unacked_batches), (1, 1), "another group has its own copy");
     assert_eq!(sidecar.group("default").unwrap().outbox_batches, 0);
 
-    // Its holder goes, and what the others get next is something else: it does not come again.
+    // Its holder goes, and what the others get next is something else: it is not redelivered.
     drop(holder);
     wait_until("the holder is gone", || sidecar.subscribers() == 2);
     sidecar.connect().ask(&frames::add(&[2], 1, 1)).added();
@@ -145,14 +145,14 @@ fn a_batch_that_is_not_acknowledged_in_time_is_overdue() {
     add_one_a_tick(&sidecar, 1..=1);
     let (first, second) = (watch.next(), watch.next());
     assert_eq!((first.delivery, second.delivery, second.batch()), (1, 2, first.batch()));
-    // The first line was printed some time after the batch was handed out.
+    // The first line was printed some time after the batch was delivered.
     let pause = second.arrived - first.arrived;
     assert!(pause >= Duration::from_millis(400), "{pause:?} is too early");
     assert!(u128::from(second.age_ms - first.age_ms) >= 700, "{} ms", second.age_ms - first.age_ms);
 }
 
 #[test]
-fn what_a_silent_member_holds_goes_to_another_once_it_is_overdue() {
+fn batches_of_a_silent_member_go_to_another_once_they_are_overdue() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--redeliver-after", "2s"]);
     let silent = Watch::start(&sidecar, &["--group", "default", "--no-ack"]);
     let other = Watch::start(&sidecar, &["--group", "default"]);

@@ -12,7 +12,7 @@ use crate::redis_losses::{publish, tend, turn};
 use crate::support::clock::Clock;
 use crate::support::fleet::{Pointers, assert_pace};
 use crate::support::frames::{self, u32_at};
-use crate::support::frozen::{self, FrozenRedis};
+use crate::support::frozen_redis::{self, FrozenRedis};
 use crate::support::process::assert_names;
 use crate::support::redis::{Keeps, Redis};
 use crate::support::sidecar::Sidecar;
@@ -28,7 +28,7 @@ fn groups(redis: &Redis) -> u64 {
     redis.command(&["HLEN", "{ackwheel:0}:groups"])
 }
 
-/// Batches, groups and messages that are gone, redeliveries, and connections that were made anew.
+/// Batches, groups and messages that are gone, redeliveries, and connections that were made again.
 fn lost(sidecars: &[Sidecar; 2]) -> u64 {
     let counts =
         ["outbox_dropped_ids_total", "groups_dropped_total", "batches_redelivered_total", "redis_lost_total"];
@@ -119,7 +119,7 @@ async fn a_clock_that_is_set_makes_no_batch_and_no_group_old_and_ticks_do() {
     let mut time = FrozenRedis::start();
     let retention = Retention { time: Duration::from_secs(20), ..Retention::default() };
     let options = time.options(Wheel::new(15, Duration::from_secs(1)).unwrap());
-    let store = frozen::open(&RedisOptions { retention, ..options }).await;
+    let store = frozen_redis::open(&RedisOptions { retention, ..options }).await;
     let seat = &store.rings()[0];
     let outbox = &*seat.outbox;
     seat.lease.maintain(time.now()).await.unwrap();

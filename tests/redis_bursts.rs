@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config as ProptestConfig, TestRunner};
 use tokio::runtime::Runtime;
 
-use crate::support::frozen::{self, FrozenRedis};
+use crate::support::frozen_redis::{self, FrozenRedis};
 
 use Outcome::{Acked, Added, Rearmed, Unknown, Withdrawn};
 
@@ -28,7 +28,7 @@ const WITHDRAW: Operation = Operation::Del { withdraw: true };
 /// What became of a request; none where it was refused for the limit.
 type Ended = Option<Vec<Outcome>>;
 
-/// A ring in a Redis of its own whose time stands still.
+/// A ring in a Redis of its own whose time is stopped.
 struct Subject {
     time: FrozenRedis,
     /// The ring lives as long as its store.
@@ -40,7 +40,7 @@ impl Subject {
     async fn open(max_in_flight: u64) -> Subject {
         let time = FrozenRedis::start();
         let wheel = Wheel::new(5, std::time::Duration::from_secs(1)).unwrap();
-        let store = frozen::open(&RedisOptions { max_in_flight, ..time.options(wheel) }).await;
+        let store = frozen_redis::open(&RedisOptions { max_in_flight, ..time.options(wheel) }).await;
         let leads = store.rings()[0].lease.maintain(time.now()).await.unwrap();
         assert!(matches!(leads, Leadership::Leads { .. }), "{leads:?}");
         let ring = Arc::clone(&store.rings()[0].ring);
@@ -183,7 +183,7 @@ fn request() -> impl Strategy<Value = (Operation, Vec<Message>)> {
 }
 
 #[test]
-fn whatever_repeats_in_a_burst_is_answered_as_if_each_request_had_come_alone() {
+fn repeats_in_a_request_batch_are_answered_as_if_each_request_had_come_alone() {
     let runtime = Runtime::new().unwrap();
     let subject = runtime.block_on(Subject::open(LIMIT as u64));
     let config = ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() };

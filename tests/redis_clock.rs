@@ -12,7 +12,7 @@ use ackwheel::redis::RedisOptions;
 use crate::support::clock::Clock;
 use crate::support::fleet::{Candidates, Pointers, assert_pace};
 use crate::support::flow::{Flow, Plan};
-use crate::support::frozen::{self, FrozenRedis};
+use crate::support::frozen_redis::{self, FrozenRedis};
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
 use crate::support::single_request::{AddNewMsg, SingleRequest};
@@ -90,7 +90,7 @@ async fn turn(seat: &RingParts, time: &FrozenRedis) -> u64 {
 async fn a_candidate_that_watched_the_pointer_before_an_election_put_it_off_catches_nothing_up() {
     let mut time = FrozenRedis::start();
     let options = RedisOptions { lease: Duration::from_secs(20), ..time.options(Wheel::new(5, TICK).unwrap()) };
-    let (leader, candidate) = (frozen::open(&options).await, frozen::open(&options).await);
+    let (leader, candidate) = (frozen_redis::open(&options).await, frozen_redis::open(&options).await);
     let (leader, candidate) = (&leader.rings()[0], &candidate.rings()[0]);
     let leads = |leadership| matches!(leadership, Leadership::Leads { .. });
     assert!(leads(leader.lease.maintain(time.now()).await.unwrap()));

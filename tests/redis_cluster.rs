@@ -36,7 +36,7 @@ fn the_rings_of_a_wheel_are_on_several_nodes() {
 }
 
 #[test]
-fn a_node_that_stands_still_is_replaced_by_its_replica_and_nothing_is_lost() {
+fn a_stalled_node_is_replaced_by_its_replica_and_nothing_is_lost() {
     let cluster = Cluster::start();
     let (primary, replica) = (&cluster.primaries[0], &cluster.replica);
     assert_nothing_is_lost(&Cluster::store(&cluster.primaries), primary, replica, || {
@@ -107,7 +107,7 @@ fn a_slot_that_stays_open_is_named_and_nothing_is_lost_once_it_is_closed() {
 }
 
 #[test]
-fn what_is_taken_for_a_cluster_or_for_none_is_told_with_what_to_do() {
+fn a_wrong_cluster_setting_is_reported_with_a_remedy() {
     let (cluster, single) = (Cluster::start(), Redis::start());
     for (url, words) in [
         (

@@ -108,7 +108,7 @@ fn many_batches_are_acknowledged_as_fast_as_few() {
     assert!(elapsed < WAY * 15, "{elapsed:?}: one after the other they take 64 times the way");
 }
 
-/// Has the group of a far sidecar hold so many batches, which come again to another member. Returns that one, and when
+/// Has the group of a far sidecar hold so many batches, which another member then gets. Returns that member, and when
 /// the first had gone.
 fn comes_again(sidecar: &Sidecar, redis: &Redis, batches: usize) -> (Raw, Instant) {
     let (pointer, epoch): (u64, u64) = redis.command(&["HMGET", "{ackwheel:0}:meta", "pointer", "epoch"]);
@@ -131,7 +131,7 @@ fn comes_again(sidecar: &Sidecar, redis: &Redis, batches: usize) -> (Raw, Instan
 
 /// A script asks for 16 of them.
 #[test]
-fn many_batches_come_again_in_a_few_round_trips() {
+fn many_batches_are_redelivered_in_a_few_round_trips() {
     const BATCHES: usize = 64;
     let redis = Redis::start();
     let sidecar = far_from(&redis);
@@ -150,7 +150,7 @@ fn many_batches_come_again_in_a_few_round_trips() {
 
 /// In between the group hears its members.
 #[test]
-fn acks_are_heard_while_many_batches_come_again() {
+fn acks_are_read_while_many_batches_are_redelivered() {
     const BATCHES: usize = 256;
     let redis = Redis::start();
     let sidecar = far_from(&redis);
@@ -160,7 +160,7 @@ fn acks_are_heard_while_many_batches_come_again() {
     let ack = other.request(&frames::batch_ack(&[first.id]));
     assert_eq!(frames::u32_at(&other.answer(ack).body, 0), 1);
     let elapsed = begun.elapsed();
-    assert!(elapsed < WAY * 14, "{elapsed:?}: behind all that come again it takes 30 times the way");
+    assert!(elapsed < WAY * 14, "{elapsed:?}: behind all redelivered batches it takes 30 times the way");
     for _ in 1..BATCHES {
         assert_eq!(other.batch().delivery, 2);
     }

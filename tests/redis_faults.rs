@@ -1,4 +1,4 @@
-//! Redis stands still, dies, comes back with everything or with nothing, or is read-only for a while.
+//! Redis stalls, dies, comes back with everything or with nothing, or is read-only for a while.
 
 use std::collections::BTreeSet;
 use std::net::{Shutdown, TcpStream};
@@ -50,7 +50,7 @@ fn send_acks(connection: &mut Raw, ids: std::ops::RangeInclusive<u64>) -> Vec<u3
 }
 
 #[test]
-fn acks_sent_while_redis_stands_still_count() {
+fn acks_sent_while_redis_stalls_count() {
     let redis = Redis::start();
     // Twice the usual slots, so that nobody is judged silent who does not read for 20 s.
     let [a, b] = two(&redis, &["--slots", "30"]);
@@ -251,7 +251,7 @@ fn no_more_acks_are_held_than_may_be() {
 }
 
 #[test]
-fn whoever_has_said_that_nothing_more_comes_is_answered_when_redis_is_back() {
+fn a_half_closed_connection_is_answered_when_redis_is_back() {
     let redis = Redis::start();
     // Whoever is silent for 2 s is asked to go.
     let sidecar = Sidecar::on(&redis, "only", &["--tick", "200ms", "--slots", "15"]);
@@ -290,7 +290,7 @@ fn a_connection_is_heard_however_many_of_its_acks_are_held() {
     let redis = Redis::start();
     let leader = Sidecar::on(&redis, "leader", &PATIENT);
     wait_until("it leads", || leader.leader().is_some());
-    // One that follows: nothing but its connections can move it while Redis stands still.
+    // One that follows: nothing but its connections can move it while Redis stalls.
     let sidecar = Sidecar::on(&redis, "follower", &[&PATIENT[..], &["--never-lead"]].concat());
     let ids: Vec<u64> = (1..=ACKS).collect();
     let mut connection = sidecar.connect();
@@ -365,7 +365,7 @@ fn acks_sent_while_somebody_elses_script_runs_without_end_count() {
 }
 
 #[test]
-fn what_a_connection_asked_for_before_it_broke_is_done_and_counted() {
+fn requests_sent_before_a_connection_broke_are_done_and_counted() {
     for rings in ["1", "2"] {
         let redis = Redis::start();
         let sidecar = Sidecar::on(&redis, "only", &["--rings", rings]);
@@ -384,7 +384,7 @@ fn what_a_connection_asked_for_before_it_broke_is_done_and_counted() {
 }
 
 #[test]
-fn what_is_refused_to_a_connection_that_broke_is_counted() {
+fn refusals_to_a_broken_connection_are_counted() {
     for rings in ["1", "2"] {
         let redis = Redis::start();
         let sidecar = Sidecar::on(&redis, "only", &["--rings", rings]);

@@ -13,7 +13,7 @@ use crate::redelivery::add_one_a_tick;
 use crate::redis_faults::take_until;
 use crate::support::clock::Clock;
 use crate::support::frames::{self, ACKED, u32_at};
-use crate::support::frozen::{self, FrozenRedis};
+use crate::support::frozen_redis::{self, FrozenRedis};
 use crate::support::process::assert_names;
 use crate::support::proxy::Proxy;
 use crate::support::raw::Raw;
@@ -64,7 +64,7 @@ fn an_outbox_or_a_group_that_is_lost_is_made_anew() {
 }
 
 #[test]
-fn what_is_held_of_a_group_is_held_while_groups_is_lost() {
+fn batches_held_by_a_group_stay_held_while_groups_is_lost() {
     let redis = Redis::start();
     let sidecar = sidecar(&redis);
     let mut stayer = sidecar.connect().subscribed("default");
@@ -191,7 +191,7 @@ fn lost_and_found(redis: &Redis, sidecar: &Sidecar) -> (i64, u64) {
 }
 
 #[test]
-fn what_was_late_is_forgotten_also_where_the_list_of_it_is_lost() {
+fn late_messages_are_forgotten_even_if_their_list_is_lost() {
     let redis = Redis::start();
     let sidecar = Sidecar::on(&redis, "only", &["--tick", "200ms", "--slots", "5"]);
     let mut subscriber = sidecar.connect().subscribed("default");
@@ -209,7 +209,7 @@ fn what_was_late_is_forgotten_also_where_the_list_of_it_is_lost() {
 }
 
 #[test]
-fn messages_that_were_decided_when_their_list_was_lost_are_told_as_lost() {
+fn expired_messages_whose_list_was_lost_are_reported_as_lost() {
     let redis = Redis::start();
     let sidecar = sidecar(&redis);
     let mut subscriber = sidecar.connect().subscribed("default");
@@ -308,7 +308,7 @@ fn a_group_that_was_there_is_none_too_many_when_all_are_lost() {
 }
 
 #[test]
-fn what_a_dead_sidecar_held_goes_to_another_also_where_groups_or_sidecars_were_lost() {
+fn batches_of_a_dead_sidecar_go_to_another_even_if_groups_or_sidecars_were_lost() {
     for lost in [&["groups"][..], &["sidecars"], &["sidecars", "groups"]] {
         let redis = Redis::start();
         let [mut dead, lives] =
@@ -412,12 +412,12 @@ pub async fn turn(seat: &RingParts, time: &mut FrozenRedis, ticks: u32) {
 }
 
 #[tokio::test]
-async fn what_is_dropped_is_told_also_where_the_answer_is_lost() {
+async fn dropped_batches_are_reported_even_if_the_answer_is_lost() {
     let mut time = FrozenRedis::start();
     let options = time.options(Wheel::new(15, Duration::from_secs(1)).unwrap());
     let proxy = Proxy::to(time.redis.port);
     let retention = Retention { max_ids: 10, time: Duration::from_secs(20) };
-    let store = frozen::open(&RedisOptions { url: proxy.url(), retention, ..options.clone() }).await;
+    let store = frozen_redis::open(&RedisOptions { url: proxy.url(), retention, ..options.clone() }).await;
     let seat = &store.rings()[0];
     let outbox = &*seat.outbox;
     seat.lease.maintain(time.now()).await.unwrap();

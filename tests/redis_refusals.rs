@@ -92,7 +92,7 @@ fn a_redis_without_memory_takes_no_adds_and_everything_else_goes_on() {
 }
 
 #[test]
-fn what_a_script_may_not_do_is_told_for_as_long_and_the_rest_goes_on() {
+fn a_command_denied_to_a_script_is_reported_while_it_is_denied_and_the_rest_goes_on() {
     let redis = Redis::start();
     let sidecar = Sidecar::on(&redis, "only", &PATIENT);
     let mut subscriber = sidecar.connect().subscribed("default");
@@ -115,7 +115,7 @@ fn what_a_script_may_not_do_is_told_for_as_long_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_redis_that_cannot_be_reached_is_told_with_what_to_look_at() {
+fn an_unreachable_redis_is_reported_with_a_remedy() {
     let redis = Redis::start();
     let port = redis.port;
     for (url, remedy) in [
@@ -129,7 +129,7 @@ fn a_redis_that_cannot_be_reached_is_told_with_what_to_look_at() {
 }
 
 #[test]
-fn a_password_that_redis_asks_for_later_is_told_and_counted() {
+fn a_password_that_redis_asks_for_later_is_reported_and_counted() {
     let redis = Redis::start();
     let sidecar = Sidecar::on(&redis, "only", &[]);
     let mut own = redis.connect().expect("it is there");

@@ -1,4 +1,4 @@
-//! Redis stands still for a moment around a decision, and Acks that were sent before it wait in the sidecars.
+//! Redis stalls for a moment around a decision, and Acks that were sent before it wait in the sidecars.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,7 +8,7 @@ use crate::support::sidecar::Sidecar;
 
 const TICK_MS: u64 = 1_000;
 
-/// How long Redis stands still, and how long before the decision that begins.
+/// How long Redis stalls, and how long before the decision that begins.
 #[derive(Clone, Copy, Debug)]
 struct Stall {
     length_ms: u64,
@@ -26,7 +26,7 @@ fn expired_at(redis: &Redis, deadline: u64) -> u64 {
     due_ms + (deadline - pointer + 1) * TICK_MS
 }
 
-/// Acknowledges 3,000 messages through `asked` while Redis stands still, three times.
+/// Acknowledges 3,000 messages through `asked` while Redis stalls, three times.
 fn times_nobody_out(stall: Stall, redis: &Redis, asked: &Sidecar, leader: &Sidecar) {
     let mut connection = asked.connect();
     for round in 0..3 {

@@ -164,7 +164,7 @@ fn a_broken_frame_ends_the_connection_as_soon_as_its_length_is_there() {
 }
 
 #[test]
-fn what_came_before_a_broken_frame_is_answered_first() {
+fn requests_before_a_broken_frame_are_answered_first() {
     let redis = Redis::start();
     for sidecar in [Sidecar::start(&[]), Sidecar::on(&redis, "only", &[])] {
         for round in 0..20 {

@@ -154,7 +154,7 @@ async fn a_closing_tick_can_still_be_acknowledged_and_rearmed<M: Mount>() {
     assert_eq!(rearmed[0].batch.messages, [TimedOut { message: Message::new(2, 0), attempt: 2 }]);
 }
 
-async fn what_timed_out_is_late_for_one_revolution<M: Mount>() {
+async fn a_timed_out_message_is_late_for_one_revolution<M: Mount>() {
     let mut subject = Subject::<M>::open().await;
     subject.add_with(&messages(&[1, 2]), 1, 1).await;
     subject.turn(2).await;
@@ -316,7 +316,7 @@ async fn the_outbox_holds_what_some_group_has_not_settled<M: Mount>() {
     assert_eq!(subject.held_ids().await, 0);
 }
 
-async fn what_is_released_is_taken_first_with_its_count<M: Mount>() {
+async fn released_batches_are_taken_first_with_their_count<M: Mount>() {
     let mut subject = Subject::<M>::open().await;
     subject.add_with(&messages(&[1]), 1, 1).await;
     subject.turn(1).await;
@@ -337,7 +337,7 @@ async fn what_is_released_is_taken_first_with_its_count<M: Mount>() {
     assert!(gone.is_empty(), "what is settled is not handed out again");
 }
 
-async fn what_is_taken_again_is_what_is_not_settled_and_each_counts_for_itself<M: Mount>() {
+async fn only_unsettled_batches_are_taken_again_and_each_counts_for_itself<M: Mount>() {
     let mut subject = Subject::<M>::open().await;
     for id in [1, 2, 3] {
         subject.add_with(&messages(&[id]), 1, 1).await;
@@ -424,7 +424,7 @@ macro_rules! suite {
             a_message_times_out_after_its_whole_time_and_less_than_a_tick_more
             a_deadline_counts_from_the_tick_due_and_not_from_a_lagging_pointer
             a_closing_tick_can_still_be_acknowledged_and_rearmed
-            what_timed_out_is_late_for_one_revolution
+            a_timed_out_message_is_late_for_one_revolution
             a_decided_message_is_late_before_it_is_published
             a_withdrawn_message_counts_in_nothing
             the_latency_of_an_ack_runs_from_its_add_and_counts_once
@@ -435,8 +435,8 @@ macro_rules! suite {
             status_counts_every_slot
             every_group_has_its_own_copy_until_all_have_settled_it
             the_outbox_holds_what_some_group_has_not_settled
-            what_is_released_is_taken_first_with_its_count
-            what_is_taken_again_is_what_is_not_settled_and_each_counts_for_itself
+            released_batches_are_taken_first_with_their_count
+            only_unsettled_batches_are_taken_again_and_each_counts_for_itself
             a_window_is_overshot_by_at_most_one_batch
             groups_begin_where_they_are_asked_to_and_retention_counts_its_losses
             an_ephemeral_group_goes_with_its_last_subscriber_and_others_stay

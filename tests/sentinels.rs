@@ -30,7 +30,7 @@ pub fn is_replica(redis: &Redis) -> bool {
     redis.try_command::<String>(&["INFO", "replication"]).is_ok_and(|info| info.contains("role:slave"))
 }
 
-/// Puts two sidecars under load, has a primary stand still until `replaced` has waited for its replica to take over, and
+/// Puts two sidecars under load, has a primary stall until `replaced` has waited for its replica to take over, and
 /// go on as what it was; asserts that nothing was lost.
 pub fn assert_nothing_is_lost(store: &str, primary: &Redis, replica: &Redis, replaced: impl FnOnce()) {
     let [a, b] = ["a", "b"].map(|name| sidecar(store, name, &["--tick", "500ms", "--slots", "8"]));
@@ -60,7 +60,7 @@ pub fn assert_nothing_is_lost(store: &str, primary: &Redis, replica: &Redis, rep
 }
 
 #[test]
-fn a_primary_that_stands_still_is_replaced_and_nothing_is_lost() {
+fn a_stalled_primary_is_replaced_and_nothing_is_lost() {
     let watched = Watched::start();
     let Watched { primary, replica, .. } = &watched;
     assert_nothing_is_lost(&watched.store(), primary, replica, || watched.wait_for_failover());
@@ -224,7 +224,7 @@ fn a_sentinel_that_lies_alone_about_a_failover_is_not_believed() {
 }
 
 #[test]
-fn what_keeps_a_sidecar_from_its_primary_is_told_with_what_to_do() {
+fn an_unreachable_primary_is_reported_with_its_cause_and_a_remedy() {
     let redis = Redis::start();
     let sentinel = Sentinel::watching(&redis, 1, "requirepass secret");
     let at = |port: u16, parameters: &str| format!("redis-sentinel://127.0.0.1:{port}?{parameters}");

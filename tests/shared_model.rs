@@ -23,7 +23,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 use self::model::Model;
-use crate::support::frozen::{self, FrozenRedis};
+use crate::support::frozen_redis::{self, FrozenRedis};
 use crate::support::proxy::Proxy;
 use crate::support::single_request::{AddNewMsg, DelMsg, SingleRequest};
 
@@ -85,7 +85,7 @@ impl Subject<'_> {
         let (mut proxies, mut stores) = (Vec::new(), Vec::new());
         for _ in 0..STORES {
             let proxy = Proxy::to(time.redis.port);
-            stores.push(frozen::open(&RedisOptions { url: proxy.url(), ..options.clone() }).await);
+            stores.push(frozen_redis::open(&RedisOptions { url: proxy.url(), ..options.clone() }).await);
             proxies.push(proxy);
         }
         let now = time.unix_ms();
@@ -342,7 +342,7 @@ fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(200)
 }
 
-/// A runtime, and a Redis whose clock stands still.
+/// A runtime, and a Redis whose clock is stopped.
 fn stage() -> (tokio::runtime::Runtime, FrozenRedis) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     (runtime.expect("threads can be had"), FrozenRedis::start())

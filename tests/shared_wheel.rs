@@ -178,7 +178,7 @@ fn held_by(sidecar: &Sidecar) -> (Watch, Vec<Line>) {
     (watch, held)
 }
 
-/// Asserts that these are the same batches, handed out once more.
+/// Asserts that these are the same batches, delivered once more.
 #[track_caller]
 fn assert_redelivered(held: &[Line], again: &[Line]) {
     let again: BTreeMap<_, _> = again.iter().map(|line| (line.batch(), line)).collect();
@@ -191,7 +191,7 @@ fn assert_redelivered(held: &[Line], again: &[Line]) {
 }
 
 #[test]
-fn what_a_killed_subscriber_held_goes_to_another_sidecar_at_once() {
+fn batches_of_a_killed_subscriber_go_to_another_sidecar_at_once() {
     let redis = Redis::start();
     let [a, b, c] = three(&redis, &[]);
     let (mut first, held) = held_by(&a);
@@ -206,7 +206,7 @@ fn what_a_killed_subscriber_held_goes_to_another_sidecar_at_once() {
 }
 
 #[test]
-fn what_a_killed_sidecar_held_goes_to_another() {
+fn batches_of_a_killed_sidecar_go_to_another() {
     let redis = Redis::start();
     let [mut a, b, c] = three(&redis, &[]);
     let (_first, held) = held_by(&a);
@@ -226,7 +226,7 @@ fn what_a_killed_sidecar_held_goes_to_another() {
 const SOON: [&str; 2] = ["--redeliver-after", "1s"];
 
 #[test]
-fn what_a_silent_subscriber_holds_goes_to_another_sidecar() {
+fn batches_of_a_silent_subscriber_go_to_another_sidecar() {
     let redis = Redis::start();
     let [a, b, c] = three(&redis, &SOON);
     let silent = Watch::start(&a, &["--group", "default", "--no-ack"]);
@@ -243,7 +243,7 @@ fn what_a_silent_subscriber_holds_goes_to_another_sidecar() {
 }
 
 #[test]
-fn what_a_subscriber_gives_back_goes_to_another_sidecar_at_once_and_an_ack_of_the_first_counts() {
+fn a_returned_batch_goes_to_another_sidecar_at_once_and_an_ack_of_the_first_counts() {
     let redis = Redis::start();
     let [a, b, _c] = three(&redis, &["--redeliver-after", "60s"]);
     let mut giver = a.connect().subscribed("default");
@@ -263,7 +263,7 @@ fn what_a_subscriber_gives_back_goes_to_another_sidecar_at_once_and_an_ack_of_th
 }
 
 #[test]
-fn what_a_subscriber_elsewhere_has_taken_does_not_come_back_when_the_delay_is_over() {
+fn a_returned_batch_taken_by_a_subscriber_elsewhere_does_not_come_back_after_the_delay() {
     let redis = Redis::start();
     // A revolution of 12 s, so that nobody who reads nothing for a while is taken for gone.
     let [a, b, _c] = three(&redis, &["--redeliver-after", "60s", "--slots", "60"]);
@@ -281,7 +281,7 @@ fn what_a_subscriber_elsewhere_has_taken_does_not_come_back_when_the_delay_is_ov
 }
 
 #[test]
-fn what_nobody_elsewhere_wants_comes_back_to_the_one_subscriber() {
+fn a_returned_batch_without_another_subscriber_comes_back_to_the_only_one() {
     let redis = Redis::start();
     let [a, ..] = three(&redis, &["--redeliver-after", "60s"]);
     let mut only = a.connect().subscribed("default");

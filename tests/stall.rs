@@ -1,10 +1,10 @@
-//! A stall on our side is not silence on theirs: Acks that came while the sidecar stood still count, and
+//! A stall on our side is not silence on theirs: Acks that came while the sidecar stalled count, and
 //! nobody times out for it.
 
 use std::time::{Duration, Instant};
 
 use crate::support::frames::{self, ACKED, Request};
-use crate::support::held::HeldThread;
+use crate::support::held_thread::HeldThread;
 use crate::support::raw::{Batch, Raw};
 use crate::support::sidecar::Sidecar;
 use crate::support::sleep_until;
@@ -17,11 +17,11 @@ const THREE_REVOLUTIONS: Duration = Duration::from_secs(3);
 /// Before a boundary of ticks: near enough to fall into the tick's last moments, far enough to be before it.
 const JUST_BEFORE: Duration = Duration::from_millis(40);
 
-/// Messages of every test, and those of them that are acknowledged while the sidecar stands still.
+/// Messages of every test, and those of them that are acknowledged while the sidecar stalls.
 const ALL: std::ops::RangeInclusive<u64> = 1..=200;
 const ACKNOWLEDGED: std::ops::RangeInclusive<u64> = 1..=150;
 
-/// When the sidecar stands still.
+/// When the sidecar stalls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Moment {
     AfterTheAdd,
@@ -61,7 +61,7 @@ impl Scene {
         Scene { sidecar, adder, subscriber, deadline, added }
     }
 
-    /// Has the sidecar stand still at its moment; returns since when.
+    /// Has the sidecar stall at its moment; returns since when.
     fn stop(&mut self, moment: Moment) -> Instant {
         let pointer = match moment {
             Moment::AfterTheAdd => return self.sidecar.stop(),
@@ -233,7 +233,7 @@ fn a_stall_of_nearly_a_tick_times_nobody_out() {
     a_short_stall(Duration::from_millis(150));
 }
 
-/// Not the process stands still here, but the one thread that reads: the decision is due and waits for it.
+/// Not the process stalls here, but the one thread that reads: the decision is due and waits for it.
 #[test]
 fn a_decision_waits_for_acks_that_nobody_has_read() {
     let mut scene = Scene::with(&["--threads", "1"]);

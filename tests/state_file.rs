@@ -74,7 +74,7 @@ fn clients_have_time_to_come_back_after_a_restart() {
 }
 
 #[test]
-fn a_sidecar_that_was_killed_is_told_by_the_next() {
+fn the_next_sidecar_reports_one_that_was_killed() {
     let (_folder, state) = folder();
     let mut sidecar = start(&state, &[]);
     sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();
@@ -305,13 +305,13 @@ fn start_in_a_folder_that_goes() -> (tempfile::TempDir, Sidecar) {
 }
 
 #[test]
-fn a_state_that_cannot_be_kept_is_handed_out_and_does_not_come_back() {
+fn a_state_that_cannot_be_kept_is_delivered_and_does_not_come_back() {
     let (folder, mut sidecar) = start_in_a_folder_that_goes();
     let mut subscriber = sidecar.connect().subscribed("default");
     sidecar.signal(rustix::process::Signal::TERM);
     let batch = subscriber.batch();
     assert_eq!((batch.ids(), batch.drained), (vec![1, 2, 3], true));
-    // Now it can be: groups are kept, and what was handed out is not in flight any more.
+    // Now it can be: groups are kept, and what was delivered is not in flight any more.
     let kept = folder.path().join("kept");
     fs::create_dir(&kept).unwrap();
     subscriber.ask(&frames::batch_ack(&[batch.id]));
@@ -336,7 +336,7 @@ fn a_state_that_cannot_be_kept_and_that_nobody_takes_is_an_error_that_says_what_
 }
 
 #[test]
-fn what_is_no_file_is_no_state() {
+fn a_state_path_that_is_no_file_is_no_state() {
     // Read to its end it would be read for ever.
     let mut command =
         program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--state", "/dev/full"]);

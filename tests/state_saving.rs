@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::support::frames;
-use crate::support::held::HeldThread;
+use crate::support::held_thread::HeldThread;
 use crate::support::process::assert_names;
 use crate::support::sidecar::Sidecar;
 use crate::support::wait_until;

@@ -16,7 +16,7 @@ use ackwheel::ticker::LIVENESS;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::support::held::HeldThread;
+use crate::support::held_thread::HeldThread;
 use crate::support::process::{assert_names, program};
 use crate::support::redis::Redis;
 use crate::support::sidecar::{Sidecar, serve};
@@ -155,7 +155,7 @@ fn signs_of_life_come_more_often_than_they_must() {
 
 #[test]
 fn a_pause_that_the_wheel_outlives_is_no_reason_to_restart() {
-    // The unit's times and a pause of 20 s, made shorter by the same factor; the loop stands still for longer than
+    // The unit's times and a pause of 20 s, made shorter by the same factor; the loop stalls for longer than
     // counts as alive.
     let (manager, watchdog, pause) =
         (Manager::on_a_path(), Duration::from_secs(18), LIVENESS + Duration::from_secs(1));
@@ -178,7 +178,7 @@ fn a_pause_that_the_wheel_outlives_is_no_reason_to_restart() {
 }
 
 #[test]
-fn a_ticker_that_stands_still_gives_no_sign_of_life_whatever_else_runs() {
+fn a_stalled_ticker_sends_no_watchdog_signal_even_if_all_else_runs() {
     let (manager, watchdog) = (Manager::on_a_path(), Duration::from_secs(1));
     let mut command = serve(&[]);
     manager.ask(&mut command, Some(watchdog));
@@ -204,7 +204,7 @@ fn a_ticker_that_stands_still_gives_no_sign_of_life_whatever_else_runs() {
 }
 
 #[test]
-fn a_manager_that_cannot_be_told_is_named_and_holds_nothing_up() {
+fn an_unreachable_manager_is_named_and_holds_nothing_up() {
     for (name, words) in [("vsock:2:9000", "neither a path"), ("/nonexistent/notify", "No such file")] {
         let mut sidecar = Sidecar::spawn(serve(&[]).env("NOTIFY_SOCKET", name));
         let line = sidecar.log().line("service manager").expect("a person is told");

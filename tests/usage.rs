@@ -72,7 +72,7 @@ fn without_a_sidecar_each_verb_fails_with_1_and_names_the_address() {
 }
 
 #[test]
-fn what_answers_but_is_no_sidecar_is_no_success() {
+fn an_answer_from_another_program_is_no_success() {
     let sidecar = Sidecar::start(&[]);
     let admin = sidecar.admin.to_string();
     let run = Run::of(program(&["add", "1", "--timeout", "2s"]).args(["--addr", &admin]));

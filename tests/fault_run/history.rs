@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_is_right() {
+    fn possible_histories_are_accepted() {
         let del = Outcome::Del;
         for (asked, batches) in [
             (&[(0, ADDED)][..], &[(1, 6)][..]),
@@ -343,7 +343,7 @@ mod tests {
             (&[(0, ADDED), (6, ADDED)], &[(1, 6), (2, 12)]),
             (&[(0, ADDED), (1, MAYBE_ADDED)], &[(1, 6)]),
             (&[(0, ADDED), (1, MAYBE_ADDED)], &[(2, 7)]),
-            // Done after the DelMsg, by a sidecar that had stood still.
+            // Done after the DelMsg, by a sidecar that had stalled.
             (&[(0, MAYBE_ADDED), (1, del(Deleted::Unknown))], &[(1, 7)]),
         ] {
             assert_eq!(check(asked, batches), Ok(()), "{asked:?} {batches:?}");
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_a_promise_is_seen() {
+    fn a_broken_promise_is_noticed() {
         let del = Outcome::Del;
         for (asked, batches, breach) in [
             (&[(0, ADDED)][..], &[][..], Breach::Lost),

@@ -16,7 +16,7 @@ pub struct Peer {
     stream: TcpStream,
     input: Vec<u8>,
     correlation: u32,
-    /// It was asked to go, and to come again elsewhere.
+    /// It was asked to go, and to connect again elsewhere.
     pub went_away: bool,
 }
 

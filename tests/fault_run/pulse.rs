@@ -1,4 +1,4 @@
-//! Notices when the whole machine stands still, which is no fault of the run and must not be taken for steady state.
+//! Notices when the whole machine stalls, which is no fault of the run and must not be taken for steady state.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -10,7 +10,7 @@ use ackwheel::core::tick::Wheel;
 use ackwheel::redis::RedisOptions;
 
 use super::{MAX_IN_FLIGHT, SLOTS, TICK};
-use crate::support::frozen::{self, FrozenRedis};
+use crate::support::frozen_redis::{self, FrozenRedis};
 
 /// The retention, in ticks.
 pub const RETENTION_TICKS: u32 = 20;
@@ -77,7 +77,7 @@ impl Mount for Redis {
             retention: retention(),
             ..time.options(Wheel::new(SLOTS, TICK).unwrap())
         };
-        let store = frozen::open(&options).await;
+        let store = frozen_redis::open(&options).await;
         let leads = store.rings()[0].lease.maintain(time.now()).await.unwrap();
         assert!(matches!(leads, Leadership::Leads { .. }), "{leads:?}");
         Redis { store, time }

@@ -9,7 +9,7 @@ use ackwheel::core::ring::Advance;
 use ackwheel::core::tick::Tick;
 
 use super::{CATCH_UP, SLACK_MS, STORES, TICK_MS};
-use crate::support::frozen::FrozenRedis;
+use crate::support::frozen_redis::FrozenRedis;
 
 /// The wheel as it is told, without a thought for cost.
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub struct Model {
     pub next: [Option<u64>; STORES],
     /// By how many ms the next move of each was put off.
     pub shifted: [u64; STORES],
-    /// The pointer as each store has seen it while another led, when it was due there, and since when it has stood still.
+    /// The pointer as each store has seen it while another led, when it was due there, and since when it has stalled.
     pub seen: [Option<(u64, u64, u64)>; STORES],
     /// Message → deadline, attempt, and the time before which it must not time out.
     pub in_flight: BTreeMap<Message, (u64, u8, u64)>,

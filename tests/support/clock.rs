@@ -14,7 +14,7 @@ use super::packages;
 /// What a process is to believe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clock {
-    /// The clock stands still at this Unix time in ms.
+    /// The clock is stopped at this Unix time in ms.
     Frozen(u64),
     /// The clock runs, and is so many seconds fast; slow, where they are negative.
     Offset(i64),

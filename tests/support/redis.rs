@@ -149,7 +149,7 @@ impl Redis {
         format!("redis://{}:{}/", self.address, self.port)
     }
 
-    /// Has it stand still; returns when it does.
+    /// Stalls it; returns when it does.
     pub fn stop(&self) {
         self.process().signal(Signal::STOP);
         wait_until("the server stands still", || self.process().stands_still());
@@ -203,7 +203,7 @@ impl Redis {
         self.restart();
     }
 
-    /// Whether its process runs, or stands still.
+    /// Whether its process runs, or is stalled.
     pub fn runs(&self) -> bool {
         self.process.is_some()
     }
@@ -278,7 +278,7 @@ impl Redis {
         seconds * 1_000 + micros / 1_000
     }
 
-    /// Has its clock stand still at this Unix time in ms.
+    /// Has its clock stop at this Unix time in ms.
     pub fn set_frozen(&self, unix_ms: u64) {
         self.fake_clock().set(Clock::Frozen(unix_ms));
         assert_eq!(self.unix_ms(), unix_ms, "the clock stands where it was set");

@@ -90,7 +90,7 @@ impl Sentinel {
         told[name].parse().expect("it is a number")
     }
 
-    /// Has it stand still.
+    /// Stalls it.
     pub fn stop(&self) {
         self.process.signal(Signal::STOP);
         wait_until("the Sentinel stands still", || self.process.stands_still());

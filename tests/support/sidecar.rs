@@ -214,7 +214,7 @@ impl Sidecar {
         options.open(path)
     }
 
-    /// Has it stand still; returns when it does.
+    /// Stalls it; returns when it does.
     pub fn stop(&self) -> Instant {
         self.signal(Signal::STOP);
         wait_until("every thread stands still", || self.process.stands_still());

@@ -1,5 +1,5 @@
 // Package ackwheel is a client of ackwheel in one file, for version 1 of docs/PROTOCOL.md. When its connection is lost
-// it connects anew and subscribes again. Requests that were not answered by then end with an *Error that says
+// it connects again and subscribes again. Requests that were not answered by then end with an *Error that says
 // OutcomeUnknown; while there is no connection they fail at once, not applied. The caller repeats what should be, except
 // for a BatchAck, which the client repeats: on the next connection, and when its batch comes again.
 package ackwheel
@@ -28,7 +28,7 @@ type BatchID [24]byte
 // TimeoutBatch has messages that nobody acknowledged: the id, the client and the attempt of each.
 type TimeoutBatch struct {
 	ID                   BatchID
-	DeliveryCount        uint32 // above 1: it was handed out before
+	DeliveryCount        uint32 // above 1: it was delivered before
 	AgeMs, Added, Acked  uint64
 	Last, Storm, Drained bool
 	MsgIDs, Clients      []uint64
@@ -60,7 +60,7 @@ type Client struct {
 	down                        Error // why it is not up
 	lastID                      uint32
 	unanswered                  map[uint32]chan []byte // nil without a connection
-	acked                       map[BatchID]bool       // acknowledged, and not known to be settled: not handed out again
+	acked                       map[BatchID]bool       // acknowledged, and not known to be settled: not delivered again
 }
 
 // why reads an Error. A frame has its type at 4, its flags at 5, its status at 6, its id at 8, and its body at 12.
@@ -108,7 +108,7 @@ func (c *Client) DelMsg(ctx context.Context, msgIDs, clients []uint64, flags uin
 func (c *Client) BatchAck(ctx context.Context, batches ...BatchID) (settled uint32, err error) {
 	c.mutex.Lock()
 	for _, batch := range batches {
-		if c.acked != nil && len(c.acked) < maxBatchIDs { // Of more than these the client knows nothing: they come again.
+		if c.acked != nil && len(c.acked) < maxBatchIDs { // Of more than these the client knows nothing: they are redelivered.
 			c.acked[batch] = true
 		}
 	}
@@ -179,7 +179,7 @@ func (c *Client) do(ctx context.Context, kind, flags uint8, into []any, fields .
 	}
 }
 
-// run connects anew whenever the connection is lost, until the client is closed, or refused for good.
+// run connects again whenever the connection is lost, until the client is closed, or refused for good.
 func (c *Client) run(lost chan struct{}) {
 	defer close(c.Batches)
 	for pause, err := firstPause, error(nil); err == nil || err.(*Error).Retryable; {
@@ -300,7 +300,7 @@ func (c *Client) receive(f []byte) error {
 		}
 		if c.acked[b.ID] {
 			go c.BatchAck(c.closing, b.ID)
-		} else if err == nil && len(c.Batches) < cap(c.Batches) { // Full: it will come again.
+		} else if err == nil && len(c.Batches) < cap(c.Batches) { // Full: it will be redelivered.
 			c.Batches <- b
 		}
 		return err

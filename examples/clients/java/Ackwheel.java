@@ -11,7 +11,7 @@ import java.util.function.*;
 import java.util.stream.IntStream;
 
 /**
- * A client of ackwheel in one file, for Java 17 and version 1 of docs/PROTOCOL.md. When its connection is lost it connects anew and
+ * A client of ackwheel in one file, for Java 17 and version 1 of docs/PROTOCOL.md. When its connection is lost it connects again and
  * subscribes again. Requests that were not answered by then end with a {@link Failure} that says {@code outcomeUnknown}; without a
  * connection they fail at once, not applied. The caller repeats what should be, except for a batchAck, which the client repeats: on the next
  * connection, and when its batch comes again. Futures are completed by the thread that reads, which holds no lock then: do not block it.
@@ -31,7 +31,7 @@ public final class Ackwheel implements AutoCloseable {
     /** The same on every delivery: a consumer knows by it what it has dealt with already. */
     public record BatchId(int ring, int seq, long epoch, long tick) {}
 
-    /** Messages that nobody acknowledged, and of each its attempt; with a count above 1 they were handed out before. */
+    /** Messages that nobody acknowledged, and of each its attempt; with a count above 1 they were delivered before. */
     public record TimeoutBatch(BatchId id, int deliveryCount, long ageMs, long added, long acked, boolean last,
             boolean storm, boolean drained, List<Message> messages, int[] attempts) {}
 
@@ -68,7 +68,7 @@ public final class Ackwheel implements AutoCloseable {
     private final CompletableFuture<Boolean> begun = new CompletableFuture<>(), ended = new CompletableFuture<>();
     private final LinkedBlockingQueue<TimeoutBatch> batches = new LinkedBlockingQueue<>();
     private Map<Integer, Call<?>> unanswered = new HashMap<>(); // guarded by this, as is all below
-    private final Set<BatchId> acked = new HashSet<>(); // acknowledged, and not known to be settled: not handed out again
+    private final Set<BatchId> acked = new HashSet<>(); // acknowledged, and not known to be settled: not delivered again
     private OutputStream out;
     private int lastId = SUBSCRIBE_ID, pingIntervalMs, pauseMs = FIRST_PAUSE_MS;
     private volatile boolean up, subscribed, closing;
@@ -127,7 +127,7 @@ public final class Ackwheel implements AutoCloseable {
         for (BatchId id : ids) {
             put(body, id);
             batches.removeIf(copy -> copy.id.equals(id));
-            if (acked.size() < MAX_BATCH_IDS) { acked.add(id); } // Of more than these the client knows nothing: they come again.
+            if (acked.size() < MAX_BATCH_IDS) { acked.add(id); } // Of more than these the client knows nothing: they are redelivered.
         }
         return limited(request(BATCH_ACK, 0, body, frame -> { ids.forEach(acked::remove); return frame.getInt(); }));
     }
@@ -221,7 +221,7 @@ public final class Ackwheel implements AutoCloseable {
         Collection<Call<?>> calls = unanswered.values();
         unanswered = new HashMap<>();
         up = subscribed = false;
-        batches.clear(); // They come again.
+        batches.clear(); // They are redelivered.
         return () -> calls.forEach(call -> call.result.completeExceptionally(failure));
     }
 

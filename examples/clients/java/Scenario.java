@@ -13,7 +13,7 @@ import java.util.function.Supplier;
  * The scenario that every client of examples/clients runs: java Scenario ADDR GROUP [TOKEN]
  *
  * <p>Adds 1,000 messages, acknowledges 900, and receives exactly the other 100 as timeouts, whatever happens to its
- * connection meanwhile. The first batch is given back once, and must come again. Prints its figures as one line of
+ * connection meanwhile. The first batch is given back once, and must be redelivered. Prints its figures as one line of
  * JSON; exits with 1 and says why if they are wrong.
  */
 public final class Scenario {

@@ -47,7 +47,7 @@ class Message(NamedTuple):
 class TimeoutBatch(NamedTuple):
     id: bytes  # the 24 bytes that name it on every delivery: a consumer knows by them what it has dealt with
     tick: int
-    delivery_count: int  # above 1: it was handed out before
+    delivery_count: int  # above 1: it was delivered before
     age_ms: int
     added: int
     acked: int
@@ -87,7 +87,7 @@ class Client:
         self._unanswered: dict[int, asyncio.Future[Any]] = {}  # by correlation id
         self._batches: asyncio.Queue[bytes | None] = asyncio.Queue()  # their ids; None is the end
         self._waiting: dict[bytes, TimeoutBatch] = {}
-        self._acked: dict[bytes, None] = {}  # acknowledged, and not known to be settled: never handed out again
+        self._acked: dict[bytes, None] = {}  # acknowledged, and not known to be settled: never delivered again
         self._task: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._again: asyncio.TimerHandle | None = None  # for a Subscribe that was refused for now
@@ -151,7 +151,7 @@ class Client:
         ids = [batch.id for batch in batches]
         for batch_id in ids:
             self._waiting.pop(batch_id, None)
-            if len(self._acked) < MAX_BATCH_IDS:  # Of more than these the client knows nothing: they are handed out again.
+            if len(self._acked) < MAX_BATCH_IDS:  # Of more than these the client knows nothing: they are delivered again.
                 self._acked[batch_id] = None
         settled = await self._request(BATCH_ACK, 0, _ids(ids))
         self._forget(ids)

@@ -19,7 +19,7 @@ const (
 	persistence = 10 * time.Second // with an add, shorter than a batch may stay unacknowledged
 	later       = time.Second      // after which a batch that could not be dealt with is wanted again
 	acksAtOnce  = 1_024
-	remembered  = time.Hour // a batch whose BatchAck was answered does not come again, but for what Redis has lost
+	remembered  = time.Hour // a batch whose BatchAck was answered is not redelivered, but for what Redis has lost
 )
 
 type message struct{ id, client uint64 }
@@ -35,7 +35,7 @@ type records struct {
 	stored    map[message]bool               // all that was sent and has not arrived: pushed when its session is heard again
 	onTheWay  map[message]push               // pushed, and neither arrived nor given up
 	heard     map[uint64]time.Time           // when each session was heard last: here by its Acks, in a real node by whatever it says
-	offline   map[uint64]bool                // all others are online; a phone that connects anew gets a new session
+	offline   map[uint64]bool                // all others are online; a phone that connects again gets a new session
 	dealtWith map[ackwheel.BatchID]time.Time // one that comes again is acknowledged, and that is all
 	reporting int                            // DelMsgs that are not answered, and pushes from the store
 	counts
@@ -294,7 +294,7 @@ func (n *node) timedOut(ctx context.Context, batch *ackwheel.TimeoutBatch) error
 	if known {
 		return nil
 	}
-	// The silence of a storm is likelier our fault than the phones', and what a draining sidecar hands out had less than
+	// The silence of a storm is likelier our fault than the phones', and what a draining sidecar delivers had less than
 	// its time: their messages wait in the store, but nobody is offline for that.
 	saysOffline := !batch.Storm && !batch.Drained
 	if err := n.push(ctx, again, maxAttempts); err != nil {

@@ -1,7 +1,7 @@
 // The scenario that every client of examples/clients runs: go run ./scenario ADDR GROUP [TOKEN]
 //
 // Adds 1,000 messages, acknowledges 900, and receives exactly the other 100 as timeouts, whatever happens to its
-// connection meanwhile. The first batch is given back once, and must come again. Prints its figures as one line of
+// connection meanwhile. The first batch is given back once, and must be redelivered. Prints its figures as one line of
 // JSON; exits with 1 and says why if they are wrong.
 package main
 

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use super::skipped::skip;
 use super::{PATIENCE, wait_for, wait_until};
 
-/// A thread that stands still until this is dropped. Only the thread of the test that held it can let it go.
+/// A thread that stalls until this is dropped. Only the thread of the test that held it can let it go.
 #[derive(Debug)]
 pub struct HeldThread {
     thread: Pid,

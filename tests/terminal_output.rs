@@ -65,7 +65,7 @@ fn status(rings: &[Value]) -> Value {
 }
 
 #[test]
-fn whatever_the_figures_the_status_fits_80_columns() {
+fn the_status_fits_80_columns_with_any_figures() {
     for slots in [1, 15, 30, 31, 240, 3_600] {
         let text = drawn(&status(&[ring(0, &vec![1_000_000_000; slots])]), &[]);
         assert_plain(&text);
@@ -84,7 +84,7 @@ fn whatever_the_figures_the_status_fits_80_columns() {
 }
 
 #[test]
-fn whatever_is_wrong_the_status_says_it_in_80_columns() {
+fn every_problem_in_the_status_fits_80_columns() {
     let stormy = |number: u16, slots: usize| {
         let mut ring = ring(number, &vec![1_000_000_000; slots]);
         ring["pointer_lag_seconds"] = json!(86_400.0);

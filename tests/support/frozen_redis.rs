@@ -1,4 +1,4 @@
-//! Stores in a Redis whose clock stands still until the test moves it.
+//! Stores in a Redis whose clock is stopped until the test moves it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -47,7 +47,7 @@ async fn longest_step(end: u64, mut so_far: impl AsyncFnMut() -> u64) -> u64 {
 }
 
 #[tokio::test]
-async fn a_long_backlog_is_handed_out_and_given_back_in_turn_with_others() {
+async fn a_long_backlog_is_delivered_and_returned_in_turn_with_other_tasks() {
     const BATCHES: u64 = 20_000;
     let (delivery, outbox, metrics) = delivery(BATCHES);
     let default = Some(GroupName::default_group());
@@ -61,7 +61,7 @@ async fn a_long_backlog_is_handed_out_and_given_back_in_turn_with_others() {
 }
 
 #[tokio::test]
-async fn who_asks_a_group_without_end_leaves_turns_to_others() {
+async fn endless_requests_to_a_group_leave_time_for_other_tasks() {
     let (delivery, _outbox, _metrics) = delivery(0);
     let group = Some(GroupName::default_group());
     let subscription = delivery.subscribe(SubscribeRequest { group, ..REQUEST }).await.unwrap();
