@@ -112,7 +112,7 @@ fn a_file_that_may_not_grow_is_no_end_of_the_process() {
     assert_eq!((batch.ids(), batch.drained), (vec![1, 2, 3], true));
     subscriber.ask(&frames::batch_ack(&[batch.id]));
     assert!(sidecar.exit().code().is_some(), "no signal ended it");
-    assert_names(&sidecar.log().whole(), &["ERROR", "cannot be kept", "handed out"]);
+    assert_names(&sidecar.log().whole(), &["ERROR", "cannot be kept", "delivered now"]);
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn a_state_that_cannot_be_kept_is_delivered_and_does_not_come_back() {
     assert_eq!(sidecar.exit().code(), Some(0));
     assert_names(
         &sidecar.log().whole(),
-        &["ERROR", "cannot be kept", "handed out", "--state", "0 messages in flight"],
+        &["ERROR", "cannot be kept", "delivered now", "--state", "0 messages in flight"],
     );
 
     let sidecar = start(&kept.join("state"), &[]);

@@ -11,6 +11,7 @@ use crate::core::tick::Tick;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
     /// The name of the sidecar that reports.
+    #[serde(default)]
     pub sidecar: String,
     /// The kind of store.
     pub store: String,
@@ -36,14 +37,16 @@ pub struct RingReport {
     /// The name of its leader; null without a leader.
     pub leader: Option<String>,
     /// How long that has been its leader; absent if no other sidecar could lead.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_age_seconds: Option<f64>,
     /// Whether the sidecar that reports is the leader.
+    #[serde(default)]
     pub leads: bool,
     /// How long the pointer is behind its schedule.
+    #[serde(default)]
     pub pointer_lag_seconds: f64,
     /// Why the sidecar that reports may not move the pointer, though its store answers; absent if it may.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
     /// Messages in flight, those closing included.
     pub in_flight: u64,
@@ -52,6 +55,7 @@ pub struct RingReport {
     /// Messages whose tick is the pointer's: the next advance expires them.
     pub closing: u64,
     /// The ticks that this sidecar expired last, the oldest first, at most 60.
+    #[serde(default)]
     pub recent: Vec<TickReport>,
 }
 
@@ -124,5 +128,21 @@ impl GroupReport {
             unacked_batches: backlog.unacked,
             oldest_seconds: backlog.oldest.as_secs_f64(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_of_an_older_sidecar_is_understood() {
+        let text = r#"{"store":"memory","slots":1,"tick_ms":1000,"groups":[],"rings":[{"ring":0,"pointer":7,
+            "epoch":1,"leader":null,"in_flight":3,"slots":[2],"closing":1}]}"#;
+        let report: StatusReport = serde_json::from_str(text).expect("what was added since has a default");
+        assert_eq!(report.sidecar, "");
+        assert!(!report.rings[0].leads && report.rings[0].recent.is_empty());
+        let again = serde_json::to_string(&report).expect("a report can be written");
+        assert_eq!(serde_json::from_str::<StatusReport>(&again).expect("and read"), report);
     }
 }

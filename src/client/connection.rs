@@ -128,7 +128,7 @@ impl Connection {
         loop {
             if !lane.is_empty() {
                 // Who has given up already is not sent: so its caller knows that it was not applied.
-                lane.publish_expired(Instant::now(), || self.timed_out_unsent());
+                lane.fail_expired(Instant::now(), || self.timed_out_unsent());
                 self.encode_waiting(lane);
             }
             if lane.is_closed() && lane.is_empty() && self.in_flight.is_idle() {
@@ -317,8 +317,8 @@ impl Connection {
     fn judge(&mut self, lane: &mut Lane, now: Instant) -> Result<(), Lost> {
         let (address, waited) = (&self.address, self.request_timeout);
         let written = || ClientError::Timeout { address: address.clone(), waited, written: true };
-        self.in_flight.publish_expired(now, written);
-        lane.publish_expired(now, || self.timed_out_unsent());
+        self.in_flight.fail_expired(now, written);
+        lane.fail_expired(now, || self.timed_out_unsent());
         match self.silence.judge(now) {
             Verdict::Wait => Ok(()),
             Verdict::Ask => {

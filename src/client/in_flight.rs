@@ -105,7 +105,7 @@ impl InFlight {
     }
 
     /// Fails what was not answered in time.
-    pub(super) fn publish_expired(&mut self, now: Instant, error: impl Fn() -> ClientError) {
+    pub(super) fn fail_expired(&mut self, now: Instant, error: impl Fn() -> ClientError) {
         while let Some(first) = self.written.first_entry().filter(|first| first.get().deadline <= now) {
             let _ = first.remove().answer.send(Err(error()));
         }
@@ -186,7 +186,7 @@ mod tests {
         let (second, mut second_answered) = request(now + Duration::from_secs(1));
         in_flight.write(first);
         in_flight.write(second);
-        in_flight.publish_expired(now, || ClientError::Protocol("late".to_owned()));
+        in_flight.fail_expired(now, || ClientError::Protocol("late".to_owned()));
         assert!(first_answered.try_recv().unwrap().is_err());
         assert!(second_answered.try_recv().is_err(), "still waiting");
         assert_eq!(in_flight.next_deadline(), Some(now + Duration::from_secs(1)));

@@ -246,7 +246,7 @@ impl Lane {
 
     /// Fails what waited for too long. They wait in the order of their deadlines, since all callers of a
     /// link wait for the same time.
-    pub(super) fn publish_expired(&mut self, now: Instant, error: impl Fn() -> ClientError) {
+    pub(super) fn fail_expired(&mut self, now: Instant, error: impl Fn() -> ClientError) {
         while self.next_deadline().is_some_and(|deadline| deadline <= now) {
             let request = self.waiting.pop_front().expect("it has a deadline");
             // A caller who is gone needs no answer, here and below.

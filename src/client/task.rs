@@ -114,7 +114,7 @@ async fn while_away<T>(
             done = &mut something => return Some(done),
             () = lane.take() => {}
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                lane.publish_expired(Instant::now(), || ClientError::NotConnected {
+                lane.fail_expired(Instant::now(), || ClientError::NotConnected {
                     address: dialer.address.clone(),
                     waited: dialer.options.request_timeout,
                     cause: Arc::clone(cause),

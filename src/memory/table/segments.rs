@@ -6,7 +6,7 @@ use super::segment::{Room, Segment};
 
 /// Segments by their number.
 ///
-/// Where the groups and entries of a segment lie changes seldom, and its room with each entry. WheelState apart, the former
+/// Where the groups and entries of a segment lie changes seldom, and its room with each entry. Standing apart, the former
 /// stays in the caches of all processors that work on a shard, and of these two only the rooms, sixteen to a cache line,
 /// go from one to another.
 #[derive(Debug)]

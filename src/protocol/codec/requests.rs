@@ -7,7 +7,7 @@ use bytes::BytesMut;
 
 use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH, MAX_PING_LENGTH};
 use super::fields::{numbers, pair};
-use super::single_message::{self, Answer};
+use super::single_message::{self, Answer, correlation_id};
 use super::{Codec, decode, encode};
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
@@ -117,12 +117,6 @@ fn put_answer(request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
             encode::del_msg_answer(outcomes, |outcome| encode::del_outcome(outcome.of_del()), out)
         }),
     }
-}
-
-/// The correlation id of a request, which is its id here.
-#[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
-pub(super) const fn correlation_id(request: &Request) -> u32 {
-    request.id as u32
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use std::hint::select_unpredictable;
 use bytes::BytesMut;
 
 use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH};
-use super::requests::correlation_id;
 use super::{encode, flag};
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
@@ -170,4 +169,10 @@ impl Answer {
         out.extend_from_slice(&self.bytes);
         out.truncate(end);
     }
+}
+
+/// The correlation id of a request, which is its id here.
+#[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
+pub(super) const fn correlation_id(request: &Request) -> u32 {
+    request.id as u32
 }
