@@ -2,7 +2,7 @@
 //!
 //! A load shares its machine with the server that it measures, so that a frame must cost it some nanoseconds. Here are
 //! only the requests that it makes and the answers that it hopes for. Whatever is not exactly that goes through
-//! [`Codec`](crate::protocol::Codec), which can say what it is.
+//! [`Codec`], which can say what it is.
 
 use bytes::BytesMut;
 use tokio_util::codec::Decoder;

@@ -159,10 +159,10 @@ impl Expiry {
         let ticks = first.tick..=last.tick;
         for _ in 0..LOCKS_PER_STEP {
             let push = |tick: usize, timed_out| self.expired[tick].prelisted.push(timed_out);
-            let list = |shard: &mut Shard<Keyed>, segment: &mut usize| {
+            let visit = |shard: &mut Shard<Keyed>, segment: &mut usize| {
                 shard.list_all(ticks.clone(), segment, LOCKED_STEP, push)
             };
-            if !shards.visit_next(walk, list) {
+            if !shards.visit_next(walk, visit) {
                 self.drain = None;
                 return;
             }

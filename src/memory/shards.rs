@@ -24,7 +24,7 @@ pub(super) struct Shards {
     wheel: Wheel,
     hasher: Keyed,
     bits: u32,
-    shards: Box<[Mutex<Shard<Keyed>>]>,
+    list: Box<[Mutex<Shard<Keyed>>]>,
 }
 
 /// How far a walk through all shards has come.
@@ -41,7 +41,7 @@ impl Shards {
         let bits = shards.next_power_of_two().ilog2().min(MAX_SHARD_BITS);
         let hasher = Keyed::default();
         let shard = |_| Mutex::new(Shard::new(wheel, hasher.clone()));
-        Shards { wheel, bits, shards: (0..1 << bits).map(shard).collect(), hasher }
+        Shards { wheel, bits, list: (0..1 << bits).map(shard).collect(), hasher }
     }
 
     /// The number of shards, as a power of two.
@@ -54,7 +54,7 @@ impl Shards {
     }
 
     pub(super) fn get(&self, number: usize) -> &Mutex<Shard<Keyed>> {
-        &self.shards[number]
+        &self.list[number]
     }
 
     pub(super) fn of(&self, hash: Hash) -> &Mutex<Shard<Keyed>> {
@@ -62,7 +62,7 @@ impl Shards {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Mutex<Shard<Keyed>>> {
-        self.shards.iter()
+        self.list.iter()
     }
 
     /// The counts of a tick.
@@ -99,7 +99,7 @@ impl Shards {
         walk: &mut Walk,
         visit: impl FnOnce(&mut Shard<Keyed>, &mut usize) -> bool,
     ) -> bool {
-        let Some(shard) = self.shards.get(walk.shard) else { return false };
+        let Some(shard) = self.list.get(walk.shard) else { return false };
         let mut shard = shard.lock();
         if visit(&mut shard, &mut walk.segment) {
             *walk = Walk { shard: walk.shard + 1, segment: 0 };

@@ -109,7 +109,7 @@ fn circle(graph: &BTreeMap<Module, BTreeSet<Module>>, start: &Module) -> Option<
                 return Some(way);
             }
             if seen.insert(next.clone()) {
-                ways.push([way.as_slice(), &[next.clone()]].concat());
+                ways.push([way.as_slice(), std::slice::from_ref(next)].concat());
             }
         }
     }

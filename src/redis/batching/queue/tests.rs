@@ -1,7 +1,5 @@
 //! Tests the queue from its two sides: requests and answers of connections, and chunks of scripts.
 
-use std::task::Context;
-
 use super::*;
 use crate::clock::Clock;
 use crate::core::completions::Completions;
@@ -9,6 +7,7 @@ use crate::core::message::Message;
 use crate::core::refusal::Promise;
 use crate::core::request_batch::{Outcome, RequestBatch};
 use crate::core::tick::Tick;
+use std::task::Context;
 
 const MAX: u64 = 1_000_000;
 
