@@ -142,7 +142,7 @@ fn the_page_carries_everything_with_it() {
     }
 }
 
-/// What a sidecar that leads says of a tick, once it is decided.
+/// The report of a leading sidecar about a tick, once it is expired.
 fn decided(sidecar: &Sidecar, tick: u64) -> TickReport {
     wait_for("the tick is decided", || {
         sidecar.status().rings[0].recent.iter().find(|one| one.tick == tick).cloned()

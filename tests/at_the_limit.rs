@@ -14,7 +14,7 @@ use crate::support::wait_until;
 /// The code of the refusal, in docs/PROTOCOL.md.
 const MAX_IN_FLIGHT: u16 = 64;
 
-/// What does not time out while a test runs.
+/// An ack timeout that is longer than any test.
 const LONG: u16 = 3_600;
 
 fn start(max_in_flight: u64) -> Sidecar {
@@ -160,7 +160,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// What a busy machine adds to one of two figures.
+/// The share that a busy machine may add to one of two figures.
 const NOISE: Duration = Duration::from_millis(2);
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a person does with `add`, `del`, `watch` and `status`, to the letter.
+//! The verbs `add`, `del`, `watch` and `status`, as a person uses them.
 
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ fn adding_again_re_arms_and_brings_one_timeout() {
     assert!(batch.arrived - again >= REVOLUTION, "early: {:?}", batch.arrived - again);
     assert_eq!((batch.plain_ids(), batch.attempts, batch.added, batch.acked), (vec![7], vec![2], 1, 0));
 
-    // What comes next is another message: the first deadline of 7 brought nothing.
+    // The next batch has another message: the first deadline of 7 brought nothing.
     assert_eq!(sidecar.run(&["add", "--ack-timeout-ticks", "1", "8"]).output(), "8 added\n");
     assert_eq!(watch.next().plain_ids(), [8]);
     assert_eq!(sidecar.metrics().count("messages_timed_out_total"), 2);
@@ -179,7 +179,7 @@ fn a_watch_whose_reader_is_slow_stays_connected_and_prints_everything() {
     let ids: Vec<String> = (1..=COUNT).map(|nth| (u64::MAX - nth).to_string()).collect();
     let words: Vec<&str> = ["add"].into_iter().chain(ids.iter().map(String::as_str)).collect();
     sidecar.run(&words).output();
-    // Who answers no Ping for two seconds is silent.
+    // A peer that answers no Ping for two seconds is silent.
     let begun = sidecar.pointer();
     wait_until("four seconds have passed", || sidecar.pointer() >= begun + 40);
     assert_eq!(sidecar.metrics().refusals("silent"), 0);

@@ -213,14 +213,14 @@ const FRAME: u64 = 250;
 const SLOTS: u16 = 5;
 const SHORT_TICK: Duration = Duration::from_millis(40);
 
-/// What one connection did, and when it sent each of its messages first.
+/// The requests of one connection, and when it sent each of its messages first.
 #[derive(Default)]
 struct Worked {
     counts: Counts,
     sent: HashMap<Message, Instant>,
 }
 
-/// What a connection does with a frame's messages around the decision of their tick.
+/// The operations of a connection on a frame's messages around the expiry of their tick.
 async fn touch_again(client: Client, pause: Duration, rearm: Vec<Message>, ack: Vec<Message>) -> Counts {
     tokio::time::sleep(pause).await;
     let mut counts = Counts::new();

@@ -217,7 +217,7 @@ fn a_silent_peer_is_pinged_and_then_given_up() {
     assert!(heard.elapsed() <= interval * 2 + SLACK * 2, "given up only after {:?}", heard.elapsed());
     silent.assert_closed();
 
-    // Whoever answers stays, although it says nothing else.
+    // A peer that answers Pings stays, although it sends nothing else.
     let mut answering = answering.join().unwrap();
     assert_eq!(answering.ask(&frames::ping(b"here")).body, b"here");
     assert_eq!(sidecar.metrics().refusals("silent"), 1);

@@ -1,4 +1,4 @@
-//! Groups and whoever else has a thread: on a runtime of one thread, what is done between two turns of another task.
+//! Groups share a thread with other tasks: the work between two turns of another task on a runtime of one thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -390,7 +390,7 @@ fn files_of_the_package_exist_or_are_made_by_the_documented_commands() {
     let named: Vec<&str> = command.split(' ').filter(|word| word.starts_with('/')).collect();
     assert_eq!(named.len(), 2, "{command}");
     assert!(named.iter().all(|path| installed.contains(*path)), "{command}");
-    // What an operator has edited stays when the package is upgraded.
+    // Files that an operator has edited stay when the package is upgraded.
     let edited: Vec<&String> = installed.iter().filter(|path| path.starts_with("/etc/")).collect();
     assert_eq!(edited, list(&package["conf-files"]).iter().collect::<Vec<_>>());
 }

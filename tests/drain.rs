@@ -33,7 +33,7 @@ fn a_drain_under_load_keeps_every_answer() {
     wait_until("it is not ready", || sidecar.get("/readyz") == (503, String::from("draining\n")));
     wait_until("each loader is refused", || sidecar.metrics().refusals("draining") >= 100);
     assert_eq!(sidecar.get("/livez").0, 200, "it drains, and is not dead");
-    wait_until("all is handed out", || sidecar.metrics().count("messages_in_flight") == 0);
+    wait_until("all is delivered", || sidecar.metrics().count("messages_in_flight") == 0);
     assert!(sidecar.metrics().count("messages_drained_total") > 0);
     wait_until("what was handed out before its time is not late, and all else has its lateness", || {
         let metrics = sidecar.metrics();
@@ -169,7 +169,7 @@ fn a_second_signal_ends_at_once() {
     sidecar.signal(Signal::TERM);
     let begun = Instant::now();
     wait_until("it drains", || sidecar.get("/readyz").0 == 503);
-    // What comes within a second is the same stop: `timeout` signals its child, and then its group.
+    // A signal within a second is the same stop: `timeout` signals its child, and then its group.
     sidecar.signal(Signal::INT);
     sidecar.signal(Signal::TERM);
     wait_until("it drains for longer than that", || begun.elapsed() > Duration::from_millis(1_500));

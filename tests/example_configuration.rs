@@ -82,7 +82,7 @@ fn the_defaults_in_it_are_the_defaults() {
     let store = "store = \"redis://127.0.0.1:6379/0\"\n";
     let redis = uncommented(|key| !is_example(key) && key != "store");
     assert_eq!(checked(&(redis + store)), checked(store));
-    // What a file could get wrong is seen: the comparison is not blind.
+    // Each kind of error in a file is noticed: the comparison is not blind.
     for (key, value) in [("slots", "16"), ("storm-share", "0.25"), ("hello-timeout", "\"6s\"")] {
         assert_ne!(checked(&format!("{key} = {value}\n")), checked(""), "{key}");
     }

@@ -1,4 +1,4 @@
-//! Whoever leads, and however it ends: the wheel turns on, and nothing is lost, early or twice.
+//! If a leader ends in any way, the wheel turns on, and no message is lost, early or reported twice.
 
 use std::time::{Duration, Instant};
 

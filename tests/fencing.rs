@@ -1,4 +1,4 @@
-//! Whoever is not the leader any more changes nothing, and neither does a connection that was given up.
+//! A deposed leader changes nothing, and neither does a connection that was given up.
 
 use std::time::Duration;
 
@@ -238,7 +238,7 @@ async fn a_new_sidecar_and_a_follower_wait_for_the_acks_of_an_outage() {
     leader.time.redis.set_frozen(leader.time.redis.unix_ms() - 3_600_000);
     vacate(&leader);
     assert_eq!(leader.elect("watched", (pointer, 4_000), 2_000), 1_000);
-    // Who has seen a leader move the pointer a moment ago knows that somebody was there.
+    // A candidate that has seen a leader move the pointer a moment ago knows that a leader was there.
     leader.time.redis.set_frozen(leader.time.redis.unix_ms() + 3_000);
     vacate(&leader);
     assert_eq!(leader.elect("watched", (pointer - 1, 400), 2_000), 1_000, "all that is missed is shifted");

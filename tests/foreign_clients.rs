@@ -29,7 +29,7 @@ use crate::support::{PATIENCE, wait_until};
 const GROUP: &str = "foreign";
 const MAX_CLIENT_LINES: usize = 340;
 
-/// What the scenario says of its own run.
+/// The output of the scenario.
 #[derive(Debug, Deserialize)]
 struct Figures {
     added: u64,
@@ -210,7 +210,7 @@ fn each(test: impl Fn(&Language) + Sync) {
     });
 }
 
-/// What must time out: every tenth message, with ids around 2^63 and clients just below 2^64.
+/// The messages that must time out: every tenth, with ids around 2^63 and clients just below 2^64.
 fn silent() -> Vec<(u64, u64)> {
     (0..1_000).filter(|i| i % 10 == 9).map(|i| ((1 << 63) - 500 + i, u64::MAX - i)).collect()
 }
@@ -270,7 +270,7 @@ fn each_goes_on_where_it_was_when_connections_are_cut_or_fall_silent() {
             trouble(FrameType::DelMsgAnswer, 3, Trouble::Cut),
             // The first batch is lost in silence, which the client must notice by itself.
             trouble(FrameType::TimeoutBatch, 1, Trouble::Silence),
-            // What was dealt with is acknowledged again.
+            // A batch that was handled is acknowledged again.
             trouble(FrameType::BatchAck, 1, Trouble::Cut),
             // Of a frame there is half, and then no more: that is the end of a connection like any other.
             trouble(FrameType::TimeoutBatch, 1, Trouble::CutInside),
@@ -285,7 +285,7 @@ fn each_goes_on_where_it_was_when_connections_are_cut_or_fall_silent() {
     });
 }
 
-/// Who comes back while Redis is away cannot subscribe, but what it acknowledges is held for Redis all the same.
+/// A client that reconnects while Redis is away cannot subscribe, but its Acks are held for Redis all the same.
 #[test]
 fn each_passes_on_its_acks_before_it_can_subscribe_again() {
     each(|language| {

@@ -1,4 +1,4 @@
-//! Whoever misbehaves is cut off, counted, and costs the others nothing.
+//! A hostile connection is closed, counted, and costs the others nothing.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -57,7 +57,7 @@ fn resident_bytes(sidecar: &Sidecar) -> f64 {
     sidecar.metrics().find("process_resident_memory_bytes").expect("a process metric")
 }
 
-/// What a hostile connection sends, and the code with which it is refused.
+/// The bytes of a hostile connection, and the code of the refusal.
 fn hostile_bytes() -> Vec<(Vec<u8>, u16)> {
     let mut numbers = random_numbers(42);
     let mut random = move || {
@@ -256,7 +256,7 @@ fn survive_floods_of_adds(rings: &str, messages: u64, ahead: usize, ticks: u16) 
     wait_until("they flood", || sidecar.metrics().count("messages_rearmed_total") > 1_000_000);
     let mut connection = sidecar.connect();
     let mut subscriber = sidecar.connect().subscribed("default");
-    // What they have asked for is a lease or two, and many ticks, of Redis' work.
+    // Their requests are a lease or two, and many ticks, of work for Redis.
     for round in 1..=5_u64 {
         connection.ask(&frames::add(&[round], ticks, 1)).added();
         connection.ask(&frames::add(&[100 + round], 2, 1)).added();

@@ -1,4 +1,4 @@
-//! Several rings: the sidecars that stand for election lead about as many of them each, whoever comes and goes.
+//! Several rings: the sidecars that stand for election lead about as many of them each, also when sidecars join and leave.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime};
@@ -103,7 +103,7 @@ fn times(sidecar: &Sidecar, words: &str) -> Vec<SystemTime> {
 #[test]
 fn a_sidecar_that_is_given_a_ring_leads_it_at_once() {
     let redis = Redis::start();
-    // Who is told nothing looks again after 750 ms at the earliest.
+    // A candidate without a hint looks again after 750 ms at the earliest.
     let flags = ["--rings", "4", "--lease", "6s"];
     let [first, second] = ["first", "second"].map(|name| {
         let sidecar = Sidecar::on(&redis, name, &flags);

@@ -65,7 +65,7 @@ fn a_subscriber_that_does_not_read_is_cut_off_and_its_batches_go_to_others() {
     assert_eq!(again, handed, "what the slow one held came as the second delivery");
     assert!(deliveries.values().all(|delivery| (1..=2).contains(delivery)));
 
-    // What had reached it before it was cut off is whole.
+    // The bytes that had reached it before it was cut off are whole.
     let mut seen = 0;
     while let Some(frame) = slow.receive_any() {
         seen += u64::from(frame.kind == frames::TIMEOUT_BATCH);

@@ -1,4 +1,4 @@
-//! What the program teaches of itself: help, manual pages, and completions that shells can use.
+//! The documentation in the program: help, manual pages, and completions that shells can use.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -16,7 +16,7 @@ use crate::support::sidecar::Sidecar;
 /// Flags that stand alone in code and are those of the examples.
 const FLAGS_OF_OTHERS: &[&str] = &["--quick", "--rounds", "--trace"];
 
-/// What a file that a page names in code may end with.
+/// The endings of files that a page names in code.
 const FILE_ENDINGS: &[&str] = &[".rs", ".md", ".toml", ".lua", ".txt", ".json", ".yml", ".yaml", "/"];
 
 struct Page {
@@ -82,7 +82,7 @@ impl Page {
         format!("{}:{line}", self.path.strip_prefix(root()).unwrap().display())
     }
 
-    /// What a link to a heading ends with, for each heading.
+    /// The anchor of each heading.
     fn anchors(&self) -> BTreeSet<String> {
         let mut fenced = false;
         let headings = self.text.lines().filter(|line| {
@@ -406,7 +406,7 @@ fn log_lines_quoted_in_the_pages_are_in_the_program() {
             };
             if let Some(sentence) = sentence.map(str::trim).filter(|sentence| sentence.contains(' ')) {
                 checked += 1;
-                // What stands behind a semicolon may be put in.
+                // A text behind a semicolon may be inserted.
                 if !sentence.split("; ").all(|part| sources.contains(part)) {
                     faults.push(format!("{}: nothing logs {sentence:?}", page.at(piece.line)));
                 }

@@ -47,7 +47,7 @@ enum Step {
     Expire,
 }
 
-/// What is known of a message.
+/// The state of a message.
 #[derive(Clone, Copy, Debug)]
 struct Life {
     deadline: u64,
@@ -156,7 +156,7 @@ impl Model {
 
 /// The ring under test, with the same clock as the model.
 struct Subject {
-    /// What expiry said of each tick.
+    /// The counts of each tick, as published.
     counted: RefCell<Vec<(Tick, TickCounts)>>,
     start: Instant,
     ring: MemoryRing,

@@ -44,7 +44,7 @@ const FIGURES: &str = "(() => {
   };
 })()";
 
-/// What the page must show of a report.
+/// The texts that the page must show for a report.
 fn figures(report: &StatusReport) -> Value {
     let ring = &report.rings[0];
     let recent = ring.recent.iter().filter(|tick| tick.tick + 60 >= ring.pointer);

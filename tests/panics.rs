@@ -32,7 +32,7 @@ use crate::support::sidecar::Sidecar;
 const FAULT: &str = "ACKWHEEL_TEST_PANIC_IN";
 const ARMING: u64 = 4_711;
 
-/// What the log says of the panic itself.
+/// The log line of the panic itself.
 const TEXT: &str = "a panic that a test asked for";
 
 /// The test that is the sidecar, where the environment says so.

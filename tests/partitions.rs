@@ -89,7 +89,7 @@ fn assert_nothing_acknowledged_is_reported(
 
 /// How many messages were reported to a subscriber by now.
 fn reported_to(subscriber: &mut Raw) -> usize {
-    // What was sent before the answer has come with it.
+    // Frames sent before the answer have come with it.
     subscriber.ask(&frames::del(&[u64::MAX]));
     subscriber.waiting()
 }

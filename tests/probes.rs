@@ -21,7 +21,7 @@ const FLOODING: u64 = 4_000;
 /// How long a probe may take.
 const PROBE: Duration = Duration::from_millis(100);
 
-/// What a thread does with many connections until it is dropped.
+/// The work of a thread with many connections until it is dropped.
 struct Flood {
     stop: Arc<AtomicBool>,
     /// Rounds that were begun, over all connections.

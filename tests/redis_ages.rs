@@ -87,7 +87,7 @@ fn set_the_clock(hours: i64) {
     }
     let settled = holder.ask(&frames::batch_ack(&[held.id]));
     assert_eq!(u32_at(&settled.body, 0), 1, "it was held all the time");
-    // What nobody has subscribed to is there for the subscriber that comes.
+    // A batch without a subscriber waits for the one that comes.
     let all = take_until(&mut a.connect().subscribed("absent"), &first);
     assert_eq!(all, first);
     assert_eq!(lost(&sidecars), 0);

@@ -69,7 +69,7 @@ fn slow_commands_of_a_large_tick() -> Vec<(u64, String)> {
     }
     assert!(batches.last().unwrap().last && batches.iter().filter(|batch| batch.last).count() == 1);
     sidecars[0].wait_for_settled("default");
-    // What timed out is remembered for a revolution, and then removed, which must not hold anything up either.
+    // Messages that timed out are remembered for a revolution, and then removed, which must delay nothing either.
     let mut connection = sidecars[0].connect();
     wait_until("it is forgotten", || {
         connection.ask(&frames::del(&[1, MESSAGES])).outcomes() == [frames::UNKNOWN; 2]

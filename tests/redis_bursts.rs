@@ -1,4 +1,4 @@
-//! What comes in one read reaches Redis in one script, and is answered as if each request had come alone.
+//! Requests of one read reach Redis in one script, and are answered as if each had come alone.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -25,7 +25,7 @@ const ADD: Operation = Operation::Add { ack_timeout_ticks: 5, attempt: 1 };
 const DEL: Operation = Operation::Del { withdraw: false };
 const WITHDRAW: Operation = Operation::Del { withdraw: true };
 
-/// What became of a request; none where it was refused for the limit.
+/// The outcome of a request; none if it was refused for the limit.
 type Ended = Option<Vec<Outcome>>;
 
 /// A ring in a Redis of its own whose time is stopped.

@@ -1,4 +1,4 @@
-//! What Redis sees of the connections of a sidecar, and what a sidecar says if there is no room for them.
+//! The connections of a sidecar as Redis sees them, and the log of a sidecar if there is no room for them.
 
 use std::time::Duration;
 

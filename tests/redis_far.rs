@@ -43,7 +43,7 @@ fn a_long_way_lengthens_no_tick() {
     assert_eq!(sidecar.metrics().count("shifted_ticks_total"), 0);
 }
 
-/// Whoever deletes groups without end waits for itself; what it has not begun when it goes is not begun any more.
+/// A client that deletes groups without end waits for itself alone. Deletions not begun when it goes never begin.
 #[test]
 fn deleting_many_groups_holds_up_no_subscribe_of_others() {
     let redis = Redis::start();

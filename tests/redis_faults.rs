@@ -253,7 +253,7 @@ fn no_more_acks_are_held_than_may_be() {
 #[test]
 fn a_half_closed_connection_is_answered_when_redis_is_back() {
     let redis = Redis::start();
-    // Whoever is silent for 2 s is asked to go.
+    // A peer that is silent for 2 s gets a GoAway.
     let sidecar = Sidecar::on(&redis, "only", &["--tick", "200ms", "--slots", "15"]);
     let stream = TcpStream::connect(sidecar.listen).unwrap();
     let mut connection = Raw::over_tcp(stream.try_clone().unwrap()).greet();
@@ -268,7 +268,7 @@ fn a_half_closed_connection_is_answered_when_redis_is_back() {
     assert_eq!(sidecar.metrics().refusals("silent"), 0);
     connection.assert_closed();
 
-    // Whoever is gone does not wait.
+    // A disconnected client does not wait.
     let mut connection = sidecar.connect();
     connection.ask(&frames::add(&[2], 15, 1)).added();
     redis.stop();

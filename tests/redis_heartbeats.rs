@@ -8,7 +8,7 @@ use redis::{Connection, Value};
 
 use crate::support::redis::{Redis, ask};
 
-/// What a sidecar adds to the scripts that work on groups.
+/// The prefix of the scripts that work on groups.
 const GUARD: &str = include_str!("../src/redis/scripts/guard.lua");
 const GROUPS: &str = include_str!("../src/redis/scripts/groups.lua");
 
@@ -29,7 +29,7 @@ struct Simulated {
     connection: Connection,
 }
 
-/// What Redis counted of the scripts: how many, and how long they took in all.
+/// The scripts as Redis counted them: how many, and how long they took in all.
 #[derive(Clone, Copy, Debug)]
 struct Counted {
     calls: f64,
@@ -134,7 +134,7 @@ impl Fleet<'_> {
         }
     }
 
-    /// What Redis counts while something is done.
+    /// The counts of Redis during an action.
     fn count(&mut self, done: impl FnOnce(&mut Self)) -> Counted {
         self.redis.command::<()>(&["CONFIG", "RESETSTAT"]);
         done(self);

@@ -52,7 +52,7 @@ fn an_outbox_or_a_group_that_is_lost_is_made_anew() {
     for (first, loss) in (10..).step_by(10).zip(losses) {
         sidecar.wait_for_settled("audit");
         redis.command::<()>(loss);
-        // What is published meanwhile and settled by all others may be gone.
+        // A batch that is published meanwhile and settled by all others may be gone.
         wait_until("all is there again", || {
             redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 2
                 && redis
@@ -252,7 +252,7 @@ fn a_pointer_that_redis_has_lost_moves_again_under_another_epoch() {
     // Beyond the tick of their batch: what is published is lost in other tests.
     sidecar.wait_for_pointer(sidecar.pointer() + 5);
     let epoch = number("epoch");
-    // What a Redis has that was killed, and read its file again, of which the last second was not written.
+    // The state of a Redis that was killed and read its file again, without the last second.
     let lost = "local meta = KEYS[1] \
         for _, field in ipairs({'pointer', 'frozen_from'}) do redis.call('HINCRBY', meta, field, -3) end \
         return redis.call('HINCRBY', meta, 'due_ms', -600)";
@@ -357,7 +357,7 @@ fn an_ephemeral_group_that_nobody_can_leave_any_more_goes_within_minutes_of_the_
     assert!(is_there(), "a clock that was set is no time that passed");
     let noted = || redis.command::<String>(&["HGET", "{ackwheel:0}:groups", orphan]);
     wait_until("it is noted that it has no subscriber", || noted().contains(' '));
-    // What a wheel of more than a minute would lead to.
+    // The effect of a wheel of more than a minute.
     let since = noted()[2..].parse::<u64>().unwrap() - 61_000 / 50;
     redis.command::<()>(&["HSET", "{ackwheel:0}:meta", "begun_at", "0"]);
     redis.command::<()>(&["HSET", "{ackwheel:0}:groups", orphan, &format!("e {since}")]);

@@ -13,7 +13,7 @@ use crate::support::{SLACK, wait_until};
 
 const MESSAGES: u64 = 16_000;
 
-/// What happened at these sidecars, by their metrics and logs.
+/// The problems of these sidecars, by their metrics and logs.
 #[derive(Debug, PartialEq, Eq)]
 struct Troubles {
     timeouts: u64,

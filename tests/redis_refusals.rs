@@ -72,7 +72,7 @@ fn a_redis_without_memory_takes_no_adds_and_everything_else_goes_on() {
     connection.ask(&frames::add(&[200], 10, 1)).assert_error(STORE_AWAY, RETRYABLE);
     assert_eq!(connection.ask(&frames::del(&[7, 300])).outcomes(), [ACKED, UNKNOWN]);
     assert_eq!(connection.ask(&frames::del(&[300])).outcomes(), [UNKNOWN], "what is unknown blocks nobody");
-    // What frees memory is in the same script.
+    // The dels that free memory are in the same script.
     connection.send(&[frames::del(&[8]).bytes(1_001), frames::add(&[201], 10, 1).bytes(1_002)].concat());
     let mut answers = [connection.next_answer(), connection.next_answer()];
     answers.sort_by_key(|answer| answer.correlation);

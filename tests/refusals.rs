@@ -1,4 +1,4 @@
-//! What is wrong within a frame is refused with its reason, and the connection goes on.
+//! A fault within a frame is refused with its reason, and the connection goes on.
 
 use std::collections::BTreeMap;
 

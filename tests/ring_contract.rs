@@ -28,7 +28,7 @@ const SLOTS: u16 = 5;
 const TICK: Duration = Duration::from_secs(1);
 const MAX_IN_FLIGHT: u64 = 20_000;
 
-/// What the checks do with a mounted store.
+/// The operations of the checks on a mounted store.
 struct Subject<M> {
     mount: M,
     ring: Arc<dyn Ring>,

@@ -62,7 +62,7 @@ enum Step {
     Lead {
         store: usize,
     },
-    /// The lease is gone, as if it had run out; whoever led believes that he still does.
+    /// The lease is gone, as if it had run out; the old leader believes that it still leads.
     LoseLease,
     /// The next answer to a store is lost.
     LoseAnswer {
@@ -268,7 +268,7 @@ impl Subject<'_> {
     async fn finish(mut self) {
         let store = self.model.leader.unwrap_or(0);
         self.lead(store).await;
-        // What was published last is remembered for a revolution more.
+        // The messages published last are remembered for a revolution more.
         let end = self.model.pointer + CATCH_UP + 2 * self.model.slots + 2;
         while !self.model.in_flight.is_empty() || self.model.pointer < end {
             let wait = self.model.next[store].map_or(0, |next| next.saturating_sub(self.model.now));

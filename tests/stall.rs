@@ -36,7 +36,7 @@ enum Way {
     OverNewConnections,
 }
 
-/// A sidecar with 200 messages in flight, whoever added them, and a subscriber.
+/// A sidecar with 200 messages in flight, their connection, and a subscriber.
 struct Scene {
     sidecar: Sidecar,
     adder: Raw,
@@ -146,7 +146,7 @@ fn a_long_stall(moment: Moment, way: Way) {
     let batches = scene.timed_out(50);
     assert_exactly_the_others_timed_out(&batches);
     for batch in &batches {
-        // What the sidecar did not live through does not count.
+        // Time in which the sidecar did not run does not count.
         let alive = batch.arrived - scene.added - (went_on - stopped);
         assert!(alive >= ACK_TIMEOUT, "timed out after {alive:?} alive");
         assert!(batch.arrived - went_on >= TICK, "decided {:?} after waking", batch.arrived - went_on);

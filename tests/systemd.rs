@@ -127,7 +127,7 @@ fn it_is_not_ready_before_its_store_has_answered() {
     thread::scope(|scope| {
         let sidecar = scope.spawn(move || Sidecar::spawn(&mut command));
         assert_eq!(manager.message(), "STATUS=opening the store");
-        // Whoever asked would be kept waiting, or sent away: to be ready is to answer.
+        // A client would have to wait, or be refused: to be ready is to answer.
         assert!(!doors.iter().any(|(door, words)| answers(*door, words)), "the store has not answered");
         assert_eq!(manager.message_within(Duration::from_millis(1)), None, "the store has not answered");
         redis.go_on();
@@ -186,7 +186,7 @@ fn a_stalled_ticker_sends_no_watchdog_signal_even_if_all_else_runs() {
     while manager.message() != SIGN_OF_LIFE {}
     let Some(held) = HeldThread::hold(sidecar.id(), "ticker") else { return };
     wait_until("the probe says so", || {
-        // What found no room in the queue would come later.
+        // Messages without room in the queue would come later.
         manager.forget();
         sidecar.get("/livez").0 == 503
     });

@@ -21,7 +21,7 @@ fn assert_plain(text: &str) {
     }
 }
 
-/// What `status` draws of an answer.
+/// The output of `status` for an answer.
 fn drawn(status: &Value, flags: &[&str]) -> String {
     told("200 OK", &status.to_string(), flags).output().to_owned()
 }

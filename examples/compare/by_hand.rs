@@ -31,7 +31,7 @@ pub trait Dialect {
     fn del(&mut self, numbers: Range<u64>, output: &mut Vec<u8>);
 
     /// Takes answers from the front of the input; returns how many bytes that were, and how many operations are
-    /// complete with them. What an operation says next goes to the output.
+    /// complete with them. The next bytes of an operation go to the output.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ enum Phase {
     Run {
         until: Instant,
     },
-    /// What is under way is answered, and nothing new is sent.
+    /// Requests under way are answered, and nothing new is sent.
     Settle,
     Empty,
 }

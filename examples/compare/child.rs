@@ -1,4 +1,4 @@
-//! Processes that end with whoever started them: this program in another role, and servers.
+//! Processes that end with their parent: this program in another role, and servers.
 
 use std::io::{BufRead, BufReader, Read, stdin};
 use std::net::{Ipv4Addr, TcpListener};
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How often it is looked whether one has ended.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Whose stdin ends so soon was started without one.
+/// A process whose stdin ends so soon was started without one.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// A process that ends with its owner: at once where the owner lets it go, and at the end of its stdin where the

@@ -25,14 +25,14 @@ const LATE_P99: &str = "ms late, p99 of timeouts";
 
 const FULL: &str = "memory, 64 connections, as fast as possible";
 const HALF: &str = "memory, 64 connections, half of that rate";
-/// Whoever collects for longer what it writes has each wake-up and system call of both sides pay for more.
+/// With a longer collection of writes, each wake-up and system call of both sides serves more requests.
 const SELDOM: &str = "the same, each connection every 16 ms in place of 4";
 const SELDOM_EVERY: Duration = Duration::from_millis(16);
 /// What of the tails is the server's, the wire's and the machine's: a Ping touches no wheel.
 const PINGS: &str = "Pings to it, as many frames a second";
-/// What is the wire's and the machine's.
+/// The share of the wire and the machine.
 const ECHOED: &str = "Pings to a bare echo, as many frames a second";
-/// What is the machine's: nothing else has anything to do then.
+/// The share of the machine: nothing else runs then.
 const WAKING: &str = "a thread that sleeps, woken so late";
 /// The same: what is taken from those that do not sleep has to be made up for, in the time that is left.
 const TAKEN: &str = "threads that only look at the clock, a processor each";

@@ -1,4 +1,4 @@
-//! What the machine itself does to whatever runs on it: nothing else has anything to do meanwhile.
+//! The delays that the machine itself causes: nothing else runs meanwhile.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! It starts what it needs on free ports of this machine and ends it again: sidecars, an echo server, Redis and
-//! beanstalkd. What is not installed is skipped, and the report says so. In every round each subject runs once,
+//! beanstalkd. A program that is not installed is skipped, and the report says so. In every round each subject runs once,
 //! one after the other, so that a busy minute of the machine hits all of them; a ratio is taken within a round, and
 //! the median over the rounds is reported. docs/PERFORMANCE.md tells what is compared with what, and why so.
 
@@ -100,7 +100,7 @@ enum Part {
     Bulk,
 }
 
-/// What this program is when it has started itself.
+/// The role of this program when it has started itself.
 #[derive(Debug, Subcommand)]
 enum Role {
     /// A subject in the process: prints what it measured

@@ -98,7 +98,7 @@ pub enum Keys {
     HashThenSets,
 }
 
-/// What a command says of each message.
+/// The argument of a command for each message.
 #[derive(Clone, Copy, PartialEq)]
 enum Words {
     Id,

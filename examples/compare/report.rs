@@ -1,4 +1,4 @@
-//! What was found: a table for people, JSON for machines.
+//! The report: a table for people, JSON for machines.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::plan::Plan;
 use crate::runs::Rows;
 
-/// What was found.
+/// The results.
 #[derive(Debug, Serialize)]
 pub struct Report {
     cores: usize,
@@ -16,15 +16,15 @@ pub struct Report {
     pub parts: Vec<PartReport>,
 }
 
-/// What was found in one part.
+/// The results of one part.
 #[derive(Debug, Serialize)]
 pub struct PartReport {
     part: String,
-    /// What was measured.
+    /// The name of the measurement.
     pub rows: Rows,
-    /// What that means.
+    /// Its meaning.
     pub targets: Vec<Target>,
-    /// What was not measured, and why.
+    /// The measurements that were skipped, and why.
     pub skipped: Vec<String>,
     /// Why the part ended before its end.
     pub failed: Option<String>,
@@ -36,11 +36,11 @@ pub struct Target {
     what: String,
     /// Whether more is better.
     more: bool,
-    /// What was reached; none where it was not measured.
+    /// The value reached; none if it was not measured.
     figure: Option<f64>,
-    /// What must hold.
+    /// The condition that must hold.
     first: f64,
-    /// What was aimed at.
+    /// The target.
     aim: f64,
     verdict: Verdict,
 }

@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-/// What was measured of a subject, round by round.
+/// The measurements of a subject, round by round.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Who was measured.
+    /// The name of the subject.
     pub subject: String,
-    /// What was measured, with its unit.
+    /// The name of the measurement, with its unit.
     pub figure: &'static str,
     /// The median of the rounds.
     pub median: f64,
@@ -49,7 +49,7 @@ impl Rows {
         Some(median(&ratios))
     }
 
-    /// The ratio to whichever of several subjects is highest.
+    /// The ratio to the highest of several subjects.
     pub fn ratio_to_best(&self, of: (&str, &str), to: &[&str], figure: &str) -> Option<f64> {
         let measured = to.iter().filter_map(|subject| Some((self.median(subject, figure)?, *subject)));
         let (_, best) = measured.max_by(|one, other| one.0.total_cmp(&other.0))?;

@@ -12,7 +12,7 @@ use crate::scripts;
 use crate::sidecar::{Sidecar, run};
 use crate::wire::{CPU, PAIRS, record};
 
-/// What is said where there is no Redis.
+/// The text if there is no Redis.
 pub const NO_REDIS: &str = "Redis, which is not installed: apt-get install redis-server";
 
 const P50: &str = "us, p50 of add and del";

@@ -21,7 +21,7 @@ use crate::sidecar::{Sidecar, run};
 pub const PAIRS: &str = "pairs/s";
 /// CPU time of a process.
 pub const CPU: &str = "s of CPU";
-/// What a sidecar holds once a round is over.
+/// The memory of a sidecar once a round is over.
 const MEGABYTES: &str = "MB resident, after all loads";
 /// Of this our ring reaches so many times as much.
 const TIMES: &str = "times that: our ring, pairs/s";
@@ -55,7 +55,7 @@ const SORTED_SET_MANY: &str = "Redis ZADD, ZREM of 512, 8 x 8";
 const SORTED_SET_BY_MS_MANY: &str = "Redis ZADD, ZREM by ms of 512, 8 x 8";
 const HASH_MANY: &str = "Redis HSET + SADD of 512 and back, 8 x 8";
 
-/// What runs.
+/// The program that runs.
 struct Servers {
     plan: Plan,
     memory: Sidecar,

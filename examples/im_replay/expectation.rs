@@ -1,4 +1,4 @@
-//! What the trace says must become of a message: whether its phone was online.
+//! The expected outcome of a message by the trace: whether its phone was online.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
-//! What happened to each message, compared with what the trace says must happen.
+//! The outcome of each message, compared with the trace.
 //!
-//! It has no clock: whoever reports says when it happened. So it can be tested without waiting.
+//! It has no clock: each report names its time. So it can be tested without waiting.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -25,7 +25,7 @@ const SCHEDULING_SLACK: Duration = Duration::from_millis(500);
 /// Whatever takes longer counts as this: an hour.
 const LONGEST_MICROSECONDS: u64 = 3_600_000_000;
 
-/// What is known about a message.
+/// The state of a message.
 #[derive(Clone, Debug, Default)]
 struct Entry {
     client: u64,
@@ -47,7 +47,7 @@ pub struct Ledger {
     entries: Vec<Entry>,
     /// Each batch seen, and with which delivery counts.
     batches: HashMap<BatchId, HashSet<u32>>,
-    /// What arrived before the first message was pushed is left over from others.
+    /// Batches that arrived before the first message was pushed are left over from others.
     opened: bool,
     leftover_batches: u64,
     mismatches: Mismatches,

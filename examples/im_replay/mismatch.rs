@@ -101,7 +101,7 @@ impl Mismatches {
         Kind::ALL.iter().map(|kind| (kind.as_str(), self.counts[*kind as usize]))
     }
 
-    /// What the first of them were.
+    /// The first of them.
     pub fn descriptions(&self) -> &[String] {
         &self.descriptions
     }

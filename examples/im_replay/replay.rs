@@ -15,7 +15,7 @@ use crate::ledger::Ledger;
 use crate::mismatch::Kind;
 use crate::plan::Planned;
 
-/// What is due within this time on one connection goes out in one frame.
+/// Messages due within this time on one connection go out in one frame.
 const FRAME_WINDOW: Duration = Duration::from_millis(5);
 
 /// Before the start, batches that others left over are over once none came for this long …
@@ -30,9 +30,9 @@ const MISSING_PATIENCE: Duration = Duration::from_secs(5);
 /// A connection that pushes, and where its phones' Acks come in.
 #[derive(Clone)]
 pub struct Node {
-    /// What it adds on.
+    /// The connection for adds.
     pub adds: Client,
-    /// What it acknowledges on: where the store is shared, the connection of another node.
+    /// The connection for Acks: with a shared store, that of another node.
     pub acks: Client,
 }
 

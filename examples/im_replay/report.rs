@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::ledger::Ledger;
 use crate::plan::Planned;
 
-/// What the replay found; as JSON in the order of its fields.
+/// The report of the replay; as JSON in the order of its fields.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pushed: usize,

@@ -14,7 +14,7 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// An instant message as the trace has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Push {
-    /// Who sent it.
+    /// The sender.
     pub source: u64,
     /// Whom it was sent to.
     pub destination: u64,
@@ -22,7 +22,7 @@ pub struct Push {
     pub seconds: u64,
 }
 
-/// Reads a whole trace. What is gzip is told by its first bytes, not by its name.
+/// Reads a whole trace. A gzip file is recognised by its first bytes, not by its name.
 ///
 /// # Errors
 ///

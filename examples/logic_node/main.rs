@@ -41,7 +41,7 @@ const SESSIONS: u64 = 60;
 const MESSAGES: u64 = 500;
 /// A message every so often.
 const PACE: Duration = Duration::from_millis(10);
-/// What is not settled this long after the last message never will be.
+/// A message that is not settled this long after the last one never will be.
 const SETTLING_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A small but whole logic node

@@ -191,7 +191,7 @@ impl LogicNode {
         records.on_the_way.is_empty() && records.unanswered == 0 && self.phones.are_quiet()
     }
 
-    /// What came of it all.
+    /// The result of the run.
     pub fn print_summary(&self) {
         let records = self.records();
         let counts = &records.counts;

@@ -35,7 +35,7 @@ pub struct Push {
     pub pushed_at: Instant,
 }
 
-/// What happened, in numbers.
+/// The counts of a run.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Messages that were to be sent.

@@ -72,7 +72,7 @@ pub(crate) enum Failure {
     /// Something went wrong at run time.
     #[error("{0}")]
     Run(String),
-    /// Whoever read the output has gone; nothing is left to say, and nobody to say it to.
+    /// The reader of the output has gone: nothing is left to print.
     #[error("the reader of the output has gone")]
     ReaderGone,
 }

@@ -204,7 +204,7 @@ fn hangup_is_ignored() -> bool {
     ignored.is_some_and(|mask| mask & 1 << (rustix::process::Signal::HUP.as_raw() - 1) != 0)
 }
 
-/// Whoever started this process and wants to be told how it does.
+/// The service manager that started this process, if it wants to be notified.
 fn service_manager() -> ServiceManager {
     let variable = |name: &str| std::env::var_os(name);
     let (manager, wrong) = ServiceManager::of_environment(variable, std::process::id());
@@ -226,7 +226,7 @@ fn usage(error: impl std::fmt::Display) -> Failure {
     Failure::Usage(error.to_string())
 }
 
-/// What is logged; of that, the lines about lines that were left out always.
+/// The filter of the log. Lines about omitted lines always pass.
 fn filter(text: &str) -> Result<EnvFilter, Failure> {
     let wrong = |why: &dyn std::fmt::Display| {
         Failure::Usage(format!(
@@ -257,7 +257,7 @@ fn start_logging(filter: EnvFilter, format: LogFormat) -> Result<Limit, Failure>
             "no thread to write the log could be started: {error}; look at the limit of processes"
         ))
     })?;
-    // What the formatter says of itself would go to stderr around the writer.
+    // Errors of the formatter itself would go to stderr around the writer.
     let lines = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
     let lines = match format {
         LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),

@@ -60,7 +60,7 @@ pub(super) struct Status {
 impl Status {
     pub(super) fn run(self) -> Result<(), Failure> {
         let url = format!("http://{}/status", self.admin);
-        // The sidecar is near: no proxy lies between. What it says with an error status is worth reading.
+        // The sidecar is near: no proxy lies between. The text of an error status is worth reading.
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(self.timeout))
             .proxy(None)
@@ -108,7 +108,7 @@ fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// What should not be so, in words; or that there is nothing of the kind.
+/// The problems in words, or a line that says that there is none.
 fn draw_notes(text: &mut String, report: &StatusReport) {
     let (begin, rings) = (text.len(), report.rings.len());
     let unled = report.rings.iter().filter(|ring| ring.leader.is_none()).count();

@@ -80,7 +80,7 @@ impl Watch {
         let mut subscription =
             Subscription::open(self.connect.address(), options, self.connect.options()?).await?;
         if stderr().is_terminal() {
-            // Nothing else would show that it waits. Whoever pipes the output has no use for it.
+            // Nothing else would show that it waits. In a pipe this line is of no use.
             let _ =
                 writeln!(stderr(), "ackwheel: waiting for timeout batches of the group {}", subscription.group());
         }
@@ -176,7 +176,7 @@ fn plain_line(batch: &TimeoutBatch) -> String {
         let message = timed_out.message.to_string();
         let left = batch.messages.len() - listed;
         let more = format!(" +{left} more");
-        // What follows the message may be that others follow, if there are any.
+        // The words behind the message may say that others follow.
         let after = if left > 1 { format!(" +{} more", left - 1).len() } else { 0 };
         if line.len() + list.len() + 1 + message.len() + after > COLUMNS {
             list.push_str(&more);

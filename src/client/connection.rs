@@ -70,7 +70,7 @@ pub(super) struct Connection {
     timer: Pin<Box<Sleep>>,
     /// Whether the last alarm rang too late to judge.
     spared: bool,
-    /// What the server said about the end before it came.
+    /// The reason that the server gave for the end, before it came.
     farewell: Option<String>,
     /// Acknowledgements that nobody waits for, by their correlation ids: those that are repeated.
     repeated: HashMap<u32, Vec<BatchId>>,
@@ -99,7 +99,7 @@ impl Connection {
         }
     }
 
-    /// Serves until the end. What was in flight then has failed; what waits in the lane still waits.
+    /// Serves until the end. Requests in flight then have failed; requests in the queue still wait.
     pub(super) async fn serve(mut self, lane: &mut Lane) -> End {
         match self.work(lane).await {
             Ok(()) => {
@@ -127,7 +127,7 @@ impl Connection {
         self.decode()?;
         loop {
             if !lane.is_empty() {
-                // Who has given up already is not sent: so its caller knows that it was not applied.
+                // A request whose caller has given up is not sent: so the caller knows that it was not applied.
                 lane.fail_expired(Instant::now(), || self.timed_out_unsent());
                 self.encode_waiting(lane);
             }
@@ -261,7 +261,7 @@ impl Connection {
         if correlation < FIRST_REQUEST || error.reason().is_some_and(Reason::closes) {
             self.farewell = Some(format!("the server said: {}", error.text));
         }
-        // What is repeated was refused: it is repeated once more when the batch comes again.
+        // The repeat was refused. There is another one when the batch is redelivered.
         self.repeated.remove(&correlation);
         self.in_flight.answer(correlation, Body::Error(error));
     }

@@ -1,4 +1,4 @@
-//! What can go wrong, and what that says about the request.
+//! The errors of the client, and their promise about the request.
 
 use std::io;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ pub enum ClientError {
         cause: Box<ClientError>,
     },
 
-    /// What the call belongs to has ended.
+    /// The client or the subscription of the call has ended.
     #[error(
         "the connection to {address} was closed on this side: keep client and subscription while they are used"
     )]
@@ -88,7 +88,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// What is known about the request: that nothing of it was applied, or nothing at all.
+    /// The promise about the request: that nothing of it was applied, or none at all.
     #[must_use]
     pub fn promise(&self) -> Promise {
         match self {
@@ -134,7 +134,7 @@ impl ClientError {
     }
 }
 
-/// What to ask oneself, unless somebody is there who is not trusted, or speaks no TLS.
+/// The advice for an error, unless the peer is not trusted or speaks no TLS.
 fn question(cause: &io::Error) -> &'static str {
     if cause.kind() == io::ErrorKind::InvalidData { "" } else { "; is ackwheel serving there?" }
 }

@@ -27,7 +27,7 @@ pub(super) const FIRST_REQUEST: u32 = 3;
 /// Bytes from a server.
 pub(super) struct Incoming {
     reader: Box<dyn AsyncRead + Send + Unpin>,
-    /// What was read and not yet decoded.
+    /// Bytes that were read and not yet decoded.
     pub(super) bytes: BytesMut,
 }
 
@@ -107,10 +107,10 @@ impl Stream {
         self.outgoing.writer.flush().await
     }
 
-    /// Asks, and waits for the answer. What else may come meanwhile is signs of life and of an end.
+    /// Sends a request and waits for its answer. Pings and a GoAway may come meanwhile.
     async fn ask(&mut self, correlation: u32, body: Body) -> Result<Body, HandshakeError> {
         let written = self.write_frame(&Frame::new(correlation, body)).await;
-        // Who closes before it has read has perhaps said why.
+        // A server that closes before it has read may have sent its reason.
         let mut unwritten = written.err();
         loop {
             let read = self.read_frame().await;
@@ -140,7 +140,7 @@ pub(super) struct Established {
 pub(crate) struct Greeted {
     pub(crate) reader: Box<dyn AsyncRead + Send + Unpin>,
     pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
-    /// What came behind Welcome.
+    /// The bytes behind Welcome.
     pub(crate) received: BytesMut,
     pub(crate) welcome: Welcome,
 }

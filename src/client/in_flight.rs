@@ -22,7 +22,7 @@ struct Written {
     _room: OwnedSemaphorePermit,
 }
 
-/// What became of an answer.
+/// The result of matching an answer to its request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answered {
     /// Its caller has it, unless the caller has gone.

@@ -6,7 +6,7 @@
 //! lying for too long, or that came on a connection now lost, it gives to another member, or to us again,
 //! and then the credit no longer counts our old copy. So a copy replaces the one that lies here, and where
 //! the inbox holds more than the credit allows, what arrives is not kept, but given back: the server
-//! hands it to others, or to us again. What lies here is kept, also across connections: the server that sent it may
+//! hands it to others, or to us again. Batches stay here, also across connections: the server that sent it may
 //! have gone, and with it the only other copy.
 
 use std::collections::{HashSet, VecDeque};
@@ -27,7 +27,7 @@ pub(super) struct Inbox {
     acknowledged: Acknowledged,
 }
 
-/// What became of a batch that arrived.
+/// The outcome for a batch that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrived {
     /// It waits for its reader.
@@ -48,7 +48,7 @@ struct State {
     group: String,
     reconnects: u64,
     ended: bool,
-    /// What the reader is still to be told.
+    /// Events that the reader has not received yet.
     error: Option<ClientError>,
     reader: Option<Waker>,
 }

@@ -25,11 +25,11 @@ use crate::protocol::frame::{Body, MAX_MESSAGES, Welcome};
 /// How many messages may be in requests that wait to be written: 16 MiB.
 const WINDOW_MESSAGES: usize = 32 * MAX_MESSAGES;
 
-/// What a request counts for at least, in messages, and what is left of it once it is written: the memory
+/// The least weight of a request, in messages, and its weight once it is written: the memory
 /// of who waits for the answer.
 pub(super) const LEAST_WEIGHT: usize = 8;
 
-/// What a request timeout beyond the end of time counts for.
+/// The timeout that stands for one beyond the end of time.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 // The largest frame can always pass.
@@ -41,11 +41,11 @@ pub(super) type Answer = Result<Body, ClientError>;
 /// A request on its way.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// What it asks.
+    /// Its content.
     pub(super) body: Body,
     /// When its caller gives up.
     pub(super) deadline: Instant,
-    /// Who waits for the answer.
+    /// The caller that waits for the answer.
     pub(super) answer: oneshot::Sender<Answer>,
     /// Its room in the window.
     pub(super) room: OwnedSemaphorePermit,
@@ -66,7 +66,7 @@ pub struct Outage {
     pub cause: Arc<str>,
 }
 
-/// What callers and the background task both see.
+/// The state that callers and the background task share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) address: Address,
@@ -79,7 +79,7 @@ impl Shared {
         Shared { address, welcome: Mutex::new(welcome), outage: Mutex::new(None) }
     }
 
-    /// What the server of the current connection, or of the last one, said of itself.
+    /// The Welcome of the current connection, or of the last one.
     pub(super) fn welcome(&self) -> Welcome {
         self.welcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

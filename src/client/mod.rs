@@ -41,7 +41,7 @@
 //! ```
 //!
 //! One background task a link owns the connection and everything that can change about it; callers only
-//! queue and wait. What has no I/O (`in_flight`, `silence`, `inbox`) is tested without any.
+//! queue and wait. The parts without I/O (`in_flight`, `silence`, `inbox`) are tested without any.
 
 mod acknowledged;
 mod address;
@@ -221,7 +221,7 @@ impl Client {
         self.inner.link.shared.outage().clone()
     }
 
-    /// What the server said of itself when the current connection began, or the last one.
+    /// The Welcome of the current connection, or of the last one.
     #[must_use]
     pub fn welcome(&self) -> Welcome {
         self.inner.link.shared.welcome()

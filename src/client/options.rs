@@ -1,4 +1,4 @@
-//! What a caller can choose, with defaults that fit most.
+//! The options of a client, with defaults that fit most.
 
 use std::fmt;
 use std::time::Duration;
@@ -116,7 +116,7 @@ impl fmt::Debug for ClientOptions {
     }
 }
 
-/// What can be said about the messages of an AddNewMsg.
+/// The options of an AddNewMsg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddOptions {
     /// Ticks that they may stay in flight, 1 to the slots of the ring; none for one revolution.
@@ -147,7 +147,7 @@ impl AddOptions {
     }
 }
 
-/// What to subscribe to, and how much at once.
+/// The options of a subscription: the group, and how many messages at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribeOptions {
     /// The group to join; none for an ephemeral group of one's own, which the server names.
@@ -202,7 +202,7 @@ impl SubscribeOptions {
     }
 }
 
-/// A text that a frame can carry. What else is wrong with it is the server's to say.
+/// A text that a frame can carry. The server checks the rest.
 pub(super) fn short_text(what: &str, text: &str) -> Result<String, ClientError> {
     let length = text.len();
     if length > MAX_TEXT_LENGTH {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What the silence of the server asks for.
+/// The action that the silence of the server requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Nothing yet.
@@ -50,7 +50,7 @@ impl Silence {
         self.asked = false;
     }
 
-    /// What is to be done at `now`.
+    /// The action at `now`.
     pub(super) fn judge(&mut self, now: Instant) -> Verdict {
         let silent = now.saturating_duration_since(self.since);
         if self.asked && silent >= self.interval * 2 {

@@ -122,7 +122,7 @@ impl Subscription {
         self.link.shared.outage().clone()
     }
 
-    /// What the server said of itself when the current connection began, or the last one.
+    /// The Welcome of the current connection, or of the last one.
     #[must_use]
     pub fn welcome(&self) -> Welcome {
         self.link.shared.welcome()

@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    /// What was written, and a clock to turn.
+    /// The lines that were written, and a clock that the test sets.
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
 

@@ -54,7 +54,7 @@ const _: () =
 pub struct Frame {
     /// Chosen by who asks, repeated by who answers; 0 in Ping and GoAway that a server starts.
     pub correlation: u32,
-    /// What it says.
+    /// Its content.
     pub body: Body,
 }
 
@@ -66,7 +66,7 @@ impl Frame {
     }
 }
 
-/// What a frame says: one variant a type.
+/// The content of a frame: one variant a type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// The first frame of a connection.
@@ -232,11 +232,11 @@ pub struct TimeoutBatch {
     pub delivery_count: u32,
     /// How long ago its tick was decided, in ms.
     pub age_ms: u64,
-    /// What is said of its tick.
+    /// The counts and flags of its tick.
     pub counts: TickCounts,
     /// Whether it is the last of its tick.
     pub last: bool,
-    /// What timed out.
+    /// The messages that timed out.
     pub messages: Vec<TimedOut>,
 }
 
@@ -254,7 +254,7 @@ pub struct BatchNack {
 pub struct Error {
     /// The code: a [`Reason`], or one that this build does not know.
     pub code: u16,
-    /// What it promises about the request.
+    /// The promise about the request.
     pub promise: Promise,
     /// Whether the same request can succeed later or elsewhere.
     pub retryable: bool,

@@ -78,7 +78,7 @@ const HINTS: &[(&str, &str)] = &[
 const MAYBE_TLS: &str = "is it running, is the address in --store right, and does that begin with rediss:// where the \
                          port speaks TLS, and with redis:// where it does not?";
 
-/// What to do about a Redis that cannot be reached, by the cause.
+/// The remedy for a Redis that cannot be reached, by the cause.
 pub(super) fn hint(cause: &str) -> &'static str {
     let found = HINTS.iter().find(|(words, _)| cause.contains(words));
     found.map_or("is it running, and is the address in --store right?", |(_, hint)| hint)

@@ -85,7 +85,7 @@ pub struct GridPos {
 #[serde(default)]
 pub struct FieldConfig {
     pub defaults: FieldDefaults,
-    /// What differs for a series: a matcher and properties.
+    /// The exceptions for a series: a matcher and properties.
     pub overrides: Vec<Value>,
 }
 
@@ -94,7 +94,7 @@ pub struct FieldConfig {
 pub struct FieldDefaults {
     pub unit: String,
     pub decimals: Option<usize>,
-    /// What is said where there is nothing to show.
+    /// The text if there is nothing to show.
     pub no_value: Option<String>,
     pub thresholds: Thresholds,
     /// How a chart draws: style, fill, interpolation.
@@ -161,7 +161,7 @@ impl Dashboard {
 }
 
 impl Variable {
-    /// What it asks.
+    /// Its query.
     pub fn text(&self) -> &str {
         self.query.as_str().or_else(|| self.query["query"].as_str()).unwrap_or_default()
     }

@@ -26,7 +26,7 @@ const VIEW: View = View { width: 1_200, height: 900, dark: false };
 /// The sides of a place in the grid of 24 columns, and what is left free between two panels.
 const CELL: (f64, f64) = (48.0, 26.0);
 const GAP: f64 = 8.0;
-/// What a panel has around its content, to the left and to the right, with its border.
+/// The margins of a panel to the left and to the right, with its border.
 const PADDING: f64 = 13.0;
 /// A panel's title, with what is above and below it.
 const TITLE: f64 = 36.0;
@@ -54,7 +54,7 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// What Prometheus knows of the time that is shown.
+/// The samples of the time that is shown.
 struct Shown<'a> {
     prometheus: &'a Prometheus,
     /// Unix times.
@@ -206,7 +206,7 @@ fn page(dashboard: &Dashboard, shown: &Shown) -> String {
 }
 
 #[test]
-#[ignore = "makes docs/dashboard.png anew, in the two minutes that its charts take to be full"]
+#[ignore = "makes docs/dashboard.png again, in the two minutes that its charts take to be full"]
 fn of_the_overview() {
     let (Some(programs), Some(mut browser)) = (Programs::find(), Browser::start()) else { return };
     let redis = Redis::start();

@@ -40,9 +40,9 @@ pub fn selectors(query: &str) -> Vec<Selector> {
 
 struct Reader<'a> {
     rest: &'a str,
-    /// What each open parenthesis belongs to; nothing, where it only groups.
+    /// The function of each open parenthesis; none if it only groups.
     open: Vec<Option<Call>>,
-    /// What the next parenthesis belongs to.
+    /// The function of the next parenthesis.
     next: Call,
     found: Vec<Selector>,
 }
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         string
     }
 
-    /// What lies between two brackets, the first of which is next; none in strings are counted.
+    /// The text between two brackets, the first of which is next; brackets in strings do not count.
     fn between(&mut self, close: char) -> Vec<String> {
         self.skip(1);
         let mut parts = vec![String::new()];

@@ -29,7 +29,7 @@ const BAD: f64 = 0.04;
 /// Seconds until half of the Acks have come, and how far they spread (of the logarithm): in good networks and in bad.
 const LATENCY: [(f64, f64); 2] = [(0.11, 0.6), (1.2, 1.0)];
 
-/// What becomes of a message.
+/// The outcome of a message.
 enum Fate {
     AckedAfter(Duration),
     Withdrawn,

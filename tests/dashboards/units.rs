@@ -27,7 +27,7 @@ fn number(value: f64, decimals: Option<usize>) -> String {
 }
 
 fn scaled(value: f64, decimals: Option<usize>) -> String {
-    // What would be rounded up to a thousand is one of the next unit.
+    // A value that would be rounded up to a thousand is one of the next unit.
     let (divisor, letter) = match value.abs() {
         ..999.5 => return number(value, decimals),
         ..999.5e3 => (1e3, "K"),

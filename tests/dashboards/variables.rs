@@ -7,7 +7,7 @@ pub const RATE_INTERVAL: Duration = Duration::from_secs(4);
 /// The time shown.
 pub const RANGE: Duration = Duration::from_secs(90);
 
-/// What somebody chose in the boxes for job and instance.
+/// The choice in the boxes for job and instance.
 #[derive(Clone, Copy, Debug)]
 pub enum Choice<'a> {
     All,

@@ -12,7 +12,7 @@ use super::shared::Manners;
 use super::stage::{Ongoing, Remedy, Stage, Subject};
 use crate::support::clock::Clock;
 
-/// What clocks are set to, in seconds beside the true time.
+/// The offsets that clocks are set to, in seconds.
 const OFFSETS: [i64; 8] = [0, 0, 2, -2, 90, -90, 3_600, 3 * 86_400];
 
 /// How long after a request for a failover another follows, if the replica has not taken over.

@@ -256,7 +256,7 @@ impl History<'_> {
         all
     }
 
-    /// What a course becomes by an answer; none if the answer cannot be.
+    /// The course after an answer; none if the answer is impossible.
     fn after(&self, index: usize, course: Course, exempt: Exempt) -> Vec<Course> {
         let request = &self.requests[index];
         let in_flight = matches!(course.state, State::InFlight(_));

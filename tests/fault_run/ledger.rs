@@ -106,7 +106,7 @@ impl Ledger {
         }
     }
 
-    /// What was asked and answered for a message, in order.
+    /// The requests and answers for a message, in order.
     pub fn of(&self, index: u32) -> impl Iterator<Item = (Exchange, Answer)> + '_ {
         let first = self.entries[index as usize].into_iter().filter(|entry| *entry != NONE);
         let more = self.more.get(&index).into_iter().flatten().copied();

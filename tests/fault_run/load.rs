@@ -54,7 +54,7 @@ pub struct Loader {
     rate: f64,
     connection: Option<(usize, Peer)>,
     floods: u32,
-    /// What is to be sent, by time; the number keeps equal times apart.
+    /// The requests to send, by time; the number separates equal times.
     tasks: BTreeMap<(Instant, u64), (Task, Vec<u32>)>,
     planned: u64,
     ledger: Ledger,

@@ -20,7 +20,7 @@ pub struct Peer {
     pub went_away: bool,
 }
 
-/// What came.
+/// The next event of a connection.
 pub enum Came {
     Frame(Frame),
     /// Nothing, until the deadline.

@@ -7,9 +7,9 @@ use hdrhistogram::Histogram;
 use super::faults::Kind;
 use super::history::Breach;
 use super::timeline::Timeline;
-use super::verdict::{Tally, Verdict};
+use super::verdict::{Counts, Verdict};
 
-/// What a run found beside its messages.
+/// The findings of a run beside its messages.
 #[derive(Debug)]
 pub struct Batches {
     pub count: u64,
@@ -39,10 +39,10 @@ pub fn print(timeline: &Timeline, verdict: &Verdict, batches: &Batches, command:
          | late: p50, p99, max |\n|---|---|---|---|---|---|---|---|---|---|"
     );
     println!("{}", row("**all**", timeline.caused(), &verdict.all));
-    let none = Tally::default();
+    let none = Counts::default();
     for kind in Kind::ALL.into_iter().filter(|kind| timeline.count(*kind) > 0) {
-        let tally = verdict.by_kind.get(&kind).unwrap_or(&none);
-        println!("{}", row(kind.name(), timeline.count(kind), tally));
+        let counts = verdict.by_kind.get(&kind).unwrap_or(&none);
+        println!("{}", row(kind.name(), timeline.count(kind), counts));
     }
     let Batches { count, deliveries, ids_with_two_contents, missing_allowed, missing_broken } = batches;
     println!(
@@ -55,16 +55,16 @@ pub fn print(timeline: &Timeline, verdict: &Verdict, batches: &Batches, command:
     println!("- Batches that not every group got: {missing_broken} + {missing_allowed}.\n");
 }
 
-fn row(name: &str, faults: usize, tally: &Tally) -> String {
-    let mut row = format!("| {name} | {faults} | {} |", grouped(tally.messages));
+fn row(name: &str, faults: usize, counts: &Counts) -> String {
+    let mut row = format!("| {name} | {faults} | {} |", grouped(counts.messages));
     for breach in COLUMNS {
-        let (broken, allowed) = (tally.broken[breach as usize], tally.allowed[breach as usize]);
+        let (broken, allowed) = (counts.broken[breach as usize], counts.allowed[breach as usize]);
         // Nothing is written of zeros that the contract allows.
         let text =
             if allowed == 0 { grouped(broken) } else { format!("{} + {}", grouped(broken), grouped(allowed)) };
         write!(row, " {text} |").expect("a text can grow");
     }
-    write!(row, " {} |", late(&tally.late_ms)).expect("a text can grow");
+    write!(row, " {} |", late(&counts.late_ms)).expect("a text can grow");
     row
 }
 

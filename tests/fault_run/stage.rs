@@ -36,7 +36,7 @@ const WATCH: Duration = Duration::from_millis(500);
 /// How long nothing happens before a fault that finds everything in steady state.
 const STEADY_MS: std::ops::Range<u64> = 9_000..12_000;
 
-/// What ends a fault, or the next step of it.
+/// The end of a fault, or its next step.
 #[derive(Debug)]
 pub(super) enum Remedy {
     /// The sidecar of a place is started again, once it has ended.
@@ -94,7 +94,7 @@ pub(super) enum Subject {
 
 #[derive(Debug, Default)]
 pub(super) struct Place {
-    /// What runs there, and since when it drains if it does.
+    /// The sidecar there, and since when it drains if it does.
     pub sidecar: Option<(Sidecar, Option<Instant>)>,
     /// Its way to Redis.
     pub proxy: Option<Proxy>,
@@ -120,7 +120,7 @@ pub struct Stage {
     pub(super) logs: Vec<Log>,
     /// When it was last seen which server is the primary.
     watched: Instant,
-    /// What went wrong beside the messages, in words.
+    /// Problems beside the messages, in words.
     pub problems: Vec<String>,
 }
 
@@ -246,7 +246,7 @@ impl Stage {
     fn cause_next(&mut self) -> bool {
         let possible = |stage: &Stage| stage.bag.iter().position(|kind| stage.can_happen(*kind));
         let kinds = Kind::of(self.topology).len();
-        // What is left in the bag may have to wait for the store; other faults need not.
+        // The faults left in the bag may have to wait for the store; others need not.
         if possible(self).is_none() && self.bag.len() < kinds {
             let mut more = Kind::of(self.topology);
             more.shuffle(&mut self.random);

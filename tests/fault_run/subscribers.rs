@@ -92,7 +92,7 @@ impl Subscriber {
     }
 }
 
-/// What a subscriber does about a batch.
+/// The reaction of a subscriber to a batch.
 enum Reaction {
     Ack,
     Nack,

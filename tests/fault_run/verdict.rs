@@ -22,7 +22,7 @@ const SHOWN: usize = 3;
 
 /// Counts over some messages.
 #[derive(Clone, Debug)]
-pub struct Tally {
+pub struct Counts {
     pub messages: u64,
     /// By the index of [`Breach::ALL`]: against the contract, and allowed by it.
     pub broken: [u64; 6],
@@ -30,15 +30,15 @@ pub struct Tally {
     pub late_ms: Histogram<u32>,
 }
 
-impl Default for Tally {
-    fn default() -> Tally {
+impl Default for Counts {
+    fn default() -> Counts {
         let late_ms = Histogram::new(3).expect("three digits are possible");
-        Tally { messages: 0, broken: [0; 6], allowed: [0; 6], late_ms }
+        Counts { messages: 0, broken: [0; 6], allowed: [0; 6], late_ms }
     }
 }
 
-impl Tally {
-    fn merge(&mut self, other: &Tally) {
+impl Counts {
+    fn merge(&mut self, other: &Counts) {
         self.messages += other.messages;
         for breach in Breach::ALL {
             self.broken[breach as usize] += other.broken[breach as usize];
@@ -48,13 +48,13 @@ impl Tally {
     }
 }
 
-/// What was found in a run.
+/// The verdict on a run.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    pub all: Tally,
+    pub all: Counts,
     /// Timeouts with no fault from the AddNewMsg to the batch.
-    pub steady: Tally,
-    pub by_kind: HashMap<Kind, Tally>,
+    pub steady: Counts,
+    pub by_kind: HashMap<Kind, Counts>,
     /// The first broken promises, in words.
     pub shown: Vec<String>,
 }
@@ -63,8 +63,8 @@ impl Verdict {
     pub fn merge(&mut self, other: Verdict) {
         self.all.merge(&other.all);
         self.steady.merge(&other.steady);
-        for (kind, tally) in &other.by_kind {
-            self.by_kind.entry(*kind).or_default().merge(tally);
+        for (kind, row) in &other.by_kind {
+            self.by_kind.entry(*kind).or_default().merge(row);
         }
         self.shown.extend(other.shown);
         self.shown.truncate(SHOWN);
@@ -141,13 +141,13 @@ impl Judge<'_> {
             let broken = if self.is_plainly_right(index, &timeouts) { None } else { self.check(index, &timeouts) };
             let is_lost = matches!(broken, Some((Breach::Lost, _)));
             let to = self.end(requests(), &timeouts, is_lost);
-            let mut tallies = Tallies { verdict: &mut verdict, kinds: kinds.of(self.timeline, from, to) };
-            tallies.for_each(|tally| tally.messages += 1);
+            let mut rows = AllCounts { verdict: &mut verdict, kinds: kinds.of(self.timeline, from, to) };
+            rows.for_each(|row| row.messages += 1);
             if let Some((breach, why)) = broken {
                 let latest = if breach == Breach::Lost { self.latest(index, to) } else { to };
                 let allowed = self.timeline.allows(breach, from, latest, acked(requests(), &timeouts));
-                tallies.for_each(|tally| {
-                    let counts = if allowed { &mut tally.allowed } else { &mut tally.broken };
+                rows.for_each(|row| {
+                    let counts = if allowed { &mut row.allowed } else { &mut row.broken };
                     counts[breach as usize] += 1;
                 });
                 if !allowed && verdict.shown.len() < SHOWN {
@@ -219,8 +219,7 @@ impl Judge<'_> {
             let late = timeout.arrived.saturating_duration_since(due);
             let late_ms = u64::try_from(late.as_millis()).expect("a run is short");
             let kinds = kinds.of(self.timeline, add.begun, timeout.arrived);
-            Tallies { verdict, kinds }
-                .for_each(|tally| tally.late_ms.record(late_ms).expect("the histogram grows"));
+            AllCounts { verdict, kinds }.for_each(|row| row.late_ms.record(late_ms).expect("the histogram grows"));
             if self.timeline.is_steady(add.begun, timeout.arrived) {
                 verdict.steady.messages += 1;
                 verdict.steady.late_ms.record(late_ms).expect("the histogram grows");
@@ -236,14 +235,14 @@ fn acked(requests: impl Iterator<Item = Request>, timeouts: &[Timeout]) -> Optio
     acks.last().map(|ack| Acked { place: ack.place, begun: ack.begun, reported })
 }
 
-/// The tallies that a message counts in.
-struct Tallies<'a> {
+/// The rows that a message counts in.
+struct AllCounts<'a> {
     verdict: &'a mut Verdict,
     kinds: u32,
 }
 
-impl Tallies<'_> {
-    fn for_each(&mut self, mut count: impl FnMut(&mut Tally)) {
+impl AllCounts<'_> {
+    fn for_each(&mut self, mut count: impl FnMut(&mut Counts)) {
         count(&mut self.verdict.all);
         for kind in Kind::ALL.into_iter().filter(|kind| self.kinds & kind.bit() != 0) {
             count(self.verdict.by_kind.entry(kind).or_default());
@@ -280,7 +279,7 @@ mod tests {
     const WHEEL: Wheel = Wheel { tick: Duration::from_secs(1), slots: 5 };
 
     /// The verdict on a message that is acknowledged in second 2 at place 1, and reported in second 7.
-    fn judge(topology: Topology, fault: Option<(Kind, u64, u64)>, is_prompt: bool) -> Tally {
+    fn judge(topology: Topology, fault: Option<(Kind, u64, u64)>, is_prompt: bool) -> Counts {
         let begun = Instant::now();
         let at = |second| begun + Duration::from_secs(second);
         let mut ledger = Ledger::new(7);
@@ -325,9 +324,9 @@ mod tests {
             loses_until: Some(at(41)),
         };
         let timeline = Timeline { topology: Topology::Memory, faults: vec![killed] };
-        let tally = Judge { wheel: WHEEL, timeline: &timeline, ledger: &ledger, timeouts: &timeouts }.judge().all;
-        assert_eq!(tally.broken[Breach::Lost as usize] + tally.allowed[Breach::Lost as usize], 1);
-        tally.allowed[Breach::Lost as usize]
+        let row = Judge { wheel: WHEEL, timeline: &timeline, ledger: &ledger, timeouts: &timeouts }.judge().all;
+        assert_eq!(row.broken[Breach::Lost as usize] + row.allowed[Breach::Lost as usize], 1);
+        row.allowed[Breach::Lost as usize]
     }
 
     #[test]
@@ -352,8 +351,8 @@ mod tests {
             // Acknowledged at the new primary, and reported by the old one.
             (Topology::Sentinel, Some((Kind::PrimaryPartitioned, 1, 6)), false),
         ] {
-            let tally = judge(topology, fault, true);
-            let counts = (tally.messages, tally.broken[breach], tally.allowed[breach]);
+            let row = judge(topology, fault, true);
+            let counts = (row.messages, row.broken[breach], row.allowed[breach]);
             assert_eq!(counts, (1, u64::from(!is_allowed), u64::from(is_allowed)), "{topology:?} {fault:?}");
         }
         let redelivered = judge(Topology::Sentinel, Some((Kind::PrimaryPartitioned, 1, 6)), false);

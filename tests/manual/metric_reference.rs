@@ -8,7 +8,7 @@ use crate::support::sidecar::Sidecar;
 /// The type of a metric, and its label, if it has one.
 type Shape = (String, String);
 
-/// What a sidecar shows.
+/// The metrics of a sidecar.
 fn shown(text: &str) -> BTreeMap<String, Shape> {
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let label_of = |metric: &str| {
@@ -23,7 +23,7 @@ fn shown(text: &str) -> BTreeMap<String, Shape> {
     types.map(|(metric, kind)| (metric.to_owned(), (kind.to_owned(), label_of(metric)))).collect()
 }
 
-/// What the tables of the page say.
+/// The tables of the page.
 fn written(text: &str) -> BTreeMap<String, Shape> {
     let mut written = BTreeMap::new();
     for line in text.lines().filter(|line| line.starts_with("| `")) {

@@ -19,7 +19,7 @@ pub struct Model {
     pub pointer: u64,
     pub due: u64,
     pub leader: Option<usize>,
-    /// Who was elected last, at which pointer, and by how many ms every deadline was shifted then.
+    /// The last elected leader, its pointer, and by how many ms every deadline was shifted then.
     pub elected: Option<(usize, u64, u64)>,
     /// When each store that believes it leads means to move the pointer.
     pub next: [Option<u64>; STORES],
@@ -33,7 +33,7 @@ pub struct Model {
     pub acked: BTreeMap<u64, u64>,
     pub decided: BTreeMap<u64, (BTreeSet<TimedOut>, u64)>,
     pub unpublished: u64,
-    /// What each tick had counted when it was published.
+    /// The counts of each tick when it was published.
     pub counted: BTreeMap<u64, TickCounts>,
     /// The store that has lost an answer about publishing, and not asked again.
     pub in_doubt: Option<usize>,

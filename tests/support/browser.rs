@@ -39,7 +39,7 @@ pub struct Browser {
     messages: Receiver<Value>,
     asked: u64,
     session: Option<String>,
-    /// What the page did since it was opened, in order.
+    /// The events of the page since it was opened, in order.
     events: Vec<Value>,
     _profile: TempDir,
 }

@@ -13,7 +13,7 @@ pub const YEAR_2000: u64 = 946_684_800;
 pub const YEAR_2500: u64 = 16_725_225_600;
 pub const YEAR_3000: u64 = 32_503_680_000;
 
-/// Who vouches for servers.
+/// The certificate authority of the servers.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }

@@ -16,7 +16,7 @@ const FRAME: u64 = 10;
 /// Requests under way at the same time.
 const PIPELINED: usize = 8;
 
-/// What one loader was told.
+/// The answers to one loader.
 #[derive(Debug, Default)]
 pub struct Ledger {
     /// AddNewMsg was answered.

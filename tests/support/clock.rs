@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::packages;
 
-/// What a process is to believe.
+/// The clock of a process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clock {
     /// The clock is stopped at this Unix time in ms.
@@ -53,7 +53,7 @@ impl FakeClock {
         fake
     }
 
-    /// Sets it, in one step for whoever reads it meanwhile.
+    /// Sets it, in one step for a process that reads it meanwhile.
     pub fn set(&self, clock: Clock) {
         let next = self.folder.path().join("next");
         fs::write(&next, clock.text()).expect("the folder takes files");

@@ -18,7 +18,7 @@ const SENTINEL: u64 = u64::MAX;
 /// A DelMsg answered within this time was not under way while the store went.
 const AT_ONCE: Duration = Duration::from_millis(300);
 
-/// What is added and acknowledged, round after round.
+/// The messages added and acknowledged, round after round.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub tick: Duration,
@@ -59,7 +59,7 @@ pub enum Added {
     Unclear,
 }
 
-/// What was answered to the DelMsg of a message.
+/// The answer to the DelMsg of a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Asked {
     Never,
@@ -70,7 +70,7 @@ pub enum Asked {
     Unclear,
 }
 
-/// What is known of a message.
+/// The state of a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
     pub asked: Instant,
@@ -237,7 +237,7 @@ fn take_batches(mut connection: Raw, batches: &Arc<Mutex<Vec<Batch>>>) -> JoinHa
     })
 }
 
-/// What clients saw.
+/// The observations of clients.
 #[derive(Debug)]
 pub struct Evidence {
     pub plan: Plan,

@@ -134,7 +134,7 @@ impl Namespace {
         Some(Namespace(file))
     }
 
-    /// What `ip` takes in place of a name.
+    /// The path that `ip` takes in place of a name.
     fn path(&self) -> String {
         format!("/proc/{}/fd/{}", id(), self.0.as_raw_fd())
     }

@@ -84,7 +84,7 @@ impl Drop for Process {
     }
 }
 
-/// What a short-lived run of the program said.
+/// The output of a short run of the program.
 #[derive(Debug)]
 pub struct Run {
     pub code: i32,
@@ -164,7 +164,7 @@ struct LogState {
     reader: Reader,
 }
 
-/// What the reader of a log does.
+/// The mode of the reader of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Reader {
     #[default]
@@ -223,7 +223,7 @@ impl Log {
         changed.notify_all();
     }
 
-    /// What is there by now.
+    /// The lines so far.
     pub fn text(&self) -> String {
         self.shared.0.lock().expect("no holder panics").lines.join("\n")
     }
@@ -253,7 +253,7 @@ impl Log {
             let wait = deadline.saturating_duration_since(Instant::now());
             if wait.is_zero() {
                 let lines = state.lines.clone();
-                // Whoever shows the log afterwards needs the lock.
+                // The print of the log afterwards needs the lock.
                 drop(state);
                 panic!("no {what:?} in the log within {PATIENCE:?}: {lines:#?}");
             }

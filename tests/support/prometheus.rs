@@ -153,21 +153,21 @@ impl Prometheus {
         Prometheus { address, agent, log, _process: process, _folder: folder }
     }
 
-    /// What a query says now, a value a series, or why it cannot be answered.
+    /// The current values of a query, one a series, or the error.
     pub fn query(&self, query: &str) -> Result<Vec<Vec<f64>>, String> {
         let data: QueryData = self.api("query", &[("query", query)])?;
         let values = |result: QueryResult| result.value.iter().map(|(_, value)| number(value)).collect();
         Ok(data.result.into_iter().map(values).collect())
     }
 
-    /// What a query said in the last `window`, second by second, for each series.
+    /// The values of a query in the last `window`, second by second, for each series.
     pub fn query_range(&self, query: &str, window: Duration) -> Result<Vec<Vec<f64>>, String> {
         let now = std::time::UNIX_EPOCH.elapsed().expect("it is after 1970");
         let series = self.series(query, now.saturating_sub(window).as_secs_f64(), now.as_secs_f64())?;
         Ok(series.into_iter().map(|series| series.points.into_iter().map(|(_, value)| value).collect()).collect())
     }
 
-    /// What a query said between two Unix times, second by second.
+    /// The values of a query between two Unix times, second by second.
     pub fn series(&self, query: &str, start: f64, end: f64) -> Result<Vec<Series>, String> {
         let (start, end) = (start.to_string(), end.to_string());
         let arguments = [("query", query), ("start", &start), ("end", &end), ("step", "1")];

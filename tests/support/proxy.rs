@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::sleep_until;
 
-/// What is to become of the next bytes.
+/// The action on the next bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Order {
     #[default]
@@ -93,7 +93,7 @@ impl Proxy {
         self.shared.holding.load(Ordering::SeqCst)
     }
 
-    /// What was held back goes on, and nothing more is held.
+    /// Passes on the bytes that were held, and holds no more.
     pub fn let_go(&self) {
         self.set(Order::Pass);
         *self.shared.releases.lock().expect("no holder panics") += 1;

@@ -15,14 +15,14 @@ use super::clock::{Clock, FakeClock};
 use super::process::{Log, Process};
 use super::{PATIENCE, network, packages, wait_until};
 
-/// What a server says when it serves.
+/// The log line of a server that is ready.
 const READY: &str = "Ready to accept connections";
 
 /// Ports below those that the system gives to outgoing connections: while a server is away, nothing else can
 /// take its port, not even a connection to that port itself.
 const PORTS: std::ops::Range<u16> = 10_000..32_000;
 
-/// What a server keeps when it ends.
+/// The files of a server that ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Keeps {
     /// Nothing.
@@ -31,7 +31,7 @@ pub enum Keeps {
     Everything,
 }
 
-/// What a server, or a Sentinel, speaks TLS with.
+/// The TLS files of a server or a Sentinel.
 #[derive(Clone, Debug)]
 pub struct Tls {
     pub port: u16,

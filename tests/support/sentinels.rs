@@ -14,7 +14,7 @@ use super::process::{Log, Process};
 use super::redis::{Redis, ask, connect_to, free_port};
 use super::{packages, wait_until};
 
-/// What the primary is called.
+/// The name of the primary.
 pub const NAME: &str = "im";
 
 /// How long a Redis must be silent for a Sentinel to take it for down, in ms.

@@ -12,7 +12,7 @@ pub fn parsed(text: &str) -> Result<Settings, String> {
     Settings::from_file(file.path()).map_err(|error| error.to_string())
 }
 
-/// Every key of the configuration file, as the type itself names them to whoever gives another.
+/// Every key of the configuration file, as the error for an unknown key lists them.
 pub fn keys() -> BTreeSet<String> {
     let error = parsed("no-such-key = 1\n").expect_err("there is no such key");
     let (_, list) = error.split_once("expected one of ").unwrap_or_else(|| panic!("no list: {error}"));

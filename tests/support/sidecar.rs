@@ -150,7 +150,7 @@ impl Sidecar {
         self.status().rings[0].pointer
     }
 
-    /// What the status says of a group, if it is there.
+    /// The status of a group, if it is there.
     pub fn group(&self, name: &str) -> Option<GroupReport> {
         self.status().groups.into_iter().find(|group| group.group == name)
     }

@@ -1,4 +1,4 @@
-//! What a run could not test, for want of a program or of a right: each is said at once, and all are counted at the end.
+//! Reports tests that are skipped because a program or a right is missing: each at once, and their number at the end.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};

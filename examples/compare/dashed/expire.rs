@@ -1,4 +1,4 @@
-//! What is left of a decided tick: its ids are looked up again, in steps, and those still there go out in batches.
+//! The rest of an expired tick: its ids are looked up again, in steps, and those still there go out in batches.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -24,7 +24,7 @@ pub struct Item<T> {
     pub hash: u64,
     /// Of the message.
     pub key: Key,
-    /// What is to be done.
+    /// The operation.
     pub what: T,
 }
 

@@ -119,7 +119,7 @@ impl DashRing {
     }
 }
 
-/// What a request asks of each of its messages.
+/// The operation of a request, for each of its messages.
 #[expect(clippy::cast_possible_truncation, reason = "a deadline is at most one revolution and a tick ahead")]
 const fn verb(request: &Request, pointer: Tick) -> Verb {
     match request.operation {

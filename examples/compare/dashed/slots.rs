@@ -8,7 +8,7 @@ use ackwheel::core::tick::{Tick, Wheel};
 
 use super::grouped::Key;
 
-/// What the map knows of a message.
+/// The entry of a message in the map.
 #[derive(Clone, Copy, Debug)]
 pub struct Flight {
     /// The tick with which it is decided.
@@ -20,7 +20,7 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// What is said of it when nobody acknowledged it.
+    /// Its entry in a batch if it is not acknowledged.
     pub const fn timed_out(self, (id, client): Key) -> TimedOut {
         TimedOut { message: Message::new(id, client), attempt: self.attempt }
     }
@@ -43,7 +43,7 @@ pub type Piece = Vec<Key>;
 /// A list is not moved as it grows, and its memory goes to whichever tick needs it next.
 const PIECE: usize = 4 * 1_024;
 
-/// What a shard knows of one tick.
+/// The messages of one tick in a shard.
 #[derive(Debug, Default)]
 pub struct Slot {
     /// All that were added for it: one that was acknowledged or re-armed stays here until the tick is decided.

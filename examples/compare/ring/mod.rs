@@ -31,10 +31,10 @@ const BYTES_AFTER: &str = "bytes a message, after the run";
 const MS: &str = "ms";
 const NS_A_LINE: &str = "ns";
 
-/// What a message of ours takes, about.
+/// The memory of a message, about.
 const BYTES_A_MESSAGE: u64 = 44;
 
-/// What one process of this part measures.
+/// The measurement of one process of this part.
 #[derive(Args, Clone, Debug)]
 pub struct SubjectArguments {
     #[arg(long)]
@@ -66,7 +66,7 @@ enum Kind {
     DecideOnDashmap,
 }
 
-/// What one process of this part found.
+/// The results of one process of this part.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Found {
     /// Time of an add and a del, in ns.
@@ -132,7 +132,7 @@ const TEN_TIMES: &str = "ring, ten times as many";
 const ONE_OF_TWO: &str = "ring made for two threads, asked by one";
 const TWO: &str = "ring, two threads";
 const TWO_RINGS: &str = "two rings, a thread each";
-/// What is the machine's: two threads hand each other a line of memory, to and fro.
+/// The share of the machine: two threads pass a cache line to each other, to and fro.
 const HANDING: &str = "a cache line, from one thread to another";
 /// Two reads of memory each for an add and a del, at least.
 const LINE_OF_FEW: &str = "a random cache line, of as much memory as a ring has";

@@ -1,4 +1,4 @@
-//! What is asked of a subject, and how long it takes.
+//! The operations of a subject, and their time.
 
 use std::ops::Range;
 use std::sync::Barrier;
@@ -22,7 +22,7 @@ pub trait Subject {
     fn del(&mut self, messages: &[Message]) -> usize;
 }
 
-/// What a subject has to carry.
+/// The load of a subject.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Messages in flight at any time.
@@ -78,7 +78,7 @@ impl Ids {
                     return pairs;
                 }
             }
-            // What was added in this pass is deleted in the next, and the other way round.
+            // Messages added in this pass are deleted in the next, and the other way round.
             std::mem::swap(&mut self.fresh, &mut self.oldest);
         }
     }

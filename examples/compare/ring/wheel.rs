@@ -158,7 +158,7 @@ pub fn decide(mut wheel: Wheeled<impl Ring>, in_flight: u64, left: u64) -> Found
     let begun = Instant::now();
     wheel.advance(now);
     let mut published = 0;
-    // What the ring tidies up after that is between two ticks.
+    // The ring reclaims memory after that, between two ticks.
     while published < left {
         let (messages, more) = wheel.publish_expired(now);
         published += messages;

@@ -1,4 +1,4 @@
-//! What a server or a network can do wrong on a connection, and what a stall of our own must not do.
+//! Faults of a server or a network on a connection, and stalls of this process.
 
 use super::*;
 

@@ -24,7 +24,7 @@ use crate::core::stall_aware_clock::STALL;
 use crate::protocol::frame::{Error, Frame, GoAway, GoAwayReason, Hello};
 use crate::protocol::{Codec, Decoded};
 
-/// What the peer says of itself.
+/// The Welcome of the peer.
 fn welcome() -> Welcome {
     Welcome {
         version: 1,

@@ -25,14 +25,14 @@ pub(super) fn frame(frame: &Frame, out: &mut BytesMut) {
 /// Appends the bytes of a TimeoutBatch, straight from what the outbox holds.
 pub(super) fn delivery(correlation: u32, delivery: &Delivery, out: &mut BytesMut) {
     let batch = &*delivery.batch;
-    let told = Told {
+    let header = BatchHeader {
         id: batch.id,
         delivery_count: delivery.delivery_count,
         age_ms: u64::try_from(delivery.age.as_millis()).unwrap_or(u64::MAX),
         counts: batch.counts,
         last: batch.last,
     };
-    framed(FrameType::TimeoutBatch, 0, correlation, out, |out| timeout_batch(&told, &batch.messages, out));
+    framed(FrameType::TimeoutBatch, 0, correlation, out, |out| timeout_batch(&header, &batch.messages, out));
 }
 
 /// Appends the bytes of an Error, straight from the refusal.
@@ -78,9 +78,14 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
         Body::Subscribe(body) => subscribe(body, out),
         Body::Subscribed(body) => subscribed(body, out),
         Body::TimeoutBatch(TimeoutBatch { id, delivery_count, age_ms, counts, last, messages }) => {
-            let told =
-                Told { id: *id, delivery_count: *delivery_count, age_ms: *age_ms, counts: *counts, last: *last };
-            timeout_batch(&told, messages, out)
+            let header = BatchHeader {
+                id: *id,
+                delivery_count: *delivery_count,
+                age_ms: *age_ms,
+                counts: *counts,
+                last: *last,
+            };
+            timeout_batch(&header, messages, out)
         }
         Body::BatchAck(batches) => batch_ack(batches, out),
         Body::BatchAckAnswer { settled } => {
@@ -205,8 +210,8 @@ fn subscribed(answer: &Subscribed, out: &mut BytesMut) -> u8 {
     bit(answer.created, flag::CREATED)
 }
 
-/// What a TimeoutBatch says beside its messages.
-struct Told {
+/// The fields of a TimeoutBatch before its messages.
+struct BatchHeader {
     id: BatchId,
     delivery_count: u32,
     age_ms: u64,
@@ -214,13 +219,13 @@ struct Told {
     last: bool,
 }
 
-fn timeout_batch(told: &Told, messages: &[TimedOut], out: &mut BytesMut) -> u8 {
-    let counts = told.counts;
+fn timeout_batch(header: &BatchHeader, messages: &[TimedOut], out: &mut BytesMut) -> u8 {
+    let counts = header.counts;
     debug_assert!((1..=MAX_BATCH_MESSAGES).contains(&messages.len()), "ticks are cut, empty ones skipped");
     debug_assert!(counts.added >= counts.acked, "what was acknowledged had been added");
-    put_batch_id(told.id, out);
-    out.put_u32(told.delivery_count);
-    out.put_u64(told.age_ms);
+    put_batch_id(header.id, out);
+    out.put_u32(header.delivery_count);
+    out.put_u64(header.age_ms);
     out.put_u64(counts.added);
     out.put_u64(counts.acked);
     out.put_u32(u32_of(messages.len()));
@@ -228,7 +233,7 @@ fn timeout_batch(told: &Told, messages: &[TimedOut], out: &mut BytesMut) -> u8 {
     put_u64s(messages.iter().map(|timed_out| timed_out.message.msg_id.0), out);
     put_u64s(messages.iter().map(|timed_out| timed_out.message.client.0), out);
     put_u8s(messages.iter().map(|timed_out| timed_out.attempt), out);
-    bit(told.last, flag::LAST) | bit(counts.storm, flag::STORM) | bit(counts.drained, flag::DRAINED)
+    bit(header.last, flag::LAST) | bit(counts.storm, flag::STORM) | bit(counts.drained, flag::DRAINED)
 }
 
 fn batch_ack(batches: &[BatchId], out: &mut BytesMut) -> u8 {
@@ -291,7 +296,7 @@ fn put_u8s(column: impl ExactSizeIterator<Item = u8>, out: &mut BytesMut) {
     }
 }
 
-/// Appends a text behind its length in one byte. What does not fit is cut: a group's name stays longer than
+/// Appends a text behind its length in one byte. A longer text is cut: a group's name stays longer than
 /// any name can be, and is refused.
 fn put_short_text(text: &str, out: &mut BytesMut) {
     debug_assert!(u8::try_from(text.len()).is_ok(), "checked where the text comes from: {text:?}");

@@ -12,7 +12,7 @@ use crate::core::tick::Tick;
 /// Bytes of a batch id.
 pub(super) const BATCH_ID_LENGTH: usize = 24;
 
-/// What of a frame is not read yet.
+/// The rest of a frame that is not read yet.
 pub(super) struct Fields<'a> {
     pub(super) frame_type: FrameType,
     pub(super) flags: u8,
@@ -126,7 +126,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// What `count` announced must be there, no more and no less, before room is made for it.
+    /// All that `count` announced must be there, no more and no less, before room is made for it.
     pub(super) fn must_remain(&self, expected: usize, count: usize) -> Result<(), Refusal> {
         let actual = self.rest.len();
         if actual == expected {

@@ -84,7 +84,7 @@ pub struct Codec {
     max_frame_length: u32,
 }
 
-/// What a whole frame turned out to be.
+/// The result of decoding a whole frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decoded {
     /// A frame.
@@ -110,7 +110,7 @@ pub enum DecodeError {
     Broken {
         /// The correlation id of the frame; 0 if that was not received yet, or there is none.
         correlation: u32,
-        /// What is wrong with it.
+        /// The fault.
         refusal: Refusal,
     },
 }
@@ -124,7 +124,7 @@ impl Codec {
 
     /// Appends the bytes of a frame.
     ///
-    /// Who builds the frame keeps its counts and lengths within the limits that [`super::frame`] names. A
+    /// The builder of the frame keeps its counts and lengths within the limits that [`super::frame`] names. A
     /// frame beyond them is refused by the peer that reads it.
     ///
     /// # Panics
@@ -181,7 +181,7 @@ impl Codec {
     }
 }
 
-/// What to say to a peer whose first bytes are those of another protocol. Read as a length they are far
+/// The error text for a peer whose first bytes are those of another protocol. Read as a length they are far
 /// above any sensible limit, so that a sentence about the length would only puzzle.
 fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
     match &first_four {

@@ -1,6 +1,6 @@
 //! The hot path of the codec: the requests that come most, many at a time, straight into a [`RequestBatch`] and back.
 //!
-//! Only frames without a fault are taken here. Whoever finds another one leaves it where it is, for the decoder of
+//! Only frames without a fault are taken here. Any other frame stays where it is, for the decoder of
 //! single frames, which says what is wrong with it.
 
 use bytes::BytesMut;
@@ -20,7 +20,7 @@ struct Raw<'a> {
     body: &'a [u8],
 }
 
-/// What [`Codec::echo_pings`] has taken.
+/// The result of [`Codec::echo_pings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Echoed {
     /// Bytes of all frames that were taken.
@@ -132,7 +132,7 @@ mod tests {
 
     const REVOLUTION: u16 = 15;
 
-    /// What the decoder of single frames makes of the front of these bytes, if it is a request.
+    /// The request at the front of these bytes, as the decoder of single frames reads it.
     fn single(bytes: &[u8]) -> Option<(u32, Operation, Vec<Message>)> {
         let Ok(Some(Decoded::Frame(frame))) = Codec::default().decode(&mut BytesMut::from(bytes)) else {
             return None;

@@ -25,13 +25,13 @@ const NUMBER: usize = 8;
 /// The longest request of one message: what is looked at of what was received.
 const LONGEST: usize = DEL_FIXED + MORE_OF_ADD + 2 * NUMBER;
 
-/// What a frame begins with: all of the head but the correlation id.
+/// The first bytes of a frame: the head without the correlation id.
 const fn begin(whole: usize, frame_type: FrameType, flags: u8) -> u64 {
     let length = whole - HEAD_LENGTH + COUNTED_HEAD_LENGTH;
     (length as u64) << 32 | (frame_type as u64) << 24 | (flags as u64) << 16
 }
 
-/// What a request of one message begins with: without its client and with it, each a DelMsg and an AddNewMsg.
+/// The first bytes of a request of one message: without its client and with it, each a DelMsg and an AddNewMsg.
 const BEGINS: [[u64; 2]; 2] = [
     [begin(DEL_FIXED + NUMBER, FrameType::DelMsg, 0), begin(LONGEST - NUMBER, FrameType::AddNewMsg, 0)],
     [
@@ -68,7 +68,7 @@ fn take_last<'a>(mut rest: &'a [u8], batch: &mut RequestBatch, revolution: u16) 
     rest
 }
 
-/// What is looked at: a request of one message, if it is one, and perhaps something behind it.
+/// The bytes under inspection: a request of one message, if it is one, and perhaps bytes behind it.
 type Window = [u8; LONGEST];
 
 /// Whether it is an AddNewMsg, else a DelMsg, and whether it has a client: if it is a request.
@@ -106,7 +106,7 @@ fn push(window: &Window, batch: &mut RequestBatch, revolution: u16) {
     let add = Operation::Add { ack_timeout_ticks: u16::from_be_bytes([high, low]), attempt };
     let add = add.with_default_timeout(revolution);
     let at = message_at(is_add);
-    // Who sends clients sends them always.
+    // A node that sends clients always sends them.
     let client = if has_client { u64_at(window, at + NUMBER) } else { 0 };
     batch.push_single(
         u64::from(u32::from_be_bytes(chunk(window, CORRELATION_AT))),

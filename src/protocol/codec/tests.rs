@@ -170,7 +170,7 @@ fn mutate(bytes: &mut Vec<u8>, (kind, at, byte): (u8, prop::sample::Index, u8)) 
     }
 }
 
-/// Decodes until nothing more comes. What is taken for a frame must be one: it survives its own bytes.
+/// Decodes until nothing more comes. Each decoded frame survives its own bytes.
 fn exhaust(mut bytes: BytesMut) {
     loop {
         let before = bytes.len();
