@@ -219,7 +219,7 @@ impl GroupTask {
         }
     }
 
-    /// Gives back the batches that only members on other sidecars can have now. After a refusal that happens later.
+    /// Returns the batches that only members on other sidecars can have now. After a refusal that happens later.
     async fn lend(&mut self) -> Result<(), Refusal> {
         let batches = self.dispatch.lend();
         if batches.is_empty() {

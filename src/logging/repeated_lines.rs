@@ -304,7 +304,7 @@ mod tests {
             let say = |group: &str| error!(group, "batches wait");
             (0..50).for_each(|_| say("a"));
             (0..50).for_each(|_| say("b"));
-            // A ring is the same whoever speaks of it, and wherever.
+            // Lines about one ring are counted together, in any span.
             for number in (0..2).cycle().take(50) {
                 error_span!(RING, ring = number).in_scope(|| say("a"));
                 info_span!("within").in_scope(|| error_span!(RING, ring = number).in_scope(|| say("a")));

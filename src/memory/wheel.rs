@@ -51,7 +51,7 @@ pub(super) struct MemoryWheel {
     pub(super) full: Arc<Refusal>,
     pub(super) expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
-    /// Where stamps count from.
+    /// The start of the time that stamps count.
     origin: Instant,
     /// The latest time of any add, in ns since the origin: see [`MemoryWheel::advance`].
     latest_ns: AtomicU64,

@@ -7,7 +7,8 @@ use crate::core::latency_histogram::Stamp;
 use crate::core::tick::{Tick, Wheel};
 use crate::core::tick_schedule::TickSchedule;
 
-/// Where the pointer stands, when it moves next, and what the ring still does. Read by each request batch, written by expiry.
+/// The position of the pointer, the time of its next move, and the phase of a drain. Each request batch reads it; expiry
+/// writes it.
 #[derive(Debug)]
 pub(super) struct WheelState {
     pub(super) schedule: TickSchedule,
@@ -81,7 +82,7 @@ pub(super) fn horizon(wheel: Wheel) -> u64 {
     u64::from(wheel.slots()) + 4
 }
 
-/// Where the counts of a tick stand.
+/// The index of the counts of a tick.
 #[expect(clippy::cast_possible_truncation, reason = "a remainder of a few thousand fits a length")]
 pub(super) fn index(tick: Tick, wheel: Wheel) -> usize {
     (tick.0 % horizon(wheel)) as usize

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use super::{root, rust_files};
 
-/// Words that docs of the project name with a plainer term beside, with that term. A word stands for itself alone: not
-/// for a part of a longer one.
+/// Banned words, each with the plainer term. Only whole words count.
 const BANNED: &[(&str, &str)] = &[
     ("whoever", "name the subject: connection, sidecar, consumer"),
     ("whichever", "name the subject"),
@@ -33,8 +32,8 @@ const BANNED: &[(&str, &str)] = &[
 const EXCEPTIONS: &[(&str, &str)] = &[("tests/tidy/words.rs", "it lists them")];
 
 /// Findings that are not yet rewritten. Lower these numbers when you rewrite some, and never raise them.
-const WORDS_LEFT: usize = 135;
-const SENTENCES_LEFT: usize = 275;
+const WORDS_LEFT: usize = 76;
+const SENTENCES_LEFT: usize = 48;
 
 fn texts() -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = ["src", "tests", "examples", "benches", "fuzz/fuzz_targets"]

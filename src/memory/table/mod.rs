@@ -38,7 +38,7 @@ use crate::core::message::Message;
 pub(super) use self::growth::Kept;
 pub(super) use self::hash::{Hash, HashMessage, Keyed, MAX_SHARD_BITS};
 
-/// Where the search for a message begins; good for as long as [`Table::shape`] is the same.
+/// The group at which the search for a message begins; valid as long as [`Table::shape`] is the same.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Home {
     segment: u32,

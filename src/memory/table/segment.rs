@@ -115,7 +115,7 @@ impl Room {
 pub(super) struct Found<'a> {
     pub(super) entry: &'a mut Entry,
     groups: &'a mut [Group],
-    /// Where the search for it began.
+    /// The group at which the search for it began.
     home: usize,
     /// Its group, and its place there.
     at: usize,
@@ -208,7 +208,7 @@ impl Segment {
         Some(Found { entry, groups: &mut self.groups, home, at, place, room })
     }
 
-    /// Where the search for a tag will end, or an entry of this tag will go, as far as the tags show.
+    /// The group at which the search for a tag will end, or that takes an entry of this tag, as far as the tags show.
     #[inline]
     pub(super) fn likely(&self, tag: u8, home: usize) -> &Entry {
         let group = &self.groups[home];

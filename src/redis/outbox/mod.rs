@@ -18,7 +18,7 @@
 //!
 //! The answer to a take can be lost: Redis then holds batches for this sidecar that nobody here knows. So each group
 //! has an [`Ownership`](ownership::Ownership): the batches that are known to be held. After a lost answer, and in a new
-//! session of the link, this sidecar gives back all others that Redis holds for it. A group without subscribers here
+//! session of the link, this sidecar returns all others that Redis holds for it. A group without subscribers here
 //! has no ownership; the heartbeat frees its batches.
 //!
 //! # Work of each sidecar, and of the leader for all

@@ -1,4 +1,4 @@
-//! Ownership of batches: takes, settles and gives back batches, and keeps track of those that this sidecar holds.
+//! Ownership of batches: takes, settles and returns batches, and keeps track of those that this sidecar holds.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -155,7 +155,7 @@ impl Ownerships {
         Ok(())
     }
 
-    /// Gives back the batches that Redis holds for this sidecar and that nobody here knows, in all groups.
+    /// Returns the batches that Redis holds for this sidecar and that it does not know, in all groups.
     pub(super) async fn recover_all(&self) -> Result<(), Refusal> {
         let all: Vec<_> =
             self.owned.iter().map(|owned| (owned.key().clone(), Arc::clone(owned.value()))).collect();
