@@ -27,6 +27,7 @@ use ackwheel::process::panics;
 use crate::support::frames;
 use crate::support::process::assert_names;
 use crate::support::sidecar::Sidecar;
+use crate::support::wait_until;
 
 /// Where the store panics, once a message with this id was added.
 const FAULT: &str = "ACKWHEEL_TEST_PANIC_IN";
@@ -253,8 +254,7 @@ fn a_panic_in_the_task_of_a_connection_ends_that_connection_alone() {
     assert_eq!(answer.outcomes(), [frames::UNKNOWN], "its own answer, and no other's");
     assert_eq!(sidecar.connect().ask(&frames::del(&[ARMING])).outcomes(), [frames::ACKED], "it was not done");
     assert_eq!(sidecar.get("/livez").0, 200);
-    let metrics = sidecar.metrics();
-    assert_eq!(metrics.count("connections"), 1, "the other one alone: {metrics:?}");
+    wait_until("the other connection is alone", || sidecar.metrics().count("connections") == 1);
     let log = sidecar.log().text();
     let lines: Vec<&str> = log.lines().filter(|line| line.contains(TEXT)).collect();
     assert_eq!(lines.len(), 1, "{log}");
