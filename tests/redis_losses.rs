@@ -267,7 +267,7 @@ fn a_group_that_only_the_outbox_knows_can_be_seen_and_deleted() {
     let redis = Redis::start();
     let sidecar = sidecar(&redis);
     drop(sidecar.connect().subscribed("audit"));
-    wait_until("it has left", || sidecar.metrics().count("subscribers{group=\"audit\"}") == 0);
+    wait_until("it has left", || sidecar.group("audit").is_some_and(|group| group.subscribers == 0));
     redis.command::<()>(&["DEL", "{ackwheel:0}:groups"]);
     wait_until("both are there again", || redis.command::<u64>(&["HLEN", "{ackwheel:0}:groups"]) == 2);
     let ephemeral = sidecar.connect().subscribed_with(&frames::subscribe("", 10, frames::EPHEMERAL));
