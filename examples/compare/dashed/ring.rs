@@ -288,13 +288,13 @@ mod tests {
         assert_eq!(del(&ring, 2, decided), DelOutcome::Late);
         assert_eq!(add(&ring, &[4], 1, 3, decided), [Added]);
         let lost = |id: u64, attempt| TimedOut { message: Message::from(id), attempt };
-        let (counted, first) = expire(&ring, decided);
+        let (counted, first) = publish_expired(&ring, decided);
         assert_eq!((counted, first), (vec![(7, 0, 0), (8, 3, 1)], vec![lost(2, 1), lost(4, 1)]));
         assert_eq!(answer(ring.status(decided)).in_flight, 2);
         for tick in 3..=4 {
             answer(ring.advance(start + tick * TICK));
         }
-        let (counted, second) = expire(&ring, start + 4 * TICK);
+        let (counted, second) = publish_expired(&ring, start + 4 * TICK);
         assert_eq!((counted, second), (vec![(9, 1, 0), (10, 1, 0)], vec![lost(3, 2), lost(4, 3)]));
         assert_eq!((ring.map.len(), answer(ring.status(decided)).in_flight), (0, 0));
     }
