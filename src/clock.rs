@@ -37,7 +37,7 @@ impl Clock {
 
     /// The stall-aware time: for judging the silence of peers.
     #[must_use]
-    pub fn alive(&self) -> Instant {
+    pub fn stall_aware_now(&self) -> Instant {
         self.stall_aware.read().at(monotonic())
     }
 

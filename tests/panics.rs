@@ -16,9 +16,9 @@ use ackwheel::config::Settings;
 use ackwheel::core::batch::{BatchId, Delivery, StormRule};
 use ackwheel::core::completions::Completions;
 use ackwheel::core::group::GroupName;
-use ackwheel::core::outbox::{Backlog, Dropped, Opening, Outbox, Retention, Settled};
+use ackwheel::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, Retention, Settled};
 use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::memory::{MemoryOptions, MemoryStore};
@@ -144,7 +144,7 @@ impl Ring for FaultyRing {
         self.0.publish_expired(now)
     }
 
-    fn drain(&self, now: Instant) -> Reply<Handover> {
+    fn drain(&self, now: Instant) -> Reply<DrainOutcome> {
         self.0.drain(now)
     }
 
@@ -155,7 +155,7 @@ impl Ring for FaultyRing {
 }
 
 impl Outbox for FaultyOutbox {
-    fn open_group(&self, group: &GroupName, opening: Opening, now: Instant) -> Reply<bool> {
+    fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Reply<bool> {
         self.1.meet("subscribe", 1);
         self.0.open_group(group, opening, now)
     }
@@ -172,8 +172,8 @@ impl Outbox for FaultyOutbox {
         self.0.take(group, window, now)
     }
 
-    fn take_again(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
-        self.0.take_again(group, batches, now)
+    fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
+        self.0.retake(group, batches, now)
     }
 
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
@@ -194,8 +194,8 @@ impl Outbox for FaultyOutbox {
         self.0.backlog(now)
     }
 
-    fn on_news(&self, tell: Box<dyn Fn() + Send + Sync>) {
-        self.0.on_news(tell);
+    fn on_new_batches(&self, tell: Box<dyn Fn() + Send + Sync>) {
+        self.0.on_new_batches(tell);
     }
 }
 

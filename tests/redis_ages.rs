@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ackwheel::core::outbox::{Dropped, Opening, Retention};
+use ackwheel::core::outbox::{Dropped, GroupOptions, Retention};
 use ackwheel::core::store::Store;
 use ackwheel::core::tick::Wheel;
 use ackwheel::redis::RedisOptions;
@@ -130,7 +130,7 @@ async fn a_clock_that_is_set_makes_no_batch_and_no_group_old_and_ticks_do() {
 
     publish(seat, &mut time, 200).await;
     let audit = "audit".parse().unwrap();
-    outbox.open_group(&audit, Opening::default(), time.now()).await.unwrap();
+    outbox.open_group(&audit, GroupOptions::default(), time.now()).await.unwrap();
     outbox.leave_group(&audit).await.unwrap();
     assert_eq!(tend(outbox, time.now()).await, Dropped::default());
     for unix_ms in [time.unix_ms() + MONTH_MS, time.unix_ms() - MONTH_MS, time.unix_ms()] {

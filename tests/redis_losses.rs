@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ackwheel::core::message::Message;
-use ackwheel::core::outbox::{Dropped, Opening, Outbox, Retention};
+use ackwheel::core::outbox::{Dropped, GroupOptions, Outbox, Retention};
 use ackwheel::core::ring::Advance;
 use ackwheel::core::store::{RingParts, Store};
 use ackwheel::core::tick::Wheel;
@@ -428,7 +428,7 @@ async fn dropped_batches_are_reported_even_if_the_answer_is_lost() {
     assert_eq!(seat.outbox.backlog(time.now()).await.unwrap().ids, 0);
 
     let audit = "audit".parse().unwrap();
-    seat.outbox.open_group(&audit, Opening::default(), time.now()).await.unwrap();
+    seat.outbox.open_group(&audit, GroupOptions::default(), time.now()).await.unwrap();
     seat.outbox.leave_group(&audit).await.unwrap();
     // The lost answer ended its session. From its next election on it watches before it drops what is old.
     seat.lease.maintain(time.now()).await.unwrap();

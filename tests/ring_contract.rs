@@ -12,7 +12,7 @@ use std::time::Duration;
 use ackwheel::core::batch::{BatchId, Delivery, TimedOut};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::{Dropped, Opening, Outbox, Start};
+use ackwheel::core::outbox::{Dropped, GroupOptions, Outbox, StartPosition};
 use ackwheel::core::refusal::{Promise, Reason};
 use ackwheel::core::ring::{AddNewMsgAnswer, Advance, Ring};
 use ackwheel::core::store::RingParts;
@@ -96,9 +96,9 @@ impl<M: Mount> Subject<M> {
         self.outbox.take(&self.group, u64::MAX, self.mount.now()).await.unwrap()
     }
 
-    async fn take_again(&self, deliveries: &[Delivery]) -> Vec<Delivery> {
+    async fn retake(&self, deliveries: &[Delivery]) -> Vec<Delivery> {
         let batches: Vec<BatchId> = deliveries.iter().map(|delivery| delivery.batch.id).collect();
-        self.outbox.take_again(&self.group, &batches, self.mount.now()).await.unwrap()
+        self.outbox.retake(&self.group, &batches, self.mount.now()).await.unwrap()
     }
 
     async fn settle(&self, deliveries: &[Delivery]) -> u64 {
@@ -284,7 +284,7 @@ async fn status_counts_every_slot<M: Mount>() {
 async fn every_group_has_its_own_copy_until_all_have_settled_it<M: Mount>() {
     let mut subject = Subject::<M>::open().await;
     let other: GroupName = "other".parse().unwrap();
-    let open = || subject.outbox.open_group(&other, Opening::default(), subject.mount.now());
+    let open = || subject.outbox.open_group(&other, GroupOptions::default(), subject.mount.now());
     assert!(open().await.unwrap());
     assert!(!open().await.unwrap(), "it is there already");
     subject.add_with(&messages(&[1]), 1, 1).await;
@@ -325,7 +325,7 @@ async fn released_batches_are_taken_first_with_their_count<M: Mount>() {
     let first = subject.take().await;
     assert_eq!((ids(&first), first[0].delivery_count), (BTreeSet::from([1]), 1));
     let batch = first[0].batch.id;
-    let again = subject.take_again(&first).await;
+    let again = subject.retake(&first).await;
     assert_eq!((ids(&again), again[0].delivery_count), (BTreeSet::from([1]), 2));
     subject.outbox.release(&subject.group, &[batch]).await.unwrap();
     subject.turn(1).await;
@@ -333,7 +333,7 @@ async fn released_batches_are_taken_first_with_their_count<M: Mount>() {
     assert_eq!(both.iter().map(|delivery| delivery.delivery_count).collect::<Vec<_>>(), [3, 1]);
     assert!(both[0].age >= TICK, "its age counts from the decision");
     assert_eq!(subject.settle(&both).await, 2);
-    let gone = subject.take_again(&first).await;
+    let gone = subject.retake(&first).await;
     assert!(gone.is_empty(), "what is settled is not handed out again");
 }
 
@@ -345,9 +345,9 @@ async fn only_unsettled_batches_are_taken_again_and_each_counts_for_itself<M: Mo
     }
     subject.turn(1).await;
     let all = subject.take().await;
-    assert_eq!(ids(&subject.take_again(&all[2..]).await), BTreeSet::from([3]));
+    assert_eq!(ids(&subject.retake(&all[2..]).await), BTreeSet::from([3]));
     assert_eq!(subject.settle(&all[1..2]).await, 1);
-    let again = subject.take_again(&all).await;
+    let again = subject.retake(&all).await;
     let counts = |delivery: &Delivery| (delivery.batch.id, delivery.delivery_count);
     assert_eq!(
         again.iter().map(counts).collect::<Vec<_>>(),
@@ -355,7 +355,7 @@ async fn only_unsettled_batches_are_taken_again_and_each_counts_for_itself<M: Mo
         "in the order in which they were asked for"
     );
     assert_eq!(again[1].batch.messages, all[2].batch.messages);
-    assert!(subject.take_again(&[]).await.is_empty());
+    assert!(subject.retake(&[]).await.is_empty());
 }
 
 async fn a_window_is_overshot_by_at_most_one_batch<M: Mount>() {
@@ -375,8 +375,12 @@ async fn groups_begin_where_they_are_asked_to_and_retention_counts_its_losses<M:
     subject.add_with(&messages(&[1, 2]), 1, 1).await;
     subject.turn(2).await;
     let (old, new, now) = ("old".parse::<GroupName>().unwrap(), ["new".parse().unwrap()], subject.mount.now());
-    subject.outbox.open_group(&old, Opening::default(), now).await.unwrap();
-    subject.outbox.open_group(&new[0], Opening { start: Start::End, ephemeral: false }, now).await.unwrap();
+    subject.outbox.open_group(&old, GroupOptions::default(), now).await.unwrap();
+    subject
+        .outbox
+        .open_group(&new[0], GroupOptions { start: StartPosition::End, ephemeral: false }, now)
+        .await
+        .unwrap();
     assert_eq!(subject.outbox.take(&old, 9, now).await.unwrap().len(), 1);
     assert_eq!(subject.outbox.take(&new[0], 9, now).await.unwrap().len(), 0);
     subject.outbox.leave_group(&old).await.unwrap();
@@ -390,9 +394,9 @@ async fn groups_begin_where_they_are_asked_to_and_retention_counts_its_losses<M:
 async fn an_ephemeral_group_goes_with_its_last_subscriber_and_others_stay<M: Mount>() {
     let mut subject = Subject::<M>::open().await;
     let [brief, lasting]: [GroupName; 2] = ["brief", "lasting"].map(|name| name.parse().unwrap());
-    let ephemeral = Opening { start: Start::End, ephemeral: true };
+    let ephemeral = GroupOptions { start: StartPosition::End, ephemeral: true };
     assert!(subject.outbox.open_group(&brief, ephemeral, subject.mount.now()).await.unwrap());
-    assert!(subject.outbox.open_group(&lasting, Opening::default(), subject.mount.now()).await.unwrap());
+    assert!(subject.outbox.open_group(&lasting, GroupOptions::default(), subject.mount.now()).await.unwrap());
     assert!(!subject.outbox.open_group(&lasting, ephemeral, subject.mount.now()).await.unwrap());
     subject.add_with(&messages(&[1]), 1, 1).await;
     subject.turn(2).await;

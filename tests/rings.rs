@@ -12,11 +12,11 @@ use ackwheel::core::batch::{BatchId, StormRule};
 use ackwheel::core::completions::Completions;
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::{Backlog, Opening, Outbox, Retention, Settled};
+use ackwheel::core::outbox::{Backlog, GroupOptions, Outbox, Retention, Settled};
 use ackwheel::core::outboxes::{Outboxes, merge_backlogs};
 use ackwheel::core::refusal::{Promise, Reason, Refusal};
 use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::rings::{Rings, ring_of};
 use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::{Tick, Wheel};
@@ -147,7 +147,7 @@ async fn a_part_refused_makes_the_outcome_unknown_and_a_refusal_of_all_is_passed
     let rings = AllRings::new(&seats);
     let part = [of_ring(0, 2), of_ring(1, 4)].concat();
     let refusal = rings.add_new_msg(add(&part), now).await.unwrap_err();
-    assert_eq!(refusal.reason, Reason::StoreSilent);
+    assert_eq!(refusal.reason, Reason::StoreTimeout);
     assert_eq!(refusal.reason.promise(), Promise::OutcomeUnknown);
     for words in ["1 of 2 rings", "--max-in-flight", "repeat it, which is safe"] {
         assert!(refusal.text.contains(words), "{refusal}");
@@ -199,7 +199,7 @@ impl Ring for Slow {
         self.ring.publish_expired(now)
     }
 
-    fn drain(&self, now: Instant) -> Reply<Handover> {
+    fn drain(&self, now: Instant) -> Reply<DrainOutcome> {
         self.ring.drain(now)
     }
 
@@ -232,12 +232,12 @@ async fn batches_of_all_rings_are_taken_in_turns_within_the_window() {
     let (rings, outbox) = (AllRings::new(&seats), Outboxes::of(&seats));
     let told = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&told);
-    outbox.on_news(Box::new(move || {
+    outbox.on_new_batches(Box::new(move || {
         counted.fetch_add(1, Ordering::Relaxed);
     }));
     let audit: GroupName = "audit".parse().unwrap();
-    assert!(outbox.open_group(&audit, Opening::default(), now).await.unwrap());
-    assert!(!outbox.open_group(&audit, Opening::default(), now).await.unwrap());
+    assert!(outbox.open_group(&audit, GroupOptions::default(), now).await.unwrap());
+    assert!(!outbox.open_group(&audit, GroupOptions::default(), now).await.unwrap());
     let messages: Vec<Message> = (0..30).map(Message::from).collect();
     rings.add_new_msg(add(&messages), now).await.unwrap();
     turn(&seats, &mut now).await;
@@ -269,7 +269,7 @@ async fn a_batch_of_a_ring_that_there_is_not_is_no_batch() {
     let group = GroupName::default_group();
     let batch = BatchId { tick: Tick(1), epoch: 1, ring: COUNT, seq: 0 };
     assert_eq!(outbox.settle(&group, &[batch]).await.unwrap().count, 0);
-    assert!(outbox.take_again(&group, &[batch], now).await.unwrap().is_empty());
+    assert!(outbox.retake(&group, &[batch], now).await.unwrap().is_empty());
     outbox.release(&group, &[batch]).await.unwrap();
     assert_eq!(outbox.settle(&group, &[]).await.unwrap().count, 0);
 }
@@ -278,11 +278,11 @@ async fn a_batch_of_a_ring_that_there_is_not_is_no_batch() {
 struct Away;
 
 fn away<T>() -> Reply<T> {
-    Reply::refused(Refusal::new(Reason::StoreAway, "the store is away"))
+    Reply::refused(Refusal::new(Reason::StoreUnreachable, "the store is away"))
 }
 
 impl Outbox for Away {
-    fn open_group(&self, _: &GroupName, _: Opening, _: Instant) -> Reply<bool> {
+    fn open_group(&self, _: &GroupName, _: GroupOptions, _: Instant) -> Reply<bool> {
         away()
     }
 
@@ -298,7 +298,7 @@ impl Outbox for Away {
         away()
     }
 
-    fn take_again(&self, _: &GroupName, _: &[BatchId], _: Instant) -> Reply<Vec<ackwheel::core::batch::Delivery>> {
+    fn retake(&self, _: &GroupName, _: &[BatchId], _: Instant) -> Reply<Vec<ackwheel::core::batch::Delivery>> {
         away()
     }
 
@@ -318,7 +318,7 @@ impl Outbox for Away {
         away()
     }
 
-    fn on_news(&self, _: Box<dyn Fn() + Send + Sync>) {}
+    fn on_new_batches(&self, _: Box<dyn Fn() + Send + Sync>) {}
 }
 
 /// Seats with a batch in the outbox of each.
@@ -337,14 +337,14 @@ async fn a_ring_that_is_away_does_not_hide_what_the_others_hold() {
     seats[1].outbox = Arc::new(Away);
     let outbox = Outboxes::of(&seats);
     assert_eq!(outbox.take(&group, u64::MAX, now).await.unwrap().len(), 2);
-    assert_eq!(outbox.take(&group, 1, now).await.unwrap_err().reason, Reason::StoreAway);
+    assert_eq!(outbox.take(&group, 1, now).await.unwrap_err().reason, Reason::StoreUnreachable);
     let late = now + Retention::default().time + TICK;
     let dropped = outbox.maintain(&[], late).await.unwrap();
     assert_eq!(dropped.batches, 2, "what was dropped is told once");
-    assert_eq!(outbox.maintain(&[], late).await.unwrap_err().reason, Reason::StoreAway);
-    assert_eq!(outbox.backlog(now).await.unwrap_err().reason, Reason::StoreSilent);
-    let unknown = outbox.open_group(&"audit".parse().unwrap(), Opening::default(), now).await.unwrap_err();
-    assert_eq!(unknown.reason, Reason::StoreSilent, "some rings have it now");
+    assert_eq!(outbox.maintain(&[], late).await.unwrap_err().reason, Reason::StoreUnreachable);
+    assert_eq!(outbox.backlog(now).await.unwrap_err().reason, Reason::StoreTimeout);
+    let unknown = outbox.open_group(&"audit".parse().unwrap(), GroupOptions::default(), now).await.unwrap_err();
+    assert_eq!(unknown.reason, Reason::StoreTimeout, "some rings have it now");
 }
 
 #[tokio::test]
@@ -357,8 +357,8 @@ async fn a_ring_that_is_away_does_not_hide_what_the_others_settled() {
     let outbox = Outboxes::of(&seats);
     let settled = outbox.settle(&group, &[there, here]).await.unwrap();
     assert_eq!((settled.count, settled.batches), (1, vec![here]));
-    assert_eq!(settled.refusal.unwrap().reason, Reason::StoreSilent, "the client is to repeat it");
+    assert_eq!(settled.refusal.unwrap().reason, Reason::StoreTimeout, "the client is to repeat it");
     let settled = outbox.settle(&group, &[there, here]).await.unwrap();
     assert_eq!((settled.count, settled.batches), (0, vec![here]), "it is settled all the same");
-    assert_eq!(outbox.settle(&group, &[there]).await.unwrap_err().reason, Reason::StoreAway);
+    assert_eq!(outbox.settle(&group, &[there]).await.unwrap_err().reason, Reason::StoreUnreachable);
 }

@@ -244,7 +244,7 @@ impl Subject<'_> {
                     }
                     return leadership;
                 }
-                Err(refusal) => assert_eq!(refusal.reason, Reason::StoreSilent, "{refusal}"),
+                Err(refusal) => assert_eq!(refusal.reason, Reason::StoreTimeout, "{refusal}"),
             }
             self.heal(store, lost).await;
         }

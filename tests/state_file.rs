@@ -341,7 +341,7 @@ fn a_state_path_that_is_no_file_is_no_state() {
     let mut command =
         program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--state", "/dev/full"]);
     assert_names(Run::of(&mut command).error(1), &["/dev/full", "not a file", "--state"]);
-    // Opening a pipe waits for its reader.
+    // GroupOptions a pipe waits for its reader.
     for ending in ["lock", "new"] {
         let (folder, state) = folder();
         let made = Command::new("mkfifo").arg(folder.path().join(format!("state.{ending}"))).status().unwrap();

@@ -13,7 +13,7 @@ use crate::admin::Health;
 use crate::clock::Clock;
 use crate::core::outbox::GroupBacklog;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::Handover;
+use crate::core::ring::DrainOutcome;
 use crate::core::store::RingParts;
 use crate::delivery::Delivery;
 use crate::server::DRAIN_GRACE;
@@ -50,7 +50,7 @@ impl Sidecar {
         info!("draining: new messages are refused");
         // Before anything is waited for: where others can lead, one of them does from here on.
         let handover = drain_rings(&health, deadline).await;
-        if handover == Handover::HandedOut {
+        if handover == DrainOutcome::Published {
             wait_for_subscribers(&health, deadline).await;
         }
         // Clients that have not seen GoAway yet still get their answers.
@@ -58,8 +58,8 @@ impl Sidecar {
         // Acks are not read any more, so no tick may expire from here on.
         end_all(&mut self.ticking).await;
         server.close(CLOSE_TIMEOUT).await;
-        health.shared.delivery.deserted(LEAVE_TIMEOUT).await;
-        if handover == Handover::HandedOut {
+        health.shared.delivery.wait_until_groups_left(LEAVE_TIMEOUT).await;
+        if handover == DrainOutcome::Published {
             log_unacknowledged(&health.shared.delivery).await;
         }
         end_all(&mut self.tasks).await;
@@ -68,7 +68,7 @@ impl Sidecar {
         let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
             if health.shared.store.rings().iter().any(|seat| !seat.outbox.is_shared()) {
                 let text = "the state file was not written in time, and the wheel ends with this process";
-                return Err(Refusal::new(Reason::StoreSilent, text));
+                return Err(Refusal::new(Reason::StoreTimeout, text));
             }
             warn!(
                 "drained, but the store did not end in time: the other sidecars take over its batches by themselves"
@@ -81,20 +81,20 @@ impl Sidecar {
 }
 
 /// Drains all rings at the same time. Returns whether any of them delivers its messages early.
-async fn drain_rings(health: &Health, deadline: Instant) -> Handover {
+async fn drain_rings(health: &Health, deadline: Instant) -> DrainOutcome {
     let rings = health.shared.store.rings().iter().zip(&health.tickers).enumerate();
     let draining = rings.map(|(ring, (parts, ticker))| {
         drain_ring(parts, ticker, &health.shared.clock, deadline).instrument(span_of(ring, &*health.shared.store))
     });
     let handovers = join_all(draining).await;
-    if handovers.contains(&Handover::HandedOut) { Handover::HandedOut } else { Handover::Kept }
+    if handovers.contains(&DrainOutcome::Published) { DrainOutcome::Published } else { DrainOutcome::Kept }
 }
 
-async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, deadline: Instant) -> Handover {
+async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, deadline: Instant) -> DrainOutcome {
     let drained = tokio::time::timeout_at(deadline.into(), ticker.drain()).await;
     match &drained {
-        Ok(Ok(Handover::Kept)) => return Handover::Kept,
-        Ok(Ok(Handover::HandedOut)) => {}
+        Ok(Ok(DrainOutcome::Kept)) => return DrainOutcome::Kept,
+        Ok(Ok(DrainOutcome::Published)) => {}
         Ok(Err(refusal)) => warn!(
             %refusal,
             "the store refused to drain a ring: look at the store; other sidecars go on with what Redis has"
@@ -108,7 +108,7 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
     if let Err(refusal) = parts.lease.release(clock.now()).await {
         warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
     }
-    if parts.outbox.is_shared() { Handover::Kept } else { Handover::HandedOut }
+    if parts.outbox.is_shared() { DrainOutcome::Kept } else { DrainOutcome::Published }
 }
 
 /// Waits until every group with a subscriber has acknowledged everything.

@@ -33,7 +33,7 @@ impl Completions {
     }
 
     /// Puts in data of a request that completes later. Wakes no connection.
-    pub fn note(&self, write: impl FnOnce(&mut RequestBatch)) {
+    pub fn record(&self, write: impl FnOnce(&mut RequestBatch)) {
         write(&mut self.lock().completed);
     }
 

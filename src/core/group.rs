@@ -11,7 +11,7 @@ pub const MAX_NAME_LENGTH: usize = 64;
 pub const MAX_GROUPS: usize = 64;
 
 /// The prefix of generated names.
-const MADE_UP: &str = "ephemeral-";
+const GENERATED: &str = "ephemeral-";
 
 /// The name of a consumer group: `[A-Za-z0-9_.-]{1,64}`. Its subscribers share one copy of every timeout batch.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,14 +40,14 @@ impl GroupName {
 
     /// A generated name for an ephemeral group. `process` keeps it apart from those of other processes.
     #[must_use]
-    pub fn made_up(process: u32, subscriber: u64) -> GroupName {
-        GroupName(Arc::from(format!("{MADE_UP}{process:08x}-{subscriber}")))
+    pub fn generated(process: u32, subscriber: u64) -> GroupName {
+        GroupName(Arc::from(format!("{GENERATED}{process:08x}-{subscriber}")))
     }
 
     /// Whether the name is a generated one.
     #[must_use]
-    pub fn is_made_up(&self) -> bool {
-        let numbers = self.0.strip_prefix(MADE_UP).and_then(|numbers| numbers.split_once('-'));
+    pub fn is_generated(&self) -> bool {
+        let numbers = self.0.strip_prefix(GENERATED).and_then(|numbers| numbers.split_once('-'));
         numbers.is_some_and(|(process, subscriber)| {
             process.len() == 8 && u32::from_str_radix(process, 16).is_ok() && subscriber.parse::<u64>().is_ok()
         })
@@ -85,9 +85,11 @@ mod tests {
 
     #[test]
     fn generated_names_are_distinguished_from_given_ones() {
-        assert!(GroupName::made_up(0xa, 7).is_made_up() && GroupName::made_up(u32::MAX, u64::MAX).is_made_up());
+        assert!(
+            GroupName::generated(0xa, 7).is_generated() && GroupName::generated(u32::MAX, u64::MAX).is_generated()
+        );
         for given in ["default", "ephemeral", "ephemeral-audit", "ephemeral-0000000a", "ephemeral-a-7"] {
-            assert!(!given.parse::<GroupName>().unwrap().is_made_up(), "{given}");
+            assert!(!given.parse::<GroupName>().unwrap().is_generated(), "{given}");
         }
     }
 

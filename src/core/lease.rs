@@ -31,7 +31,7 @@ pub trait Lease: Send + Sync {
     fn release(&self, now: Instant) -> Reply<()>;
 
     /// Registers a callback for when the lease may be free. The callback has the lease maintained at once.
-    fn on_vacancy(&self, notify: Box<dyn Fn() + Send + Sync>);
+    fn on_lease_free(&self, notify: Box<dyn Fn() + Send + Sync>);
 }
 
 /// Number of observations per duration of the lease.
@@ -97,7 +97,7 @@ impl Candidate {
     }
 
     /// Forgets the last holder: this sidecar leads now.
-    pub(crate) fn leads(&mut self) {
+    pub(crate) fn forget_holder(&mut self) {
         self.holder = None;
     }
 
@@ -135,13 +135,13 @@ impl Candidate {
     }
 
     /// The last observed position of the pointer, and for how long the candidate has observed it there.
-    pub(crate) fn pointer_seen(&self, now: Instant) -> Option<(PointerPosition, Duration)> {
+    pub(crate) fn observed_pointer(&self, now: Instant) -> Option<(PointerPosition, Duration)> {
         let seen = self.pointer.as_ref()?;
         Some((seen.value, seen.watched_until(now, self.lease / 2)))
     }
 
     /// Whether it observed something recently, so that it knows whether the store answered and a sidecar led.
-    pub(crate) fn watches(&self, now: Instant) -> bool {
+    pub(crate) fn is_current(&self, now: Instant) -> bool {
         let is_recent = |seen: &Observed<_>| now.saturating_duration_since(seen.looked_at) <= self.lease / 2;
         self.pointer.as_ref().is_some_and(is_recent)
     }
@@ -209,7 +209,7 @@ mod tests {
         let mut look = |due_ms, since_due_ms, at| {
             let position = PointerPosition { pointer: Tick(8), due_ms };
             candidate.observe(holder(2), LEASE, position, since_due_ms, ms(at));
-            candidate.pointer_seen(ms(at + 100)).map(|(seen, watched)| (seen.due_ms, watched.as_millis()))
+            candidate.observed_pointer(ms(at + 100)).map(|(seen, watched)| (seen.due_ms, watched.as_millis()))
         };
         assert_eq!([look(1_000, 700, 0), look(1_000, 1_700, 1_000)], [Some((1_000, 100)), Some((1_000, 1_100))]);
         assert_eq!(look(3_000, 0, 1_500), Some((3_000, 100)), "an election has delayed it");
@@ -224,11 +224,11 @@ mod tests {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
         candidate.enter_session(1);
         watch(&mut candidate, start, LEASE);
-        assert_eq!(candidate.pointer_seen(start + LEASE), Some((at(8), LEASE)));
-        assert!(candidate.watches(start + LEASE));
+        assert_eq!(candidate.observed_pointer(start + LEASE), Some((at(8), LEASE)));
+        assert!(candidate.is_current(start + LEASE));
         candidate.enter_session(2);
-        assert!(!candidate.watches(start + LEASE));
-        assert_eq!(candidate.pointer_seen(start + LEASE * 9), None);
+        assert!(!candidate.is_current(start + LEASE));
+        assert_eq!(candidate.observed_pointer(start + LEASE * 9), None);
         assert_eq!(candidate.stalled_holder(start + LEASE * 9), None);
     }
 
@@ -237,8 +237,8 @@ mod tests {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
         watch(&mut candidate, start, LEASE / 3);
         let woken = start + Duration::from_secs(600);
-        assert_eq!(candidate.pointer_seen(woken), Some((at(8), LEASE * 5 / 6)), "a third, and half at most");
-        assert!(candidate.watches(start + LEASE / 3 + LEASE / 2) && !candidate.watches(woken));
+        assert_eq!(candidate.observed_pointer(woken), Some((at(8), LEASE * 5 / 6)), "a third, and half at most");
+        assert!(candidate.is_current(start + LEASE / 3 + LEASE / 2) && !candidate.is_current(woken));
         candidate.observe(holder(2), LEASE, at(8), LONG_AGO, woken);
         assert_eq!(candidate.stalled_holder(woken), None);
     }

@@ -14,12 +14,12 @@ use super::group::GroupName;
 use super::refusal::Refusal;
 use super::ring::Reply;
 
-/// The most batches of one [`Outbox::take_again`].
-pub const MOST_AGAIN: usize = 16;
+/// The most batches of one [`Outbox::retake`].
+pub const MAX_RETAKEN: usize = 16;
 
 /// The position at which a new group starts to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Start {
+pub enum StartPosition {
     /// The oldest batch in the outbox.
     #[default]
     Beginning,
@@ -29,9 +29,9 @@ pub enum Start {
 
 /// The options of a new group. They do not change an existing group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Opening {
+pub struct GroupOptions {
     /// The position at which it starts to read.
-    pub start: Start,
+    pub start: StartPosition,
     /// Whether it is deleted when its last subscriber leaves.
     pub ephemeral: bool,
 }
@@ -109,7 +109,7 @@ impl Settled {
 pub trait Outbox: Send + Sync {
     /// Creates a group if it does not exist, and returns whether it is new. After a refusal the group may exist in some
     /// of the rings. The caller then leaves it, unless it has another subscriber here.
-    fn open_group(&self, group: &GroupName, opening: Opening, now: Instant) -> Reply<bool>;
+    fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Reply<bool>;
 
     /// Records that the last subscriber on this sidecar has left. An ephemeral group is deleted, unless it has
     /// subscribers on other sidecars.
@@ -128,9 +128,9 @@ pub trait Outbox: Send + Sync {
     /// answer means that none is left.
     fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>>;
 
-    /// Takes batches of one ring again that this sidecar took or lent before, at most [`MOST_AGAIN`], in their order.
+    /// Takes batches of one ring again that this sidecar took or lent before, at most [`MAX_RETAKEN`], in their order.
     /// The answer leaves out batches that are settled, dropped, or taken by another sidecar.
-    fn take_again(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>>;
+    fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>>;
 
     /// Settles taken batches for the group. Refused if none could be settled.
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled>;
@@ -151,5 +151,5 @@ pub trait Outbox: Send + Sync {
     fn backlog(&self, now: Instant) -> Reply<Backlog>;
 
     /// Registers a callback for when new batches may be available.
-    fn on_news(&self, notify: Box<dyn Fn() + Send + Sync>);
+    fn on_new_batches(&self, notify: Box<dyn Fn() + Send + Sync>);
 }

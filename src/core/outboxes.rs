@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 
 use super::batch::{BatchId, Delivery};
 use super::group::GroupName;
-use super::outbox::{Backlog, Dropped, GroupBacklog, Opening, Outbox, Settled};
+use super::outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, Outbox, Settled};
 use super::ring::Reply;
 use super::rings::all_answers;
 use super::store::RingParts;
@@ -70,7 +70,7 @@ fn merged<T: Send + 'static, A>(
 }
 
 impl Outbox for Outboxes {
-    fn open_group(&self, group: &GroupName, opening: Opening, now: Instant) -> Reply<bool> {
+    fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Reply<bool> {
         merged(self.call_all(|outbox| outbox.open_group(group, opening, now)), |created| created.contains(&true))
     }
 
@@ -119,9 +119,9 @@ impl Outbox for Outboxes {
         }))
     }
 
-    fn take_again(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
+    fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
         match batches.first().and_then(|batch| self.outboxes.get(usize::from(batch.ring))) {
-            Some(outbox) => outbox.take_again(group, batches, now),
+            Some(outbox) => outbox.retake(group, batches, now),
             None => Reply::ok(Vec::new()),
         }
     }
@@ -174,11 +174,11 @@ impl Outbox for Outboxes {
         merged(self.call_all(|outbox| outbox.backlog(now)), merge_backlogs)
     }
 
-    fn on_news(&self, notify: Box<dyn Fn() + Send + Sync>) {
+    fn on_new_batches(&self, notify: Box<dyn Fn() + Send + Sync>) {
         let notify: Arc<dyn Fn() + Send + Sync> = Arc::from(notify);
         for outbox in self.outboxes.iter() {
             let notify = Arc::clone(&notify);
-            outbox.on_news(Box::new(move || notify()));
+            outbox.on_new_batches(Box::new(move || notify()));
         }
     }
 }

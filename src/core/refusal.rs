@@ -65,7 +65,7 @@ reasons! {
     /// The server has reached its limit of connections.
     TooManyConnections = 8, "too_many_connections", RETRYABLE;
     /// The peer sent nothing for two ping intervals.
-    Silent = 9, "silent", RETRYABLE;
+    PeerSilent = 9, "silent", RETRYABLE;
     /// The peer did not read what was sent to it.
     SlowReader = 10, "slow_reader", RETRYABLE;
     /// The TLS handshake failed or took too long.
@@ -99,9 +99,9 @@ reasons! {
     /// The sidecar is draining and takes no new messages.
     Draining = 65, "draining", RETRYABLE;
     /// The store is known to be unreachable.
-    StoreAway = 66, "store_away", RETRYABLE;
+    StoreUnreachable = 66, "store_away", RETRYABLE;
     /// The store did not answer.
-    StoreSilent = 67, "store_silent", RETRYABLE;
+    StoreTimeout = 67, "store_silent", RETRYABLE;
     /// The store is unreachable, and the limit of held acknowledgements is reached.
     MaxHeldAcks = 68, "max_held_acks", RETRYABLE;
 }
@@ -122,7 +122,7 @@ impl Reason {
     /// The promise about the request.
     #[must_use]
     pub fn promise(self) -> Promise {
-        if self == Reason::StoreSilent { Promise::OutcomeUnknown } else { Promise::NotApplied }
+        if self == Reason::StoreTimeout { Promise::OutcomeUnknown } else { Promise::NotApplied }
     }
 
     /// Whether the connection is closed after the refusal: the codes below 32 are those.

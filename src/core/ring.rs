@@ -140,11 +140,11 @@ pub struct Published {
 
 /// The fate of the messages in flight when the sidecar drains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Handover {
+pub enum DrainOutcome {
     /// The store keeps them.
     Kept,
     /// They expire now, in batches flagged `drained`.
-    HandedOut,
+    Published,
 }
 
 /// The state of a ring for `/status` and the metrics.
@@ -213,7 +213,7 @@ pub trait Ring: Send + Sync {
     fn publish_expired(&self, now: Instant) -> Reply<PublishStep>;
 
     /// Refuses new messages from now on. Returns what happens to those in flight.
-    fn drain(&self, now: Instant) -> Reply<Handover>;
+    fn drain(&self, now: Instant) -> Reply<DrainOutcome>;
 
     /// The current state.
     fn status(&self, now: Instant) -> Reply<RingStatus>;

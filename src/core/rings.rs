@@ -85,7 +85,7 @@ pub(super) fn merge_refusals(asked: usize, mut refusals: Vec<Refusal>) -> Option
          is safe",
         asked - refusals.len()
     );
-    Some(Refusal::new(Reason::StoreSilent, text))
+    Some(Refusal::new(Reason::StoreTimeout, text))
 }
 
 #[cfg(test)]
@@ -96,10 +96,13 @@ mod tests {
     fn a_refusal_about_the_group_is_passed_on_and_any_other_partial_refusal_makes_the_outcome_unknown() {
         let refusal = |reason| Err(Refusal::new(reason, "no"));
         for (answers, expected) in [
-            (vec![Ok(()), refusal(Reason::StoreAway)], Reason::StoreSilent),
-            (vec![Ok(()), refusal(Reason::MaxInFlight)], Reason::StoreSilent),
-            (vec![Ok(()), refusal(Reason::StoreAway), refusal(Reason::TooManyGroups)], Reason::TooManyGroups),
-            (vec![refusal(Reason::StoreAway), refusal(Reason::StoreAway)], Reason::StoreAway),
+            (vec![Ok(()), refusal(Reason::StoreUnreachable)], Reason::StoreTimeout),
+            (vec![Ok(()), refusal(Reason::MaxInFlight)], Reason::StoreTimeout),
+            (
+                vec![Ok(()), refusal(Reason::StoreUnreachable), refusal(Reason::TooManyGroups)],
+                Reason::TooManyGroups,
+            ),
+            (vec![refusal(Reason::StoreUnreachable), refusal(Reason::StoreUnreachable)], Reason::StoreUnreachable),
         ] {
             assert_eq!(all_answers(answers).unwrap_err().reason, expected);
         }

@@ -146,7 +146,7 @@ impl Wheel {
     /// Whether a message that timed out at `deadline` is still known as late when the pointer stands at `pointer`. It
     /// is for one revolution from the expiry of its tick.
     #[must_use]
-    pub fn remembers(self, deadline: Tick, pointer: Tick) -> bool {
+    pub fn is_late_known(self, deadline: Tick, pointer: Tick) -> bool {
         pointer.since(deadline.plus(1)) < u64::from(self.slots)
     }
 }
@@ -172,9 +172,9 @@ mod tests {
     #[test]
     fn late_lasts_one_revolution_from_the_expiry() {
         let wheel = Wheel::default();
-        assert!(wheel.remembers(Tick(20), Tick(21)));
-        assert!(wheel.remembers(Tick(20), Tick(35)));
-        assert!(!wheel.remembers(Tick(20), Tick(36)));
+        assert!(wheel.is_late_known(Tick(20), Tick(21)));
+        assert!(wheel.is_late_known(Tick(20), Tick(35)));
+        assert!(!wheel.is_late_known(Tick(20), Tick(36)));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub struct TickSchedule {
 
 /// The action that is due for the pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum DueAction {
     /// Nothing before this time.
     Wait(Instant),
     /// A move by one tick.
@@ -47,7 +47,7 @@ impl TickSchedule {
 
     /// Delays the next move to one tick after `until`, so that clients can reconnect after a restart.
     #[inline]
-    pub fn hold(&mut self, until: Instant) {
+    pub fn delay_until(&mut self, until: Instant) {
         self.next_advance = until + self.tick_length;
     }
 
@@ -68,28 +68,28 @@ impl TickSchedule {
     /// After a stall it is the pointer, because the missed ticks are not made up.
     #[must_use]
     pub fn tick_due(&self, now: Instant) -> Tick {
-        match self.turn(now) {
-            Turn::Wait(_) | Turn::Shift { .. } => self.pointer,
-            Turn::Advance { .. } => self.pointer.plus(1),
+        match self.due_action(now) {
+            DueAction::Wait(_) | DueAction::Shift { .. } => self.pointer,
+            DueAction::Advance { .. } => self.pointer.plus(1),
         }
     }
 
     /// The action that is due at `now`.
     #[must_use]
-    pub fn turn(&self, now: Instant) -> Turn {
+    pub fn due_action(&self, now: Instant) -> DueAction {
         let Some(lateness) = now.checked_duration_since(self.next_advance) else {
-            return Turn::Wait(self.next_advance);
+            return DueAction::Wait(self.next_advance);
         };
         if lateness < self.tick_length {
-            return Turn::Advance { lateness };
+            return DueAction::Advance { lateness };
         }
         let missed = lateness.as_nanos() / self.tick_length.as_nanos();
-        Turn::Shift { missed: u64::try_from(missed).unwrap_or(u64::MAX) }
+        DueAction::Shift { missed: u64::try_from(missed).unwrap_or(u64::MAX) }
     }
 
     /// Moves the pointer by one tick. The next move is due one tick after this one was. Returns the ticks by which all
     /// deadlines were shifted since the last move.
-    pub fn advanced(&mut self) -> u64 {
+    pub fn record_move(&mut self) -> u64 {
         self.pointer = self.pointer.plus(1);
         self.next_advance += self.tick_length;
         std::mem::take(&mut self.shifted)
@@ -113,13 +113,13 @@ mod tests {
     fn a_late_move_does_not_drift() {
         let start = Instant::now();
         let mut schedule = TickSchedule::new(TICK, Tick(7), start);
-        assert_eq!(schedule.turn(start + TICK / 2), Turn::Wait(start + TICK));
+        assert_eq!(schedule.due_action(start + TICK / 2), DueAction::Wait(start + TICK));
         assert_eq!(schedule.tick_due(start + TICK / 2), Tick(7));
 
         let late = start + TICK + TICK * 9 / 10;
-        assert_eq!(schedule.turn(late), Turn::Advance { lateness: TICK * 9 / 10 });
+        assert_eq!(schedule.due_action(late), DueAction::Advance { lateness: TICK * 9 / 10 });
         assert_eq!(schedule.tick_due(late), Tick(8), "the clock is ahead of the pointer");
-        assert_eq!(schedule.advanced(), 0, "nothing was shifted");
+        assert_eq!(schedule.record_move(), 0, "nothing was shifted");
         assert_eq!(schedule.next_advance(), start + TICK * 2);
     }
 
@@ -128,11 +128,15 @@ mod tests {
         let start = Instant::now();
         let mut schedule = TickSchedule::new(TICK, Tick(7), start);
         let woken = start + TICK * 4 + TICK / 4;
-        assert_eq!(schedule.turn(woken), Turn::Shift { missed: 3 });
+        assert_eq!(schedule.due_action(woken), DueAction::Shift { missed: 3 });
         assert_eq!(schedule.tick_due(woken), Tick(7), "missed ticks are not made up");
         assert_eq!(schedule.shift(3, woken), woken + TICK);
-        assert_eq!(schedule.turn(woken), Turn::Wait(woken + TICK));
+        assert_eq!(schedule.due_action(woken), DueAction::Wait(woken + TICK));
         assert_eq!(schedule.pointer(), Tick(7));
-        assert_eq!([schedule.advanced(), schedule.advanced()], [3, 0], "returned with the next move, and once");
+        assert_eq!(
+            [schedule.record_move(), schedule.record_move()],
+            [3, 0],
+            "returned with the next move, and once"
+        );
     }
 }

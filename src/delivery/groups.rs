@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::core::batch::{BatchId, Delivery as Delivered};
 use crate::core::dispatch::{Dispatch, MemberId};
 use crate::core::group::GroupName;
-use crate::core::outbox::{MOST_AGAIN, Outbox};
+use crate::core::outbox::{MAX_RETAKEN, Outbox};
 use crate::core::refusal::Refusal;
 use crate::metrics::Metrics;
 
@@ -146,7 +146,7 @@ impl GroupTask {
             }
             let delivered = self.deliver().await;
             let retry = self.retry_after(delivered);
-            let timer = self.dispatch.next_timer().map(|timer| timer - self.groups.clock.alive());
+            let timer = self.dispatch.next_timer().map(|timer| timer - self.groups.clock.stall_aware_now());
             let wait = [retry, timer].into_iter().flatten().min();
             tokio::select! {
                 Some(command) = self.commands.recv() => {
@@ -178,7 +178,7 @@ impl GroupTask {
     /// Delivers all that the members have room for: redeliveries before new batches. A refusal does not stop the rest.
     /// Commands wait for at most one batch or script.
     async fn deliver(&mut self) -> Result<(), Refusal> {
-        self.dispatch.handle_timers(self.groups.clock.alive());
+        self.dispatch.handle_timers(self.groups.clock.stall_aware_now());
         self.dispatch.record_all_unread(|member| self.senders.get(&member).map(BatchSender::unread));
         let (redelivered, is_all) = self.redeliver().await;
         let lent = self.lend().await;
@@ -192,10 +192,10 @@ impl GroupTask {
         let outbox = Arc::clone(&self.groups.outbox);
         let (mut unavailable, mut result) = (Vec::new(), Ok(()));
         loop {
-            let next = self.dispatch.next_redeliveries(&unavailable, MOST_AGAIN);
+            let next = self.dispatch.next_redeliveries(&unavailable, MAX_RETAKEN);
             let Some((first, _)) = next.first() else { return (result, true) };
             let batches: Vec<BatchId> = next.iter().map(|(batch, _)| *batch).collect();
-            match outbox.take_again(&self.name, &batches, self.groups.clock.now()).await {
+            match outbox.retake(&self.name, &batches, self.groups.clock.now()).await {
                 Ok(taken) => {
                     let mut taken: HashMap<BatchId, Delivered> =
                         taken.into_iter().map(|delivery| (delivery.batch.id, delivery)).collect();
@@ -248,7 +248,7 @@ impl GroupTask {
 
     fn send(&mut self, delivery: Delivered, member: MemberId) {
         let batch = &delivery.batch;
-        self.dispatch.deliver(batch.id, batch.messages.len() as u64, member, self.groups.clock.alive());
+        self.dispatch.deliver(batch.id, batch.messages.len() as u64, member, self.groups.clock.stall_aware_now());
         self.groups.metrics.batches_delivered.inc();
         if delivery.delivery_count > 1 {
             self.groups.metrics.batches_redelivered.inc();
@@ -278,7 +278,7 @@ impl GroupTask {
                 let _ = answer.send(settled);
             }
             Command::Nack { member, batch, delay, answer } => {
-                let held = self.dispatch.nack(member, batch, delay, self.groups.clock.alive());
+                let held = self.dispatch.nack(member, batch, delay, self.groups.clock.stall_aware_now());
                 self.groups.metrics.batches_nacked.inc_by(u64::from(held));
                 let _ = answer.send(held);
             }
@@ -289,7 +289,7 @@ impl GroupTask {
     /// A member leaves. Returns whether the task ends: after its last member, unless another has joined meanwhile.
     async fn leave(&mut self, member: MemberId) -> bool {
         self.senders.remove(&member);
-        let released = self.dispatch.leave(member, self.groups.clock.alive());
+        let released = self.dispatch.leave(member, self.groups.clock.stall_aware_now());
         for released in released.chunks(RELEASED_AT_ONCE) {
             if let Err(refusal) = self.groups.outbox.release(&self.name, released).await {
                 warn!(

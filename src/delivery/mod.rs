@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::core::batch::{BatchId, Delivery as Delivered};
 use crate::core::dispatch::MemberId;
 use crate::core::group::GroupName;
-use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Start};
+use crate::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, StartPosition};
 use crate::core::refusal::{Reason, Refusal};
 use crate::metrics::Metrics;
 use crate::process::panics;
@@ -43,7 +43,7 @@ pub struct SubscribeRequest {
     /// Whether the group, if it is new, is deleted with its last member.
     pub ephemeral: bool,
     /// The position at which the group, if it is new, starts to read.
-    pub start: Start,
+    pub start: StartPosition,
 }
 
 /// Delivers batches to subscribers.
@@ -68,7 +68,7 @@ impl Delivery {
         let (handles, locks) = (Mutex::new(HashMap::new()), GroupLocks::new());
         let groups = Arc::new(Groups { outbox, clock, metrics, redeliver_after, handles, locks });
         let notified = Arc::downgrade(&groups);
-        groups.outbox.on_news(Box::new(move || {
+        groups.outbox.on_new_batches(Box::new(move || {
             if let Some(groups) = notified.upgrade() {
                 groups.handles.lock().values().for_each(|handle| handle.new_batches.notify_one());
             }
@@ -84,9 +84,9 @@ impl Delivery {
     /// If the limit of groups is reached, or the store is unreachable.
     pub async fn subscribe(&self, request: SubscribeRequest) -> Result<Subscription, Refusal> {
         let member = MemberId(self.last_member.fetch_add(1, Ordering::Relaxed) + 1);
-        let group = request.group.unwrap_or_else(|| GroupName::made_up(self.process, member.0));
-        let start = if request.ephemeral { Start::End } else { request.start };
-        let opening = Opening { start, ephemeral: request.ephemeral };
+        let group = request.group.unwrap_or_else(|| GroupName::generated(self.process, member.0));
+        let start = if request.ephemeral { StartPosition::End } else { request.start };
+        let opening = GroupOptions { start, ephemeral: request.ephemeral };
         let (sender, batches) = mpsc::unbounded_channel();
         let unread = Arc::new(AtomicU64::new(0));
         let sender = BatchSender { batches: sender, unread: Arc::clone(&unread) };
@@ -151,7 +151,7 @@ impl Delivery {
     }
 
     /// Waits until the batches of all subscribers that left are released, for at most `timeout`.
-    pub async fn deserted(&self, timeout: Duration) {
+    pub async fn wait_until_groups_left(&self, timeout: Duration) {
         let left = async {
             while !self.groups.handles.lock().is_empty() {
                 tokio::time::sleep(LEFT_POLL).await;
@@ -211,7 +211,7 @@ impl Delivery {
     async fn join(
         &self,
         group: &GroupName,
-        opening: Opening,
+        opening: GroupOptions,
         join: Command,
     ) -> Result<(bool, mpsc::UnboundedSender<Command>), Refusal> {
         // A group with a subscriber here is open and stays so, and the store need not be asked. A handle without
@@ -232,7 +232,7 @@ impl Delivery {
     }
 
     /// Opens a group in all rings or, if possible, in none. Its lock is held.
-    async fn open_group(&self, group: &GroupName, opening: Opening) -> Result<bool, Refusal> {
+    async fn open_group(&self, group: &GroupName, opening: GroupOptions) -> Result<bool, Refusal> {
         let opened = self.groups.outbox.open_group(group, opening, self.groups.clock.now()).await;
         if opened.is_err()
             && !self.groups.handles.lock().contains_key(group)
@@ -276,7 +276,7 @@ impl Subscription {
         let (answer, settled) = oneshot::channel();
         let _ = self.commands.send(Command::Ack { batches, answer });
         let ended = "the process ends: acknowledge the batch over another connection";
-        async move { settled.await.unwrap_or_else(|_| Err(Refusal::new(Reason::StoreSilent, ended))) }
+        async move { settled.await.unwrap_or_else(|_| Err(Refusal::new(Reason::StoreTimeout, ended))) }
     }
 
     /// Gives a batch back. Returns whether this subscriber held it.
@@ -326,11 +326,11 @@ mod tests {
         let seats = [seat(&clock), seat(&clock)];
         for number in 1..MAX_GROUPS {
             let group = format!("group-{number}").parse().unwrap();
-            assert!(seats[1].outbox.open_group(&group, Opening::default(), clock.now()).await.unwrap());
+            assert!(seats[1].outbox.open_group(&group, GroupOptions::default(), clock.now()).await.unwrap());
         }
         let outbox = Outboxes::of(&seats);
         let delivery = Delivery::new(outbox, Arc::clone(&clock), Arc::new(Metrics::new()), Duration::from_secs(1));
-        let request = SubscribeRequest { group: None, credit: 1, ephemeral: true, start: Start::End };
+        let request = SubscribeRequest { group: None, credit: 1, ephemeral: true, start: StartPosition::End };
         let refusal = delivery.subscribe(request).await.err().unwrap();
         assert_eq!(refusal.reason, Reason::TooManyGroups);
         let left = seats[0].outbox.backlog(clock.now()).await.unwrap();

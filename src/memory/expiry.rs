@@ -173,7 +173,7 @@ impl Expiry {
     /// flight: short ack timeouts on a long ring would fill the memory. Returns whether it had something to do.
     fn forget(&mut self, shards: &Shards, pointer: Tick) -> bool {
         let Some((tick, messages)) = self.remembered.front().copied() else { return false };
-        let is_due = !self.options.wheel.remembers(tick, pointer);
+        let is_due = !self.options.wheel.is_late_known(tick, pointer);
         if !is_due && self.remembered_messages <= self.options.max_in_flight {
             return false;
         }

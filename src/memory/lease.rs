@@ -22,5 +22,5 @@ impl Lease for AlwaysLeads {
     }
 
     /// There is never a vacancy.
-    fn on_vacancy(&self, _tell: Box<dyn Fn() + Send + Sync>) {}
+    fn on_lease_free(&self, _tell: Box<dyn Fn() + Send + Sync>) {}
 }

@@ -8,7 +8,9 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::core::batch::{BatchId, Delivery, TimeoutBatch};
 use crate::core::group::{GroupName, MAX_GROUPS};
-use crate::core::outbox::{Backlog, Dropped, GroupBacklog, Opening, Outbox, Retention, Settled, Start};
+use crate::core::outbox::{
+    Backlog, Dropped, GroupBacklog, GroupOptions, Outbox, Retention, Settled, StartPosition,
+};
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::Reply;
 
@@ -81,7 +83,7 @@ impl MemoryOutbox {
             groups: HashMap::new(),
             restored_at: None,
         };
-        queue.open_group(&GroupName::default_group(), Opening::default(), now);
+        queue.open_group(&GroupName::default_group(), GroupOptions::default(), now);
         MemoryOutbox { retention, queue: Mutex::new(queue), listeners: RwLock::new(Vec::new()) }
     }
 
@@ -93,7 +95,7 @@ impl MemoryOutbox {
 }
 
 impl Outbox for MemoryOutbox {
-    fn open_group(&self, group: &GroupName, opening: Opening, now: Instant) -> Reply<bool> {
+    fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Reply<bool> {
         let mut queue = self.queue.lock();
         if !queue.groups.contains_key(group) && queue.groups.len() >= MAX_GROUPS {
             return Reply::refused(Refusal::new(
@@ -120,9 +122,9 @@ impl Outbox for MemoryOutbox {
         Reply::ok(self.queue.lock().take(group, window, now))
     }
 
-    fn take_again(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
+    fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
         let mut queue = self.queue.lock();
-        Reply::ok(batches.iter().filter_map(|batch| queue.take_again(group, *batch, now)).collect())
+        Reply::ok(batches.iter().filter_map(|batch| queue.retake(group, *batch, now)).collect())
     }
 
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
@@ -162,7 +164,7 @@ impl Outbox for MemoryOutbox {
         Reply::ok(Backlog { ids: queue.ids, groups })
     }
 
-    fn on_news(&self, tell: Tell) {
+    fn on_new_batches(&self, tell: Tell) {
         self.listeners.write().push(tell);
     }
 }
@@ -184,14 +186,14 @@ impl Queue {
         self.places.push_back(Some(Stored { batch, expired_at, kept_since, unsettled: self.groups.len() }));
     }
 
-    pub(super) fn open_group(&mut self, name: &GroupName, opening: Opening, now: Instant) -> bool {
+    pub(super) fn open_group(&mut self, name: &GroupName, opening: GroupOptions, now: Instant) -> bool {
         if let Some(group) = self.groups.get_mut(name) {
             group.attended_at = now;
             return false;
         }
         let (next, wanted) = match opening.start {
-            Start::Beginning => (self.first, self.places.len()),
-            Start::End => (self.end(), 0),
+            StartPosition::Beginning => (self.first, self.places.len()),
+            StartPosition::End => (self.end(), 0),
         };
         let mut unsettled = 0;
         for stored in self.places.iter_mut().take(wanted).flatten() {
@@ -248,7 +250,7 @@ impl Queue {
         Some((position, count))
     }
 
-    fn take_again(&mut self, name: &GroupName, batch: BatchId, now: Instant) -> Option<Delivery> {
+    fn retake(&mut self, name: &GroupName, batch: BatchId, now: Instant) -> Option<Delivery> {
         let position = *self.positions.get(&batch)?;
         let count = self.groups.get_mut(name)?.taken.get_mut(&position)?;
         *count += 1;

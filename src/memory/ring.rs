@@ -9,7 +9,7 @@ use super::state::{StateFile, writer};
 use super::wheel::MemoryWheel;
 use crate::core::completions::Completions;
 use crate::core::request_batch::RequestBatch;
-use crate::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
+use crate::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Reply, Ring, RingStatus, Submitted};
 use crate::core::tick::Wheel;
 
 /// A ring that lives in the process.
@@ -55,9 +55,9 @@ impl Ring for MemoryRing {
         self.wheel.prelist()
     }
 
-    fn drain(&self, now: Instant) -> Reply<Handover> {
+    fn drain(&self, now: Instant) -> Reply<DrainOutcome> {
         if std::mem::replace(&mut self.wheel.state.write().draining, true) {
-            return Reply::ok(Handover::Kept);
+            return Reply::ok(DrainOutcome::Kept);
         }
         match &self.state_file {
             Some(state_file) => writer::reserve(Arc::clone(&self.wheel), Arc::clone(state_file), now),

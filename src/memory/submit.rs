@@ -252,7 +252,7 @@ mod tests {
     use crate::core::batch::StormRule;
     use crate::core::outbox::Retention;
     use crate::core::request_batch::{Operation, Outcome};
-    use crate::core::ring::{Handover, Ring};
+    use crate::core::ring::{DrainOutcome, Ring};
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
     use crate::core::store::Moment;
     use crate::core::tick::{Tick, Wheel};
@@ -279,7 +279,7 @@ mod tests {
         let mut batch = RequestBatch::default();
         batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, one);
         ring.wheel.complete(&mut batch, now);
-        assert!(matches!(ring.drain(now).now_or_never(), Some(Ok(Handover::HandedOut))));
+        assert!(matches!(ring.drain(now).now_or_never(), Some(Ok(DrainOutcome::Published))));
         let mut batch = RequestBatch::default();
         batch.push_single(2, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, other);
         batch.push_single(3, Operation::Del { withdraw: false }, one);

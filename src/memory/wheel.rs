@@ -37,9 +37,9 @@ use super::shards::Shards;
 use super::wheel_state::{Position, WheelState, horizon};
 use crate::core::latency_histogram::Stamp;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{Advance, Handover, PublishStep, RingStatus};
+use crate::core::ring::{Advance, DrainOutcome, PublishStep, RingStatus};
 use crate::core::tick::Tick;
-use crate::core::tick_schedule::Turn;
+use crate::core::tick_schedule::DueAction;
 
 /// The wheel of a ring in memory.
 pub(super) struct MemoryWheel {
@@ -79,7 +79,7 @@ impl MemoryWheel {
     /// Lets the pointer stay where it is until then, and for a tick more.
     #[cold]
     pub(super) fn hold(&self, until: Instant) {
-        self.state.write().schedule.hold(until);
+        self.state.write().schedule.delay_until(until);
     }
 
     pub(super) fn stamp(&self, now: Instant) -> Stamp {
@@ -112,12 +112,12 @@ impl MemoryWheel {
         let mut state = self.state.write();
         let latest = self.origin + Duration::from_nanos(self.latest_ns.load(Ordering::SeqCst));
         let now = now.max(latest);
-        match state.schedule.turn(now) {
-            Turn::Wait(until) => Advance::Waiting(until),
-            Turn::Shift { missed } => Advance::Waiting(state.schedule.shift(missed, now)),
-            Turn::Advance { lateness } => {
+        match state.schedule.due_action(now) {
+            DueAction::Wait(until) => Advance::Waiting(until),
+            DueAction::Shift { missed } => Advance::Waiting(state.schedule.shift(missed, now)),
+            DueAction::Advance { lateness } => {
                 let (expired, due_at) = (state.schedule.pointer(), state.schedule.next_advance());
-                let shifted = state.schedule.advanced();
+                let shifted = state.schedule.record_move();
                 let (pointer, next) = (state.schedule.pointer(), state.schedule.next_advance());
                 if !state.handed_out {
                     self.expire(state, expired..=expired, pointer, due_at, false);
@@ -128,13 +128,13 @@ impl MemoryWheel {
     }
 
     /// Expires all ticks, so that all that is in flight goes to the outbox.
-    pub(super) fn expire_all(&self, now: Instant) -> Handover {
+    pub(super) fn expire_all(&self, now: Instant) -> DrainOutcome {
         let mut state = self.state.write();
         state.handed_out = true;
         let first = state.schedule.pointer();
         let below = first.plus(horizon(self.options.wheel));
         self.expire(state, first..=Tick(below.0 - 1), below, now, true);
-        Handover::HandedOut
+        DrainOutcome::Published
     }
 
     /// Expires ticks. No request is in the ring meanwhile, so their counts are final. From here on DelMsg answers `late`

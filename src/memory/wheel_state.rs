@@ -72,7 +72,7 @@ impl Position {
     }
 
     pub(super) fn is_remembered(&self, entry: &Entry) -> bool {
-        self.wheel.remembers(entry.deadline.seen_from(self.pointer), self.pointer)
+        self.wheel.is_late_known(entry.deadline.seen_from(self.pointer), self.pointer)
     }
 }
 

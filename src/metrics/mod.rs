@@ -42,7 +42,7 @@ pub const SCRIPTS: &[&str] = &[
     "delete_group",
     "leave_group",
     "take",
-    "take_again",
+    "retake",
     "settle",
     "give_back",
     "tend",
@@ -286,7 +286,7 @@ impl Default for Metrics {
 
 /// The label of a group. Groups without a name of a user share one: each would be a series of its own, and gone soon.
 fn group_label(group: &GroupName) -> &str {
-    if group.is_made_up() { "(ephemeral)" } else { group.as_str() }
+    if group.is_generated() { "(ephemeral)" } else { group.as_str() }
 }
 
 /// A value as a gauge takes it.

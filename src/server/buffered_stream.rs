@@ -25,7 +25,7 @@ use crate::core::request_batch::RequestBatch;
 use crate::protocol::codec::Echoed;
 use crate::protocol::frame::TIMED_OUT_LENGTH;
 use crate::protocol::{Codec, DecodeError, Decoded};
-use crate::ticker::read_barrier::Taking;
+use crate::ticker::read_barrier::UnprocessedInput;
 
 /// The most bytes of one read: more than 256 frames of one message have, or 4,000 message ids.
 pub(super) const READ_SIZE: usize = 32 * 1024;
@@ -64,7 +64,7 @@ thread_local! {
 
 pub(super) struct BufferedStream {
     stream: Stream,
-    taking: Taking,
+    unprocessed_input: UnprocessedInput,
     codec: Codec,
     input: BytesMut,
     /// The greatest length that the input had. Its capacity does not show that: it shrinks with what is decoded.
@@ -78,10 +78,15 @@ pub(super) struct BufferedStream {
 }
 
 impl BufferedStream {
-    pub(super) fn new(stream: Stream, taking: Taking, codec: Codec, max_queued: usize) -> BufferedStream {
+    pub(super) fn new(
+        stream: Stream,
+        unprocessed_input: UnprocessedInput,
+        codec: Codec,
+        max_queued: usize,
+    ) -> BufferedStream {
         BufferedStream {
             stream,
-            taking,
+            unprocessed_input,
             codec,
             input: BytesMut::new(),
             input_grown: 0,
@@ -200,7 +205,7 @@ impl BufferedStream {
         if self.is_flushed() {
             return Poll::Ready(Ok(false));
         }
-        self.taking.begin();
+        self.unprocessed_input.set();
         if self.output.is_empty() {
             ready!(Pin::new(&mut self.stream).poll_flush(context))?;
             self.is_unflushed = false;
@@ -223,12 +228,12 @@ impl BufferedStream {
 
     /// The caller processes the bytes before it reads again.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<IoEvent>> {
-        self.taking.begin();
+        self.unprocessed_input.set();
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.resize(READ_SIZE, 0);
             let mut buffer = ReadBuf::new(scratch);
             if Pin::new(&mut self.stream).poll_read(context, &mut buffer)?.is_pending() {
-                self.taking.end();
+                self.unprocessed_input.clear();
                 return Poll::Pending;
             }
             let read = buffer.filled();
@@ -283,28 +288,28 @@ mod tests {
     async fn whoever_reads_or_writes_says_so_until_there_is_nothing_to_read() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let member = ReadBarrier::new().join(None);
-        let taking = member.taking();
+        let unprocessed_input = member.unprocessed_input();
         let mut stream = BufferedStream::new(
             Either::Left(Either::Right(ours)),
-            taking.clone(),
+            unprocessed_input.clone(),
             Codec::new(MAX_GREETING_LENGTH),
             1_024,
         );
         assert!(stream.read_or_write(true).now_or_never().is_none());
-        assert!(!taking.is_under_way());
+        assert!(!unprocessed_input.is_set());
 
         theirs.write_all(b"x").await.unwrap();
         assert_eq!(stream.read_or_write(true).await.unwrap(), IoEvent::Read(1));
-        assert!(taking.is_under_way(), "what was read is not dealt with yet");
+        assert!(unprocessed_input.is_set(), "what was read is not dealt with yet");
         assert!(stream.read_or_write(true).now_or_never().is_none());
-        assert!(!taking.is_under_way());
+        assert!(!unprocessed_input.is_set());
 
         let ping = Frame::new(0, Body::Ping(Vec::new()));
         stream.write(|codec, out| codec.encode_frame(&ping, out));
         while let Some(event) = stream.read_or_write(true).now_or_never() {
             assert_eq!(event.unwrap(), IoEvent::Written);
-            assert!(taking.is_under_way(), "what came while it was written is not seen yet");
+            assert!(unprocessed_input.is_set(), "what came while it was written is not seen yet");
         }
-        assert!(stream.is_flushed() && !taking.is_under_way());
+        assert!(stream.is_flushed() && !unprocessed_input.is_set());
     }
 }

@@ -9,7 +9,7 @@ use super::pending_requests::{Completed, Weight};
 use super::session::{Session, State};
 use crate::core::batch::BatchId;
 use crate::core::group::GroupNameError;
-use crate::core::outbox::Start;
+use crate::core::outbox::StartPosition;
 use crate::core::refusal::{Reason, Refusal};
 use crate::delivery::SubscribeRequest;
 use crate::protocol::frame::{self, Body, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
@@ -126,7 +126,7 @@ impl Session {
         Span::current().record("client", &hello.client_name);
         self.stream.set_max_frame_length(options.max_frame_length);
         self.state = State::Serving;
-        self.keep_alive.greeted(shared.clock.alive());
+        self.keep_alive.greeted(shared.clock.stall_aware_now());
         self.send(&Frame::new(correlation, Body::Welcome(welcome)));
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Session {
                 Refusal::new(Reason::BadGroupName, text)
             })?),
         };
-        let start = if request.from_end { Start::End } else { Start::Beginning };
+        let start = if request.from_end { StartPosition::End } else { StartPosition::Beginning };
         let request =
             SubscribeRequest { group, credit: u64::from(request.credit), ephemeral: request.ephemeral, start };
         let delivery = Arc::clone(&self.shared.delivery);

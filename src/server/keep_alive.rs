@@ -102,7 +102,7 @@ impl KeepAlive {
             return Action::Wait;
         }
         Action::Close(if self.is_greeted {
-            Refusal::new(Reason::Silent, format!("nothing was heard for {limit:?}: answer every Ping"))
+            Refusal::new(Reason::PeerSilent, format!("nothing was heard for {limit:?}: answer every Ping"))
         } else {
             Refusal::new(Reason::HelloTimeout, format!("no Hello came within {:?}", self.hello_timeout))
         })
@@ -161,7 +161,7 @@ mod tests {
         assert!(end >= begin + INTERVAL * 2);
         assert_eq!(keep_alive.check(due, true, || true), Action::Wait, "it was pinged");
         assert_eq!(keep_alive.check(end, true, || true), Action::Wait, "bytes that wait are a sign of life");
-        assert_eq!(reason(keep_alive.check(end, true, || false)), Reason::Silent);
+        assert_eq!(reason(keep_alive.check(end, true, || false)), Reason::PeerSilent);
         keep_alive.received(end);
         assert_eq!(keep_alive.check(end, true, || false), Action::Wait);
         assert_eq!(keep_alive.next_check(true), end + INTERVAL, "only the first Ping comes at a random time");

@@ -76,10 +76,10 @@ impl Session {
         match event {
             Ok(IoEvent::Read(count)) => {
                 self.read_since_yield += count;
-                self.keep_alive.received(self.shared.clock.alive());
+                self.keep_alive.received(self.shared.clock.stall_aware_now());
                 self.read_frames();
             }
-            Ok(IoEvent::Written) => self.keep_alive.sent(self.shared.clock.alive()),
+            Ok(IoEvent::Written) => self.keep_alive.sent(self.shared.clock.stall_aware_now()),
             // Its batches go to other subscribers.
             Ok(IoEvent::WriteFailed) => self.subscription = None,
             Ok(IoEvent::Ended) => self.end(),
@@ -201,7 +201,7 @@ impl Session {
             last = now;
             tokio::time::sleep(REFILL).await;
         }
-        self.barrier.passed();
+        self.barrier.confirm_read();
     }
 
     /// Reads as much as the socket can hold, if so much waits; returns how much it was.

@@ -78,11 +78,15 @@ impl Session {
         let (codec, options) = (Codec::new(MAX_GREETING_LENGTH), &shared.options);
         let barrier = shared.read_barrier.join(Some(descriptor(&stream)));
         Session {
-            stream: BufferedStream::new(stream, barrier.taking(), codec, options.max_queued_bytes),
+            stream: BufferedStream::new(stream, barrier.unprocessed_input(), codec, options.max_queued_bytes),
             barrier,
             phase,
             state: State::Greeting,
-            keep_alive: KeepAlive::new(shared.clock.alive(), options.hello_timeout, options.ping_interval),
+            keep_alive: KeepAlive::new(
+                shared.clock.stall_aware_now(),
+                options.hello_timeout,
+                options.ping_interval,
+            ),
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             requester: shared.rings.requester(),
             pending: PendingRequests::new(),
@@ -152,7 +156,7 @@ impl Session {
         let reading = self.may_read();
         if !reading {
             // A peer that is not read from cannot be judged silent.
-            self.keep_alive.received(self.shared.clock.alive());
+            self.keep_alive.received(self.shared.clock.stall_aware_now());
         }
         self.set_timer();
         let room_for_batches = self.stream.has_room_for_batches();
@@ -163,7 +167,7 @@ impl Session {
             Some((correlation, delivery)) = next_batch(&mut self.subscription), if room_for_batches => {
                 self.send_batch(correlation, &delivery);
             }
-            () = self.barrier.asked() => self.read_waiting().await,
+            () = self.barrier.read_requested() => self.read_waiting().await,
             changed = self.phase.changed(), if self.is_listening() => match changed {
                 Ok(()) if *self.phase.borrow() != Phase::Closed => self.change_phase(),
                 _ => {
@@ -182,7 +186,7 @@ impl Session {
     /// setting it after every frame.
     fn set_timer(&mut self) {
         let next_check = self.keep_alive.next_check(self.stream.is_flushed());
-        let mut wait = next_check.saturating_duration_since(self.shared.clock.alive());
+        let mut wait = next_check.saturating_duration_since(self.shared.clock.stall_aware_now());
         if !self.has_room() {
             wait = wait.min(STORE_CHECK);
         }
@@ -196,7 +200,7 @@ impl Session {
     fn check_peer(&mut self) {
         let (is_listening, stream) = (self.is_listening(), &self.stream);
         let has_unread = || is_listening && stream.has_unread();
-        match self.keep_alive.check(self.shared.clock.alive(), stream.is_flushed(), has_unread) {
+        match self.keep_alive.check(self.shared.clock.stall_aware_now(), stream.is_flushed(), has_unread) {
             Action::Wait => {}
             Action::Ping => self.send(&Frame::new(0, Body::Ping(Vec::new()))),
             Action::Close(refusal) => self.refuse(0, &refusal),
@@ -219,7 +223,7 @@ impl Session {
     /// Must be called before anything is queued: from now on the peer has to take it.
     pub(super) fn before_write(&mut self) {
         if self.stream.is_flushed() {
-            self.keep_alive.sent(self.shared.clock.alive());
+            self.keep_alive.sent(self.shared.clock.stall_aware_now());
         }
     }
 

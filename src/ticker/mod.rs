@@ -25,7 +25,7 @@ use self::reports::Reports;
 use self::status::{DrainReply, TickerStatus};
 use crate::clock::Clock;
 use crate::core::refusal::Refusal;
-use crate::core::ring::Handover;
+use crate::core::ring::DrainOutcome;
 use crate::core::stall_aware_clock::BEAT;
 use crate::core::store::RingParts;
 use crate::metrics::Metrics;
@@ -97,7 +97,7 @@ impl Ticker {
         let handle = TickerHandle { drains: sender, status: Arc::clone(&status) };
         let vacancy = Arc::new(Notify::new());
         let notified = Arc::clone(&vacancy);
-        parts.lease.on_vacancy(Box::new(move || notified.notify_one()));
+        parts.lease.on_lease_free(Box::new(move || notified.notify_one()));
         let ticker = Ticker {
             drains,
             parts: parts.clone(),
@@ -149,7 +149,7 @@ impl Ticker {
         let _ = reply.send(self.drain().await);
     }
 
-    async fn drain(&mut self) -> Result<Handover, Refusal> {
+    async fn drain(&mut self) -> Result<DrainOutcome, Refusal> {
         // Acks that have arrived are applied before the drain expires their messages.
         if matches!(self.role, Role::SoleLeader | Role::Unknown) {
             self.read_timed_out_at = None;
@@ -157,8 +157,8 @@ impl Ticker {
         }
         let handover = self.with_heartbeat(self.parts.ring.drain(self.clock.now())).await?;
         match handover {
-            Handover::Kept => self.resign().await,
-            Handover::HandedOut => loop {
+            DrainOutcome::Kept => self.resign().await,
+            DrainOutcome::Published => loop {
                 let step = self.publish_expired().await?;
                 if step.reclaimed || !step.more {
                     break;

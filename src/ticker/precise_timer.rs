@@ -29,7 +29,7 @@ impl PreciseTimer {
         if let Ok(timer) = linux::KernelTimer::new() {
             return PreciseTimer(Kind::Kernel(timer));
         }
-        PreciseTimer::of_the_runtime()
+        PreciseTimer::from_runtime()
     }
 
     /// A timer of the runtime, which follows its clock, also a paused one.
@@ -38,7 +38,7 @@ impl PreciseTimer {
     ///
     /// Outside of a runtime with time.
     #[must_use]
-    pub fn of_the_runtime() -> PreciseTimer {
+    pub fn from_runtime() -> PreciseTimer {
         PreciseTimer(Kind::Runtime(Box::pin(tokio::time::sleep(Duration::ZERO))))
     }
 
@@ -168,7 +168,7 @@ mod tests {
     async fn a_timer_of_the_runtime_follows_its_clock() {
         let start = tokio::time::Instant::now();
         let at = start + Duration::from_secs(3_600);
-        PreciseTimer::of_the_runtime().until(start.into_std(), at.into_std()).await;
+        PreciseTimer::from_runtime().until(start.into_std(), at.into_std()).await;
         assert!(start.elapsed() >= Duration::from_secs(3_600));
     }
 }

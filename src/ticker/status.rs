@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::core::batch::TickCounts;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::Handover;
+use crate::core::ring::DrainOutcome;
 use crate::core::tick::Tick;
 
 /// The process is live if the loop of each ticker ran within this time.
@@ -20,7 +20,7 @@ pub const LIVENESS: Duration = Duration::from_secs(5);
 pub const RECENT_TICKS: usize = 60;
 
 /// The sender of the answer to a drain.
-pub(super) type DrainReply = oneshot::Sender<Result<Handover, Refusal>>;
+pub(super) type DrainReply = oneshot::Sender<Result<DrainOutcome, Refusal>>;
 
 /// Access to a ticker for the rest of the sidecar.
 #[derive(Clone, Debug)]
@@ -49,9 +49,9 @@ impl TickerHandle {
     /// # Errors
     ///
     /// If the store refuses.
-    pub async fn drain(&self) -> Result<Handover, Refusal> {
+    pub async fn drain(&self) -> Result<DrainOutcome, Refusal> {
         let (reply, drained) = oneshot::channel();
-        let ended = || Refusal::new(Reason::StoreSilent, "the ticker has ended");
+        let ended = || Refusal::new(Reason::StoreTimeout, "the ticker has ended");
         self.drains.send(reply).map_err(|_| ended())?;
         drained.await.unwrap_or_else(|_| Err(ended()))
     }

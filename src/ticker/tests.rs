@@ -14,7 +14,7 @@ use crate::core::batch::{BatchId, Delivery};
 use crate::core::completions::Completions;
 use crate::core::group::GroupName;
 use crate::core::lease::{Leadership, Lease};
-use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Settled};
+use crate::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, Settled};
 use crate::core::refusal::Reason;
 use crate::core::request_batch::RequestBatch;
 use crate::core::ring::{Advance, ConnectionId, PublishStep, Reply, Ring, RingStatus, Submitted};
@@ -49,12 +49,12 @@ struct Script {
     steps: Mutex<VecDeque<PublishStep>>,
     /// After this number of steps nothing is left to list in advance.
     unlisted: Mutex<u32>,
-    handover: Handover,
-    on_vacancy: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+    handover: DrainOutcome,
+    on_lease_free: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
 }
 
 impl Script {
-    fn new(leadership: impl IntoIterator<Item = Leadership>, handover: Handover) -> Arc<Script> {
+    fn new(leadership: impl IntoIterator<Item = Leadership>, handover: DrainOutcome) -> Arc<Script> {
         Arc::new(Script {
             start: now(),
             calls: Mutex::default(),
@@ -64,7 +64,7 @@ impl Script {
             steps: Mutex::default(),
             unlisted: Mutex::default(),
             handover,
-            on_vacancy: Mutex::default(),
+            on_lease_free: Mutex::default(),
         })
     }
 
@@ -87,7 +87,7 @@ impl Script {
             RingParts { ring: Arc::clone(self) as _, outbox: Arc::clone(self) as _, lease: Arc::clone(self) as _ };
         let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
         let (ticker, handle) = Ticker::new(&parts, clock, read_barrier, Arc::clone(&metrics));
-        tokio::spawn(ticker.run(PreciseTimer::of_the_runtime()));
+        tokio::spawn(ticker.run(PreciseTimer::from_runtime()));
         (handle, metrics)
     }
 }
@@ -110,7 +110,7 @@ impl Lease for Script {
         let mut refusals = self.refusals.lock();
         if let Some(left) = refusals.checked_sub(1) {
             *refusals = left;
-            return Reply::refused(Refusal::new(Reason::StoreAway, "the store is away"));
+            return Reply::refused(Refusal::new(Reason::StoreUnreachable, "the store is away"));
         }
         let mut answers = self.leadership.lock();
         let answer = if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
@@ -122,8 +122,8 @@ impl Lease for Script {
         Reply::ok(())
     }
 
-    fn on_vacancy(&self, tell: Box<dyn Fn() + Send + Sync>) {
-        *self.on_vacancy.lock() = Some(tell);
+    fn on_lease_free(&self, tell: Box<dyn Fn() + Send + Sync>) {
+        *self.on_lease_free.lock() = Some(tell);
     }
 }
 
@@ -158,7 +158,7 @@ impl Ring for Script {
         *left > 0
     }
 
-    fn drain(&self, _: Instant) -> Reply<Handover> {
+    fn drain(&self, _: Instant) -> Reply<DrainOutcome> {
         self.record(Call::Drain);
         Reply::ok(self.handover)
     }
@@ -169,7 +169,7 @@ impl Ring for Script {
 }
 
 impl Outbox for Script {
-    fn open_group(&self, _: &GroupName, _: Opening, _: Instant) -> Reply<bool> {
+    fn open_group(&self, _: &GroupName, _: GroupOptions, _: Instant) -> Reply<bool> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
@@ -185,7 +185,7 @@ impl Outbox for Script {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn take_again(&self, _: &GroupName, _: &[BatchId], _: Instant) -> Reply<Vec<Delivery>> {
+    fn retake(&self, _: &GroupName, _: &[BatchId], _: Instant) -> Reply<Vec<Delivery>> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
@@ -205,7 +205,7 @@ impl Outbox for Script {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn on_news(&self, _: Box<dyn Fn() + Send + Sync>) {}
+    fn on_new_batches(&self, _: Box<dyn Fn() + Send + Sync>) {}
 }
 
 async fn sleep(ms: u64) {
@@ -214,7 +214,7 @@ async fn sleep(ms: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_never_read_delays_a_move_once_and_by_half_a_tick() {
-    let script = Script::new([leads(7, None)], Handover::Kept);
+    let script = Script::new([leads(7, None)], DrainOutcome::Kept);
     let read_barrier = ReadBarrier::new();
     let _never_passes = read_barrier.join(None);
     let (_handle, _metrics) = script.start_at(read_barrier);
@@ -228,7 +228,7 @@ async fn a_connection_that_is_never_read_delays_a_move_once_and_by_half_a_tick()
 
 #[tokio::test(start_paused = true)]
 async fn connections_that_timed_out_before_a_move_delay_it_no_second_time() {
-    let script = Script::new([leads(7, None)], Handover::Kept);
+    let script = Script::new([leads(7, None)], DrainOutcome::Kept);
     let first = Advance::Moved {
         expired: Tick(1),
         lateness: Duration::ZERO,
@@ -249,32 +249,32 @@ async fn connections_that_timed_out_before_a_move_delay_it_no_second_time() {
 
 #[tokio::test(start_paused = true)]
 async fn bytes_that_arrive_while_a_connection_is_slow_are_read_before_the_move() {
-    let script = Script::new([leads(7, None)], Handover::Kept);
+    let script = Script::new([leads(7, None)], DrainOutcome::Kept);
     let read_barrier = ReadBarrier::new();
     let (_handle, _metrics) = script.start_at(Arc::clone(&read_barrier));
     sleep(500).await;
     // Without a socket, they are asked in every round.
     let (mut slow, mut quick) = (read_barrier.join(None), read_barrier.join(None));
-    slow.asked().await;
-    quick.asked().await;
-    quick.passed();
+    slow.read_requested().await;
+    quick.read_requested().await;
+    quick.confirm_read();
     sleep(200).await;
-    slow.passed();
-    slow.asked().await;
-    slow.passed();
-    quick.asked().await;
+    slow.confirm_read();
+    slow.read_requested().await;
+    slow.confirm_read();
+    quick.read_requested().await;
     assert_eq!(script.times(Call::Advance).len(), 1, "they are asked once more, and waited for");
-    quick.passed();
+    quick.confirm_read();
     // A quick round is not repeated.
     sleep(100).await;
     let moves = script.times(Call::Advance);
     assert!(moves.len() == 2 && (1_197..=1_203).contains(&moves[1]), "{moves:?}");
-    assert!(slow.asked().now_or_never().is_none() && quick.asked().now_or_never().is_none());
+    assert!(slow.read_requested().now_or_never().is_none() && quick.read_requested().now_or_never().is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn memory_reclaim_pauses_for_others_and_does_not_delay_moves() {
-    let script = Script::new([leads(7, None)], Handover::Kept);
+    let script = Script::new([leads(7, None)], DrainOutcome::Kept);
     let published = PublishStep { more: true, ..PublishStep::default() };
     let reclaimed = PublishStep { reclaimed: true, ..published };
     script.steps.lock().extend([published; 3].into_iter().chain(repeat_n(reclaimed, 300)));
@@ -296,7 +296,7 @@ async fn memory_reclaim_pauses_for_others_and_does_not_delay_moves() {
 
 #[tokio::test(start_paused = true)]
 async fn the_closing_tick_is_listed_shortly_before_its_expiry_until_nothing_is_left() {
-    let script = Script::new([leads(7, None)], Handover::Kept);
+    let script = Script::new([leads(7, None)], DrainOutcome::Kept);
     let (_handle, _metrics) = script.start();
     *script.unlisted.lock() = 3;
     sleep(2_500).await;
@@ -307,23 +307,23 @@ async fn the_closing_tick_is_listed_shortly_before_its_expiry_until_nothing_is_l
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_publishes_expired_messages_and_reclaims_no_memory() {
-    let script = Script::new([leads(7, None)], Handover::HandedOut);
+    let script = Script::new([leads(7, None)], DrainOutcome::Published);
     let (handle, _metrics) = script.start();
     sleep(100).await;
     let published = PublishStep { more: true, ..PublishStep::default() };
     let reclaimed = PublishStep { reclaimed: true, ..published };
     script.steps.lock().extend([published, published, reclaimed, reclaimed, reclaimed]);
-    assert_eq!(handle.drain().await, Ok(Handover::HandedOut));
+    assert_eq!(handle.drain().await, Ok(DrainOutcome::Published));
     assert_eq!(script.steps.lock().len(), 2, "the first step that reclaims memory ends the drain");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_of_a_shared_ring_releases_the_lease_for_good() {
     for role in [leads(7, Some(TICK * 60)), follows(200)] {
-        let script = Script::new([role], Handover::Kept);
+        let script = Script::new([role], DrainOutcome::Kept);
         let (handle, _) = script.start();
         sleep(1_500).await;
-        assert_eq!(handle.drain().await.unwrap(), Handover::Kept);
+        assert_eq!(handle.drain().await.unwrap(), DrainOutcome::Kept);
         assert_eq!((script.times(Call::Drain), script.times(Call::Release)), (vec![1_500], vec![1_500]));
         let before = script.calls.lock().len();
         sleep(5_000).await;
@@ -333,7 +333,7 @@ async fn a_drain_of_a_shared_ring_releases_the_lease_for_good() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_of_a_sole_leader_keeps_the_ring_turning() {
-    let script = Script::new([leads(7, None)], Handover::Kept);
+    let script = Script::new([leads(7, None)], DrainOutcome::Kept);
     let (handle, _) = script.start();
     sleep(1_500).await;
     handle.drain().await.unwrap();

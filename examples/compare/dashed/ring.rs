@@ -12,9 +12,9 @@ use std::time::Instant;
 use ackwheel::core::completions::Completions;
 use ackwheel::core::latency_histogram::Stamp;
 use ackwheel::core::request_batch::{Operation, Outcome, Request, RequestBatch};
-use ackwheel::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Reply, Ring, RingStatus, Submitted};
 use ackwheel::core::tick::{Tick, Wheel};
-use ackwheel::core::tick_schedule::{TickSchedule, Turn};
+use ackwheel::core::tick_schedule::{DueAction, TickSchedule};
 use ackwheel::memory::{MemoryOutbox, RingOptions};
 use dashmap::SharedValue;
 use parking_lot::{Mutex, RwLock};
@@ -170,12 +170,12 @@ impl Ring for DashRing {
 
     fn advance(&self, now: Instant) -> Reply<Advance> {
         let mut pace = self.pace.write();
-        Reply::ok(match pace.turn(now) {
-            Turn::Wait(until) => Advance::Waiting(until),
-            Turn::Shift { missed } => Advance::Waiting(pace.shift(missed, now)),
-            Turn::Advance { lateness } => {
+        Reply::ok(match pace.due_action(now) {
+            DueAction::Wait(until) => Advance::Waiting(until),
+            DueAction::Shift { missed } => Advance::Waiting(pace.shift(missed, now)),
+            DueAction::Advance { lateness } => {
                 let (decided, due_at) = (pace.pointer(), pace.next_advance());
-                let shifted = pace.advanced();
+                let shifted = pace.record_move();
                 let next = pace.next_advance();
                 let taken = self.slots.iter().map(|slots| slots.lock().take(decided)).collect();
                 drop(pace);
@@ -190,8 +190,8 @@ impl Ring for DashRing {
     }
 
     /// Nobody drains a subject.
-    fn drain(&self, _now: Instant) -> Reply<Handover> {
-        Reply::ok(Handover::Kept)
+    fn drain(&self, _now: Instant) -> Reply<DrainOutcome> {
+        Reply::ok(DrainOutcome::Kept)
     }
 
     fn status(&self, now: Instant) -> Reply<RingStatus> {

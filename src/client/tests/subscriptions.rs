@@ -139,8 +139,8 @@ async fn an_ack_that_is_refused_is_repeated_when_its_batch_comes_again() {
     let (mut subscription, mut session) = peer.subscribe(default_group()).await;
     session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(0))).await;
     let dealt_with = subscription.next().await.unwrap().unwrap();
-    let (refused, _) = tokio::join!(dealt_with.ack(), session.answer(refusal(Reason::StoreAway)));
-    assert_eq!(assert_not_applied(refused).reason(), Some(Reason::StoreAway));
+    let (refused, _) = tokio::join!(dealt_with.ack(), session.answer(refusal(Reason::StoreUnreachable)));
+    assert_eq!(assert_not_applied(refused).reason(), Some(Reason::StoreUnreachable));
     session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 2, ..batch(0) })).await;
     let repeated = session.answer(Body::BatchAckAnswer { settled: 1 }).await;
     assert_eq!(repeated, Body::BatchAck(vec![batch(0).id]));
@@ -218,7 +218,7 @@ async fn a_refusal_that_heals_is_waited_out_and_one_that_cannot_ends_the_stream(
     let delivered = subscription.next().await.unwrap().unwrap();
     drop(session);
     // Of too many groups one may be this one's own, of the connection that the server does not know to be lost yet.
-    let heals = [refusal(Reason::StoreAway), refusal(Reason::TooManyGroups), subscribed("default")];
+    let heals = [refusal(Reason::StoreUnreachable), refusal(Reason::TooManyGroups), subscribed("default")];
     for answer in heals.into_iter().chain([refusal(Reason::BadGroupName)]) {
         clock.until(peer.greet_subscriber(answer)).await;
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::group::{GroupName, MAX_NAME_LENGTH};
 use crate::core::message::Message;
-use crate::core::outbox::Opening;
+use crate::core::outbox::GroupOptions;
 use crate::core::tick::Tick;
 use crate::memory::outbox::{Group, MemoryOutbox, Stored};
 
@@ -152,7 +152,7 @@ impl MemoryOutbox {
             }
         }
         queue.drop_empty_places();
-        queue.open_group(&GroupName::default_group(), Opening::default(), now);
+        queue.open_group(&GroupName::default_group(), GroupOptions::default(), now);
         queue.restored_at = Some(now);
     }
 }
@@ -206,7 +206,7 @@ mod tests {
         let retention = Retention { time: 3 * hour, ..Retention::default() };
         let group: GroupName = "logic".parse().unwrap();
         let outbox = MemoryOutbox::new(retention, begun);
-        outbox.open_group(&group, Opening::default(), begun).now_or_never().unwrap().unwrap();
+        outbox.open_group(&group, GroupOptions::default(), begun).now_or_never().unwrap().unwrap();
         // For two hours there is no subscriber, then for ten no sidecar, and then again no subscriber.
         let saved = outbox.save(begun + 2 * hour);
         let back = begun + 12 * hour;
@@ -223,7 +223,7 @@ mod tests {
         let retention = Retention { time: 3 * hour, ..Retention::default() };
         let outbox = MemoryOutbox::new(retention, begun);
         let group: GroupName = "logic".parse().unwrap();
-        outbox.open_group(&group, Opening::default(), begun).now_or_never().unwrap().unwrap();
+        outbox.open_group(&group, GroupOptions::default(), begun).now_or_never().unwrap().unwrap();
         let id = BatchId { tick: Tick(7), epoch: 1, ring: 0, seq: 0 };
         let counts = TickCounts { added: 1, acked: 0, storm: false, drained: false };
         let message = TimedOut { message: Message::from(1), attempt: 1 };
@@ -249,7 +249,7 @@ mod tests {
         let now = Instant::now();
         let outbox = MemoryOutbox::new(Retention::default(), now);
         let group: GroupName = "g".repeat(MAX_NAME_LENGTH).parse().unwrap();
-        outbox.open_group(&group, Opening::default(), now).now_or_never().unwrap().unwrap();
+        outbox.open_group(&group, GroupOptions::default(), now).now_or_never().unwrap().unwrap();
         let most = |outbox: &MemoryOutbox| {
             let bytes = postcard::to_stdvec(&outbox.save(now)).unwrap().len() as u64;
             let said = outbox.most_saved_bytes();

@@ -12,7 +12,7 @@ use super::attempt::Attempt;
 use super::file::StateFile;
 use super::saved::Saved;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{Handover, Reply};
+use crate::core::ring::{DrainOutcome, Reply};
 use crate::core::store::Moment;
 use crate::memory::wheel::MemoryWheel;
 
@@ -25,7 +25,7 @@ pub(in crate::memory) fn reserve(
     wheel: Arc<MemoryWheel>,
     state_file: Arc<StateFile>,
     now: Instant,
-) -> Reply<Handover> {
+) -> Reply<DrainOutcome> {
     let reserving = on_thread(RESERVES, {
         let wheel = Arc::clone(&wheel);
         move || state_file.reserve(Saved::most_bytes(&wheel, &wheel.outbox))
@@ -38,7 +38,7 @@ pub(in crate::memory) fn reserve(
                 false
             }
         };
-        Ok(if is_reserved { Handover::Kept } else { wheel.expire_all(now) })
+        Ok(if is_reserved { DrainOutcome::Kept } else { wheel.expire_all(now) })
     }))
 }
 
@@ -112,7 +112,7 @@ impl Unfinished {
             "the wheel could not be kept, and ends with this process, with what the outbox holds: no subscriber gets these \
              messages; make room where --state is, and have the logic nodes add again what they wait for"
         );
-        Refusal::new(Reason::StoreSilent, error)
+        Refusal::new(Reason::StoreTimeout, error)
     }
 }
 

@@ -70,7 +70,7 @@ impl Frame {
     /// Records how long messages were in flight, before the frame is completed.
     pub(crate) fn record_latencies(&self, latencies: impl Iterator<Item = Duration>) {
         if let Some(completions) = &self.completions {
-            completions.note(|batch| latencies.for_each(|latency| batch.ack_latency.record(latency, 1)));
+            completions.record(|batch| latencies.for_each(|latency| batch.ack_latency.record(latency, 1)));
         }
     }
 

@@ -168,6 +168,6 @@ mod tests {
             .iter()
             .map(|request| (request.id, request.refusal.as_ref().map(|refusal| refusal.reason)))
             .collect();
-        assert_eq!(reasons, [(1, Some(Reason::StoreAway)), (2, Some(Reason::StoreAway))]);
+        assert_eq!(reasons, [(1, Some(Reason::StoreUnreachable)), (2, Some(Reason::StoreUnreachable))]);
     }
 }

@@ -187,19 +187,19 @@ impl From<Fault> for Refusal {
             kind if kind.is_not_applied() => format!("Redis cannot be used now ({text}): try again"),
             _ => format!("Redis could not carry this out ({text}); any part of it may be applied: repeat it"),
         };
-        Refusal::new(if kind.is_not_applied() { Reason::StoreAway } else { Reason::StoreSilent }, sentence)
+        Refusal::new(if kind.is_not_applied() { Reason::StoreUnreachable } else { Reason::StoreTimeout }, sentence)
     }
 }
 
 /// The refusal of a request that Redis did not answer.
 pub(crate) fn refusal_without_answer(text: &str) -> Refusal {
     Refusal::new(
-        Reason::StoreSilent,
+        Reason::StoreTimeout,
         format!("Redis did not answer ({text}); any part of the request may be applied: repeat it"),
     )
 }
 
 /// The refusal of a request that was not sent because Redis is known to be unreachable.
 pub(crate) fn refusal_while_unreachable() -> Refusal {
-    Refusal::new(Reason::StoreAway, "Redis is unreachable and takes no new messages now: try again")
+    Refusal::new(Reason::StoreUnreachable, "Redis is unreachable and takes no new messages now: try again")
 }

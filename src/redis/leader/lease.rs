@@ -24,7 +24,7 @@ struct Inner {
     context: Arc<RingContext>,
     leaderships: Arc<Leaderships>,
     state: Mutex<State>,
-    on_vacancy: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
+    on_lease_free: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
 
 struct State {
@@ -47,12 +47,12 @@ impl RedisLease {
     pub(crate) fn new(context: Arc<RingContext>, leaderships: Arc<Leaderships>) -> RedisLease {
         let candidate = Candidate::new(context.options.lease);
         let state = Mutex::new(State { possession: Possession::NotHeld, candidate, highest_epoch: 0 });
-        RedisLease(Arc::new(Inner { context, leaderships, state, on_vacancy: RwLock::default() }))
+        RedisLease(Arc::new(Inner { context, leaderships, state, on_lease_free: RwLock::default() }))
     }
 
     /// Calls the listeners: the lease may be free.
     pub(crate) fn tell(&self) {
-        self.0.on_vacancy.read().iter().for_each(|listener| listener());
+        self.0.on_lease_free.read().iter().for_each(|listener| listener());
     }
 
     /// The lease was given up for one of the candidates: the others look as always.
@@ -76,8 +76,8 @@ impl Lease for RedisLease {
         later(&self.0, |inner| async move { inner.release().await })
     }
 
-    fn on_vacancy(&self, listener: Box<dyn Fn() + Send + Sync>) {
-        self.0.on_vacancy.write().push(listener);
+    fn on_lease_free(&self, listener: Box<dyn Fn() + Send + Sync>) {
+        self.0.on_lease_free.write().push(listener);
     }
 }
 
@@ -177,9 +177,9 @@ impl Inner {
                 self.leaderships.record_loss(begun);
             }
             candidate.enter_session(session.number);
-            let (position, seen) = candidate.pointer_seen(begun).unwrap_or_default();
+            let (position, seen) = candidate.observed_pointer(begun).unwrap_or_default();
             let stalled = candidate.stalled_holder(begun).unwrap_or_default();
-            (position, seen, candidate.watches(begun), stalled, *highest_epoch)
+            (position, seen, candidate.is_current(begun), stalled, *highest_epoch)
         };
         // The first grace since the pointer moved counts, so that a Redis with many short outages does not stop the
         // wheel.
@@ -227,7 +227,7 @@ impl Inner {
         {
             let mut state = self.state.lock();
             (state.highest_epoch, state.possession) = (epoch, Possession::Held);
-            state.candidate.leads();
+            state.candidate.forget_holder();
         }
         self.leaderships.record_win(now);
         current.begin(Term {

@@ -9,7 +9,7 @@ use redis::ToRedisArgs;
 use tokio::sync::RwLock;
 
 use crate::core::group::{GroupName, MAX_GROUPS};
-use crate::core::outbox::{Backlog, GroupBacklog, Opening, Start};
+use crate::core::outbox::{Backlog, GroupBacklog, GroupOptions, StartPosition};
 use crate::core::refusal::{Reason, Refusal};
 use crate::redis::context::RingContext;
 use crate::redis::scripts::{Answer, SCRIPTS, Script};
@@ -18,7 +18,7 @@ use crate::redis::scripts::{Answer, SCRIPTS, Script};
 pub(super) const MOST_BATCHES: usize = 64;
 
 /// The most batches that one script reads, with all their messages: it takes ten times longer than without.
-pub(super) const MOST_READ: usize = 16;
+pub(super) const MAX_READ: usize = 16;
 
 /// Runs a script on the keys of the outbox, and `more`. Returns the first word of its answer, and the rest.
 pub(super) async fn run(
@@ -60,11 +60,11 @@ impl Groups {
     }
 
     /// Makes sure that a group exists; returns whether it is new.
-    pub(super) async fn open(&self, group: GroupName, opening: Opening) -> Result<bool, Refusal> {
+    pub(super) async fn open(&self, group: GroupName, opening: GroupOptions) -> Result<bool, Refusal> {
         let joined = self.joined.read().await;
         let start = match opening.start {
-            Start::Beginning => "0",
-            Start::End => "$",
+            StartPosition::Beginning => "0",
+            StartPosition::End => "$",
         };
         let arguments = (self.context.sidecar(), group.as_str(), MAX_GROUPS, start, kind(opening.ephemeral));
         let (word, mut answer) = run(&self.context, &SCRIPTS.open_group, &[], arguments).await?;

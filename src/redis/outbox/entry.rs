@@ -22,7 +22,7 @@ pub(super) struct Unreadable {
     pub(super) why: String,
 }
 
-/// Reads a batch in a reply of `take` or `take_again`.
+/// Reads a batch in a reply of `take` or `retake`.
 pub(super) fn delivery(mut reply: Answer, ring: u16) -> Result<Result<Delivery, Unreadable>, Fault> {
     let entry = reply.text()?;
     Ok(read(&entry, reply, ring).map_err(|fault| Unreadable { entry, why: fault.text }))

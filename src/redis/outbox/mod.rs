@@ -4,15 +4,15 @@
 //!                take                     settle
 //!   unread ───────────────▶ held by a ───────────────▶ gone, once every group has settled it
 //!                           sidecar
-//!   held by `-` ──────────▶    │  ▲ take_again (delivery count + 1)
-//!        ▲   take, take_again  │  └──┘
+//!   held by `-` ──────────▶    │  ▲ retake (delivery count + 1)
+//!        ▲   take, retake  │  └──┘
 //!        └─────────────────────┘
 //!     release, lend, leave_group, a sidecar has died
 //! ```
 //!
 //! A sidecar is one consumer in all groups. Batches that are given back belong to the consumer `-`, with their delivery
 //! count, until a sidecar takes them. Lent batches are given back too, and left out where this sidecar takes: they come
-//! back here by `take_again` alone.
+//! back here by `retake` alone.
 //!
 //! # Lost answers
 //!
@@ -45,7 +45,7 @@ use self::maintenance::Bounds;
 use self::ownership::Ownerships;
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
-use crate::core::outbox::{Backlog, Dropped, Opening, Outbox, Settled};
+use crate::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, Settled};
 use crate::core::refusal::Refusal;
 use crate::core::ring::Reply;
 use crate::redis::context::{RingContext, later};
@@ -60,7 +60,7 @@ pub(super) struct RedisOutbox {
 
 struct Inner {
     context: Arc<RingContext>,
-    on_news: RwLock<Vec<Listener>>,
+    on_new_batches: RwLock<Vec<Listener>>,
     /// Notified when the outbox is maintained: the first time, heartbeats begin.
     maintained: Notify,
     groups: Groups,
@@ -72,7 +72,7 @@ struct Inner {
 impl RedisOutbox {
     pub(super) fn new(context: Arc<RingContext>) -> RedisOutbox {
         let inner = Arc::new(Inner {
-            on_news: RwLock::default(),
+            on_new_batches: RwLock::default(),
             maintained: Notify::new(),
             groups: Groups::new(Arc::clone(&context)),
             ownerships: Ownerships::new(Arc::clone(&context)),
@@ -106,7 +106,7 @@ impl RedisOutbox {
 }
 
 impl Outbox for RedisOutbox {
-    fn open_group(&self, group: &GroupName, opening: Opening, _now: Instant) -> Reply<bool> {
+    fn open_group(&self, group: &GroupName, opening: GroupOptions, _now: Instant) -> Reply<bool> {
         let group = group.clone();
         later(&self.inner, |inner| async move { inner.groups.open(group, opening).await })
     }
@@ -130,9 +130,9 @@ impl Outbox for RedisOutbox {
         later(&self.inner, |inner| async move { inner.ownerships.take(&group, window).await })
     }
 
-    fn take_again(&self, group: &GroupName, batches: &[BatchId], _now: Instant) -> Reply<Vec<Delivery>> {
+    fn retake(&self, group: &GroupName, batches: &[BatchId], _now: Instant) -> Reply<Vec<Delivery>> {
         let (group, batches) = (group.clone(), self.of_this_ring(batches));
-        later(&self.inner, |inner| async move { inner.ownerships.take_again(&group, &batches).await })
+        later(&self.inner, |inner| async move { inner.ownerships.retake(&group, &batches).await })
     }
 
     fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
@@ -159,14 +159,14 @@ impl Outbox for RedisOutbox {
         later(&self.inner, |inner| async move { calls::backlog(&inner.context).await })
     }
 
-    fn on_news(&self, listener: Listener) {
-        self.inner.on_news.write().push(listener);
+    fn on_new_batches(&self, listener: Listener) {
+        self.inner.on_new_batches.write().push(listener);
     }
 }
 
 impl Inner {
     fn tell(&self) {
-        self.on_news.read().iter().for_each(|listener| listener());
+        self.on_new_batches.read().iter().for_each(|listener| listener());
     }
 
     async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {

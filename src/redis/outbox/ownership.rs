@@ -11,17 +11,17 @@ use tracing::error;
 
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
-use crate::core::outbox::{MOST_AGAIN, Settled};
+use crate::core::outbox::{MAX_RETAKEN, Settled};
 use crate::core::refusal::{Promise, Reason, Refusal};
 use crate::redis::context::RingContext;
-use crate::redis::outbox::calls::{MOST_BATCHES, MOST_READ, run, run_expecting};
+use crate::redis::outbox::calls::{MAX_READ, MOST_BATCHES, run, run_expecting};
 use crate::redis::outbox::entry::{Unreadable, delivery, entry_id};
 use crate::redis::scripts::{Answer, SCRIPTS, Script};
 
 /// So many scripts that settle are under way at once.
 const SETTLED_TOGETHER: usize = 32;
 
-const _: () = assert!(MOST_AGAIN <= MOST_READ);
+const _: () = assert!(MAX_RETAKEN <= MAX_READ);
 
 /// The batches of one group that this sidecar knows to hold.
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ impl Ownerships {
         self.recover(group, &mut owned).await?;
         loop {
             let lent: Vec<String> = owned.lent.iter().map(|batch| entry_id(*batch)).collect();
-            let arguments = (self.context.sidecar(), group.as_str(), window, MOST_READ, lent);
+            let arguments = (self.context.sidecar(), group.as_str(), window, MAX_READ, lent);
             let (found, taken) = self.claim(group, &mut owned, &SCRIPTS.take, arguments, &[]).await?;
             if found == 0 || !taken.is_empty() {
                 return Ok(taken);
@@ -79,11 +79,7 @@ impl Ownerships {
     }
 
     /// Takes batches once more, as far as they are still held here, or by no sidecar.
-    pub(super) async fn take_again(
-        &self,
-        group: &GroupName,
-        batches: &[BatchId],
-    ) -> Result<Vec<Delivery>, Refusal> {
+    pub(super) async fn retake(&self, group: &GroupName, batches: &[BatchId]) -> Result<Vec<Delivery>, Refusal> {
         if batches.is_empty() {
             return Ok(Vec::new());
         }
@@ -92,13 +88,13 @@ impl Ownerships {
         // If the answer is lost, Redis may hold lent batches for this sidecar: then it gives them back, for others to
         // take.
         let arguments = (self.context.sidecar(), group.as_str(), ids_and_epochs(batches));
-        let (_, taken) = self.claim(group, &mut owned, &SCRIPTS.take_again, arguments, batches).await?;
+        let (_, taken) = self.claim(group, &mut owned, &SCRIPTS.retake, arguments, batches).await?;
         Ok(taken)
     }
 
     /// Settles batches. All parts are sent together, so that many batches hold the group up no longer than few.
     pub(super) async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
-        let parts: Vec<_> = batches.chunks(MOST_READ).map(|part| self.settle_part(group, part)).collect();
+        let parts: Vec<_> = batches.chunks(MAX_READ).map(|part| self.settle_part(group, part)).collect();
         let (mut sum, mut refused) = (Settled::default(), None);
         for part in stream::iter(parts).buffered(SETTLED_TOGETHER).collect::<Vec<_>>().await {
             if let Err(refusal) = sum.add(part)
@@ -112,7 +108,7 @@ impl Ownerships {
             Some(refusal) if sum.batches.is_empty() => Err(refusal),
             refused => {
                 let of_the_rest = |Refusal { text, .. }| {
-                    Refusal::new(Reason::StoreSilent, format!("a part is settled; of the rest: {text}"))
+                    Refusal::new(Reason::StoreTimeout, format!("a part is settled; of the rest: {text}"))
                 };
                 Ok(Settled { refusal: refused.map(of_the_rest), ..sum })
             }
@@ -147,7 +143,7 @@ impl Ownerships {
         if lent {
             owned.lent.extend(batches);
         }
-        for part in batches.chunks(MOST_READ) {
+        for part in batches.chunks(MAX_READ) {
             let arguments = (self.context.sidecar(), group.as_str(), ids_and_epochs(part));
             run_expecting(&self.context, "returned", &SCRIPTS.give_back, arguments).await?;
         }

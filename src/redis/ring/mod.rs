@@ -31,7 +31,7 @@ use tokio_util::task::AbortOnDropHandle;
 use self::repair::Repair;
 use crate::core::completions::Completions;
 use crate::core::request_batch::RequestBatch;
-use crate::core::ring::{Advance, ConnectionId, Handover, PublishStep, Reply, Ring, RingStatus, Submitted};
+use crate::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Reply, Ring, RingStatus, Submitted};
 use crate::core::tick::Wheel;
 use crate::redis::batching::driver::BatchDriver;
 use crate::redis::context::{RingContext, later};
@@ -82,9 +82,9 @@ impl Ring for RedisRing {
         later(&self.0, |inner| async move { inner.publish_expired().await })
     }
 
-    fn drain(&self, _now: Instant) -> Reply<Handover> {
+    fn drain(&self, _now: Instant) -> Reply<DrainOutcome> {
         self.0.driver.drain();
-        Reply::ok(Handover::Kept)
+        Reply::ok(DrainOutcome::Kept)
     }
 
     fn status(&self, now: Instant) -> Reply<RingStatus> {

@@ -23,7 +23,7 @@ local function observed()
   return function(tick) return math.max(0, pointer - math.max(tick, begun_at)) * tick_ms end, pointer
 end
 
--- Returns a function that replies an entry of the outbox as `take` and `take_again` do. A field that this version does
+-- Returns a function that replies an entry of the outbox as `take` and `retake` do. A field that this version does
 -- cannot read is empty: nil would end the reply.
 local function deliveries()
   local reached_for, now

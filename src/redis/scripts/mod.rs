@@ -73,7 +73,7 @@ scripts! {
     /// Delivers new batches.
     take after "guard.lua" "groups.lua",
     /// Delivers batches again.
-    take_again after "guard.lua" "groups.lua",
+    retake after "guard.lua" "groups.lua",
     /// Acknowledges batches.
     settle after "guard.lua" "groups.lua",
     /// Returns batches.

@@ -5,8 +5,8 @@
 //! its end. A round does not wait for a connection that joins during it.
 //!
 //! A round asks only connections that may have unread bytes. Bytes that arrived before the round are in one of three
-//! places. In the socket: the kernel tells that. Processed: nothing is to do. In between: the connection set [`Taking`]
-//! before it read. The barrier checks `Taking` after it has asked the kernel, so that it misses no bytes.
+//! places. In the socket: the kernel tells that. Processed: nothing is to do. In between: the connection set [`UnprocessedInput`]
+//! before it read. The barrier checks `UnprocessedInput` after it has asked the kernel, so that it misses no bytes.
 //!
 //! Several tickers may wait at the same time. Only one round runs at a time, and all that called before it began share
 //! its result. So with many rings the connections are asked hardly more often than with one.
@@ -65,7 +65,7 @@ struct MemberState {
     /// The last round in which the connection was asked.
     asked_in: AtomicU64,
     waker: AtomicWaker,
-    taking: Taking,
+    unprocessed_input: UnprocessedInput,
 }
 
 impl ReadBarrier {
@@ -85,8 +85,9 @@ impl ReadBarrier {
     pub fn join(self: &Arc<Self>, socket: Option<BorrowedFd<'_>>) -> Member {
         let _shared = panics::shared();
         // The connection may have read bytes before, as in a TLS handshake.
-        let taking = Taking(Arc::new(AtomicBool::new(true)));
-        let state = Arc::new(MemberState { asked_in: AtomicU64::new(0), waker: AtomicWaker::new(), taking });
+        let unprocessed_input = UnprocessedInput(Arc::new(AtomicBool::new(true)));
+        let state =
+            Arc::new(MemberState { asked_in: AtomicU64::new(0), waker: AtomicWaker::new(), unprocessed_input });
         let mut members = self.members.lock();
         members.last_number += 1;
         let number = members.last_number;
@@ -122,7 +123,7 @@ impl ReadBarrier {
 
     /// Asks all members that may have unread bytes.
     fn begin_round(&self) -> u64 {
-        // A call from here on waits for the next round. The kernel is asked before `Taking` is checked: in the other
+        // A call from here on waits for the next round. The kernel is asked before `UnprocessedInput` is checked: in the other
         // order, a connection could take bytes between the two.
         let round = {
             let mut members = self.members.lock();
@@ -132,7 +133,7 @@ impl ReadBarrier {
         let waiting = self.sockets.waiting();
         let mut members = self.members.lock();
         for member in members.by_number.values_mut() {
-            member.outstanding = waiting.is_none() || !member.watched || member.state.taking.is_under_way();
+            member.outstanding = waiting.is_none() || !member.watched || member.state.unprocessed_input.is_set();
         }
         for number in waiting.into_iter().flatten() {
             // A number without a member has left, and its socket is being closed.
@@ -190,12 +191,12 @@ pub struct Member {
 impl Member {
     /// The flag that the connection sets while it reads.
     #[must_use]
-    pub fn taking(&self) -> Taking {
-        self.state.taking.clone()
+    pub fn unprocessed_input(&self) -> UnprocessedInput {
+        self.state.unprocessed_input.clone()
     }
 
     /// Waits until the ticker asks to read what waits in the socket. Cancel-safe.
-    pub async fn asked(&mut self) {
+    pub async fn read_requested(&mut self) {
         poll_fn(|context| {
             self.state.waker.register(context.waker());
             let round = self.state.asked_in.load(Ordering::Acquire);
@@ -209,7 +210,7 @@ impl Member {
     }
 
     /// Answers the last question: the socket was read until it was empty. A later question stays open.
-    pub fn passed(&mut self) {
+    pub fn confirm_read(&mut self) {
         self.read_barrier.confirm(self.number, self.asked);
     }
 }
@@ -223,23 +224,23 @@ impl Drop for Member {
 /// Whether a connection may have taken bytes out of its socket that it has not processed. The barrier cannot find those
 /// in the socket.
 #[derive(Clone, Debug)]
-pub struct Taking(Arc<AtomicBool>);
+pub struct UnprocessedInput(Arc<AtomicBool>);
 
-impl Taking {
+impl UnprocessedInput {
     /// Call before reading from the socket or writing to it: bytes that arrive during a system call are not seen in the
     /// socket yet.
-    pub fn begin(&self) {
+    pub fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
     /// Call when nothing was left to read, and all bytes that were read are processed.
-    pub fn end(&self) {
+    pub fn clear(&self) {
         self.0.store(false, Ordering::SeqCst);
     }
 
     /// Whether the connection may have unprocessed bytes.
     #[must_use]
-    pub fn is_under_way(&self) -> bool {
+    pub fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }

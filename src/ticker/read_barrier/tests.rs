@@ -18,19 +18,19 @@ async fn a_round_ends_when_every_member_has_read_or_left() {
     let (mut first, mut second) = (read_barrier.join(None), read_barrier.join(None));
     assert!(!read_barrier.wait_until_read(Duration::from_secs(1)).await, "two did not answer");
     for member in [&mut first, &mut second] {
-        member.asked().await;
-        member.passed();
+        member.read_requested().await;
+        member.confirm_read();
     }
 
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
         async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
     });
-    first.asked().await;
+    first.read_requested().await;
     drop(second);
     let late = read_barrier.join(None);
-    first.passed();
-    first.passed();
+    first.confirm_read();
+    first.confirm_read();
     assert_eq!(read_barrier.members.lock().outstanding, 0, "two confirmations count once");
     tokio::task::yield_now().await;
     assert!(round.await.unwrap(), "a round does not wait for a member that joins during it");
@@ -47,25 +47,25 @@ async fn calls_before_a_round_share_it_and_calls_during_it_get_the_next() {
         tokio::spawn(async move { read_barrier.wait_until_read(Duration::from_secs(60)).await })
     };
     let first = wait();
-    member.asked().await;
+    member.read_requested().await;
     let (second, third) = (wait(), wait());
     tokio::task::yield_now().await;
-    member.passed();
+    member.confirm_read();
     assert!(first.await.unwrap());
-    member.asked().await;
+    member.read_requested().await;
     assert!(!second.is_finished() && !third.is_finished(), "they wait for the next round");
-    member.passed();
+    member.confirm_read();
     assert!(second.await.unwrap() && third.await.unwrap());
     assert_eq!(read_barrier.members.lock().round, 2, "the two shared a round");
 
     // A ticker that is aborted in its round does not leave the others waiting.
     let aborted = wait();
-    member.asked().await;
+    member.read_requested().await;
     let waiting = wait();
     tokio::task::yield_now().await;
     aborted.abort();
-    member.asked().await;
-    member.passed();
+    member.read_requested().await;
+    member.confirm_read();
     assert!(waiting.await.unwrap());
 }
 
@@ -78,13 +78,13 @@ async fn a_stall_does_not_use_up_the_timeout() {
         let read_barrier = Arc::clone(&read_barrier);
         async move { read_barrier.wait_until_read(timeout).await }
     });
-    member.asked().await;
+    member.read_requested().await;
     // As in a stalled process, nothing runs on this thread for longer than the timeout.
     std::thread::sleep(timeout * 2);
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
     assert!(!round.is_finished(), "the connections have their time after a stall");
-    member.passed();
+    member.confirm_read();
     assert!(round.await.unwrap());
 }
 
@@ -93,17 +93,17 @@ async fn an_answer_to_the_last_round_does_not_count_for_the_next() {
     let read_barrier = ReadBarrier::new();
     let mut member = read_barrier.join(None);
     assert!(!read_barrier.wait_until_read(Duration::from_secs(1)).await);
-    member.asked().await;
+    member.read_requested().await;
     // It read its socket for the first round, and not yet for the second.
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
         async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
     });
     tokio::task::yield_now().await;
-    member.passed();
+    member.confirm_read();
     assert_eq!(read_barrier.members.lock().outstanding, 1);
-    member.asked().await;
-    member.passed();
+    member.read_requested().await;
+    member.confirm_read();
     assert!(round.await.unwrap());
 }
 
@@ -111,8 +111,8 @@ async fn an_answer_to_the_last_round_does_not_count_for_the_next() {
 fn connection(read_barrier: &Arc<ReadBarrier>) -> (UnixStream, UnixStream, Member) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let member = read_barrier.join(Some(ours.as_fd()));
-    assert!(member.taking().is_under_way(), "it may have read bytes before it joined");
-    member.taking().end();
+    assert!(member.unprocessed_input().is_set(), "it may have read bytes before it joined");
+    member.unprocessed_input().clear();
     (ours, theirs, member)
 }
 
@@ -125,25 +125,25 @@ async fn only_members_that_may_have_unread_bytes_are_asked() {
 
     let (mut ours, mut theirs, mut waiting) = connections.pop().unwrap();
     theirs.write_all(b"x").unwrap();
-    let (_ours, _theirs, mut taking) = connections.pop().unwrap();
-    taking.taking().begin();
+    let (_ours, _theirs, mut reading) = connections.pop().unwrap();
+    reading.unprocessed_input().set();
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
         async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
     });
     tokio::task::yield_now().await;
     assert_eq!(read_barrier.members.lock().outstanding, 2);
-    waiting.asked().await;
-    taking.asked().await;
+    waiting.read_requested().await;
+    reading.read_requested().await;
     for (_, _, member) in &mut connections {
-        assert!(member.asked().now_or_never().is_none());
+        assert!(member.read_requested().now_or_never().is_none());
     }
     ours.read_exact(&mut [0]).unwrap();
-    waiting.passed();
+    waiting.confirm_read();
     tokio::task::yield_now().await;
     assert!(!round.is_finished(), "the bytes that were taken are not processed");
-    taking.taking().end();
-    taking.passed();
+    reading.unprocessed_input().clear();
+    reading.confirm_read();
     assert!(round.await.unwrap());
     assert!(read_barrier.wait_until_read(Duration::from_secs(1)).await, "all of it is read");
 }
@@ -161,16 +161,16 @@ async fn no_bytes_are_missed_between_the_socket_and_its_reader() {
     let reader = tokio::spawn({
         let processed = Arc::clone(&processed);
         async move {
-            let taking = member.taking();
+            let reading = member.unprocessed_input();
             let mut buffer = [0; 8];
             loop {
                 // Like a session, which processes bytes before it reads the next.
                 let read = poll_fn(|context| {
                     let mut buffer = ReadBuf::new(&mut buffer);
-                    taking.begin();
+                    reading.set();
                     let read = Pin::new(&mut ours).poll_read(context, &mut buffer);
                     if read.is_pending() {
-                        taking.end();
+                        reading.clear();
                     }
                     read.map_ok(|()| buffer.filled().len())
                 });
@@ -183,13 +183,13 @@ async fn no_bytes_are_missed_between_the_socket_and_its_reader() {
                             false
                         }
                     },
-                    () = member.asked() => true,
+                    () = member.read_requested() => true,
                 };
                 if asked {
                     while let Ok(count @ 1..) = directly.read(&mut buffer) {
                         processed.fetch_add(count as u64, Ordering::SeqCst);
                     }
-                    member.passed();
+                    member.confirm_read();
                 }
             }
         }

@@ -5,7 +5,7 @@ use crate::core::batch::TickCounts;
 
 #[tokio::test(start_paused = true)]
 async fn ticks_that_expire_before_expiry_is_done_with_earlier_ones_are_counted() {
-    let script = Script::new([leads(7, None)], Handover::Kept);
+    let script = Script::new([leads(7, None)], DrainOutcome::Kept);
     let expired = |behind| PublishStep {
         counted: Some((Tick(7), TickCounts::default())),
         more: true,

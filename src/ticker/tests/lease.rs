@@ -4,12 +4,12 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_follower_asks_after_its_pause_and_at_once_when_the_lease_is_free() {
-    let script = Script::new([follows(1_000), follows(1_000), follows(1_000), leads(7, None)], Handover::Kept);
+    let script = Script::new([follows(1_000), follows(1_000), follows(1_000), leads(7, None)], DrainOutcome::Kept);
     let (_handle, metrics) = script.start();
     sleep(1_500).await;
     assert_eq!(script.times(Call::Maintain), [0, 1_000]);
     assert_eq!(metrics.leader_changes.get(), 0);
-    script.on_vacancy.lock().as_ref().unwrap()();
+    script.on_lease_free.lock().as_ref().unwrap()();
     sleep(10).await;
     assert_eq!(script.times(Call::Maintain), [0, 1_000, 1_500]);
     assert!(script.times(Call::Advance).is_empty(), "a follower turns nothing");
@@ -21,7 +21,7 @@ async fn a_follower_asks_after_its_pause_and_at_once_when_the_lease_is_free() {
 #[tokio::test(start_paused = true)]
 async fn a_leader_renews_in_time_and_turns_the_ring_meanwhile() {
     let renewed = (1..=9).map(|second| leads(7, Some(TICK * second)));
-    let script = Script::new(renewed, Handover::Kept);
+    let script = Script::new(renewed, DrainOutcome::Kept);
     let (_handle, metrics) = script.start();
     sleep(3_500).await;
     assert_eq!(script.times(Call::Maintain), [0, 1_000, 2_000, 3_000]);
@@ -31,7 +31,7 @@ async fn a_leader_renews_in_time_and_turns_the_ring_meanwhile() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deposed_leader_asks_the_lease_at_once_but_not_without_pause() {
-    let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
+    let script = Script::new([leads(7, Some(TICK * 60))], DrainOutcome::Kept);
     script.advances.lock().extend([Advance::Deposed, Advance::Deposed]);
     let (_handle, metrics) = script.start();
     sleep(500).await;
@@ -41,7 +41,7 @@ async fn a_deposed_leader_asks_the_lease_at_once_but_not_without_pause() {
     assert_eq!(metrics.leader_changes.get(), 1);
 
     let script =
-        Script::new([leads(7, Some(TICK * 60)), follows(1_000), leads(9, Some(TICK * 60))], Handover::Kept);
+        Script::new([leads(7, Some(TICK * 60)), follows(1_000), leads(9, Some(TICK * 60))], DrainOutcome::Kept);
     script.advances.lock().push_back(Advance::Deposed);
     let (_handle, metrics) = script.start();
     sleep(1_500).await;
@@ -52,10 +52,11 @@ async fn a_deposed_leader_asks_the_lease_at_once_but_not_without_pause() {
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_loses_its_lease_ignores_notices_from_the_time_that_it_led() {
-    let script = Script::new([leads(7, Some(TICK)), follows(1_000), leads(9, Some(TICK * 60))], Handover::Kept);
+    let script =
+        Script::new([leads(7, Some(TICK)), follows(1_000), leads(9, Some(TICK * 60))], DrainOutcome::Kept);
     let (_handle, metrics) = script.start();
     sleep(500).await;
-    script.on_vacancy.lock().as_ref().unwrap()();
+    script.on_lease_free.lock().as_ref().unwrap()();
     sleep(2_000).await;
     assert_eq!(script.times(Call::Maintain), [0, 1_000, 2_000]);
     assert_eq!(metrics.leader_changes.get(), 2);
@@ -63,7 +64,7 @@ async fn a_leader_that_loses_its_lease_ignores_notices_from_the_time_that_it_led
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_refuses_is_asked_again_after_a_pause() {
-    let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
+    let script = Script::new([leads(7, Some(TICK * 60))], DrainOutcome::Kept);
     *script.refusals.lock() = 2;
     let _running = script.start();
     sleep(500).await;
@@ -73,7 +74,7 @@ async fn a_store_that_refuses_is_asked_again_after_a_pause() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_does_not_wait_until_a_large_tick_is_published() {
-    let script = Script::new([leads(7, Some(TICK * 60))], Handover::Kept);
+    let script = Script::new([leads(7, Some(TICK * 60))], DrainOutcome::Kept);
     let (handle, _) = script.start();
     let more = PublishStep { more: true, ..PublishStep::default() };
     script.steps.lock().extend(repeat_n(more, 5_000));

@@ -239,7 +239,7 @@ fn a_chunk_is_one_with_adds_also_when_the_add_has_ended_and_its_dels_come_again(
     assert_eq!(bench.answer().refusal.unwrap().reason, Reason::MaxInFlight);
     // Redis refuses all of the second for want of memory, since it was sent as a chunk with an add.
     assert!(tail.has_adds);
-    bench.queue.send_again(vec![tail], Some(&Refusal::new(Reason::StoreAway, "no memory")));
+    bench.queue.send_again(vec![tail], Some(&Refusal::new(Reason::StoreUnreachable, "no memory")));
     assert!(bench.answers().is_empty());
     let dels = bench.chunk(2);
     assert!(!dels.has_adds);
@@ -278,7 +278,7 @@ fn when_redis_is_unreachable_adds_are_refused_by_their_outcome_and_dels_are_held
     let ids: Vec<u64> = answers.iter().map(|answer| answer.id).collect();
     assert_eq!(ids, [sent, unsent]);
     assert_eq!(answers[0].refusal.as_ref().unwrap().reason.promise(), Promise::OutcomeUnknown);
-    assert_eq!(answers[1].refusal.as_ref().unwrap().reason, Reason::StoreAway);
+    assert_eq!(answers[1].refusal.as_ref().unwrap().reason, Reason::StoreUnreachable);
     assert_eq!(bench.progress.unanswered_acks.load(Ordering::Relaxed), 400);
 
     // It was applied, and the link has kept the answer.
@@ -323,7 +323,7 @@ fn requests_are_refused_when_the_queue_is_dropped() {
     let mut bench = Bench::new();
     bench.del(2);
     drop(std::mem::take(&mut bench.queue));
-    assert_eq!(bench.answer().refusal.unwrap().reason, Reason::StoreAway);
+    assert_eq!(bench.answer().refusal.unwrap().reason, Reason::StoreUnreachable);
 }
 
 #[test]
