@@ -56,7 +56,7 @@ fn a_wheel_is_measured_and_left_empty() {
     let metrics = sidecar.metrics();
     assert_eq!(metrics.count("messages_in_flight"), 0);
     assert_eq!(metrics.count("messages_rearmed_total"), 0);
-    // What it says it did in a second the sidecar has seen, and the filling too.
+    // The sidecar counted all that the load reports for its second, and the filling too.
     let (added, acked) = (metrics.count("messages_added_total"), metrics.acked("acked"));
     assert_eq!(added, acked);
     assert!(as_float(added) >= pairs + 10_000.0, "{added} were added, but {report}");

@@ -1,5 +1,5 @@
-//! What examples/deploy ships is right as far as this machine can tell: the files parse, what they name is there, and
-//! the settings in them are settings. No image is built here, and nothing is sent to a cluster.
+//! The files of examples/deploy are right as far as this machine can tell: they parse, the files that they name exist,
+//! and their settings are settings of ackwheel. No image is built here, and nothing is sent to a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -254,7 +254,7 @@ fn the_pod_stops_its_sidecar_last_and_leaves_it_time() {
     assert!(sidecar.lifecycle.is_none(), "it is stopped after the others: there is nothing to wait for");
     let hook = pod.containers[0].lifecycle.as_ref().map_or(0, |lifecycle| lifecycle.pre_stop.sleep.seconds);
     assert!(pod.termination_grace_period_seconds > DRAIN + hook, "the drain is cut short");
-    assert!(!sidecar.resources.limits.contains_key("cpu"), "to be throttled is to stand still");
+    assert!(!sidecar.resources.limits.contains_key("cpu"), "a throttled process stalls");
     assert!(
         !pod.automount_service_account_token && !pod.enable_service_links && pod.security_context.run_as_non_root
     );
@@ -400,7 +400,7 @@ fn every_file_to_deploy_is_explained() {
     let readme = read("examples/deploy/README.md");
     for file in glob("examples/deploy/*").into_iter().filter(|file| !file.ends_with("README.md")) {
         let name = file.file_name().unwrap().to_str().unwrap();
-        // What a person has made there by hand, as the token for compose, needs no word.
+        // A file that a person made there by hand, as the token for compose, need not be documented.
         let is_ours =
             read("examples/deploy/.gitignore").lines().all(|ignored| ignored.trim_start_matches('/') != name);
         assert!(!is_ours || name == ".gitignore" || readme.contains(name), "{name}");

@@ -35,7 +35,7 @@ fn a_drain_under_load_keeps_every_answer() {
     assert_eq!(sidecar.get("/livez").0, 200, "it drains, and is not dead");
     wait_until("all is delivered", || sidecar.metrics().count("messages_in_flight") == 0);
     assert!(sidecar.metrics().count("messages_drained_total") > 0);
-    wait_until("what was handed out before its time is not late, and all else has its lateness", || {
+    wait_until("messages that a drain delivered early are not late, all others have their lateness", || {
         let metrics = sidecar.metrics();
         metrics.count("timeout_lateness_seconds_count") == metrics.count("messages_timed_out_total")
     });

@@ -1,7 +1,7 @@
 //! The clients of examples/clients do what docs/PROTOCOL.md promises them, each in its own language.
 //!
 //! All run the same scenario: 1,000 messages are added, 900 acknowledged, and exactly the other 100 come as
-//! timeouts. What they print is compared with what a watch in another group and the metrics see. A language that
+//! timeouts. Their output is compared with a watch in another group and with the metrics. A language that
 //! this machine does not have is named on stderr and left out.
 
 mod blocking;
@@ -42,7 +42,7 @@ struct Figures {
     outcome_unknown: u64,
 }
 
-/// What its other program says: of 21 requests or more, of a batch that it left, and of the message in that.
+/// The output of its other program: about 21 requests or more, a batch that it left, and the message in that batch.
 #[derive(Debug, Deserialize)]
 struct Manners {
     lost: u64,
@@ -223,7 +223,7 @@ fn watched(watch: &Watch) -> Vec<Line> {
     lines
 }
 
-/// What was seen from outside is what was told: each of the 100 once, the 900 acknowledged once.
+/// The outside view is that of the program: each of the 100 once, the 900 acknowledged once.
 fn assert_seen(sidecar: &Sidecar, lines: &[Line]) {
     let mut messages: Vec<_> = lines.iter().flat_map(Line::messages).collect();
     messages.sort_unstable();
@@ -314,7 +314,7 @@ fn each_passes_on_its_acks_before_it_can_subscribe_again() {
 }
 
 /// They close before they are connected, after that failed, and twice; in Java one asks under a lock that the
-/// callback of its last request waits for. What hangs does not end in time. The batch is acknowledged once, on a
+/// callback of its last request waits for. A client that hangs does not end in time. The batch is acknowledged once, on a
 /// connection that is cut: the client itself does the rest.
 #[test]
 fn each_closes_at_any_time_and_a_slow_consumer_finds_one_copy_of_a_batch_and_settles_it() {
@@ -328,7 +328,7 @@ fn each_closes_at_any_time_and_a_slow_consumer_finds_one_copy_of_a_batch_and_set
         let proxy = FrameProxy::to(sidecar.listen, &cuts);
         let manners = thread::scope(|scope| {
             let run = scope.spawn(|| language.show_manners(proxy.address, &gate));
-            wait_until("the batch is handed out again, and again", || {
+            wait_until("the batch is delivered a third time", || {
                 run.is_finished() || sidecar.metrics().count("batches_redelivered_total") >= 2
             });
             fs::write(&gate, "").unwrap();

@@ -107,7 +107,7 @@ fn a_sidecar_believes_a_clock_and_its_monotonic_clock_stays_true() {
     assert!(begun.elapsed() >= Duration::from_millis(390), "five ticks passed in {:?}", begun.elapsed());
 }
 
-/// What a load through a sidecar with a wheel of its own leaves behind: some acknowledged, late and timed out.
+/// The evidence of a load through a sidecar with a wheel of its own: some messages acknowledged, late and timed out.
 fn evidence() -> Evidence {
     let sidecar = Sidecar::start(&["--tick", "50ms", "--slots", "4"]);
     let plan = Plan::ten_times_a_second(Duration::from_millis(50), 4);

@@ -50,7 +50,7 @@ fn a_subscriber_that_does_not_read_is_cut_off_and_its_batches_go_to_others() {
     adding.join().expect("all were added");
     wait_until("it has left the group", || sidecar.subscribers() == 0);
     let handed = sidecar.metrics().count("batches_delivered_total");
-    assert!(handed >= 1 && handed <= MESSAGES.div_ceil(4_096) + 20, "{handed} batches were handed out");
+    assert!(handed >= 1 && handed <= MESSAGES.div_ceil(4_096) + 20, "{handed} batches were delivered");
 
     let mut reader = sidecar.connect().subscribed("default");
     let mut deliveries = BTreeMap::new();

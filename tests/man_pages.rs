@@ -82,7 +82,7 @@ fn completions(shell: &str, folder: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// What bash offers after these words, the last of which is being typed. It calls the function as readline would.
+/// The completions that bash offers after these words, the last of which is being typed. It calls the function as readline would.
 fn offered(completions: &str, words: &[&str]) -> BTreeSet<String> {
     const ASK: &str = r#"
         set -eu

@@ -354,7 +354,7 @@ fn reasons_are_those_of_the_program_and_the_manual_has_a_remedy_for_each() {
         }
     }
     assert_nothing_wrong(checked, 20, &faults);
-    // What is wrong with one request concerns who wrote it; all else concerns who is on call.
+    // A refusal of one request concerns the developer; all others concern the person on call.
     let operations = read(root().join("docs/OPERATIONS.md"));
     let explained: BTreeSet<&str> = reasons_in_tables(&operations).into_iter().map(|(_, reason)| reason).collect();
     for reason in Reason::ALL.iter().filter(|reason| reason.closes() || reason.code() >= 64) {

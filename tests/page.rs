@@ -79,7 +79,7 @@ fn page_of(sidecar: &Sidecar) -> String {
     format!("http://{}/", sidecar.admin)
 }
 
-/// What the page shows, once that is what the sidecar says; fails with both where it never is.
+/// Waits until the page shows the status of the sidecar, and returns that; fails with both if it never does.
 #[track_caller]
 fn shown(browser: &mut Browser, sidecar: &Sidecar) -> StatusReport {
     let deadline = Instant::now() + PATIENCE;
@@ -434,7 +434,7 @@ fn screenshots() {
 }
 
 #[test]
-#[ignore = "makes docs/page.png anew, in the minute and a half that a strip of usual ticks takes to be full of life"]
+#[ignore = "makes docs/page.png, in the minute and a half that a strip of usual ticks takes to be full of life"]
 fn picture() {
     let mut browser = Browser::start().expect("a picture needs a browser");
     let sidecar = Sidecar::start(&["--name", "logic-node-17"]);

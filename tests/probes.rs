@@ -60,7 +60,7 @@ impl Flood {
                 while !stop.load(Ordering::Relaxed) {
                     rounds.fetch_add(1, Ordering::Relaxed);
                     let mut stream = TcpStream::connect(address).await?;
-                    // What it had to say before the other side closed is all that counts.
+                    // Only the bytes before the other side closed count.
                     let _ = stream.write_all(&once).await;
                     let _ = stream.read_to_end(&mut Vec::new()).await;
                 }

@@ -44,7 +44,8 @@ fn a_stalled_node_is_replaced_by_its_replica_and_nothing_is_lost() {
     });
 }
 
-/// While a ring is away connections are read on, for what is to be held. What others cannot take as fast has a bound too.
+/// While a ring is away, connections are still read for requests that are to be held. Requests for a slow ring are
+/// bounded too.
 #[test]
 fn acks_for_a_ring_that_is_there_and_slow_are_bounded_while_another_is_away() {
     let cluster = Cluster::start();

@@ -24,7 +24,7 @@ fn two(redis: &Redis, flags: &[&str]) -> [Sidecar; 2] {
     ["a", "b"].map(|name| Sidecar::on(redis, name, flags))
 }
 
-/// Asserts that it is an Error of a store that is away, with whichever of the two promises.
+/// Asserts that it is an Error of a store that is away, with either of the two promises.
 #[track_caller]
 fn assert_store_error(answer: &Frame) {
     match answer.status {

@@ -1,5 +1,5 @@
-//! What heartbeats cost Redis, by its own count. The sidecars are simulated: each has a link and a connection, and calls the
-//! scripts that a sidecar calls.
+//! The cost of heartbeats in Redis, by its own count. The sidecars are simulated: each has a link and a connection, and
+//! calls the scripts that a sidecar calls.
 
 use std::thread;
 use std::time::{Duration, Instant};

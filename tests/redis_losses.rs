@@ -38,7 +38,7 @@ fn assert_delivered(sidecar: &Sidecar, subscribers: &mut [&mut Raw], ids: std::o
 }
 
 #[test]
-fn an_outbox_or_a_group_that_is_lost_is_made_anew() {
+fn a_lost_outbox_or_group_is_created_again() {
     let redis = Redis::start();
     let sidecar = sidecar(&redis);
     let mut default = sidecar.connect().subscribed("default");
@@ -257,7 +257,7 @@ fn a_pointer_that_redis_has_lost_moves_again_under_another_epoch() {
         for _, field in ipairs({'pointer', 'frozen_from'}) do redis.call('HINCRBY', meta, field, -3) end \
         return redis.call('HINCRBY', meta, 'due_ms', -600)";
     redis.command::<i64>(&["EVAL", lost, "1", "{ackwheel:0}:meta"]);
-    wait_until("it leads anew", || number("epoch") > epoch);
+    wait_until("it leads again", || number("epoch") > epoch);
     assert!(sidecar.log().line("they come again under a new epoch").is_some(), "a person is told");
     assert_delivered(&sidecar, &mut [&mut sidecar.connect().subscribed("default")], 10..20);
 }
@@ -326,7 +326,7 @@ fn batches_of_a_dead_sidecar_go_to_another_even_if_groups_or_sidecars_were_lost(
 }
 
 #[test]
-fn a_ring_whose_head_is_lost_begins_anew_also_where_its_user_lacks_what_came_later() {
+fn a_ring_whose_head_is_lost_starts_again_also_without_later_permissions() {
     let redis = Redis::start();
     let sidecar = sidecar(&redis);
     sidecar.connect().ask(&frames::add(&(0..20).collect::<Vec<u64>>(), 15, 1)).added();

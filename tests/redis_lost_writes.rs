@@ -63,7 +63,7 @@ fn a_batch_is_settled_only_under_the_epoch_that_published_it() {
         held.push(subscriber.batch());
         let epoch = redis.command::<u64>(&["HGET", "{ackwheel:0}:meta", "epoch"]);
         redis.command::<()>(&["DEL", "{ackwheel:0}:lease"]);
-        wait_until("it leads anew", || redis.command::<u64>(&["HGET", "{ackwheel:0}:meta", "epoch"]) > epoch);
+        wait_until("it leads again", || redis.command::<u64>(&["HGET", "{ackwheel:0}:meta", "epoch"]) > epoch);
     }
     let ids = [0, 1, 2].map(|number: usize| held[number].id);
     let with_epoch_of = |number: usize, other: usize| {

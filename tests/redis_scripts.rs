@@ -94,7 +94,7 @@ fn a_script_whose_loading_is_never_answered_holds_nobody_up() {
     redis.command::<()>(&["SCRIPT", "FLUSH"]);
     let held = connection.request(&frames::del(&[1]));
     wait_until("the load is under way", || way.holding() == 1);
-    assert_eq!(connection.answer(held).outcomes(), [ACKED], "by a connection that was made anew");
+    assert_eq!(connection.answer(held).outcomes(), [ACKED], "by a new connection");
     assert_eq!(connection.ask(&frames::del(&[2])).outcomes(), [ACKED]);
     assert!(sidecar.metrics().count("redis_reconnects_total") >= 1);
     way.let_go();

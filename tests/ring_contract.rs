@@ -70,9 +70,10 @@ impl<M: Mount> Subject<M> {
 
     /// How many latencies a DelMsg was answered with, and their sum in ms.
     async fn latencies(&self, ids: &[u64], withdraw: bool) -> (u64, u64) {
-        let request = DelMsg { messages: &messages(ids), withdraw };
-        let tally = self.ring.del_msg(request, self.mount.now()).await.unwrap().ack_latency;
-        (tally.counts.iter().sum(), tally.sum_micros / 1_000)
+        let messages = &messages(ids);
+        let latency =
+            self.ring.del_msg(DelMsg { messages, withdraw }, self.mount.now()).await.unwrap().ack_latency;
+        (latency.counts.iter().sum(), latency.sum_micros / 1_000)
     }
 
     /// Lets `ticks` pass, the ring turned on time, and everything decided published.
@@ -324,8 +325,7 @@ async fn released_batches_are_taken_first_with_their_count<M: Mount>() {
     subject.turn(1).await;
     let first = subject.take().await;
     assert_eq!((ids(&first), first[0].delivery_count), (BTreeSet::from([1]), 1));
-    let batch = first[0].batch.id;
-    let again = subject.retake(&first).await;
+    let (batch, again) = (first[0].batch.id, subject.retake(&first).await);
     assert_eq!((ids(&again), again[0].delivery_count), (BTreeSet::from([1]), 2));
     subject.outbox.release(&subject.group, &[batch]).await.unwrap();
     subject.turn(1).await;
@@ -333,8 +333,7 @@ async fn released_batches_are_taken_first_with_their_count<M: Mount>() {
     assert_eq!(both.iter().map(|delivery| delivery.delivery_count).collect::<Vec<_>>(), [3, 1]);
     assert!(both[0].age >= TICK, "its age counts from the decision");
     assert_eq!(subject.settle(&both).await, 2);
-    let gone = subject.retake(&first).await;
-    assert!(gone.is_empty(), "what is settled is not handed out again");
+    assert!(subject.retake(&first).await.is_empty(), "a settled batch is not delivered again");
 }
 
 async fn only_unsettled_batches_are_taken_again_and_each_counts_for_itself<M: Mount>() {

@@ -25,7 +25,7 @@ fn messages(redis: &Redis) -> u64 {
     redis.command(&["HLEN", "{ackwheel:0}:messages"])
 }
 
-/// What a Redis is. One that becomes a replica ends its connections, the asking one too.
+/// Whether a Redis is a replica. One that becomes a replica ends its connections, also the one that asks.
 pub fn is_replica(redis: &Redis) -> bool {
     redis.try_command::<String>(&["INFO", "replication"]).is_ok_and(|info| info.contains("role:slave"))
 }

@@ -184,7 +184,7 @@ fn assert_redelivered(held: &[Line], again: &[Line]) {
     let again: BTreeMap<_, _> = again.iter().map(|line| (line.batch(), line)).collect();
     assert_eq!(again.len(), held.len(), "{again:?}");
     for line in held {
-        let after = again.get(&line.batch()).unwrap_or_else(|| panic!("{line:?} did not come again"));
+        let after = again.get(&line.batch()).unwrap_or_else(|| panic!("{line:?} was not delivered again"));
         assert!(after.delivery > line.delivery, "{after:?}");
         assert_eq!(after.messages(), line.messages());
     }

@@ -190,7 +190,7 @@ fn a_stalled_ticker_sends_no_watchdog_signal_even_if_all_else_runs() {
         manager.forget();
         sidecar.get("/livez").0 == 503
     });
-    assert_eq!(sidecar.connect().ask(&frames::ping(b"here")).body, b"here", "only the ticker stands still");
+    assert_eq!(sidecar.connect().ask(&frames::ping(b"here")).body, b"here", "only the ticker is stalled");
     manager.forget();
     assert_eq!(manager.message_within(watchdog * 2), None, "a manager would have restarted it by now");
     assert!(sidecar.log().line("the service manager will restart this process").is_some());
@@ -318,7 +318,7 @@ fn the_socket_of_the_example_lies_where_the_unit_may_write() {
     for text in [&example, &readme] {
         assert!(text.contains(&format!("socket = \"{folder}/ackwheel.sock\"")), "{folder}");
     }
-    // Who may connect is said where the mode of the socket is set.
+    // The documents name the users that may connect, where the mode of the socket is set.
     assert_eq!((value(&unit, "UMask"), value(&unit, "RuntimeDirectoryMode")), ("0077", "0750"));
     assert!(readme.contains("  Group=im\n  UMask=0007\n"));
 }

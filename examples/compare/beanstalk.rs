@@ -40,7 +40,7 @@ impl Beanstalkd {
 #[derive(Debug, Default)]
 pub struct Jobs {
     body: Vec<u8>,
-    /// What is not answered, in order: whether it is a put.
+    /// For each unanswered command, in order: whether it is a put.
     asked: VecDeque<bool>,
     /// Ids of the jobs in flight.
     put: VecDeque<u64>,

@@ -28,7 +28,7 @@ const HALF: &str = "memory, 64 connections, half of that rate";
 /// With a longer collection of writes, each wake-up and system call of both sides serves more requests.
 const SELDOM: &str = "the same, each connection every 16 ms in place of 4";
 const SELDOM_EVERY: Duration = Duration::from_millis(16);
-/// What of the tails is the server's, the wire's and the machine's: a Ping touches no wheel.
+/// The part of the tails that server, wire and machine cause: a Ping touches no wheel.
 const PINGS: &str = "Pings to it, as many frames a second";
 /// The share of the wire and the machine.
 const ECHOED: &str = "Pings to a bare echo, as many frames a second";

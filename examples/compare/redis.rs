@@ -88,7 +88,7 @@ pub fn wait_for(address: SocketAddr, process: &mut Child) -> anyhow::Result<()> 
 pub enum Keys {
     /// One sorted set by deadline in seconds, as are ackwheel's ticks: ZADD and ZREM.
     SortedSet,
-    /// The same in ms. What is new goes to the end of the set, where Redis finds its place sooner than among thousands
+    /// The same in ms. New entries go to the end of the set, where Redis finds their place sooner than among thousands
     /// of the same second.
     SortedSetByMs,
     /// As ackwheel does it: a hash from message to tick and a set a tick. HSET and SADD, HDEL and SREM, written

@@ -109,8 +109,8 @@ fn judge(report: &mut PartReport) {
     let rows = report.rows.clone();
     let scripts = rows.ratio_to_best((OURS, PAIRS), &SCRIPTS, PAIRS);
     report.at_least("64 x 16: pairs/s, times the script called directly", scripts, 0.8, 0.95);
-    // One command in flight a connection, as whoever does it by hand has it; both commands of a step in one write are
-    // the row above.
+    // One command in flight a connection, as in a program that does it by hand. With both commands of a step in one
+    // write it is the row above.
     let by_hand = rows.ratio((OURS, PAIRS), (BY_HAND_APART, PAIRS));
     report.at_least("64 x 16: pairs/s, times HSET + SADD one at a time, 64 x 1", by_hand, 5.0, 8.0);
     let used = rows.ratio((OURS, CPU), (ITS_REDIS, CPU));

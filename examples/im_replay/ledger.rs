@@ -17,9 +17,9 @@ use crate::plan::Planned;
 
 /// The attempt that every message is added with.
 const ATTEMPT: u8 = 1;
-/// What the sidecar promises beyond one tick, for work and scheduling.
+/// The lateness beyond one tick that the sidecar promises to keep, for work and scheduling.
 const PROMISED_LATENESS: Duration = Duration::from_millis(200);
-/// What this program may need beyond that to see a batch: it shares the machine with others.
+/// The time that this program may need beyond that to see a batch: it shares the machine with others.
 const SCHEDULING_SLACK: Duration = Duration::from_millis(500);
 
 /// Whatever takes longer counts as this: an hour.

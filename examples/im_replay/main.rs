@@ -62,7 +62,7 @@ struct Arguments {
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000))]
     connections: u64,
     /// A sidecar that nobody else uses, HOST:PORT or unix:PATH; several with commas or as several flags.
-    /// What waits in its group `default` is acknowledged [default: one inside this program, on free ports]
+    /// Batches that wait in its group `default` are acknowledged [default: one inside this program, on free ports]
     #[arg(long, value_delimiter = ',', value_name = "ADDRESS")]
     addr: Vec<Address>,
     /// The tick of the sidecar inside this program; its ring has 15 slots
@@ -75,7 +75,7 @@ struct Arguments {
     /// Print the result as an object of JSON
     #[arg(long)]
     json: bool,
-    /// What round trips, and a generated trace, are drawn from
+    /// The seed of random round trips and of a generated trace
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
     /// Messages of a generated trace

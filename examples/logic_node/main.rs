@@ -51,7 +51,7 @@ struct Arguments {
     /// A sidecar that runs, HOST:PORT or unix:PATH [default: one inside this program]
     #[arg(long, value_name = "ADDRESS")]
     addr: Option<Address>,
-    /// What the phones' tempers and the messages are drawn from
+    /// The seed from which the behaviour of the phones and the messages are drawn
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
 }

@@ -214,7 +214,7 @@ impl LogicNode {
 }
 
 /// Whether the silence in a batch is the phones' own. A storm is likelier our fault than theirs, and a drained batch was
-/// cut short: their messages wait in the store, for whoever comes to fetch them, but nobody is marked offline. How old a
+/// cut short: their messages wait in the store until they are fetched, but nobody is marked offline. How old a
 /// batch is does not matter, since each push is compared with what was heard after it.
 fn says_offline(batch: &TimeoutBatch) -> bool {
     !batch.counts.storm && !batch.counts.drained

@@ -1,4 +1,4 @@
-//! What a logic node knows. In a real one this is a database: nodes come and go.
+//! The records of a logic node. In production this is a database, since nodes come and go.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Instant;
@@ -9,13 +9,13 @@ use ackwheel::core::message::{DelOutcome, Message};
 /// Everything that the node writes down.
 #[derive(Debug, Default)]
 pub struct Records {
-    /// Sessions that are offline; all others are online. A phone that connects anew gets a new session, so
+    /// Sessions that are offline; all others are online. A phone that connects again gets a new session, so
     /// that what its old one did not answer says nothing against it.
     pub offline: BTreeSet<u64>,
     /// When each session was last heard. Here by its Acks; in a real node by whatever it says.
     heard: HashMap<u64, Instant>,
-    /// The store: every message from before it is pushed until it has arrived. What is on the way nowhere is fetched by
-    /// its phone when that comes back.
+    /// The store: every message from before it is pushed until it has arrived. A phone that comes back fetches its
+    /// messages that are not on the way.
     pub stored: HashSet<Message>,
     /// Messages that were pushed, and have neither arrived nor been given up.
     pub on_the_way: HashMap<Message, Push>,
@@ -57,7 +57,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// What the sidecar said to the Ack of a message, which was on this attempt if it was on the way.
+    /// Counts the sidecar's answer to the Ack of a message. `attempt` is set if the message was on the way.
     pub fn acked(&mut self, outcome: DelOutcome, attempt: Option<u8>) {
         match (outcome, attempt) {
             (DelOutcome::Acked, Some(1)) => self.first_push += 1,
@@ -72,8 +72,8 @@ impl Counts {
 }
 
 impl Records {
-    /// These messages are to be pushed. What was pushed before and has arrived since is left out: should it time out after
-    /// all, it finds no push noted.
+    /// Records that these messages will be pushed, without those that have arrived since an earlier push. Should one of
+    /// those time out after all, no push is recorded for it.
     pub fn set_out(&mut self, messages: &[Message], attempt: u8) -> Vec<Message> {
         let is_meant = |message: &&Message| attempt == 1 || self.on_the_way.contains_key(message);
         let meant: Vec<Message> = messages.iter().filter(is_meant).copied().collect();

@@ -58,7 +58,7 @@ impl Read {
                     Ok(Some(found)) => decoded.push(found),
                     Ok(None) => break,
                     Err(DecodeError::Broken { refusal, .. }) => {
-                        assert!(!refusal.text.is_empty(), "whoever is sent away is told why");
+                        assert!(!refusal.text.is_empty(), "a closed connection is told why");
                         return Read { decoded, broken: Some(refusal.reason) };
                     }
                     Err(DecodeError::Io(error)) => panic!("there is no I/O here: {error}"),
@@ -74,7 +74,7 @@ fn survives(decoded: &Decoded) {
     let frame = match decoded {
         Decoded::Frame(frame) => frame.clone(),
         Decoded::Refused { correlation, refusal } => {
-            assert!(!refusal.text.is_empty(), "whoever is refused is told why");
+            assert!(!refusal.text.is_empty(), "a refused request is told why");
             Frame::new(*correlation, Body::Error(Error::from(refusal)))
         }
     };

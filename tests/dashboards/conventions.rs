@@ -1,5 +1,5 @@
-//! What every dashboard keeps to, so that it works with any Prometheus and any choice of sidecars, and says what it
-//! means. These are the conventions of Grafana's public dashboard linter, and some more.
+//! The conventions of every dashboard, so that it works with any Prometheus and any choice of sidecars, and explains its
+//! panels. They are those of Grafana's public dashboard linter, and some more.
 
 use std::collections::BTreeMap;
 
@@ -155,7 +155,8 @@ fn counters(dashboard: &Dashboard) -> Vec<String> {
 fn histograms(dashboard: &Dashboard) -> Vec<String> {
     let wrong = dashboard.selectors().filter(|(_, selector)| {
         let quantile = selector.calls.iter().any(|call| call.name == "histogram_quantile");
-        let sums = selector.calls.iter().any(|call| call.name == "sum" && call.by.contains("le"));
+        let sums =
+            selector.calls.iter().any(|call| call.name == "sum" && call.by.iter().any(|label| label == "le"));
         quantile != selector.metric.ends_with("_bucket") || quantile && !sums
     });
     wrong.map(|(panel, selector)| format!("{:?}: {} loses le", panel.title, selector.metric)).collect()

@@ -18,7 +18,7 @@ use crate::support::{PATIENCE, wait_until};
 const TICK: Duration = Duration::from_millis(200);
 const FLAGS: [&str; 8] = ["--tick", "200ms", "--slots", "5", "--storm-min", "20", "--storm-share", "0.2"];
 
-/// What of these must have happened for the figures to mean something: counters that are to be above 0.
+/// Counters that must be above 0, since the figures mean nothing otherwise.
 const HAPPENED: [&str; 16] = [
     "ackwheel_messages_added_total",
     "ackwheel_messages_rearmed_total",
@@ -76,7 +76,7 @@ fn assert_all_speak(prometheus: &Prometheus, jobs: Choice, instances: Choice) {
     }
 }
 
-/// What the flow does not do: withdrawn, unknown and re-armed messages, a refusal, a batch that is given back, and a
+/// Adds events that the traffic does not contain: withdrawn, unknown and re-armed messages, a refusal, a batch that is given back, and a
 /// group that nobody reads.
 fn do_the_unusual(sidecar: &Sidecar) {
     let mut connection = sidecar.connect();

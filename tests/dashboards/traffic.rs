@@ -1,4 +1,4 @@
-//! What a healthy evening looks like to a sidecar: most phones acknowledge within a second, those in bad networks take
+//! The traffic of a healthy evening: most phones acknowledge within a second, those in bad networks take
 //! their time, a few are gone, and some Acks come after all.
 
 use std::collections::BTreeMap;

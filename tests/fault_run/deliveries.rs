@@ -9,7 +9,7 @@ use crate::support::raw::Batch;
 /// How long after its begin a subscription may receive batches that waited for a subscriber.
 const BEGINS: Duration = Duration::from_secs(1);
 
-/// What names a batch, and a hash of its content. The same id with two hashes is a broken promise.
+/// The id of a batch, and a hash of its content. The same id with two hashes is a broken promise.
 pub type Key = ([u8; 24], u64);
 
 /// The ring and the tick of a batch.

@@ -10,7 +10,7 @@ use crate::support::frame_proxy::{FrameProxy, Planned, Trouble};
 use crate::support::process::Run;
 use crate::support::sidecar::Sidecar;
 
-/// What it says of its 300 messages, of which the sessions of each last digit have 30.
+/// Its output about its 300 messages: 30 for the sessions of each last digit.
 #[derive(Debug, Deserialize)]
 struct Node {
     sent: u64,

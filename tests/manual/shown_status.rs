@@ -1,4 +1,4 @@
-//! What the pages show as the output of `ackwheel status` has the lines of a real run, in their order.
+//! The output of `ackwheel status` in the documents has the lines of a real run, in their order.
 
 use super::{Kind, Page, Piece, assert_nothing_wrong, pages};
 use crate::support::redis::Redis;
@@ -45,7 +45,7 @@ fn is_of(shown: &[&str], real: &str) -> bool {
     lines.all(|shown| real.any(|real| real == shown))
 }
 
-/// What `ackwheel status` says of a shared wheel that is led, and of one that nobody leads any more.
+/// The output of `ackwheel status` for a shared wheel with a leader, and for one that has lost its leader.
 fn real() -> [String; 2] {
     let redis = Redis::start();
     let mut leader = Sidecar::on(&redis, "leader", &[]);

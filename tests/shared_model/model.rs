@@ -127,7 +127,7 @@ impl Model {
             self.due = self.due.max(self.now - own.min(CATCH_UP * TICK_MS));
         }
         self.next[store] = Some(self.due + TICK_MS);
-        // What no move has told is told with the next one, if it is the same leader's.
+        // Shifts that no move has returned are returned with the next one, if the same leader makes it.
         let own =
             self.elected.filter(|(by, at, _)| self.leader == Some(store) && (*by, *at) == (store, self.pointer));
         self.shifted[store] = self.due - due_before + own.map_or(0, |(.., shifted)| shifted);

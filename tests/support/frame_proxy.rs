@@ -79,7 +79,7 @@ fn join(near: &TcpStream, far: &TcpStream, shared: &Arc<Shared>) {
         thread::spawn(move || {
             carry(&from, &to, &shared, &silent);
             let _ = from.shutdown(Shutdown::Both);
-            // Whichever side ended, or was cut, the other one ends too; but silence hides the end of the sidecar.
+            // When one side has ended or was cut, the other is ended too; but silence hides the end of the sidecar.
             if !(to_near && silent.load(Ordering::SeqCst)) {
                 let _ = to.shutdown(Shutdown::Both);
             }

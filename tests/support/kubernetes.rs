@@ -1,4 +1,4 @@
-//! What the manifest uses of Kubernetes' types, each field under its published name. An unknown one is refused, so a
+//! The part of Kubernetes' types that the manifest uses, each field under its published name. An unknown one is refused, so a
 //! misspelt field, which an API server would drop with a warning, is an error here.
 #![expect(clippy::struct_field_names, reason = "the names are those of Kubernetes")]
 

@@ -42,7 +42,7 @@ impl Process {
     }
 
     /// Whether every thread of it was stopped.
-    pub fn stands_still(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.id())).expect("the process is there");
         tasks.filter_map(Result::ok).all(|task| {
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();

@@ -135,7 +135,7 @@ impl Raw {
         self
     }
 
-    /// Sends bytes. What the peer no longer takes is no error: what it said last is read later.
+    /// Sends bytes. A peer that has closed is no error here: its last frames are read later.
     pub fn send(&mut self, bytes: &[u8]) {
         let _ = self.try_send(bytes);
     }

@@ -152,7 +152,7 @@ impl Redis {
     /// Stalls it; returns when it does.
     pub fn stop(&self) {
         self.process().signal(Signal::STOP);
-        wait_until("the server stands still", || self.process().stands_still());
+        wait_until("the server is stopped", || self.process().is_stopped());
     }
 
     /// Has it go on.

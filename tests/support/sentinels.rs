@@ -93,7 +93,7 @@ impl Sentinel {
     /// Stalls it.
     pub fn stop(&self) {
         self.process.signal(Signal::STOP);
-        wait_until("the Sentinel stands still", || self.process.stands_still());
+        wait_until("the Sentinel is stopped", || self.process.is_stopped());
     }
 
     /// Has it go on.

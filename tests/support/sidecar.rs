@@ -217,7 +217,7 @@ impl Sidecar {
     /// Stalls it; returns when it does.
     pub fn stop(&self) -> Instant {
         self.signal(Signal::STOP);
-        wait_until("every thread stands still", || self.process.stands_still());
+        wait_until("every thread is stopped", || self.process.is_stopped());
         Instant::now()
     }
 

@@ -32,8 +32,8 @@ const BANNED: &[(&str, &str)] = &[
 const EXCEPTIONS: &[(&str, &str)] = &[("tests/tidy/words.rs", "it lists them")];
 
 /// Findings that are not yet rewritten. Lower these numbers when you rewrite some, and never raise them.
-const WORDS_LEFT: usize = 76;
-const SENTENCES_LEFT: usize = 48;
+const WORDS_LEFT: usize = 47;
+const SENTENCES_LEFT: usize = 5;
 
 fn texts() -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = ["src", "tests", "examples", "benches", "fuzz/fuzz_targets"]

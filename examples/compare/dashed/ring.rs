@@ -1,7 +1,7 @@
 //! A ring on dashmap, as well as that can be used: the maps id → tick and tick → ids.
 //!
 //! It answers the same requests as the ring in memory, in the same bursts, counts the same for each tick and takes
-//! the latency of each Ack. What it leaves out would make it slower: it remembers nothing as `late` once that is
+//! the latency of each Ack. It leaves out features that would make it slower: it remembers nothing as `late` once that is
 //! listed, has no limit of messages in flight, does not drain, and trusts its ticker never to be held up between its
 //! look at the clock and the move.
 

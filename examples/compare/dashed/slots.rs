@@ -26,7 +26,7 @@ impl Flight {
     }
 }
 
-/// The slots of one shard. Who has the lock of the shard of the map may have theirs.
+/// The slots of one shard. Lock the shard of the map before them.
 #[derive(Debug)]
 pub struct Slots {
     /// A power of two of them, so that no slot is found by division.
@@ -40,7 +40,7 @@ pub struct Slots {
 /// Room for [`PIECE`] ids.
 pub type Piece = Vec<Key>;
 
-/// A list is not moved as it grows, and its memory goes to whichever tick needs it next.
+/// A list is not moved as it grows, and its memory goes to the tick that needs it next.
 const PIECE: usize = 4 * 1_024;
 
 /// The messages of one tick in a shard.

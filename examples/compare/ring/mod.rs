@@ -108,8 +108,8 @@ impl SubjectArguments {
     }
 }
 
-/// Name in the table, kind, times as many messages in flight, threads. What is compared stands close together, so that
-/// it is run in the same seconds.
+/// Name in the table, kind, times as many messages in flight, threads. Subjects that are compared stand close together, so
+/// that they run in the same seconds.
 const SUBJECTS: [(&str, Kind, u64, u64); 11] = [
     (DELAY_QUEUE, Kind::DelayQueue, 1, 1),
     (HASHBROWN, Kind::Hashbrown, 1, 1),
@@ -169,7 +169,7 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
         let (few, many) = (plan.many * BYTES_A_MESSAGE, 10 * plan.many * BYTES_A_MESSAGE);
         report.rows.record(LINE_OF_FEW, NS_A_LINE, scattered_line(few));
         report.rows.record(LINE_OF_MANY, NS_A_LINE, scattered_line(many));
-        // What the machine does to those that share nothing, and to a map that knows no ticks.
+        // The influence of the machine: two rings that share nothing, and a map that knows no ticks.
         let of_machine = [
             (TWO_RINGS, TIMES_ONE, RING, TWO_RINGS),
             (HASHBROWN_TEN_TIMES, TIMES_FEW, HASHBROWN_TEN_TIMES, HASHBROWN),
