@@ -70,9 +70,8 @@ impl<M: Mount> Subject<M> {
 
     /// How many latencies a DelMsg was answered with, and their sum in ms.
     async fn latencies(&self, ids: &[u64], withdraw: bool) -> (u64, u64) {
-        let messages = &messages(ids);
-        let latency =
-            self.ring.del_msg(DelMsg { messages, withdraw }, self.mount.now()).await.unwrap().ack_latency;
+        let request = DelMsg { messages: &messages(ids), withdraw };
+        let latency = self.ring.del_msg(request, self.mount.now()).await.unwrap().ack_latency;
         (latency.counts.iter().sum(), latency.sum_micros / 1_000)
     }
 
