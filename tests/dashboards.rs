@@ -215,7 +215,7 @@ fn promtool_finds_configuration_rules_and_their_unit_tests_right() {
 #[test]
 fn every_alert_has_a_unit_test_and_a_runbook() {
     let (rules, tests) = (file("grafana/prometheus/alerts.yml"), file("grafana/prometheus/alerts_test.yml"));
-    let operations = file("docs/OPERATIONS.md");
+    let runbooks = file("docs/RUNBOOKS.md");
     let named: BTreeSet<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert_eq!(named, BTreeSet::from(alerts::NAMES), "the names are fixed");
     for name in alerts::NAMES {
@@ -226,7 +226,15 @@ fn every_alert_has_a_unit_test_and_a_runbook() {
             case.is_some_and(|rest| rest.ends_with(", exp_alerts: []}"))
         };
         assert!(tests.lines().any(silent), "no unit test has {name} be silent");
-        assert!(operations.contains(&format!("\n### {name}\n")), "docs/OPERATIONS.md has no section {name}");
+        assert!(runbooks.contains(&format!("\n### {name}\n")), "docs/RUNBOOKS.md has no section {name}");
+        let section =
+            runbooks.split(&format!("\n### {name}\n")).nth(1).and_then(|rest| rest.split("\n### ").next());
+        for part in ["**Meaning.** ", "**Check.** ", "**Fix.**", "**Harmless when** "] {
+            assert!(
+                section.is_some_and(|section| section.contains(part)),
+                "docs/RUNBOOKS.md: {name} lacks {part}"
+            );
+        }
     }
 }
 

@@ -48,8 +48,8 @@ fn read(path: PathBuf) -> Page {
 }
 
 fn pages() -> Vec<Page> {
-    let mut paths: Vec<PathBuf> =
-        fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let files = |folder: &str| fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<PathBuf> = files("docs").chain(files("docs/decisions")).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     paths.sort();
     paths.insert(0, root().join("README.md"));

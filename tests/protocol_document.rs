@@ -1,5 +1,7 @@
 //! docs/PROTOCOL.md says what the codec does: its examples are decoded and encoded, its tables compared.
 
+use std::collections::BTreeSet;
+
 use ackwheel::core::batch::MAX_BATCH_MESSAGES;
 use ackwheel::core::group::{MAX_GROUPS, MAX_NAME_LENGTH};
 use ackwheel::core::refusal::{Promise, Reason};
@@ -8,6 +10,7 @@ use ackwheel::protocol::frame::{
 };
 use ackwheel::protocol::{Body, Codec, DecodeError, Decoded};
 use bytes::BytesMut;
+use serde::Deserialize;
 use tokio_util::codec::Decoder;
 
 /// A fenced block: "```kind name: sentence", then bytes in hexadecimal with comments.
@@ -78,6 +81,45 @@ fn every_example_is_one_frame_of_its_type_and_is_encoded_to_its_bytes() {
         Codec::default().encode_frame(&frame, &mut encoded);
         assert_eq!(&encoded[..], bytes, "line {line}: {name} is encoded to other bytes");
     }
+}
+
+/// A row of docs/protocol-vectors.json: a frame of a type, or bytes that are refused for a reason.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Vector {
+    name: String,
+    frame: Option<String>,
+    refused: Option<String>,
+    hex: String,
+}
+
+#[test]
+fn the_file_of_vectors_has_every_example_and_more() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/protocol-vectors.json");
+    let vectors: Vec<Vector> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    for vector in &vectors {
+        let mut received = BytesMut::from(&hex(&vector.hex)[..]);
+        let (frame, refused) = match Codec::default().decode(&mut received) {
+            Ok(Some(Decoded::Frame(frame))) => {
+                let mut encoded = BytesMut::new();
+                Codec::default().encode_frame(&frame, &mut encoded);
+                assert_eq!(encoded, hex(&vector.hex), "{}", vector.name);
+                (Some(frame.body.frame_type().as_str().to_owned()), None)
+            }
+            Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError::Broken { refusal, .. }) => {
+                (None, Some(refusal.reason.to_string()))
+            }
+            other => panic!("{}: {other:?}", vector.name),
+        };
+        assert_eq!((&vector.frame, &vector.refused), (&frame, &refused), "{}", vector.name);
+    }
+    let bytes: BTreeSet<Vec<u8>> = vectors.iter().map(|vector| hex(&vector.hex)).collect();
+    for Example { line, bytes: example, .. } in
+        ["hex ", "refused "].iter().flat_map(|kind| examples(&document(), kind))
+    {
+        assert!(bytes.contains(&example), "line {line}: docs/protocol-vectors.json lacks it");
+    }
+    assert!(vectors.len() >= 40, "only {} vectors", vectors.len());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! short, and only the app names a store. Also the words of code and documents.
 
 mod imports;
+mod prose;
 mod words;
 
 use std::fs;
@@ -187,6 +188,7 @@ fn the_top_level_holds_what_a_newcomer_expects() {
         "grafana",
         "README.md",
         "CHANGELOG.md",
+        "CONTRIBUTING.md",
         "docs",
         "benches",
         "fuzz",

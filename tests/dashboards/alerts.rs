@@ -93,7 +93,7 @@ fn assert_rules_are_right(prometheus: &Prometheus) {
         if rule.duration.is_some() {
             let severity = rule.labels.get("severity").map(String::as_str);
             assert!(matches!(severity, Some("critical" | "warning")), "{}: {severity:?}", rule.name);
-            let anchor = format!("docs/OPERATIONS.md#{}", rule.name.to_lowercase());
+            let anchor = format!("docs/RUNBOOKS.md#{}", rule.name.to_lowercase());
             assert_eq!(rule.annotations.get("runbook_url"), Some(&anchor), "{}", rule.name);
             for text in ["summary", "description"] {
                 let said = rule.annotations.get(text).map_or(0, String::len);

@@ -47,15 +47,15 @@ fn every_metric_has_a_row_with_its_type_and_label() {
 
 #[test]
 fn every_error_of_redis_has_a_remedy() {
-    let operations = read(root().join("docs/OPERATIONS.md")).text;
+    let runbooks = read(root().join("docs/RUNBOOKS.md")).text;
     let (_, text) = Sidecar::start(&[]).get("/metrics");
     let kinds =
         text.lines().filter_map(|line| line.strip_prefix("ackwheel_redis_errors_total{kind=\"")?.split_once('"'));
     let kinds: Vec<&str> = kinds.map(|(kind, _)| kind).collect();
     for kind in &kinds {
         assert!(
-            operations.contains(&format!("\n| `{kind}` |")),
-            "docs/OPERATIONS.md does not say what to do about {kind}"
+            runbooks.contains(&format!("\n| `{kind}` |")),
+            "docs/RUNBOOKS.md does not say what to do about {kind}"
         );
     }
     assert!(kinds.len() >= 10, "only {kinds:?} were looked at: the test is blind");
