@@ -48,6 +48,7 @@ mod page;
 mod panics;
 mod partitions;
 mod probes;
+mod readme;
 mod redelivery;
 mod redis_ages;
 mod redis_bulk;
