@@ -8,7 +8,6 @@ use ackwheel::protocol::frame::{
 };
 use ackwheel::protocol::{Body, Codec, DecodeError, Decoded};
 use bytes::BytesMut;
-use tokio_util::codec::Decoder;
 
 /// A fenced block: "```kind name: sentence", then bytes in hexadecimal with comments.
 struct Example {
@@ -101,7 +100,7 @@ fn every_refused_example_is_refused_for_its_reason() {
                 assert!(!refusal.reason.closes(), "line {line}: it closes, so it should be broken");
                 refusal
             }
-            Err(DecodeError::Broken { refusal, .. }) => {
+            Err(DecodeError { refusal, .. }) => {
                 assert!(refusal.reason.closes(), "line {line}: it is broken, so it should close");
                 refusal
             }

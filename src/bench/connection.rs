@@ -8,7 +8,6 @@ use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
-use tokio_util::codec::Decoder;
 
 use super::schedule::Schedule;
 use super::shared::{Counters, Stopwatch};
@@ -220,7 +219,7 @@ fn lost(error: &std::io::Error) -> String {
 
 /// A connection that only answers Pings; returns why it ended.
 pub(super) async fn idle(mut greeted: Greeted) -> String {
-    let codec = &mut Codec::default();
+    let codec = Codec::default();
     let (mut received, mut out) = (BytesMut::from(&greeted.received[..]), BytesMut::new());
     loop {
         match codec.decode(&mut received) {

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
-use tokio_util::codec::Decoder;
 
 use super::address::Address;
 use super::error::ClientError;
@@ -179,10 +178,9 @@ impl Connection {
                     return Err(Lost(text));
                 }
                 Ok(None) => return Ok(()),
-                Err(DecodeError::Broken { refusal, .. }) => {
+                Err(DecodeError { refusal, .. }) => {
                     return Err(Lost(format!("the server sent bytes that are no frame: {}", refusal.text)));
                 }
-                Err(DecodeError::Io(error)) => return Err(error.into()),
             }
         }
     }

@@ -7,7 +7,6 @@ use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_util::codec::Decoder;
 
 use super::address::Address;
 use super::error::ClientError;
@@ -91,10 +90,9 @@ impl Stream {
         loop {
             match self.codec.decode(&mut self.incoming.bytes) {
                 Ok(Some(Decoded::Frame(frame))) => return Ok(frame),
-                Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError::Broken { refusal, .. }) => {
+                Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError { refusal, .. }) => {
                     return Err(malformed(refusal.text));
                 }
-                Err(DecodeError::Io(error)) => return Err(error),
                 Ok(None) => self.incoming.read().await?,
             }
         }

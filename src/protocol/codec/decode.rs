@@ -1,4 +1,4 @@
-//! From bytes to values. Nothing here trusts a number that it has not compared with the bytes received.
+//! Decodes frames. A number in a frame is compared with the bytes received before it is used.
 
 use super::super::frame::{
     AddNewMsg, AddNewMsgAnswer, BatchNack, Body, COUNTED_HEAD_LENGTH, DelMsg, Error, Frame, FrameType, GoAway,
@@ -37,22 +37,31 @@ fn body(number: u8, flags: u8, status: u16, bytes: &[u8]) -> Result<Body, Refusa
         FrameType::Ping => Body::Ping(echo(&mut fields)?),
         FrameType::Pong => Body::Pong(echo(&mut fields)?),
         FrameType::GoAway => Body::GoAway(go_away(&mut fields)?),
-        FrameType::AddNewMsg => {
-            let AddFields { ack_timeout_ticks, attempt, messages } = add_new_msg(&mut fields)?;
-            Body::AddNewMsg(AddNewMsg { messages: messages.to_vec(), ack_timeout_ticks, attempt })
-        }
+        FrameType::AddNewMsg | FrameType::DelMsg => match operation(&mut fields)? {
+            Operation::Add { ack_timeout_ticks, attempt } => {
+                Body::AddNewMsg(AddNewMsg { messages: fields.messages()?.to_vec(), ack_timeout_ticks, attempt })
+            }
+            Operation::Del { withdraw } => {
+                Body::DelMsg(DelMsg { messages: fields.messages()?.to_vec(), withdraw })
+            }
+        },
         FrameType::AddNewMsgAnswer => Body::AddNewMsgAnswer(add_new_msg_answer(&mut fields)?),
-        FrameType::DelMsg => {
-            let withdraw = fields.has(flag::WITHDRAW);
-            Body::DelMsg(DelMsg { messages: fields.messages()?.to_vec(), withdraw })
-        }
         FrameType::DelMsgAnswer => Body::DelMsgAnswer(del_msg_answer(&mut fields)?),
-        FrameType::Subscribe => Body::Subscribe(subscribe(&mut fields)?),
-        FrameType::Subscribed => Body::Subscribed(subscribed(&mut fields)?),
+        FrameType::Subscribe => Body::Subscribe(Subscribe {
+            credit: fields.u32("credit")?,
+            group: fields.short_text("group")?,
+            ephemeral: fields.has(flag::EPHEMERAL),
+            from_end: fields.has(flag::FROM_END),
+        }),
+        FrameType::Subscribed => {
+            Body::Subscribed(Subscribed { group: fields.short_text("group")?, created: fields.has(flag::CREATED) })
+        }
         FrameType::TimeoutBatch => Body::TimeoutBatch(timeout_batch(&mut fields)?),
         FrameType::BatchAck => Body::BatchAck(batch_ack(&mut fields)?),
         FrameType::BatchAckAnswer => Body::BatchAckAnswer { settled: fields.u32("settled")? },
-        FrameType::BatchNack => Body::BatchNack(batch_nack(&mut fields)?),
+        FrameType::BatchNack => {
+            Body::BatchNack(BatchNack { batch: fields.batch_id()?, delay_ms: fields.u32("delay_ms")? })
+        }
         FrameType::BatchNackAnswer => Body::BatchNackAnswer { held: fields.has(flag::HELD) },
         FrameType::GroupDelete => Body::GroupDelete(fields.short_text("group")?),
         FrameType::GroupDeleteAnswer => Body::GroupDeleteAnswer,
@@ -131,20 +140,6 @@ fn go_away(fields: &mut Fields<'_>) -> Result<GoAway, Refusal> {
     Ok(GoAway { reason, grace_ms: fields.u32("grace_ms")? })
 }
 
-/// The fields of an AddNewMsg.
-struct AddFields<'a> {
-    ack_timeout_ticks: u16,
-    attempt: u8,
-    messages: Messages<'a>,
-}
-
-fn add_new_msg<'a>(fields: &mut Fields<'a>) -> Result<AddFields<'a>, Refusal> {
-    let ack_timeout_ticks = fields.u16("ack_timeout_ticks")?;
-    let attempt = fields.u8("attempt")?;
-    fields.reserved::<1>()?;
-    Ok(AddFields { ack_timeout_ticks, attempt, messages: fields.messages()? })
-}
-
 /// Reads an AddNewMsg or a DelMsg; none if the frame is neither, or has a fault.
 pub(super) fn request(frame_type: u8, flags: u8, body: &[u8]) -> Option<(Operation, Messages<'_>)> {
     let frame_type = match frame_type {
@@ -154,11 +149,18 @@ pub(super) fn request(frame_type: u8, flags: u8, body: &[u8]) -> Option<(Operati
     };
     let mut fields = Fields { frame_type, flags, rest: body };
     fields.check_head(0).ok()?;
-    if frame_type == FrameType::DelMsg {
-        return Some((Operation::Del { withdraw: fields.has(flag::WITHDRAW) }, fields.messages().ok()?));
+    Some((operation(&mut fields).ok()?, fields.messages().ok()?))
+}
+
+/// Reads the fields of an AddNewMsg or a DelMsg before its messages.
+fn operation(fields: &mut Fields<'_>) -> Result<Operation, Refusal> {
+    if fields.frame_type == FrameType::DelMsg {
+        return Ok(Operation::Del { withdraw: fields.has(flag::WITHDRAW) });
     }
-    let AddFields { ack_timeout_ticks, attempt, messages } = add_new_msg(&mut fields).ok()?;
-    Some((Operation::Add { ack_timeout_ticks, attempt }, messages))
+    let ack_timeout_ticks = fields.u16("ack_timeout_ticks")?;
+    let attempt = fields.u8("attempt")?;
+    fields.reserved::<1>()?;
+    Ok(Operation::Add { ack_timeout_ticks, attempt })
 }
 
 fn add_new_msg_answer(fields: &mut Fields<'_>) -> Result<AddNewMsgAnswer, Refusal> {
@@ -182,8 +184,7 @@ fn add_new_msg_answer(fields: &mut Fields<'_>) -> Result<AddNewMsgAnswer, Refusa
 }
 
 fn del_msg_answer(fields: &mut Fields<'_>) -> Result<Vec<DelOutcome>, Refusal> {
-    let count = fields.count(MAX_MESSAGES)?;
-    fields.must_remain(count, count)?;
+    fields.count_of_list(MAX_MESSAGES, 1)?;
     let outcome = |number: &u8| match number {
         0 => Ok(DelOutcome::Unknown),
         1 => Ok(DelOutcome::Acked),
@@ -196,19 +197,6 @@ fn del_msg_answer(fields: &mut Fields<'_>) -> Result<Vec<DelOutcome>, Refusal> {
     Ok(outcomes)
 }
 
-fn subscribe(fields: &mut Fields<'_>) -> Result<Subscribe, Refusal> {
-    Ok(Subscribe {
-        credit: fields.u32("credit")?,
-        group: fields.short_text("group")?,
-        ephemeral: fields.has(flag::EPHEMERAL),
-        from_end: fields.has(flag::FROM_END),
-    })
-}
-
-fn subscribed(fields: &mut Fields<'_>) -> Result<Subscribed, Refusal> {
-    Ok(Subscribed { group: fields.short_text("group")?, created: fields.has(flag::CREATED) })
-}
-
 fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
     let id = fields.batch_id()?;
     let delivery_count = fields.u32("delivery_count")?;
@@ -218,8 +206,7 @@ fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
         let text = format_args!("says that {added} were added and {acked} acknowledged: acked is part of added");
         return Err(fields.wrong(text));
     }
-    let count = fields.count(MAX_BATCH_MESSAGES)?;
-    fields.must_remain(count * TIMED_OUT_LENGTH, count)?;
+    let count = fields.count_of_list(MAX_BATCH_MESSAGES, TIMED_OUT_LENGTH)?;
     let (ids, rest) = fields.all().split_at(count * 8);
     let (clients, attempts) = rest.split_at(count * 8);
     let messages = pair(ids, clients).zip(attempts);
@@ -235,13 +222,8 @@ fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
 }
 
 fn batch_ack(fields: &mut Fields<'_>) -> Result<Vec<BatchId>, Refusal> {
-    let count = fields.count(MAX_BATCH_IDS)?;
-    fields.must_remain(count * BATCH_ID_LENGTH, count)?;
+    let count = fields.count_of_list(MAX_BATCH_IDS, BATCH_ID_LENGTH)?;
     (0..count).map(|_| fields.batch_id()).collect()
-}
-
-fn batch_nack(fields: &mut Fields<'_>) -> Result<BatchNack, Refusal> {
-    Ok(BatchNack { batch: fields.batch_id()?, delay_ms: fields.u32("delay_ms")? })
 }
 
 fn error(fields: &mut Fields<'_>, code: u16) -> Result<Error, Refusal> {

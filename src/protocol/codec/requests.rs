@@ -1,19 +1,18 @@
-//! The hot path of the codec: the requests that come most, many at a time, straight into a [`RequestBatch`] and back.
+//! Decodes many AddNewMsg and DelMsg frames into one [`RequestBatch`] and encodes its answers: the hot path.
 //!
-//! Only frames without a fault are taken here. Any other frame stays where it is, for the decoder of
-//! single frames, which says what is wrong with it.
+//! Only frames without a fault are taken here. The decoder of single frames reads any other frame and reports its fault.
 
 use bytes::BytesMut;
 
 use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH, MAX_PING_LENGTH};
 use super::fields::{numbers, pair};
-use super::single_message::{self, Answer, correlation_id};
+use super::single_message::{self, correlation_id};
 use super::{Codec, decode, encode};
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
 
-/// A whole frame that lies at the front of what was received.
-struct Raw<'a> {
+/// The parts of a whole frame at the front of what was received.
+struct RawFrame<'a> {
     number: u8,
     flags: u8,
     correlation: [u8; 4],
@@ -22,12 +21,12 @@ struct Raw<'a> {
 
 /// The result of [`Codec::echo_pings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Echoed {
+pub struct EchoedPings {
     /// Bytes of all frames that were taken.
     pub bytes: usize,
     /// Pings that were answered.
     pub pings: u64,
-    /// Pongs, which only say that the peer is alive.
+    /// Pongs that were skipped.
     pub pongs: u64,
 }
 
@@ -59,22 +58,22 @@ impl Codec {
         taken
     }
 
-    /// Answers the Pings at the front of what was received, and passes over the Pongs.
-    pub fn echo_pings(&self, received: &[u8], out: &mut BytesMut) -> Echoed {
+    /// Answers the Pings at the front of what was received, and skips the Pongs.
+    pub fn echo_pings(&self, received: &[u8], out: &mut BytesMut) -> EchoedPings {
         const PING: u8 = FrameType::Ping as u8;
         const PONG: u8 = FrameType::Pong as u8;
-        let mut echoed = Echoed::default();
+        let mut echoed = EchoedPings::default();
         while let Some(frame) = self.first(&received[echoed.bytes..]) {
             match frame {
-                Raw { flags: 0, body, .. } if body.len() > MAX_PING_LENGTH => break,
-                Raw { number: PING, flags: 0, correlation, body } => {
+                RawFrame { flags: 0, body, .. } if body.len() > MAX_PING_LENGTH => break,
+                RawFrame { number: PING, flags: 0, correlation, body } => {
                     encode::framed(FrameType::Pong, 0, u32::from_be_bytes(correlation), out, |out| {
                         out.extend_from_slice(body);
                         0
                     });
                     echoed.pings += 1;
                 }
-                Raw { number: PONG, flags: 0, .. } => echoed.pongs += 1,
+                RawFrame { number: PONG, flags: 0, .. } => echoed.pongs += 1,
                 _ => break,
             }
             echoed.bytes += HEAD_LENGTH + frame.body.len();
@@ -86,14 +85,14 @@ impl Codec {
     #[inline]
     pub fn encode_answer(&self, request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
         if let [outcome] = outcomes {
-            return Answer::to(request, *outcome).put(out);
+            return single_message::put_answer(request, *outcome, out);
         }
         put_answer(request, outcomes, out);
     }
 
     /// The frame at the front, if it is whole, not too long and no Error.
     #[inline]
-    fn first<'a>(&self, received: &'a [u8]) -> Option<Raw<'a>> {
+    fn first<'a>(&self, received: &'a [u8]) -> Option<RawFrame<'a>> {
         let (head, rest) = received.split_first_chunk::<HEAD_LENGTH>()?;
         let [l0, l1, l2, l3, number, flags, 0, 0, correlation @ ..] = *head else { return None };
         let length = u32::from_be_bytes([l0, l1, l2, l3]);
@@ -101,7 +100,7 @@ impl Codec {
             return None;
         }
         let body = rest.get(..(length as usize).checked_sub(COUNTED_HEAD_LENGTH)?)?;
-        Some(Raw { number, flags, correlation, body })
+        Some(RawFrame { number, flags, correlation, body })
     }
 }
 
@@ -123,7 +122,6 @@ fn put_answer(request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
 mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use tokio_util::codec::Decoder;
 
     use super::super::super::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Frame};
     use super::super::Decoded;
@@ -191,7 +189,7 @@ mod tests {
             for request in &batch.requests {
                 let messages = batch.messages()[request.range()].to_vec();
                 prop_assert_eq!(single(&rest), Some((correlation_id(request), request.operation, messages)));
-                codec.clone().decode(&mut rest).unwrap();
+                codec.decode(&mut rest).unwrap();
             }
             prop_assert!(rest.is_empty());
             prop_assert_eq!(single(&bytes[taken..]), None, "nothing is left that could be taken");
@@ -202,7 +200,7 @@ mod tests {
             sent in vec((any::<bool>(), vec(any::<u8>(), 0..=MAX_PING_LENGTH)), 0..9),
         ) {
             let (codec, mut received, mut pongs) = (Codec::default(), BytesMut::new(), BytesMut::new());
-            let mut expected = Echoed::default();
+            let mut expected = EchoedPings::default();
             for (correlation, (ping, payload)) in (3..).zip(&sent) {
                 let pong = Frame::new(correlation, Body::Pong(payload.clone()));
                 if *ping {
