@@ -128,10 +128,6 @@ impl ClientError {
             _ => None,
         }
     }
-
-    pub(super) fn connect(address: &Address, cause: io::Error) -> ClientError {
-        ClientError::Connect { address: address.clone(), cause: Arc::new(cause) }
-    }
 }
 
 /// The advice for an error, unless the peer is not trusted or speaks no TLS.

@@ -34,26 +34,23 @@
 //! # Inside
 //!
 //! ```text
-//!   Client, Subscription ── requests ── link ══ queue ══ task ── connection ── handshake
-//!                                                         │          ├─ in_flight
-//!                        Subscription ◀═══ inbox ◀════════╯          └─ silence
-//!                                            └─ acknowledged
+//!   Client, Subscription ── link ══ queue ══▶ task ── connection ── handshake
+//!              ▲                               ├─ pending_requests
+//!              ╚═══════════ inbox ◀════════════╝  └─ keep_alive
 //! ```
 //!
-//! One background task a link owns the connection and everything that can change about it; callers only
-//! queue and wait. The parts without I/O (`in_flight`, `silence`, `inbox`) are tested without any.
+//! The background task of a link owns the connection and everything that can change about it; callers only
+//! queue and wait. The parts without I/O (`pending_requests`, `keep_alive`, `inbox`) have tests without any.
 
-mod acknowledged;
 mod address;
 mod connection;
 mod error;
 mod handshake;
-mod in_flight;
 mod inbox;
+mod keep_alive;
 mod link;
 mod options;
-mod requests;
-mod silence;
+mod pending_requests;
 mod subscription;
 mod task;
 #[cfg(test)]
@@ -69,20 +66,23 @@ use tokio::time::Instant;
 pub use address::{Address, AddressError};
 pub use error::ClientError;
 #[cfg(feature = "sidecar")]
-pub(crate) use handshake::{Greeted, greet};
-pub use link::Outage;
+pub(crate) use handshake::{OpenConnection, open};
 pub use options::{AddOptions, ClientOptions, SubscribeOptions};
 pub use subscription::{Delivered, Subscription};
+pub use task::Outage;
 pub use tls::Tls;
 
 use crate::core::message::{DelOutcome, Message};
 use crate::core::tick::Tick;
-use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, MAX_PING_LENGTH, Welcome};
+use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 use handshake::Dialer;
-use link::Link;
-use requests::{ask_for_messages, unexpected};
+use link::{Link, unexpected};
 
-/// A connection to an ackwheel that heals, shared by all its clones.
+/// Bytes of a message in a frame, and of everything else in that frame at most.
+const MESSAGE_LENGTH: u32 = 16;
+const OVERHEAD: u32 = 64;
+
+/// A connection to an ackwheel, shared by all its clones. It is made again when it is lost.
 ///
 /// Requests go out in the order in which their calls are first polled, without waiting for each other's
 /// answers. A call that is dropped before its request was written is not sent. When the last clone is
@@ -93,12 +93,7 @@ use requests::{ask_for_messages, unexpected};
 /// server's [`Refused`](ClientError::Refused).
 #[derive(Clone)]
 pub struct Client {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    link: Link,
-    options: ClientOptions,
+    link: Arc<Link>,
 }
 
 impl Client {
@@ -110,10 +105,9 @@ impl Client {
     /// When no connection can be made, or the server refuses it. Only the first connection fails like this;
     /// a lost one is made anew for as long as there is a client.
     pub async fn connect(address: Address, options: ClientOptions) -> Result<Client, ClientError> {
-        let dialer = Dialer::new(address, options.clone(), None)?;
-        let established = dialer.dial().await?;
-        let link = task::start(dialer, established, None);
-        Ok(Client { inner: Arc::new(Inner { link, options }) })
+        let dialer = Dialer::new(address, options, None)?;
+        let open = dialer.dial().await?;
+        Ok(Client { link: Arc::new(Link::start(dialer, open, None)) })
     }
 
     /// Takes messages into flight: call it before they are pushed. Slices of any length are sent in as many
@@ -137,17 +131,11 @@ impl Client {
         let attempt = options.attempt;
         let body = |messages| Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt });
         let read = |body| match body {
-            Body::AddNewMsgAnswer(answer) => Ok(answer),
+            Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => Ok((deadline, outcomes)),
             body => Err(unexpected(&body)),
         };
-        let count = |answer: &AddNewMsgAnswer| answer.outcomes.len();
-        let answers = ask_for_messages(&self.inner.link, messages, body, read, count).await?;
-        let nothing = AddNewMsgAnswer { deadline: Tick(0), outcomes: Vec::new() };
-        Ok(answers.into_iter().fold(nothing, |mut all, mut answer| {
-            all.deadline = all.deadline.max(answer.deadline);
-            all.outcomes.append(&mut answer.outcomes);
-            all
-        }))
+        let (deadline, outcomes) = self.ask_for_messages(messages, body, read).await?;
+        Ok(AddNewMsgAnswer { deadline, outcomes })
     }
 
     /// Takes messages out of flight whose Ack arrived; an outcome for each, in order. Slices of any length
@@ -182,7 +170,7 @@ impl Client {
             return Err(ClientError::InvalidRequest(problem));
         }
         let asked = Instant::now();
-        match self.inner.link.ask(Body::Ping(payload.to_vec())).await? {
+        match self.link.ask(Body::Ping(payload.to_vec())).await? {
             Body::Pong(echo) if echo == payload => Ok(asked.elapsed()),
             Body::Pong(_) => {
                 let address = self.address();
@@ -199,7 +187,7 @@ impl Client {
     /// When there is no such group, or it has subscribers, or is the default group; else see [`ClientError`].
     pub async fn group_delete(&self, name: &str) -> Result<(), ClientError> {
         let name = options::short_text("the group's name", name)?;
-        match self.inner.link.ask(Body::GroupDelete(name)).await? {
+        match self.link.ask(Body::GroupDelete(name)).await? {
             Body::GroupDeleteAnswer => Ok(()),
             body => Err(unexpected(&body)),
         }
@@ -211,36 +199,64 @@ impl Client {
     ///
     /// As [`Subscription::open`].
     pub async fn subscribe(&self, subscription: SubscribeOptions) -> Result<Subscription, ClientError> {
-        Subscription::open(self.address().clone(), subscription, self.inner.options.clone()).await
+        Subscription::open(self.address().clone(), subscription, self.link.dialer.options.clone()).await
     }
 
     /// Since when there is no connection, and why; none while there is one. Requests made meanwhile wait for one, up
     /// to the request timeout.
     #[must_use]
     pub fn outage(&self) -> Option<Outage> {
-        self.inner.link.shared.outage().clone()
+        self.link.status.borrow().outage.clone()
     }
 
     /// The Welcome of the current connection, or of the last one.
     #[must_use]
     pub fn welcome(&self) -> Welcome {
-        self.inner.link.shared.welcome()
+        self.link.status.borrow().welcome.clone()
     }
 
     /// Where the client connects to.
     #[must_use]
     pub fn address(&self) -> &Address {
-        &self.inner.link.shared.address
+        &self.link.dialer.address
     }
 
     async fn delete(&self, messages: &[Message], withdraw: bool) -> Result<Vec<DelOutcome>, ClientError> {
         let body = |messages| Body::DelMsg(DelMsg { messages, withdraw });
         let read = |body| match body {
-            Body::DelMsgAnswer(outcomes) => Ok(outcomes),
+            Body::DelMsgAnswer(outcomes) => Ok((Tick(0), outcomes)),
             body => Err(unexpected(&body)),
         };
-        Ok(ask_for_messages(&self.inner.link, messages, body, read, Vec::len).await?.concat())
+        Ok(self.ask_for_messages(messages, body, read).await?.1)
     }
+
+    /// Sends messages in as many frames as the server's limits require. Returns the last deadline and all outcomes.
+    async fn ask_for_messages<O: Clone>(
+        &self,
+        messages: &[Message],
+        body: impl Fn(Vec<Message>) -> Body,
+        read: impl Fn(Body) -> Result<(Tick, Vec<O>), ClientError>,
+    ) -> Result<(Tick, Vec<O>), ClientError> {
+        let most = messages_per_frame(&self.link.status.borrow().welcome);
+        let read = |answer, messages| {
+            let (deadline, outcomes) = read(answer)?;
+            if outcomes.len() == messages {
+                return Ok((deadline, outcomes));
+            }
+            let (address, outcomes) = (self.address(), outcomes.len());
+            Err(ClientError::Protocol(format!("{address} answered {messages} messages with {outcomes} outcomes")))
+        };
+        let answers = self.link.ask_in_frames(messages, most, body, read).await?;
+        let (deadlines, outcomes): (Vec<Tick>, Vec<Vec<O>>) = answers.into_iter().unzip();
+        Ok((deadlines.into_iter().max().unwrap_or(Tick(0)), outcomes.concat()))
+    }
+}
+
+/// The most messages in a frame that the server accepts.
+fn messages_per_frame(welcome: &Welcome) -> usize {
+    let by_length = welcome.max_frame_length.saturating_sub(OVERHEAD) / MESSAGE_LENGTH;
+    let limit = by_length.min(welcome.max_messages).max(1);
+    usize::try_from(limit).unwrap_or(MAX_MESSAGES).min(MAX_MESSAGES)
 }
 
 impl fmt::Debug for Client {
