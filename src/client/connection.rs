@@ -40,7 +40,7 @@ const GOODBYE_MS: u32 = 1_000;
 const RETURN_DELAY_MS: u32 = 5_000;
 
 /// A connection at work.
-pub(super) struct Connection<'a> {
+struct Connection<'a> {
     dialer: &'a Dialer,
     requests: &'a mut PendingRequests,
     inbox: Option<&'a Inbox>,
@@ -56,45 +56,40 @@ pub(super) struct Connection<'a> {
     repeated: HashMap<u32, Vec<BatchId>>,
 }
 
-impl<'a> Connection<'a> {
-    pub(super) fn new(
-        open: OpenConnection,
-        dialer: &'a Dialer,
-        requests: &'a mut PendingRequests,
-        inbox: Option<&'a Inbox>,
-    ) -> Connection<'a> {
-        let keep_alive = KeepAlive::new(open.welcome.ping_interval_ms, Instant::now());
-        Connection {
-            dialer,
-            requests,
-            inbox,
-            incoming: open.incoming,
-            outgoing: open.outgoing,
-            timer: Box::pin(sleep_until(keep_alive.next_poll())),
-            keep_alive,
-            is_postponed: false,
-            farewell: None,
-            repeated: HashMap::new(),
-        }
-    }
+/// Serves until no caller needs the connection, or it is lost: then returns the cause, and requests in flight have
+/// failed. Requests that are not written still wait.
+pub(super) async fn serve(
+    open: OpenConnection,
+    dialer: &Dialer,
+    requests: &mut PendingRequests,
+    inbox: Option<&Inbox>,
+) -> Result<(), Arc<str>> {
+    let keep_alive = KeepAlive::new(open.welcome.ping_interval_ms, Instant::now());
+    let mut connection = Connection {
+        dialer,
+        requests,
+        inbox,
+        incoming: open.incoming,
+        outgoing: open.outgoing,
+        timer: Box::pin(sleep_until(keep_alive.next_poll())),
+        keep_alive,
+        is_postponed: false,
+        farewell: None,
+        repeated: HashMap::new(),
+    };
+    let Err(error) = connection.work().await else {
+        // If this fails, only courtesy is lost.
+        let _ = timeout(Duration::from_millis(GOODBYE_MS.into()), connection.say_goodbye()).await;
+        return Ok(());
+    };
+    let farewell = connection.farewell.map(|farewell| format!("{farewell}; ")).unwrap_or_default();
+    let cause: Arc<str> = format!("{farewell}{error}").into();
+    let address = dialer.address.clone();
+    requests.fail_in_flight(&ClientError::ConnectionLost { address, cause: Arc::clone(&cause) });
+    Err(cause)
+}
 
-    /// Serves until no caller needs the connection, or it is lost: then returns the cause, and requests in flight have
-    /// failed. Requests that are not written still wait.
-    pub(super) async fn serve(mut self) -> Result<(), Arc<str>> {
-        let Err(error) = self.work().await else {
-            // If this fails, only courtesy is lost.
-            let _ = timeout(Duration::from_millis(GOODBYE_MS.into()), self.say_goodbye()).await;
-            return Ok(());
-        };
-        let cause: Arc<str> = match self.farewell {
-            Some(farewell) => format!("{farewell}; {error}").into(),
-            None => error.to_string().into(),
-        };
-        let address = self.dialer.address.clone();
-        self.requests.fail_in_flight(&ClientError::ConnectionLost { address, cause: Arc::clone(&cause) });
-        Err(cause)
-    }
-
+impl Connection<'_> {
     async fn work(&mut self) -> io::Result<()> {
         if let Some(inbox) = self.inbox {
             self.repeat_acks(inbox.unanswered());

@@ -96,9 +96,14 @@ impl Link {
         let mut waiting = Vec::with_capacity(bodies.size_hint().0);
         // Unconstrained, so that the first poll takes its turn even if the tokio task has used up its budget.
         let queued = timeout_at(deadline, unconstrained(self.queue_all(bodies, deadline, &mut waiting))).await;
+        // The task fails every request before it ends, unless its runtime was shut down first.
+        let task_is_gone = |_| {
+            let cause = Arc::from("the runtime of this client was shut down");
+            Err(ClientError::ConnectionLost { address: self.dialer.address.clone(), cause })
+        };
         let mut answers = Vec::with_capacity(waiting.len() + 1);
         for answer in waiting {
-            answers.push(answer.await.unwrap_or_else(|_| Err(self.task_is_gone())));
+            answers.push(answer.await.unwrap_or_else(task_is_gone));
         }
         let no_room = |_| {
             let address = self.dialer.address.clone();
@@ -134,12 +139,6 @@ impl Link {
 
     fn queue(&self) -> MutexGuard<'_, Option<UnboundedSender<Request>>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The task fails every request before it ends, unless its runtime was shut down first.
-    fn task_is_gone(&self) -> ClientError {
-        let cause = Arc::from("the runtime of this client was shut down");
-        ClientError::ConnectionLost { address: self.dialer.address.clone(), cause }
     }
 }
 

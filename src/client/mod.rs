@@ -55,6 +55,7 @@ mod subscription;
 mod task;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "tls")]
 mod tls;
 
 use std::fmt;
@@ -67,9 +68,12 @@ pub use address::{Address, AddressError};
 pub use error::ClientError;
 #[cfg(feature = "sidecar")]
 pub(crate) use handshake::{OpenConnection, open};
+#[cfg(not(feature = "tls"))]
+pub use options::Tls;
 pub use options::{AddOptions, ClientOptions, SubscribeOptions};
 pub use subscription::{Delivered, Subscription};
 pub use task::Outage;
+#[cfg(feature = "tls")]
 pub use tls::Tls;
 
 use crate::core::message::{DelOutcome, Message};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::connection::Connection;
+use super::connection::serve;
 use super::error::ClientError;
 use super::handshake::{Dialer, OpenConnection};
 use super::inbox::Inbox;
@@ -46,8 +46,8 @@ impl Task {
     pub(super) async fn run(mut self, mut open: OpenConnection) {
         loop {
             let since = Instant::now();
-            let connection = Connection::new(open, &self.dialer, &mut self.requests, self.inbox.as_deref());
-            let Err(cause) = connection.serve().await else { return };
+            let served = serve(open, &self.dialer, &mut self.requests, self.inbox.as_deref());
+            let Err(cause) = served.await else { return };
             // A server that accepts and then fails at once must not be tried again without a pause.
             if since.elapsed() >= self.dialer.options.max_backoff {
                 self.attempts = 0;

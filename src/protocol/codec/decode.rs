@@ -1,36 +1,30 @@
 //! Decodes frames. A number in a frame is compared with the bytes received before it is used.
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, COUNTED_HEAD_LENGTH, DelMsg, Error, Frame, FrameType, GoAway,
-    GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe,
-    Subscribed, TIMED_OUT_LENGTH, TimeoutBatch, VERSIONS, Welcome,
+    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Error, Frame, FrameType, GoAway, GoAwayReason, Hello,
+    MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed,
+    TIMED_OUT_LENGTH, TimeoutBatch, VERSIONS, Welcome,
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
-use super::{Decoded, flag};
+use super::{Decoded, RawFrame, flag};
 use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
 use crate::core::message::{AddOutcome, DelOutcome};
 use crate::core::refusal::{Promise, Reason, Refusal};
 use crate::core::request_batch::Operation;
 use crate::core::tick::Tick;
 
-/// Reads a frame from the bytes that its length counts.
-pub(super) fn frame(counted: &[u8]) -> Decoded {
-    let (head, body_bytes) = counted
-        .split_first_chunk::<COUNTED_HEAD_LENGTH>()
-        .expect("lengths below that of the head were refused before");
-    let [number, flags, status_high, status_low, correlation @ ..] = *head;
-    let status = u16::from_be_bytes([status_high, status_low]);
-    let correlation = u32::from_be_bytes(correlation);
-    match body(number, flags, status, body_bytes) {
-        Ok(body) => Decoded::Frame(Frame::new(correlation, body)),
-        Err(refusal) => Decoded::Refused { correlation, refusal },
+/// Decodes a whole frame.
+pub(super) fn frame(frame: &RawFrame<'_>) -> Decoded {
+    match body(frame) {
+        Ok(body) => Decoded::Frame(Frame::new(frame.correlation, body)),
+        Err(refusal) => Decoded::Refused { correlation: frame.correlation, refusal },
     }
 }
 
-fn body(number: u8, flags: u8, status: u16, bytes: &[u8]) -> Result<Body, Refusal> {
-    let Some(frame_type) = FrameType::from_number(number) else { return Err(unknown_type(number)) };
-    let mut fields = Fields { frame_type, flags, rest: bytes };
-    fields.check_head(status)?;
+fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
+    let Some(frame_type) = FrameType::from_number(frame.number) else { return Err(unknown_type(frame.number)) };
+    let mut fields = Fields { frame_type, flags: frame.flags, rest: frame.body };
+    fields.check_head(frame.status)?;
     let body = match frame_type {
         FrameType::Hello => Body::Hello(hello(&mut fields)?),
         FrameType::Welcome => Body::Welcome(welcome(&mut fields)?),
@@ -65,7 +59,7 @@ fn body(number: u8, flags: u8, status: u16, bytes: &[u8]) -> Result<Body, Refusa
         FrameType::BatchNackAnswer => Body::BatchNackAnswer { held: fields.has(flag::HELD) },
         FrameType::GroupDelete => Body::GroupDelete(fields.short_text("group")?),
         FrameType::GroupDeleteAnswer => Body::GroupDeleteAnswer,
-        FrameType::Error => Body::Error(error(&mut fields, status)?),
+        FrameType::Error => Body::Error(error(&mut fields, frame.status)?),
     };
     fields.end()?;
     Ok(body)
@@ -141,14 +135,13 @@ fn go_away(fields: &mut Fields<'_>) -> Result<GoAway, Refusal> {
 }
 
 /// Reads an AddNewMsg or a DelMsg; none if the frame is neither, or has a fault.
-pub(super) fn request(frame_type: u8, flags: u8, body: &[u8]) -> Option<(Operation, Messages<'_>)> {
-    let frame_type = match frame_type {
-        number if number == FrameType::AddNewMsg as u8 => FrameType::AddNewMsg,
-        number if number == FrameType::DelMsg as u8 => FrameType::DelMsg,
-        _ => return None,
-    };
-    let mut fields = Fields { frame_type, flags, rest: body };
-    fields.check_head(0).ok()?;
+pub(super) fn request<'a>(frame: &RawFrame<'a>) -> Option<(Operation, Messages<'a>)> {
+    let frame_type = FrameType::from_number(frame.number)?;
+    if !matches!(frame_type, FrameType::AddNewMsg | FrameType::DelMsg) {
+        return None;
+    }
+    let mut fields = Fields { frame_type, flags: frame.flags, rest: frame.body };
+    fields.check_head(frame.status).ok()?;
     Some((operation(&mut fields).ok()?, fields.messages().ok()?))
 }
 
@@ -185,12 +178,9 @@ fn add_new_msg_answer(fields: &mut Fields<'_>) -> Result<AddNewMsgAnswer, Refusa
 
 fn del_msg_answer(fields: &mut Fields<'_>) -> Result<Vec<DelOutcome>, Refusal> {
     fields.count_of_list(MAX_MESSAGES, 1)?;
-    let outcome = |number: &u8| match number {
-        0 => Ok(DelOutcome::Unknown),
-        1 => Ok(DelOutcome::Acked),
-        2 => Ok(DelOutcome::Late),
-        3 => Ok(DelOutcome::Withdrawn),
-        other => Err(fields.wrong(format_args!("has an outcome of {other}, but only 0 to 3 are defined"))),
+    let outcome = |number: &u8| {
+        let wrong = || fields.wrong(format_args!("has an outcome of {number}, but only 0 to 3 are defined"));
+        DelOutcome::ALL.get(usize::from(*number)).copied().ok_or_else(wrong)
     };
     let outcomes = fields.rest.iter().map(outcome).collect::<Result<_, _>>()?;
     fields.rest = &[];

@@ -9,7 +9,7 @@ use super::super::frame::{
 };
 use super::{Codec, LENGTH_LENGTH, flag};
 use crate::core::batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
-use crate::core::message::{AddOutcome, Client, DelOutcome, Message};
+use crate::core::message::{AddOutcome, Client, Message};
 use crate::core::refusal::{Promise, Refusal};
 use crate::core::tick::Tick;
 
@@ -91,7 +91,7 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
         Body::DelMsg(DelMsg { messages, withdraw }) => {
             put_messages(messages, out) | bit(*withdraw, flag::WITHDRAW)
         }
-        Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, |outcome| del_outcome(*outcome), out),
+        Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, |outcome| *outcome as u8, out),
         Body::Subscribe(Subscribe { group, credit, ephemeral, from_end }) => {
             out.put_u32(*credit);
             put_short_text(group, out);
@@ -195,16 +195,6 @@ fn extended(out: &mut BytesMut, count: usize) -> &mut [u8] {
     let before = out.len();
     out.resize(before + count, 0);
     &mut out[before..]
-}
-
-/// The number of an outcome.
-pub(super) const fn del_outcome(outcome: DelOutcome) -> u8 {
-    match outcome {
-        DelOutcome::Unknown => 0,
-        DelOutcome::Acked => 1,
-        DelOutcome::Late => 2,
-        DelOutcome::Withdrawn => 3,
-    }
 }
 
 /// Appends the body of a TimeoutBatch with these messages, whatever messages `header` has, and returns its flags.

@@ -26,10 +26,15 @@ use bytes::{Buf, BytesMut};
 pub use requests::EchoedPings;
 
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
+use crate::core::message::DelOutcome;
 use crate::core::refusal::{Reason, Refusal};
 
 /// Bytes of the length itself, which it does not count.
 const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
+
+// The numbers of outcomes in the protocol are those of the enum.
+const _: () = assert!(DelOutcome::Unknown as u8 == 0 && DelOutcome::Acked as u8 == 1);
+const _: () = assert!(DelOutcome::Late as u8 == 2 && DelOutcome::Withdrawn as u8 == 3);
 
 /// The flags of each type; a bit that its type does not define is 0.
 mod flag {
@@ -120,30 +125,31 @@ impl Codec {
     ///
     /// When no frame can begin with these bytes.
     pub fn decode(&self, received: &mut BytesMut) -> Result<Option<Decoded>, DecodeError> {
-        let Some(length) = self.announced_length(received)? else { return Ok(None) };
-        let Some((counted, _)) = received[LENGTH_LENGTH..].split_at_checked(length) else { return Ok(None) };
-        let decoded = decode::frame(counted);
-        received.advance(LENGTH_LENGTH + length);
+        let Some(frame) = self.first(received)? else { return Ok(None) };
+        let (length, decoded) = (frame.length(), decode::frame(&frame));
+        received.advance(length);
         Ok(Some(decoded))
     }
 
-    /// The length that the next frame announces, once it is there; an error if no frame can have it.
-    fn announced_length(&self, received: &[u8]) -> Result<Option<usize>, DecodeError> {
-        let Some(first_four) = received.first_chunk::<LENGTH_LENGTH>() else { return Ok(None) };
+    /// The parts of the next frame; none if it is not whole yet.
+    #[inline]
+    fn first<'a>(&self, received: &'a [u8]) -> Result<Option<RawFrame<'a>>, DecodeError> {
+        let Some((first_four, rest)) = received.split_first_chunk::<LENGTH_LENGTH>() else { return Ok(None) };
         let length = u32::from_be_bytes(*first_four);
         if length > self.max_frame_length {
             return Err(self.too_large(*first_four, received));
         }
         let length = length as usize;
         if length < COUNTED_HEAD_LENGTH {
-            let text = format!(
-                "a frame's length is {length}, but it counts the rest of the head and the body, which is at \
-                 least {COUNTED_HEAD_LENGTH}: send the number of bytes that follow the length"
-            );
-            let refusal = Refusal::new(Reason::MalformedFrame, text);
-            return Err(DecodeError { correlation: 0, refusal });
+            return Err(too_short(length));
         }
-        Ok(Some(length))
+        let Some((head, body)) = rest.get(..length).and_then(<[u8]>::split_first_chunk::<COUNTED_HEAD_LENGTH>)
+        else {
+            return Ok(None);
+        };
+        let [number, flags, status_high, status_low, correlation @ ..] = *head;
+        let status = u16::from_be_bytes([status_high, status_low]);
+        Ok(Some(RawFrame { number, flags, status, correlation: u32::from_be_bytes(correlation), body }))
     }
 
     #[cold]
@@ -161,6 +167,31 @@ impl Codec {
             self.max_frame_length
         );
         DecodeError { correlation, refusal: Refusal::new(Reason::FrameTooLarge, text) }
+    }
+}
+
+#[cold]
+fn too_short(length: usize) -> DecodeError {
+    let text = format!(
+        "a frame's length is {length}, but it counts the rest of the head and the body, which is at \
+         least {COUNTED_HEAD_LENGTH}: send the number of bytes that follow the length"
+    );
+    DecodeError { correlation: 0, refusal: Refusal::new(Reason::MalformedFrame, text) }
+}
+
+/// The parts of a whole frame at the front of what was received.
+struct RawFrame<'a> {
+    number: u8,
+    flags: u8,
+    status: u16,
+    correlation: u32,
+    body: &'a [u8],
+}
+
+impl RawFrame<'_> {
+    /// Its bytes.
+    const fn length(&self) -> usize {
+        HEAD_LENGTH + self.body.len()
     }
 }
 

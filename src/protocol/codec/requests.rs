@@ -4,20 +4,12 @@
 
 use bytes::BytesMut;
 
-use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH, MAX_PING_LENGTH};
+use super::super::frame::{FrameType, MAX_PING_LENGTH};
 use super::fields::{numbers, pair};
 use super::single_message::{self, correlation_id};
-use super::{Codec, decode, encode};
+use super::{Codec, RawFrame, decode, encode};
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
-
-/// The parts of a whole frame at the front of what was received.
-struct RawFrame<'a> {
-    number: u8,
-    flags: u8,
-    correlation: [u8; 4],
-    body: &'a [u8],
-}
 
 /// The result of [`Codec::echo_pings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,17 +35,15 @@ impl Codec {
                 taken += singles;
                 continue;
             }
-            let Some(frame) = self.first(&received[taken..]) else { break };
-            let id = u64::from(u32::from_be_bytes(frame.correlation));
-            let Some((operation, messages)) = decode::request(frame.number, frame.flags, frame.body) else {
-                break;
-            };
+            let Ok(Some(frame)) = self.first(&received[taken..]) else { break };
+            let Some((operation, messages)) = decode::request(&frame) else { break };
+            let id = u64::from(frame.correlation);
             let operation = operation.with_default_timeout(revolution);
             match messages.clients {
                 None => batch.push(id, operation, numbers(messages.ids).map(Message::from)),
                 Some(clients) => batch.push(id, operation, pair(messages.ids, clients)),
             }
-            taken += HEAD_LENGTH + frame.body.len();
+            taken += frame.length();
         }
         taken
     }
@@ -63,20 +53,20 @@ impl Codec {
         const PING: u8 = FrameType::Ping as u8;
         const PONG: u8 = FrameType::Pong as u8;
         let mut echoed = EchoedPings::default();
-        while let Some(frame) = self.first(&received[echoed.bytes..]) {
+        while let Ok(Some(frame)) = self.first(&received[echoed.bytes..]) {
             match frame {
-                RawFrame { flags: 0, body, .. } if body.len() > MAX_PING_LENGTH => break,
-                RawFrame { number: PING, flags: 0, correlation, body } => {
-                    encode::framed(FrameType::Pong, 0, u32::from_be_bytes(correlation), out, |out| {
+                RawFrame { flags: 0, status: 0, body, .. } if body.len() > MAX_PING_LENGTH => break,
+                RawFrame { number: PING, flags: 0, status: 0, correlation, body } => {
+                    encode::framed(FrameType::Pong, 0, correlation, out, |out| {
                         out.extend_from_slice(body);
                         0
                     });
                     echoed.pings += 1;
                 }
-                RawFrame { number: PONG, flags: 0, .. } => echoed.pongs += 1,
+                RawFrame { number: PONG, flags: 0, status: 0, .. } => echoed.pongs += 1,
                 _ => break,
             }
-            echoed.bytes += HEAD_LENGTH + frame.body.len();
+            echoed.bytes += frame.length();
         }
         echoed
     }
@@ -89,19 +79,6 @@ impl Codec {
         }
         put_answer(request, outcomes, out);
     }
-
-    /// The frame at the front, if it is whole, not too long and no Error.
-    #[inline]
-    fn first<'a>(&self, received: &'a [u8]) -> Option<RawFrame<'a>> {
-        let (head, rest) = received.split_first_chunk::<HEAD_LENGTH>()?;
-        let [l0, l1, l2, l3, number, flags, 0, 0, correlation @ ..] = *head else { return None };
-        let length = u32::from_be_bytes([l0, l1, l2, l3]);
-        if length > self.max_frame_length {
-            return None;
-        }
-        let body = rest.get(..(length as usize).checked_sub(COUNTED_HEAD_LENGTH)?)?;
-        Some(RawFrame { number, flags, correlation, body })
-    }
 }
 
 /// Appends the answer to a request of several messages.
@@ -113,7 +90,7 @@ fn put_answer(request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
             encode::add_new_msg_answer(request.deadline, outcomes, |outcome| *outcome == Outcome::Rearmed, out)
         }),
         Operation::Del { .. } => encode::framed(FrameType::DelMsgAnswer, 0, correlation, out, |out| {
-            encode::del_msg_answer(outcomes, |outcome| encode::del_outcome(outcome.of_del()), out)
+            encode::del_msg_answer(outcomes, |outcome| outcome.of_del() as u8, out)
         }),
     }
 }

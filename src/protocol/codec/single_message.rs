@@ -8,7 +8,7 @@ use std::hint::select_unpredictable;
 use bytes::BytesMut;
 
 use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH};
-use super::{encode, flag};
+use super::flag;
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
 
@@ -143,7 +143,7 @@ pub(super) fn put_answer(request: &Request, outcome: Outcome, out: &mut BytesMut
         begin(ADD_ANSWER, FrameType::AddNewMsgAnswer, 0),
         begin(DEL_ANSWER, FrameType::DelMsgAnswer, 0),
     );
-    let acked = ONE | u64::from(encode::del_outcome(outcome.of_del())) << 24;
+    let acked = ONE | u64::from(outcome.of_del() as u8) << 24;
     let body = select_unpredictable(is_add, request.deadline.0, acked);
     let mut bytes = [0; ADD_ANSWER];
     bytes[..CORRELATION_AT].copy_from_slice(&begins.to_be_bytes());
