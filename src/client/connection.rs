@@ -71,7 +71,7 @@ pub(super) async fn serve(
         inbox,
         incoming: open.incoming,
         outgoing: open.outgoing,
-        timer: Box::pin(sleep_until(keep_alive.next_poll())),
+        timer: Box::pin(sleep_until(keep_alive.next_check())),
         keep_alive,
         is_postponed: false,
         farewell: None,
@@ -131,7 +131,7 @@ impl Connection<'_> {
 
     /// Decodes and handles all whole frames of the input.
     fn decode(&mut self) -> io::Result<()> {
-        self.keep_alive.heard(Instant::now());
+        self.keep_alive.received(Instant::now());
         loop {
             match Codec::default().decode(&mut self.incoming.bytes) {
                 Ok(Some(Decoded::Frame(frame))) => self.handle(frame)?,
@@ -223,7 +223,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Expires requests and polls the keep-alive, unless the timer fired so late that this process was stalled. Then data
+    /// Expires requests and checks the keep-alive, unless the timer fired so late that this process was stalled. Then data
     /// that arrived meanwhile is read first, for a moment, and the server's silence is measured from now.
     async fn timer_fired(&mut self) -> io::Result<()> {
         let now = Instant::now();
@@ -240,7 +240,7 @@ impl Connection<'_> {
         let now = Instant::now();
         self.requests.expire_in_flight(now);
         self.requests.expire_waiting(now, None);
-        match self.keep_alive.poll(now) {
+        match self.keep_alive.check(now) {
             Action::Wait => {}
             Action::Ping => {
                 self.send(Body::Ping(Vec::new()));
@@ -249,7 +249,7 @@ impl Connection<'_> {
                 return Err(io::Error::other(format!("nothing was heard of the server for {silent:?}")));
             }
         }
-        self.timer.as_mut().reset(self.keep_alive.next_poll());
+        self.timer.as_mut().reset(self.keep_alive.next_check());
         Ok(())
     }
 

@@ -159,37 +159,34 @@ impl Dialer {
     }
 
     async fn connect(&self) -> io::Result<(Incoming, Outgoing)> {
-        let (reader, writer): (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>) =
-            match &self.address {
-                Address::Tcp { host, port } => {
-                    let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                    // Frames are collected here, so the kernel need not wait for more.
-                    stream.set_nodelay(true)?;
-                    match &self.options.tls {
-                        None => {
-                            let (reader, writer) = stream.into_split();
-                            (Box::new(reader), Box::new(writer))
-                        }
-                        #[cfg(not(feature = "tls"))]
-                        Some(tls) => match *tls {},
-                        #[cfg(feature = "tls")]
-                        Some(tls) => {
-                            let (reader, writer) = tokio::io::split(tls.shake_hands(host, stream).await?);
-                            (Box::new(reader), Box::new(writer))
-                        }
-                    }
+        match &self.address {
+            Address::Tcp { host, port } => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                // Frames are collected here, so the kernel need not wait for more.
+                stream.set_nodelay(true)?;
+                match &self.options.tls {
+                    None => Ok(boxed(stream.into_split())),
+                    #[cfg(not(feature = "tls"))]
+                    Some(tls) => match *tls {},
+                    #[cfg(feature = "tls")]
+                    Some(tls) => Ok(boxed(tokio::io::split(tls.shake_hands(host, stream).await?))),
                 }
-                #[cfg(unix)]
-                Address::Unix(path) => {
-                    let (reader, writer) = tokio::net::UnixStream::connect(path).await?.into_split();
-                    (Box::new(reader), Box::new(writer))
-                }
-                #[cfg(not(unix))]
-                Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported)),
-            };
-        let outgoing = Outgoing { writer, bytes: BytesMut::new(), is_unflushed: false };
-        Ok((Incoming { reader, bytes: BytesMut::new() }, outgoing))
+            }
+            #[cfg(unix)]
+            Address::Unix(path) => Ok(boxed(tokio::net::UnixStream::connect(path).await?.into_split())),
+            #[cfg(not(unix))]
+            Address::Unix(_) => Err(io::Error::from(io::ErrorKind::Unsupported)),
+        }
     }
+}
+
+fn boxed<R, W>((reader, writer): (R, W)) -> (Incoming, Outgoing)
+where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    let incoming = Incoming { reader: Box::new(reader), bytes: BytesMut::new() };
+    (incoming, Outgoing { writer: Box::new(writer), bytes: BytesMut::new(), is_unflushed: false })
 }
 
 /// Makes a connection for a caller that speaks the protocol itself.

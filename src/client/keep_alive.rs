@@ -23,7 +23,7 @@ pub(super) enum Action {
 #[derive(Debug)]
 pub(super) struct KeepAlive {
     interval: Duration,
-    heard_at: Instant,
+    received_at: Instant,
     /// Whether a Ping was sent since then.
     is_pinged: bool,
 }
@@ -32,12 +32,12 @@ impl KeepAlive {
     pub(super) fn new(ping_interval_ms: u32, now: Instant) -> KeepAlive {
         let interval = Duration::from_millis(u64::from(ping_interval_ms));
         let interval = interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL);
-        KeepAlive { interval, heard_at: now, is_pinged: false }
+        KeepAlive { interval, received_at: now, is_pinged: false }
     }
 
     /// Records that something was received.
-    pub(super) fn heard(&mut self, now: Instant) {
-        self.heard_at = now;
+    pub(super) fn received(&mut self, now: Instant) {
+        self.received_at = now;
         self.is_pinged = false;
     }
 
@@ -45,26 +45,26 @@ impl KeepAlive {
     /// the server has a whole interval from now to answer it.
     pub(super) fn stalled(&mut self, now: Instant) {
         if let Some(interval_ago) = now.checked_sub(self.interval) {
-            self.heard_at = self.heard_at.max(interval_ago);
+            self.received_at = self.received_at.max(interval_ago);
         }
         self.is_pinged = false;
     }
 
     /// The action at `now`.
-    pub(super) fn poll(&mut self, now: Instant) -> Action {
-        if now < self.next_poll() {
+    pub(super) fn check(&mut self, now: Instant) -> Action {
+        if now < self.next_check() {
             return Action::Wait;
         }
         if self.is_pinged {
-            return Action::GiveUp(now.saturating_duration_since(self.heard_at));
+            return Action::GiveUp(now.saturating_duration_since(self.received_at));
         }
         self.is_pinged = true;
         Action::Ping
     }
 
     /// When the next action is due.
-    pub(super) fn next_poll(&self) -> Instant {
-        self.heard_at + if self.is_pinged { self.interval * 2 } else { self.interval }
+    pub(super) fn next_check(&self) -> Instant {
+        self.received_at + if self.is_pinged { self.interval * 2 } else { self.interval }
     }
 }
 
@@ -78,25 +78,25 @@ mod tests {
     fn a_silent_server_is_asked_after_one_interval_and_given_up_after_two() {
         let start = Instant::now();
         let mut keep_alive = KeepAlive::new(5_000, start);
-        assert_eq!(keep_alive.poll(start + SECOND * 4), Action::Wait);
-        assert_eq!(keep_alive.next_poll(), start + SECOND * 5);
-        assert_eq!(keep_alive.poll(start + SECOND * 5), Action::Ping);
-        assert_eq!(keep_alive.poll(start + SECOND * 9), Action::Wait);
-        assert_eq!(keep_alive.next_poll(), start + SECOND * 10);
-        assert_eq!(keep_alive.poll(start + SECOND * 10), Action::GiveUp(SECOND * 10));
-        keep_alive.heard(start + SECOND * 10);
-        assert_eq!(keep_alive.poll(start + SECOND * 10), Action::Wait);
+        assert_eq!(keep_alive.check(start + SECOND * 4), Action::Wait);
+        assert_eq!(keep_alive.next_check(), start + SECOND * 5);
+        assert_eq!(keep_alive.check(start + SECOND * 5), Action::Ping);
+        assert_eq!(keep_alive.check(start + SECOND * 9), Action::Wait);
+        assert_eq!(keep_alive.next_check(), start + SECOND * 10);
+        assert_eq!(keep_alive.check(start + SECOND * 10), Action::GiveUp(SECOND * 10));
+        keep_alive.received(start + SECOND * 10);
+        assert_eq!(keep_alive.check(start + SECOND * 10), Action::Wait);
     }
 
     #[test]
     fn after_a_stall_the_server_has_a_whole_interval_again() {
         let start = Instant::now();
         let mut keep_alive = KeepAlive::new(5_000, start);
-        assert_eq!(keep_alive.poll(start + SECOND * 5), Action::Ping);
+        assert_eq!(keep_alive.check(start + SECOND * 5), Action::Ping);
         let woken = start + SECOND * 60;
         keep_alive.stalled(woken);
-        assert_eq!(keep_alive.poll(woken), Action::Ping);
-        assert_eq!(keep_alive.poll(woken + SECOND * 4), Action::Wait);
-        assert_eq!(keep_alive.poll(woken + SECOND * 5), Action::GiveUp(SECOND * 10));
+        assert_eq!(keep_alive.check(woken), Action::Ping);
+        assert_eq!(keep_alive.check(woken + SECOND * 4), Action::Wait);
+        assert_eq!(keep_alive.check(woken + SECOND * 5), Action::GiveUp(SECOND * 10));
     }
 }

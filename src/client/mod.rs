@@ -1,7 +1,7 @@
-//! The client: what a logic node links.
+//! The client library that a logic node in Rust links.
 //!
 //! A [`Client`] adds messages when they are pushed and deletes them when their Ack arrives; a
-//! [`Subscription`] yields the messages that nobody acknowledged. Both connect, keep their connection alive
+//! [`Subscription`] yields the messages that were not acknowledged. Both connect, keep their connection alive
 //! and make a new one when it is lost.
 //!
 //! ```no_run
@@ -16,7 +16,7 @@
 //! // … push it to client 7, and when its Ack arrives:
 //! client.del_msg(&[Message::new(101, 7)]).await?;
 //!
-//! // Elsewhere: who did not acknowledge is offline.
+//! // Elsewhere: a client that did not acknowledge is offline.
 //! let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
 //! while let Some(batch) = timeouts.next().await {
 //!     let batch = batch?;
@@ -81,6 +81,7 @@ use crate::core::tick::Tick;
 use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 use handshake::Dialer;
 use link::{Link, unexpected};
+use options::{MAX_TEXT_LENGTH, check_length};
 
 /// Bytes of a message in a frame, and of everything else in that frame at most.
 const MESSAGE_LENGTH: u32 = 16;
@@ -107,7 +108,7 @@ impl Client {
     /// # Errors
     ///
     /// When no connection can be made, or the server refuses it. Only the first connection fails like this;
-    /// a lost one is made anew for as long as there is a client.
+    /// a lost one is made again for as long as there is a client.
     pub async fn connect(address: Address, options: ClientOptions) -> Result<Client, ClientError> {
         let dialer = Dialer::new(address, options, None)?;
         let open = dialer.dial().await?;
@@ -119,19 +120,17 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// See [`ClientError`]. Adding again what may have been added is safe: it is re-armed.
+    /// See [`ClientError`]. Repeating it is safe: messages that were added already are re-armed.
     pub async fn add_new_msg(
         &self,
         messages: &[Message],
         options: AddOptions,
     ) -> Result<AddNewMsgAnswer, ClientError> {
-        let ack_timeout_ticks = match options.ack_timeout_ticks {
-            Some(0) => {
-                let problem = "an ack timeout of 0 ticks is not possible: use at least 1, or none for the default";
-                return Err(ClientError::InvalidRequest(problem.to_owned()));
-            }
-            ticks => ticks.unwrap_or(0),
-        };
+        if options.ack_timeout_ticks == Some(0) {
+            let problem = "an ack timeout of 0 ticks is not possible: use at least 1, or none for the default";
+            return Err(ClientError::InvalidRequest(problem.to_owned()));
+        }
+        let ack_timeout_ticks = options.ack_timeout_ticks.unwrap_or(0);
         let attempt = options.attempt;
         let body = |messages| Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt });
         let read = |body| match body {
@@ -142,7 +141,7 @@ impl Client {
         Ok(AddNewMsgAnswer { deadline, outcomes })
     }
 
-    /// Takes messages out of flight whose Ack arrived; an outcome for each, in order. Slices of any length
+    /// Takes messages out of flight whose Ack arrived. Returns an outcome for each, in order. Slices of any length
     /// are sent in as many frames as needed, an empty one in none.
     ///
     /// # Errors
@@ -162,17 +161,13 @@ impl Client {
         self.delete(messages, true).await
     }
 
-    /// Asks the server for a sign of life that echoes the payload, and returns how long that took.
+    /// Sends a Ping, which the server answers with the same payload, and returns how long that took.
     ///
     /// # Errors
     ///
     /// When the payload is longer than 64 bytes; else see [`ClientError`].
     pub async fn ping(&self, payload: &[u8]) -> Result<Duration, ClientError> {
-        let length = payload.len();
-        if length > MAX_PING_LENGTH {
-            let problem = format!("a ping of {length} bytes is not possible: use at most {MAX_PING_LENGTH}");
-            return Err(ClientError::InvalidRequest(problem));
-        }
+        check_length("the payload", payload.len(), MAX_PING_LENGTH)?;
         let asked = Instant::now();
         match self.link.ask(Body::Ping(payload.to_vec())).await? {
             Body::Pong(echo) if echo == payload => Ok(asked.elapsed()),
@@ -190,8 +185,8 @@ impl Client {
     ///
     /// When there is no such group, or it has subscribers, or is the default group; else see [`ClientError`].
     pub async fn group_delete(&self, name: &str) -> Result<(), ClientError> {
-        let name = options::short_text("the group's name", name)?;
-        match self.link.ask(Body::GroupDelete(name)).await? {
+        check_length("the group's name", name.len(), MAX_TEXT_LENGTH)?;
+        match self.link.ask(Body::GroupDelete(name.to_owned())).await? {
             Body::GroupDeleteAnswer => Ok(()),
             body => Err(unexpected(&body)),
         }

@@ -89,14 +89,9 @@ impl ClientOptions {
     }
 
     pub(super) fn hello(&self) -> Result<Hello, ClientError> {
-        let token = self.token.clone().unwrap_or_default();
-        if token.len() > MAX_TOKEN_LENGTH {
-            let length = token.len();
-            return Err(ClientError::InvalidRequest(format!(
-                "the token has {length} bytes: use at most {MAX_TOKEN_LENGTH}"
-            )));
-        }
-        let client_name = short_text("the client's name", &self.client_name)?;
+        let (token, client_name) = (self.token.clone().unwrap_or_default(), self.client_name.clone());
+        check_length("the token", token.len(), MAX_TOKEN_LENGTH)?;
+        check_length("the client's name", client_name.len(), MAX_TEXT_LENGTH)?;
         Ok(Hello { lowest_version: *VERSIONS.start(), highest_version: *VERSIONS.end(), token, client_name })
     }
 }
@@ -174,18 +169,17 @@ setters! {
 
 impl SubscribeOptions {
     pub(super) fn subscribe(&self) -> Result<Subscribe, ClientError> {
-        let group = short_text("the group's name", self.group.as_deref().unwrap_or_default())?;
+        let group = self.group.clone().unwrap_or_default();
+        check_length("the group's name", group.len(), MAX_TEXT_LENGTH)?;
         let ephemeral = self.ephemeral || self.group.is_none();
         Ok(Subscribe { group, credit: self.credit, ephemeral, from_end: self.from_end })
     }
 }
 
-/// A text that a frame can carry. The server checks the rest.
-pub(super) fn short_text(what: &str, text: &str) -> Result<String, ClientError> {
-    let length = text.len();
-    if length > MAX_TEXT_LENGTH {
-        let problem = format!("{what} has {length} bytes: use at most {MAX_TEXT_LENGTH}");
-        return Err(ClientError::InvalidRequest(problem));
+/// Refuses a field that no frame can carry. The server checks the rest.
+pub(super) fn check_length(field: &str, length: usize, most: usize) -> Result<(), ClientError> {
+    if length > most {
+        return Err(ClientError::InvalidRequest(format!("{field} has {length} bytes: use at most {most}")));
     }
-    Ok(text.to_owned())
+    Ok(())
 }

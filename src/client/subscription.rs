@@ -22,17 +22,17 @@ use crate::protocol::frame::{BatchNack, Body, MAX_BATCH_IDS, TimeoutBatch, Welco
 
 /// A stream of timeout batches.
 ///
-/// After a lost connection it subscribes again by itself, to the same group, or to a new ephemeral one; the
-/// reader sees no error, and [`reconnects`](Subscription::reconnects) counts. An error comes only where
-/// trying again cannot help, and ends the stream.
+/// After a lost connection it subscribes again by itself, to the same group, or to a new ephemeral one. The
+/// reader sees no error, and [`reconnects`](Subscription::reconnects) counts it. Only an error that trying again cannot
+/// remove is yielded, and ends the stream.
 ///
-/// A batch that is not acknowledged comes again, here or at another member of the group; so does one that
-/// was in somebody's hands when a connection was lost. A duplicate has the same [`BatchId`].
+/// A batch that is not acknowledged is redelivered, here or to another member of the group. So is a batch that
+/// a member held when its connection was lost. A duplicate has the same [`BatchId`].
 ///
 /// Call [`ack`](Subscription::ack) once. If it fails, the subscription repeats it: on the next connection, and when the
-/// batch comes again, which is then not yielded a second time. It remembers up to 4,096 such batches.
+/// batch is redelivered, which is then not yielded a second time. It remembers up to 4,096 such batches.
 ///
-/// Dropping the subscription leaves the group: what is not acknowledged by then goes to others, and later
+/// Dropping the subscription leaves the group: batches that are not acknowledged by then go to others, and later
 /// acknowledgements fail with [`ClientError::Closed`].
 pub struct Subscription {
     shared: Arc<Shared>,
@@ -47,7 +47,7 @@ struct Shared {
 impl Shared {
     /// Acknowledges batches. Returns how many of them were not settled before.
     async fn ack(&self, batches: &[BatchId]) -> Result<u64, ClientError> {
-        // Dropped without an answer, it is repeated.
+        // If this is dropped before the batches are settled, the acknowledgement is repeated.
         let _acknowledgement = self.inbox.acknowledge(batches);
         let read = |answer, _| match answer {
             Body::BatchAckAnswer { settled } => Ok(u64::from(settled)),
@@ -58,7 +58,7 @@ impl Shared {
         Ok(settled.into_iter().sum())
     }
 
-    /// Returns a batch. Whether this connection held it.
+    /// Returns a batch to the server. Returns whether this connection held it.
     async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
         let delay_ms = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
         match self.link.ask(Body::BatchNack(BatchNack { batch, delay_ms })).await? {
@@ -87,13 +87,12 @@ impl Subscription {
         Ok(Subscription { shared: Arc::new(Shared { link, inbox }) })
     }
 
-    /// The next batch; none after the end. Cancel-safe: no batch is lost when this is not awaited to its
-    /// end.
+    /// The next batch; none after the end. Cancel-safe: no batch is lost if this future is dropped.
     pub async fn next(&mut self) -> Option<Result<Delivered, ClientError>> {
         poll_fn(|context| self.poll(context)).await
     }
 
-    /// Acknowledges a batch: it is settled for the whole group. Whether it was not settled before.
+    /// Acknowledges a batch: it is settled for the whole group. Returns whether it was not settled before.
     ///
     /// # Errors
     ///
@@ -102,7 +101,7 @@ impl Subscription {
         self.shared.ack(&[batch]).await.map(|settled| settled > 0)
     }
 
-    /// Acknowledges many batches at once. How many of them were not settled before.
+    /// Acknowledges many batches at once. Returns how many of them were not settled before.
     ///
     /// # Errors
     ///
@@ -111,8 +110,8 @@ impl Subscription {
         self.shared.ack(batches).await
     }
 
-    /// Gives a batch back: it goes to another member of the group, or to this one after the delay. Whether
-    /// this connection held it.
+    /// Returns a batch to the server: it goes to another member of the group, or to this one after the delay. Returns
+    /// whether this connection held it.
     ///
     /// # Errors
     ///
@@ -134,7 +133,7 @@ impl Subscription {
         self.shared.inbox.reconnects()
     }
 
-    /// Since when there is no connection, and why; none while there is one. Nothing arrives meanwhile.
+    /// Since when there is no connection, and why; none while there is one. No batch arrives meanwhile.
     #[must_use]
     pub fn outage(&self) -> Option<Outage> {
         self.shared.link.status.borrow().outage.clone()
@@ -162,7 +161,7 @@ impl Stream for Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // Batches in hand keep the link, but a subscription that nobody reads must not take any more.
+        // Delivered batches keep the link, but a subscription without a reader must not take more of them.
         self.shared.link.close();
     }
 }
@@ -177,9 +176,9 @@ impl fmt::Debug for Subscription {
     }
 }
 
-/// A batch in hand. It is settled only by [`ack`](Delivered::ack): one that is dropped comes again.
+/// A delivered batch. Only [`ack`](Delivered::ack) settles it: a batch that is dropped is redelivered.
 ///
-/// It can be taken to another task and acknowledged there while the stream is read.
+/// It can be moved to another task and acknowledged there while the stream is read.
 #[derive(Clone)]
 pub struct Delivered {
     /// The batch.
@@ -188,7 +187,7 @@ pub struct Delivered {
 }
 
 impl Delivered {
-    /// Acknowledges the batch: it is settled for the whole group. Whether it was not settled before.
+    /// Acknowledges the batch: it is settled for the whole group. Returns whether it was not settled before.
     ///
     /// # Errors
     ///
@@ -197,8 +196,8 @@ impl Delivered {
         self.shared.ack(&[self.batch.id]).await.map(|settled| settled > 0)
     }
 
-    /// Gives the batch back: it goes to another member of the group, or to this one after the delay. Whether
-    /// this connection held it.
+    /// Returns the batch to the server: it goes to another member of the group, or to this one after the delay.
+    /// Returns whether this connection held it.
     ///
     /// # Errors
     ///

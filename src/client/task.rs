@@ -76,7 +76,6 @@ impl Task {
                 }
                 Err(error) => error,
             };
-            pause = self.next_pause();
             if let ClientError::Refused(_) = error {
                 self.requests.fail_waiting(&error);
                 if let Some(inbox) = self.inbox.as_ref().filter(|_| !error.is_retryable()) {
@@ -85,6 +84,8 @@ impl Task {
                     return None;
                 }
                 pause = backoff(&self.dialer.options, u32::MAX);
+            } else {
+                pause = self.next_pause();
             }
             cause = error.to_string().into();
         }

@@ -77,29 +77,38 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
     match body {
         Body::Hello(body) => hello(body, out),
         Body::Welcome(body) => welcome(body, out),
-        Body::Ping(payload) | Body::Pong(payload) => echo(payload, out),
+        Body::Ping(payload) | Body::Pong(payload) => {
+            debug_assert!(payload.len() <= MAX_PING_LENGTH, "checked where the Ping is built");
+            out.put_slice(payload);
+            0
+        }
         Body::GoAway(GoAway { reason, grace_ms }) => {
             out.put_u16(*reason as u16);
             out.put_u16(0);
             out.put_u32(*grace_ms);
             0
         }
-        Body::AddNewMsg(body) => add_new_msg(body, out),
+        Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt }) => {
+            out.put_u16(*ack_timeout_ticks);
+            out.put_u8(*attempt);
+            out.put_u8(0);
+            put_messages(messages, out)
+        }
         Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => {
             add_new_msg_answer(*deadline, outcomes, |outcome| *outcome == AddOutcome::Rearmed, out)
         }
         Body::DelMsg(DelMsg { messages, withdraw }) => {
-            put_messages(messages, out) | bit(*withdraw, flag::WITHDRAW)
+            put_messages(messages, out) | u8::from(*withdraw) * flag::WITHDRAW
         }
         Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, |outcome| *outcome as u8, out),
         Body::Subscribe(Subscribe { group, credit, ephemeral, from_end }) => {
             out.put_u32(*credit);
             put_short_text(group, out);
-            bit(*ephemeral, flag::EPHEMERAL) | bit(*from_end, flag::FROM_END)
+            u8::from(*ephemeral) * flag::EPHEMERAL | u8::from(*from_end) * flag::FROM_END
         }
         Body::Subscribed(Subscribed { group, created }) => {
             put_short_text(group, out);
-            bit(*created, flag::CREATED)
+            u8::from(*created) * flag::CREATED
         }
         Body::TimeoutBatch(batch) => timeout_batch(batch, &batch.messages, out),
         Body::BatchAck(batches) => batch_ack(batches, out),
@@ -112,7 +121,7 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
             out.put_u32(*delay_ms);
             0
         }
-        Body::BatchNackAnswer { held } => bit(*held, flag::HELD),
+        Body::BatchNackAnswer { held } => u8::from(*held) * flag::HELD,
         Body::GroupDelete(group) => {
             put_short_text(group, out);
             0
@@ -149,19 +158,6 @@ fn welcome(welcome: &Welcome, out: &mut BytesMut) -> u8 {
     put_short_text(&welcome.store, out);
     put_short_text(&welcome.server_name, out);
     0
-}
-
-fn echo(payload: &[u8], out: &mut BytesMut) -> u8 {
-    debug_assert!(payload.len() <= MAX_PING_LENGTH, "checked where the Ping is built");
-    out.put_slice(payload);
-    0
-}
-
-fn add_new_msg(request: &AddNewMsg, out: &mut BytesMut) -> u8 {
-    out.put_u16(request.ack_timeout_ticks);
-    out.put_u8(request.attempt);
-    out.put_u8(0);
-    put_messages(&request.messages, out)
 }
 
 /// Appends the body of an AddNewMsgAnswer, and returns its flags.
@@ -213,7 +209,7 @@ fn timeout_batch(header: &TimeoutBatch, messages: &[TimedOut], out: &mut BytesMu
     put_u64s(messages.iter().map(|timed_out| timed_out.message.client.0), out);
     let attempts = extended(out, messages.len());
     attempts.iter_mut().zip(messages).for_each(|(byte, timed_out)| *byte = timed_out.attempt);
-    bit(header.last, flag::LAST) | bit(storm, flag::STORM) | bit(drained, flag::DRAINED)
+    u8::from(header.last) * flag::LAST | u8::from(storm) * flag::STORM | u8::from(drained) * flag::DRAINED
 }
 
 fn batch_ack(batches: &[BatchId], out: &mut BytesMut) -> u8 {
@@ -227,7 +223,7 @@ fn batch_ack(batches: &[BatchId], out: &mut BytesMut) -> u8 {
 
 fn error(text: &str, promise: Promise, retryable: bool, out: &mut BytesMut) -> u8 {
     out.put_slice(text.as_bytes());
-    bit(promise == Promise::OutcomeUnknown, flag::OUTCOME_UNKNOWN) | bit(retryable, flag::RETRYABLE)
+    u8::from(promise == Promise::OutcomeUnknown) * flag::OUTCOME_UNKNOWN | u8::from(retryable) * flag::RETRYABLE
 }
 
 fn put_batch_id(id: BatchId, out: &mut BytesMut) {
@@ -248,7 +244,7 @@ fn put_messages(messages: &[Message], out: &mut BytesMut) -> u8 {
     if with_clients {
         put_u64s(messages.iter().map(|message| message.client.0), out);
     }
-    bit(with_clients, flag::CLIENTS)
+    u8::from(with_clients) * flag::CLIENTS
 }
 
 /// Appends a column of numbers. Memory is reserved for all of them at once, which takes a tenth of the time.
@@ -269,10 +265,6 @@ fn put_short_text(text: &str, out: &mut BytesMut) {
     }
     out.put_u8(u8::try_from(end).expect("it is cut to fit"));
     out.put_slice(&text.as_bytes()[..end]);
-}
-
-const fn bit(set: bool, bit: u8) -> u8 {
-    if set { bit } else { 0 }
 }
 
 fn u32_of(number: usize) -> u32 {

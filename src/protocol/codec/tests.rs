@@ -245,7 +245,7 @@ fn a_length_is_judged_before_the_frame_arrives() {
     assert_eq!((correlation, reason), (0, Reason::FrameTooLarge));
     assert!(text.contains("1048577") && text.contains("1048576"), "{text}");
     let (correlation, ..) = broken(&[0, 0x10, 0, 1, 0x10, 0, 0, 0, 0, 0, 0, 9]);
-    assert_eq!(correlation, 9, "whoever gets the answer learns which of its requests was meant");
+    assert_eq!(correlation, 9, "the answer names its request");
 
     assert!(matches!(Codec::new(8).decode(&mut with_length(&head(0xa4, 0, 0))), Ok(Some(Decoded::Frame(_)))));
     assert!(Codec::new(7).decode(&mut with_length(&head(0xa4, 0, 0))).is_err());
