@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use super::error::ClientError;
 use super::handshake::{Dialer, FIRST_REQUEST, Incoming, OpenConnection, Outgoing, SUBSCRIBE};
-use super::inbox::{DeliverOutcome, Inbox};
+use super::inbox::{AckState, DeliverOutcome, Inbox};
 use super::keep_alive::{Action, KeepAlive};
 use super::pending_requests::PendingRequests;
 use crate::core::batch::BatchId;
@@ -170,8 +170,8 @@ impl Connection<'_> {
                     Some(DeliverOutcome::NoRoom) => {
                         self.send(Body::BatchNack(BatchNack { batch: id, delay_ms: RETURN_DELAY_MS }));
                     }
-                    Some(DeliverOutcome::Unanswered) => self.repeat_acks(vec![id]),
-                    Some(DeliverOutcome::Kept | DeliverOutcome::Acknowledged) | None => {}
+                    Some(DeliverOutcome::Acknowledged(AckState::Unanswered)) => self.repeat_acks(vec![id]),
+                    _ => {}
                 }
             }
             Body::BatchAckAnswer { .. } if self.repeated.contains_key(&correlation) => {

@@ -14,7 +14,7 @@
 //! Their reader has dealt with them. Until the server confirms that they are settled, they are not read again, but
 //! acknowledged again: an acknowledgement may be lost with its connection, and the server then redelivers the batch.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -37,15 +37,13 @@ pub(super) enum DeliverOutcome {
     Kept,
     /// There is no room for it: return it.
     NoRoom,
-    /// Its reader has acknowledged it, and the answer may still come.
-    Acknowledged,
-    /// Its reader has acknowledged it without an answer: acknowledge it again.
-    Unanswered,
+    /// Its reader has acknowledged it.
+    Acknowledged(AckState),
 }
 
 /// The state of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AckState {
+pub(super) enum AckState {
     /// A caller waits for its answer.
     Asked,
     /// It has failed, or its caller did not wait for the answer: repeat it.
@@ -54,8 +52,8 @@ enum AckState {
 
 #[derive(Debug, Default)]
 struct State {
-    unread: VecDeque<TimeoutBatch>,
-    unread_ids: HashSet<BatchId>,
+    /// In the order of their ids: earlier ticks first.
+    unread: BTreeMap<BatchId, TimeoutBatch>,
     unread_messages: usize,
     /// At most as many as one BatchAck carries. One more is not remembered: it is read again.
     acknowledged: HashMap<BatchId, AckState>,
@@ -88,7 +86,9 @@ impl Inbox {
     pub(super) fn acknowledge<'a>(&'a self, batches: &'a [BatchId]) -> Acknowledgement<'a> {
         let mut state = self.state();
         for batch in batches {
-            state.drop_unread(*batch);
+            if let Some(copy) = state.unread.remove(batch) {
+                state.unread_messages -= copy.messages.len();
+            }
             if state.acknowledged.len() < MAX_BATCH_IDS || state.acknowledged.contains_key(batch) {
                 state.acknowledged.insert(*batch, AckState::Asked);
             }
@@ -115,25 +115,17 @@ impl Inbox {
     #[must_use]
     pub(super) fn deliver(&self, batch: TimeoutBatch) -> DeliverOutcome {
         let mut state = self.state();
-        match state.acknowledged.get(&batch.id) {
+        if let Some(ack_state) = state.acknowledged.get(&batch.id) {
+            return DeliverOutcome::Acknowledged(*ack_state);
+        }
+        match state.unread.remove(&batch.id) {
+            // It can have another number of messages: a Redis that failed over may have expired the tick again.
+            Some(copy) => state.unread_messages -= copy.messages.len(),
+            None if state.unread_messages >= self.credit => return DeliverOutcome::NoRoom,
             None => {}
-            Some(AckState::Asked) => return DeliverOutcome::Acknowledged,
-            Some(AckState::Unanswered) => return DeliverOutcome::Unanswered,
         }
-        if state.unread_ids.contains(&batch.id) {
-            let messages = batch.messages.len();
-            let copy = state.unread.iter_mut().find(|copy| copy.id == batch.id);
-            let before = std::mem::replace(copy.expect("its id is known, so it is here"), batch);
-            // The number can differ: a Redis that failed over may have expired the tick again.
-            state.unread_messages = state.unread_messages - before.messages.len() + messages;
-            return DeliverOutcome::Kept;
-        }
-        if state.unread_messages >= self.credit {
-            return DeliverOutcome::NoRoom;
-        }
-        state.unread_ids.insert(batch.id);
         state.unread_messages += batch.messages.len();
-        state.unread.push_back(batch);
+        state.unread.insert(batch.id, batch);
         wake_reader(state);
         DeliverOutcome::Kept
     }
@@ -158,8 +150,7 @@ impl Inbox {
     /// The next batch, or the end.
     pub(super) fn poll(&self, context: &Context<'_>) -> Poll<Option<Result<TimeoutBatch, ClientError>>> {
         let mut state = self.state();
-        if let Some(batch) = state.unread.pop_front() {
-            state.unread_ids.remove(&batch.id);
+        if let Some((_, batch)) = state.unread.pop_first() {
             state.unread_messages -= batch.messages.len();
             return Poll::Ready(Some(Ok(batch)));
         }
@@ -174,17 +165,6 @@ impl Inbox {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    fn drop_unread(&mut self, batch: BatchId) {
-        if self.unread_ids.remove(&batch)
-            && let Some(place) = self.unread.iter().position(|copy| copy.id == batch)
-            && let Some(copy) = self.unread.remove(place)
-        {
-            self.unread_messages -= copy.messages.len();
-        }
     }
 }
 
@@ -275,9 +255,9 @@ mod tests {
         let ids = [batch(0, 9, 1).id];
         let acknowledgement = inbox.acknowledge(&ids);
         assert_eq!(read_all(&inbox), [], "the copy is of no use any more");
-        assert_eq!(inbox.deliver(batch(0, 9, 3)), DeliverOutcome::Acknowledged);
+        assert_eq!(inbox.deliver(batch(0, 9, 3)), DeliverOutcome::Acknowledged(AckState::Asked));
         drop(acknowledgement);
-        assert_eq!(inbox.deliver(batch(0, 9, 4)), DeliverOutcome::Unanswered);
+        assert_eq!(inbox.deliver(batch(0, 9, 4)), DeliverOutcome::Acknowledged(AckState::Unanswered));
         assert_eq!(inbox.unanswered(), ids);
         inbox.settled(&ids);
         assert_eq!(inbox.deliver(batch(0, 9, 5)), DeliverOutcome::Kept);
@@ -302,7 +282,7 @@ mod tests {
         let inbox = Inbox::new(10, "default".to_owned());
         let (lost, settled) = ([batch(1, 1, 1).id], [batch(2, 1, 1).id]);
         let acknowledgement = inbox.acknowledge(&lost);
-        assert_eq!(inbox.deliver(batch(1, 1, 2)), DeliverOutcome::Acknowledged);
+        assert_eq!(inbox.deliver(batch(1, 1, 2)), DeliverOutcome::Acknowledged(AckState::Asked));
         assert!(inbox.unanswered().is_empty(), "its answer may still come");
         drop(acknowledgement);
         let acknowledgement = inbox.acknowledge(&settled);

@@ -7,7 +7,7 @@ use super::super::frame::{
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
 use super::{Decoded, RawFrame, flag};
-use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
+use crate::core::batch::{MAX_BATCH_MESSAGES, TickCounts, TimedOut};
 use crate::core::message::{AddOutcome, DelOutcome};
 use crate::core::refusal::{Promise, Reason, Refusal};
 use crate::core::request_batch::Operation;
@@ -51,7 +51,10 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
             Body::Subscribed(Subscribed { group: fields.short_text("group")?, created: fields.has(flag::CREATED) })
         }
         FrameType::TimeoutBatch => Body::TimeoutBatch(timeout_batch(&mut fields)?),
-        FrameType::BatchAck => Body::BatchAck(batch_ack(&mut fields)?),
+        FrameType::BatchAck => {
+            let count = fields.count_of_list(MAX_BATCH_IDS, BATCH_ID_LENGTH)?;
+            Body::BatchAck((0..count).map(|_| fields.batch_id()).collect::<Result<_, _>>()?)
+        }
         FrameType::BatchAckAnswer => Body::BatchAckAnswer { settled: fields.u32("settled")? },
         FrameType::BatchNack => {
             Body::BatchNack(BatchNack { batch: fields.batch_id()?, delay_ms: fields.u32("delay_ms")? })
@@ -178,13 +181,12 @@ fn add_new_msg_answer(fields: &mut Fields<'_>) -> Result<AddNewMsgAnswer, Refusa
 
 fn del_msg_answer(fields: &mut Fields<'_>) -> Result<Vec<DelOutcome>, Refusal> {
     fields.count_of_list(MAX_MESSAGES, 1)?;
+    let numbers = fields.all();
     let outcome = |number: &u8| {
         let wrong = || fields.wrong(format_args!("has an outcome of {number}, but only 0 to 3 are defined"));
         DelOutcome::ALL.get(usize::from(*number)).copied().ok_or_else(wrong)
     };
-    let outcomes = fields.rest.iter().map(outcome).collect::<Result<_, _>>()?;
-    fields.rest = &[];
-    Ok(outcomes)
+    numbers.iter().map(outcome).collect()
 }
 
 fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
@@ -209,11 +211,6 @@ fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
         last: fields.has(flag::LAST),
         messages: messages.map(|(message, attempt)| TimedOut { message, attempt: *attempt }).collect(),
     })
-}
-
-fn batch_ack(fields: &mut Fields<'_>) -> Result<Vec<BatchId>, Refusal> {
-    let count = fields.count_of_list(MAX_BATCH_IDS, BATCH_ID_LENGTH)?;
-    (0..count).map(|_| fields.batch_id()).collect()
 }
 
 fn error(fields: &mut Fields<'_>, code: u16) -> Result<Error, Refusal> {
