@@ -22,7 +22,6 @@ use ackwheel::protocol::{Body, Codec, Decoded, Frame};
 use bytes::BytesMut;
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, Bencher, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
-use tokio_util::codec::Decoder;
 
 use crate::messages::random_messages;
 

@@ -11,7 +11,6 @@ use ackwheel::protocol::frame::{
 use ackwheel::protocol::{Body, Codec, DecodeError, Decoded};
 use bytes::BytesMut;
 use serde::Deserialize;
-use tokio_util::codec::Decoder;
 
 /// A fenced block: "```kind name: sentence", then bytes in hexadecimal with comments.
 struct Example {
@@ -106,7 +105,7 @@ fn the_file_of_vectors_has_every_example_and_more() {
                 assert_eq!(encoded, hex(&vector.hex), "{}", vector.name);
                 (Some(frame.body.frame_type().as_str().to_owned()), None)
             }
-            Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError::Broken { refusal, .. }) => {
+            Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError { refusal, .. }) => {
                 (None, Some(refusal.reason.to_string()))
             }
             other => panic!("{}: {other:?}", vector.name),
@@ -143,7 +142,7 @@ fn every_refused_example_is_refused_for_its_reason() {
                 assert!(!refusal.reason.closes(), "line {line}: it closes, so it should be broken");
                 refusal
             }
-            Err(DecodeError::Broken { refusal, .. }) => {
+            Err(DecodeError { refusal, .. }) => {
                 assert!(refusal.reason.closes(), "line {line}: it is broken, so it should close");
                 refusal
             }

@@ -12,7 +12,6 @@ use ackwheel::protocol::frame::{AddNewMsg, DelMsg, Error, MAX_PING_LENGTH};
 use ackwheel::protocol::{Body, Codec, DecodeError, Decoded, Frame};
 use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
-use tokio_util::codec::Decoder;
 
 /// Small, so that inputs reach it.
 const MAX_FRAME_LENGTH: u32 = 1_024;
@@ -49,7 +48,7 @@ struct Read {
 
 impl Read {
     fn all(bytes: &[u8], piece: usize) -> Read {
-        let (mut codec, mut received) = (Codec::new(MAX_FRAME_LENGTH), BytesMut::new());
+        let (codec, mut received) = (Codec::new(MAX_FRAME_LENGTH), BytesMut::new());
         let mut decoded = Vec::new();
         for piece in bytes.chunks(piece) {
             received.extend_from_slice(piece);
@@ -57,11 +56,10 @@ impl Read {
                 match codec.decode(&mut received) {
                     Ok(Some(found)) => decoded.push(found),
                     Ok(None) => break,
-                    Err(DecodeError::Broken { refusal, .. }) => {
+                    Err(DecodeError { refusal, .. }) => {
                         assert!(!refusal.text.is_empty(), "a closed connection is told why");
                         return Read { decoded, broken: Some(refusal.reason) };
                     }
-                    Err(DecodeError::Io(error)) => panic!("there is no I/O here: {error}"),
                 }
             }
         }

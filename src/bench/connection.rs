@@ -8,12 +8,11 @@ use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
-use tokio_util::codec::Decoder;
 
 use super::schedule::Schedule;
 use super::shared::{Counters, Stopwatch};
 use super::traffic::{Goal, Traffic, WRITE_AHEAD};
-use crate::client::Greeted;
+use crate::client::OpenConnection;
 use crate::protocol::frame::{Body, Frame};
 use crate::protocol::{Codec, Decoded};
 use crate::ticker::precise_timer::PreciseTimer;
@@ -64,14 +63,14 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(greeted: Greeted, traffic: Traffic, stopwatch: Stopwatch) -> Connection {
+    pub(super) fn new(open: OpenConnection, traffic: Traffic, stopwatch: Stopwatch) -> Connection {
         let now = stopwatch.now();
-        let mut input = vec![0; READ_LENGTH.max(greeted.received.len())].into_boxed_slice();
-        input[..greeted.received.len()].copy_from_slice(&greeted.received);
+        let mut input = vec![0; READ_LENGTH.max(open.incoming.bytes.len())].into_boxed_slice();
+        input[..open.incoming.bytes.len()].copy_from_slice(&open.incoming.bytes);
         Connection {
-            reader: greeted.reader,
-            writer: greeted.writer,
-            filled: greeted.received.len(),
+            reader: open.incoming.reader,
+            writer: open.outgoing.writer,
+            filled: open.incoming.bytes.len(),
             input,
             output: Vec::with_capacity(READ_LENGTH),
             written: 0,
@@ -219,9 +218,9 @@ fn lost(error: &std::io::Error) -> String {
 }
 
 /// A connection that only answers Pings; returns why it ended.
-pub(super) async fn idle(mut greeted: Greeted) -> String {
-    let codec = &mut Codec::default();
-    let (mut received, mut out) = (BytesMut::from(&greeted.received[..]), BytesMut::new());
+pub(super) async fn idle(mut open: OpenConnection) -> String {
+    let codec = Codec::default();
+    let (mut received, mut out) = (BytesMut::from(&open.incoming.bytes[..]), BytesMut::new());
     loop {
         match codec.decode(&mut received) {
             Ok(Some(Decoded::Frame(Frame { correlation, body: Body::Ping(payload) }))) => {
@@ -231,13 +230,13 @@ pub(super) async fn idle(mut greeted: Greeted) -> String {
             Ok(Some(_)) => {}
             Ok(None) => {
                 let written = async {
-                    greeted.writer.write_all_buf(&mut out).await?;
-                    greeted.writer.flush().await
+                    open.outgoing.writer.write_all_buf(&mut out).await?;
+                    open.outgoing.writer.flush().await
                 };
                 if let Err(error) = written.await {
                     return lost(&error);
                 }
-                match greeted.reader.read_buf(&mut received).await {
+                match open.incoming.reader.read_buf(&mut received).await {
                     Ok(0) => return "the server closed the connection".to_owned(),
                     Ok(_) => {}
                     Err(error) => return lost(&error),

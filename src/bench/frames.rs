@@ -5,7 +5,6 @@
 //! [`Codec`], which can say what it is.
 
 use bytes::BytesMut;
-use tokio_util::codec::Decoder;
 
 use super::requests::{Kind, Sent};
 use crate::core::message::{AddOutcome, DelOutcome, Message, MsgId};
@@ -255,11 +254,10 @@ pub(super) fn broken(length: BrokenLength) -> String {
 fn decode(frame: &[u8]) -> Result<Frame, String> {
     match Codec::default().decode(&mut BytesMut::from(frame)) {
         Ok(Some(Decoded::Frame(frame))) => Ok(frame),
-        Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError::Broken { refusal, .. }) => {
+        Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError { refusal, .. }) => {
             Err(format!("the server sent a frame that cannot be read: {}", refusal.text))
         }
         Ok(None) => Err("the server sent a frame that does not end".to_owned()),
-        Err(DecodeError::Io(error)) => Err(error.to_string()),
     }
 }
 

@@ -14,7 +14,7 @@ use super::latency::Recorder;
 use super::shared::{Plan, Shared};
 use super::traffic::Traffic;
 use super::{BenchError, BenchOptions, Progress, Report};
-use crate::client::{ClientError, Greeted, greet};
+use crate::client::{self, ClientError, OpenConnection};
 
 /// Makes a load whose options are possible.
 pub(super) fn run(
@@ -98,9 +98,9 @@ impl Worker {
         // First those that only listen, so that they are there when the load begins. Their Pings are answered on this
         // thread too: one more would take a processor from the server, or from the load, for each of them.
         for _ in (self.number..options.idle_connections).step_by(options.threads) {
-            match greet(&options.address, &options.client_options()).await {
-                Ok(greeted) => {
-                    tasks.spawn(listen(greeted, Arc::clone(&self.shared.plan)));
+            match client::open(&options.address, &options.client_options()).await {
+                Ok(open) => {
+                    tasks.spawn(listen(open, Arc::clone(&self.shared.plan)));
                 }
                 Err(error) => return error.to_string(),
             }
@@ -126,11 +126,11 @@ impl Worker {
 
     async fn connect(&self, number: usize) -> Result<Connection, ClientError> {
         let Shared { options, plan, stopwatch, welcome } = &self.shared;
-        let greeted = greet(&options.address, &options.client_options()).await?;
-        welcome.get_or_init(|| greeted.welcome.clone());
+        let open = client::open(&options.address, &options.client_options()).await?;
+        welcome.get_or_init(|| open.welcome.clone());
         let window = options.share_of(number);
         let traffic = Traffic::new(Arc::clone(plan), number, window, Arc::clone(&self.recorder));
-        Ok(Connection::new(greeted, traffic, stopwatch.clone()))
+        Ok(Connection::new(open, traffic, stopwatch.clone()))
     }
 }
 
@@ -144,7 +144,7 @@ pub async fn stay_awake() {
     }
 }
 
-async fn listen(greeted: Greeted, plan: Arc<Plan>) {
-    let cause = idle(greeted).await;
+async fn listen(open: OpenConnection, plan: Arc<Plan>) {
+    let cause = idle(open).await;
     plan.errors.record(format!("an idle connection ended: {cause}"));
 }

@@ -1,11 +1,11 @@
-//! Where an ackwheel listens.
+//! The address of a server, and its text.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where an ackwheel listens: `host:port` or `unix:/path`.
+/// The address at which an ackwheel listens: `host:port` or `unix:/path`.
 ///
 /// ```
 /// # use ackwheel::client::Address;
@@ -44,12 +44,10 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let wrong = |problem| AddressError { text: text.to_owned(), problem };
-        if let Some(path) = text.strip_prefix(UNIX) {
-            return if path.is_empty() {
-                Err(wrong("the path is missing"))
-            } else {
-                Ok(Address::Unix(path.into()))
-            };
+        match text.strip_prefix(UNIX) {
+            Some("") => return Err(wrong("the path is missing")),
+            Some(path) => return Ok(Address::Unix(path.into())),
+            None => {}
         }
         let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("the port is missing"))?;
         let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));

@@ -19,9 +19,9 @@ pub enum ClientError {
     /// No connection could be made.
     #[error("cannot connect to {address}: {cause}{}", question(cause))]
     Connect {
-        /// Where to.
+        /// The server.
         address: Address,
-        /// Why not.
+        /// The cause.
         cause: Arc<io::Error>,
     },
 
@@ -30,16 +30,16 @@ pub enum ClientError {
         "the connection to {address} was lost before the answer came ({cause}): repeating the request is safe"
     )]
     ConnectionLost {
-        /// Where to.
+        /// The server.
         address: Address,
-        /// Why.
+        /// The cause.
         cause: Arc<str>,
     },
 
     /// There was no connection for as long as the request could wait; it was never written.
     #[error("not connected to {address} for {waited:?} ({cause}): nothing was sent, try again later or elsewhere")]
     NotConnected {
-        /// Where to.
+        /// The server.
         address: Address,
         /// How long the request waited.
         waited: Duration,
@@ -50,7 +50,7 @@ pub enum ClientError {
     /// No answer came in time.
     #[error("no answer from {address} within {waited:?}: {}", sent(*.written))]
     Timeout {
-        /// Where from.
+        /// The server.
         address: Address,
         /// How long the request waited.
         waited: Duration,
@@ -58,18 +58,18 @@ pub enum ClientError {
         written: bool,
     },
 
-    /// The peer did not keep the protocol.
+    /// The peer violated the protocol.
     #[error("{0}; is that an ackwheel, and of a version that this client knows?")]
     Protocol(String),
 
-    /// The request can not be made; it was not sent.
+    /// The request is invalid; it was not sent.
     #[error("{0}")]
     InvalidRequest(String),
 
-    /// Of a request that needed several frames, only some were answered well.
+    /// Only some of the frames of a request were applied.
     #[error("{applied} of {messages} messages were applied, then: {cause}")]
     Partial {
-        /// Messages in the frames that were answered well.
+        /// Messages in the frames that were applied.
         applied: usize,
         /// Messages in all.
         messages: usize,
@@ -82,7 +82,7 @@ pub enum ClientError {
         "the connection to {address} was closed on this side: keep client and subscription while they are used"
     )]
     Closed {
-        /// Where to.
+        /// The server.
         address: Address,
     },
 }
@@ -127,10 +127,6 @@ impl ClientError {
             ClientError::Partial { cause, .. } => cause.reason(),
             _ => None,
         }
-    }
-
-    pub(super) fn connect(address: &Address, cause: io::Error) -> ClientError {
-        ClientError::Connect { address: address.clone(), cause: Arc::new(cause) }
     }
 }
 

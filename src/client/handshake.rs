@@ -1,18 +1,17 @@
-//! From an address to a connection that is ready for requests: dial, Hello and, for a subscription,
-//! Subscribe.
+//! Makes a connection that is ready for requests: connects, says Hello and, for a subscription, sends Subscribe.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_util::codec::Decoder;
 
 use super::address::Address;
 use super::error::ClientError;
 use super::options::ClientOptions;
-use crate::protocol::frame::{Body, Error, Frame, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
+use crate::protocol::frame::{Body, Error, Frame, Hello, Subscribe, VERSIONS, Welcome};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
 /// Bytes that are read at once, if they are there.
@@ -25,14 +24,14 @@ pub(super) const SUBSCRIBE: u32 = 2;
 pub(super) const FIRST_REQUEST: u32 = 3;
 
 /// Bytes from a server.
-pub(super) struct Incoming {
-    reader: Box<dyn AsyncRead + Send + Unpin>,
+pub(crate) struct Incoming {
+    pub(crate) reader: Box<dyn AsyncRead + Send + Unpin>,
     /// Bytes that were read and not yet decoded.
-    pub(super) bytes: BytesMut,
+    pub(crate) bytes: BytesMut,
 }
 
 impl Incoming {
-    /// Reads what there is. Cancel-safe. Nothing more to come is an error.
+    /// Reads the bytes that are there. Cancel-safe. The end of the stream is an error.
     pub(super) async fn read(&mut self) -> io::Result<()> {
         if self.bytes.capacity() - self.bytes.len() < READ_LENGTH / 4 {
             self.bytes.reserve(READ_LENGTH);
@@ -42,138 +41,72 @@ impl Incoming {
             _ => Ok(()),
         }
     }
+
+    async fn read_frame(&mut self) -> io::Result<Frame> {
+        loop {
+            match Codec::default().decode(&mut self.bytes) {
+                Ok(Some(Decoded::Frame(frame))) => return Ok(frame),
+                Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError { refusal, .. }) => {
+                    return Err(malformed(refusal.text));
+                }
+                Ok(None) => self.read().await?,
+            }
+        }
+    }
 }
 
 /// Bytes to a server.
-pub(super) struct Outgoing {
-    writer: Box<dyn AsyncWrite + Send + Unpin>,
+pub(crate) struct Outgoing {
+    pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
+    /// Bytes that are not yet written.
+    pub(super) bytes: BytesMut,
     /// Whether the stream holds bytes back that were written to it, as TLS can.
-    unflushed: bool,
+    is_unflushed: bool,
 }
 
 impl Outgoing {
-    /// Whether everything written has left.
-    pub(super) fn is_flushed(&self) -> bool {
-        !self.unflushed
+    pub(super) fn encode(&mut self, correlation: u32, body: Body) {
+        Codec::default().encode_frame(&Frame::new(correlation, body), &mut self.bytes);
     }
 
-    /// Writes what the server takes of `bytes`; without any, sends on what the stream holds back. Cancel-safe.
-    pub(super) async fn write(&mut self, bytes: &mut BytesMut) -> io::Result<()> {
-        if bytes.is_empty() {
+    /// Whether bytes wait to be written or flushed.
+    pub(super) fn has_unwritten(&self) -> bool {
+        !self.bytes.is_empty() || self.is_unflushed
+    }
+
+    /// Writes the bytes that the server takes; if there are none, flushes the stream. Cancel-safe.
+    pub(super) async fn write(&mut self) -> io::Result<()> {
+        if self.bytes.is_empty() {
             self.writer.flush().await?;
-            self.unflushed = false;
+            self.is_unflushed = false;
             return Ok(());
         }
-        if self.writer.write_buf(bytes).await? == 0 {
+        if self.writer.write_buf(&mut self.bytes).await? == 0 {
             return Err(io::Error::new(io::ErrorKind::WriteZero, "the connection takes no more bytes"));
         }
-        self.unflushed = true;
+        self.is_unflushed = true;
         Ok(())
     }
 
-    /// Writes all of `bytes`, and nothing more after that.
-    pub(super) async fn finish(&mut self, bytes: &mut BytesMut) -> io::Result<()> {
-        self.writer.write_all_buf(bytes).await?;
-        self.writer.flush().await?;
-        self.writer.shutdown().await
-    }
-}
-
-/// A byte stream to and from a server.
-pub(super) struct Stream {
-    pub(super) incoming: Incoming,
-    pub(super) outgoing: Outgoing,
-    pub(super) codec: Codec,
-}
-
-impl Stream {
-    async fn read_frame(&mut self) -> io::Result<Frame> {
-        loop {
-            match self.codec.decode(&mut self.incoming.bytes) {
-                Ok(Some(Decoded::Frame(frame))) => return Ok(frame),
-                Ok(Some(Decoded::Refused { refusal, .. })) | Err(DecodeError::Broken { refusal, .. }) => {
-                    return Err(malformed(refusal.text));
-                }
-                Err(DecodeError::Io(error)) => return Err(error),
-                Ok(None) => self.incoming.read().await?,
-            }
+    pub(super) async fn write_all(&mut self) -> io::Result<()> {
+        while self.has_unwritten() {
+            self.write().await?;
         }
-    }
-
-    async fn write_frame(&mut self, frame: &Frame) -> io::Result<()> {
-        let mut out = BytesMut::new();
-        self.codec.encode_frame(frame, &mut out);
-        self.outgoing.writer.write_all(&out).await?;
-        self.outgoing.writer.flush().await
-    }
-
-    /// Sends a request and waits for its answer. Pings and a GoAway may come meanwhile.
-    async fn ask(&mut self, correlation: u32, body: Body) -> Result<Body, HandshakeError> {
-        let written = self.write_frame(&Frame::new(correlation, body)).await;
-        // A server that closes before it has read may have sent its reason.
-        let mut unwritten = written.err();
-        loop {
-            let read = self.read_frame().await;
-            let frame = read.map_err(|error| unwritten.take().unwrap_or(error))?;
-            match frame.body {
-                Body::Error(error) => return Err(HandshakeError::Refused(error)),
-                Body::Ping(payload) => {
-                    self.write_frame(&Frame::new(frame.correlation, Body::Pong(payload))).await?;
-                }
-                Body::GoAway(_) => {}
-                body if frame.correlation == correlation => return Ok(body),
-                body => return Err(unexpected(&body)),
-            }
-        }
+        Ok(())
     }
 }
 
 /// A connection that is ready for requests.
-pub(super) struct Established {
-    pub(super) stream: Stream,
-    pub(super) welcome: Welcome,
-    pub(super) subscribed: Option<Subscribed>,
-}
-
-/// A connection that has said Hello, for those who speak on it themselves.
-#[cfg(feature = "sidecar")]
-pub(crate) struct Greeted {
-    pub(crate) reader: Box<dyn AsyncRead + Send + Unpin>,
-    pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
-    /// The bytes behind Welcome.
-    pub(crate) received: BytesMut,
+pub(crate) struct OpenConnection {
+    pub(crate) incoming: Incoming,
+    pub(crate) outgoing: Outgoing,
     pub(crate) welcome: Welcome,
+    /// The group that was joined; empty without a subscription.
+    pub(super) group: String,
 }
 
-/// Connects and says Hello, and leaves all else to the caller.
-#[cfg(feature = "sidecar")]
-pub(crate) async fn greet(address: &Address, options: &ClientOptions) -> Result<Greeted, ClientError> {
-    let Established { stream: Stream { incoming, outgoing, .. }, welcome, .. } =
-        Dialer::new(address.clone(), options.clone(), None)?.dial().await?;
-    Ok(Greeted { reader: incoming.reader, writer: outgoing.writer, received: incoming.bytes, welcome })
-}
-
-enum HandshakeError {
-    Io(io::Error),
-    Refused(Error),
-}
-
-impl From<io::Error> for HandshakeError {
-    fn from(error: io::Error) -> HandshakeError {
-        HandshakeError::Io(error)
-    }
-}
-
-fn malformed(text: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, text.into())
-}
-
-fn unexpected(body: &Body) -> HandshakeError {
-    let frame = body.frame_type().as_str();
-    HandshakeError::Io(malformed(format!("the server began with {frame}, which it may not")))
-}
-
-/// Makes connections, one like the other.
+/// Makes connections with the same address, options and subscription.
+#[derive(Debug)]
 pub(super) struct Dialer {
     pub(super) address: Address,
     pub(super) options: ClientOptions,
@@ -182,7 +115,6 @@ pub(super) struct Dialer {
 }
 
 impl Dialer {
-    /// For connections to `address`, with a subscription if one is given.
     pub(super) fn new(
         address: Address,
         options: ClientOptions,
@@ -192,71 +124,109 @@ impl Dialer {
         Ok(Dialer { address, options, hello, subscribe })
     }
 
-    /// Makes a connection: refused, or not to be had, or ready for requests.
-    pub(super) async fn dial(&self) -> Result<Established, ClientError> {
+    /// Makes a connection within the connect timeout.
+    pub(super) async fn dial(&self) -> Result<OpenConnection, ClientError> {
         let limit = self.options.connect_timeout;
-        let too_slow = || {
+        let too_slow = |_| {
             let text = format!("it did not answer within {limit:?}");
-            HandshakeError::Io(io::Error::new(io::ErrorKind::TimedOut, text))
+            Err(io::Error::new(io::ErrorKind::TimedOut, text))
         };
-        let dialed = timeout(limit, self.dial_slowly()).await.unwrap_or_else(|_| Err(too_slow()));
-        dialed.map_err(|error| match error {
-            HandshakeError::Io(cause) => ClientError::connect(&self.address, cause),
-            HandshakeError::Refused(error) => ClientError::Refused(error),
-        })
+        let dialed = timeout(limit, self.dial_untimed()).await.unwrap_or_else(too_slow);
+        let failed = |cause| ClientError::Connect { address: self.address.clone(), cause: Arc::new(cause) };
+        dialed.map_err(failed)?.map_err(ClientError::Refused)
     }
 
-    async fn dial_slowly(&self) -> Result<Established, HandshakeError> {
-        let mut stream = self.connect().await?;
-        let welcome = match stream.ask(HELLO, Body::Hello(self.hello.clone())).await? {
+    async fn dial_untimed(&self) -> io::Result<Result<OpenConnection, Error>> {
+        let (mut incoming, mut outgoing) = self.connect().await?;
+        let hello = Body::Hello(self.hello.clone());
+        let welcome = match ask(&mut incoming, &mut outgoing, HELLO, hello).await? {
             Body::Welcome(welcome) => welcome,
-            body => return Err(unexpected(&body)),
+            body => return refused(&body),
         };
         if !VERSIONS.contains(&welcome.version) {
             let version = welcome.version;
-            return Err(malformed(format!("the server chose version {version}, which was not offered")).into());
+            return Err(malformed(format!("the server chose version {version}, which was not offered")));
         }
-        let subscribed = match &self.subscribe {
-            None => None,
-            Some(subscribe) => match stream.ask(SUBSCRIBE, Body::Subscribe(subscribe.clone())).await? {
-                Body::Subscribed(subscribed) => Some(subscribed),
-                body => return Err(unexpected(&body)),
-            },
-        };
-        Ok(Established { stream, welcome, subscribed })
+        let mut group = String::new();
+        if let Some(subscribe) = &self.subscribe {
+            let subscribe = Body::Subscribe(subscribe.clone());
+            match ask(&mut incoming, &mut outgoing, SUBSCRIBE, subscribe).await? {
+                Body::Subscribed(subscribed) => group = subscribed.group,
+                body => return refused(&body),
+            }
+        }
+        Ok(Ok(OpenConnection { incoming, outgoing, welcome, group }))
     }
 
-    async fn connect(&self) -> io::Result<Stream> {
-        let (reader, writer): (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>) =
-            match &self.address {
-                Address::Tcp { host, port } => {
-                    let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                    // Frames are put together here; the kernel need not wait for more.
-                    stream.set_nodelay(true)?;
-                    match &self.options.tls {
-                        None => {
-                            let (reader, writer) = stream.into_split();
-                            (Box::new(reader), Box::new(writer))
-                        }
-                        #[cfg(not(feature = "tls"))]
-                        Some(tls) => match *tls {},
-                        #[cfg(feature = "tls")]
-                        Some(tls) => {
-                            let (reader, writer) = tokio::io::split(tls.shake_hands(host, stream).await?);
-                            (Box::new(reader), Box::new(writer))
-                        }
-                    }
+    async fn connect(&self) -> io::Result<(Incoming, Outgoing)> {
+        match &self.address {
+            Address::Tcp { host, port } => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                // Frames are collected here, so the kernel need not wait for more.
+                stream.set_nodelay(true)?;
+                match &self.options.tls {
+                    None => Ok(boxed(stream.into_split())),
+                    #[cfg(not(feature = "tls"))]
+                    Some(tls) => match *tls {},
+                    #[cfg(feature = "tls")]
+                    Some(tls) => Ok(boxed(tokio::io::split(tls.shake_hands(host, stream).await?))),
                 }
-                #[cfg(unix)]
-                Address::Unix(path) => {
-                    let (reader, writer) = tokio::net::UnixStream::connect(path).await?.into_split();
-                    (Box::new(reader), Box::new(writer))
-                }
-                #[cfg(not(unix))]
-                Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported)),
-            };
-        let incoming = Incoming { reader, bytes: BytesMut::new() };
-        let outgoing = Outgoing { writer, unflushed: false };
-        Ok(Stream { incoming, outgoing, codec: Codec::default() })
+            }
+            #[cfg(unix)]
+            Address::Unix(path) => Ok(boxed(tokio::net::UnixStream::connect(path).await?.into_split())),
+            #[cfg(not(unix))]
+            Address::Unix(_) => Err(io::Error::from(io::ErrorKind::Unsupported)),
+        }
     }
+}
+
+fn boxed<R, W>((reader, writer): (R, W)) -> (Incoming, Outgoing)
+where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    let incoming = Incoming { reader: Box::new(reader), bytes: BytesMut::new() };
+    (incoming, Outgoing { writer: Box::new(writer), bytes: BytesMut::new(), is_unflushed: false })
+}
+
+/// Makes a connection for a caller that speaks the protocol itself.
+#[cfg(feature = "sidecar")]
+pub(crate) async fn open(address: &Address, options: &ClientOptions) -> Result<OpenConnection, ClientError> {
+    Dialer::new(address.clone(), options.clone(), None)?.dial().await
+}
+
+/// Sends a request and waits for its answer, or for an Error. Answers Pings and ignores a GoAway meanwhile.
+async fn ask(incoming: &mut Incoming, outgoing: &mut Outgoing, correlation: u32, body: Body) -> io::Result<Body> {
+    outgoing.encode(correlation, body);
+    // A server that closes before it has read may have sent its reason.
+    let mut unwritten = outgoing.write_all().await.err();
+    loop {
+        let frame = incoming.read_frame().await.map_err(|error| unwritten.take().unwrap_or(error))?;
+        match frame.body {
+            Body::Ping(payload) => {
+                outgoing.encode(frame.correlation, Body::Pong(payload));
+                outgoing.write_all().await?;
+            }
+            Body::GoAway(_) => {}
+            Body::Error(_) => return Ok(frame.body),
+            body if frame.correlation == correlation => return Ok(body),
+            body => return Err(unexpected(&body)),
+        }
+    }
+}
+
+/// The outcome of a handshake that was answered with this frame.
+fn refused(body: &Body) -> io::Result<Result<OpenConnection, Error>> {
+    match body {
+        Body::Error(error) => Ok(Err(error.clone())),
+        body => Err(unexpected(body)),
+    }
+}
+
+fn unexpected(body: &Body) -> io::Error {
+    malformed(format!("the server began with {}, which it may not", body.frame_type().as_str()))
+}
+
+fn malformed(text: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text.into())
 }

@@ -1,54 +1,66 @@
-//! Batches that were delivered and not yet read, between the background task and the reader.
+//! Batches of a subscription, between the background task and the reader: those that are not read, and those whose
+//! acknowledgement is not answered.
 //!
 //! # Why it stays within its bound
 //!
-//! The server keeps to the credit for batches that it believes to be in our hands. One that a reader leaves
-//! lying for too long, or that came on a connection now lost, it gives to another member, or to us again,
-//! and then the credit no longer counts our old copy. So a copy replaces the one that lies here, and where
-//! the inbox holds more than the credit allows, what arrives is not kept, but given back: the server
-//! hands it to others, or to us again. Batches stay here, also across connections: the server that sent it may
-//! have gone, and with it the only other copy.
+//! The server limits batches in our hands by the credit. It gives a batch that a reader does not read for too long, or
+//! that came on a connection now lost, to another member or to us again, and then the credit no longer counts our old
+//! copy. So a copy replaces the unread one, and if the inbox holds more than the credit allows, a new batch is returned:
+//! the server delivers it to others, or to us again. Batches stay here across connections: the server that sent one may
+//! have ended, and with it the only other copy.
+//!
+//! # Acknowledged batches
+//!
+//! Their reader has dealt with them. Until the server confirms that they are settled, they are not read again, but
+//! acknowledged again: an acknowledgement may be lost with its connection, and the server then redelivers the batch.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use super::acknowledged::{Acknowledged, Asking, Status};
 use super::error::ClientError;
 use crate::core::batch::BatchId;
-use crate::protocol::frame::{Subscribed, TimeoutBatch};
+use crate::protocol::frame::{MAX_BATCH_IDS, TimeoutBatch};
 
-/// Where batches wait for their reader.
+/// The batches of a subscription.
 #[derive(Debug)]
 pub(super) struct Inbox {
     /// As the server does, the inbox takes another batch while it holds fewer messages than this.
     credit: usize,
     state: Mutex<State>,
-    acknowledged: Acknowledged,
 }
 
 /// The outcome for a batch that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrived {
+pub(super) enum DeliverOutcome {
     /// It waits for its reader.
     Kept,
-    /// There is no room for it: it is to be given back.
+    /// There is no room for it: return it.
     NoRoom,
-    /// Its reader has acknowledged it, and the answer may still come.
-    Acknowledged,
-    /// Its reader has acknowledged it, and has no answer: it is to be acknowledged again.
+    /// Its reader has acknowledged it.
+    Acknowledged(AckState),
+}
+
+/// The state of an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AckState {
+    /// A caller waits for its answer.
+    Asked,
+    /// It has failed, or its caller did not wait for the answer: repeat it.
     Unanswered,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
-    batches: VecDeque<TimeoutBatch>,
-    ids: HashSet<BatchId>,
-    messages: usize,
+    /// In the order of their ids: earlier ticks first.
+    unread: BTreeMap<BatchId, TimeoutBatch>,
+    unread_messages: usize,
+    /// At most as many as one BatchAck carries. One more is not remembered: it is read again.
+    acknowledged: HashMap<BatchId, AckState>,
     group: String,
     reconnects: u64,
     ended: bool,
-    /// Events that the reader has not received yet.
+    /// Why it ended, until the reader has learnt it.
     error: Option<ClientError>,
     reader: Option<Waker>,
 }
@@ -57,17 +69,7 @@ impl Inbox {
     /// For a subscription with this credit that joined this group.
     pub(super) fn new(credit: u32, group: String) -> Inbox {
         let credit = usize::try_from(credit).unwrap_or(usize::MAX);
-        let state = State {
-            batches: VecDeque::new(),
-            ids: HashSet::new(),
-            messages: 0,
-            group,
-            reconnects: 0,
-            ended: false,
-            error: None,
-            reader: None,
-        };
-        Inbox { credit, state: Mutex::new(state), acknowledged: Acknowledged::default() }
+        Inbox { credit, state: Mutex::new(State { group, ..State::default() }) }
     }
 
     /// The group joined.
@@ -81,77 +83,75 @@ impl Inbox {
     }
 
     /// The reader acknowledges batches. Copies of them that it has not read are dropped.
-    pub(super) fn acknowledge<'a>(&'a self, batches: &'a [BatchId]) -> Asking<'a> {
-        let asking = self.acknowledged.ask(batches);
+    pub(super) fn acknowledge<'a>(&'a self, batches: &'a [BatchId]) -> Acknowledgement<'a> {
         let mut state = self.state();
         for batch in batches {
-            state.drop_copy(*batch);
+            if let Some(copy) = state.unread.remove(batch) {
+                state.unread_messages -= copy.messages.len();
+            }
+            if state.acknowledged.len() < MAX_BATCH_IDS || state.acknowledged.contains_key(batch) {
+                state.acknowledged.insert(*batch, AckState::Asked);
+            }
         }
-        asking
+        Acknowledgement { inbox: self, batches }
     }
 
     /// The batches whose acknowledgement is to be repeated.
     pub(super) fn unanswered(&self) -> Vec<BatchId> {
-        self.acknowledged.unanswered()
+        let state = self.state();
+        let unanswered = state.acknowledged.iter().filter(|(_, state)| **state == AckState::Unanswered);
+        unanswered.map(|(batch, _)| *batch).collect()
     }
 
-    /// The server says that these are settled.
+    /// The server confirms that these are settled.
     pub(super) fn settled(&self, batches: &[BatchId]) {
-        self.acknowledged.settled(batches);
+        let mut state = self.state();
+        for batch in batches {
+            state.acknowledged.remove(batch);
+        }
     }
 
     /// A batch arrived.
     #[must_use]
-    pub(super) fn deliver(&self, batch: TimeoutBatch) -> Arrived {
+    pub(super) fn deliver(&self, batch: TimeoutBatch) -> DeliverOutcome {
         let mut state = self.state();
-        match self.acknowledged.status(batch.id) {
+        if let Some(ack_state) = state.acknowledged.get(&batch.id) {
+            return DeliverOutcome::Acknowledged(*ack_state);
+        }
+        match state.unread.remove(&batch.id) {
+            // It can have another number of messages: a Redis that failed over may have expired the tick again.
+            Some(copy) => state.unread_messages -= copy.messages.len(),
+            None if state.unread_messages >= self.credit => return DeliverOutcome::NoRoom,
             None => {}
-            Some(Status::Asked) => return Arrived::Acknowledged,
-            Some(Status::Unanswered) => return Arrived::Unanswered,
         }
-        if !state.ids.insert(batch.id) {
-            let messages = batch.messages.len();
-            let copy = state.batches.iter_mut().find(|copy| copy.id == batch.id);
-            let before = std::mem::replace(copy.expect("its id is known, so it is here"), batch);
-            // Not always as many: a Redis that failed over may have decided the tick again.
-            state.messages = state.messages - before.messages.len() + messages;
-            return Arrived::Kept;
-        }
-        if state.messages >= self.credit {
-            state.ids.remove(&batch.id);
-            return Arrived::NoRoom;
-        }
-        state.messages += batch.messages.len();
-        state.batches.push_back(batch);
-        let reader = state.reader.take();
-        drop(state);
-        wake(reader);
-        Arrived::Kept
+        state.unread_messages += batch.messages.len();
+        state.unread.insert(batch.id, batch);
+        wake_reader(state);
+        DeliverOutcome::Kept
     }
 
     /// The subscription was renewed on a new connection.
-    pub(super) fn renewed(&self, subscribed: Subscribed) {
+    pub(super) fn renewed(&self, group: String) {
         let mut state = self.state();
         state.reconnects += 1;
-        state.group = subscribed.group;
+        state.group = group;
     }
 
-    /// Nothing more will come; the reader learns why, unless it wanted that itself. The first end counts.
+    /// Nothing more will come. The reader learns why, unless it closed the subscription itself. The first end counts.
     pub(super) fn end(&self, error: Option<ClientError>) {
         let mut state = self.state();
         if !state.ended {
             state.ended = true;
             state.error = error;
         }
-        let reader = state.reader.take();
-        drop(state);
-        wake(reader);
+        wake_reader(state);
     }
 
     /// The next batch, or the end.
     pub(super) fn poll(&self, context: &Context<'_>) -> Poll<Option<Result<TimeoutBatch, ClientError>>> {
         let mut state = self.state();
-        if let Some(batch) = state.pop() {
+        if let Some((_, batch)) = state.unread.pop_first() {
+            state.unread_messages -= batch.messages.len();
             return Poll::Ready(Some(Ok(batch)));
         }
         if state.ended {
@@ -168,27 +168,29 @@ impl Inbox {
     }
 }
 
-impl State {
-    fn pop(&mut self) -> Option<TimeoutBatch> {
-        let batch = self.batches.pop_front()?;
-        self.ids.remove(&batch.id);
-        self.messages -= batch.messages.len();
-        Some(batch)
-    }
-
-    fn drop_copy(&mut self, batch: BatchId) {
-        if self.ids.remove(&batch)
-            && let Some(place) = self.batches.iter().position(|copy| copy.id == batch)
-            && let Some(copy) = self.batches.remove(place)
-        {
-            self.messages -= copy.messages.len();
-        }
-    }
+/// Wakes the reader after the lock is released.
+fn wake_reader(mut state: MutexGuard<'_, State>) {
+    let reader = state.reader.take();
+    drop(state);
+    reader.into_iter().for_each(Waker::wake);
 }
 
-fn wake(reader: Option<Waker>) {
-    if let Some(reader) = reader {
-        reader.wake();
+/// An acknowledgement whose caller waits for the answer. If this is dropped before the batches are settled, it is
+/// repeated.
+#[derive(Debug)]
+pub(super) struct Acknowledgement<'a> {
+    inbox: &'a Inbox,
+    batches: &'a [BatchId],
+}
+
+impl Drop for Acknowledgement<'_> {
+    fn drop(&mut self) {
+        let mut state = self.inbox.state();
+        for batch in self.batches {
+            if let Some(ack) = state.acknowledged.get_mut(batch) {
+                *ack = AckState::Unanswered;
+            }
+        }
     }
 }
 
@@ -218,13 +220,13 @@ mod tests {
     #[test]
     fn a_copy_replaces_what_lies_unread_and_nothing_exceeds_the_credit_by_more_than_a_batch() {
         let inbox = Inbox::new(10, "default".to_owned());
-        assert_eq!(inbox.deliver(batch(0, 5, 1)), Arrived::Kept);
-        assert_eq!(inbox.deliver(batch(1, 4, 1)), Arrived::Kept);
-        assert_eq!(inbox.deliver(batch(0, 5, 2)), Arrived::Kept);
-        assert_eq!(inbox.deliver(batch(2, 5, 1)), Arrived::Kept);
-        assert_eq!(inbox.deliver(batch(3, 1, 1)), Arrived::NoRoom);
+        assert_eq!(inbox.deliver(batch(0, 5, 1)), DeliverOutcome::Kept);
+        assert_eq!(inbox.deliver(batch(1, 4, 1)), DeliverOutcome::Kept);
+        assert_eq!(inbox.deliver(batch(0, 5, 2)), DeliverOutcome::Kept);
+        assert_eq!(inbox.deliver(batch(2, 5, 1)), DeliverOutcome::Kept);
+        assert_eq!(inbox.deliver(batch(3, 1, 1)), DeliverOutcome::NoRoom);
         assert_eq!(read_all(&inbox), [(0, 2), (1, 1), (2, 1)], "the last did not fit");
-        assert_eq!(inbox.deliver(batch(3, 1, 2)), Arrived::Kept);
+        assert_eq!(inbox.deliver(batch(3, 1, 2)), DeliverOutcome::Kept);
         assert_eq!(read_all(&inbox), [(3, 2)], "and fits when it comes again");
     }
 
@@ -232,46 +234,71 @@ mod tests {
     fn a_copy_with_more_or_fewer_messages_takes_as_much_of_the_credit_as_it_has() {
         let inbox = Inbox::new(10, "default".to_owned());
         for (before, after) in [(1, 25), (25, 1)] {
-            assert_eq!(inbox.deliver(batch(0, before, 1)), Arrived::Kept);
-            assert_eq!(inbox.deliver(batch(0, after, 2)), Arrived::Kept);
-            assert_eq!(inbox.deliver(batch(1, 5, 1)) == Arrived::Kept, after == 1);
+            assert_eq!(inbox.deliver(batch(0, before, 1)), DeliverOutcome::Kept);
+            assert_eq!(inbox.deliver(batch(0, after, 2)), DeliverOutcome::Kept);
+            assert_eq!(inbox.deliver(batch(1, 5, 1)) == DeliverOutcome::Kept, after == 1);
             let fits = if after == 1 { &[(0, 2), (1, 1)][..] } else { &[(0, 2)] };
             assert_eq!(read_all(&inbox), fits);
         }
-        assert_eq!(inbox.deliver(batch(2, 9, 1)), Arrived::Kept);
-        assert_eq!(inbox.deliver(batch(3, 1, 1)), Arrived::Kept);
-        assert_eq!(inbox.deliver(batch(4, 1, 1)), Arrived::NoRoom);
+        assert_eq!(inbox.deliver(batch(2, 9, 1)), DeliverOutcome::Kept);
+        assert_eq!(inbox.deliver(batch(3, 1, 1)), DeliverOutcome::Kept);
+        assert_eq!(inbox.deliver(batch(4, 1, 1)), DeliverOutcome::NoRoom);
         assert_eq!(read_all(&inbox), [(2, 1), (3, 1)], "all of the credit is there again");
     }
 
     #[test]
     fn what_was_acknowledged_is_not_read_again_until_it_is_settled() {
         let inbox = Inbox::new(10, "default".to_owned());
-        assert_eq!(inbox.deliver(batch(0, 9, 1)), Arrived::Kept);
+        assert_eq!(inbox.deliver(batch(0, 9, 1)), DeliverOutcome::Kept);
         assert_eq!(read_all(&inbox), [(0, 1)]);
-        assert_eq!(inbox.deliver(batch(0, 9, 2)), Arrived::Kept, "its reader may be slow");
+        assert_eq!(inbox.deliver(batch(0, 9, 2)), DeliverOutcome::Kept, "its reader may be slow");
         let ids = [batch(0, 9, 1).id];
-        let asking = inbox.acknowledge(&ids);
+        let acknowledgement = inbox.acknowledge(&ids);
         assert_eq!(read_all(&inbox), [], "the copy is of no use any more");
-        assert_eq!(inbox.deliver(batch(0, 9, 3)), Arrived::Acknowledged);
-        drop(asking);
-        assert_eq!(inbox.deliver(batch(0, 9, 4)), Arrived::Unanswered);
+        assert_eq!(inbox.deliver(batch(0, 9, 3)), DeliverOutcome::Acknowledged(AckState::Asked));
+        drop(acknowledgement);
+        assert_eq!(inbox.deliver(batch(0, 9, 4)), DeliverOutcome::Acknowledged(AckState::Unanswered));
         assert_eq!(inbox.unanswered(), ids);
         inbox.settled(&ids);
-        assert_eq!(inbox.deliver(batch(0, 9, 5)), Arrived::Kept);
-        assert_eq!(inbox.deliver(batch(1, 9, 1)), Arrived::Kept, "all of the credit was there");
+        assert_eq!(inbox.deliver(batch(0, 9, 5)), DeliverOutcome::Kept);
+        assert_eq!(inbox.deliver(batch(1, 9, 1)), DeliverOutcome::Kept, "all of the credit was there");
         assert_eq!(read_all(&inbox), [(0, 5), (1, 1)]);
     }
 
     #[test]
     fn what_lies_unread_comes_before_the_end() {
         let inbox = Inbox::new(10, "default".to_owned());
-        assert_eq!(inbox.deliver(batch(0, 1, 1)), Arrived::Kept);
+        assert_eq!(inbox.deliver(batch(0, 1, 1)), DeliverOutcome::Kept);
         inbox.end(Some(ClientError::InvalidRequest("wrong".to_owned())));
         inbox.end(None);
         assert_eq!(read_all(&inbox), [(0, 1)]);
         let context = Context::from_waker(Waker::noop());
         // read_all has taken the error.
         assert!(matches!(inbox.poll(&context), Poll::Ready(None)));
+    }
+
+    #[test]
+    fn what_was_not_answered_is_repeated_and_what_is_settled_is_forgotten() {
+        let inbox = Inbox::new(10, "default".to_owned());
+        let (lost, settled) = ([batch(1, 1, 1).id], [batch(2, 1, 1).id]);
+        let acknowledgement = inbox.acknowledge(&lost);
+        assert_eq!(inbox.deliver(batch(1, 1, 2)), DeliverOutcome::Acknowledged(AckState::Asked));
+        assert!(inbox.unanswered().is_empty(), "its answer may still come");
+        drop(acknowledgement);
+        let acknowledgement = inbox.acknowledge(&settled);
+        inbox.settled(&settled);
+        drop(acknowledgement);
+        assert_eq!(inbox.unanswered(), lost);
+        assert_eq!(inbox.deliver(batch(2, 1, 2)), DeliverOutcome::Kept);
+        inbox.settled(&lost);
+        assert!(inbox.unanswered().is_empty());
+    }
+
+    #[test]
+    fn no_more_are_remembered_than_one_batch_ack_carries() {
+        let inbox = Inbox::new(10, "default".to_owned());
+        let many: Vec<BatchId> = (0..).take(MAX_BATCH_IDS + 1).map(|seq| batch(seq, 1, 1).id).collect();
+        drop(inbox.acknowledge(&many));
+        assert_eq!(inbox.unanswered().len(), MAX_BATCH_IDS);
     }
 }

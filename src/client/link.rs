@@ -1,280 +1,210 @@
-//! The way of a request from its caller to the background task: its place in the order, and its bound.
+//! The callers' end of a link to a server: queues requests in order and within bounds, and waits for their answers.
 //!
 //! ```text
-//!   caller ── order ── window ── queue ──▶ lane ──▶ connection
-//!          (one after   (room for         (waiting) (in flight)
+//!   caller ── order ── window ── queue ──▶ waiting ──▶ in flight
+//!          (one after   (room for            (of PendingRequests)
 //!           another)     messages)
 //! ```
 //!
-//! The window bounds everything behind it: a request takes room before it is queued, gives most of it back
-//! when it is written, and the rest when it is answered or has failed. So neither a server that is away nor
-//! one that does not answer lets anything grow.
+//! The window bounds everything behind it. A request takes room before it is queued, returns most of it when it is
+//! written, and the rest when it is answered or has failed. So memory stays bounded while the server is unreachable or
+//! does not answer.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::task::unconstrained;
 use tokio::time::{Instant, timeout_at};
 
-use super::address::Address;
 use super::error::ClientError;
-use crate::protocol::frame::{Body, MAX_MESSAGES, Welcome};
+use super::handshake::{Dialer, OpenConnection};
+use super::inbox::Inbox;
+use super::pending_requests::{Answer, LEAST_WEIGHT, PendingRequests, Request};
+use super::task::{Status, Task};
+use crate::core::refusal::Promise;
+use crate::protocol::frame::{Body, MAX_MESSAGES};
 
-/// How many messages may be in requests that wait to be written: 16 MiB.
+/// The most messages in requests that wait to be written: 16 MiB.
 const WINDOW_MESSAGES: usize = 32 * MAX_MESSAGES;
 
-/// The least weight of a request, in messages, and its weight once it is written: the memory
-/// of who waits for the answer.
-pub(super) const LEAST_WEIGHT: usize = 8;
-
-/// The timeout that stands for one beyond the end of time.
+/// The timeout in place of one that no clock can represent.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 // The largest frame can always pass.
 const _: () = assert!(WINDOW_MESSAGES >= MAX_MESSAGES && MAX_MESSAGES <= u32::MAX as usize);
 
-/// The answer to a request.
-pub(super) type Answer = Result<Body, ClientError>;
-
-/// A request on its way.
-#[derive(Debug)]
-pub(super) struct Request {
-    /// Its content.
-    pub(super) body: Body,
-    /// When its caller gives up.
-    pub(super) deadline: Instant,
-    /// The caller that waits for the answer.
-    pub(super) answer: oneshot::Sender<Answer>,
-    /// Its room in the window.
-    pub(super) room: OwnedSemaphorePermit,
-}
-
-#[derive(Debug)]
-enum Command {
-    Ask(Request),
-    Close,
-}
-
-/// A time without a connection.
-#[derive(Clone, Debug)]
-pub struct Outage {
-    /// When the connection was lost.
-    pub since: std::time::Instant,
-    /// Why there is none: how the last one ended, or why the last attempt to make one failed.
-    pub cause: Arc<str>,
-}
-
-/// The state that callers and the background task share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) address: Address,
-    welcome: Mutex<Welcome>,
-    outage: Mutex<Option<Outage>>,
-}
-
-impl Shared {
-    pub(super) fn new(address: Address, welcome: Welcome) -> Shared {
-        Shared { address, welcome: Mutex::new(welcome), outage: Mutex::new(None) }
-    }
-
-    /// The Welcome of the current connection, or of the last one.
-    pub(super) fn welcome(&self) -> Welcome {
-        self.welcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// There is a connection again.
-    pub(super) fn welcomed(&self, welcome: Welcome) {
-        *self.welcome.lock().unwrap_or_else(PoisonError::into_inner) = welcome;
-        *self.outage() = None;
-    }
-
-    /// There is no connection, or none yet.
-    pub(super) fn lost(&self, cause: &Arc<str>) {
-        let (mut outage, cause) = (self.outage(), Arc::clone(cause));
-        let since = outage.as_ref().map_or_else(std::time::Instant::now, |outage| outage.since);
-        *outage = Some(Outage { since, cause });
-    }
-
-    /// Since when there is no connection.
-    pub(super) fn outage(&self) -> MutexGuard<'_, Option<Outage>> {
-        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The callers' end. The background task ends when the last is dropped.
+/// The callers' end. The background task ends when this is closed or dropped.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) shared: Arc<Shared>,
-    request_timeout: Duration,
-    /// Held while a call takes its place: it is given out in the order in which the calls came.
+    pub(super) dialer: Arc<Dialer>,
+    pub(super) status: watch::Receiver<Status>,
+    /// Held while a call queues its requests, so that calls queue in the order in which they were made.
     order: tokio::sync::Mutex<()>,
     window: Arc<Semaphore>,
-    queue: UnboundedSender<Command>,
-}
-
-/// Both ends of a new link.
-pub(super) fn link(shared: Arc<Shared>, request_timeout: Duration) -> (Link, Lane) {
-    let (queue, commands) = unbounded_channel();
-    let window = Arc::new(Semaphore::new(WINDOW_MESSAGES));
-    let link = Link { shared, request_timeout, order: tokio::sync::Mutex::new(()), window, queue };
-    (link, Lane { commands, waiting: VecDeque::new(), closed: false })
+    /// None once the link is closed.
+    queue: Mutex<Option<UnboundedSender<Request>>>,
 }
 
 impl Link {
-    /// Asks one thing.
+    /// Starts the background task on a connection that is ready.
+    pub(super) fn start(dialer: Dialer, open: OpenConnection, inbox: Option<Arc<Inbox>>) -> Link {
+        let dialer = Arc::new(dialer);
+        let (queue, queued) = unbounded_channel();
+        let (published, status) = watch::channel(Status { welcome: open.welcome.clone(), outage: None });
+        let requests = PendingRequests::new(Arc::clone(&dialer), queued);
+        let task = Task { dialer: Arc::clone(&dialer), requests, inbox, status: published, attempts: 0 };
+        tokio::spawn(task.run(open));
+        Link {
+            dialer,
+            status,
+            order: tokio::sync::Mutex::new(()),
+            window: Arc::new(Semaphore::new(WINDOW_MESSAGES)),
+            queue: Mutex::new(Some(queue)),
+        }
+    }
+
+    /// Sends one request and waits for its answer.
     pub(super) async fn ask(&self, body: Body) -> Answer {
         self.ask_all(std::iter::once(body)).await.pop().expect("one body has one answer")
     }
 
-    /// Asks several things, in order and without waiting for the answers in between. Each has an answer,
-    /// except those behind one that found no place.
-    pub(super) async fn ask_all(&self, bodies: impl Iterator<Item = Body>) -> Vec<Answer> {
+    /// Sends items in frames of at most `most` items, and reads the answer to each with the number of its items.
+    pub(super) async fn ask_in_frames<I: Clone, T>(
+        &self,
+        items: &[I],
+        most: usize,
+        body: impl Fn(Vec<I>) -> Body,
+        read: impl Fn(Body, usize) -> Result<T, ClientError>,
+    ) -> Result<Vec<T>, ClientError> {
+        let answers = self.ask_all(items.chunks(most).map(|chunk| body(chunk.to_vec()))).await;
+        let lengths = items.chunks(most).map(<[I]>::len);
+        let read = answers
+            .into_iter()
+            .zip(lengths)
+            .map(|(answer, length)| (answer.and_then(|answer| read(answer, length)), length));
+        merge(read, items.len())
+    }
+
+    /// Sends requests in order, without waiting for the answers in between. Each has an answer, except those behind
+    /// a request that could not be queued.
+    async fn ask_all(&self, bodies: impl Iterator<Item = Body>) -> Vec<Answer> {
         let now = Instant::now();
-        let deadline = now.checked_add(self.request_timeout).unwrap_or_else(|| now + LONGEST_WAIT);
-        // Unconstrained, so that the first poll takes the place even if the task has used up its share.
-        let places = tokio::task::unconstrained(self.take_places(bodies, deadline)).await;
-        let mut answers = Vec::with_capacity(places.len());
-        for place in places {
-            answers.push(match place {
-                Ok(answer) => answer.await.unwrap_or_else(|_| Err(self.task_is_gone())),
-                Err(error) => Err(error),
-            });
+        let timeout = self.dialer.options.request_timeout;
+        let deadline = now.checked_add(timeout).unwrap_or_else(|| now + LONGEST_WAIT);
+        let mut waiting = Vec::with_capacity(bodies.size_hint().0);
+        // Unconstrained, so that the first poll takes its turn even if the tokio task has used up its budget.
+        let queued = timeout_at(deadline, unconstrained(self.queue_all(bodies, deadline, &mut waiting))).await;
+        // The task fails every request before it ends, unless its runtime was shut down first.
+        let task_is_gone = |_| {
+            let cause = Arc::from("the runtime of this client was shut down");
+            Err(ClientError::ConnectionLost { address: self.dialer.address.clone(), cause })
+        };
+        let mut answers = Vec::with_capacity(waiting.len() + 1);
+        for answer in waiting {
+            answers.push(answer.await.unwrap_or_else(task_is_gone));
         }
+        let no_room = |_| {
+            let address = self.dialer.address.clone();
+            Err(ClientError::Timeout { address, waited: timeout, written: false })
+        };
+        answers.extend(queued.unwrap_or_else(no_room).err().map(Err));
         answers
     }
 
-    /// The task finishes what is queued, then says goodbye; nothing more is accepted.
-    pub(super) fn close(&self) {
-        // Fails only if the task has ended already.
-        let _ = self.queue.send(Command::Close);
-    }
-
-    async fn take_places(
+    async fn queue_all(
         &self,
         bodies: impl Iterator<Item = Body>,
         deadline: Instant,
-    ) -> Vec<Result<oneshot::Receiver<Answer>, ClientError>> {
-        let Ok(_turn) = timeout_at(deadline, self.order.lock()).await else {
-            return vec![Err(self.no_room())];
-        };
-        let mut places = Vec::with_capacity(bodies.size_hint().0);
+        waiting: &mut Vec<oneshot::Receiver<Answer>>,
+    ) -> Result<(), ClientError> {
+        let _turn = self.order.lock().await;
         for body in bodies {
-            let place = self.take_place(body, deadline).await;
-            let failed = place.is_err();
-            places.push(place);
-            if failed {
-                break;
-            }
+            let window = Arc::clone(&self.window);
+            let room = window.acquire_many_owned(weight(&body)).await.expect("the window is never closed");
+            let (answer, answered) = oneshot::channel();
+            let closed = || ClientError::Closed { address: self.dialer.address.clone() };
+            let request = Request { body, deadline, answer, room };
+            self.queue().as_ref().ok_or_else(closed)?.send(request).map_err(|_| closed())?;
+            waiting.push(answered);
         }
-        places
+        Ok(())
     }
 
-    async fn take_place(&self, body: Body, deadline: Instant) -> Result<oneshot::Receiver<Answer>, ClientError> {
-        let weight = u32::try_from(weight(&body)).unwrap_or(u32::MAX);
-        let room = timeout_at(deadline, Arc::clone(&self.window).acquire_many_owned(weight)).await;
-        let room = room.map_err(|_| self.no_room())?.expect("the window is never closed");
-        let (answer, answered) = oneshot::channel();
-        let request = Request { body, deadline, answer, room };
-        let closed = |_| ClientError::Closed { address: self.shared.address.clone() };
-        self.queue.send(Command::Ask(request)).map_err(closed)?;
-        Ok(answered)
+    /// The task finishes what is queued, then says goodbye. It accepts nothing more.
+    pub(super) fn close(&self) {
+        *self.queue() = None;
     }
 
-    fn no_room(&self) -> ClientError {
-        let address = self.shared.address.clone();
-        ClientError::Timeout { address, waited: self.request_timeout, written: false }
-    }
-
-    /// The task fails every request before it ends, unless its runtime was shut down under it.
-    fn task_is_gone(&self) -> ClientError {
-        let cause = Arc::from("the runtime of this client was shut down");
-        ClientError::ConnectionLost { address: self.shared.address.clone(), cause }
+    fn queue(&self) -> MutexGuard<'_, Option<UnboundedSender<Request>>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn weight(body: &Body) -> usize {
+/// The room that a request takes in the window, in messages.
+fn weight(body: &Body) -> u32 {
     let messages = match body {
         Body::AddNewMsg(add) => add.messages.len(),
         Body::DelMsg(del) => del.messages.len(),
         Body::BatchAck(batches) => batches.len(),
         _ => 0,
     };
-    messages.clamp(LEAST_WEIGHT, MAX_MESSAGES)
+    u32::try_from(messages.clamp(LEAST_WEIGHT, MAX_MESSAGES)).expect("asserted above")
 }
 
-/// The task's end: requests that are not yet written.
-#[derive(Debug)]
-pub(super) struct Lane {
-    commands: UnboundedReceiver<Command>,
-    waiting: VecDeque<Request>,
-    closed: bool,
+/// All answers with the numbers of their messages, or the error if one is missing. It promises that nothing was
+/// applied only if no frame was applied.
+fn merge<T>(
+    answers: impl Iterator<Item = (Result<T, ClientError>, usize)>,
+    messages: usize,
+) -> Result<Vec<T>, ClientError> {
+    let (mut answered, mut failures, mut applied) = (Vec::new(), Vec::new(), 0);
+    for (answer, length) in answers {
+        match answer {
+            Ok(answer) => {
+                applied += length;
+                answered.push(answer);
+            }
+            Err(error) => failures.push(error),
+        }
+    }
+    // The first failure counts, but an unknown outcome must not hide behind a known one.
+    match failures.into_iter().min_by_key(|error| error.promise() == Promise::NotApplied) {
+        None => Ok(answered),
+        Some(error) if applied == 0 => Err(error),
+        Some(error) => Err(ClientError::Partial { applied, messages, cause: Box::new(error) }),
+    }
 }
 
-impl Lane {
-    /// Waits for requests and takes all there are. Cancel-safe.
-    pub(super) async fn take(&mut self) {
-        match self.commands.recv().await {
-            Some(command) => self.accept(command),
-            None => self.closed = true,
-        }
-        while let Ok(command) = self.commands.try_recv() {
-            self.accept(command);
-        }
+/// The error for an answer of another type than the request's. The task has closed that connection already.
+pub(super) fn unexpected(body: &Body) -> ClientError {
+    ClientError::Protocol(format!("the server answered with {}", body.frame_type().as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> Result<u8, ClientError> {
+        Err(ClientError::InvalidRequest(text.to_owned()))
     }
 
-    /// Whether no more requests will come, because nobody is left to make any.
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed
+    fn unknown(text: &str) -> Result<u8, ClientError> {
+        Err(ClientError::Protocol(text.to_owned()))
     }
 
-    /// Whether nothing waits.
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    /// The next request whose caller still waits for it.
-    pub(super) fn next(&mut self) -> Option<Request> {
-        std::iter::from_fn(|| self.waiting.pop_front()).find(|request| !request.answer.is_closed())
-    }
-
-    /// When the first that waits gives up.
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.waiting.front().map(|request| request.deadline)
-    }
-
-    /// Fails what waited for too long. They wait in the order of their deadlines, since all callers of a
-    /// link wait for the same time.
-    pub(super) fn fail_expired(&mut self, now: Instant, error: impl Fn() -> ClientError) {
-        while self.next_deadline().is_some_and(|deadline| deadline <= now) {
-            let request = self.waiting.pop_front().expect("it has a deadline");
-            // A caller who is gone needs no answer, here and below.
-            let _ = request.answer.send(Err(error()));
-        }
-    }
-
-    /// Fails all that waits.
-    pub(super) fn fail_all(&mut self, error: &ClientError) {
-        for request in self.waiting.drain(..) {
-            let _ = request.answer.send(Err(error.clone()));
-        }
-    }
-
-    /// Accepts nothing more and fails all that waits.
-    pub(super) fn end(&mut self, error: &ClientError) {
-        self.commands.close();
-        self.closed = true;
-        while let Ok(command) = self.commands.try_recv() {
-            self.accept(command);
-        }
-        self.fail_all(error);
-    }
-
-    fn accept(&mut self, command: Command) {
-        match command {
-            Command::Ask(request) => self.waiting.push_back(request),
-            Command::Close => self.commands.close(),
-        }
+    #[test]
+    fn a_failure_promises_that_nothing_was_applied_only_if_that_is_true() {
+        let merge = |answers: Vec<Result<u8, ClientError>>| merge(answers.into_iter().zip([10, 10, 5]), 25);
+        assert_eq!(merge(vec![Ok(1), Ok(2), Ok(3)]).unwrap(), [1, 2, 3]);
+        let error = merge(vec![refused("a"), refused("b"), refused("c")]).unwrap_err();
+        assert_eq!((error.promise(), error.to_string().as_str()), (Promise::NotApplied, "a"));
+        let error = merge(vec![refused("a"), unknown("b"), unknown("c")]).unwrap_err();
+        assert_eq!(error.promise(), Promise::OutcomeUnknown);
+        assert!(error.to_string().starts_with("b;"), "{error}");
+        let error = merge(vec![refused("a"), Ok(2), Ok(3)]).unwrap_err();
+        assert_eq!(error.promise(), Promise::OutcomeUnknown);
+        assert_eq!(error.to_string(), "15 of 25 messages were applied, then: a");
     }
 }

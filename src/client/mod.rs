@@ -1,7 +1,7 @@
-//! The client: what a logic node links.
+//! The client library that a logic node in Rust links.
 //!
 //! A [`Client`] adds messages when they are pushed and deletes them when their Ack arrives; a
-//! [`Subscription`] yields the messages that nobody acknowledged. Both connect, keep their connection alive
+//! [`Subscription`] yields the messages that were not acknowledged. Both connect, keep their connection alive
 //! and make a new one when it is lost.
 //!
 //! ```no_run
@@ -16,7 +16,7 @@
 //! // … push it to client 7, and when its Ack arrives:
 //! client.del_msg(&[Message::new(101, 7)]).await?;
 //!
-//! // Elsewhere: who did not acknowledge is offline.
+//! // Elsewhere: a client that did not acknowledge is offline.
 //! let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
 //! while let Some(batch) = timeouts.next().await {
 //!     let batch = batch?;
@@ -34,30 +34,28 @@
 //! # Inside
 //!
 //! ```text
-//!   Client, Subscription ── requests ── link ══ queue ══ task ── connection ── handshake
-//!                                                         │          ├─ in_flight
-//!                        Subscription ◀═══ inbox ◀════════╯          └─ silence
-//!                                            └─ acknowledged
+//!   Client, Subscription ── link ══ queue ══▶ task ── connection ── handshake
+//!              ▲                               ├─ pending_requests
+//!              ╚═══════════ inbox ◀════════════╝  └─ keep_alive
 //! ```
 //!
-//! One background task a link owns the connection and everything that can change about it; callers only
-//! queue and wait. The parts without I/O (`in_flight`, `silence`, `inbox`) are tested without any.
+//! The background task of a link owns the connection and everything that can change about it; callers only
+//! queue and wait. The parts without I/O (`pending_requests`, `keep_alive`, `inbox`) have tests without any.
 
-mod acknowledged;
 mod address;
 mod connection;
 mod error;
 mod handshake;
-mod in_flight;
 mod inbox;
+mod keep_alive;
 mod link;
 mod options;
-mod requests;
-mod silence;
+mod pending_requests;
 mod subscription;
 mod task;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "tls")]
 mod tls;
 
 use std::fmt;
@@ -69,20 +67,27 @@ use tokio::time::Instant;
 pub use address::{Address, AddressError};
 pub use error::ClientError;
 #[cfg(feature = "sidecar")]
-pub(crate) use handshake::{Greeted, greet};
-pub use link::Outage;
+pub(crate) use handshake::{OpenConnection, open};
+#[cfg(not(feature = "tls"))]
+pub use options::Tls;
 pub use options::{AddOptions, ClientOptions, SubscribeOptions};
 pub use subscription::{Delivered, Subscription};
+pub use task::Outage;
+#[cfg(feature = "tls")]
 pub use tls::Tls;
 
 use crate::core::message::{DelOutcome, Message};
 use crate::core::tick::Tick;
-use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, MAX_PING_LENGTH, Welcome};
+use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 use handshake::Dialer;
-use link::Link;
-use requests::{ask_for_messages, unexpected};
+use link::{Link, unexpected};
+use options::{MAX_TEXT_LENGTH, check_length};
 
-/// A connection to an ackwheel that heals, shared by all its clones.
+/// Bytes of a message in a frame, and of everything else in that frame at most.
+const MESSAGE_LENGTH: u32 = 16;
+const OVERHEAD: u32 = 64;
+
+/// A connection to an ackwheel, shared by all its clones. It is made again when it is lost.
 ///
 /// Requests go out in the order in which their calls are first polled, without waiting for each other's
 /// answers. A call that is dropped before its request was written is not sent. When the last clone is
@@ -93,12 +98,7 @@ use requests::{ask_for_messages, unexpected};
 /// server's [`Refused`](ClientError::Refused).
 #[derive(Clone)]
 pub struct Client {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    link: Link,
-    options: ClientOptions,
+    link: Arc<Link>,
 }
 
 impl Client {
@@ -108,12 +108,11 @@ impl Client {
     /// # Errors
     ///
     /// When no connection can be made, or the server refuses it. Only the first connection fails like this;
-    /// a lost one is made anew for as long as there is a client.
+    /// a lost one is made again for as long as there is a client.
     pub async fn connect(address: Address, options: ClientOptions) -> Result<Client, ClientError> {
-        let dialer = Dialer::new(address, options.clone(), None)?;
-        let established = dialer.dial().await?;
-        let link = task::start(dialer, established, None);
-        Ok(Client { inner: Arc::new(Inner { link, options }) })
+        let dialer = Dialer::new(address, options, None)?;
+        let open = dialer.dial().await?;
+        Ok(Client { link: Arc::new(Link::start(dialer, open, None)) })
     }
 
     /// Takes messages into flight: call it before they are pushed. Slices of any length are sent in as many
@@ -121,36 +120,28 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// See [`ClientError`]. Adding again what may have been added is safe: it is re-armed.
+    /// See [`ClientError`]. Repeating it is safe: messages that were added already are re-armed.
     pub async fn add_new_msg(
         &self,
         messages: &[Message],
         options: AddOptions,
     ) -> Result<AddNewMsgAnswer, ClientError> {
-        let ack_timeout_ticks = match options.ack_timeout_ticks {
-            Some(0) => {
-                let problem = "an ack timeout of 0 ticks is not possible: use at least 1, or none for the default";
-                return Err(ClientError::InvalidRequest(problem.to_owned()));
-            }
-            ticks => ticks.unwrap_or(0),
-        };
+        if options.ack_timeout_ticks == Some(0) {
+            let problem = "an ack timeout of 0 ticks is not possible: use at least 1, or none for the default";
+            return Err(ClientError::InvalidRequest(problem.to_owned()));
+        }
+        let ack_timeout_ticks = options.ack_timeout_ticks.unwrap_or(0);
         let attempt = options.attempt;
         let body = |messages| Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt });
         let read = |body| match body {
-            Body::AddNewMsgAnswer(answer) => Ok(answer),
+            Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => Ok((deadline, outcomes)),
             body => Err(unexpected(&body)),
         };
-        let count = |answer: &AddNewMsgAnswer| answer.outcomes.len();
-        let answers = ask_for_messages(&self.inner.link, messages, body, read, count).await?;
-        let nothing = AddNewMsgAnswer { deadline: Tick(0), outcomes: Vec::new() };
-        Ok(answers.into_iter().fold(nothing, |mut all, mut answer| {
-            all.deadline = all.deadline.max(answer.deadline);
-            all.outcomes.append(&mut answer.outcomes);
-            all
-        }))
+        let (deadline, outcomes) = self.ask_for_messages(messages, body, read).await?;
+        Ok(AddNewMsgAnswer { deadline, outcomes })
     }
 
-    /// Takes messages out of flight whose Ack arrived; an outcome for each, in order. Slices of any length
+    /// Takes messages out of flight whose Ack arrived. Returns an outcome for each, in order. Slices of any length
     /// are sent in as many frames as needed, an empty one in none.
     ///
     /// # Errors
@@ -170,19 +161,15 @@ impl Client {
         self.delete(messages, true).await
     }
 
-    /// Asks the server for a sign of life that echoes the payload, and returns how long that took.
+    /// Sends a Ping, which the server answers with the same payload, and returns how long that took.
     ///
     /// # Errors
     ///
     /// When the payload is longer than 64 bytes; else see [`ClientError`].
     pub async fn ping(&self, payload: &[u8]) -> Result<Duration, ClientError> {
-        let length = payload.len();
-        if length > MAX_PING_LENGTH {
-            let problem = format!("a ping of {length} bytes is not possible: use at most {MAX_PING_LENGTH}");
-            return Err(ClientError::InvalidRequest(problem));
-        }
+        check_length("the payload", payload.len(), MAX_PING_LENGTH)?;
         let asked = Instant::now();
-        match self.inner.link.ask(Body::Ping(payload.to_vec())).await? {
+        match self.link.ask(Body::Ping(payload.to_vec())).await? {
             Body::Pong(echo) if echo == payload => Ok(asked.elapsed()),
             Body::Pong(_) => {
                 let address = self.address();
@@ -198,8 +185,8 @@ impl Client {
     ///
     /// When there is no such group, or it has subscribers, or is the default group; else see [`ClientError`].
     pub async fn group_delete(&self, name: &str) -> Result<(), ClientError> {
-        let name = options::short_text("the group's name", name)?;
-        match self.inner.link.ask(Body::GroupDelete(name)).await? {
+        check_length("the group's name", name.len(), MAX_TEXT_LENGTH)?;
+        match self.link.ask(Body::GroupDelete(name.to_owned())).await? {
             Body::GroupDeleteAnswer => Ok(()),
             body => Err(unexpected(&body)),
         }
@@ -211,36 +198,64 @@ impl Client {
     ///
     /// As [`Subscription::open`].
     pub async fn subscribe(&self, subscription: SubscribeOptions) -> Result<Subscription, ClientError> {
-        Subscription::open(self.address().clone(), subscription, self.inner.options.clone()).await
+        Subscription::open(self.address().clone(), subscription, self.link.dialer.options.clone()).await
     }
 
     /// Since when there is no connection, and why; none while there is one. Requests made meanwhile wait for one, up
     /// to the request timeout.
     #[must_use]
     pub fn outage(&self) -> Option<Outage> {
-        self.inner.link.shared.outage().clone()
+        self.link.status.borrow().outage.clone()
     }
 
     /// The Welcome of the current connection, or of the last one.
     #[must_use]
     pub fn welcome(&self) -> Welcome {
-        self.inner.link.shared.welcome()
+        self.link.status.borrow().welcome.clone()
     }
 
     /// Where the client connects to.
     #[must_use]
     pub fn address(&self) -> &Address {
-        &self.inner.link.shared.address
+        &self.link.dialer.address
     }
 
     async fn delete(&self, messages: &[Message], withdraw: bool) -> Result<Vec<DelOutcome>, ClientError> {
         let body = |messages| Body::DelMsg(DelMsg { messages, withdraw });
         let read = |body| match body {
-            Body::DelMsgAnswer(outcomes) => Ok(outcomes),
+            Body::DelMsgAnswer(outcomes) => Ok((Tick(0), outcomes)),
             body => Err(unexpected(&body)),
         };
-        Ok(ask_for_messages(&self.inner.link, messages, body, read, Vec::len).await?.concat())
+        Ok(self.ask_for_messages(messages, body, read).await?.1)
     }
+
+    /// Sends messages in as many frames as the server's limits require. Returns the last deadline and all outcomes.
+    async fn ask_for_messages<O: Clone>(
+        &self,
+        messages: &[Message],
+        body: impl Fn(Vec<Message>) -> Body,
+        read: impl Fn(Body) -> Result<(Tick, Vec<O>), ClientError>,
+    ) -> Result<(Tick, Vec<O>), ClientError> {
+        let most = messages_per_frame(&self.link.status.borrow().welcome);
+        let read = |answer, messages| {
+            let (deadline, outcomes) = read(answer)?;
+            if outcomes.len() == messages {
+                return Ok((deadline, outcomes));
+            }
+            let (address, outcomes) = (self.address(), outcomes.len());
+            Err(ClientError::Protocol(format!("{address} answered {messages} messages with {outcomes} outcomes")))
+        };
+        let answers = self.link.ask_in_frames(messages, most, body, read).await?;
+        let (deadlines, outcomes): (Vec<Tick>, Vec<Vec<O>>) = answers.into_iter().unzip();
+        Ok((deadlines.into_iter().max().unwrap_or(Tick(0)), outcomes.concat()))
+    }
+}
+
+/// The most messages in a frame that the server accepts.
+fn messages_per_frame(welcome: &Welcome) -> usize {
+    let by_length = welcome.max_frame_length.saturating_sub(OVERHEAD) / MESSAGE_LENGTH;
+    let limit = by_length.min(welcome.max_messages).max(1);
+    usize::try_from(limit).unwrap_or(MAX_MESSAGES).min(MAX_MESSAGES)
 }
 
 impl fmt::Debug for Client {

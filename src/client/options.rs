@@ -1,21 +1,41 @@
-//! The options of a client, with defaults that fit most.
+//! The options of clients, AddNewMsgs and subscriptions, with defaults that fit most uses.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::error::ClientError;
+#[cfg(feature = "tls")]
 use super::tls::Tls;
 use crate::protocol::frame::{Hello, MAX_TOKEN_LENGTH, Subscribe, VERSIONS};
 
 /// The longest text of the protocol: its length is one byte.
 pub(super) const MAX_TEXT_LENGTH: usize = 255;
 
-/// How a client connects, waits and heals.
+/// The certificates that a client trusts when a server speaks TLS. Without the feature `tls` there are none.
+#[cfg(not(feature = "tls"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tls {}
+
+/// Methods that set one option each.
+macro_rules! setters {
+    ($options:ident { $($(#[$attribute:meta])+ $option:ident($value:ident: $type:ty) = $set:expr;)+ }) => {
+        impl $options {
+            $($(#[$attribute])+
+            #[must_use]
+            pub fn $option(mut self, $value: $type) -> Self {
+                self.$option = $set;
+                self
+            })+
+        }
+    };
+}
+
+/// How a client connects, waits and reconnects.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientOptions {
-    /// The secret that the server asks for, if it asks for one.
+    /// The secret that the server requires, if it requires one.
     pub token: Option<Vec<u8>>,
-    /// Whom to trust, where the server speaks TLS on its TCP port. Needs the feature `tls`.
+    /// The trusted certificates, if the server speaks TLS on its TCP port. Needs the feature `tls`.
     pub tls: Option<Tls>,
     /// A name for the server's logs, at most 255 bytes.
     pub client_name: String,
@@ -43,43 +63,23 @@ impl Default for ClientOptions {
     }
 }
 
+setters! {
+    ClientOptions {
+        /// Sets the secret that the server requires.
+        token(token: impl Into<Vec<u8>>) = Some(token.into());
+        /// Makes the client speak TLS on TCP.
+        #[cfg(feature = "tls")]
+        tls(tls: Tls) = Some(tls);
+        /// Sets the name for the server's logs.
+        client_name(name: impl Into<String>) = name.into();
+        /// Sets how long a call may take.
+        request_timeout(timeout: Duration) = timeout;
+        /// Sets how long it may take until a connection is ready.
+        connect_timeout(timeout: Duration) = timeout;
+    }
+}
+
 impl ClientOptions {
-    /// Sets the secret that the server asks for.
-    #[must_use]
-    pub fn token(mut self, token: impl Into<Vec<u8>>) -> Self {
-        self.token = Some(token.into());
-        self
-    }
-
-    /// Has the client speak TLS on TCP.
-    #[cfg(feature = "tls")]
-    #[must_use]
-    pub fn tls(mut self, tls: Tls) -> Self {
-        self.tls = Some(tls);
-        self
-    }
-
-    /// Sets the name for the server's logs.
-    #[must_use]
-    pub fn client_name(mut self, name: impl Into<String>) -> Self {
-        self.client_name = name.into();
-        self
-    }
-
-    /// Sets how long a call may take.
-    #[must_use]
-    pub fn request_timeout(mut self, timeout: Duration) -> Self {
-        self.request_timeout = timeout;
-        self
-    }
-
-    /// Sets how long it may take until a connection is ready.
-    #[must_use]
-    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout;
-        self
-    }
-
     /// Sets the first and the longest pause between attempts to reconnect.
     #[must_use]
     pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
@@ -89,14 +89,9 @@ impl ClientOptions {
     }
 
     pub(super) fn hello(&self) -> Result<Hello, ClientError> {
-        let token = self.token.clone().unwrap_or_default();
-        if token.len() > MAX_TOKEN_LENGTH {
-            let length = token.len();
-            return Err(ClientError::InvalidRequest(format!(
-                "the token has {length} bytes: use at most {MAX_TOKEN_LENGTH}"
-            )));
-        }
-        let client_name = short_text("the client's name", &self.client_name)?;
+        let (token, client_name) = (self.token.clone().unwrap_or_default(), self.client_name.clone());
+        check_length("the token", token.len(), MAX_TOKEN_LENGTH)?;
+        check_length("the client's name", client_name.len(), MAX_TEXT_LENGTH)?;
         Ok(Hello { lowest_version: *VERSIONS.start(), highest_version: *VERSIONS.end(), token, client_name })
     }
 }
@@ -119,9 +114,9 @@ impl fmt::Debug for ClientOptions {
 /// The options of an AddNewMsg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddOptions {
-    /// Ticks that they may stay in flight, 1 to the slots of the ring; none for one revolution.
+    /// Ticks that the messages may stay in flight, 1 to the slots of the ring; none for one revolution.
     pub ack_timeout_ticks: Option<u16>,
-    /// Comes back with the timeout.
+    /// The timeout batch repeats it.
     pub attempt: u8,
 }
 
@@ -131,32 +126,25 @@ impl Default for AddOptions {
     }
 }
 
-impl AddOptions {
-    /// Sets how many ticks the messages may stay in flight.
-    #[must_use]
-    pub fn ack_timeout_ticks(mut self, ticks: u16) -> Self {
-        self.ack_timeout_ticks = Some(ticks);
-        self
-    }
-
-    /// Sets the attempt that comes back with the timeout.
-    #[must_use]
-    pub fn attempt(mut self, attempt: u8) -> Self {
-        self.attempt = attempt;
-        self
+setters! {
+    AddOptions {
+        /// Sets how many ticks the messages may stay in flight.
+        ack_timeout_ticks(ticks: u16) = Some(ticks);
+        /// Sets the attempt that the timeout batch repeats.
+        attempt(attempt: u8) = attempt;
     }
 }
 
 /// The options of a subscription: the group, and how many messages at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribeOptions {
-    /// The group to join; none for an ephemeral group of one's own, which the server names.
+    /// The group to join; none for a new ephemeral group, which the server names.
     pub group: Option<String>,
     /// How many messages may be delivered and not yet acknowledged.
     pub credit: u32,
     /// Whether the group, if it is new, begins with the next batch and not with the oldest kept.
     pub from_end: bool,
-    /// Whether the group goes with its last member. It begins at the end.
+    /// Whether the group is deleted with its last member. It begins with the next batch.
     pub ephemeral: bool,
 }
 
@@ -166,48 +154,32 @@ impl Default for SubscribeOptions {
     }
 }
 
+setters! {
+    SubscribeOptions {
+        /// Sets the group to join.
+        group(name: impl Into<String>) = Some(name.into());
+        /// Sets how many messages may be delivered and not yet acknowledged.
+        credit(messages: u32) = messages;
+        /// Sets whether the group, if it is new, begins with the next batch.
+        from_end(from_end: bool) = from_end;
+        /// Sets whether the group is deleted with its last member.
+        ephemeral(ephemeral: bool) = ephemeral;
+    }
+}
+
 impl SubscribeOptions {
-    /// Sets the group to join.
-    #[must_use]
-    pub fn group(mut self, name: impl Into<String>) -> Self {
-        self.group = Some(name.into());
-        self
-    }
-
-    /// Sets how many messages may be delivered and not yet acknowledged.
-    #[must_use]
-    pub fn credit(mut self, messages: u32) -> Self {
-        self.credit = messages;
-        self
-    }
-
-    /// Sets whether the group, if it is new, begins with the next batch.
-    #[must_use]
-    pub fn from_end(mut self, from_end: bool) -> Self {
-        self.from_end = from_end;
-        self
-    }
-
-    /// Sets whether the group goes with its last member.
-    #[must_use]
-    pub fn ephemeral(mut self, ephemeral: bool) -> Self {
-        self.ephemeral = ephemeral;
-        self
-    }
-
     pub(super) fn subscribe(&self) -> Result<Subscribe, ClientError> {
-        let group = short_text("the group's name", self.group.as_deref().unwrap_or_default())?;
+        let group = self.group.clone().unwrap_or_default();
+        check_length("the group's name", group.len(), MAX_TEXT_LENGTH)?;
         let ephemeral = self.ephemeral || self.group.is_none();
         Ok(Subscribe { group, credit: self.credit, ephemeral, from_end: self.from_end })
     }
 }
 
-/// A text that a frame can carry. The server checks the rest.
-pub(super) fn short_text(what: &str, text: &str) -> Result<String, ClientError> {
-    let length = text.len();
-    if length > MAX_TEXT_LENGTH {
-        let problem = format!("{what} has {length} bytes: use at most {MAX_TEXT_LENGTH}");
-        return Err(ClientError::InvalidRequest(problem));
+/// Refuses a field that no frame can carry. The server checks the rest.
+pub(super) fn check_length(field: &str, length: usize, most: usize) -> Result<(), ClientError> {
+    if length > most {
+        return Err(ClientError::InvalidRequest(format!("{field} has {length} bytes: use at most {most}")));
     }
-    Ok(text.to_owned())
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! A stream of timeout batches, on a connection of its own, that heals.
+//! A subscription: a stream of timeout batches on a connection of its own, which it makes again when it is lost.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -14,30 +14,58 @@ use super::address::Address;
 use super::error::ClientError;
 use super::handshake::Dialer;
 use super::inbox::Inbox;
-use super::link::{Link, Outage};
+use super::link::{Link, unexpected};
 use super::options::{ClientOptions, SubscribeOptions};
-use super::requests::{merge, unexpected};
-use super::task;
+use super::task::Outage;
 use crate::core::batch::BatchId;
 use crate::protocol::frame::{BatchNack, Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
 
 /// A stream of timeout batches.
 ///
-/// After a lost connection it subscribes again by itself, to the same group, or to a new ephemeral one; the
-/// reader sees no error, and [`reconnects`](Subscription::reconnects) counts. An error comes only where
-/// trying again cannot help, and ends the stream.
+/// After a lost connection it subscribes again by itself, to the same group, or to a new ephemeral one. The
+/// reader sees no error, and [`reconnects`](Subscription::reconnects) counts it. Only an error that trying again cannot
+/// remove is yielded, and ends the stream.
 ///
-/// A batch that is not acknowledged comes again, here or at another member of the group; so does one that
-/// was in somebody's hands when a connection was lost. A duplicate has the same [`BatchId`].
+/// A batch that is not acknowledged is redelivered, here or to another member of the group. So is a batch that
+/// a member held when its connection was lost. A duplicate has the same [`BatchId`].
 ///
 /// Call [`ack`](Subscription::ack) once. If it fails, the subscription repeats it: on the next connection, and when the
-/// batch comes again, which is then not yielded a second time. It remembers up to 4,096 such batches.
+/// batch is redelivered, which is then not yielded a second time. It remembers up to 4,096 such batches.
 ///
-/// Dropping the subscription leaves the group: what is not acknowledged by then goes to others, and later
+/// Dropping the subscription leaves the group: batches that are not acknowledged by then go to others, and later
 /// acknowledgements fail with [`ClientError::Closed`].
 pub struct Subscription {
-    link: Arc<Link>,
+    shared: Arc<Shared>,
+}
+
+/// The parts that a subscription and its batches share.
+struct Shared {
+    link: Link,
     inbox: Arc<Inbox>,
+}
+
+impl Shared {
+    /// Acknowledges batches. Returns how many of them were not settled before.
+    async fn ack(&self, batches: &[BatchId]) -> Result<u64, ClientError> {
+        // If this is dropped before the batches are settled, the acknowledgement is repeated.
+        let _acknowledgement = self.inbox.acknowledge(batches);
+        let read = |answer, _| match answer {
+            Body::BatchAckAnswer { settled } => Ok(u64::from(settled)),
+            body => Err(unexpected(&body)),
+        };
+        let settled = self.link.ask_in_frames(batches, MAX_BATCH_IDS, Body::BatchAck, read).await?;
+        self.inbox.settled(batches);
+        Ok(settled.into_iter().sum())
+    }
+
+    /// Returns a batch to the server. Returns whether this connection held it.
+    async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
+        let delay_ms = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
+        match self.link.ask(Body::BatchNack(BatchNack { batch, delay_ms })).await? {
+            Body::BatchNackAnswer { held } => Ok(held),
+            body => Err(unexpected(&body)),
+        }
+    }
 }
 
 impl Subscription {
@@ -53,84 +81,73 @@ impl Subscription {
     ) -> Result<Subscription, ClientError> {
         let credit = subscription.credit;
         let dialer = Dialer::new(address, options, Some(subscription.subscribe()?))?;
-        let mut established = dialer.dial().await?;
-        let group = established.subscribed.take().map(|subscribed| subscribed.group).unwrap_or_default();
-        let inbox = Arc::new(Inbox::new(credit, group));
-        let link = Arc::new(task::start(dialer, established, Some(Arc::clone(&inbox))));
-        Ok(Subscription { link, inbox })
+        let mut open = dialer.dial().await?;
+        let inbox = Arc::new(Inbox::new(credit, std::mem::take(&mut open.group)));
+        let link = Link::start(dialer, open, Some(Arc::clone(&inbox)));
+        Ok(Subscription { shared: Arc::new(Shared { link, inbox }) })
     }
 
-    /// The next batch; none after the end. Cancel-safe: no batch is lost when this is not awaited to its
-    /// end.
+    /// The next batch; none after the end. Cancel-safe: no batch is lost if this future is dropped.
     pub async fn next(&mut self) -> Option<Result<Delivered, ClientError>> {
         poll_fn(|context| self.poll(context)).await
     }
 
-    /// Acknowledges a batch: it is settled for the whole group. Whether it was not settled before.
+    /// Acknowledges a batch: it is settled for the whole group. Returns whether it was not settled before.
     ///
     /// # Errors
     ///
     /// When the request fails; the subscription repeats it.
     pub async fn ack(&self, batch: BatchId) -> Result<bool, ClientError> {
-        acknowledge(&self.link, &self.inbox, batch).await
+        self.shared.ack(&[batch]).await.map(|settled| settled > 0)
     }
 
-    /// Acknowledges many batches at once. How many of them were not settled before.
+    /// Acknowledges many batches at once. Returns how many of them were not settled before.
     ///
     /// # Errors
     ///
     /// When a request fails; the subscription repeats it.
     pub async fn ack_all(&self, batches: &[BatchId]) -> Result<u64, ClientError> {
-        let asking = self.inbox.acknowledge(batches);
-        let chunks = || batches.chunks(MAX_BATCH_IDS);
-        let answers = self.link.ask_all(chunks().map(|ids| Body::BatchAck(ids.to_vec()))).await;
-        let settled = answers.into_iter().map(|answer| match answer? {
-            Body::BatchAckAnswer { settled } => Ok(u64::from(settled)),
-            body => Err(unexpected(&body)),
-        });
-        let settled = merge(settled, chunks().map(<[BatchId]>::len))?.into_iter().sum();
-        asking.settled();
-        Ok(settled)
+        self.shared.ack(batches).await
     }
 
-    /// Gives a batch back: it goes to another member of the group, or to this one after the delay. Whether
-    /// this connection held it.
+    /// Returns a batch to the server: it goes to another member of the group, or to this one after the delay. Returns
+    /// whether this connection held it.
     ///
     /// # Errors
     ///
     /// When the request fails; repeating it is safe.
     pub async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
-        give_back(&self.link, batch, delay).await
+        self.shared.nack(batch, delay).await
     }
 
     /// The group joined: the name that the server chose, if none was given. It changes when an ephemeral
     /// group was lost with its connection.
     #[must_use]
     pub fn group(&self) -> String {
-        self.inbox.group()
+        self.shared.inbox.group()
     }
 
     /// How often a connection was lost and the subscription renewed on another.
     #[must_use]
     pub fn reconnects(&self) -> u64 {
-        self.inbox.reconnects()
+        self.shared.inbox.reconnects()
     }
 
-    /// Since when there is no connection, and why; none while there is one. Nothing arrives meanwhile.
+    /// Since when there is no connection, and why; none while there is one. No batch arrives meanwhile.
     #[must_use]
     pub fn outage(&self) -> Option<Outage> {
-        self.link.shared.outage().clone()
+        self.shared.link.status.borrow().outage.clone()
     }
 
     /// The Welcome of the current connection, or of the last one.
     #[must_use]
     pub fn welcome(&self) -> Welcome {
-        self.link.shared.welcome()
+        self.shared.link.status.borrow().welcome.clone()
     }
 
     fn poll(&self, context: &Context<'_>) -> Poll<Option<Result<Delivered, ClientError>>> {
-        let delivered = |batch| Delivered { batch, link: Arc::clone(&self.link), inbox: Arc::clone(&self.inbox) };
-        self.inbox.poll(context).map(|next| next.map(|batch| batch.map(delivered)))
+        let delivered = |batch| Delivered { batch, shared: Arc::clone(&self.shared) };
+        self.shared.inbox.poll(context).map(|next| next.map(|batch| batch.map(delivered)))
     }
 }
 
@@ -144,50 +161,49 @@ impl Stream for Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // Batches in hand keep the link, but a subscription that nobody reads must not take any more.
-        self.link.close();
+        // Delivered batches keep the link, but a subscription without a reader must not take more of them.
+        self.shared.link.close();
     }
 }
 
 impl fmt::Debug for Subscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subscription")
-            .field("address", &self.link.shared.address)
+            .field("address", &self.shared.link.dialer.address)
             .field("group", &self.group())
             .field("reconnects", &self.reconnects())
             .finish_non_exhaustive()
     }
 }
 
-/// A batch in hand. It is settled only by [`ack`](Delivered::ack): one that is dropped comes again.
+/// A delivered batch. Only [`ack`](Delivered::ack) settles it: a batch that is dropped is redelivered.
 ///
-/// It can be taken to another task and acknowledged there while the stream is read.
+/// It can be moved to another task and acknowledged there while the stream is read.
 #[derive(Clone)]
 pub struct Delivered {
     /// The batch.
     pub batch: TimeoutBatch,
-    link: Arc<Link>,
-    inbox: Arc<Inbox>,
+    shared: Arc<Shared>,
 }
 
 impl Delivered {
-    /// Acknowledges the batch: it is settled for the whole group. Whether it was not settled before.
+    /// Acknowledges the batch: it is settled for the whole group. Returns whether it was not settled before.
     ///
     /// # Errors
     ///
     /// When the request fails; the subscription repeats it.
     pub async fn ack(&self) -> Result<bool, ClientError> {
-        acknowledge(&self.link, &self.inbox, self.batch.id).await
+        self.shared.ack(&[self.batch.id]).await.map(|settled| settled > 0)
     }
 
-    /// Gives the batch back: it goes to another member of the group, or to this one after the delay. Whether
-    /// this connection held it.
+    /// Returns the batch to the server: it goes to another member of the group, or to this one after the delay.
+    /// Returns whether this connection held it.
     ///
     /// # Errors
     ///
     /// When the request fails; repeating it is safe.
     pub async fn nack(&self, delay: Duration) -> Result<bool, ClientError> {
-        give_back(&self.link, self.batch.id, delay).await
+        self.shared.nack(self.batch.id, delay).await
     }
 
     /// The batch alone, which can no longer be acknowledged by itself.
@@ -208,25 +224,5 @@ impl Deref for Delivered {
 impl fmt::Debug for Delivered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivered").field("batch", &self.batch).finish_non_exhaustive()
-    }
-}
-
-async fn acknowledge(link: &Link, inbox: &Inbox, batch: BatchId) -> Result<bool, ClientError> {
-    let batches = [batch];
-    let asking = inbox.acknowledge(&batches);
-    match link.ask(Body::BatchAck(batches.to_vec())).await? {
-        Body::BatchAckAnswer { settled } => {
-            asking.settled();
-            Ok(settled > 0)
-        }
-        body => Err(unexpected(&body)),
-    }
-}
-
-async fn give_back(link: &Link, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
-    let delay_ms = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
-    match link.ask(Body::BatchNack(BatchNack { batch, delay_ms })).await? {
-        Body::BatchNackAnswer { held } => Ok(held),
-        body => Err(unexpected(&body)),
     }
 }

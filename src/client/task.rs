@@ -1,163 +1,120 @@
-//! The background task of a link: serves one connection after the other until nobody needs one.
+//! The background task of a link: serves one connection after the other until no caller needs one.
 
-use std::future::Future;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 
-use super::connection::{Connection, End};
+use super::connection::serve;
 use super::error::ClientError;
-use super::handshake::{Dialer, Established};
+use super::handshake::{Dialer, OpenConnection};
 use super::inbox::Inbox;
-use super::link::{Lane, Link, Shared, link};
+use super::options::ClientOptions;
+use super::pending_requests::PendingRequests;
+use crate::protocol::frame::Welcome;
 
-/// Starts the task on a connection that is ready, and returns the callers' end.
-pub(super) fn start(dialer: Dialer, established: Established, inbox: Option<Arc<Inbox>>) -> Link {
-    let shared = Arc::new(Shared::new(dialer.address.clone(), established.welcome.clone()));
-    let (link, lane) = link(Arc::clone(&shared), dialer.options.request_timeout);
-    let backoff = Backoff::new(dialer.options.first_backoff, dialer.options.max_backoff);
-    let task = Task { dialer, shared, lane, inbox, backoff };
-    tokio::spawn(task.run(established));
-    link
+/// A time without a connection.
+#[derive(Clone, Debug)]
+pub struct Outage {
+    /// When the connection was lost.
+    pub since: std::time::Instant,
+    /// How the last connection ended, or why the last attempt to connect failed.
+    pub cause: Arc<str>,
 }
 
-struct Task {
-    dialer: Dialer,
-    shared: Arc<Shared>,
-    lane: Lane,
-    inbox: Option<Arc<Inbox>>,
-    backoff: Backoff,
+/// The state that the task publishes to callers.
+#[derive(Debug)]
+pub(super) struct Status {
+    /// Of the current connection, or of the last one.
+    pub(super) welcome: Welcome,
+    pub(super) outage: Option<Outage>,
+}
+
+/// The background task.
+pub(super) struct Task {
+    pub(super) dialer: Arc<Dialer>,
+    pub(super) requests: PendingRequests,
+    pub(super) inbox: Option<Arc<Inbox>>,
+    pub(super) status: watch::Sender<Status>,
+    /// Attempts to connect since a connection was last stable.
+    pub(super) attempts: u32,
 }
 
 impl Task {
-    async fn run(mut self, mut established: Established) {
+    pub(super) async fn run(mut self, mut open: OpenConnection) {
         loop {
             let since = Instant::now();
-            let address = self.dialer.address.clone();
-            let request_timeout = self.dialer.options.request_timeout;
-            let connection = Connection::new(established, address, request_timeout, self.inbox.clone());
-            let cause = match connection.serve(&mut self.lane).await {
-                End::Closed => return,
-                End::Lost(cause) => cause,
-            };
-            // A server that accepts and then fails at once is not to be hammered.
+            let served = serve(open, &self.dialer, &mut self.requests, self.inbox.as_deref());
+            let Err(cause) = served.await else { return };
+            // A server that accepts and then fails at once must not be tried again without a pause.
             if since.elapsed() >= self.dialer.options.max_backoff {
-                self.backoff.reset();
+                self.attempts = 0;
             }
             match self.reconnect(cause).await {
-                Some(next) => established = next,
+                Some(next) => open = next,
                 None => return,
             }
         }
     }
 
-    /// Dials until there is a connection, or nobody needs one any more.
-    async fn reconnect(&mut self, mut cause: Arc<str>) -> Option<Established> {
-        let mut pause = self.backoff.next();
+    /// Dials until there is a connection. None if no caller needs one any more, or trying again cannot help.
+    async fn reconnect(&mut self, mut cause: Arc<str>) -> Option<OpenConnection> {
+        let mut pause = self.next_pause();
         loop {
-            self.shared.lost(&cause);
-            while_away(&mut self.lane, &self.dialer, &cause, sleep(pause)).await?;
-            match while_away(&mut self.lane, &self.dialer, &cause, self.dialer.dial()).await? {
-                Ok(mut established) => {
-                    self.shared.welcomed(established.welcome.clone());
-                    if let (Some(inbox), Some(subscribed)) = (&self.inbox, established.subscribed.take()) {
-                        inbox.renewed(subscribed);
-                    }
-                    return Some(established);
+            self.status.send_modify(|status| {
+                let since = status.outage.as_ref().map_or_else(std::time::Instant::now, |outage| outage.since);
+                status.outage = Some(Outage { since, cause: Arc::clone(&cause) });
+            });
+            self.requests.wait_for(sleep(pause), &cause).await?;
+            let error = match self.requests.wait_for(self.dialer.dial(), &cause).await? {
+                Ok(open) => {
+                    self.status.send_replace(Status { welcome: open.welcome.clone(), outage: None });
+                    self.inbox.iter().for_each(|inbox| inbox.renewed(open.group.clone()));
+                    return Some(open);
                 }
-                Err(refused @ ClientError::Refused(_)) => {
-                    self.lane.fail_all(&refused);
-                    if let Some(inbox) = self.inbox.as_ref().filter(|_| !refused.is_retryable()) {
-                        inbox.end(Some(refused.clone()));
-                        self.lane.end(&refused);
-                        return None;
-                    }
-                    cause = refused.to_string().into();
-                    pause = self.backoff.longest();
+                Err(error) => error,
+            };
+            if let ClientError::Refused(_) = error {
+                self.requests.fail_waiting(&error);
+                if let Some(inbox) = self.inbox.as_ref().filter(|_| !error.is_retryable()) {
+                    inbox.end(Some(error.clone()));
+                    self.requests.end(&error);
+                    return None;
                 }
-                Err(error) => {
-                    cause = error.to_string().into();
-                    pause = self.backoff.next();
-                }
+                pause = backoff(&self.dialer.options, u32::MAX);
+            } else {
+                pause = self.next_pause();
             }
+            cause = error.to_string().into();
         }
+    }
+
+    fn next_pause(&mut self) -> Duration {
+        let pause = backoff(&self.dialer.options, self.attempts);
+        self.attempts = self.attempts.saturating_add(1);
+        pause
     }
 }
 
-/// However the task ends, nobody waits for it for ever.
+/// However the task ends, no caller waits forever.
 impl Drop for Task {
     fn drop(&mut self) {
-        self.lane.end(&ClientError::Closed { address: self.dialer.address.clone() });
-        if let Some(inbox) = &self.inbox {
-            inbox.end(None);
-        }
+        self.requests.end(&ClientError::Closed { address: self.dialer.address.clone() });
+        self.inbox.iter().for_each(|inbox| inbox.end(None));
     }
 }
 
-/// Does something while there is no connection: requests wait, each as long as it may. None when nobody
-/// is left to make any.
-async fn while_away<T>(
-    lane: &mut Lane,
-    dialer: &Dialer,
-    cause: &Arc<str>,
-    something: impl Future<Output = T>,
-) -> Option<T> {
-    tokio::pin!(something);
-    loop {
-        if lane.is_closed() {
-            return None;
-        }
-        let deadline = lane.next_deadline();
-        tokio::select! {
-            done = &mut something => return Some(done),
-            () = lane.take() => {}
-            () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                lane.fail_expired(Instant::now(), || ClientError::NotConnected {
-                    address: dialer.address.clone(),
-                    waited: dialer.options.request_timeout,
-                    cause: Arc::clone(cause),
-                });
-            }
-        }
-    }
-}
-
-/// Pauses that double, each with a share of chance, so that many clients do not come back at once.
-#[derive(Debug)]
-struct Backoff {
-    first: Duration,
-    max: Duration,
-    attempts: u32,
-}
-
-impl Backoff {
-    fn new(first: Duration, max: Duration) -> Backoff {
-        // Without any pause a server that is away would keep a core busy.
-        let first = first.max(Duration::from_millis(1));
-        Backoff { first, max: max.max(first), attempts: 0 }
-    }
-
-    fn next(&mut self) -> Duration {
-        let pause = self.first.saturating_mul(1 << self.attempts.min(20)).min(self.max);
-        self.attempts = self.attempts.saturating_add(1);
-        jitter(pause)
-    }
-
-    fn longest(&self) -> Duration {
-        jitter(self.max)
-    }
-
-    fn reset(&mut self) {
-        self.attempts = 0;
-    }
-}
-
-/// From half of the pause to the whole of it. The chance is that of the standard library's hash seeds.
-fn jitter(pause: Duration) -> Duration {
-    let chance = RandomState::new().build_hasher().finish() % 1_000;
-    pause / 2 + (pause / 2_000) * u32::try_from(chance).unwrap_or_default()
+/// The pause after so many attempts. It doubles with every attempt, and has a random share, so that many clients do not
+/// reconnect at once.
+fn backoff(options: &ClientOptions, attempts: u32) -> Duration {
+    // Without any pause an unreachable server would keep a core busy.
+    let first = options.first_backoff.max(Duration::from_millis(1));
+    let pause = first.saturating_mul(1 << attempts.min(20)).min(options.max_backoff.max(first));
+    // From half of the pause to all of it, at random by the seeds of the standard library's hashes.
+    let random = RandomState::new().build_hasher().finish() % 1_000;
+    pause / 2 + (pause / 2_000) * u32::try_from(random).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -166,14 +123,11 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_longest_and_never_fall_below_half() {
-        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
-        for pause_ms in [50, 100, 200, 400, 800, 1_600, 2_000, 2_000] {
+        let options = ClientOptions::default().backoff(Duration::from_millis(50), Duration::from_secs(2));
+        for (attempts, pause_ms) in (0..).zip([50, 100, 200, 400, 800, 1_600, 2_000, 2_000]) {
             let pause = Duration::from_millis(pause_ms);
-            assert!((pause / 2..=pause).contains(&backoff.next()), "{pause:?}");
+            assert!((pause / 2..=pause).contains(&backoff(&options, attempts)), "{pause:?}");
         }
-        backoff.attempts = u32::MAX;
-        assert!(backoff.next() <= Duration::from_secs(2));
-        backoff.reset();
-        assert!(backoff.next() <= Duration::from_millis(50));
+        assert!(backoff(&options, u32::MAX) <= Duration::from_secs(2));
     }
 }

@@ -1,4 +1,4 @@
-//! The values of the protocol: what a frame says, without its bytes.
+//! The frames of the protocol as values: types, limits and contents, without their bytes.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -7,7 +7,6 @@ use crate::core::batch::{BatchId, TickCounts, TimedOut};
 use crate::core::message::{DelOutcome, Message};
 use crate::core::refusal::{Promise, Reason, Refusal};
 
-pub use super::kind::FrameType;
 pub use crate::core::ring::AddNewMsgAnswer;
 
 /// The first four bytes of every Hello's body: `ACKW`.
@@ -22,10 +21,10 @@ pub const HEAD_LENGTH: usize = 12;
 /// Bytes of the head that the length counts: all but the length itself.
 pub const COUNTED_HEAD_LENGTH: usize = HEAD_LENGTH - 4;
 
-/// The longest frame accepted by default: what its length may say, in bytes.
+/// The largest length of a frame that is accepted by default, in bytes.
 pub const DEFAULT_MAX_FRAME_LENGTH: u32 = 1024 * 1024;
 
-/// The longest frame that a server accepts before Hello: nobody unknown can make it hold more.
+/// The longest frame that a server accepts before Hello: an unknown client cannot make it hold more.
 pub const MAX_GREETING_LENGTH: u32 = 4_096;
 
 /// The most messages in one AddNewMsg or DelMsg.
@@ -49,10 +48,72 @@ const _: () = assert!(MAX_MESSAGES * 16 + 64 < DEFAULT_MAX_FRAME_LENGTH as usize
 const _: () =
     assert!(crate::core::batch::MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
 
-/// A frame: its correlation id and what it says.
+macro_rules! frame_types {
+    ($($name:ident = $number:literal, $label:literal;)+) => {
+        /// The types of frames. An answer has the number of its request with the highest bit set.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        #[expect(missing_docs, reason = "the variants of Body with the same names are documented")]
+        pub enum FrameType {
+            $($name = $number,)+
+        }
+
+        impl FrameType {
+            /// All types.
+            pub const ALL: [FrameType; [$($number,)+].len()] = [$(FrameType::$name,)+];
+
+            /// The type with this number.
+            #[must_use]
+            pub const fn from_number(number: u8) -> Option<FrameType> {
+                match number {
+                    $($number => Some(FrameType::$name),)+
+                    _ => None,
+                }
+            }
+
+            /// The word in the metrics label and in docs/PROTOCOL.md.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(FrameType::$name => $label,)+ }
+            }
+        }
+
+        impl Body {
+            /// The type of the frame.
+            #[must_use]
+            pub const fn frame_type(&self) -> FrameType {
+                match self { $(Body::$name { .. } => FrameType::$name,)+ }
+            }
+        }
+    };
+}
+
+frame_types! {
+    Hello = 0x01, "hello";
+    Welcome = 0x81, "welcome";
+    Ping = 0x02, "ping";
+    Pong = 0x82, "pong";
+    GoAway = 0x03, "go_away";
+    AddNewMsg = 0x10, "add_new_msg";
+    AddNewMsgAnswer = 0x90, "add_new_msg_answer";
+    DelMsg = 0x11, "del_msg";
+    DelMsgAnswer = 0x91, "del_msg_answer";
+    Subscribe = 0x20, "subscribe";
+    Subscribed = 0xa0, "subscribed";
+    TimeoutBatch = 0x21, "timeout_batch";
+    BatchAck = 0x22, "batch_ack";
+    BatchAckAnswer = 0xa2, "batch_ack_answer";
+    BatchNack = 0x23, "batch_nack";
+    BatchNackAnswer = 0xa3, "batch_nack_answer";
+    GroupDelete = 0x24, "group_delete";
+    GroupDeleteAnswer = 0xa4, "group_delete_answer";
+    Error = 0xff, "error";
+}
+
+/// A frame: its correlation id and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Chosen by who asks, repeated by who answers; 0 in Ping and GoAway that a server starts.
+    /// Chosen by the requester and repeated in the answer; 0 in a Ping or GoAway from a server.
     pub correlation: u32,
     /// Its content.
     pub body: Body,
@@ -73,7 +134,7 @@ pub enum Body {
     Hello(Hello),
     /// Its answer.
     Welcome(Welcome),
-    /// Asks for a sign of life, from either side; at most [`MAX_PING_LENGTH`] bytes, echoed.
+    /// Checks whether the peer is alive, from either side; at most [`MAX_PING_LENGTH`] bytes, echoed.
     Ping(Vec<u8>),
     /// Its answer, with the same bytes.
     Pong(Vec<u8>),
@@ -100,7 +161,7 @@ pub enum Body {
         /// Batches settled by this request.
         settled: u32,
     },
-    /// Gives a batch back.
+    /// Returns a batch to the server.
     BatchNack(BatchNack),
     /// Its answer.
     BatchNackAnswer {
@@ -122,7 +183,7 @@ pub struct Hello {
     pub lowest_version: u8,
     /// The highest.
     pub highest_version: u8,
-    /// The secret that the server asks for; empty where it asks for none.
+    /// The secret that the server requires; empty if it requires none.
     pub token: Vec<u8>,
     /// A name for logs, at most 255 bytes.
     pub client_name: String,
@@ -142,19 +203,19 @@ impl fmt::Debug for Hello {
 /// The answer to Hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// The version that both speak from now on.
+    /// The version that both sides speak from now on.
     pub version: u8,
     /// Slots of the ring: the default and the longest ack timeout.
     pub slots: u16,
     /// Length of a tick in ms.
     pub tick_ms: u32,
-    /// The most that a frame's length may say.
+    /// The largest length of a frame.
     pub max_frame_length: u32,
     /// The most messages in one AddNewMsg or DelMsg.
     pub max_messages: u32,
     /// The most credit of a subscription.
     pub max_credit: u32,
-    /// A peer that is silent for two of these is gone.
+    /// A peer that is silent for two intervals counts as disconnected.
     pub ping_interval_ms: u32,
     /// The kind of store, at most 255 bytes.
     pub store: String,
@@ -168,14 +229,14 @@ pub struct Welcome {
 pub enum GoAwayReason {
     /// The sender is shutting down.
     Draining = 1,
-    /// The sender needs the connection no more.
+    /// The sender no longer needs the connection.
     Done = 2,
 }
 
-/// An announced end.
+/// Announces the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GoAway {
-    /// Why.
+    /// The reason.
     pub reason: GoAwayReason,
     /// How long the sender still reads and answers, in ms.
     pub grace_ms: u32,
@@ -188,7 +249,7 @@ pub struct AddNewMsg {
     pub messages: Vec<Message>,
     /// Ticks that they may stay in flight; 0 for the default, one revolution.
     pub ack_timeout_ticks: u16,
-    /// Comes back with the timeout.
+    /// The timeout batch repeats it.
     pub attempt: u8,
 }
 
@@ -206,9 +267,9 @@ pub struct DelMsg {
 pub struct Subscribe {
     /// The group to join; empty for a new ephemeral group.
     pub group: String,
-    /// Messages that the subscriber will hold unacknowledged, at least 1.
+    /// The most messages that the subscriber holds unacknowledged, at least 1.
     pub credit: u32,
-    /// Whether the group goes with its last member. It begins at the end.
+    /// Whether the group is deleted with its last member. It begins with the next batch.
     pub ephemeral: bool,
     /// Whether the group, if it is new, begins with the next batch and not with the oldest kept.
     pub from_end: bool,
@@ -223,14 +284,14 @@ pub struct Subscribed {
     pub created: bool,
 }
 
-/// Messages of one decided tick.
+/// Messages of one expired tick.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimeoutBatch {
-    /// Its name, by which it is acknowledged and a duplicate recognised.
+    /// Its id, which acknowledges it and identifies duplicates.
     pub id: BatchId,
-    /// How often it was handed out to this group, this time included.
+    /// How often it was delivered to this group, this time included.
     pub delivery_count: u32,
-    /// How long ago its tick was decided, in ms.
+    /// How long ago its tick expired, in ms.
     pub age_ms: u64,
     /// The counts and flags of its tick.
     pub counts: TickCounts,
@@ -240,12 +301,12 @@ pub struct TimeoutBatch {
     pub messages: Vec<TimedOut>,
 }
 
-/// Gives a batch back.
+/// Returns a batch to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchNack {
-    /// Which.
+    /// Its id.
     pub batch: BatchId,
-    /// How long the same subscriber does not want it, in ms.
+    /// How long the same subscriber does not get it again, in ms.
     pub delay_ms: u32,
 }
 
@@ -258,7 +319,7 @@ pub struct Error {
     pub promise: Promise,
     /// Whether the same request can succeed later or elsewhere.
     pub retryable: bool,
-    /// A sentence for people.
+    /// A sentence for humans.
     pub text: String,
 }
 
@@ -277,34 +338,6 @@ impl From<&Refusal> for Error {
             promise: refusal.reason.promise(),
             retryable: refusal.reason.retryable(),
             text: refusal.text.clone().into_owned(),
-        }
-    }
-}
-
-impl Body {
-    /// The type of the frame.
-    #[must_use]
-    pub const fn frame_type(&self) -> FrameType {
-        match self {
-            Body::Hello(_) => FrameType::Hello,
-            Body::Welcome(_) => FrameType::Welcome,
-            Body::Ping(_) => FrameType::Ping,
-            Body::Pong(_) => FrameType::Pong,
-            Body::GoAway(_) => FrameType::GoAway,
-            Body::AddNewMsg(_) => FrameType::AddNewMsg,
-            Body::AddNewMsgAnswer(_) => FrameType::AddNewMsgAnswer,
-            Body::DelMsg(_) => FrameType::DelMsg,
-            Body::DelMsgAnswer(_) => FrameType::DelMsgAnswer,
-            Body::Subscribe(_) => FrameType::Subscribe,
-            Body::Subscribed(_) => FrameType::Subscribed,
-            Body::TimeoutBatch(_) => FrameType::TimeoutBatch,
-            Body::BatchAck(_) => FrameType::BatchAck,
-            Body::BatchAckAnswer { .. } => FrameType::BatchAckAnswer,
-            Body::BatchNack(_) => FrameType::BatchNack,
-            Body::BatchNackAnswer { .. } => FrameType::BatchNackAnswer,
-            Body::GroupDelete(_) => FrameType::GroupDelete,
-            Body::GroupDeleteAnswer => FrameType::GroupDeleteAnswer,
-            Body::Error(_) => FrameType::Error,
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The wire protocol, in three layers: values ([`frame`]), bytes ([`codec`]), and, in server and client,
-//! the state of a connection. docs/PROTOCOL.md specifies it to the byte.
+//! The wire protocol: frames as values ([`frame`]) and as bytes ([`codec`]). docs/PROTOCOL.md specifies every byte.
+//!
+//! The state of a connection is kept by server and client.
 
 pub mod codec;
 pub mod frame;
-mod kind;
 
 pub use codec::{Codec, DecodeError, Decoded};
 pub use frame::{Body, Frame};

@@ -16,13 +16,12 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
-use tokio_util::codec::Decoder;
 use tokio_util::either::Either;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::core::batch::MAX_BATCH_MESSAGES;
 use crate::core::request_batch::RequestBatch;
-use crate::protocol::codec::Echoed;
+use crate::protocol::codec::EchoedPings;
 use crate::protocol::frame::TIMED_OUT_LENGTH;
 use crate::protocol::{Codec, DecodeError, Decoded};
 use crate::ticker::read_barrier::UnprocessedInput;
@@ -117,7 +116,7 @@ impl BufferedStream {
     }
 
     /// Answers the Pings at the front of the input, and skips the Pongs.
-    pub(super) fn echo_pings(&mut self) -> Echoed {
+    pub(super) fn echo_pings(&mut self) -> EchoedPings {
         let before = self.output.len();
         let echoed = self.codec.echo_pings(&self.input, &mut self.output);
         self.input.advance(echoed.bytes);

@@ -104,10 +104,9 @@ impl Session {
                     let is_first = self.state == State::Greeting;
                     self.refuse(correlation, &if is_first { not_hello(refusal) } else { refusal });
                 }
-                Err(DecodeError::Broken { correlation, refusal }) => {
+                Err(DecodeError { correlation, refusal }) => {
                     self.refuse_broken_frame(correlation, refusal);
                 }
-                Err(DecodeError::Io(error)) => return self.handle_io(Err(error)),
             }
         }
     }

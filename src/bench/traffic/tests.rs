@@ -1,7 +1,6 @@
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio_util::codec::Decoder;
 
 use super::super::ids::Ids;
 use super::super::shared::Errors;

@@ -15,7 +15,6 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_util::codec::Decoder;
 
 use super::*;
 use crate::core::message::AddOutcome;

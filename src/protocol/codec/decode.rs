@@ -1,62 +1,68 @@
-//! From bytes to values. Nothing here trusts a number that it has not compared with the bytes received.
+//! Decodes frames. A number in a frame is compared with the bytes received before it is used.
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, COUNTED_HEAD_LENGTH, DelMsg, Error, Frame, FrameType, GoAway,
-    GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe,
-    Subscribed, TIMED_OUT_LENGTH, TimeoutBatch, VERSIONS, Welcome,
+    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Error, Frame, FrameType, GoAway, GoAwayReason, Hello,
+    MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed,
+    TIMED_OUT_LENGTH, TimeoutBatch, VERSIONS, Welcome,
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
-use super::{Decoded, flag};
-use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
+use super::{Decoded, RawFrame, flag};
+use crate::core::batch::{MAX_BATCH_MESSAGES, TickCounts, TimedOut};
 use crate::core::message::{AddOutcome, DelOutcome};
 use crate::core::refusal::{Promise, Reason, Refusal};
 use crate::core::request_batch::Operation;
 use crate::core::tick::Tick;
 
-/// Reads a frame from the bytes that its length counts.
-pub(super) fn frame(counted: &[u8]) -> Decoded {
-    let (head, body_bytes) = counted
-        .split_first_chunk::<COUNTED_HEAD_LENGTH>()
-        .expect("lengths below that of the head were refused before");
-    let [number, flags, status_high, status_low, correlation @ ..] = *head;
-    let status = u16::from_be_bytes([status_high, status_low]);
-    let correlation = u32::from_be_bytes(correlation);
-    match body(number, flags, status, body_bytes) {
-        Ok(body) => Decoded::Frame(Frame::new(correlation, body)),
-        Err(refusal) => Decoded::Refused { correlation, refusal },
+/// Decodes a whole frame.
+pub(super) fn frame(frame: &RawFrame<'_>) -> Decoded {
+    match body(frame) {
+        Ok(body) => Decoded::Frame(Frame::new(frame.correlation, body)),
+        Err(refusal) => Decoded::Refused { correlation: frame.correlation, refusal },
     }
 }
 
-fn body(number: u8, flags: u8, status: u16, bytes: &[u8]) -> Result<Body, Refusal> {
-    let Some(frame_type) = FrameType::from_number(number) else { return Err(unknown_type(number)) };
-    let mut fields = Fields { frame_type, flags, rest: bytes };
-    fields.check_head(status)?;
+fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
+    let Some(frame_type) = FrameType::from_number(frame.number) else { return Err(unknown_type(frame.number)) };
+    let mut fields = Fields { frame_type, flags: frame.flags, rest: frame.body };
+    fields.check_head(frame.status)?;
     let body = match frame_type {
         FrameType::Hello => Body::Hello(hello(&mut fields)?),
         FrameType::Welcome => Body::Welcome(welcome(&mut fields)?),
         FrameType::Ping => Body::Ping(echo(&mut fields)?),
         FrameType::Pong => Body::Pong(echo(&mut fields)?),
         FrameType::GoAway => Body::GoAway(go_away(&mut fields)?),
-        FrameType::AddNewMsg => {
-            let AddFields { ack_timeout_ticks, attempt, messages } = add_new_msg(&mut fields)?;
-            Body::AddNewMsg(AddNewMsg { messages: messages.to_vec(), ack_timeout_ticks, attempt })
-        }
+        FrameType::AddNewMsg | FrameType::DelMsg => match operation(&mut fields)? {
+            Operation::Add { ack_timeout_ticks, attempt } => {
+                Body::AddNewMsg(AddNewMsg { messages: fields.messages()?.to_vec(), ack_timeout_ticks, attempt })
+            }
+            Operation::Del { withdraw } => {
+                Body::DelMsg(DelMsg { messages: fields.messages()?.to_vec(), withdraw })
+            }
+        },
         FrameType::AddNewMsgAnswer => Body::AddNewMsgAnswer(add_new_msg_answer(&mut fields)?),
-        FrameType::DelMsg => {
-            let withdraw = fields.has(flag::WITHDRAW);
-            Body::DelMsg(DelMsg { messages: fields.messages()?.to_vec(), withdraw })
-        }
         FrameType::DelMsgAnswer => Body::DelMsgAnswer(del_msg_answer(&mut fields)?),
-        FrameType::Subscribe => Body::Subscribe(subscribe(&mut fields)?),
-        FrameType::Subscribed => Body::Subscribed(subscribed(&mut fields)?),
+        FrameType::Subscribe => Body::Subscribe(Subscribe {
+            credit: fields.u32("credit")?,
+            group: fields.short_text("group")?,
+            ephemeral: fields.has(flag::EPHEMERAL),
+            from_end: fields.has(flag::FROM_END),
+        }),
+        FrameType::Subscribed => {
+            Body::Subscribed(Subscribed { group: fields.short_text("group")?, created: fields.has(flag::CREATED) })
+        }
         FrameType::TimeoutBatch => Body::TimeoutBatch(timeout_batch(&mut fields)?),
-        FrameType::BatchAck => Body::BatchAck(batch_ack(&mut fields)?),
+        FrameType::BatchAck => {
+            let count = fields.count_of_list(MAX_BATCH_IDS, BATCH_ID_LENGTH)?;
+            Body::BatchAck((0..count).map(|_| fields.batch_id()).collect::<Result<_, _>>()?)
+        }
         FrameType::BatchAckAnswer => Body::BatchAckAnswer { settled: fields.u32("settled")? },
-        FrameType::BatchNack => Body::BatchNack(batch_nack(&mut fields)?),
+        FrameType::BatchNack => {
+            Body::BatchNack(BatchNack { batch: fields.batch_id()?, delay_ms: fields.u32("delay_ms")? })
+        }
         FrameType::BatchNackAnswer => Body::BatchNackAnswer { held: fields.has(flag::HELD) },
         FrameType::GroupDelete => Body::GroupDelete(fields.short_text("group")?),
         FrameType::GroupDeleteAnswer => Body::GroupDeleteAnswer,
-        FrameType::Error => Body::Error(error(&mut fields, status)?),
+        FrameType::Error => Body::Error(error(&mut fields, frame.status)?),
     };
     fields.end()?;
     Ok(body)
@@ -131,34 +137,26 @@ fn go_away(fields: &mut Fields<'_>) -> Result<GoAway, Refusal> {
     Ok(GoAway { reason, grace_ms: fields.u32("grace_ms")? })
 }
 
-/// The fields of an AddNewMsg.
-struct AddFields<'a> {
-    ack_timeout_ticks: u16,
-    attempt: u8,
-    messages: Messages<'a>,
+/// Reads an AddNewMsg or a DelMsg; none if the frame is neither, or has a fault.
+pub(super) fn request<'a>(frame: &RawFrame<'a>) -> Option<(Operation, Messages<'a>)> {
+    let frame_type = FrameType::from_number(frame.number)?;
+    if !matches!(frame_type, FrameType::AddNewMsg | FrameType::DelMsg) {
+        return None;
+    }
+    let mut fields = Fields { frame_type, flags: frame.flags, rest: frame.body };
+    fields.check_head(frame.status).ok()?;
+    Some((operation(&mut fields).ok()?, fields.messages().ok()?))
 }
 
-fn add_new_msg<'a>(fields: &mut Fields<'a>) -> Result<AddFields<'a>, Refusal> {
+/// Reads the fields of an AddNewMsg or a DelMsg before its messages.
+fn operation(fields: &mut Fields<'_>) -> Result<Operation, Refusal> {
+    if fields.frame_type == FrameType::DelMsg {
+        return Ok(Operation::Del { withdraw: fields.has(flag::WITHDRAW) });
+    }
     let ack_timeout_ticks = fields.u16("ack_timeout_ticks")?;
     let attempt = fields.u8("attempt")?;
     fields.reserved::<1>()?;
-    Ok(AddFields { ack_timeout_ticks, attempt, messages: fields.messages()? })
-}
-
-/// Reads an AddNewMsg or a DelMsg; none if the frame is neither, or has a fault.
-pub(super) fn request(frame_type: u8, flags: u8, body: &[u8]) -> Option<(Operation, Messages<'_>)> {
-    let frame_type = match frame_type {
-        number if number == FrameType::AddNewMsg as u8 => FrameType::AddNewMsg,
-        number if number == FrameType::DelMsg as u8 => FrameType::DelMsg,
-        _ => return None,
-    };
-    let mut fields = Fields { frame_type, flags, rest: body };
-    fields.check_head(0).ok()?;
-    if frame_type == FrameType::DelMsg {
-        return Some((Operation::Del { withdraw: fields.has(flag::WITHDRAW) }, fields.messages().ok()?));
-    }
-    let AddFields { ack_timeout_ticks, attempt, messages } = add_new_msg(&mut fields).ok()?;
-    Some((Operation::Add { ack_timeout_ticks, attempt }, messages))
+    Ok(Operation::Add { ack_timeout_ticks, attempt })
 }
 
 fn add_new_msg_answer(fields: &mut Fields<'_>) -> Result<AddNewMsgAnswer, Refusal> {
@@ -182,31 +180,13 @@ fn add_new_msg_answer(fields: &mut Fields<'_>) -> Result<AddNewMsgAnswer, Refusa
 }
 
 fn del_msg_answer(fields: &mut Fields<'_>) -> Result<Vec<DelOutcome>, Refusal> {
-    let count = fields.count(MAX_MESSAGES)?;
-    fields.must_remain(count, count)?;
-    let outcome = |number: &u8| match number {
-        0 => Ok(DelOutcome::Unknown),
-        1 => Ok(DelOutcome::Acked),
-        2 => Ok(DelOutcome::Late),
-        3 => Ok(DelOutcome::Withdrawn),
-        other => Err(fields.wrong(format_args!("has an outcome of {other}, but only 0 to 3 are defined"))),
+    fields.count_of_list(MAX_MESSAGES, 1)?;
+    let numbers = fields.all();
+    let outcome = |number: &u8| {
+        let wrong = || fields.wrong(format_args!("has an outcome of {number}, but only 0 to 3 are defined"));
+        DelOutcome::ALL.get(usize::from(*number)).copied().ok_or_else(wrong)
     };
-    let outcomes = fields.rest.iter().map(outcome).collect::<Result<_, _>>()?;
-    fields.rest = &[];
-    Ok(outcomes)
-}
-
-fn subscribe(fields: &mut Fields<'_>) -> Result<Subscribe, Refusal> {
-    Ok(Subscribe {
-        credit: fields.u32("credit")?,
-        group: fields.short_text("group")?,
-        ephemeral: fields.has(flag::EPHEMERAL),
-        from_end: fields.has(flag::FROM_END),
-    })
-}
-
-fn subscribed(fields: &mut Fields<'_>) -> Result<Subscribed, Refusal> {
-    Ok(Subscribed { group: fields.short_text("group")?, created: fields.has(flag::CREATED) })
+    numbers.iter().map(outcome).collect()
 }
 
 fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
@@ -218,8 +198,7 @@ fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
         let text = format_args!("says that {added} were added and {acked} acknowledged: acked is part of added");
         return Err(fields.wrong(text));
     }
-    let count = fields.count(MAX_BATCH_MESSAGES)?;
-    fields.must_remain(count * TIMED_OUT_LENGTH, count)?;
+    let count = fields.count_of_list(MAX_BATCH_MESSAGES, TIMED_OUT_LENGTH)?;
     let (ids, rest) = fields.all().split_at(count * 8);
     let (clients, attempts) = rest.split_at(count * 8);
     let messages = pair(ids, clients).zip(attempts);
@@ -232,16 +211,6 @@ fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
         last: fields.has(flag::LAST),
         messages: messages.map(|(message, attempt)| TimedOut { message, attempt: *attempt }).collect(),
     })
-}
-
-fn batch_ack(fields: &mut Fields<'_>) -> Result<Vec<BatchId>, Refusal> {
-    let count = fields.count(MAX_BATCH_IDS)?;
-    fields.must_remain(count * BATCH_ID_LENGTH, count)?;
-    (0..count).map(|_| fields.batch_id()).collect()
-}
-
-fn batch_nack(fields: &mut Fields<'_>) -> Result<BatchNack, Refusal> {
-    Ok(BatchNack { batch: fields.batch_id()?, delay_ms: fields.u32("delay_ms")? })
 }
 
 fn error(fields: &mut Fields<'_>, code: u16) -> Result<Error, Refusal> {

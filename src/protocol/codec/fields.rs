@@ -1,4 +1,4 @@
-//! Reading a body field by field, and saying of a field that is wrong what it must be.
+//! Reads a frame's body field by field. The error for a wrong field says what the field must be.
 
 use std::fmt;
 
@@ -20,8 +20,8 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Flags that the type does not define, and a status outside of Errors, mean something that this build
-    /// does not know: acting as if they were not there would be a guess.
+    /// Refuses flags that the type does not define, and a status outside of Errors: this build does not know their
+    /// meaning, so it must not ignore them.
     pub(super) fn check_head(&self, status: u16) -> Result<(), Refusal> {
         let undefined = self.flags & !flag::defined(self.frame_type);
         if undefined != 0 {
@@ -36,7 +36,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Nothing may stand behind the last field.
+    /// Refuses bytes behind the last field.
     pub(super) fn end(&self) -> Result<(), Refusal> {
         match self.rest.len() {
             0 => Ok(()),
@@ -116,7 +116,7 @@ impl<'a> Fields<'a> {
             _ => {
                 let reason = match self.frame_type {
                     FrameType::AddNewMsg | FrameType::DelMsg | FrameType::BatchAck => Reason::BadCount,
-                    // Nobody asks with these, whatever their count.
+                    // The other types are no requests.
                     _ => Reason::MalformedRequest,
                 };
                 let text =
@@ -126,7 +126,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// All that `count` announced must be there, no more and no less, before room is made for it.
+    /// All bytes that `count` announced must be there, no more and no less, before memory is reserved for them.
     pub(super) fn must_remain(&self, expected: usize, count: usize) -> Result<(), Refusal> {
         let actual = self.rest.len();
         if actual == expected {
@@ -139,16 +139,19 @@ impl<'a> Fields<'a> {
         )))
     }
 
+    /// The count of a list that ends the frame, with entries of `length` bytes.
+    pub(super) fn count_of_list(&mut self, most: usize, length: usize) -> Result<usize, Refusal> {
+        let count = self.count(most)?;
+        self.must_remain(count * length, count)?;
+        Ok(count)
+    }
+
     /// Count, ids and, if the flag says so, clients: the end of AddNewMsg and DelMsg.
     pub(super) fn messages(&mut self) -> Result<Messages<'a>, Refusal> {
-        let count = self.count(MAX_MESSAGES)?;
-        if !self.has(flag::CLIENTS) {
-            self.must_remain(count * 8, count)?;
-            return Ok(Messages { ids: self.all(), clients: None });
-        }
-        self.must_remain(count * 16, count)?;
+        let with_clients = self.has(flag::CLIENTS);
+        let count = self.count_of_list(MAX_MESSAGES, if with_clients { 16 } else { 8 })?;
         let (ids, clients) = self.all().split_at(count * 8);
-        Ok(Messages { ids, clients: Some(clients) })
+        Ok(Messages { ids, clients: with_clients.then_some(clients) })
     }
 
     pub(super) fn batch_id(&mut self) -> Result<BatchId, Refusal> {
@@ -178,7 +181,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The messages of a request as they lie in its frame. Without clients, the clients are all 0.
+/// The messages of a request, as bytes of its frame. Without clients, all clients are 0.
 pub(super) struct Messages<'a> {
     pub(super) ids: &'a [u8],
     pub(super) clients: Option<&'a [u8]>,

@@ -1,4 +1,4 @@
-//! The bytes of the protocol: values to bytes and back, as docs/PROTOCOL.md lays them out.
+//! Encodes frames as bytes and decodes bytes as frames, in the layout of docs/PROTOCOL.md.
 //!
 //! ```text
 //!   0        4      5       6        8                12
@@ -9,11 +9,10 @@
 //! # Invariants
 //!
 //! 1. No input makes the decoder panic.
-//! 2. The length is judged before a byte is waited for, and a count is judged against the bytes that are
-//!    there before room is made for it: memory is proportional to what was received, never to what was
-//!    announced.
-//! 3. A frame whose length is right never breaks the connection: whatever is wrong within it, the decoder
-//!    goes on with the next.
+//! 2. The length is checked before more bytes are awaited, and a count is compared with the bytes received before memory
+//!    is reserved for it: memory is proportional to what was received, never to what was announced.
+//! 3. A frame with a valid length never breaks the connection: if anything else in it is wrong, the decoder
+//!    continues with the next frame.
 
 mod decode;
 mod encode;
@@ -23,28 +22,29 @@ mod single_message;
 #[cfg(test)]
 mod tests;
 
-use std::io;
-
 use bytes::{Buf, BytesMut};
-pub use requests::Echoed;
-use tokio_util::codec::{Decoder, Encoder};
+pub use requests::EchoedPings;
 
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
-use crate::core::batch::Delivery;
+use crate::core::message::DelOutcome;
 use crate::core::refusal::{Reason, Refusal};
 
 /// Bytes of the length itself, which it does not count.
 const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
 
+// The numbers of outcomes in the protocol are those of the enum.
+const _: () = assert!(DelOutcome::Unknown as u8 == 0 && DelOutcome::Acked as u8 == 1);
+const _: () = assert!(DelOutcome::Late as u8 == 2 && DelOutcome::Withdrawn as u8 == 3);
+
 /// The flags of each type; a bit that its type does not define is 0.
 mod flag {
     use super::FrameType;
 
-    /// Clients stand behind the message ids; without it they are all 0.
+    /// Clients follow the message ids; without it they are all 0.
     pub(super) const CLIENTS: u8 = 0x01;
     /// The push failed at once.
     pub(super) const WITHDRAW: u8 = 0x02;
-    /// The group goes with its last member.
+    /// The group is deleted with its last member.
     pub(super) const EPHEMERAL: u8 = 0x01;
     /// The group, if it is new, begins with the next batch.
     pub(super) const FROM_END: u8 = 0x02;
@@ -54,9 +54,9 @@ mod flag {
     pub(super) const LAST: u8 = 0x01;
     /// The tick is a storm.
     pub(super) const STORM: u8 = 0x02;
-    /// The batch is handed out before its time.
+    /// The batch is delivered before its deadline.
     pub(super) const DRAINED: u8 = 0x04;
-    /// The connection held the batch that it gave back.
+    /// The connection held the batch that it returned.
     pub(super) const HELD: u8 = 0x01;
     /// Any part of the request may have been applied.
     pub(super) const OUTCOME_UNKNOWN: u8 = 0x01;
@@ -99,20 +99,14 @@ pub enum Decoded {
     },
 }
 
-/// Why no more frames can be read.
+/// A broken frame: answer with an Error and close, since no more frames can be read.
 #[derive(Debug, thiserror::Error)]
-pub enum DecodeError {
-    /// The connection failed.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// A broken frame: answer with an Error and close.
-    #[error("{refusal}")]
-    Broken {
-        /// The correlation id of the frame; 0 if that was not received yet, or there is none.
-        correlation: u32,
-        /// The fault.
-        refusal: Refusal,
-    },
+#[error("{refusal}")]
+pub struct DecodeError {
+    /// The correlation id of the frame; 0 if that was not received yet, or there is none.
+    pub correlation: u32,
+    /// The fault.
+    pub refusal: Refusal,
 }
 
 impl Codec {
@@ -122,51 +116,46 @@ impl Codec {
         Codec { max_frame_length }
     }
 
-    /// Appends the bytes of a frame.
+    /// Takes the next frame from what was received; none if it is not whole yet.
     ///
-    /// The builder of the frame keeps its counts and lengths within the limits that [`super::frame`] names. A
-    /// frame beyond them is refused by the peer that reads it.
+    /// Memory for the rest of a frame is not reserved here, but grows with what arrives: otherwise twelve bytes from
+    /// each of a thousand unknown clients would cost a gigabyte.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// In debug builds, when a count or a length is outside its limits.
-    pub fn encode_frame(&self, frame: &Frame, out: &mut BytesMut) {
-        encode::frame(frame, out);
+    /// When no frame can begin with these bytes.
+    pub fn decode(&self, received: &mut BytesMut) -> Result<Option<Decoded>, DecodeError> {
+        let Some(frame) = self.first(received)? else { return Ok(None) };
+        let (length, decoded) = (frame.length(), decode::frame(&frame));
+        received.advance(length);
+        Ok(Some(decoded))
     }
 
-    /// Appends the bytes of a TimeoutBatch, under the correlation id of its Subscribe.
-    pub fn encode_delivery(&self, correlation: u32, delivery: &Delivery, out: &mut BytesMut) {
-        encode::delivery(correlation, delivery, out);
-    }
-
-    /// Appends the bytes of an Error that says why a request was refused.
-    pub fn encode_refusal(&self, correlation: u32, refusal: &Refusal, out: &mut BytesMut) {
-        encode::refusal(correlation, refusal, out);
-    }
-
-    /// The length that the next frame announces, once it is there; an error if no frame can have it.
-    fn announced_length(&self, received: &[u8]) -> Result<Option<usize>, DecodeError> {
-        let Some(first_four) = received.first_chunk::<LENGTH_LENGTH>() else { return Ok(None) };
+    /// The parts of the next frame; none if it is not whole yet.
+    #[inline]
+    fn first<'a>(&self, received: &'a [u8]) -> Result<Option<RawFrame<'a>>, DecodeError> {
+        let Some((first_four, rest)) = received.split_first_chunk::<LENGTH_LENGTH>() else { return Ok(None) };
         let length = u32::from_be_bytes(*first_four);
         if length > self.max_frame_length {
             return Err(self.too_large(*first_four, received));
         }
         let length = length as usize;
         if length < COUNTED_HEAD_LENGTH {
-            let text = format!(
-                "a frame's length is {length}, but it counts the rest of the head and the body, which is at \
-                 least {COUNTED_HEAD_LENGTH}: send the number of bytes that follow the length"
-            );
-            let refusal = Refusal::new(Reason::MalformedFrame, text);
-            return Err(DecodeError::Broken { correlation: 0, refusal });
+            return Err(too_short(length));
         }
-        Ok(Some(length))
+        let Some((head, body)) = rest.get(..length).and_then(<[u8]>::split_first_chunk::<COUNTED_HEAD_LENGTH>)
+        else {
+            return Ok(None);
+        };
+        let [number, flags, status_high, status_low, correlation @ ..] = *head;
+        let status = u16::from_be_bytes([status_high, status_low]);
+        Ok(Some(RawFrame { number, flags, status, correlation: u32::from_be_bytes(correlation), body }))
     }
 
     #[cold]
     fn too_large(&self, first_four: [u8; LENGTH_LENGTH], received: &[u8]) -> DecodeError {
         if let Some(text) = foreign_protocol(first_four) {
-            return DecodeError::Broken { correlation: 0, refusal: Refusal::new(Reason::FrameTooLarge, text) };
+            return DecodeError { correlation: 0, refusal: Refusal::new(Reason::FrameTooLarge, text) };
         }
         let correlation = received
             .get(HEAD_LENGTH - size_of::<u32>()..)
@@ -177,12 +166,37 @@ impl Codec {
             u32::from_be_bytes(first_four),
             self.max_frame_length
         );
-        DecodeError::Broken { correlation, refusal: Refusal::new(Reason::FrameTooLarge, text) }
+        DecodeError { correlation, refusal: Refusal::new(Reason::FrameTooLarge, text) }
+    }
+}
+
+#[cold]
+fn too_short(length: usize) -> DecodeError {
+    let text = format!(
+        "a frame's length is {length}, but it counts the rest of the head and the body, which is at \
+         least {COUNTED_HEAD_LENGTH}: send the number of bytes that follow the length"
+    );
+    DecodeError { correlation: 0, refusal: Refusal::new(Reason::MalformedFrame, text) }
+}
+
+/// The parts of a whole frame at the front of what was received.
+struct RawFrame<'a> {
+    number: u8,
+    flags: u8,
+    status: u16,
+    correlation: u32,
+    body: &'a [u8],
+}
+
+impl RawFrame<'_> {
+    /// Its bytes.
+    const fn length(&self) -> usize {
+        HEAD_LENGTH + self.body.len()
     }
 }
 
 /// The error text for a peer whose first bytes are those of another protocol. Read as a length they are far
-/// above any sensible limit, so that a sentence about the length would only puzzle.
+/// above any sensible limit, so a sentence about the length would not help.
 fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
     match &first_four {
         b"GET " | b"HEAD" | b"POST" | b"PUT " | b"PATC" | b"DELE" | b"OPTI" | b"CONN" | b"TRAC" | b"PRI " => Some(
@@ -209,29 +223,5 @@ fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
 impl Default for Codec {
     fn default() -> Codec {
         Codec::new(DEFAULT_MAX_FRAME_LENGTH)
-    }
-}
-
-impl Decoder for Codec {
-    type Item = Decoded;
-    type Error = DecodeError;
-
-    /// Room for the rest of a frame is not reserved here, but grows with what arrives: else twelve bytes
-    /// from each of a thousand strangers would cost a gigabyte.
-    fn decode(&mut self, received: &mut BytesMut) -> Result<Option<Decoded>, DecodeError> {
-        let Some(length) = self.announced_length(received)? else { return Ok(None) };
-        let Some((counted, _)) = received[LENGTH_LENGTH..].split_at_checked(length) else { return Ok(None) };
-        let decoded = decode::frame(counted);
-        received.advance(LENGTH_LENGTH + length);
-        Ok(Some(decoded))
-    }
-}
-
-impl Encoder<&Frame> for Codec {
-    type Error = io::Error;
-
-    fn encode(&mut self, frame: &Frame, out: &mut BytesMut) -> Result<(), io::Error> {
-        self.encode_frame(frame, out);
-        Ok(())
     }
 }

@@ -1,33 +1,24 @@
-//! The hot path of the codec: the requests that come most, many at a time, straight into a [`RequestBatch`] and back.
+//! Decodes many AddNewMsg and DelMsg frames into one [`RequestBatch`] and encodes its answers: the hot path.
 //!
-//! Only frames without a fault are taken here. Any other frame stays where it is, for the decoder of
-//! single frames, which says what is wrong with it.
+//! Only frames without a fault are taken here. The decoder of single frames reads any other frame and reports its fault.
 
 use bytes::BytesMut;
 
-use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH, MAX_PING_LENGTH};
+use super::super::frame::{FrameType, MAX_PING_LENGTH};
 use super::fields::{numbers, pair};
-use super::single_message::{self, Answer, correlation_id};
-use super::{Codec, decode, encode};
+use super::single_message::{self, correlation_id};
+use super::{Codec, RawFrame, decode, encode};
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
 
-/// A whole frame that lies at the front of what was received.
-struct Raw<'a> {
-    number: u8,
-    flags: u8,
-    correlation: [u8; 4],
-    body: &'a [u8],
-}
-
 /// The result of [`Codec::echo_pings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Echoed {
+pub struct EchoedPings {
     /// Bytes of all frames that were taken.
     pub bytes: usize,
     /// Pings that were answered.
     pub pings: u64,
-    /// Pongs, which only say that the peer is alive.
+    /// Pongs that were skipped.
     pub pongs: u64,
 }
 
@@ -44,40 +35,38 @@ impl Codec {
                 taken += singles;
                 continue;
             }
-            let Some(frame) = self.first(&received[taken..]) else { break };
-            let id = u64::from(u32::from_be_bytes(frame.correlation));
-            let Some((operation, messages)) = decode::request(frame.number, frame.flags, frame.body) else {
-                break;
-            };
+            let Ok(Some(frame)) = self.first(&received[taken..]) else { break };
+            let Some((operation, messages)) = decode::request(&frame) else { break };
+            let id = u64::from(frame.correlation);
             let operation = operation.with_default_timeout(revolution);
             match messages.clients {
                 None => batch.push(id, operation, numbers(messages.ids).map(Message::from)),
                 Some(clients) => batch.push(id, operation, pair(messages.ids, clients)),
             }
-            taken += HEAD_LENGTH + frame.body.len();
+            taken += frame.length();
         }
         taken
     }
 
-    /// Answers the Pings at the front of what was received, and passes over the Pongs.
-    pub fn echo_pings(&self, received: &[u8], out: &mut BytesMut) -> Echoed {
+    /// Answers the Pings at the front of what was received, and skips the Pongs.
+    pub fn echo_pings(&self, received: &[u8], out: &mut BytesMut) -> EchoedPings {
         const PING: u8 = FrameType::Ping as u8;
         const PONG: u8 = FrameType::Pong as u8;
-        let mut echoed = Echoed::default();
-        while let Some(frame) = self.first(&received[echoed.bytes..]) {
+        let mut echoed = EchoedPings::default();
+        while let Ok(Some(frame)) = self.first(&received[echoed.bytes..]) {
             match frame {
-                Raw { flags: 0, body, .. } if body.len() > MAX_PING_LENGTH => break,
-                Raw { number: PING, flags: 0, correlation, body } => {
-                    encode::framed(FrameType::Pong, 0, u32::from_be_bytes(correlation), out, |out| {
+                RawFrame { flags: 0, status: 0, body, .. } if body.len() > MAX_PING_LENGTH => break,
+                RawFrame { number: PING, flags: 0, status: 0, correlation, body } => {
+                    encode::framed(FrameType::Pong, 0, correlation, out, |out| {
                         out.extend_from_slice(body);
                         0
                     });
                     echoed.pings += 1;
                 }
-                Raw { number: PONG, flags: 0, .. } => echoed.pongs += 1,
+                RawFrame { number: PONG, flags: 0, status: 0, .. } => echoed.pongs += 1,
                 _ => break,
             }
-            echoed.bytes += HEAD_LENGTH + frame.body.len();
+            echoed.bytes += frame.length();
         }
         echoed
     }
@@ -86,22 +75,9 @@ impl Codec {
     #[inline]
     pub fn encode_answer(&self, request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
         if let [outcome] = outcomes {
-            return Answer::to(request, *outcome).put(out);
+            return single_message::put_answer(request, *outcome, out);
         }
         put_answer(request, outcomes, out);
-    }
-
-    /// The frame at the front, if it is whole, not too long and no Error.
-    #[inline]
-    fn first<'a>(&self, received: &'a [u8]) -> Option<Raw<'a>> {
-        let (head, rest) = received.split_first_chunk::<HEAD_LENGTH>()?;
-        let [l0, l1, l2, l3, number, flags, 0, 0, correlation @ ..] = *head else { return None };
-        let length = u32::from_be_bytes([l0, l1, l2, l3]);
-        if length > self.max_frame_length {
-            return None;
-        }
-        let body = rest.get(..(length as usize).checked_sub(COUNTED_HEAD_LENGTH)?)?;
-        Some(Raw { number, flags, correlation, body })
     }
 }
 
@@ -114,7 +90,7 @@ fn put_answer(request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
             encode::add_new_msg_answer(request.deadline, outcomes, |outcome| *outcome == Outcome::Rearmed, out)
         }),
         Operation::Del { .. } => encode::framed(FrameType::DelMsgAnswer, 0, correlation, out, |out| {
-            encode::del_msg_answer(outcomes, |outcome| encode::del_outcome(outcome.of_del()), out)
+            encode::del_msg_answer(outcomes, |outcome| outcome.of_del() as u8, out)
         }),
     }
 }
@@ -123,7 +99,6 @@ fn put_answer(request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
 mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use tokio_util::codec::Decoder;
 
     use super::super::super::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Frame};
     use super::super::Decoded;
@@ -191,7 +166,7 @@ mod tests {
             for request in &batch.requests {
                 let messages = batch.messages()[request.range()].to_vec();
                 prop_assert_eq!(single(&rest), Some((correlation_id(request), request.operation, messages)));
-                codec.clone().decode(&mut rest).unwrap();
+                codec.decode(&mut rest).unwrap();
             }
             prop_assert!(rest.is_empty());
             prop_assert_eq!(single(&bytes[taken..]), None, "nothing is left that could be taken");
@@ -202,7 +177,7 @@ mod tests {
             sent in vec((any::<bool>(), vec(any::<u8>(), 0..=MAX_PING_LENGTH)), 0..9),
         ) {
             let (codec, mut received, mut pongs) = (Codec::default(), BytesMut::new(), BytesMut::new());
-            let mut expected = Echoed::default();
+            let mut expected = EchoedPings::default();
             for (correlation, (ping, payload)) in (3..).zip(&sent) {
                 let pong = Frame::new(correlation, Body::Pong(payload.clone()));
                 if *ping {

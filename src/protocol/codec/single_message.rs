@@ -1,14 +1,14 @@
-//! Requests of one message, which come most, and the answers to them: each is taken, and made, in one piece.
+//! Decodes requests of one message, the most frequent ones, and encodes their answers.
 //!
-//! AddNewMsgs and DelMsgs come as they like, and no processor guesses which is next: where they differ, both are made and
-//! one is chosen, without a branch.
+//! AddNewMsgs and DelMsgs arrive in no order that a processor could predict. Where they differ, both values are computed
+//! and one is chosen without a branch.
 
 use std::hint::select_unpredictable;
 
 use bytes::BytesMut;
 
 use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH};
-use super::{encode, flag};
+use super::flag;
 use crate::core::message::Message;
 use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
 
@@ -133,42 +133,29 @@ const DEL_ANSWER: usize = HEAD_LENGTH + 5;
 /// A count of one message, in the upper half of eight bytes.
 const ONE: u64 = 1 << 32;
 
-/// An answer to a request of one message.
-pub(super) struct Answer {
-    bytes: [u8; ADD_ANSWER],
-    length: usize,
-}
-
-impl Answer {
-    #[inline]
-    pub(super) fn to(request: &Request, outcome: Outcome) -> Answer {
-        let is_add = request.operation.is_add();
-        let rearmed = u8::from(outcome == Outcome::Rearmed);
-        let begins = select_unpredictable(
-            is_add,
-            begin(ADD_ANSWER, FrameType::AddNewMsgAnswer, 0),
-            begin(DEL_ANSWER, FrameType::DelMsgAnswer, 0),
-        );
-        let acked = ONE | u64::from(encode::del_outcome(outcome.of_del())) << 24;
-        let body = select_unpredictable(is_add, request.deadline.0, acked);
-        let mut bytes = [0; ADD_ANSWER];
-        bytes[..CORRELATION_AT].copy_from_slice(&begins.to_be_bytes());
-        bytes[CORRELATION_AT..HEAD_LENGTH].copy_from_slice(&correlation_id(request).to_be_bytes());
-        bytes[HEAD_LENGTH..HEAD_LENGTH + 8].copy_from_slice(&body.to_be_bytes());
-        // Behind the end of an answer to a DelMsg, where nobody reads it.
-        bytes[HEAD_LENGTH + 8..HEAD_LENGTH + 16].copy_from_slice(&(ONE | u64::from(rearmed)).to_be_bytes());
-        bytes[HEAD_LENGTH + 16] = rearmed;
-        Answer { bytes, length: select_unpredictable(is_add, ADD_ANSWER, DEL_ANSWER) }
-    }
-
-    /// Appends it.
-    #[inline]
-    pub(super) fn put(&self, out: &mut BytesMut) {
-        // As many bytes for each: to copy a constant number is some instructions.
-        let end = out.len() + self.length;
-        out.extend_from_slice(&self.bytes);
-        out.truncate(end);
-    }
+/// Appends the answer to a request of one message.
+#[inline]
+pub(super) fn put_answer(request: &Request, outcome: Outcome, out: &mut BytesMut) {
+    let is_add = request.operation.is_add();
+    let rearmed = u8::from(outcome == Outcome::Rearmed);
+    let begins = select_unpredictable(
+        is_add,
+        begin(ADD_ANSWER, FrameType::AddNewMsgAnswer, 0),
+        begin(DEL_ANSWER, FrameType::DelMsgAnswer, 0),
+    );
+    let acked = ONE | u64::from(outcome.of_del() as u8) << 24;
+    let body = select_unpredictable(is_add, request.deadline.0, acked);
+    let mut bytes = [0; ADD_ANSWER];
+    bytes[..CORRELATION_AT].copy_from_slice(&begins.to_be_bytes());
+    bytes[CORRELATION_AT..HEAD_LENGTH].copy_from_slice(&correlation_id(request).to_be_bytes());
+    bytes[HEAD_LENGTH..HEAD_LENGTH + 8].copy_from_slice(&body.to_be_bytes());
+    // Behind the end of an answer to a DelMsg, so it is cut off there.
+    bytes[HEAD_LENGTH + 8..HEAD_LENGTH + 16].copy_from_slice(&(ONE | u64::from(rearmed)).to_be_bytes());
+    bytes[HEAD_LENGTH + 16] = rearmed;
+    // Both copy as many bytes: to copy a constant number takes fewer instructions.
+    let end = out.len() + select_unpredictable(is_add, ADD_ANSWER, DEL_ANSWER);
+    out.extend_from_slice(&bytes);
+    out.truncate(end);
 }
 
 /// The correlation id of a request, which is its id here.

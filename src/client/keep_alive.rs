@@ -1,0 +1,102 @@
+//! Decides when a silent server gets a Ping, and when its connection counts as lost.
+//!
+//! A state machine without I/O: it takes `now` and returns the action.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Bounds of the interval that a server may ask for, against a busy loop and an endless wait.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The action that the silence of the server requires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Wait,
+    Ping,
+    /// The connection is lost: the server was silent for this long.
+    GiveUp(Duration),
+}
+
+/// The silence of a server.
+#[derive(Debug)]
+pub(super) struct KeepAlive {
+    interval: Duration,
+    received_at: Instant,
+    /// Whether a Ping was sent since then.
+    is_pinged: bool,
+}
+
+impl KeepAlive {
+    pub(super) fn new(ping_interval_ms: u32, now: Instant) -> KeepAlive {
+        let interval = Duration::from_millis(u64::from(ping_interval_ms));
+        let interval = interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL);
+        KeepAlive { interval, received_at: now, is_pinged: false }
+    }
+
+    /// Records that something was received.
+    pub(super) fn received(&mut self, now: Instant) {
+        self.received_at = now;
+        self.is_pinged = false;
+    }
+
+    /// Records that this process was stalled. It could not read for an unknown time, so the next action is a Ping, and
+    /// the server has a whole interval from now to answer it.
+    pub(super) fn stalled(&mut self, now: Instant) {
+        if let Some(interval_ago) = now.checked_sub(self.interval) {
+            self.received_at = self.received_at.max(interval_ago);
+        }
+        self.is_pinged = false;
+    }
+
+    /// The action at `now`.
+    pub(super) fn check(&mut self, now: Instant) -> Action {
+        if now < self.next_check() {
+            return Action::Wait;
+        }
+        if self.is_pinged {
+            return Action::GiveUp(now.saturating_duration_since(self.received_at));
+        }
+        self.is_pinged = true;
+        Action::Ping
+    }
+
+    /// When the next action is due.
+    pub(super) fn next_check(&self) -> Instant {
+        self.received_at + if self.is_pinged { self.interval * 2 } else { self.interval }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_silent_server_is_asked_after_one_interval_and_given_up_after_two() {
+        let start = Instant::now();
+        let mut keep_alive = KeepAlive::new(5_000, start);
+        assert_eq!(keep_alive.check(start + SECOND * 4), Action::Wait);
+        assert_eq!(keep_alive.next_check(), start + SECOND * 5);
+        assert_eq!(keep_alive.check(start + SECOND * 5), Action::Ping);
+        assert_eq!(keep_alive.check(start + SECOND * 9), Action::Wait);
+        assert_eq!(keep_alive.next_check(), start + SECOND * 10);
+        assert_eq!(keep_alive.check(start + SECOND * 10), Action::GiveUp(SECOND * 10));
+        keep_alive.received(start + SECOND * 10);
+        assert_eq!(keep_alive.check(start + SECOND * 10), Action::Wait);
+    }
+
+    #[test]
+    fn after_a_stall_the_server_has_a_whole_interval_again() {
+        let start = Instant::now();
+        let mut keep_alive = KeepAlive::new(5_000, start);
+        assert_eq!(keep_alive.check(start + SECOND * 5), Action::Ping);
+        let woken = start + SECOND * 60;
+        keep_alive.stalled(woken);
+        assert_eq!(keep_alive.check(woken), Action::Ping);
+        assert_eq!(keep_alive.check(woken + SECOND * 4), Action::Wait);
+        assert_eq!(keep_alive.check(woken + SECOND * 5), Action::GiveUp(SECOND * 10));
+    }
+}
