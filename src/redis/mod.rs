@@ -12,12 +12,10 @@
 //! | `outbox` | batches on a stream, with a consumer group for each group |
 //! | `context` | the context of one ring, which lease, ring and outbox share |
 //! | `startup_checks`, `store`, `store_error`, `options` | opens the store, and says why it cannot |
-//! | `direct` | the script of adds and dels alone, for measurements |
 
 mod batching;
 mod connection;
 mod context;
-mod direct;
 mod keys;
 mod leader;
 mod options;
@@ -29,8 +27,6 @@ mod store;
 mod store_error;
 mod topology;
 
-#[doc(hidden)]
-pub use direct::DirectCalls;
 pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
 pub use options::RedisOptions;
 pub use store::RedisStore;
