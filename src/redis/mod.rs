@@ -11,7 +11,7 @@
 //! | `ring` | the ring: advance, publish, repair |
 //! | `outbox` | batches on a stream, with a consumer group for each group |
 //! | `context` | the context of one ring, which lease, ring and outbox share |
-//! | `startup_checks`, `store`, `store_error`, `options` | opens the store, and says why it cannot |
+//! | `startup_checks`, `store`, `options` | opens the store, and says why it cannot |
 
 mod batching;
 mod connection;
@@ -24,13 +24,12 @@ mod ring;
 mod scripts;
 mod startup_checks;
 mod store;
-mod store_error;
 mod topology;
 
 pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
 pub use options::RedisOptions;
+pub use startup_checks::RedisStoreError;
 pub use store::RedisStore;
-pub use store_error::RedisStoreError;
 pub use topology::{Topology, TopologyKind};
 
 use std::hash::{BuildHasher, RandomState};

@@ -15,6 +15,9 @@ use crate::core::tick::Wheel;
 /// ([`peer`](crate::redis::connection::peer)).
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// How long a sidecar that starts waits for a Redis that is not there yet.
+pub(super) const START_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How long Redis may take for an answer to the startup checks: nothing else waits for it, and it may be busy.
 pub(super) const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 

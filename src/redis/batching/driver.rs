@@ -26,44 +26,38 @@ use crate::redis::batching::in_flight::{InFlight, first_answer, send};
 use crate::redis::batching::inbox::{Inbox, Item};
 use crate::redis::batching::queue::Queue;
 use crate::redis::connection::errors::{Fault, FaultKind, refusal_while_unreachable};
-use crate::redis::connection::link::{Link, Links, Session};
+use crate::redis::connection::link::{Link, LinkState, Session};
 use crate::redis::connection::recovery;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// The limits of one ring.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    pub(crate) max_in_flight: u64,
-    pub(crate) max_held_acks: u64,
-    /// The most answered Acks that are kept to be applied again if Redis loses them.
-    pub(crate) kept_acks: usize,
-}
+/// The most answered Acks that are kept over all rings, in case Redis loses them: 32 bytes each.
+const KEPT_ACKS: usize = 1_000_000;
 
 /// The way of adds and dels to a ring.
 pub(crate) struct BatchDriver {
     inbox: Arc<Inbox>,
     link: Arc<Link>,
     /// The links of all rings: while all are up, Acks are not refused however many are not answered.
-    links: Arc<Links>,
-    bounds: Bounds,
+    links: Arc<[Arc<Link>]>,
     draining: AtomicBool,
     _sending: AbortOnDropHandle<()>,
 }
 
 impl BatchDriver {
-    pub(crate) fn new(link: Arc<Link>, links: Arc<Links>, bounds: Bounds) -> BatchDriver {
+    pub(crate) fn new(link: Arc<Link>, links: Arc<[Arc<Link>]>) -> BatchDriver {
         let inbox = Arc::new(Inbox::default());
+        let kept_acks = KEPT_ACKS.div_ceil(link.options.rings.into());
         let driver = Driver {
-            sessions: link.sessions(),
+            sessions: link.state.subscribe(),
             link: Arc::clone(&link),
             inbox: Arc::clone(&inbox),
             items: Vec::new(),
-            queue: Queue::new(Arc::clone(link.progress()), bounds.max_in_flight, bounds.kept_acks),
+            queue: Queue::new(Arc::clone(&link.progress), link.options.max_in_flight, kept_acks),
             shown_held_acks: 0,
             is_out_of_memory: false,
         };
         let sending = AbortOnDropHandle::new(tokio::spawn(driver.run()));
-        BatchDriver { inbox, link, links, bounds, draining: AtomicBool::new(false), _sending: sending }
+        BatchDriver { inbox, link, links, draining: AtomicBool::new(false), _sending: sending }
     }
 
     /// Takes the requests of a batch. Each is completed later.
@@ -98,24 +92,19 @@ impl BatchDriver {
     /// Counts the messages of a del until they are answered, or refuses it if too many are held.
     fn count_acks(&self, request: &mut Request) {
         let count = request.range().len() as u64;
-        let unanswered = &self.link.progress().unanswered_acks;
+        let unanswered = &self.link.progress.unanswered_acks;
+        let max_held_acks = self.link.options.max_held_acks;
         let before = unanswered.fetch_add(count, Ordering::Relaxed);
-        if before + count > self.bounds.max_held_acks && !self.links.are_up() {
+        if before + count > max_held_acks && self.links.iter().any(|link| !link.is_up()) {
             unanswered.fetch_sub(count, Ordering::Relaxed);
             request.refusal = Some(Arc::new(Refusal::new(
                 Reason::MaxHeldAcks,
                 format!(
-                    "Redis is unreachable, and {before} acknowledgements are held already, with a limit of {}: send these \
-                     again when it is back, or raise --max-held-acks",
-                    self.bounds.max_held_acks
+                    "Redis is unreachable, and {before} acknowledgements are held already, with a limit of {max_held_acks}: \
+                     send these again when it is back, or raise --max-held-acks"
                 ),
             )));
         }
-    }
-
-    /// The number of messages of DelMsg that are not answered.
-    pub(crate) fn unanswered_acks(&self) -> u64 {
-        self.link.progress().unanswered_acks.load(Ordering::Relaxed)
     }
 
     /// Waits until all requests submitted before are answered or refused, at most for so long.
@@ -141,7 +130,7 @@ fn complete_refused(batch: &RequestBatch, completions: &Completions) {
 /// The task that sends.
 struct Driver {
     link: Arc<Link>,
-    sessions: watch::Receiver<Result<Session, Fault>>,
+    sessions: watch::Receiver<LinkState>,
     inbox: Arc<Inbox>,
     /// The items taken out of the inbox; empty again once they are in the queue.
     items: Vec<Item>,
@@ -152,15 +141,9 @@ struct Driver {
     is_out_of_memory: bool,
 }
 
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.inbox.close();
-    }
-}
-
 /// The scripts of one session.
 struct Scripts {
-    session: Session,
+    session: Arc<Session>,
     in_flight: InFlight<Chunk, (Result<Answer, Fault>, Instant)>,
     /// The number of the next chunk.
     next_number: u64,
@@ -171,7 +154,8 @@ struct Scripts {
 
 impl Driver {
     async fn run(mut self) {
-        while let Some(session) = self.wait_for_session().await {
+        loop {
+            let session = self.wait_for_session().await;
             self.show_held_acks(0);
             self.queue.begin_session(&session.answers, self.link.clock().now());
             if let Some(lost) = self.queue.take_lost(session.chunk) {
@@ -181,15 +165,15 @@ impl Driver {
         }
     }
 
-    /// Waits until Redis is reachable, and until then refuses or holds requests. `None` when the link is dropped.
-    async fn wait_for_session(&mut self) -> Option<Session> {
+    /// Waits until Redis is reachable, and until then refuses or holds requests.
+    async fn wait_for_session(&mut self) -> Arc<Session> {
         loop {
             if let Ok(session) = &*self.sessions.borrow_and_update() {
-                return Some(session.clone());
+                return Arc::clone(session);
             }
-            self.show_held_acks(self.link.progress().unanswered_acks.load(Ordering::Relaxed));
+            self.show_held_acks(self.link.progress.unanswered_acks.load(Ordering::Relaxed));
             tokio::select! {
-                changed = self.sessions.changed() => changed.ok()?,
+                _ = self.sessions.changed() => {}
                 () = poll_fn(|context| self.inbox.poll(context, 1)) => {
                     self.inbox.take(&mut self.items);
                     self.items.drain(..).for_each(|item| self.queue.push_while_unreachable(item));
@@ -201,12 +185,12 @@ impl Driver {
 
     fn show_held_acks(&mut self, held: u64) {
         let held = i64::try_from(held).unwrap_or(i64::MAX);
-        self.link.shared().options.metrics.held_acks.add(held - self.shown_held_acks);
+        self.link.metrics.held_acks.add(held - self.shown_held_acks);
         self.shown_held_acks = held;
     }
 
     /// Sends and receives until the session ends.
-    async fn serve(&mut self, session: Session) {
+    async fn serve(&mut self, session: Arc<Session>) {
         self.take_inbox();
         let mut held_before = session.is_awaited.then(|| self.queue.next_frame());
         let mut scripts = Scripts {
@@ -261,7 +245,7 @@ impl Driver {
             let names = keys.and_lists(&[&keys.messages, &keys.ticks]);
             let mut call = self.link.guarded(&scripts.session, &SCRIPTS.apply, &names);
             self.queue.write(&chunk, &mut call);
-            let (link, session) = (Arc::clone(&self.link), scripts.session.clone());
+            let (link, session) = (Arc::clone(&self.link), Arc::clone(&scripts.session));
             let exchange = async move {
                 let sent_at = link.clock().now();
                 (link.send(&session, &SCRIPTS.apply, &call).await, sent_at)

@@ -32,8 +32,6 @@ struct State {
     waker: Option<Waker>,
     /// Whether there is a barrier, or a frame without messages: neither waits for more messages.
     is_urgent: bool,
-    /// Whether the task has ended.
-    is_closed: bool,
     /// The messages that the task waits for.
     enough: usize,
 }
@@ -45,12 +43,9 @@ impl Inbox {
         for request in batch.requests.iter().filter(|request| request.refusal.is_none()) {
             let messages = &batch.messages()[request.range()];
             let frame = Frame::new(request.operation, connection, request.id, messages, completions);
-            // A closed inbox drops the frame, which refuses it.
-            if !state.is_closed {
-                state.is_urgent |= messages.is_empty();
-                state.messages += messages.len();
-                state.items.push(Item::Frame(frame));
-            }
+            state.is_urgent |= messages.is_empty();
+            state.messages += messages.len();
+            state.items.push(Item::Frame(frame));
         }
         State::wake(state);
     }
@@ -58,10 +53,8 @@ impl Inbox {
     /// Appends a barrier.
     pub(crate) fn push_barrier(&self, passed: oneshot::Sender<()>) {
         let mut state = self.0.lock();
-        if !state.is_closed {
-            state.items.push(Item::Barrier(passed));
-            state.is_urgent = true;
-        }
+        state.items.push(Item::Barrier(passed));
+        state.is_urgent = true;
         State::wake(state);
     }
 
@@ -71,15 +64,6 @@ impl Inbox {
         let mut state = self.0.lock();
         mem::swap(&mut state.items, taken);
         (state.messages, state.is_urgent) = (0, false);
-    }
-
-    /// Refuses all items, and those that come later.
-    pub(crate) fn close(&self) {
-        let mut state = self.0.lock();
-        state.is_closed = true;
-        let items = mem::take(&mut state.items);
-        drop(state);
-        drop(items);
     }
 
     /// Ready when at least so many messages wait, or a barrier does.
@@ -154,14 +138,13 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_inbox_refuses_its_requests() {
+    fn an_inbox_that_is_dropped_refuses_its_requests() {
         let (inbox, completions, mut refused) = (Inbox::default(), Arc::default(), RequestBatch::default());
-        inbox.push(&batch(&[1]), ConnectionId::default(), &completions);
+        inbox.push(&batch(&[1, 2]), ConnectionId::default(), &completions);
         let (told, mut passed) = oneshot::channel();
         inbox.push_barrier(told);
-        inbox.close();
+        drop(inbox);
         assert_eq!(passed.try_recv(), Err(oneshot::error::TryRecvError::Closed));
-        inbox.push(&batch(&[2]), ConnectionId::default(), &completions);
         assert!(completions.poll(&mut Context::from_waker(Waker::noop()), &mut refused).is_ready());
         let reasons: Vec<_> = refused
             .requests

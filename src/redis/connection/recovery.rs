@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use crate::core::message::Message;
 use crate::core::refusal::Refusal;
-use crate::redis::connection::link::{Link, LinkOptions, Session};
+use crate::redis::connection::link::{Link, Session};
 use crate::redis::scripts::{Answer, SCRIPTS};
 
 /// How long answered Acks are kept: longer than a replica lags behind, and than an append-only file that is
@@ -91,8 +91,7 @@ impl AnsweredChunks {
 
 /// Reports the writes that Redis has lost, and applies their Acks again.
 pub(crate) async fn reapply(link: &Link, session: &Session, Lost { chunks, added, acks }: Lost) {
-    let LinkOptions { metrics, ring, .. } = &link.shared().options;
-    let losses = &metrics.redis_losses;
+    let (ring, losses) = (link.ring, &link.metrics.redis_losses);
     losses.writes.inc_by(chunks);
     losses.added.inc_by(added);
     losses.acked.inc_by(acks.len() as u64);
@@ -145,7 +144,7 @@ pub(crate) async fn end_wait(link: &Link, session: &Session) {
         call.arg(&keys.sidecar);
     });
     match applied.await {
-        Ok(_) => info!(ring = link.shared().options.ring, "all acknowledgements that were held are applied"),
+        Ok(_) => info!(ring = link.ring, "all acknowledgements that were held are applied"),
         Err(refusal) => warn!(%refusal, "the leader was not told that all held acknowledgements are applied"),
     }
 }

@@ -73,12 +73,6 @@ pub(crate) struct View {
     pub(crate) knows: BTreeMap<String, Client>,
 }
 
-impl View {
-    fn good_until(&self) -> Instant {
-        self.asked_at + self.good_for
-    }
-}
-
 /// The latest view of each node.
 pub(crate) struct Views {
     /// By the id of the node.
@@ -113,10 +107,8 @@ impl Views {
     /// The Redis that has a slot: the one that a majority names, or, without a majority, that of the latest known
     /// failover.
     pub(crate) fn owner(&self, slot: Slot) -> Result<Found, Fault> {
-        self.majority(slot).or_else(|| self.latest(slot)).ok_or_else(|| Fault {
-            kind: FaultKind::Clustered,
-            text: format!("no node of the Cluster has slot {slot}"),
-        })
+        let owner = self.majority(slot).or_else(|| self.latest(slot));
+        owner.ok_or_else(|| Fault::new(FaultKind::Clustered, format!("no node of the Cluster has slot {slot}")))
     }
 
     /// The Redis that a majority names for a slot.
@@ -141,16 +133,16 @@ impl Views {
 
     /// Until when a majority confirms that a Redis has a slot.
     pub(crate) fn confirmed_until(&self, found: &Found, slot: Slot) -> Option<Instant> {
-        let (confirming, of) = self.votes(slot, |entry| entry.confirms(found));
-        let mut until: Vec<Instant> = confirming.iter().map(|view| view.good_until()).collect();
-        until.sort_unstable();
-        until.iter().rev().nth(of / 2).copied()
+        let (until, of) = self.confirmations(found, slot);
+        until.get(of / 2).copied()
     }
 
-    /// How many votes confirm at a time `now` that a Redis has a slot, and of how many.
-    pub(crate) fn count(&self, found: &Found, slot: Slot, now: Instant) -> (usize, usize) {
+    /// Until when each vote confirms that a Redis has a slot, latest first; and how many votes there are.
+    pub(crate) fn confirmations(&self, found: &Found, slot: Slot) -> (Vec<Instant>, usize) {
         let (confirming, of) = self.votes(slot, |entry| entry.confirms(found));
-        (confirming.iter().filter(|view| view.good_until() > now).count(), of)
+        let mut until: Vec<Instant> = confirming.iter().map(|view| view.asked_at + view.good_for).collect();
+        until.sort_unstable_by(|one, other| other.cmp(one));
+        (until, of)
     }
 
     fn owners(&self, slot: Slot) -> impl Iterator<Item = &Found> {
@@ -164,6 +156,39 @@ impl Views {
         let voting: Vec<&View> = self.latest.values().filter(votes).collect();
         let of = voting.iter().map(|view| view.voters).max().unwrap_or_default().max(self.least_votes);
         (voting, of)
+    }
+}
+
+/// Until when a majority confirms that the Redis of one session of a link is the primary.
+///
+/// A sidecar that was cut off with the primary before a failover would go on expiring ticks there, while the Acks go to
+/// another. So a tick expires only while the confirmation is good; afterwards it waits as after an outage.
+#[derive(Debug)]
+pub(crate) struct Confirmation {
+    until: Instant,
+    /// The end of the outage before the session, if there was one; or, if that is later, when the session was confirmed
+    /// again after it had not been.
+    pub(crate) recovered_at: Option<Instant>,
+}
+
+impl Confirmation {
+    /// The confirmation of a session that begins at `now`.
+    pub(crate) fn new(recovered_at: Option<Instant>, until: Option<Instant>, now: Instant) -> Confirmation {
+        Confirmation { until: until.unwrap_or(now), recovered_at }
+    }
+
+    /// Sets until when the session is confirmed, as it is known at `now`.
+    pub(crate) fn update(&mut self, until: Option<Instant>, now: Instant) {
+        if self.until <= now && until.is_some_and(|until| until > now) {
+            self.recovered_at = Some(now);
+        }
+        // It is good no longer once a majority does not confirm it.
+        self.until = until.unwrap_or(self.until.min(now));
+    }
+
+    /// For how long it has been missing at `now`; none while it is good.
+    pub(crate) fn missing_for(&self, now: Instant) -> Option<Duration> {
+        if self.until > now { None } else { Some(now.saturating_duration_since(self.until)) }
     }
 }
 
@@ -221,17 +246,21 @@ mod tests {
     fn a_view_replaces_the_one_before_and_old_views_are_forgotten() {
         let (start, old, new) = (Instant::now(), primary(1, 3), primary(2, 4));
         let mut views = views([view(start, old.clone()), view(start, old.clone()), view(start, old.clone())]);
-        assert_eq!(views.count(&old, 0, start), (3, 3));
-        assert_eq!(views.count(&old, 0, start + LONGEST), (0, 3));
+        let count = |views: &Views, found, now| {
+            let (until, of) = views.confirmations(found, 0);
+            (until.into_iter().filter(|until| *until > now).count(), of)
+        };
+        assert_eq!(count(&views, &old, start), (3, 3));
+        assert_eq!(count(&views, &old, start + LONGEST), (0, 3));
         for id in ["a", "b"] {
             views.put(View { id: String::from(id), ..view(start + ms(500), new.clone()) });
         }
-        assert_eq!(views.count(&old, 0, start + ms(500)), (1, 3));
+        assert_eq!(count(&views, &old, start + ms(500)), (1, 3));
         assert!(views.majority(0).is_some_and(|found| found.is(&new)));
         views.put(View { id: String::from("a"), ..view(start, old.clone()) });
-        assert_eq!(views.count(&new, 0, start + ms(500)).0, 2, "that was asked before");
+        assert_eq!(count(&views, &new, start + ms(500)).0, 2, "that was asked before");
         views.put(View { id: String::from("b"), ..view(start + ms(2_600), new.clone()) });
-        assert_eq!(views.count(&new, 0, start + ms(500)).0, 1);
+        assert_eq!(count(&views, &new, start + ms(500)).0, 1);
     }
 
     #[test]
@@ -254,5 +283,34 @@ mod tests {
         let with = |good_for| View { good_for, ..view(start, primary(1, 1)) };
         assert_eq!(views([with(LONGEST)]).short_timer(), None);
         assert_eq!(views([with(LONGEST), with(ms(500)), with(ms(1_000))]).short_timer(), Some(ms(500)));
+    }
+
+    #[test]
+    fn a_time_without_a_majority_ends_like_an_outage() {
+        let start = Instant::now();
+        let at = |after| start + ms(after);
+        let mut confirmation = Confirmation::new(None, Some(at(2_000)), start);
+        assert_eq!(
+            [1_999, 2_000, 3_000].map(|now| confirmation.missing_for(at(now))),
+            [None, Some(ms(0)), Some(ms(1_000))]
+        );
+        confirmation.update(Some(at(3_900)), at(1_900));
+        assert_eq!(
+            (confirmation.missing_for(at(3_000)), confirmation.recovered_at),
+            (None, None),
+            "it was confirmed in time"
+        );
+        confirmation.update(Some(at(3_900)), at(4_000));
+        assert_eq!(confirmation.missing_for(at(4_000)), Some(ms(100)), "the answer came too late");
+        confirmation.update(None, at(4_050));
+        assert_eq!(confirmation.missing_for(at(4_050)), Some(ms(150)), "and none came");
+        confirmation.update(Some(at(6_000)), at(4_100));
+        assert_eq!((confirmation.missing_for(at(5_000)), confirmation.recovered_at), (None, Some(at(4_100))));
+        confirmation.update(None, at(5_000));
+        assert_eq!(confirmation.missing_for(at(5_200)), Some(ms(200)), "a majority doubts it now");
+        let confirmation = Confirmation::new(Some(at(5_500)), Some(at(7_500)), at(5_500));
+        assert_eq!((confirmation.missing_for(at(6_000)), confirmation.recovered_at), (None, Some(at(5_500))));
+        let confirmation = Confirmation::new(Some(at(8_000)), None, at(8_000));
+        assert_eq!(confirmation.missing_for(at(8_300)), Some(ms(300)), "none confirmed it yet");
     }
 }

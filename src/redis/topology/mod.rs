@@ -1,13 +1,12 @@
 //! Where Redis is: at one address, at the one that its Sentinels name, or on a node of a Cluster.
 
 pub(crate) mod cluster;
-pub(crate) mod confirmation;
 pub(crate) mod majority;
 pub(crate) mod nodes;
 pub(crate) mod sentinel;
 pub(crate) mod watch;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,7 +17,7 @@ use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::options::{connection_info, tcp_settings};
 use crate::redis::topology::majority::{Slot, View, Views};
-use crate::redis::topology::nodes::{Found, Node, Nodes, answers, together};
+use crate::redis::topology::nodes::{Found, Node, answers, together};
 use crate::redis::topology::sentinel::Sentinels;
 
 /// The host of a template, which other addresses replace. It is never looked up.
@@ -38,10 +37,13 @@ pub enum TopologyKind {
 /// Where Redis is, as `--store` says it, and the latest views of the nodes that know.
 pub struct Topology {
     finder: Finder,
-    nodes: Nodes,
+    /// The nodes that `--store` names.
+    named: Vec<Arc<Node>>,
+    /// The other nodes that they know, by address.
+    learnt: Mutex<BTreeMap<String, Arc<Node>>>,
     views: Mutex<Views>,
     /// Whether ticks expire without a majority, as the operator has it.
-    is_without_majority: bool,
+    pub(super) is_without_majority: bool,
 }
 
 /// The way to find the Redis of a ring.
@@ -53,19 +55,9 @@ enum Finder {
 }
 
 impl Topology {
-    /// The Redis of a client.
-    pub(super) fn of(client: Client) -> Topology {
-        Topology::new(Finder::Standalone(client), Vec::new())
-    }
-
-    fn new(finder: Finder, nodes: Vec<Arc<Node>>) -> Topology {
-        let views = Mutex::new(Views::new(nodes.len()));
-        Topology { finder, nodes: Nodes::new(nodes), views, is_without_majority: false }
-    }
-
-    /// The same, where ticks may expire though no majority confirms the primary.
-    pub(super) fn without_majority(self, is_without_majority: bool) -> Topology {
-        Topology { is_without_majority, ..self }
+    fn new(finder: Finder, named: Vec<Arc<Node>>) -> Topology {
+        let views = Mutex::new(Views::new(named.len()));
+        Topology { finder, named, learnt: Mutex::default(), views, is_without_majority: false }
     }
 
     /// Reads a URL: `redis://…` for one address, `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME`
@@ -82,7 +74,7 @@ impl Topology {
             Some((scheme, "cluster")) => (scheme, false, 6_379),
             _ => {
                 let client = connection_info(url).and_then(Client::open).map_err(|error| error.to_string())?;
-                return Ok(Topology::of(client));
+                return Ok(Topology::new(Finder::Standalone(client), Vec::new()));
             }
         };
         let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
@@ -157,7 +149,7 @@ impl Topology {
         // Nodes that the first know are asked too: a majority may need them.
         for _ in 0..2 {
             let nodes: Vec<_> =
-                self.nodes.all().into_iter().filter(|node| asked.insert(node.address().to_string())).collect();
+                self.nodes().into_iter().filter(|node| asked.insert(node.address().to_string())).collect();
             if nodes.is_empty() {
                 break;
             }
@@ -175,7 +167,20 @@ impl Topology {
 
     /// The nodes that know where Redis is; none if it is at a fixed address.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
-        self.nodes.all()
+        self.named.iter().chain(self.learnt.lock().values()).map(Arc::clone).collect()
+    }
+
+    /// Keeps the nodes that others know, by address. A node that was known before keeps its connection.
+    fn learn(&self, known: BTreeMap<String, Client>) {
+        let mut learnt = self.learnt.lock();
+        let mut before = std::mem::take(&mut *learnt);
+        let is_named = |address: &String| self.named.iter().any(|node| node.address().to_string() == *address);
+        let others = known.into_iter().filter(|(address, _)| !is_named(address));
+        let nodes = others.map(|(address, client)| {
+            let node = before.remove(&address).unwrap_or_else(|| Node::new(client));
+            (address, node)
+        });
+        *learnt = nodes.collect();
     }
 
     /// Asks a node where Redis is, and keeps its view.
@@ -191,7 +196,7 @@ impl Topology {
         let mut views = self.views.lock();
         views.put(view.clone());
         views.least_votes = self.least_votes();
-        self.nodes.learn(views.known());
+        self.learn(views.known());
         Ok(view)
     }
 
@@ -214,7 +219,11 @@ impl Topology {
 
     /// The least number of votes. In a Cluster only primaries vote, and each node knows them.
     fn least_votes(&self) -> usize {
-        if self.kind() == TopologyKind::Sentinel { self.nodes.named() } else { 1 }
+        if self.kind() != TopologyKind::Sentinel {
+            return 1;
+        }
+        // A Sentinel with several addresses counts once.
+        self.named.iter().map(|node| node.name()).collect::<BTreeSet<String>>().len()
     }
 
     fn together(&self, faults: &[Fault]) -> Fault {
@@ -297,5 +306,25 @@ mod tests {
             let error = Topology::parse(url).err().unwrap_or_else(|| panic!("{url} was taken"));
             assert!(error.contains(word), "{url}: {error}");
         }
+    }
+
+    #[test]
+    fn nodes_that_others_know_are_asked_too_and_kept_while_they_are_known() {
+        let template = "redis://somewhere/".into_connection_info().unwrap();
+        let at = |port| client_at(&template, "10.0.0.1", port).unwrap();
+        let nodes = parsed("redis-sentinel://10.0.0.1:1,10.0.0.1:2?master=im");
+        let learn = |ports: &[u16]| {
+            let known = ports.iter().map(|port| (format!("10.0.0.1:{port}"), at(*port)));
+            nodes.learn(known.collect());
+            nodes.nodes().iter().map(|node| node.address().to_string()).collect::<Vec<String>>().join(" ")
+        };
+        assert_eq!(learn(&[3, 1]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3");
+        let kept = nodes.nodes().pop().unwrap();
+        assert_eq!(learn(&[3, 4]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3 10.0.0.1:4");
+        assert!(Arc::ptr_eq(&kept, &nodes.nodes()[2]), "with its connection");
+        assert_eq!(learn(&[]), "10.0.0.1:1 10.0.0.1:2");
+        assert_eq!(nodes.least_votes(), 2);
+        nodes.nodes().iter().for_each(|node| node.set_id("same"));
+        assert_eq!(nodes.least_votes(), 1, "it has two addresses");
     }
 }
