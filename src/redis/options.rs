@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
-use redis::{ConnectionInfo, IntoConnectionInfo};
 use socket2::TcpKeepalive;
 
 use crate::core::batch::StormRule;
@@ -72,11 +71,6 @@ impl RedisOptions {
             ..self.clone()
         }
     }
-}
-
-/// The way to Redis.
-pub(super) fn connection_info(url: &str) -> Result<ConnectionInfo, redis::RedisError> {
-    Ok(url.into_connection_info()?.set_tcp_settings(tcp_settings()))
 }
 
 /// Settings that the library leaves off by default: answers are not delayed, and a dead peer is noticed.

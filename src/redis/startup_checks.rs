@@ -136,7 +136,10 @@ impl StartupChecks {
                 // Another Redis may take over.
                 let may_be_replaced = self.topology.kind() != TopologyKind::Standalone;
                 let of_replicas = may_be_replaced.then(|| replicas(&settings, self.ack_timeout)).flatten();
-                [policy(&settings), persistence(&settings), of_replicas].into_iter().flatten().collect()
+                [policy(&settings), persistence(&settings).map(str::to_owned), of_replicas]
+                    .into_iter()
+                    .flatten()
+                    .collect()
             }
             Err(error) => {
                 // Hosted services and ACLs forbid it.
@@ -171,22 +174,22 @@ fn policy(settings: &Settings) -> Option<String> {
     })
 }
 
-fn persistence(settings: &Settings) -> Option<String> {
+fn persistence(settings: &Settings) -> Option<&'static str> {
     let setting = |name: &str| settings.get(name).map(String::as_str).unwrap_or_default();
     match (setting("appendonly"), setting("save"), setting("appendfsync")) {
-        ("yes", _, "no") => Some(String::from(
+        ("yes", _, "no") => Some(
             "Redis leaves it to the system when its append-only file reaches the disk (appendfsync no): a crash of the \
              machine loses up to half a minute; set appendfsync everysec or always",
-        )),
+        ),
         ("yes", _, _) => None,
-        (_, "", _) => Some(String::from(
+        (_, "", _) => Some(
             "Redis keeps nothing on disk (appendonly no, save \"\"): a restart of Redis loses messages in flight \
              and the outbox; set appendonly yes",
-        )),
-        _ => Some(String::from(
+        ),
+        _ => Some(
             "Redis keeps snapshots only (appendonly no): a restart of Redis goes back to the last one, so that \
              acknowledged messages come back and time out; set appendonly yes",
-        )),
+        ),
     }
 }
 

@@ -175,9 +175,7 @@ impl Driver {
             tokio::select! {
                 _ = self.sessions.changed() => {}
                 () = poll_fn(|context| self.inbox.poll(context, 1)) => {
-                    self.inbox.take(&mut self.items);
-                    self.items.drain(..).for_each(|item| self.queue.push_while_unreachable(item));
-                    self.queue.wake();
+                    self.take_inbox(Queue::push_while_unreachable);
                 }
             }
         }
@@ -191,7 +189,7 @@ impl Driver {
 
     /// Sends and receives until the session ends.
     async fn serve(&mut self, session: Arc<Session>) {
-        self.take_inbox();
+        self.take_inbox(Queue::push);
         let mut held_before = session.is_awaited.then(|| self.queue.next_frame());
         let mut scripts = Scripts {
             next_number: session.chunk + 1,
@@ -201,7 +199,7 @@ impl Driver {
             window: Window::new(self.link.clock().now()),
         };
         loop {
-            self.take_inbox();
+            self.take_inbox(Queue::push);
             if held_before.take_if(|frame| self.queue.has_answered_all_before(*frame)).is_some() {
                 recovery::end_wait(&self.link, &scripts.session).await;
             }
@@ -226,9 +224,9 @@ impl Driver {
         self.queue.end_session(scripts.session.generation, unanswered);
     }
 
-    fn take_inbox(&mut self) {
+    fn take_inbox(&mut self, push: impl Fn(&mut Queue, Item)) {
         self.inbox.take(&mut self.items);
-        self.items.drain(..).for_each(|item| self.queue.push(item));
+        self.items.drain(..).for_each(|item| push(&mut self.queue, item));
         self.queue.wake();
     }
 
@@ -261,7 +259,7 @@ impl Driver {
         let waited = round_trip.saturating_sub(scripts.session.peer.stall_detector.least_round_trip());
         let messages = scripts.in_flight.front().map_or(0, |(chunk, _)| chunk.messages());
         scripts.window.answered(messages, sent_at, waited, now);
-        self.take_inbox();
+        self.take_inbox(Queue::push);
         let in_flight: usize = scripts.in_flight.iter().map(|(chunk, _)| chunk.messages()).sum();
         scripts.second_threshold = second_script_threshold(self.queue.waiting() + in_flight, round_trip);
     }

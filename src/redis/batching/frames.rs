@@ -74,11 +74,7 @@ impl Frame {
         }
     }
 
-    pub(crate) fn refuse(mut self, refusal: Refusal) -> Option<Waker> {
-        self.end(refusal)
-    }
-
-    fn end(&mut self, refusal: Refusal) -> Option<Waker> {
+    pub(crate) fn refuse(&mut self, refusal: Refusal) -> Option<Waker> {
         let (id, operation, messages) = (self.id, self.operation, self.messages.len());
         self.completions.take()?.put(|batch| batch.push_refused(id, operation, messages, Arc::new(refusal)))
     }
@@ -87,7 +83,7 @@ impl Frame {
 impl Drop for Frame {
     fn drop(&mut self) {
         if self.completions.is_some()
-            && let Some(waker) = self.end(refusal_while_unreachable())
+            && let Some(waker) = self.refuse(refusal_while_unreachable())
         {
             waker.wake();
         }

@@ -79,7 +79,9 @@ impl Queue {
     /// Takes a frame or a barrier while Redis is unreachable: an add is refused, a del held, and nothing waits.
     pub(crate) fn push_while_unreachable(&mut self, item: Item) {
         match item {
-            Item::Frame(frame) if frame.is_add() => self.wakers.extend(frame.refuse(refusal_while_unreachable())),
+            Item::Frame(mut frame) if frame.is_add() => {
+                self.wakers.extend(frame.refuse(refusal_while_unreachable()))
+            }
             Item::Frame(_) => self.push(item),
             Item::Barrier(passed) => drop(passed),
         }
@@ -176,7 +178,7 @@ impl Queue {
             }
             if letters.contains(&b'x') {
                 let refusal = max_in_flight_refusal(applied.in_flight, frame.messages.len(), self.max_in_flight);
-                self.end(slice.frame, |frame| frame.refuse(refusal));
+                self.end(slice.frame, |mut frame| frame.refuse(refusal));
             } else if frame.letters.len() + letters.len() == frame.messages.len() {
                 self.end(slice.frame, |frame| frame.complete(letters, latencies.drain(..)));
             } else {
@@ -224,7 +226,7 @@ impl Queue {
                     let is_partly_applied = slice.from > 0;
                     let refusal =
                         if is_partly_applied { refusal_without_answer(&refusal.text) } else { refusal.clone() };
-                    self.end(slice.frame, |frame| frame.refuse(refusal));
+                    self.end(slice.frame, |mut frame| frame.refuse(refusal));
                 }
                 _ => {
                     let connection = frame.connection;
@@ -237,7 +239,7 @@ impl Queue {
 
     /// Refuses all adds; those of which a part was sent, with their outcome unknown.
     pub(crate) fn refuse_adds(&mut self, refusal: &Refusal) {
-        for frame in self.frames.take_adds() {
+        for mut frame in self.frames.take_adds() {
             let refusal = if frame.is_sent { refusal_without_answer(NO_ANSWER) } else { refusal.clone() };
             self.wakers.extend(frame.refuse(refusal));
         }
@@ -247,7 +249,7 @@ impl Queue {
     /// Refuses every frame of a chunk that Redis cannot apply.
     pub(crate) fn refuse(&mut self, chunk: Chunk, refusal: &Refusal) {
         for slice in chunk.slices {
-            self.end(slice.frame, |frame| frame.refuse(refusal.clone()));
+            self.end(slice.frame, |mut frame| frame.refuse(refusal.clone()));
         }
         self.wake();
     }

@@ -1,7 +1,5 @@
 //! Classifies the errors of commands to Redis, and turns them into refusals of requests.
 
-use std::time::Duration;
-
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
 use crate::core::refusal::{Reason, Refusal};
@@ -135,11 +133,6 @@ impl Fault {
     /// A reply that no script of this version gives.
     pub(crate) fn strange(script: &str, reply: &str) -> Fault {
         Fault::new(FaultKind::Other, format!("the reply of the script {script} is not understood: {reply}"))
-    }
-
-    /// No answer came within this time.
-    pub(crate) fn silent(timeout: Duration) -> Fault {
-        Fault::new(FaultKind::Timeout, format!("no answer within {timeout:?}"))
     }
 
     /// The guard of the scripts refused a call.

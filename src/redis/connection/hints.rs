@@ -11,7 +11,6 @@ use redis::streams::{StreamRangeReply, StreamReadOptions, StreamReadReply};
 use redis::{AsyncCommands, RedisResult};
 use tracing::debug;
 
-use crate::redis::connection::errors::Fault;
 use crate::redis::connection::link::Link;
 use crate::redis::leader::lease::RedisLease;
 use crate::redis::outbox::RedisOutbox;
@@ -28,16 +27,19 @@ const RETRY: Duration = Duration::from_millis(200);
 
 /// Listens for one ring; never ends.
 pub(crate) async fn listen(link: Arc<Link>, outbox: Arc<RedisOutbox>, lease: Arc<RedisLease>) {
+    let mut states = link.state.subscribe();
     loop {
-        let fault = match link.session() {
+        let state = states.borrow_and_update().clone();
+        match state {
             Ok(session) => tokio::select! {
-                Err(error) = read(&session.found, &link.keys.news, &outbox, &lease) => Fault::from(error),
+                Err(error) = read(&session.found, &link.keys.news, &outbox, &lease) => {
+                    debug!(cause = %error, "no hints for now");
+                }
                 // The next session may be with another Redis.
-                fault = link.session_end(&session) => fault,
+                _ = states.changed() => {}
             },
-            Err(fault) => fault,
-        };
-        debug!(cause = fault.text, "no hints for now");
+            Err(fault) => debug!(cause = fault.text, "no hints for now"),
+        }
         tokio::time::sleep(RETRY).await;
     }
 }

@@ -114,13 +114,6 @@ impl Link {
         self.state.borrow().clone()
     }
 
-    /// Waits until a session has ended.
-    pub(crate) async fn session_end(&self, session: &Session) -> Fault {
-        let is_ended = |state: &LinkState| state.as_ref().map(|current| current.number) != Ok(session.number);
-        let _ = self.state.subscribe().wait_for(is_ended).await;
-        Fault::stale()
-    }
-
     /// Runs a script that writes, in this session and no other: `keys` follow those of meta and link, `arguments` the
     /// generation.
     pub(crate) async fn write_in(

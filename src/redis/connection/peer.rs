@@ -111,7 +111,7 @@ impl Wait {
         self.silent = if answers == self.answers { self.silent + 1 } else { 0 };
         self.answers = answers;
         if self.silent == PARTS {
-            return Err(Fault::silent(RESPONSE_TIMEOUT));
+            return Err(Fault::new(FaultKind::Timeout, format!("no answer within {RESPONSE_TIMEOUT:?}")));
         }
         if self.parts >= PARTS_UNTIL_LOST && later_probes >= PROBES_UNTIL_LOST {
             let waited = RESPONSE_TIMEOUT / PARTS * self.parts;

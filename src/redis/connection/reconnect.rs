@@ -112,7 +112,7 @@ impl Sessions {
     async fn open(&mut self) -> LinkState {
         let Link { ring, keys, topology, peers, clock, metrics, progress, .. } = &*self.link;
         // `Peer::exchange` has the timeout of answers.
-        let found = topology.find(keys.slot, clock).await?;
+        let found = topology.find_all(&[keys.slot], clock).await?.remove(0);
         let mut connection = found.connect("requests", None).await?;
         let mut loads = redis::pipe();
         for script in SCRIPTS.all() {
@@ -147,7 +147,7 @@ impl Sessions {
         self.incarnation = Some(incarnation);
         let catch_up_max_ticks = u32::try_from(answer.count()?).unwrap_or_default();
         let (chunk, now) = (answer.count()?, clock.now());
-        let confirmed_until = topology.views().confirmed_until(&found, keys.slot);
+        let confirmed_until = topology.views.lock().confirmed_until(&found, keys.slot);
         let confirmation = Confirmation::new((self.opened > 1).then_some(now), confirmed_until, now);
         Ok(Arc::new(Session {
             connection,

@@ -10,12 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use redis::{Client, ConnectionInfo, IntoConnectionInfo};
 
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::options::{connection_info, tcp_settings};
+use crate::redis::options::tcp_settings;
 use crate::redis::topology::majority::{Slot, View, Views};
 use crate::redis::topology::nodes::{Found, Node, answers, together};
 use crate::redis::topology::sentinel::Sentinels;
@@ -41,7 +41,8 @@ pub struct Topology {
     named: Vec<Arc<Node>>,
     /// The other nodes that they know, by address.
     learnt: Mutex<BTreeMap<String, Arc<Node>>>,
-    views: Mutex<Views>,
+    /// The latest views of the nodes.
+    pub(super) views: Mutex<Views>,
     /// Whether ticks expire without a majority, as the operator has it.
     pub(super) is_without_majority: bool,
 }
@@ -73,7 +74,7 @@ impl Topology {
             Some((scheme, "sentinel")) => (scheme, true, 26_379),
             Some((scheme, "cluster")) => (scheme, false, 6_379),
             _ => {
-                let client = connection_info(url).and_then(Client::open).map_err(|error| error.to_string())?;
+                let client = Client::open(connection_info(url)?).map_err(|error| error.to_string())?;
                 return Ok(Topology::new(Finder::Standalone(client), Vec::new()));
             }
         };
@@ -85,8 +86,7 @@ impl Topology {
         let (hosts, db) = rest.split_once('/').unwrap_or((rest, ""));
         let at = |user: &str, host: &str, path: &str| {
             let separator = if user.is_empty() { "" } else { "@" };
-            let info = format!("{scheme}://{user}{separator}{host}/{path}").into_connection_info();
-            Ok::<_, String>(info.map_err(|error| error.to_string())?.set_tcp_settings(tcp_settings()))
+            connection_info(&format!("{scheme}://{user}{separator}{host}/{path}"))
         };
         let nodes = |user: &str, path: &str| -> Result<Vec<Arc<Node>>, String> {
             let node = |host| {
@@ -135,11 +135,6 @@ impl Topology {
         }
     }
 
-    /// Finds the Redis that has a slot now.
-    pub(super) async fn find(&self, slot: Slot, clock: &Clock) -> Result<Found, Fault> {
-        Ok(self.find_all(&[slot], clock).await?.remove(0))
-    }
-
     /// Finds the Redis that has each of these slots now.
     pub(super) async fn find_all(&self, slots: &[Slot], clock: &Clock) -> Result<Vec<Found>, Fault> {
         if let Finder::Standalone(client) = &self.finder {
@@ -186,9 +181,7 @@ impl Topology {
     /// Asks a node where Redis is, and keeps its view.
     pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<View, Fault> {
         let view = match &self.finder {
-            Finder::Standalone(_) => {
-                return Err(Fault::new(FaultKind::Unreachable, "a single Redis is asked nothing"));
-            }
+            Finder::Standalone(_) => unreachable!("it has no nodes that are asked"),
             Finder::Sentinel(sentinels) => sentinels.ask(node, asked_at).await?,
             Finder::Cluster(template) => cluster::ask(template, node, asked_at).await?,
         };
@@ -212,11 +205,6 @@ impl Topology {
         self.kind() != TopologyKind::Standalone && !self.is_without_majority
     }
 
-    /// The latest views of the nodes.
-    pub(super) fn views(&self) -> MutexGuard<'_, Views> {
-        self.views.lock()
-    }
-
     /// The least number of votes. In a Cluster only primaries vote, and each node knows them.
     fn least_votes(&self) -> usize {
         if self.kind() != TopologyKind::Sentinel {
@@ -236,6 +224,11 @@ impl Topology {
         }
         fault
     }
+}
+
+fn connection_info(url: &str) -> Result<ConnectionInfo, String> {
+    let info = url.into_connection_info().map_err(|error| error.to_string())?;
+    Ok(info.set_tcp_settings(tcp_settings()))
 }
 
 fn with_port(host: &str, port: u16) -> String {

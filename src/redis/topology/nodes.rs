@@ -244,7 +244,7 @@ mod tests {
     /// An answer after so many ms, or a fault.
     async fn after(ms: u64, answer: Option<u8>) -> Result<u8, Fault> {
         sleep(Duration::from_millis(ms)).await;
-        answer.ok_or_else(|| Fault::silent(Duration::from_millis(ms)))
+        answer.ok_or_else(|| Fault::new(FaultKind::Timeout, format!("no answer within {ms}ms")))
     }
 
     #[tokio::test(start_paused = true)]

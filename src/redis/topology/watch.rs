@@ -56,7 +56,7 @@ impl Link {
             self.give_up(session, &Fault::new(FaultKind::ReadOnly, text));
         }
         if topology.needs_majority() {
-            let until = topology.views().confirmed_until(&session.found, keys.slot);
+            let until = topology.views.lock().confirmed_until(&session.found, keys.slot);
             session.confirmation.lock().update(until, clock.now());
         }
     }
@@ -72,7 +72,7 @@ pub(crate) fn warn_of_settings(topology: &Topology) {
             "--expire-without-majority is on: in a partition a sidecar may report messages that are acknowledged at \
              another; leave it out once a majority of the Sentinels, or of the Cluster's primaries, can be reached"
         );
-    } else if let Some(timer) = topology.views().short_timer() {
+    } else if let Some(timer) = topology.views.lock().short_timer() {
         warn!(
             "the failover timer is {timer:?} (down-after-milliseconds of the Sentinels, cluster-node-timeout of a \
              Cluster): without an answer of a majority for so long no tick expires; set it to 2000 or more"
@@ -142,7 +142,7 @@ fn report(topology: &Topology, unconfirmed: &[(&Arc<Link>, Arc<Session>)], is_re
         |(link, session): &&(&Arc<Link>, Arc<Session>)| link.is_unconfirmed_for(session, REPORT_AFTER);
     let Some((link, session)) = unconfirmed.iter().find(is_missing).filter(|_| !*is_reported) else { return };
     *is_reported = true;
-    let (until, of) = topology.views().confirmations(&session.found, link.keys.slot);
+    let (until, of) = topology.views.lock().confirmations(&session.found, link.keys.slot);
     let confirmed_by = until.into_iter().filter(|until| *until > now).count();
     error!(
         redis = %session.found,
