@@ -20,14 +20,11 @@ use tracing::debug;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::options::CONNECT_TIMEOUT;
 
-/// How long a node may take to be connected to, and for an answer.
+/// How long a node may take to be connected to, and for an answer to a short command.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// For how long after the first answer the others are waited for.
 const OTHERS_TIMEOUT: Duration = Duration::from_millis(200);
-
-/// How long naming a connection may take, and reading why Redis closes one.
-const NAMING_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The name of this process in `CLIENT LIST`. It has one store.
 static CLIENT_NAME: OnceLock<String> = OnceLock::new();
@@ -194,7 +191,7 @@ async fn connect(
     if let Some(name) = CLIENT_NAME.get() {
         let mut naming = redis::cmd("CLIENT");
         naming.arg("SETNAME").arg(format!("ackwheel:{name}:{purpose}"));
-        if let Ok(Err(error)) = timeout(NAMING_TIMEOUT, naming.exec_async(&mut connection)).await {
+        if let Ok(Err(error)) = timeout(NODE_TIMEOUT, naming.exec_async(&mut connection)).await {
             debug!(%error, "a connection to Redis has no name");
         }
     }
@@ -231,7 +228,7 @@ async fn is_at_maxclients(error: &RedisError, address: &ConnectionAddr) -> bool 
         let length = stream.read(&mut text).await?;
         io::Result::Ok(String::from_utf8_lossy(&text[..length]).contains(REASON))
     };
-    matches!(timeout(NAMING_TIMEOUT, read).await, Ok(Ok(true)))
+    matches!(timeout(NODE_TIMEOUT, read).await, Ok(Ok(true)))
 }
 
 #[cfg(test)]
