@@ -193,7 +193,7 @@ impl Driver {
     /// Sends and receives until the session ends.
     async fn serve(&mut self, session: Arc<Session>) {
         self.take_inbox(Queue::push);
-        let mut held_before = session.is_awaited.then(|| self.queue.next_frame());
+        let mut held_before = session.is_awaited.then(|| self.queue.frames.next());
         let mut scripts = Scripts {
             next_number: session.chunk + 1,
             session,
@@ -203,13 +203,13 @@ impl Driver {
         };
         loop {
             self.take_inbox(Queue::push);
-            if held_before.take_if(|frame| self.queue.has_answered_all_before(*frame)).is_some() {
+            if held_before.take_if(|frame| self.queue.frames.first >= *frame).is_some() {
                 recovery::end_wait(&self.link, &scripts.session).await;
             }
             self.send(&mut scripts).await;
             let is_idle = scripts.in_flight.is_empty();
             let has_place = scripts.in_flight.len() < scripts.window.scripts();
-            let enough = if is_idle { 1 } else { scripts.second_threshold.saturating_sub(self.queue.waiting()) };
+            let enough = if is_idle { 1 } else { scripts.second_threshold.saturating_sub(self.queue.waiting) };
             tokio::select! {
                 biased;
                 (answer, sent_at) = first_answer(&mut scripts.in_flight), if !is_idle => {
@@ -264,7 +264,7 @@ impl Driver {
         scripts.window.answered(messages, sent_at, waited, now);
         self.take_inbox(Queue::push);
         let in_flight: usize = scripts.in_flight.iter().map(|(chunk, _)| chunk.messages()).sum();
-        scripts.second_threshold = second_script_threshold(self.queue.waiting() + in_flight, round_trip);
+        scripts.second_threshold = second_script_threshold(self.queue.waiting + in_flight, round_trip);
     }
 
     /// Takes the answer to the first chunk in flight.

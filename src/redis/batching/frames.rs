@@ -106,7 +106,8 @@ fn outcome(letter: u8) -> Outcome {
 pub(crate) struct Frames {
     /// None where a frame has ended before an earlier one.
     frames: VecDeque<Option<Frame>>,
-    first: u64,
+    /// The name of the first frame that is not answered; or of the next frame if there is none.
+    pub(super) first: u64,
 }
 
 impl Frames {
@@ -114,11 +115,6 @@ impl Frames {
     pub(crate) fn push(&mut self, frame: Frame) -> u64 {
         self.frames.push_back(Some(frame));
         self.next() - 1
-    }
-
-    /// The name of the first frame that is not answered; or of the next frame if there is none.
-    pub(crate) fn first(&self) -> u64 {
-        self.first
     }
 
     /// The name of the next frame.

@@ -38,10 +38,10 @@ const NO_ANSWER: &str = "no answer came in time";
 /// Everything that is not answered.
 #[derive(Default)]
 pub(crate) struct Queue {
-    frames: Frames,
+    pub(super) frames: Frames,
     by_connection: FairQueue,
     /// Messages in `by_connection`, those of refused frames included.
-    waiting: usize,
+    pub(super) waiting: usize,
     /// Each is notified when all frames before that one are answered, in this order.
     barriers: VecDeque<(u64, oneshot::Sender<()>)>,
     /// Chunks whose answer did not come, oldest first, each with the generation in which it was sent.
@@ -57,7 +57,9 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn new(progress: Arc<Progress>, max_in_flight: u64, kept_acks: usize) -> Queue {
-        Queue { progress, max_in_flight, answered: AnsweredChunks::new(kept_acks), ..Queue::default() }
+        let mut queue = Queue { progress, max_in_flight, ..Queue::default() };
+        queue.answered.max_acks = kept_acks;
+        queue
     }
 
     /// Appends a frame or a barrier.
@@ -90,17 +92,11 @@ impl Queue {
     /// Wakes connections with new answers, and notifies the barriers that are passed.
     pub(crate) fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
-        let first = self.frames.first();
-        let passed = self.barriers.partition_point(|(before, _)| *before <= first);
+        let passed = self.barriers.partition_point(|(before, _)| *before <= self.frames.first);
         for (_, sender) in self.barriers.drain(..passed) {
             // The receiver may have timed out.
             let _ = sender.send(());
         }
-    }
-
-    /// The number of messages that wait to be sent.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting
     }
 
     /// Whether at least so many messages wait, or a barrier does.
@@ -193,16 +189,6 @@ impl Queue {
     /// Removes the answered writes that Redis has lost, if the last chunk that it applied is this one.
     pub(crate) fn take_lost(&mut self, applied: u64) -> Option<Lost> {
         self.answered.take_lost(self.progress.answered_chunk.swap(applied, Ordering::Relaxed), applied)
-    }
-
-    /// The name of the next frame.
-    pub(crate) fn next_frame(&self) -> u64 {
-        self.frames.next()
-    }
-
-    /// Whether all frames before this one are answered.
-    pub(crate) fn has_answered_all_before(&self, frame: u64) -> bool {
-        self.frames.first() >= frame
     }
 
     /// Ends a frame, if it is not answered.

@@ -54,15 +54,11 @@ pub(crate) struct Lost {
 pub(crate) struct AnsweredChunks {
     chunks: VecDeque<AnsweredChunk>,
     acks: usize,
-    max_acks: usize,
+    /// The most Acks that are kept.
+    pub(crate) max_acks: usize,
 }
 
 impl AnsweredChunks {
-    /// Keeps at most `max_acks` Acks.
-    pub(crate) fn new(max_acks: usize) -> AnsweredChunks {
-        AnsweredChunks { max_acks, ..AnsweredChunks::default() }
-    }
-
     /// Records the Acks of an answered chunk, and how many messages it added.
     pub(crate) fn push(&mut self, number: u64, answered_at: Instant, added: u64, acks: Vec<Ack>) {
         self.acks += acks.len();
@@ -159,7 +155,7 @@ mod tests {
 
     #[test]
     fn chunks_after_the_last_one_that_redis_has_are_lost() {
-        let (mut answered, now) = (AnsweredChunks::new(100), Instant::now());
+        let (mut answered, now) = (AnsweredChunks { max_acks: 100, ..AnsweredChunks::default() }, Instant::now());
         for number in 1..=4 {
             answered.push(number, now, number, acks(number..number + 1));
         }
@@ -172,7 +168,8 @@ mod tests {
 
     #[test]
     fn acks_are_kept_for_some_seconds_up_to_a_limit() {
-        let (mut answered, begun) = (AnsweredChunks::new(100), Instant::now());
+        let (mut answered, begun) =
+            (AnsweredChunks { max_acks: 100, ..AnsweredChunks::default() }, Instant::now());
         answered.push(1, begun, 0, acks(0..10));
         answered.push(2, begun + KEPT_FOR, 0, acks(10..20));
         answered.push(3, begun + KEPT_FOR + Duration::from_millis(1), 0, acks(20..30));

@@ -74,34 +74,27 @@ pub(crate) struct View {
 }
 
 /// The latest view of each node.
+#[derive(Default)]
 pub(crate) struct Views {
     /// By the id of the node.
-    latest: BTreeMap<String, View>,
+    pub(super) by_node: BTreeMap<String, View>,
     /// The least number of votes.
     pub(crate) least_votes: usize,
 }
 
 impl Views {
-    pub(crate) fn new(least_votes: usize) -> Views {
-        Views { latest: BTreeMap::new(), least_votes }
-    }
-
     /// Replaces the view of a node. Views of nodes that are silent since are forgotten.
     pub(crate) fn put(&mut self, view: View) {
         let asked_at = view.asked_at;
-        if self.latest.get(&view.id).is_none_or(|before| before.asked_at <= asked_at) {
-            self.latest.insert(view.id.clone(), view);
+        if self.by_node.get(&view.id).is_none_or(|before| before.asked_at <= asked_at) {
+            self.by_node.insert(view.id.clone(), view);
         }
-        self.latest.retain(|_, view| view.asked_at + LONGEST >= asked_at);
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.latest.is_empty()
+        self.by_node.retain(|_, view| view.asked_at + LONGEST >= asked_at);
     }
 
     /// All nodes that any of them knows, by their addresses.
     pub(crate) fn known(&self) -> BTreeMap<String, Client> {
-        self.latest.values().flat_map(|view| view.knows.clone()).collect()
+        self.by_node.values().flat_map(|view| view.knows.clone()).collect()
     }
 
     /// The Redis that has a slot: the one that a majority names, or, without a majority, that of the latest known
@@ -127,7 +120,7 @@ impl Views {
 
     /// The shortest failover timer, as far as it is below [`LONGEST`].
     pub(crate) fn short_timer(&self) -> Option<Duration> {
-        let timers = self.latest.values().filter(|view| view.votes).map(|view| view.good_for);
+        let timers = self.by_node.values().filter(|view| view.votes).map(|view| view.good_for);
         timers.min().filter(|timer| *timer < LONGEST)
     }
 
@@ -146,14 +139,14 @@ impl Views {
     }
 
     fn owners(&self, slot: Slot) -> impl Iterator<Item = &Found> {
-        self.latest.values().filter_map(move |view| Some(&owner(&view.entries, slot)?.redis))
+        self.by_node.values().filter_map(move |view| Some(&owner(&view.entries, slot)?.redis))
     }
 
     /// The votes for an owner of the slot that `is_right`, and of how many. Only these voters say how many there are,
     /// so that one that lies stops no majority.
     fn votes(&self, slot: Slot, is_right: impl Fn(&NodeEntry) -> bool) -> (Vec<&View>, usize) {
         let votes = |view: &&View| view.votes && owner(&view.entries, slot).is_some_and(&is_right);
-        let voting: Vec<&View> = self.latest.values().filter(votes).collect();
+        let voting: Vec<&View> = self.by_node.values().filter(votes).collect();
         let of = voting.iter().map(|view| view.voters).max().unwrap_or_default().max(self.least_votes);
         (voting, of)
     }
@@ -216,7 +209,7 @@ mod tests {
     }
 
     fn views<const N: usize>(said: [View; N]) -> Views {
-        let mut views = Views::new(LEAST);
+        let mut views = Views { least_votes: LEAST, ..Views::default() };
         said.into_iter().zip('a'..).for_each(|(view, id)| views.put(View { id: id.to_string(), ..view }));
         views
     }
@@ -272,7 +265,7 @@ mod tests {
         assert_eq!(port(&views([lies.clone(), says(&right), says(&right)])), "10.0.0.1:1");
         assert_eq!(port(&views([lies, says(&right)])), "10.0.0.1:9", "neither has a majority");
         assert!(views([]).owner(0).is_err());
-        let mut one = Views::new(1);
+        let mut one = Views { least_votes: 1, ..Views::default() };
         one.put(View { voters: 1, ..says(&right) });
         assert_eq!((port(&one), one.majority(0).is_some()), (String::from("10.0.0.1:1"), true));
     }

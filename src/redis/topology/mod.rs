@@ -57,8 +57,7 @@ enum Finder {
 
 impl Topology {
     fn new(finder: Finder, named: Vec<Arc<Node>>) -> Topology {
-        let views = Mutex::new(Views::new(named.len()));
-        Topology { finder, named, learnt: Mutex::default(), views, is_without_majority: false }
+        Topology { finder, named, learnt: Mutex::default(), views: Mutex::default(), is_without_majority: false }
     }
 
     /// Reads a URL: `redis://…` for one address, `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME`
@@ -140,7 +139,7 @@ impl Topology {
         if let Finder::Standalone(client) = &self.finder {
             return Ok(vec![Found { client: client.clone(), config_epoch: 0, node: None }; slots.len()]);
         }
-        let (mut views, mut asked) = (Views::new(self.least_votes()), BTreeSet::new());
+        let (mut views, mut asked) = (Views::default(), BTreeSet::new());
         // Nodes that the first know are asked too: a majority may need them.
         for _ in 0..2 {
             let nodes: Vec<_> =
@@ -151,7 +150,7 @@ impl Topology {
             let asked_at = clock.now();
             match answers(nodes.iter().map(|node| self.ask(node, asked_at))).await {
                 Ok(answers) => answers.into_iter().for_each(|view| views.put(view)),
-                Err(faults) if views.is_empty() => return Err(self.together(&faults)),
+                Err(faults) if views.by_node.is_empty() => return Err(self.together(&faults)),
                 Err(_) => {}
             }
         }
