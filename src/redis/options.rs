@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-use redis::io::tcp::TcpSettings;
-use socket2::TcpKeepalive;
-
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
@@ -71,16 +68,4 @@ impl RedisOptions {
             ..self.clone()
         }
     }
-}
-
-/// Settings that the library leaves off by default: answers are not delayed, and a dead peer is noticed.
-pub(super) fn tcp_settings() -> TcpSettings {
-    let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(5))
-        .with_interval(Duration::from_secs(1))
-        .with_retries(3);
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-    #[cfg(target_os = "linux")]
-    let tcp = tcp.set_user_timeout(Duration::from_secs(5));
-    tcp
 }

@@ -8,14 +8,15 @@ pub(crate) mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use redis::io::tcp::TcpSettings;
 use redis::{Client, ConnectionInfo, IntoConnectionInfo};
+use socket2::TcpKeepalive;
 
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::options::tcp_settings;
 use crate::redis::topology::majority::{Slot, View, Views};
 use crate::redis::topology::nodes::{Found, Node, answers, together};
 use crate::redis::topology::sentinel::Sentinels;
@@ -225,9 +226,18 @@ impl Topology {
     }
 }
 
+/// The way to Redis, with settings that the library leaves off by default: answers are not delayed, and a dead peer is
+/// noticed.
 fn connection_info(url: &str) -> Result<ConnectionInfo, String> {
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(1))
+        .with_retries(3);
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(target_os = "linux")]
+    let tcp = tcp.set_user_timeout(Duration::from_secs(5));
     let info = url.into_connection_info().map_err(|error| error.to_string())?;
-    Ok(info.set_tcp_settings(tcp_settings()))
+    Ok(info.set_tcp_settings(tcp))
 }
 
 fn with_port(host: &str, port: u16) -> String {
