@@ -1,18 +1,105 @@
-//! Passes the requests of all connections to the task that sends them to Redis.
+//! Passes the requests of all connections to the task that sends them to Redis, which completes or refuses each.
 //!
 //! The task takes all that is there at once, and is woken only when as many messages are there as it waits for.
 
 use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use crate::core::completions::Completions;
-use crate::core::request_batch::RequestBatch;
+use crate::core::message::Message;
+use crate::core::refusal::Refusal;
+use crate::core::request_batch::{Operation, Outcome, RequestBatch};
 use crate::core::ring::ConnectionId;
-use crate::redis::batching::frames::Frame;
+use crate::core::tick::Tick;
+use crate::redis::connection::errors::refusal_while_unreachable;
+
+/// A request that is not answered. It is refused if it is dropped.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub(crate) operation: Operation,
+    pub(crate) connection: ConnectionId,
+    pub(crate) messages: Box<[Message]>,
+    /// Whether any of it was sent.
+    pub(crate) is_sent: bool,
+    pub(crate) deadline: Tick,
+    /// The outcomes so far, as letters of the script, if it takes more than one chunk.
+    pub(crate) letters: Vec<u8>,
+    id: u64,
+    /// None once it is answered.
+    completions: Option<Arc<Completions>>,
+}
+
+impl Frame {
+    pub(crate) fn new(
+        operation: Operation,
+        connection: ConnectionId,
+        id: u64,
+        messages: &[Message],
+        completions: &Arc<Completions>,
+    ) -> Frame {
+        Frame {
+            operation,
+            connection,
+            messages: messages.into(),
+            is_sent: false,
+            deadline: Tick(0),
+            letters: Vec::new(),
+            id,
+            completions: Some(Arc::clone(completions)),
+        }
+    }
+
+    pub(crate) fn is_add(&self) -> bool {
+        self.operation.is_add()
+    }
+
+    /// Completes it with the letters of its last messages, and how long those acknowledged were in flight.
+    pub(crate) fn complete(mut self, letters: &[u8], latencies: impl Iterator<Item = Duration>) -> Option<Waker> {
+        let outcomes = self.letters.iter().chain(letters).map(|letter| outcome(*letter));
+        self.completions.take()?.put(|batch| {
+            latencies.for_each(|latency| batch.ack_latency.record(latency, 1));
+            batch.push_completed(self.id, self.operation, self.deadline, outcomes);
+        })
+    }
+
+    /// Records how long messages were in flight, before the frame is completed.
+    pub(crate) fn record_latencies(&self, latencies: impl Iterator<Item = Duration>) {
+        if let Some(completions) = &self.completions {
+            completions.record(|batch| latencies.for_each(|latency| batch.ack_latency.record(latency, 1)));
+        }
+    }
+
+    pub(crate) fn refuse(&mut self, refusal: Refusal) -> Option<Waker> {
+        let (id, operation, messages) = (self.id, self.operation, self.messages.len());
+        self.completions.take()?.put(|batch| batch.push_refused(id, operation, messages, Arc::new(refusal)))
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        if self.completions.is_some()
+            && let Some(waker) = self.refuse(refusal_while_unreachable())
+        {
+            waker.wake();
+        }
+    }
+}
+
+fn outcome(letter: u8) -> Outcome {
+    match letter {
+        b'a' => Outcome::Added,
+        b'r' => Outcome::Rearmed,
+        b'k' => Outcome::Acked,
+        b'l' | b'L' => Outcome::Late,
+        b'w' => Outcome::Withdrawn,
+        _ => Outcome::Unknown,
+    }
+}
 
 /// One entry of the inbox.
 pub(crate) enum Item {
@@ -98,9 +185,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::message::Message;
     use crate::core::refusal::Reason;
-    use crate::core::request_batch::Operation;
 
     const DEL: Operation = Operation::Del { withdraw: false };
 

@@ -1,7 +1,8 @@
 //! Queues the frames of a ring until they are answered: the part of batching without I/O.
 //!
-//! A *frame* is a request; frames keep the order in which they were made. A *chunk* is the content of one script:
-//! slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies number n only after n - 1.
+//! A *frame* is a request; its name is its number, and frames keep the order in which they were made. A *chunk* is the
+//! content of one script: slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies number
+//! n only after n - 1.
 //!
 //! # Invariants
 //!
@@ -26,14 +27,16 @@ use crate::core::request_batch::Operation;
 use crate::core::ring::ConnectionId;
 use crate::redis::batching::chunk::{Applied, Chunk, ChunkWriter, MAX_CHUNK, Slice};
 use crate::redis::batching::fair_queue::FairQueue;
-use crate::redis::batching::frames::{Frame, Frames};
-use crate::redis::batching::inbox::Item;
+use crate::redis::batching::inbox::{Frame, Item};
 use crate::redis::connection::errors::{refusal_while_unreachable, refusal_without_answer};
 use crate::redis::connection::link::Progress;
 use crate::redis::connection::recovery::{Ack, AnsweredChunks, Lost};
 
 /// The cause of a refusal after the session of a chunk ended without its answer.
 const NO_ANSWER: &str = "no answer came in time";
+
+/// The memory for more frames than this is freed as soon as there are none.
+const KEEP: usize = 65_536;
 
 /// Everything that is not answered.
 #[derive(Default)]
@@ -261,6 +264,59 @@ impl Queue {
     }
 }
 
+/// All frames that are not answered, in order.
+#[derive(Default)]
+pub(super) struct Frames {
+    /// None where a frame has ended before an earlier one.
+    frames: VecDeque<Option<Frame>>,
+    /// The name of the first frame that is not answered; or of the next frame if there is none.
+    pub(super) first: u64,
+}
+
+impl Frames {
+    /// Appends a frame and returns its name.
+    fn push(&mut self, frame: Frame) -> u64 {
+        self.frames.push_back(Some(frame));
+        self.next() - 1
+    }
+
+    /// The name of the next frame.
+    pub(super) fn next(&self) -> u64 {
+        self.first + self.frames.len() as u64
+    }
+
+    /// A frame, if it is not answered.
+    fn get_mut(&mut self, name: u64) -> Option<&mut Frame> {
+        let index = usize::try_from(name.checked_sub(self.first)?).ok()?;
+        self.frames.get_mut(index)?.as_mut()
+    }
+
+    /// Removes a frame that is to be answered.
+    fn take(&mut self, name: u64) -> Option<Frame> {
+        let index = usize::try_from(name.checked_sub(self.first)?).ok()?;
+        let frame = self.frames.get_mut(index)?.take();
+        self.trim();
+        frame
+    }
+
+    /// Removes all frames of adds.
+    fn take_adds(&mut self) -> Vec<Frame> {
+        let adds = self.frames.iter_mut().filter_map(|frame| frame.take_if(|frame| frame.is_add())).collect();
+        self.trim();
+        adds
+    }
+
+    fn trim(&mut self) {
+        while let Some(None) = self.frames.front() {
+            self.first += 1;
+            self.frames.pop_front();
+        }
+        if self.frames.is_empty() && self.frames.capacity() > KEEP {
+            self.frames = VecDeque::new();
+        }
+    }
+}
+
 fn max_in_flight_refusal(in_flight: Option<u64>, count: usize, max: u64) -> Refusal {
     let in_flight = in_flight.unwrap_or(max);
     Refusal::new(
@@ -274,3 +330,49 @@ fn max_in_flight_refusal(in_flight: Option<u64>, count: usize, max: u64) -> Refu
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod frame_tests {
+    use std::ops::Range;
+
+    use super::*;
+    use crate::core::message::Message;
+
+    fn push(frames: &mut Frames, ids: Range<u64>) -> u64 {
+        let messages: Vec<Message> = ids.map(Message::from).collect();
+        let operation = if messages.len() == 1 {
+            Operation::Add { ack_timeout_ticks: 1, attempt: 1 }
+        } else {
+            Operation::Del { withdraw: false }
+        };
+        frames.push(Frame::new(operation, ConnectionId::default(), 1, &messages, &Arc::default()))
+    }
+
+    fn messages(frames: &mut Frames, name: u64) -> Vec<u64> {
+        frames.get_mut(name).unwrap().messages.iter().map(|message| message.msg_id.0).collect()
+    }
+
+    #[test]
+    fn a_frame_keeps_its_name_when_others_are_taken() {
+        let mut frames = Frames::default();
+        let names = [0..2, 2..3, 3..7, 7..8].map(|ids| push(&mut frames, ids));
+        assert_eq!(frames.take(names[2]).unwrap().messages.len(), 4);
+        assert!(frames.get_mut(names[2]).is_none() && frames.take(names[2]).is_none());
+        assert_eq!(messages(&mut frames, names[3]), [7]);
+        assert!(frames.take(names[0]).is_some());
+        assert_eq!((messages(&mut frames, names[1]), messages(&mut frames, names[3])), (vec![2], vec![7]));
+        assert_eq!(frames.take_adds().len(), 2);
+        let last = push(&mut frames, 8..10);
+        assert_eq!((last, messages(&mut frames, last)), (names[3] + 1, vec![8, 9]));
+    }
+
+    #[test]
+    fn memory_for_many_frames_is_freed_when_none_is_left() {
+        let mut frames = Frames::default();
+        let names: Vec<u64> = (0..2 * KEEP as u64).map(|id| push(&mut frames, id..id + 1)).collect();
+        assert!(names.into_iter().all(|name| frames.take(name).is_some()));
+        assert!(frames.frames.capacity() <= KEEP);
+        let name = push(&mut frames, 5..7);
+        assert_eq!(messages(&mut frames, name), [5, 6]);
+    }
+}
