@@ -36,7 +36,7 @@ use crate::redis::scripts::{Answer, SCRIPTS};
 /// The most answered Acks that are kept over all rings, in case Redis loses them: 32 bytes each.
 const KEPT_ACKS: usize = 1_000_000;
 
-/// The way of adds and dels to a ring.
+/// Sends the adds and dels of all connections to a ring.
 pub(crate) struct BatchDriver {
     inbox: Arc<Inbox>,
     link: Arc<Link>,
@@ -103,8 +103,8 @@ impl BatchDriver {
             request.refusal = Some(Arc::new(Refusal::new(
                 Reason::MaxHeldAcks,
                 format!(
-                    "Redis is unreachable, and {before} acknowledgements are held already, with a limit of {max_held_acks}: \
-                     send these again when it is back, or raise --max-held-acks"
+                    "Redis is unreachable, and {before} acknowledgements are held already, with a limit of \
+                     {max_held_acks}: send these again when it is back, or raise --max-held-acks"
                 ),
             )));
         }

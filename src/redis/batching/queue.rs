@@ -1,8 +1,8 @@
 //! Queues the frames of a ring until they are answered: the part of batching without I/O.
 //!
 //! A *frame* is a request; its name is its number, and frames keep the order in which they were made. A *chunk* is the
-//! content of one script: slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies number
-//! n only after n - 1.
+//! content of one script: slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies
+//! number n only after n - 1.
 //!
 //! # Invariants
 //!

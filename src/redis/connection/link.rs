@@ -94,7 +94,7 @@ impl Link {
         &self.clock
     }
 
-    /// The stall detector of its Redis. Without a session there is none that knows of a stall.
+    /// The stall detector of its Redis; one that knows of no stall if there is no session.
     pub(crate) fn silence(&self) -> Arc<StallDetector> {
         self.session().map_or_else(|_| Arc::default(), |session| Arc::clone(&session.peer.stall_detector))
     }

@@ -191,9 +191,9 @@ impl Sessions {
             )
         } else {
             format!(
-                "the rings of namespace {namespace} in Redis were made with --slots {slots} --tick {tick_ms}ms --rings \
-                 {rings}, and this sidecar was started with --slots {} --tick {}ms --rings {}: start it with theirs, or \
-                 change theirs as docs/REDIS.md says, or choose another --namespace",
+                "the rings of namespace {namespace} in Redis were made with --slots {slots} --tick {tick_ms}ms \
+                 --rings {rings}, and this sidecar was started with --slots {} --tick {}ms --rings {}: start it with \
+                 theirs, or change theirs as docs/REDIS.md says, or choose another --namespace",
                 own.0, own.1, own.2
             )
         };

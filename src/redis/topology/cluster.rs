@@ -1,4 +1,4 @@
-//! Redis Cluster: the node that has a ring.
+//! Asks a node of a Redis Cluster which nodes have which slots.
 //!
 //! All keys of a ring lie in one hash slot, so a ring is on one node, and its link connects to that. A node that has
 //! lost the slot answers a write with MOVED, and the link looks for the new one.

@@ -1,8 +1,9 @@
-//! The majority of the Sentinels, or of a Cluster's primaries: the Redis that it names, and until when it confirms one.
+//! Determines which Redis a majority of the Sentinels or Cluster primaries names, and until when it confirms that.
 //!
 //! A failover needs a majority of the votes, and a primary that has not answered for the length of the failover timer.
-//! If it is over before a majority was asked, one of those nodes knows of it, or soon will. If it begins later, it is
-//! not over before that timer has run out. So no confirmation is good for longer than the timer, nor than [`LONGEST`].
+//! If it ended before a majority was asked, at least one of those nodes knows of it or learns of it soon. If it begins
+//! later, it does not end before that timer has run out. So no confirmation is good for longer than the timer, nor than
+//! [`LONGEST`].
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

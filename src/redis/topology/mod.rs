@@ -1,4 +1,4 @@
-//! Where Redis is: at one address, at the one that its Sentinels name, or on a node of a Cluster.
+//! Finds Redis: at one address, at the address that its Sentinels name, or on a node of a Cluster.
 
 pub(crate) mod cluster;
 pub(crate) mod majority;
@@ -48,7 +48,7 @@ pub struct Topology {
     pub(super) is_without_majority: bool,
 }
 
-/// The way to find the Redis of a ring.
+/// How the Redis of a ring is found.
 enum Finder {
     Standalone(Client),
     Sentinel(Box<Sentinels>),
@@ -67,7 +67,7 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// The mistake in the URL, without the password.
+    /// If the URL is wrong: the mistake, without the password.
     pub fn parse(url: &str) -> Result<Topology, String> {
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
         let (scheme, is_sentinel, port) = match scheme.rsplit_once('-') {
@@ -226,8 +226,8 @@ impl Topology {
     }
 }
 
-/// The way to Redis, with settings that the library leaves off by default: answers are not delayed, and a dead peer is
-/// noticed.
+/// Parses the URL of one Redis, and adds settings that the library leaves off by default: answers are not delayed, and
+/// a dead peer is noticed.
 fn connection_info(url: &str) -> Result<ConnectionInfo, String> {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(5))

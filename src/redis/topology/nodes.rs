@@ -1,4 +1,4 @@
-//! Nodes that know where Redis is, all asked at the same time, the Redis that they name, and connections to both.
+//! Connects to Redis, Sentinels and Cluster nodes, and asks many nodes at the same time.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -94,7 +94,8 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Connects; `purpose` becomes part of the connection's name. Without `response_timeout`, answers may take any time.
+    /// Connects; `purpose` becomes part of the connection's name. Without `response_timeout`, there is no limit for an
+    /// answer.
     pub(crate) async fn connect(
         &self,
         purpose: &str,
@@ -131,8 +132,8 @@ impl fmt::Display for Found {
 /// Awaits the answers of several nodes, without those that are much slower than the first. If there is none, the
 /// faults.
 ///
-/// The first answer alone does not do: a node that was cut off from the others may be first, and names a Redis that was
-/// replaced.
+/// The first answer alone is not enough: it may come from a node that was cut off from the others and names a Redis
+/// that was replaced.
 pub(crate) async fn answers<T>(
     asked: impl IntoIterator<Item = impl Future<Output = Result<T, Fault>>>,
 ) -> Result<Vec<T>, Vec<Fault>> {
@@ -155,7 +156,7 @@ pub(crate) async fn answers<T>(
     Ok(answers)
 }
 
-/// One fault for those of all nodes. Only if all say that the password is wrong is it of no use to ask again.
+/// One fault for those of all nodes. Asking again is useless only if all nodes reject the password.
 pub(crate) fn together(faults: &[Fault], summary: &str) -> Fault {
     let forbidden = !faults.is_empty() && faults.iter().all(|fault| fault.kind == FaultKind::Forbidden);
     let kind = if forbidden { FaultKind::Forbidden } else { FaultKind::Disconnected };

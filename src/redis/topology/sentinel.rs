@@ -1,4 +1,4 @@
-//! Redis Sentinel: the primary that the Sentinels name.
+//! Asks a Redis Sentinel for the primary.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Asks the Sentinels, or the nodes of a Cluster, all the time: links leave a Redis that was replaced, and know whether
-//! a majority confirms theirs.
+//! Asks the Sentinels, or the nodes of a Cluster, again and again, so that links leave a Redis that was replaced and
+//! know whether a majority confirms theirs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -36,12 +36,12 @@ impl Link {
         Err(Fault::new(FaultKind::Unreachable, text))
     }
 
-    /// Whether it was not confirmed for so long.
+    /// Whether the session was not confirmed for this time or longer.
     pub(crate) fn is_unconfirmed_for(&self, session: &Session, time: Duration) -> bool {
         self.unconfirmed_for(session).is_some_and(|missing| missing >= time)
     }
 
-    /// For how long it was not confirmed, if it has to be.
+    /// For how long the session was not confirmed; none if it is, or need not be.
     fn unconfirmed_for(&self, session: &Session) -> Option<Duration> {
         let missing = session.confirmation.lock().missing_for(self.clock.now());
         missing.filter(|_| self.topology.needs_majority())
