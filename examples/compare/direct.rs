@@ -1,5 +1,7 @@
 //! Calls the script of adds and dels without a sidecar, to measure the speed of Redis itself.
 
+use std::hash::{BuildHasher, RandomState};
+
 use ackwheel::core::message::{Client, Message};
 use ackwheel::redis::SCHEMA;
 use anyhow::{Context, ensure};
@@ -33,7 +35,8 @@ impl DirectCalls {
     pub fn open(url: &str, namespace: &str) -> anyhow::Result<DirectCalls> {
         let info = url.into_connection_info()?.set_tcp_settings(TcpSettings::default().set_nodelay(true));
         let mut connection = redis::Client::open(info)?.get_connection()?;
-        let name = format!("compare-{}", std::process::id());
+        // Redis keeps the last chunk of each name, so each connection has a new one.
+        let name = format!("compare-{:016x}", RandomState::new().hash_one(0));
         let key = |name: &str| format!("{{{namespace}:0}}:{name}");
         let lists: Vec<String> = (0..LISTS).map(|list| key(&format!("tick:{list}"))).collect();
         let link = key(&format!("link:{name}"));
