@@ -16,6 +16,7 @@ mod bulk;
 mod by_hand;
 mod child;
 mod dashed;
+mod direct;
 mod echo;
 mod idle;
 mod latency;

@@ -7,10 +7,10 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ackwheel::bench::acknowledged;
-use ackwheel::redis::DirectCalls;
 use anyhow::ensure;
 use hdrhistogram::Histogram;
 
+use crate::direct::DirectCalls;
 use crate::numbers::{figure, messages};
 
 /// That of a sidecar that is told of none.

@@ -11,13 +11,11 @@
 //! | `ring` | the ring: advance, publish, repair |
 //! | `outbox` | batches on a stream, with a consumer group for each group |
 //! | `context` | the context of one ring, which lease, ring and outbox share |
-//! | `startup_checks`, `store`, `store_error`, `options` | opens the store, and says why it cannot |
-//! | `direct` | the script of adds and dels alone, for measurements |
+//! | `startup_checks`, `store`, `options` | opens the store, and says why it cannot |
 
 mod batching;
 mod connection;
 mod context;
-mod direct;
 mod keys;
 mod leader;
 mod options;
@@ -26,15 +24,12 @@ mod ring;
 mod scripts;
 mod startup_checks;
 mod store;
-mod store_error;
 mod topology;
 
-#[doc(hidden)]
-pub use direct::DirectCalls;
 pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
 pub use options::RedisOptions;
+pub use startup_checks::RedisStoreError;
 pub use store::RedisStore;
-pub use store_error::RedisStoreError;
 pub use topology::{Topology, TopologyKind};
 
 use std::hash::{BuildHasher, RandomState};

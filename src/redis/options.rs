@@ -2,10 +2,6 @@
 
 use std::time::Duration;
 
-use redis::io::tcp::TcpSettings;
-use redis::{ConnectionInfo, IntoConnectionInfo};
-use socket2::TcpKeepalive;
-
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
@@ -14,6 +10,9 @@ use crate::core::tick::Wheel;
 /// short enough that an AddNewMsg is refused within a second. A single answer may take longer
 /// ([`peer`](crate::redis::connection::peer)).
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How long a sidecar that starts waits for a Redis that is not there yet.
+pub(super) const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long Redis may take for an answer to the startup checks: nothing else waits for it, and it may be busy.
 pub(super) const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -69,21 +68,4 @@ impl RedisOptions {
             ..self.clone()
         }
     }
-}
-
-/// The way to Redis.
-pub(super) fn connection_info(url: &str) -> Result<ConnectionInfo, redis::RedisError> {
-    Ok(url.into_connection_info()?.set_tcp_settings(tcp_settings()))
-}
-
-/// Settings that the library leaves off by default: answers are not delayed, and a dead peer is noticed.
-pub(super) fn tcp_settings() -> TcpSettings {
-    let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(5))
-        .with_interval(Duration::from_secs(1))
-        .with_retries(3);
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-    #[cfg(target_os = "linux")]
-    let tcp = tcp.set_user_timeout(Duration::from_secs(5));
-    tcp
 }

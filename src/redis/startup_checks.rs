@@ -1,18 +1,17 @@
 //! Checks every Redis that has a ring, at the start and then once a minute, and warns of new findings: its version, and
-//! settings that would lose messages.
+//! settings that would lose messages. Explains why a store could not be opened.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ErrorKind, InfoDict, RedisResult, ServerErrorKind};
+use redis::{ErrorKind, InfoDict, RedisResult, ServerErrorKind};
 use tracing::{debug, warn};
 
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::options::{CHECK_TIMEOUT, CONNECT_TIMEOUT};
-use crate::redis::store_error::{RedisStoreError, START_TIMEOUT, hint};
+use crate::redis::options::{CHECK_TIMEOUT, START_TIMEOUT};
 use crate::redis::topology::majority::Slot;
 use crate::redis::topology::{Topology, TopologyKind};
 
@@ -29,6 +28,23 @@ const REPEAT_EVERY: Duration = Duration::from_secs(60);
 const SETTINGS: [&str; 6] =
     ["maxmemory-policy", "appendonly", "save", "appendfsync", "min-replicas-to-write", "min-replicas-max-lag"];
 
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum RedisStoreError {
+    /// The URL is not valid.
+    #[error("--store: {0}; write it as docs/REDIS.md says")]
+    Address(String),
+    /// Redis does not answer.
+    #[error("Redis cannot be reached within {START_TIMEOUT:?}: {0}; {hint}", hint = hint(.0))]
+    Unreachable(String),
+    /// This Redis cannot be used.
+    #[error("this Redis cannot be used: {0}")]
+    Unusable(String),
+    /// The ring in Redis has other dimensions.
+    #[error("{0}")]
+    Differs(String),
+}
+
 /// Settings of one Redis, by name.
 type Settings = HashMap<String, String>;
 
@@ -42,17 +58,19 @@ pub(super) struct StartupChecks {
     pub(super) clock: Arc<Clock>,
     /// The default one.
     pub(super) ack_timeout: Duration,
+    /// The findings of the last check.
+    pub(super) known: Findings,
 }
 
 impl StartupChecks {
     /// Waits for Redis, checks it, and warns. A wrong password does not become right by waiting.
-    pub(super) async fn first(&self) -> Result<Findings, RedisStoreError> {
+    pub(super) async fn first(&mut self) -> Result<(), RedisStoreError> {
         let mut cause = None;
         let reached = async {
             loop {
                 match self.check_all().await {
-                    Ok(checked) => return checked.map_err(RedisStoreError::Unusable),
-                    Err(fault) if fault.kind == FaultKind::Forbidden => {
+                    Ok(findings) => return Ok(findings),
+                    Err(fault) if matches!(fault.kind, FaultKind::Forbidden | FaultKind::Unfit) => {
                         return Err(RedisStoreError::Unusable(fault.with_remedy()));
                     }
                     Err(Fault { text, .. }) => {
@@ -68,40 +86,46 @@ impl StartupChecks {
         let findings = tokio::time::timeout(START_TIMEOUT, reached).await.unwrap_or_else(|_| {
             Err(RedisStoreError::Unreachable(cause.unwrap_or_else(|| String::from("no answer"))))
         })?;
-        warn_of_new(&findings, &Findings::new());
-        Ok(findings)
+        self.report(findings);
+        Ok(())
     }
 
-    /// Repeats the checks: settings change, and another Redis may have taken over.
-    pub(super) async fn repeat(self, mut known: Findings) {
+    /// Repeats the checks: settings change, and another Redis may have taken over. Never ends.
+    pub(super) async fn repeat(mut self) {
         loop {
             tokio::time::sleep(REPEAT_EVERY).await;
-            // A Redis that cannot be reached is reported by the links.
-            let Ok(checked) = self.check_all().await else { continue };
-            let findings = checked.unwrap_or_else(|text| Findings::from([(text, Vec::new())]));
-            warn_of_new(&findings, &known);
-            known = findings;
+            match self.check_all().await {
+                Ok(findings) => self.report(findings),
+                Err(Fault { kind: FaultKind::Unfit, text }) => self.report(Findings::from([(text, Vec::new())])),
+                // The links report a Redis that cannot be reached.
+                Err(_) => {}
+            }
         }
     }
 
-    /// Checks every Redis. Returns why one cannot be used, or the findings.
-    async fn check_all(&self) -> Result<Result<Findings, String>, Fault> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(CHECK_TIMEOUT));
+    /// Warns of new findings.
+    fn report(&mut self, findings: Findings) {
+        for (text, nodes) in new(&findings, &self.known) {
+            warn!(redis = nodes.join(", "), "{text}");
+        }
+        self.known = findings;
+    }
+
+    /// Checks every Redis.
+    async fn check_all(&self) -> Result<Findings, Fault> {
         let found = self.topology.find_all(&self.slots, &self.clock).await?;
         let servers: BTreeMap<String, _> = found.into_iter().map(|found| (found.to_string(), found)).collect();
         let mut findings = Findings::new();
         for (name, server) in servers {
-            let mut connection = server.connect(&config, "checks").await?;
+            let mut connection = server.connect("checks", Some(CHECK_TIMEOUT)).await?;
             if let Some(text) = too_old(&mut connection).await? {
-                return Ok(Err(format!("{name}: {text}")));
+                return Err(Fault::new(FaultKind::Unfit, format!("{name}: {text}")));
             }
             for finding in self.check_settings(&mut connection).await {
                 findings.entry(finding).or_default().push(name.clone());
             }
         }
-        Ok(Ok(findings))
+        Ok(findings)
     }
 
     async fn check_settings(&self, connection: &mut MultiplexedConnection) -> Vec<String> {
@@ -112,7 +136,10 @@ impl StartupChecks {
                 // Another Redis may take over.
                 let may_be_replaced = self.topology.kind() != TopologyKind::Standalone;
                 let of_replicas = may_be_replaced.then(|| replicas(&settings, self.ack_timeout)).flatten();
-                [policy(&settings), persistence(&settings), of_replicas].into_iter().flatten().collect()
+                [policy(&settings), persistence(&settings).map(str::to_owned), of_replicas]
+                    .into_iter()
+                    .flatten()
+                    .collect()
             }
             Err(error) => {
                 // Hosted services and ACLs forbid it.
@@ -147,22 +174,22 @@ fn policy(settings: &Settings) -> Option<String> {
     })
 }
 
-fn persistence(settings: &Settings) -> Option<String> {
+fn persistence(settings: &Settings) -> Option<&'static str> {
     let setting = |name: &str| settings.get(name).map(String::as_str).unwrap_or_default();
     match (setting("appendonly"), setting("save"), setting("appendfsync")) {
-        ("yes", _, "no") => Some(String::from(
+        ("yes", _, "no") => Some(
             "Redis leaves it to the system when its append-only file reaches the disk (appendfsync no): a crash of the \
              machine loses up to half a minute; set appendfsync everysec or always",
-        )),
+        ),
         ("yes", _, _) => None,
-        (_, "", _) => Some(String::from(
+        (_, "", _) => Some(
             "Redis keeps nothing on disk (appendonly no, save \"\"): a restart of Redis loses messages in flight \
              and the outbox; set appendonly yes",
-        )),
-        _ => Some(String::from(
+        ),
+        _ => Some(
             "Redis keeps snapshots only (appendonly no): a restart of Redis goes back to the last one, so that \
              acknowledged messages come back and time out; set appendonly yes",
-        )),
+        ),
     }
 }
 
@@ -198,10 +225,39 @@ fn new<'a>(findings: &'a Findings, known: &'a Findings) -> impl Iterator<Item = 
     })
 }
 
-fn warn_of_new(findings: &Findings, known: &Findings) {
-    for (text, nodes) in new(findings, known) {
-        warn!(redis = nodes.join(", "), "{text}");
-    }
+/// Words in a cause, and what to do about it.
+const HINTS: &[(&str, &str)] = &[
+    ("knows no primary", "name it in ?master= of --store as `sentinel monitor` has it"),
+    ("unknown command 'SENTINEL'", "name the Sentinels in --store, and not the Redis that they watch"),
+    (
+        "UnknownIssuer",
+        "name the certificate of the authority that signed that of Redis in SSL_CERT_FILE, in the environment of this \
+         sidecar",
+    ),
+    ("PEM", "correct the file that SSL_CERT_FILE names in the environment of this sidecar, or name another"),
+    ("certificate expired", "renew the certificate of Redis"),
+    ("certificate not valid yet", "are the clocks right, here and where Redis has its certificate from?"),
+    ("not valid for name", "reach it in --store by a name that its certificate has"),
+    ("DB index", "correct the number of the database at the end of --store"),
+    (
+        "maxclients",
+        "a sidecar has two connections to Redis for each ring, and opens one for a moment once a minute",
+    ),
+    ("timed out", MAYBE_TLS),
+    ("reset by peer", MAYBE_TLS),
+    ("InvalidContentType", MAYBE_TLS),
+    ("cluster support disabled", "begin --store with redis://, since this Redis is no node of a Cluster"),
+    ("no node of the Cluster answers", "are the nodes running, and are their addresses in --store right?"),
+    ("no Sentinel names", "are the Sentinels running, and are their addresses in --store right?"),
+];
+
+const MAYBE_TLS: &str = "is it running, is the address in --store right, and does that begin with rediss:// where the \
+                         port speaks TLS, and with redis:// where it does not?";
+
+/// The remedy for a Redis that cannot be reached, by the cause.
+fn hint(cause: &str) -> &'static str {
+    let found = HINTS.iter().find(|(words, _)| cause.contains(words));
+    found.map_or("is it running, and is the address in --store right?", |(_, hint)| hint)
 }
 
 #[cfg(test)]

@@ -1,20 +1,23 @@
 //! Opens the Redis store, with all its rings, and closes it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio_util::task::AbortOnDropHandle;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
 use crate::core::ring::Reply;
 use crate::core::store::{Moment, RingParts, Store};
 use crate::metrics::Metrics;
-use crate::redis::batching::driver::{BatchDriver, Bounds};
+use crate::redis::batching::driver::BatchDriver;
+use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::hints;
-use crate::redis::connection::link::{Link, LinkOptions, Links};
-use crate::redis::connection::open::name_connections;
-use crate::redis::connection::peer::Peers;
+use crate::redis::connection::link::Link;
+use crate::redis::connection::reconnect::Sessions;
 use crate::redis::context::RingContext;
 use crate::redis::keys::{Keys, MAX_SLOTS};
 use crate::redis::leader::lease::RedisLease;
@@ -23,9 +26,10 @@ use crate::redis::leader::term::Identity;
 use crate::redis::options::RedisOptions;
 use crate::redis::outbox::RedisOutbox;
 use crate::redis::ring::RedisRing;
-use crate::redis::startup_checks::StartupChecks;
-use crate::redis::store_error::{RedisStoreError, START_TIMEOUT};
-use crate::redis::topology::{Topology, watch};
+use crate::redis::startup_checks::{RedisStoreError, StartupChecks};
+use crate::redis::topology::Topology;
+use crate::redis::topology::nodes::name_connections;
+use crate::redis::topology::watch::{warn_of_settings, watch};
 
 /// How long a sidecar that closes waits for an unreachable Redis, if it holds acknowledgements for it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -33,18 +37,12 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How often it looks whether they are applied.
 const CLOSE_POLL: Duration = Duration::from_millis(10);
 
-/// The most answered Acks that are kept over all rings, in case Redis loses them: 32 bytes each.
-const KEPT_ACKS: usize = 1_000_000;
-
 /// A wheel that lives in Redis and is shared by all sidecars of its namespace.
 pub struct RedisStore {
     rings: Vec<RingParts>,
-    links: Arc<Links>,
-    peers: Arc<Peers>,
-    drivers: Vec<Arc<BatchDriver>>,
+    links: Arc<[Arc<Link>]>,
     outboxes: Vec<Arc<RedisOutbox>>,
-    leaderships: Arc<Leaderships>,
-    tasks: Vec<AbortOnDropHandle<()>>,
+    _tasks: JoinSet<()>,
 }
 
 impl RedisStore {
@@ -63,98 +61,85 @@ impl RedisStore {
         metrics: &Arc<Metrics>,
     ) -> Result<RedisStore, RedisStoreError> {
         assert!(options.wheel.slots() <= MAX_SLOTS, "the configuration is checked");
-        let topology = Topology::parse(&options.url).map_err(RedisStoreError::Address)?;
-        let topology = Arc::new(topology.without_majority(options.expire_without_majority));
+        let mut topology = Topology::parse(&options.url).map_err(RedisStoreError::Address)?;
+        topology.is_without_majority = options.expire_without_majority;
+        let topology = Arc::new(topology);
         let identity = identity(&options.name);
         name_connections(&identity.name);
-        let checks = StartupChecks {
+        let mut checks = StartupChecks {
             topology: Arc::clone(&topology),
             slots: (0..options.rings).map(|ring| Keys::slot_of(&options.namespace, ring)).collect(),
             clock: Arc::clone(clock),
             ack_timeout: options.wheel.ticks(options.wheel.slots().into()),
+            known: BTreeMap::new(),
         };
-        let findings = checks.first().await?;
-        watch::warn_of_settings(&topology);
-        let mut store = RedisStore {
-            rings: Vec::new(),
-            links: Arc::default(),
-            peers: Arc::default(),
-            drivers: Vec::new(),
-            outboxes: Vec::new(),
-            leaderships: Arc::new(Leaderships::new(identity.clone(), options.lease)),
-            tasks: Vec::new(),
-        };
-        let links = Arc::clone(&store.links);
-        let watching = watch::watch(Arc::clone(&topology), links, Arc::clone(clock), Arc::clone(metrics));
-        store.tasks.push(AbortOnDropHandle::new(tokio::spawn(watching)));
-        let options_of_ring = options.of_one_ring();
+        checks.first().await?;
+        warn_of_settings(&topology);
+        let mut tasks = JoinSet::new();
+        let (mut links, peers) = (Vec::new(), Arc::default());
         for ring in 0..options.rings {
-            store.open_ring(ring, &options_of_ring, &topology, &identity, clock, metrics).await?;
+            let link = Arc::new(Link {
+                ring,
+                options: options.of_one_ring(),
+                keys: Keys::new(&options.namespace, ring, options.wheel.slots(), &identity.sidecar),
+                topology: Arc::clone(&topology),
+                peers: Arc::clone(&peers),
+                clock: Arc::clone(clock),
+                metrics: Arc::clone(metrics),
+                progress: Arc::default(),
+                state: watch::Sender::new(Err(Fault::new(FaultKind::Unreachable, "no connection was made yet"))),
+            });
+            tasks.spawn(open_link(&link).await?.run());
+            links.push(link);
         }
-        store.tasks.push(AbortOnDropHandle::new(tokio::spawn(checks.repeat(findings))));
+        let links: Arc<[Arc<Link>]> = links.into();
+        tasks.spawn(watch(topology, Arc::clone(&links), Arc::clone(clock), Arc::clone(metrics)));
+        let leaderships = Arc::new(Leaderships::new(identity.clone(), options.lease));
+        let (mut rings, mut outboxes) = (Vec::new(), Vec::new());
+        for link in &*links {
+            let driver = Arc::new(BatchDriver::new(Arc::clone(link), Arc::clone(&links)));
+            let context = Arc::new(RingContext {
+                ring: link.ring,
+                options: link.options.clone(),
+                identity: identity.clone(),
+                link: Arc::clone(link),
+                term: leaderships.add_ring(),
+            });
+            let lease = Arc::new(RedisLease::new(Arc::clone(&context), Arc::clone(&leaderships)));
+            let outbox = Arc::new(RedisOutbox::new(Arc::clone(&context)));
+            tasks.spawn(hints::listen(Arc::clone(link), Arc::clone(&outbox), Arc::clone(&lease)));
+            outboxes.push(Arc::clone(&outbox));
+            rings.push(RingParts { ring: Arc::new(RedisRing::new(context, driver)), outbox, lease });
+        }
+        tasks.spawn(checks.repeat());
         info!(
             namespace = options.namespace,
             rings = options.rings,
             sidecar = identity.sidecar,
             "the wheel is in Redis"
         );
-        Ok(store)
+        Ok(RedisStore { rings, links, outboxes, _tasks: tasks })
     }
+}
 
-    /// Opens one ring. `options` have the bounds of one ring.
-    async fn open_ring(
-        &mut self,
-        ring: u16,
-        options: &RedisOptions,
-        topology: &Arc<Topology>,
-        identity: &Identity,
-        clock: &Arc<Clock>,
-        metrics: &Arc<Metrics>,
-    ) -> Result<(), RedisStoreError> {
-        let link_options = LinkOptions {
-            place: Arc::clone(topology),
-            peers: Arc::clone(&self.peers),
-            ring,
-            rings: options.rings,
-            wheel: options.wheel,
-            catch_up_max_ticks: options.catch_up_max_ticks,
-            keys: Arc::new(Keys::new(&options.namespace, ring, options.wheel.slots(), &identity.sidecar)),
-            incarnation: crate::redis::random_name(),
-            clock: Arc::clone(clock),
-            metrics: Arc::clone(metrics),
-        };
-        let opened = Link::open(link_options, START_TIMEOUT).await;
-        let link = Arc::new(opened.map_err(|error| RedisStoreError::of(error, options))?);
-        let caught_up = link.session().map_or(0, |session| session.catch_up_max_ticks);
-        if caught_up != u32::from(options.catch_up_max_ticks) {
-            warn!(
-                ring,
-                "--catch-up-max-ticks {} is not what the ring was made with: {caught_up} holds for all sidecars; say \
-                 --catch-up-max-ticks {caught_up} here",
-                options.catch_up_max_ticks
-            );
-        }
-        self.links.push(Arc::clone(&link));
-        let bounds = Bounds {
-            max_in_flight: options.max_in_flight,
-            max_held_acks: options.max_held_acks,
-            kept_acks: KEPT_ACKS.div_ceil(options.rings.into()),
-        };
-        let driver = BatchDriver::new(Arc::clone(&link), Arc::clone(&self.links), bounds);
-        let driver = Arc::new(driver);
-        let term = self.leaderships.add_ring();
-        let (options, identity) = (options.clone(), identity.clone());
-        let context = Arc::new(RingContext { ring, options, identity, link, term });
-        let lease = Arc::new(RedisLease::new(Arc::clone(&context), Arc::clone(&self.leaderships)));
-        let outbox = Arc::new(RedisOutbox::new(Arc::clone(&context)));
-        let (link, news) = (Arc::clone(&context.link), context.link.keys().news.clone());
-        self.tasks.push(hints::listen(link, news, Arc::clone(&outbox), Arc::clone(&lease)));
-        let ring = Arc::new(RedisRing::new(context, Arc::clone(&driver)));
-        self.drivers.push(driver);
-        self.outboxes.push(Arc::clone(&outbox));
-        self.rings.push(RingParts { ring, outbox, lease });
-        Ok(())
+/// Opens the first session of a link.
+async fn open_link(link: &Arc<Link>) -> Result<Sessions, RedisStoreError> {
+    let sessions = Sessions::begin(Arc::clone(link)).await.map_err(|fault| match fault.kind {
+        FaultKind::Unfit => RedisStoreError::Differs(fault.text),
+        _ => RedisStoreError::Unusable(fault.with_remedy()),
+    })?;
+    if let Ok(session) = link.session()
+        && session.catch_up_max_ticks != u32::from(link.options.catch_up_max_ticks)
+    {
+        warn!(
+            ring = link.ring,
+            "--catch-up-max-ticks {} is not what the ring was made with: {caught_up} holds for all sidecars; say \
+             --catch-up-max-ticks {caught_up} here",
+            link.options.catch_up_max_ticks,
+            caught_up = session.catch_up_max_ticks
+        );
     }
+    Ok(sessions)
 }
 
 impl Store for RedisStore {
@@ -167,20 +152,20 @@ impl Store for RedisStore {
     }
 
     fn is_up(&self) -> bool {
-        self.links.are_up()
+        self.links.iter().all(|link| link.is_up())
     }
 
     fn close(&self, _moment: Moment) -> Reply<String> {
-        let (outboxes, drivers) = (self.outboxes.clone(), self.drivers.clone());
+        let (outboxes, links) = (self.outboxes.clone(), Arc::clone(&self.links));
         Reply::Later(Box::pin(async move {
             let waited = tokio::time::timeout(CLOSE_TIMEOUT, async {
-                while held(&drivers) > 0 {
+                while held(&links) > 0 {
                     tokio::time::sleep(CLOSE_POLL).await;
                 }
             });
             if waited.await.is_err() {
                 error!(
-                    messages = held(&drivers),
+                    messages = held(&links),
                     "Redis was unreachable for too long: the acknowledgements that this sidecar holds end with its \
                      process, and their messages will time out; look at the clients of the next storm with care"
                 );
@@ -196,8 +181,8 @@ impl Store for RedisStore {
 }
 
 /// How many acknowledgements wait for Redis.
-fn held(drivers: &[Arc<BatchDriver>]) -> u64 {
-    drivers.iter().map(|driver| driver.unanswered_acks()).sum()
+fn held(links: &[Arc<Link>]) -> u64 {
+    links.iter().map(|link| link.progress.unanswered_acks.load(Ordering::Relaxed)).sum()
 }
 
 /// Unique names for this sidecar.

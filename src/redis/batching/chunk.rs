@@ -12,7 +12,7 @@ use redis::Cmd;
 use crate::core::message::{Client, Message};
 use crate::core::request_batch::Operation;
 use crate::core::tick::Tick;
-use crate::redis::batching::frames::Frame;
+use crate::redis::batching::inbox::Frame;
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
 

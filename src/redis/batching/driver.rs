@@ -5,12 +5,16 @@
 //! the next is written. If none is in flight, a request is sent at once; a second script waits for
 //! [enough messages](second_script_threshold). The [`Window`] limits the messages of a script.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::mem;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
+use futures_util::poll;
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
@@ -22,48 +26,41 @@ use crate::core::request_batch::{Request, RequestBatch};
 use crate::core::ring::ConnectionId;
 use crate::redis::batching::chunk::{Applied, Chunk};
 use crate::redis::batching::congestion::{DEPTH, LEAST_FOR_SECOND, Window, second_script_threshold};
-use crate::redis::batching::in_flight::{InFlight, first_answer, send};
 use crate::redis::batching::inbox::{Inbox, Item};
 use crate::redis::batching::queue::Queue;
 use crate::redis::connection::errors::{Fault, FaultKind, refusal_while_unreachable};
-use crate::redis::connection::link::{Link, Links, Session};
+use crate::redis::connection::link::{Link, LinkState, Session};
 use crate::redis::connection::recovery;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// The limits of one ring.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    pub(crate) max_in_flight: u64,
-    pub(crate) max_held_acks: u64,
-    /// The most answered Acks that are kept to be applied again if Redis loses them.
-    pub(crate) kept_acks: usize,
-}
+/// The most answered Acks that are kept over all rings, in case Redis loses them: 32 bytes each.
+const KEPT_ACKS: usize = 1_000_000;
 
-/// The way of adds and dels to a ring.
+/// Sends the adds and dels of all connections to a ring.
 pub(crate) struct BatchDriver {
     inbox: Arc<Inbox>,
     link: Arc<Link>,
     /// The links of all rings: while all are up, Acks are not refused however many are not answered.
-    links: Arc<Links>,
-    bounds: Bounds,
+    links: Arc<[Arc<Link>]>,
     draining: AtomicBool,
     _sending: AbortOnDropHandle<()>,
 }
 
 impl BatchDriver {
-    pub(crate) fn new(link: Arc<Link>, links: Arc<Links>, bounds: Bounds) -> BatchDriver {
+    pub(crate) fn new(link: Arc<Link>, links: Arc<[Arc<Link>]>) -> BatchDriver {
         let inbox = Arc::new(Inbox::default());
+        let kept_acks = KEPT_ACKS.div_ceil(link.options.rings.into());
         let driver = Driver {
-            sessions: link.sessions(),
+            sessions: link.state.subscribe(),
             link: Arc::clone(&link),
             inbox: Arc::clone(&inbox),
             items: Vec::new(),
-            queue: Queue::new(Arc::clone(link.progress()), bounds.max_in_flight, bounds.kept_acks),
+            queue: Queue::new(Arc::clone(&link.progress), link.options.max_in_flight, kept_acks),
             shown_held_acks: 0,
             is_out_of_memory: false,
         };
         let sending = AbortOnDropHandle::new(tokio::spawn(driver.run()));
-        BatchDriver { inbox, link, links, bounds, draining: AtomicBool::new(false), _sending: sending }
+        BatchDriver { inbox, link, links, draining: AtomicBool::new(false), _sending: sending }
     }
 
     /// Takes the requests of a batch. Each is completed later.
@@ -98,24 +95,19 @@ impl BatchDriver {
     /// Counts the messages of a del until they are answered, or refuses it if too many are held.
     fn count_acks(&self, request: &mut Request) {
         let count = request.range().len() as u64;
-        let unanswered = &self.link.progress().unanswered_acks;
+        let unanswered = &self.link.progress.unanswered_acks;
+        let max_held_acks = self.link.options.max_held_acks;
         let before = unanswered.fetch_add(count, Ordering::Relaxed);
-        if before + count > self.bounds.max_held_acks && !self.links.are_up() {
+        if before + count > max_held_acks && self.links.iter().any(|link| !link.is_up()) {
             unanswered.fetch_sub(count, Ordering::Relaxed);
             request.refusal = Some(Arc::new(Refusal::new(
                 Reason::MaxHeldAcks,
                 format!(
-                    "Redis is unreachable, and {before} acknowledgements are held already, with a limit of {}: send these \
-                     again when it is back, or raise --max-held-acks",
-                    self.bounds.max_held_acks
+                    "Redis is unreachable, and {before} acknowledgements are held already, with a limit of \
+                     {max_held_acks}: send these again when it is back, or raise --max-held-acks"
                 ),
             )));
         }
-    }
-
-    /// The number of messages of DelMsg that are not answered.
-    pub(crate) fn unanswered_acks(&self) -> u64 {
-        self.link.progress().unanswered_acks.load(Ordering::Relaxed)
     }
 
     /// Waits until all requests submitted before are answered or refused, at most for so long.
@@ -141,7 +133,7 @@ fn complete_refused(batch: &RequestBatch, completions: &Completions) {
 /// The task that sends.
 struct Driver {
     link: Arc<Link>,
-    sessions: watch::Receiver<Result<Session, Fault>>,
+    sessions: watch::Receiver<LinkState>,
     inbox: Arc<Inbox>,
     /// The items taken out of the inbox; empty again once they are in the queue.
     items: Vec<Item>,
@@ -152,15 +144,9 @@ struct Driver {
     is_out_of_memory: bool,
 }
 
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.inbox.close();
-    }
-}
-
 /// The scripts of one session.
 struct Scripts {
-    session: Session,
+    session: Arc<Session>,
     in_flight: InFlight<Chunk, (Result<Answer, Fault>, Instant)>,
     /// The number of the next chunk.
     next_number: u64,
@@ -171,7 +157,8 @@ struct Scripts {
 
 impl Driver {
     async fn run(mut self) {
-        while let Some(session) = self.wait_for_session().await {
+        loop {
+            let session = self.wait_for_session().await;
             self.show_held_acks(0);
             self.queue.begin_session(&session.answers, self.link.clock().now());
             if let Some(lost) = self.queue.take_lost(session.chunk) {
@@ -181,19 +168,17 @@ impl Driver {
         }
     }
 
-    /// Waits until Redis is reachable, and until then refuses or holds requests. `None` when the link is dropped.
-    async fn wait_for_session(&mut self) -> Option<Session> {
+    /// Waits until Redis is reachable, and until then refuses or holds requests.
+    async fn wait_for_session(&mut self) -> Arc<Session> {
         loop {
             if let Ok(session) = &*self.sessions.borrow_and_update() {
-                return Some(session.clone());
+                return Arc::clone(session);
             }
-            self.show_held_acks(self.link.progress().unanswered_acks.load(Ordering::Relaxed));
+            self.show_held_acks(self.link.progress.unanswered_acks.load(Ordering::Relaxed));
             tokio::select! {
-                changed = self.sessions.changed() => changed.ok()?,
+                _ = self.sessions.changed() => {}
                 () = poll_fn(|context| self.inbox.poll(context, 1)) => {
-                    self.inbox.take(&mut self.items);
-                    self.items.drain(..).for_each(|item| self.queue.push_while_unreachable(item));
-                    self.queue.wake();
+                    self.take_inbox(Queue::push_while_unreachable);
                 }
             }
         }
@@ -201,14 +186,14 @@ impl Driver {
 
     fn show_held_acks(&mut self, held: u64) {
         let held = i64::try_from(held).unwrap_or(i64::MAX);
-        self.link.shared().options.metrics.held_acks.add(held - self.shown_held_acks);
+        self.link.metrics.held_acks.add(held - self.shown_held_acks);
         self.shown_held_acks = held;
     }
 
     /// Sends and receives until the session ends.
-    async fn serve(&mut self, session: Session) {
-        self.take_inbox();
-        let mut held_before = session.is_awaited.then(|| self.queue.next_frame());
+    async fn serve(&mut self, session: Arc<Session>) {
+        self.take_inbox(Queue::push);
+        let mut held_before = session.is_awaited.then(|| self.queue.frames.next());
         let mut scripts = Scripts {
             next_number: session.chunk + 1,
             session,
@@ -217,14 +202,14 @@ impl Driver {
             window: Window::new(self.link.clock().now()),
         };
         loop {
-            self.take_inbox();
-            if held_before.take_if(|frame| self.queue.has_answered_all_before(*frame)).is_some() {
+            self.take_inbox(Queue::push);
+            if held_before.take_if(|frame| self.queue.frames.first >= *frame).is_some() {
                 recovery::end_wait(&self.link, &scripts.session).await;
             }
             self.send(&mut scripts).await;
             let is_idle = scripts.in_flight.is_empty();
             let has_place = scripts.in_flight.len() < scripts.window.scripts();
-            let enough = if is_idle { 1 } else { scripts.second_threshold.saturating_sub(self.queue.waiting()) };
+            let enough = if is_idle { 1 } else { scripts.second_threshold.saturating_sub(self.queue.waiting) };
             tokio::select! {
                 biased;
                 (answer, sent_at) = first_answer(&mut scripts.in_flight), if !is_idle => {
@@ -242,9 +227,9 @@ impl Driver {
         self.queue.end_session(scripts.session.generation, unanswered);
     }
 
-    fn take_inbox(&mut self) {
+    fn take_inbox(&mut self, push: impl Fn(&mut Queue, Item)) {
         self.inbox.take(&mut self.items);
-        self.items.drain(..).for_each(|item| self.queue.push(item));
+        self.items.drain(..).for_each(|item| push(&mut self.queue, item));
         self.queue.wake();
     }
 
@@ -261,7 +246,7 @@ impl Driver {
             let names = keys.and_lists(&[&keys.messages, &keys.ticks]);
             let mut call = self.link.guarded(&scripts.session, &SCRIPTS.apply, &names);
             self.queue.write(&chunk, &mut call);
-            let (link, session) = (Arc::clone(&self.link), scripts.session.clone());
+            let (link, session) = (Arc::clone(&self.link), Arc::clone(&scripts.session));
             let exchange = async move {
                 let sent_at = link.clock().now();
                 (link.send(&session, &SCRIPTS.apply, &call).await, sent_at)
@@ -277,9 +262,9 @@ impl Driver {
         let waited = round_trip.saturating_sub(scripts.session.peer.stall_detector.least_round_trip());
         let messages = scripts.in_flight.front().map_or(0, |(chunk, _)| chunk.messages());
         scripts.window.answered(messages, sent_at, waited, now);
-        self.take_inbox();
+        self.take_inbox(Queue::push);
         let in_flight: usize = scripts.in_flight.iter().map(|(chunk, _)| chunk.messages()).sum();
-        scripts.second_threshold = second_script_threshold(self.queue.waiting() + in_flight, round_trip);
+        scripts.second_threshold = second_script_threshold(self.queue.waiting + in_flight, round_trip);
     }
 
     /// Takes the answer to the first chunk in flight.
@@ -329,5 +314,62 @@ impl Driver {
         }
         scripts.next_number = number;
         Ok(())
+    }
+}
+
+/// The exchanges without an answer, in order: the sent value, and the future of its answer.
+type InFlight<T, A> = VecDeque<(T, MaybeDone<BoxFuture<'static, A>>)>;
+
+/// Sends `sent`. When this returns, the exchange has its place on the connection, or in the queue for such a place.
+async fn send<T, A>(in_flight: &mut InFlight<T, A>, sent: T, exchange: impl Future<Output = A> + Send + 'static) {
+    // An earlier exchange that got a place a moment ago has not used it, and this one must not be first.
+    for (_, earlier) in &mut *in_flight {
+        let _ = poll!(earlier);
+    }
+    // The one poll below takes the place. If this task had used up its budget, that would be put off, and the next
+    // exchange would be first.
+    let mut exchange: MaybeDone<BoxFuture<'static, A>> =
+        maybe_done(Box::pin(tokio::task::unconstrained(exchange)));
+    let _ = poll!(&mut exchange);
+    in_flight.push_back((sent, exchange));
+}
+
+/// The answer to the first, which stays in the queue. To be called once for each.
+async fn first_answer<T, A>(in_flight: &mut InFlight<T, A>) -> A {
+    let Some((_, answer)) = in_flight.front_mut() else { return std::future::pending().await };
+    (&mut *answer).await;
+    Pin::new(answer).take_output().expect("it is done, and was not taken before")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_exchange_does_not_overtake_an_earlier_one_that_waits() {
+        let (places, taken) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let exchange = |number: u32| {
+            let (places, taken) = (Arc::clone(&places), Arc::clone(&taken));
+            async move {
+                places.acquire().await.unwrap().forget();
+                taken.lock().push(number);
+                number
+            }
+        };
+        let mut in_flight = InFlight::new();
+        send(&mut in_flight, 'a', exchange(1)).await;
+        assert!(taken.lock().is_empty());
+        // One is for the first, which has not been woken yet, and one is free.
+        places.add_permits(2);
+        send(&mut in_flight, 'b', exchange(2)).await;
+        assert_eq!(*taken.lock(), [1, 2]);
+        assert_eq!((first_answer(&mut in_flight).await, in_flight.pop_front().unwrap().0), (1, 'a'));
+        assert_eq!((first_answer(&mut in_flight).await, in_flight.front().unwrap().0), (2, 'b'));
+        assert_eq!(in_flight.len(), 1);
     }
 }

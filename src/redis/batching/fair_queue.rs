@@ -1,9 +1,9 @@
 //! Serves connections in turns, so that a connection with many requests does not hold up the others.
 //!
 //! The requests of a connection keep their order; between connections there is none. A connection that had nothing
-//! waiting is *fresh*, and fresh ones have every second turn: an Ack of a connection that seldom asks is sent soon
-//! however long the queues of others are, and these go on all the same. A frame of which a part was sent goes on before
-//! all others.
+//! waiting is *fresh*, and fresh ones have every second turn. So an Ack of a connection that seldom asks is sent soon,
+//! however long the queues of others are, and the others still have their turns. A frame of which a part was sent goes
+//! on before all others.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,18 +1,105 @@
-//! Passes the requests of all connections to the task that sends them to Redis.
+//! Passes the requests of all connections to the task that sends them to Redis, which completes or refuses each.
 //!
 //! The task takes all that is there at once, and is woken only when as many messages are there as it waits for.
 
 use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use crate::core::completions::Completions;
-use crate::core::request_batch::RequestBatch;
+use crate::core::message::Message;
+use crate::core::refusal::Refusal;
+use crate::core::request_batch::{Operation, Outcome, RequestBatch};
 use crate::core::ring::ConnectionId;
-use crate::redis::batching::frames::Frame;
+use crate::core::tick::Tick;
+use crate::redis::connection::errors::refusal_while_unreachable;
+
+/// A request that is not answered. It is refused if it is dropped.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub(crate) operation: Operation,
+    pub(crate) connection: ConnectionId,
+    pub(crate) messages: Box<[Message]>,
+    /// Whether any of it was sent.
+    pub(crate) is_sent: bool,
+    pub(crate) deadline: Tick,
+    /// The outcomes so far, as letters of the script, if it takes more than one chunk.
+    pub(crate) letters: Vec<u8>,
+    id: u64,
+    /// None once it is answered.
+    completions: Option<Arc<Completions>>,
+}
+
+impl Frame {
+    pub(crate) fn new(
+        operation: Operation,
+        connection: ConnectionId,
+        id: u64,
+        messages: &[Message],
+        completions: &Arc<Completions>,
+    ) -> Frame {
+        Frame {
+            operation,
+            connection,
+            messages: messages.into(),
+            is_sent: false,
+            deadline: Tick(0),
+            letters: Vec::new(),
+            id,
+            completions: Some(Arc::clone(completions)),
+        }
+    }
+
+    pub(crate) fn is_add(&self) -> bool {
+        self.operation.is_add()
+    }
+
+    /// Completes it with the letters of its last messages, and how long those acknowledged were in flight.
+    pub(crate) fn complete(mut self, letters: &[u8], latencies: impl Iterator<Item = Duration>) -> Option<Waker> {
+        let outcomes = self.letters.iter().chain(letters).map(|letter| outcome(*letter));
+        self.completions.take()?.put(|batch| {
+            latencies.for_each(|latency| batch.ack_latency.record(latency, 1));
+            batch.push_completed(self.id, self.operation, self.deadline, outcomes);
+        })
+    }
+
+    /// Records how long messages were in flight, before the frame is completed.
+    pub(crate) fn record_latencies(&self, latencies: impl Iterator<Item = Duration>) {
+        if let Some(completions) = &self.completions {
+            completions.record(|batch| latencies.for_each(|latency| batch.ack_latency.record(latency, 1)));
+        }
+    }
+
+    pub(crate) fn refuse(&mut self, refusal: Refusal) -> Option<Waker> {
+        let (id, operation, messages) = (self.id, self.operation, self.messages.len());
+        self.completions.take()?.put(|batch| batch.push_refused(id, operation, messages, Arc::new(refusal)))
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        if self.completions.is_some()
+            && let Some(waker) = self.refuse(refusal_while_unreachable())
+        {
+            waker.wake();
+        }
+    }
+}
+
+fn outcome(letter: u8) -> Outcome {
+    match letter {
+        b'a' => Outcome::Added,
+        b'r' => Outcome::Rearmed,
+        b'k' => Outcome::Acked,
+        b'l' | b'L' => Outcome::Late,
+        b'w' => Outcome::Withdrawn,
+        _ => Outcome::Unknown,
+    }
+}
 
 /// One entry of the inbox.
 pub(crate) enum Item {
@@ -32,8 +119,6 @@ struct State {
     waker: Option<Waker>,
     /// Whether there is a barrier, or a frame without messages: neither waits for more messages.
     is_urgent: bool,
-    /// Whether the task has ended.
-    is_closed: bool,
     /// The messages that the task waits for.
     enough: usize,
 }
@@ -45,12 +130,9 @@ impl Inbox {
         for request in batch.requests.iter().filter(|request| request.refusal.is_none()) {
             let messages = &batch.messages()[request.range()];
             let frame = Frame::new(request.operation, connection, request.id, messages, completions);
-            // A closed inbox drops the frame, which refuses it.
-            if !state.is_closed {
-                state.is_urgent |= messages.is_empty();
-                state.messages += messages.len();
-                state.items.push(Item::Frame(frame));
-            }
+            state.is_urgent |= messages.is_empty();
+            state.messages += messages.len();
+            state.items.push(Item::Frame(frame));
         }
         State::wake(state);
     }
@@ -58,10 +140,8 @@ impl Inbox {
     /// Appends a barrier.
     pub(crate) fn push_barrier(&self, passed: oneshot::Sender<()>) {
         let mut state = self.0.lock();
-        if !state.is_closed {
-            state.items.push(Item::Barrier(passed));
-            state.is_urgent = true;
-        }
+        state.items.push(Item::Barrier(passed));
+        state.is_urgent = true;
         State::wake(state);
     }
 
@@ -71,15 +151,6 @@ impl Inbox {
         let mut state = self.0.lock();
         mem::swap(&mut state.items, taken);
         (state.messages, state.is_urgent) = (0, false);
-    }
-
-    /// Refuses all items, and those that come later.
-    pub(crate) fn close(&self) {
-        let mut state = self.0.lock();
-        state.is_closed = true;
-        let items = mem::take(&mut state.items);
-        drop(state);
-        drop(items);
     }
 
     /// Ready when at least so many messages wait, or a barrier does.
@@ -114,9 +185,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::message::Message;
     use crate::core::refusal::Reason;
-    use crate::core::request_batch::Operation;
 
     const DEL: Operation = Operation::Del { withdraw: false };
 
@@ -154,14 +223,13 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_inbox_refuses_its_requests() {
+    fn an_inbox_that_is_dropped_refuses_its_requests() {
         let (inbox, completions, mut refused) = (Inbox::default(), Arc::default(), RequestBatch::default());
-        inbox.push(&batch(&[1]), ConnectionId::default(), &completions);
+        inbox.push(&batch(&[1, 2]), ConnectionId::default(), &completions);
         let (told, mut passed) = oneshot::channel();
         inbox.push_barrier(told);
-        inbox.close();
+        drop(inbox);
         assert_eq!(passed.try_recv(), Err(oneshot::error::TryRecvError::Closed));
-        inbox.push(&batch(&[2]), ConnectionId::default(), &completions);
         assert!(completions.poll(&mut Context::from_waker(Waker::noop()), &mut refused).is_ready());
         let reasons: Vec<_> = refused
             .requests

@@ -4,7 +4,5 @@ pub(crate) mod chunk;
 pub(crate) mod congestion;
 pub(crate) mod driver;
 pub(crate) mod fair_queue;
-pub(crate) mod frames;
-pub(crate) mod in_flight;
 pub(crate) mod inbox;
 pub(crate) mod queue;

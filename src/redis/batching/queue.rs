@@ -1,7 +1,8 @@
 //! Queues the frames of a ring until they are answered: the part of batching without I/O.
 //!
-//! A *frame* is a request; frames keep the order in which they were made. A *chunk* is the content of one script:
-//! slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies number n only after n - 1.
+//! A *frame* is a request; its name is its number, and frames keep the order in which they were made. A *chunk* is the
+//! content of one script: slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies
+//! number n only after n - 1.
 //!
 //! # Invariants
 //!
@@ -26,8 +27,7 @@ use crate::core::request_batch::Operation;
 use crate::core::ring::ConnectionId;
 use crate::redis::batching::chunk::{Applied, Chunk, ChunkWriter, MAX_CHUNK, Slice};
 use crate::redis::batching::fair_queue::FairQueue;
-use crate::redis::batching::frames::{Frame, Frames};
-use crate::redis::batching::inbox::Item;
+use crate::redis::batching::inbox::{Frame, Item};
 use crate::redis::connection::errors::{refusal_while_unreachable, refusal_without_answer};
 use crate::redis::connection::link::Progress;
 use crate::redis::connection::recovery::{Ack, AnsweredChunks, Lost};
@@ -35,13 +35,16 @@ use crate::redis::connection::recovery::{Ack, AnsweredChunks, Lost};
 /// The cause of a refusal after the session of a chunk ended without its answer.
 const NO_ANSWER: &str = "no answer came in time";
 
+/// The memory for more frames than this is freed as soon as there are none.
+const KEEP: usize = 65_536;
+
 /// Everything that is not answered.
 #[derive(Default)]
 pub(crate) struct Queue {
-    frames: Frames,
+    pub(super) frames: Frames,
     by_connection: FairQueue,
     /// Messages in `by_connection`, those of refused frames included.
-    waiting: usize,
+    pub(super) waiting: usize,
     /// Each is notified when all frames before that one are answered, in this order.
     barriers: VecDeque<(u64, oneshot::Sender<()>)>,
     /// Chunks whose answer did not come, oldest first, each with the generation in which it was sent.
@@ -57,7 +60,9 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn new(progress: Arc<Progress>, max_in_flight: u64, kept_acks: usize) -> Queue {
-        Queue { progress, max_in_flight, answered: AnsweredChunks::new(kept_acks), ..Queue::default() }
+        let mut queue = Queue { progress, max_in_flight, ..Queue::default() };
+        queue.answered.max_acks = kept_acks;
+        queue
     }
 
     /// Appends a frame or a barrier.
@@ -79,7 +84,9 @@ impl Queue {
     /// Takes a frame or a barrier while Redis is unreachable: an add is refused, a del held, and nothing waits.
     pub(crate) fn push_while_unreachable(&mut self, item: Item) {
         match item {
-            Item::Frame(frame) if frame.is_add() => self.wakers.extend(frame.refuse(refusal_while_unreachable())),
+            Item::Frame(mut frame) if frame.is_add() => {
+                self.wakers.extend(frame.refuse(refusal_while_unreachable()))
+            }
             Item::Frame(_) => self.push(item),
             Item::Barrier(passed) => drop(passed),
         }
@@ -88,17 +95,11 @@ impl Queue {
     /// Wakes connections with new answers, and notifies the barriers that are passed.
     pub(crate) fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
-        let first = self.frames.first();
-        let passed = self.barriers.partition_point(|(before, _)| *before <= first);
+        let passed = self.barriers.partition_point(|(before, _)| *before <= self.frames.first);
         for (_, sender) in self.barriers.drain(..passed) {
             // The receiver may have timed out.
             let _ = sender.send(());
         }
-    }
-
-    /// The number of messages that wait to be sent.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting
     }
 
     /// Whether at least so many messages wait, or a barrier does.
@@ -176,7 +177,7 @@ impl Queue {
             }
             if letters.contains(&b'x') {
                 let refusal = max_in_flight_refusal(applied.in_flight, frame.messages.len(), self.max_in_flight);
-                self.end(slice.frame, |frame| frame.refuse(refusal));
+                self.end(slice.frame, |mut frame| frame.refuse(refusal));
             } else if frame.letters.len() + letters.len() == frame.messages.len() {
                 self.end(slice.frame, |frame| frame.complete(letters, latencies.drain(..)));
             } else {
@@ -191,16 +192,6 @@ impl Queue {
     /// Removes the answered writes that Redis has lost, if the last chunk that it applied is this one.
     pub(crate) fn take_lost(&mut self, applied: u64) -> Option<Lost> {
         self.answered.take_lost(self.progress.answered_chunk.swap(applied, Ordering::Relaxed), applied)
-    }
-
-    /// The name of the next frame.
-    pub(crate) fn next_frame(&self) -> u64 {
-        self.frames.next()
-    }
-
-    /// Whether all frames before this one are answered.
-    pub(crate) fn has_answered_all_before(&self, frame: u64) -> bool {
-        self.frames.first() >= frame
     }
 
     /// Ends a frame, if it is not answered.
@@ -224,7 +215,7 @@ impl Queue {
                     let is_partly_applied = slice.from > 0;
                     let refusal =
                         if is_partly_applied { refusal_without_answer(&refusal.text) } else { refusal.clone() };
-                    self.end(slice.frame, |frame| frame.refuse(refusal));
+                    self.end(slice.frame, |mut frame| frame.refuse(refusal));
                 }
                 _ => {
                     let connection = frame.connection;
@@ -237,7 +228,7 @@ impl Queue {
 
     /// Refuses all adds; those of which a part was sent, with their outcome unknown.
     pub(crate) fn refuse_adds(&mut self, refusal: &Refusal) {
-        for frame in self.frames.take_adds() {
+        for mut frame in self.frames.take_adds() {
             let refusal = if frame.is_sent { refusal_without_answer(NO_ANSWER) } else { refusal.clone() };
             self.wakers.extend(frame.refuse(refusal));
         }
@@ -247,7 +238,7 @@ impl Queue {
     /// Refuses every frame of a chunk that Redis cannot apply.
     pub(crate) fn refuse(&mut self, chunk: Chunk, refusal: &Refusal) {
         for slice in chunk.slices {
-            self.end(slice.frame, |frame| frame.refuse(refusal.clone()));
+            self.end(slice.frame, |mut frame| frame.refuse(refusal.clone()));
         }
         self.wake();
     }
@@ -273,6 +264,59 @@ impl Queue {
     }
 }
 
+/// All frames that are not answered, in order.
+#[derive(Default)]
+pub(super) struct Frames {
+    /// None where a frame has ended before an earlier one.
+    frames: VecDeque<Option<Frame>>,
+    /// The name of the first frame that is not answered; or of the next frame if there is none.
+    pub(super) first: u64,
+}
+
+impl Frames {
+    /// Appends a frame and returns its name.
+    fn push(&mut self, frame: Frame) -> u64 {
+        self.frames.push_back(Some(frame));
+        self.next() - 1
+    }
+
+    /// The name of the next frame.
+    pub(super) fn next(&self) -> u64 {
+        self.first + self.frames.len() as u64
+    }
+
+    /// A frame, if it is not answered.
+    fn get_mut(&mut self, name: u64) -> Option<&mut Frame> {
+        let index = usize::try_from(name.checked_sub(self.first)?).ok()?;
+        self.frames.get_mut(index)?.as_mut()
+    }
+
+    /// Removes a frame that is to be answered.
+    fn take(&mut self, name: u64) -> Option<Frame> {
+        let index = usize::try_from(name.checked_sub(self.first)?).ok()?;
+        let frame = self.frames.get_mut(index)?.take();
+        self.trim();
+        frame
+    }
+
+    /// Removes all frames of adds.
+    fn take_adds(&mut self) -> Vec<Frame> {
+        let adds = self.frames.iter_mut().filter_map(|frame| frame.take_if(|frame| frame.is_add())).collect();
+        self.trim();
+        adds
+    }
+
+    fn trim(&mut self) {
+        while let Some(None) = self.frames.front() {
+            self.first += 1;
+            self.frames.pop_front();
+        }
+        if self.frames.is_empty() && self.frames.capacity() > KEEP {
+            self.frames = VecDeque::new();
+        }
+    }
+}
+
 fn max_in_flight_refusal(in_flight: Option<u64>, count: usize, max: u64) -> Refusal {
     let in_flight = in_flight.unwrap_or(max);
     Refusal::new(
@@ -286,3 +330,49 @@ fn max_in_flight_refusal(in_flight: Option<u64>, count: usize, max: u64) -> Refu
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod frame_tests {
+    use std::ops::Range;
+
+    use super::*;
+    use crate::core::message::Message;
+
+    fn push(frames: &mut Frames, ids: Range<u64>) -> u64 {
+        let messages: Vec<Message> = ids.map(Message::from).collect();
+        let operation = if messages.len() == 1 {
+            Operation::Add { ack_timeout_ticks: 1, attempt: 1 }
+        } else {
+            Operation::Del { withdraw: false }
+        };
+        frames.push(Frame::new(operation, ConnectionId::default(), 1, &messages, &Arc::default()))
+    }
+
+    fn messages(frames: &mut Frames, name: u64) -> Vec<u64> {
+        frames.get_mut(name).unwrap().messages.iter().map(|message| message.msg_id.0).collect()
+    }
+
+    #[test]
+    fn a_frame_keeps_its_name_when_others_are_taken() {
+        let mut frames = Frames::default();
+        let names = [0..2, 2..3, 3..7, 7..8].map(|ids| push(&mut frames, ids));
+        assert_eq!(frames.take(names[2]).unwrap().messages.len(), 4);
+        assert!(frames.get_mut(names[2]).is_none() && frames.take(names[2]).is_none());
+        assert_eq!(messages(&mut frames, names[3]), [7]);
+        assert!(frames.take(names[0]).is_some());
+        assert_eq!((messages(&mut frames, names[1]), messages(&mut frames, names[3])), (vec![2], vec![7]));
+        assert_eq!(frames.take_adds().len(), 2);
+        let last = push(&mut frames, 8..10);
+        assert_eq!((last, messages(&mut frames, last)), (names[3] + 1, vec![8, 9]));
+    }
+
+    #[test]
+    fn memory_for_many_frames_is_freed_when_none_is_left() {
+        let mut frames = Frames::default();
+        let names: Vec<u64> = (0..2 * KEEP as u64).map(|id| push(&mut frames, id..id + 1)).collect();
+        assert!(names.into_iter().all(|name| frames.take(name).is_some()));
+        assert!(frames.frames.capacity() <= KEEP);
+        let name = push(&mut frames, 5..7);
+        assert_eq!(messages(&mut frames, name), [5, 6]);
+    }
+}

@@ -1,8 +1,6 @@
 //! Classifies the errors of commands to Redis, and turns them into refusals of requests.
 
-use std::time::Duration;
-
-use redis::{ErrorKind, RedisError};
+use redis::{ConnectionAddr, ErrorKind, RedisError};
 
 use crate::core::refusal::{Reason, Refusal};
 
@@ -45,6 +43,8 @@ pub(crate) enum FaultKind {
     Forbidden,
     /// The user may not run a command inside a script; other scripts may work.
     Denied,
+    /// This version of Redis, or the ring in it, does not fit this sidecar.
+    Unfit,
     /// Any other error.
     Other,
 }
@@ -87,6 +87,7 @@ impl FaultKind {
             FaultKind::Unreachable => ("other", false, true),
             FaultKind::Forbidden => ("forbidden", true, false),
             FaultKind::Denied => ("forbidden", false, false),
+            FaultKind::Unfit => ("other", true, true),
             FaultKind::Other => ("other", false, false),
         }
     }
@@ -114,6 +115,7 @@ impl Fault {
                 "check user and password in --store, and give that user the commands that docs/REDIS.md lists, on the \
                  keys of this --namespace"
             }
+            FaultKind::Unfit => return self.text.clone(),
             FaultKind::OutOfMemory => "it has no memory left: raise its maxmemory",
             FaultKind::Busy => {
                 "a script of another client does not end: find its client, and end it with SCRIPT KILL"
@@ -123,14 +125,14 @@ impl Fault {
         format!("{}; {remedy}", self.text)
     }
 
+    /// The same, with the address of the node that it is about.
+    pub(crate) fn at(self, address: &ConnectionAddr) -> Fault {
+        Fault { text: format!("{address}: {}", self.text), ..self }
+    }
+
     /// A reply that no script of this version gives.
     pub(crate) fn strange(script: &str, reply: &str) -> Fault {
         Fault::new(FaultKind::Other, format!("the reply of the script {script} is not understood: {reply}"))
-    }
-
-    /// No answer came within this time.
-    pub(crate) fn silent(timeout: Duration) -> Fault {
-        Fault::new(FaultKind::Timeout, format!("no answer within {timeout:?}"))
     }
 
     /// The guard of the scripts refused a call.

@@ -8,55 +8,45 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::streams::{StreamRangeReply, StreamReadOptions, StreamReadReply};
-use redis::{AsyncCommands, AsyncConnectionConfig, RedisResult};
-use tokio_util::task::AbortOnDropHandle;
+use redis::{AsyncCommands, RedisResult};
 use tracing::debug;
 
-use crate::redis::connection::errors::Fault;
 use crate::redis::connection::link::Link;
 use crate::redis::leader::lease::RedisLease;
-use crate::redis::options::CONNECT_TIMEOUT;
 use crate::redis::outbox::RedisOutbox;
 use crate::redis::topology::nodes::Found;
 
 /// How long Redis blocks when there are no hints.
 const BLOCK_MS: u16 = 2_000;
 
-/// An answer may take this much longer before the connection is replaced.
+/// An answer may take this much longer than [`BLOCK_MS`] before the connection is replaced.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// The pause between a fault and the next connection.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Starts the task that listens for one ring.
-pub(crate) fn listen(
-    link: Arc<Link>,
-    stream: String,
-    outbox: Arc<RedisOutbox>,
-    lease: Arc<RedisLease>,
-) -> AbortOnDropHandle<()> {
-    AbortOnDropHandle::new(tokio::spawn(async move {
-        loop {
-            let fault = match link.session() {
-                Ok(session) => tokio::select! {
-                    Err(error) = read(&session.found, &stream, &outbox, &lease) => Fault::from(error),
-                    // The next session may be with another Redis.
-                    fault = link.session_end(&session) => fault,
-                },
-                Err(fault) => fault,
-            };
-            debug!(cause = fault.text, "no hints for now");
-            tokio::time::sleep(RETRY).await;
+/// Listens for one ring; never ends.
+pub(crate) async fn listen(link: Arc<Link>, outbox: Arc<RedisOutbox>, lease: Arc<RedisLease>) {
+    let mut states = link.state.subscribe();
+    loop {
+        let state = states.borrow_and_update().clone();
+        match state {
+            Ok(session) => tokio::select! {
+                Err(error) = read(&session.found, &link.keys.news, &outbox, &lease) => {
+                    debug!(cause = %error, "no hints for now");
+                }
+                // The next session may be with another Redis.
+                _ = states.changed() => {}
+            },
+            Err(fault) => debug!(cause = fault.text, "no hints for now"),
         }
-    }))
+        tokio::time::sleep(RETRY).await;
+    }
 }
 
 /// Reads hints and passes them on, until an error.
 async fn read(found: &Found, stream: &str, outbox: &RedisOutbox, lease: &RedisLease) -> RedisResult<Infallible> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(Duration::from_millis(BLOCK_MS.into()) + GRACE));
-    let mut connection = found.connect(&config, "hints").await?;
+    let mut connection = found.connect("hints", Some(Duration::from_millis(BLOCK_MS.into()) + GRACE)).await?;
     let newest: StreamRangeReply = connection.xrevrange_count(stream, "+", "-", 1).await?;
     let mut last = newest.ids.into_iter().next().map_or_else(|| String::from("0"), |entry| entry.id);
     // Hints may have been missed between two connections.

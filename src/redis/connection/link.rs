@@ -14,53 +14,34 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
 
-use parking_lot::RwLock;
+use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
-use tokio::sync::{Notify, watch};
-use tokio_util::task::AbortOnDropHandle;
+use tokio::sync::watch;
 use tracing::warn;
 
 use crate::clock::Clock;
 use crate::core::refusal::Refusal;
-use crate::core::tick::Wheel;
 use crate::metrics::Metrics;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::peer::{Peer, Peers};
 use crate::redis::connection::stall_detector::StallDetector;
 use crate::redis::keys::Keys;
+use crate::redis::options::RedisOptions;
 use crate::redis::scripts::{Answer, Script};
 use crate::redis::topology::Topology;
-use crate::redis::topology::confirmation::Confirmation;
+use crate::redis::topology::majority::Confirmation;
 use crate::redis::topology::nodes::Found;
 
 /// After so many timeouts in a row the sidecar connects again.
 const MAX_TIMEOUTS: u32 = 2;
 
-/// Options of a link.
-pub(crate) struct LinkOptions {
-    pub(crate) place: Arc<Topology>,
-    pub(crate) peers: Arc<Peers>,
-    pub(crate) ring: u16,
-    pub(crate) rings: u16,
-    pub(crate) wheel: Wheel,
-    /// The most ticks that are caught up, if the ring is new.
-    pub(crate) catch_up_max_ticks: u16,
-    pub(crate) keys: Arc<Keys>,
-    /// The name of a ring that this link creates. A ring that is created later has another.
-    pub(crate) incarnation: String,
-    pub(crate) clock: Arc<Clock>,
-    pub(crate) metrics: Arc<Metrics>,
-}
-
 /// A registered connection.
-#[derive(Clone)]
 pub(crate) struct Session {
     pub(crate) connection: MultiplexedConnection,
     /// The Redis at its other end.
-    pub(crate) found: Arc<Found>,
+    pub(crate) found: Found,
     pub(crate) peer: Arc<Peer>,
     /// Counts the sessions of this link, from 1.
     pub(crate) number: u64,
@@ -70,32 +51,29 @@ pub(crate) struct Session {
     /// The last chunk applied for this sidecar.
     pub(crate) chunk: u64,
     /// The answers to the last two chunks, each with generation and number.
-    pub(crate) answers: Arc<[String; 2]>,
+    pub(crate) answers: [String; 2],
     /// Whether the pointer waits for this sidecar: it held Acks when the session began, or Redis lost some.
     pub(crate) is_awaited: bool,
-    /// The end of the outage before this session; none for the first session.
-    pub(crate) recovered_at: Option<Instant>,
-}
-
-/// The connection of one ring, opened by [`Link::open`].
-pub(crate) struct Link {
-    pub(super) shared: Arc<Shared>,
-    pub(super) _reconnecting: AbortOnDropHandle<()>,
-}
-
-/// The part of a link that the task shares which connects again.
-pub(crate) struct Shared {
-    pub(crate) options: LinkOptions,
-    /// The session, or why there is none.
-    pub(super) state: watch::Sender<Result<Session, Fault>>,
+    pub(crate) confirmation: Mutex<Confirmation>,
     /// Timeouts in a row.
     pub(super) timeouts: AtomicU32,
+}
+
+/// The session of a link, or why there is none.
+pub(crate) type LinkState = Result<Arc<Session>, Fault>;
+
+/// The connection of one ring. [`reconnect`](crate::redis::connection::reconnect) opens its sessions.
+pub(crate) struct Link {
+    pub(crate) ring: u16,
+    /// The options of the store, with the bounds of one ring.
+    pub(crate) options: RedisOptions,
+    pub(crate) keys: Keys,
+    pub(crate) topology: Arc<Topology>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) clock: Arc<Clock>,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) progress: Arc<Progress>,
-    /// The Redis of the last session.
-    pub(super) peer: RwLock<Option<Arc<Peer>>>,
-    pub(crate) confirmation: Confirmation,
-    /// Notified when the session has ended.
-    pub(super) broken: Notify,
+    pub(crate) state: watch::Sender<LinkState>,
 }
 
 /// How far the requests of a link are answered.
@@ -107,75 +85,33 @@ pub(crate) struct Progress {
     pub(crate) answered_chunk: AtomicU64,
 }
 
-/// The links of all rings.
-#[derive(Default)]
-pub(crate) struct Links(RwLock<Vec<Arc<Link>>>);
-
-impl Links {
-    pub(crate) fn push(&self, link: Arc<Link>) {
-        self.0.write().push(link);
-    }
-
-    pub(crate) fn all(&self) -> Vec<Arc<Link>> {
-        self.0.read().clone()
-    }
-
-    /// Whether the link of each ring has a session.
-    pub(crate) fn are_up(&self) -> bool {
-        self.0.read().iter().all(|link| link.is_up())
-    }
-}
-
 impl Link {
     pub(crate) fn keys(&self) -> &Keys {
-        &self.shared.options.keys
-    }
-
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.shared
+        &self.keys
     }
 
     pub(crate) fn clock(&self) -> &Clock {
-        &self.shared.options.clock
+        &self.clock
     }
 
-    /// The stall detector of its Redis.
+    /// The stall detector of its Redis; one that knows of no stall if there is no session.
     pub(crate) fn silence(&self) -> Arc<StallDetector> {
-        self.shared.peer.read().as_ref().map_or_else(Arc::default, |peer| Arc::clone(&peer.stall_detector))
-    }
-
-    /// How far its requests are answered.
-    pub(crate) fn progress(&self) -> &Arc<Progress> {
-        &self.shared.progress
+        self.session().map_or_else(|_| Arc::default(), |session| Arc::clone(&session.peer.stall_detector))
     }
 
     /// Counts a loss of data in Redis.
     pub(crate) fn count_loss(&self) {
-        self.shared.options.metrics.count_redis_error("lost");
+        self.metrics.count_redis_error("lost");
     }
 
     /// Whether it has a session.
     pub(crate) fn is_up(&self) -> bool {
-        self.shared.state.borrow().is_ok()
-    }
-
-    /// The session or the fault, as it changes.
-    pub(crate) fn sessions(&self) -> watch::Receiver<Result<Session, Fault>> {
-        self.shared.state.subscribe()
+        self.state.borrow().is_ok()
     }
 
     /// The session, or a fault with the cause why there is none.
-    pub(crate) fn session(&self) -> Result<Session, Fault> {
-        self.shared.state.borrow().clone()
-    }
-
-    /// Waits until a session has ended.
-    pub(crate) async fn session_end(&self, session: &Session) -> Fault {
-        let is_ended =
-            |state: &Result<Session, Fault>| state.as_ref().map(|current| current.number) != Ok(session.number);
-        // An error says that the link is dropped.
-        let _ = self.sessions().wait_for(is_ended).await;
-        Fault::stale()
+    pub(crate) fn session(&self) -> LinkState {
+        self.state.borrow().clone()
     }
 
     /// Runs a script that writes, in this session and no other: `keys` follow those of meta and link, `arguments` the
@@ -207,7 +143,7 @@ impl Link {
 
     /// The beginning of a call that the guard accepts in this session.
     pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[&str]) -> Cmd {
-        let Keys { meta, link, .. } = self.keys();
+        let Keys { meta, link, .. } = &self.keys;
         let keys: Vec<&str> = [meta.as_str(), link.as_str()].into_iter().chain(keys.iter().copied()).collect();
         let mut call = script.call(&keys);
         call.arg(session.generation);
@@ -235,15 +171,14 @@ impl Link {
         script: &'static Script,
         call: &Cmd,
     ) -> Result<Answer, Fault> {
-        let Shared { options, timeouts, .. } = &*self.shared;
-        let begun = options.clock.now();
+        let begun = self.clock.now();
         let answered = self.exchange(session, call).await;
         // A call that timed out took at least as long.
         if answered.as_ref().err().is_none_or(|fault| fault.kind == FaultKind::Timeout) {
-            options.metrics.round_trip(script.name).record(options.clock.now().saturating_duration_since(begun));
+            self.metrics.round_trip(script.name).record(self.clock.now().saturating_duration_since(begun));
         }
         let value = answered.map_err(|fault| self.report(session, fault))?;
-        timeouts.store(0, Ordering::Relaxed);
+        session.timeouts.store(0, Ordering::Relaxed);
         if is_stale(&value) {
             return Err(self.report(session, Fault::stale()));
         }
@@ -266,10 +201,9 @@ impl Link {
 
     /// Counts a fault, and ends the session if the fault makes it useless.
     fn report(&self, session: &Session, fault: Fault) -> Fault {
-        let shared = &self.shared;
-        shared.options.metrics.count_redis_error(fault.kind.as_str());
+        self.metrics.count_redis_error(fault.kind.as_str());
         let many_timeouts = fault.kind == FaultKind::Timeout
-            && shared.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS;
+            && session.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS;
         if many_timeouts || fault.kind.ends_the_connection() {
             self.give_up(session, &fault);
         }
@@ -278,7 +212,7 @@ impl Link {
 
     /// Ends a session; the link connects again.
     pub(crate) fn give_up(&self, session: &Session, fault: &Fault) {
-        let is_ended = self.shared.state.send_if_modified(|state| {
+        let is_ended = self.state.send_if_modified(|state| {
             let is_current = state.as_ref().is_ok_and(|current| current.number == session.number);
             if is_current {
                 *state = Err(Fault::new(FaultKind::Unreachable, &*fault.text));
@@ -286,14 +220,12 @@ impl Link {
             is_current
         });
         if is_ended {
-            let ring = self.shared.options.ring;
             warn!(
-                ring,
+                ring = self.ring,
                 cause = %fault.text,
                 "Redis is unreachable: adds are refused and acknowledgements held until it answers again; the sidecar \
                  keeps connecting; look at Redis, and at the network to it"
             );
-            self.shared.broken.notify_one();
         }
     }
 }

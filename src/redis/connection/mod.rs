@@ -3,7 +3,6 @@
 pub(crate) mod errors;
 pub(crate) mod hints;
 pub(crate) mod link;
-pub(crate) mod open;
 pub(crate) mod peer;
 pub(crate) mod reconnect;
 pub(crate) mod recovery;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{AsyncConnectionConfig, RedisResult};
+use redis::RedisResult;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
@@ -21,7 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::stall_detector::{StallDetector, Unanswered};
-use crate::redis::options::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT};
+use crate::redis::options::RESPONSE_TIMEOUT;
 use crate::redis::topology::nodes::Found;
 use crate::ticker::stall_aware_timeout;
 
@@ -49,7 +49,10 @@ impl Peers {
         if let Some(peer) = peers.get(&address).and_then(Weak::upgrade) {
             return peer;
         }
-        let peer = Arc::new(Peer::new(found.clone(), Arc::clone(clock)));
+        let (stall_detector, late) = (Arc::<StallDetector>::default(), Arc::<Notify>::default());
+        let probing = probe(found.clone(), Arc::clone(&stall_detector), Arc::clone(clock), Arc::clone(&late));
+        let probing = AbortOnDropHandle::new(tokio::spawn(probing));
+        let peer = Arc::new(Peer { stall_detector, clock: Arc::clone(clock), late, _probing: probing });
         peers.insert(address, Arc::downgrade(&peer));
         peer
     }
@@ -65,12 +68,6 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    fn new(found: Found, clock: Arc<Clock>) -> Peer {
-        let (stall_detector, late) = (Arc::<StallDetector>::default(), Arc::<Notify>::default());
-        let probing = probe(found, Arc::clone(&stall_detector), Arc::clone(&clock), Arc::clone(&late));
-        Peer { stall_detector, clock, late, _probing: AbortOnDropHandle::new(tokio::spawn(probing)) }
-    }
-
     /// Sends a request to this Redis and waits for its answer.
     pub(crate) async fn exchange<T>(&self, request: impl Future<Output = RedisResult<T>>) -> Result<T, Fault> {
         let unanswered = self.stall_detector.request_sent(self.clock.now());
@@ -114,7 +111,7 @@ impl Wait {
         self.silent = if answers == self.answers { self.silent + 1 } else { 0 };
         self.answers = answers;
         if self.silent == PARTS {
-            return Err(Fault::silent(RESPONSE_TIMEOUT));
+            return Err(Fault::new(FaultKind::Timeout, format!("no answer within {RESPONSE_TIMEOUT:?}")));
         }
         if self.parts >= PARTS_UNTIL_LOST && later_probes >= PROBES_UNTIL_LOST {
             let waited = RESPONSE_TIMEOUT / PARTS * self.parts;
@@ -129,25 +126,22 @@ impl Wait {
 
 /// Sends a probe on a connection of its own whenever an answer is late.
 async fn probe(found: Found, stall_detector: Arc<StallDetector>, clock: Arc<Clock>, late: Arc<Notify>) {
-    let config =
-        AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
     // A busy Redis takes its time for a new connection, so this one exists before it is needed.
-    let mut connection = found.connect(&config, "probes").await.ok();
+    let mut connection = found.connect("probes", None).await.ok();
     // A Redis that takes no writes for a moment would answer a PING.
     let mut script = redis::cmd("EVAL");
     script.arg("return 1").arg(0);
     loop {
         late.notified().await;
         let Some(present) = &mut connection else {
-            connection = found.connect(&config, "probes").await.ok();
+            connection = found.connect("probes", None).await.ok();
             continue;
         };
         let unanswered = stall_detector.probe_sent(clock.now());
         let answered = stall_aware_timeout(PROBE_TIMEOUT, script.query_async::<()>(present)).await;
-        // An error is an answer too.
-        if answered.is_some_and(|answered| {
-            answered.map_err(Fault::from).err().is_none_or(|fault| fault.kind != FaultKind::Disconnected)
-        }) {
+        // Any other error is an answer too.
+        let is_lost = |error| Fault::from(error).kind == FaultKind::Disconnected;
+        if answered.is_some_and(|answered| !answered.is_err_and(is_lost)) {
             unanswered.answered(clock.now());
             stall_detector.probe_answered();
         } else {

@@ -4,19 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use parking_lot::RwLock;
-use redis::{AsyncConnectionConfig, Cmd};
-use tokio::sync::{Notify, watch};
+use parking_lot::Mutex;
+use redis::Cmd;
 use tokio::time::sleep;
-use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::connection::link::{Link, LinkOptions, Session, Shared, answer};
+use crate::redis::connection::link::{Link, LinkState, Session, answer};
+use crate::redis::connection::peer::Peer;
 use crate::redis::keys::{Keys, OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
-use crate::redis::options::CONNECT_TIMEOUT;
+use crate::redis::options::{RedisOptions, START_TIMEOUT};
 use crate::redis::scripts::{Answer, SCRIPTS};
-use crate::redis::topology::confirmation::Confirmation;
+use crate::redis::topology::majority::Confirmation;
 
 /// The pause after a failed attempt to connect.
 const RETRY: Duration = Duration::from_millis(100);
@@ -30,56 +29,49 @@ const FEW_SHORT_SESSIONS: u32 = 5;
 /// The longest delay.
 const LONGEST_DELAY: Duration = Duration::from_secs(2);
 
-/// Why a session could not be opened.
-#[derive(Clone, Debug, thiserror::Error)]
-pub(crate) enum OpenError {
-    #[error(transparent)]
-    Fault(#[from] Fault),
-    /// The ring in Redis has these settings, which are not those of this sidecar.
-    #[error(
-        "the ring was created again with other settings: schema {schema}, --slots {slots}, --tick {tick_ms}ms, \
-         --rings {rings}; start this sidecar with those"
-    )]
-    OtherSettings { schema: u64, slots: u64, tick_ms: u64, rings: u64 },
-}
-
-impl Link {
-    /// Connects, and from then on connects again after each fault. At the start it retries for up to `timeout`, and
-    /// only after faults that end by themselves, as when Redis loads its data.
-    pub(crate) async fn open(options: LinkOptions, timeout: Duration) -> Result<Link, OpenError> {
-        let shared = Arc::new(Shared {
-            options,
-            state: watch::Sender::new(Err(Fault::new(FaultKind::Unreachable, "no connection was made yet"))),
-            timeouts: AtomicU32::new(0),
-            progress: Arc::default(),
-            peer: RwLock::default(),
-            confirmation: Confirmation::default(),
-            broken: Notify::new(),
-        });
-        let mut sessions = Sessions { shared: Arc::clone(&shared), opened: 0, incarnation: None };
-        let session = sessions.open_first(timeout).await?;
-        shared.state.send_modify(|state| *state = Ok(session));
-        let reconnecting = tokio::spawn(async move { sessions.run().await });
-        Ok(Link { shared, _reconnecting: AbortOnDropHandle::new(reconnecting) })
-    }
-}
-
 /// Opens one session of a link after the other.
-struct Sessions {
-    shared: Arc<Shared>,
+pub(crate) struct Sessions {
+    link: Arc<Link>,
     opened: u64,
     /// The incarnation of the ring in the last session.
     incarnation: Option<String>,
+    /// The Redis of the last session, which knows of the stall that may have ended it.
+    peer: Option<Arc<Peer>>,
 }
 
 impl Sessions {
-    /// Opens a session whenever the present one has ended.
-    async fn run(&mut self) {
-        let shared = Arc::clone(&self.shared);
-        let clock = &shared.options.clock;
-        let (mut opened_at, mut short_sessions) = (clock.now(), 0);
+    /// Opens the first session; retries for up to [`START_TIMEOUT`], and only after faults that end by themselves, as
+    /// when Redis loads its data.
+    pub(crate) async fn begin(link: Arc<Link>) -> Result<Sessions, Fault> {
+        let mut sessions = Sessions { link, opened: 0, incarnation: None, peer: None };
+        let Link { topology, clock, state, .. } = &*Arc::clone(&sessions.link);
+        let (begun, mut is_logged) = (clock.now(), false);
         loop {
-            shared.broken.notified().await;
+            let fault = match sessions.open().await {
+                Ok(session) => {
+                    state.send_modify(|state| *state = Ok(session));
+                    return Ok(sessions);
+                }
+                Err(fault) => fault,
+            };
+            let ends_by_itself = fault.kind.passes() || topology.finds_again(fault.kind);
+            if !ends_by_itself || clock.now().saturating_duration_since(begun) >= START_TIMEOUT {
+                return Err(fault);
+            }
+            if !std::mem::replace(&mut is_logged, true) {
+                warn!(cause = fault.text, "Redis does not serve yet; trying for {START_TIMEOUT:?}");
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Opens a session whenever the present one has ended; never ends.
+    pub(crate) async fn run(mut self) {
+        let link = Arc::clone(&self.link);
+        let Link { ring, clock, metrics, state, .. } = &*link;
+        let (mut opened_at, mut short_sessions, mut states) = (clock.now(), 0, state.subscribe());
+        loop {
+            let _ = states.wait_for(LinkState::is_err).await;
             let is_short = clock.now().saturating_duration_since(opened_at) < SHORT_SESSION;
             short_sessions = if is_short { short_sessions + 1 } else { 0 };
             if short_sessions > FEW_SHORT_SESSIONS {
@@ -87,97 +79,59 @@ impl Sessions {
             }
             let session = self.open_next().await;
             opened_at = clock.now();
-            shared.timeouts.store(0, Ordering::Relaxed);
-            shared.options.metrics.redis_reconnects.inc();
-            info!(ring = shared.options.ring, redis = %session.found, "Redis is back");
-            shared.state.send_modify(|state| *state = Ok(session));
+            metrics.redis_reconnects.inc();
+            info!(ring, redis = %session.found, "Redis is back");
+            state.send_modify(|state| *state = Ok(session));
         }
     }
 
     /// Opens the next session; retries without end.
-    async fn open_next(&mut self) -> Session {
+    async fn open_next(&mut self) -> Arc<Session> {
         let mut logged = None;
         loop {
-            let error = match self.open().await {
-                Ok(session) => return session,
-                Err(error) => error,
-            };
-            let cause = error.to_string();
-            let with_remedy = match &error {
-                OpenError::Fault(fault) => {
-                    self.shared.options.metrics.count_redis_error(fault.kind.as_str());
-                    fault.with_remedy()
-                }
-                OpenError::OtherSettings { .. } => cause.clone(),
-            };
-            if logged.as_ref() != Some(&cause) {
-                warn!(
-                    ring = self.shared.options.ring,
-                    cause = with_remedy,
-                    "Redis cannot be used; trying again: remove the cause"
-                );
-                self.shared.state.send_modify(|state| *state = Err(Fault::new(FaultKind::Unreachable, &*cause)));
-                logged = Some(cause);
-            }
-            sleep(RETRY).await;
-        }
-    }
-
-    /// Opens the first session; retries for up to `timeout` after faults that end by themselves.
-    async fn open_first(&mut self, timeout: Duration) -> Result<Session, OpenError> {
-        let LinkOptions { place, clock, .. } = &Arc::clone(&self.shared).options;
-        let (begun, mut is_logged) = (clock.now(), false);
-        loop {
             let fault = match self.open().await {
-                Err(OpenError::Fault(fault))
-                    if (fault.kind.passes() || place.finds_again(fault.kind))
-                        && clock.now().saturating_duration_since(begun) < timeout =>
-                {
-                    fault
-                }
-                opened => return opened,
+                Ok(session) => return session,
+                Err(fault) => fault,
             };
-            if !std::mem::replace(&mut is_logged, true) {
-                warn!(cause = fault.text, "Redis does not serve yet; trying for {timeout:?}");
+            let Link { ring, metrics, state, .. } = &*self.link;
+            if fault.kind != FaultKind::Unfit {
+                metrics.count_redis_error(fault.kind.as_str());
+            }
+            if logged.as_ref() != Some(&fault.text) {
+                let cause = fault.with_remedy();
+                warn!(ring, cause, "Redis cannot be used; trying again: remove the cause");
+                let down = Fault::new(FaultKind::Unreachable, &*fault.text);
+                state.send_modify(|state| *state = Err(down));
+                logged = Some(fault.text);
             }
             sleep(RETRY).await;
         }
     }
 
     /// Connects, loads the scripts and registers the connection.
-    async fn open(&mut self) -> Result<Session, OpenError> {
-        let Shared { options, progress, .. } = &*self.shared;
-        let LinkOptions { place, peers, ring, keys, clock, metrics, .. } = options;
-        // The response timeout is that of `Peer::exchange`.
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
-        let found = Arc::new(place.find(keys.slot, clock).await?);
-        let mut connection = found.connect(&config, "requests").await.map_err(Fault::from)?;
+    async fn open(&mut self) -> LinkState {
+        let Link { ring, keys, topology, peers, clock, metrics, progress, .. } = &*self.link;
+        // `Peer::exchange` has the timeout of answers.
+        let found = topology.find_all(&[keys.slot], clock).await?.remove(0);
+        let mut connection = found.connect("requests", None).await?;
         let mut loads = redis::pipe();
         for script in SCRIPTS.all() {
             loads.add_command(script.load()).ignore();
         }
         let peer = peers.of(&found, clock);
-        *self.shared.peer.write() = Some(Arc::clone(&peer));
+        self.peer = Some(Arc::clone(&peer));
         peer.exchange(loads.query_async::<()>(&mut connection)).await?;
         let answered = progress.answered_chunk.load(Ordering::Relaxed);
         let held = progress.unanswered_acks.load(Ordering::Relaxed);
-        let registration = registration(options, self.opened, (answered, held));
+        let registration = self.registration(answered, held);
         let begun = clock.now();
         let registered = peer.exchange(answer(&mut connection, &registration)).await;
         metrics.round_trip(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
         let mut answer = Answer::new(&SCRIPTS.open, registered?)?;
         match answer.text()?.as_str() {
             "open" => {}
-            "differs" => {
-                return Err(OpenError::OtherSettings {
-                    schema: answer.count()?,
-                    slots: answer.count()?,
-                    tick_ms: answer.count()?,
-                    rings: answer.count()?,
-                });
-            }
-            word => return Err(answer.strange(word).into()),
+            "differs" => return Err(self.other_settings(&mut answer)?),
+            word => return Err(answer.strange(word)),
         }
         let (generation, incarnation) = (answer.number()?, answer.text()?);
         self.opened += 1;
@@ -192,8 +146,10 @@ impl Sessions {
         }
         self.incarnation = Some(incarnation);
         let catch_up_max_ticks = u32::try_from(answer.count()?).unwrap_or_default();
-        let chunk = answer.count()?;
-        let session = Session {
+        let (chunk, now) = (answer.count()?, clock.now());
+        let confirmed_until = topology.views.lock().confirmed_until(&found, keys.slot);
+        let confirmation = Confirmation::new((self.opened > 1).then_some(now), confirmed_until, now);
+        Ok(Arc::new(Session {
             connection,
             found,
             peer,
@@ -201,25 +157,46 @@ impl Sessions {
             generation,
             catch_up_max_ticks,
             chunk,
-            answers: Arc::new([answer.text()?, answer.text()?]),
+            answers: [answer.text()?, answer.text()?],
             is_awaited: held > 0 || chunk < answered,
-            recovered_at: (self.opened > 1).then(|| clock.now()),
-        };
-        self.shared.note_confirmation(&session);
-        Ok(session)
+            confirmation: Mutex::new(confirmation),
+            timeouts: AtomicU32::new(0),
+        }))
     }
-}
 
-/// The call that registers session number `sessions` + 1 of a link, with the last chunk that was answered and the
-/// number of Acks that are held.
-pub(crate) fn registration(options: &LinkOptions, sessions: u64, (answered, held): (u64, u64)) -> Cmd {
-    let LinkOptions { keys, wheel, rings, incarnation, catch_up_max_ticks, .. } = options;
-    let Keys { meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late, .. } = &**keys;
-    let names = keys.and_lists(&[meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late]);
-    let mut call = SCRIPTS.open.call(&names);
-    call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
-    // A ring that a later session creates is another one.
-    call.arg(wheel.slots() + SPARE_LISTS).arg(format!("{incarnation}-{sessions}"));
-    call.arg(&keys.sidecar).arg(catch_up_max_ticks).arg(answered).arg(held);
-    call
+    /// The call that registers the next session, with the last chunk that was answered and the number of Acks that are
+    /// held.
+    fn registration(&self, answered: u64, held: u64) -> Cmd {
+        let Link { keys, options: RedisOptions { wheel, rings, catch_up_max_ticks, .. }, .. } = &*self.link;
+        let Keys { meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late, .. } = keys;
+        let names =
+            keys.and_lists(&[meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late]);
+        let mut call = SCRIPTS.open.call(&names);
+        call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
+        // A ring that a later session creates is another one.
+        call.arg(wheel.slots() + SPARE_LISTS).arg(crate::redis::random_name());
+        call.arg(&keys.sidecar).arg(catch_up_max_ticks).arg(answered).arg(held);
+        call
+    }
+
+    /// The fault of a ring in Redis with other settings than those of this sidecar.
+    fn other_settings(&self, answer: &mut Answer) -> Result<Fault, Fault> {
+        let RedisOptions { wheel, namespace, rings: own_rings, .. } = &self.link.options;
+        let (schema, slots, tick_ms, rings) = (answer.count()?, answer.count()?, answer.count()?, answer.count()?);
+        let own = (u64::from(wheel.slots()), u64::from(wheel.tick_ms()), u64::from(*own_rings));
+        let text = if (slots, tick_ms, rings) == own {
+            format!(
+                "the rings of namespace {namespace} in Redis have schema {schema}, which this version does not serve: \
+                 update this sidecar, or drain the others; docs/REDIS.md has the procedure"
+            )
+        } else {
+            format!(
+                "the rings of namespace {namespace} in Redis were made with --slots {slots} --tick {tick_ms}ms \
+                 --rings {rings}, and this sidecar was started with --slots {} --tick {}ms --rings {}: start it with \
+                 theirs, or change theirs as docs/REDIS.md says, or choose another --namespace",
+                own.0, own.1, own.2
+            )
+        };
+        Ok(Fault::new(FaultKind::Unfit, text))
+    }
 }

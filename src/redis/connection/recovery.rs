@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use crate::core::message::Message;
 use crate::core::refusal::Refusal;
-use crate::redis::connection::link::{Link, LinkOptions, Session};
+use crate::redis::connection::link::{Link, Session};
 use crate::redis::scripts::{Answer, SCRIPTS};
 
 /// How long answered Acks are kept: longer than a replica lags behind, and than an append-only file that is
@@ -54,15 +54,11 @@ pub(crate) struct Lost {
 pub(crate) struct AnsweredChunks {
     chunks: VecDeque<AnsweredChunk>,
     acks: usize,
-    max_acks: usize,
+    /// The most Acks that are kept.
+    pub(crate) max_acks: usize,
 }
 
 impl AnsweredChunks {
-    /// Keeps at most `max_acks` Acks.
-    pub(crate) fn new(max_acks: usize) -> AnsweredChunks {
-        AnsweredChunks { max_acks, ..AnsweredChunks::default() }
-    }
-
     /// Records the Acks of an answered chunk, and how many messages it added.
     pub(crate) fn push(&mut self, number: u64, answered_at: Instant, added: u64, acks: Vec<Ack>) {
         self.acks += acks.len();
@@ -91,8 +87,7 @@ impl AnsweredChunks {
 
 /// Reports the writes that Redis has lost, and applies their Acks again.
 pub(crate) async fn reapply(link: &Link, session: &Session, Lost { chunks, added, acks }: Lost) {
-    let LinkOptions { metrics, ring, .. } = &link.shared().options;
-    let losses = &metrics.redis_losses;
+    let (ring, losses) = (link.ring, &link.metrics.redis_losses);
     losses.writes.inc_by(chunks);
     losses.added.inc_by(added);
     losses.acked.inc_by(acks.len() as u64);
@@ -145,7 +140,7 @@ pub(crate) async fn end_wait(link: &Link, session: &Session) {
         call.arg(&keys.sidecar);
     });
     match applied.await {
-        Ok(_) => info!(ring = link.shared().options.ring, "all acknowledgements that were held are applied"),
+        Ok(_) => info!(ring = link.ring, "all acknowledgements that were held are applied"),
         Err(refusal) => warn!(%refusal, "the leader was not told that all held acknowledgements are applied"),
     }
 }
@@ -160,7 +155,7 @@ mod tests {
 
     #[test]
     fn chunks_after_the_last_one_that_redis_has_are_lost() {
-        let (mut answered, now) = (AnsweredChunks::new(100), Instant::now());
+        let (mut answered, now) = (AnsweredChunks { max_acks: 100, ..AnsweredChunks::default() }, Instant::now());
         for number in 1..=4 {
             answered.push(number, now, number, acks(number..number + 1));
         }
@@ -173,7 +168,8 @@ mod tests {
 
     #[test]
     fn acks_are_kept_for_some_seconds_up_to_a_limit() {
-        let (mut answered, begun) = (AnsweredChunks::new(100), Instant::now());
+        let (mut answered, begun) =
+            (AnsweredChunks { max_acks: 100, ..AnsweredChunks::default() }, Instant::now());
         answered.push(1, begun, 0, acks(0..10));
         answered.push(2, begun + KEPT_FOR, 0, acks(10..20));
         answered.push(3, begun + KEPT_FOR + Duration::from_millis(1), 0, acks(20..30));

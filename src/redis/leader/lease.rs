@@ -288,7 +288,7 @@ impl Inner {
         let RingContext { identity, link, term: current, .. } = &*self.context;
         current.end();
         let keys: [&str; 3] = [&link.keys().lease, &link.keys().candidates, &link.keys().news];
-        self.context.run(&link.session()?, &SCRIPTS.release, &keys, (&identity.token, hint)).await?;
+        self.context.run(&*link.session()?, &SCRIPTS.release, &keys, (&identity.token, hint)).await?;
         self.state.lock().possession = Possession::NotHeld;
         Ok(self.follows())
     }

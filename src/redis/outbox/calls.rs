@@ -29,7 +29,7 @@ pub(super) async fn run(
 ) -> Result<(String, Answer), Refusal> {
     let keys = context.link.keys();
     let outbox: [&str; 5] = [&keys.outbox, &keys.groups, &keys.sidecars, &keys.departed, &keys.news];
-    context.run(&context.link.session()?, script, &[&outbox, more].concat(), arguments).await
+    context.run(&*context.link.session()?, script, &[&outbox, more].concat(), arguments).await
 }
 
 /// Runs a script whose answer always begins with this word. Returns the rest.

@@ -1,4 +1,4 @@
-//! Redis Cluster: the node that has a ring.
+//! Asks a node of a Redis Cluster which nodes have which slots.
 //!
 //! All keys of a ring lie in one hash slot, so a ring is on one node, and its link connects to that. A node that has
 //! lost the slot answers a write with MOVED, and the link looks for the new one.
@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionAddr, ConnectionInfo, FromRedisValue, RedisResult, Value};
+use redis::{ConnectionAddr, ConnectionInfo, FromRedisValue, RedisError, RedisResult, Value};
 
 use crate::redis::connection::errors::Fault;
 use crate::redis::topology::majority::{LONGEST, NodeEntry, SLOTS, Slot, View};
@@ -23,10 +23,7 @@ pub(crate) fn slot_of(tag: &str) -> Slot {
 pub(crate) async fn ask(template: &ConnectionInfo, node: &Node, asked_at: Instant) -> Result<View, Fault> {
     let mut commands = redis::pipe();
     commands.cmd("CLUSTER").arg("NODES").cmd("CONFIG").arg("GET").arg(NODE_TIMEOUT).ignore_errors();
-    let of_node = |error| {
-        let Fault { kind, text } = Fault::from(error);
-        Fault { kind, text: format!("{}: {text}", node.address()) }
-    };
+    let of_node = |error: RedisError| Fault::from(error).at(node.address());
     let mut answers = node.ask(&commands).await.map_err(of_node)?.into_iter();
     let mut answer = || answers.next().expect("each command has an answer");
     let lines = answer().and_then(|value| Ok(String::from_redis_value(value)?)).map_err(of_node)?;

@@ -1,8 +1,9 @@
-//! The majority of the Sentinels, or of a Cluster's primaries: the Redis that it names, and until when it confirms one.
+//! Determines which Redis a majority of the Sentinels or Cluster primaries names, and until when it confirms that.
 //!
 //! A failover needs a majority of the votes, and a primary that has not answered for the length of the failover timer.
-//! If it is over before a majority was asked, one of those nodes knows of it, or soon will. If it begins later, it is
-//! not over before that timer has run out. So no confirmation is good for longer than the timer, nor than [`LONGEST`].
+//! If it ended before a majority was asked, at least one of those nodes knows of it or learns of it soon. If it begins
+//! later, it does not end before that timer has run out. So no confirmation is good for longer than the timer, nor than
+//! [`LONGEST`].
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -73,50 +74,35 @@ pub(crate) struct View {
     pub(crate) knows: BTreeMap<String, Client>,
 }
 
-impl View {
-    fn good_until(&self) -> Instant {
-        self.asked_at + self.good_for
-    }
-}
-
 /// The latest view of each node.
+#[derive(Default)]
 pub(crate) struct Views {
     /// By the id of the node.
-    latest: BTreeMap<String, View>,
+    pub(super) by_node: BTreeMap<String, View>,
     /// The least number of votes.
     pub(crate) least_votes: usize,
 }
 
 impl Views {
-    pub(crate) fn new(least_votes: usize) -> Views {
-        Views { latest: BTreeMap::new(), least_votes }
-    }
-
     /// Replaces the view of a node. Views of nodes that are silent since are forgotten.
     pub(crate) fn put(&mut self, view: View) {
         let asked_at = view.asked_at;
-        if self.latest.get(&view.id).is_none_or(|before| before.asked_at <= asked_at) {
-            self.latest.insert(view.id.clone(), view);
+        if self.by_node.get(&view.id).is_none_or(|before| before.asked_at <= asked_at) {
+            self.by_node.insert(view.id.clone(), view);
         }
-        self.latest.retain(|_, view| view.asked_at + LONGEST >= asked_at);
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.latest.is_empty()
+        self.by_node.retain(|_, view| view.asked_at + LONGEST >= asked_at);
     }
 
     /// All nodes that any of them knows, by their addresses.
     pub(crate) fn known(&self) -> BTreeMap<String, Client> {
-        self.latest.values().flat_map(|view| view.knows.clone()).collect()
+        self.by_node.values().flat_map(|view| view.knows.clone()).collect()
     }
 
     /// The Redis that has a slot: the one that a majority names, or, without a majority, that of the latest known
     /// failover.
     pub(crate) fn owner(&self, slot: Slot) -> Result<Found, Fault> {
-        self.majority(slot).or_else(|| self.latest(slot)).ok_or_else(|| Fault {
-            kind: FaultKind::Clustered,
-            text: format!("no node of the Cluster has slot {slot}"),
-        })
+        let owner = self.majority(slot).or_else(|| self.latest(slot));
+        owner.ok_or_else(|| Fault::new(FaultKind::Clustered, format!("no node of the Cluster has slot {slot}")))
     }
 
     /// The Redis that a majority names for a slot.
@@ -135,35 +121,68 @@ impl Views {
 
     /// The shortest failover timer, as far as it is below [`LONGEST`].
     pub(crate) fn short_timer(&self) -> Option<Duration> {
-        let timers = self.latest.values().filter(|view| view.votes).map(|view| view.good_for);
+        let timers = self.by_node.values().filter(|view| view.votes).map(|view| view.good_for);
         timers.min().filter(|timer| *timer < LONGEST)
     }
 
     /// Until when a majority confirms that a Redis has a slot.
     pub(crate) fn confirmed_until(&self, found: &Found, slot: Slot) -> Option<Instant> {
-        let (confirming, of) = self.votes(slot, |entry| entry.confirms(found));
-        let mut until: Vec<Instant> = confirming.iter().map(|view| view.good_until()).collect();
-        until.sort_unstable();
-        until.iter().rev().nth(of / 2).copied()
+        let (until, of) = self.confirmations(found, slot);
+        until.get(of / 2).copied()
     }
 
-    /// How many votes confirm at a time `now` that a Redis has a slot, and of how many.
-    pub(crate) fn count(&self, found: &Found, slot: Slot, now: Instant) -> (usize, usize) {
+    /// Until when each vote confirms that a Redis has a slot, latest first; and how many votes there are.
+    pub(crate) fn confirmations(&self, found: &Found, slot: Slot) -> (Vec<Instant>, usize) {
         let (confirming, of) = self.votes(slot, |entry| entry.confirms(found));
-        (confirming.iter().filter(|view| view.good_until() > now).count(), of)
+        let mut until: Vec<Instant> = confirming.iter().map(|view| view.asked_at + view.good_for).collect();
+        until.sort_unstable_by(|one, other| other.cmp(one));
+        (until, of)
     }
 
     fn owners(&self, slot: Slot) -> impl Iterator<Item = &Found> {
-        self.latest.values().filter_map(move |view| Some(&owner(&view.entries, slot)?.redis))
+        self.by_node.values().filter_map(move |view| Some(&owner(&view.entries, slot)?.redis))
     }
 
     /// The votes for an owner of the slot that `is_right`, and of how many. Only these voters say how many there are,
     /// so that one that lies stops no majority.
     fn votes(&self, slot: Slot, is_right: impl Fn(&NodeEntry) -> bool) -> (Vec<&View>, usize) {
         let votes = |view: &&View| view.votes && owner(&view.entries, slot).is_some_and(&is_right);
-        let voting: Vec<&View> = self.latest.values().filter(votes).collect();
+        let voting: Vec<&View> = self.by_node.values().filter(votes).collect();
         let of = voting.iter().map(|view| view.voters).max().unwrap_or_default().max(self.least_votes);
         (voting, of)
+    }
+}
+
+/// Until when a majority confirms that the Redis of one session of a link is the primary.
+///
+/// A sidecar that was cut off with the primary before a failover would go on expiring ticks there, while the Acks go to
+/// another. So a tick expires only while the confirmation is good; afterwards it waits as after an outage.
+#[derive(Debug)]
+pub(crate) struct Confirmation {
+    until: Instant,
+    /// The end of the outage before the session, if there was one; or, if that is later, when the session was confirmed
+    /// again after it had not been.
+    pub(crate) recovered_at: Option<Instant>,
+}
+
+impl Confirmation {
+    /// The confirmation of a session that begins at `now`.
+    pub(crate) fn new(recovered_at: Option<Instant>, until: Option<Instant>, now: Instant) -> Confirmation {
+        Confirmation { until: until.unwrap_or(now), recovered_at }
+    }
+
+    /// Sets until when the session is confirmed, as it is known at `now`.
+    pub(crate) fn update(&mut self, until: Option<Instant>, now: Instant) {
+        if self.until <= now && until.is_some_and(|until| until > now) {
+            self.recovered_at = Some(now);
+        }
+        // It is good no longer once a majority does not confirm it.
+        self.until = until.unwrap_or(self.until.min(now));
+    }
+
+    /// For how long it has been missing at `now`; none while it is good.
+    pub(crate) fn missing_for(&self, now: Instant) -> Option<Duration> {
+        if self.until > now { None } else { Some(now.saturating_duration_since(self.until)) }
     }
 }
 
@@ -191,7 +210,7 @@ mod tests {
     }
 
     fn views<const N: usize>(said: [View; N]) -> Views {
-        let mut views = Views::new(LEAST);
+        let mut views = Views { least_votes: LEAST, ..Views::default() };
         said.into_iter().zip('a'..).for_each(|(view, id)| views.put(View { id: id.to_string(), ..view }));
         views
     }
@@ -221,17 +240,21 @@ mod tests {
     fn a_view_replaces_the_one_before_and_old_views_are_forgotten() {
         let (start, old, new) = (Instant::now(), primary(1, 3), primary(2, 4));
         let mut views = views([view(start, old.clone()), view(start, old.clone()), view(start, old.clone())]);
-        assert_eq!(views.count(&old, 0, start), (3, 3));
-        assert_eq!(views.count(&old, 0, start + LONGEST), (0, 3));
+        let count = |views: &Views, found, now| {
+            let (until, of) = views.confirmations(found, 0);
+            (until.into_iter().filter(|until| *until > now).count(), of)
+        };
+        assert_eq!(count(&views, &old, start), (3, 3));
+        assert_eq!(count(&views, &old, start + LONGEST), (0, 3));
         for id in ["a", "b"] {
             views.put(View { id: String::from(id), ..view(start + ms(500), new.clone()) });
         }
-        assert_eq!(views.count(&old, 0, start + ms(500)), (1, 3));
+        assert_eq!(count(&views, &old, start + ms(500)), (1, 3));
         assert!(views.majority(0).is_some_and(|found| found.is(&new)));
         views.put(View { id: String::from("a"), ..view(start, old.clone()) });
-        assert_eq!(views.count(&new, 0, start + ms(500)).0, 2, "that was asked before");
+        assert_eq!(count(&views, &new, start + ms(500)).0, 2, "that was asked before");
         views.put(View { id: String::from("b"), ..view(start + ms(2_600), new.clone()) });
-        assert_eq!(views.count(&new, 0, start + ms(500)).0, 1);
+        assert_eq!(count(&views, &new, start + ms(500)).0, 1);
     }
 
     #[test]
@@ -243,7 +266,7 @@ mod tests {
         assert_eq!(port(&views([lies.clone(), says(&right), says(&right)])), "10.0.0.1:1");
         assert_eq!(port(&views([lies, says(&right)])), "10.0.0.1:9", "neither has a majority");
         assert!(views([]).owner(0).is_err());
-        let mut one = Views::new(1);
+        let mut one = Views { least_votes: 1, ..Views::default() };
         one.put(View { voters: 1, ..says(&right) });
         assert_eq!((port(&one), one.majority(0).is_some()), (String::from("10.0.0.1:1"), true));
     }
@@ -254,5 +277,34 @@ mod tests {
         let with = |good_for| View { good_for, ..view(start, primary(1, 1)) };
         assert_eq!(views([with(LONGEST)]).short_timer(), None);
         assert_eq!(views([with(LONGEST), with(ms(500)), with(ms(1_000))]).short_timer(), Some(ms(500)));
+    }
+
+    #[test]
+    fn a_time_without_a_majority_ends_like_an_outage() {
+        let start = Instant::now();
+        let at = |after| start + ms(after);
+        let mut confirmation = Confirmation::new(None, Some(at(2_000)), start);
+        assert_eq!(
+            [1_999, 2_000, 3_000].map(|now| confirmation.missing_for(at(now))),
+            [None, Some(ms(0)), Some(ms(1_000))]
+        );
+        confirmation.update(Some(at(3_900)), at(1_900));
+        assert_eq!(
+            (confirmation.missing_for(at(3_000)), confirmation.recovered_at),
+            (None, None),
+            "it was confirmed in time"
+        );
+        confirmation.update(Some(at(3_900)), at(4_000));
+        assert_eq!(confirmation.missing_for(at(4_000)), Some(ms(100)), "the answer came too late");
+        confirmation.update(None, at(4_050));
+        assert_eq!(confirmation.missing_for(at(4_050)), Some(ms(150)), "and none came");
+        confirmation.update(Some(at(6_000)), at(4_100));
+        assert_eq!((confirmation.missing_for(at(5_000)), confirmation.recovered_at), (None, Some(at(4_100))));
+        confirmation.update(None, at(5_000));
+        assert_eq!(confirmation.missing_for(at(5_200)), Some(ms(200)), "a majority doubts it now");
+        let confirmation = Confirmation::new(Some(at(5_500)), Some(at(7_500)), at(5_500));
+        assert_eq!((confirmation.missing_for(at(6_000)), confirmation.recovered_at), (None, Some(at(5_500))));
+        let confirmation = Confirmation::new(Some(at(8_000)), None, at(8_000));
+        assert_eq!(confirmation.missing_for(at(8_300)), Some(ms(300)), "none confirmed it yet");
     }
 }

@@ -1,24 +1,24 @@
-//! Where Redis is: at one address, at the one that its Sentinels name, or on a node of a Cluster.
+//! Finds Redis: at one address, at the address that its Sentinels name, or on a node of a Cluster.
 
 pub(crate) mod cluster;
-pub(crate) mod confirmation;
 pub(crate) mod majority;
 pub(crate) mod nodes;
 pub(crate) mod sentinel;
 pub(crate) mod watch;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
+use redis::io::tcp::TcpSettings;
 use redis::{Client, ConnectionInfo, IntoConnectionInfo};
+use socket2::TcpKeepalive;
 
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::options::{connection_info, tcp_settings};
 use crate::redis::topology::majority::{Slot, View, Views};
-use crate::redis::topology::nodes::{Found, Node, Nodes, answers, together};
+use crate::redis::topology::nodes::{Found, Node, answers, together};
 use crate::redis::topology::sentinel::Sentinels;
 
 /// The host of a template, which other addresses replace. It is never looked up.
@@ -38,13 +38,17 @@ pub enum TopologyKind {
 /// Where Redis is, as `--store` says it, and the latest views of the nodes that know.
 pub struct Topology {
     finder: Finder,
-    nodes: Nodes,
-    views: Mutex<Views>,
+    /// The nodes that `--store` names.
+    named: Vec<Arc<Node>>,
+    /// The other nodes that they know, by address.
+    learnt: Mutex<BTreeMap<String, Arc<Node>>>,
+    /// The latest views of the nodes.
+    pub(super) views: Mutex<Views>,
     /// Whether ticks expire without a majority, as the operator has it.
-    is_without_majority: bool,
+    pub(super) is_without_majority: bool,
 }
 
-/// The way to find the Redis of a ring.
+/// How the Redis of a ring is found.
 enum Finder {
     Standalone(Client),
     Sentinel(Box<Sentinels>),
@@ -53,19 +57,8 @@ enum Finder {
 }
 
 impl Topology {
-    /// The Redis of a client.
-    pub(super) fn of(client: Client) -> Topology {
-        Topology::new(Finder::Standalone(client), Vec::new())
-    }
-
-    fn new(finder: Finder, nodes: Vec<Arc<Node>>) -> Topology {
-        let views = Mutex::new(Views::new(nodes.len()));
-        Topology { finder, nodes: Nodes::new(nodes), views, is_without_majority: false }
-    }
-
-    /// The same, where ticks may expire though no majority confirms the primary.
-    pub(super) fn without_majority(self, is_without_majority: bool) -> Topology {
-        Topology { is_without_majority, ..self }
+    fn new(finder: Finder, named: Vec<Arc<Node>>) -> Topology {
+        Topology { finder, named, learnt: Mutex::default(), views: Mutex::default(), is_without_majority: false }
     }
 
     /// Reads a URL: `redis://…` for one address, `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME`
@@ -74,15 +67,15 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// The mistake in the URL, without the password.
+    /// If the URL is wrong: the mistake, without the password.
     pub fn parse(url: &str) -> Result<Topology, String> {
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
         let (scheme, is_sentinel, port) = match scheme.rsplit_once('-') {
             Some((scheme, "sentinel")) => (scheme, true, 26_379),
             Some((scheme, "cluster")) => (scheme, false, 6_379),
             _ => {
-                let client = connection_info(url).and_then(Client::open).map_err(|error| error.to_string())?;
-                return Ok(Topology::of(client));
+                let client = Client::open(connection_info(url)?).map_err(|error| error.to_string())?;
+                return Ok(Topology::new(Finder::Standalone(client), Vec::new()));
             }
         };
         let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
@@ -93,8 +86,7 @@ impl Topology {
         let (hosts, db) = rest.split_once('/').unwrap_or((rest, ""));
         let at = |user: &str, host: &str, path: &str| {
             let separator = if user.is_empty() { "" } else { "@" };
-            let info = format!("{scheme}://{user}{separator}{host}/{path}").into_connection_info();
-            Ok::<_, String>(info.map_err(|error| error.to_string())?.set_tcp_settings(tcp_settings()))
+            connection_info(&format!("{scheme}://{user}{separator}{host}/{path}"))
         };
         let nodes = |user: &str, path: &str| -> Result<Vec<Arc<Node>>, String> {
             let node = |host| {
@@ -143,28 +135,23 @@ impl Topology {
         }
     }
 
-    /// Finds the Redis that has a slot now.
-    pub(super) async fn find(&self, slot: Slot, clock: &Clock) -> Result<Found, Fault> {
-        Ok(self.find_all(&[slot], clock).await?.remove(0))
-    }
-
     /// Finds the Redis that has each of these slots now.
     pub(super) async fn find_all(&self, slots: &[Slot], clock: &Clock) -> Result<Vec<Found>, Fault> {
         if let Finder::Standalone(client) = &self.finder {
             return Ok(vec![Found { client: client.clone(), config_epoch: 0, node: None }; slots.len()]);
         }
-        let (mut views, mut asked) = (Views::new(self.least_votes()), BTreeSet::new());
+        let (mut views, mut asked) = (Views::default(), BTreeSet::new());
         // Nodes that the first know are asked too: a majority may need them.
         for _ in 0..2 {
             let nodes: Vec<_> =
-                self.nodes.all().into_iter().filter(|node| asked.insert(node.address().to_string())).collect();
+                self.nodes().into_iter().filter(|node| asked.insert(node.address().to_string())).collect();
             if nodes.is_empty() {
                 break;
             }
             let asked_at = clock.now();
             match answers(nodes.iter().map(|node| self.ask(node, asked_at))).await {
                 Ok(answers) => answers.into_iter().for_each(|view| views.put(view)),
-                Err(faults) if views.is_empty() => return Err(self.together(&faults)),
+                Err(faults) if views.by_node.is_empty() => return Err(self.together(&faults)),
                 Err(_) => {}
             }
         }
@@ -175,15 +162,26 @@ impl Topology {
 
     /// The nodes that know where Redis is; none if it is at a fixed address.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
-        self.nodes.all()
+        self.named.iter().chain(self.learnt.lock().values()).map(Arc::clone).collect()
+    }
+
+    /// Keeps the nodes that others know, by address. A node that was known before keeps its connection.
+    fn learn(&self, known: BTreeMap<String, Client>) {
+        let mut learnt = self.learnt.lock();
+        let mut before = std::mem::take(&mut *learnt);
+        let is_named = |address: &String| self.named.iter().any(|node| node.address().to_string() == *address);
+        let others = known.into_iter().filter(|(address, _)| !is_named(address));
+        let nodes = others.map(|(address, client)| {
+            let node = before.remove(&address).unwrap_or_else(|| Node::new(client));
+            (address, node)
+        });
+        *learnt = nodes.collect();
     }
 
     /// Asks a node where Redis is, and keeps its view.
     pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<View, Fault> {
         let view = match &self.finder {
-            Finder::Standalone(_) => {
-                return Err(Fault::new(FaultKind::Unreachable, "a single Redis is asked nothing"));
-            }
+            Finder::Standalone(_) => unreachable!("it has no nodes that are asked"),
             Finder::Sentinel(sentinels) => sentinels.ask(node, asked_at).await?,
             Finder::Cluster(template) => cluster::ask(template, node, asked_at).await?,
         };
@@ -191,7 +189,7 @@ impl Topology {
         let mut views = self.views.lock();
         views.put(view.clone());
         views.least_votes = self.least_votes();
-        self.nodes.learn(views.known());
+        self.learn(views.known());
         Ok(view)
     }
 
@@ -207,14 +205,13 @@ impl Topology {
         self.kind() != TopologyKind::Standalone && !self.is_without_majority
     }
 
-    /// The latest views of the nodes.
-    pub(super) fn views(&self) -> MutexGuard<'_, Views> {
-        self.views.lock()
-    }
-
     /// The least number of votes. In a Cluster only primaries vote, and each node knows them.
     fn least_votes(&self) -> usize {
-        if self.kind() == TopologyKind::Sentinel { self.nodes.named() } else { 1 }
+        if self.kind() != TopologyKind::Sentinel {
+            return 1;
+        }
+        // A Sentinel with several addresses counts once.
+        self.named.iter().map(|node| node.name()).collect::<BTreeSet<String>>().len()
     }
 
     fn together(&self, faults: &[Fault]) -> Fault {
@@ -227,6 +224,20 @@ impl Topology {
         }
         fault
     }
+}
+
+/// Parses the URL of one Redis, and adds settings that the library leaves off by default: answers are not delayed, and
+/// a dead peer is noticed.
+fn connection_info(url: &str) -> Result<ConnectionInfo, String> {
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(1))
+        .with_retries(3);
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(target_os = "linux")]
+    let tcp = tcp.set_user_timeout(Duration::from_secs(5));
+    let info = url.into_connection_info().map_err(|error| error.to_string())?;
+    Ok(info.set_tcp_settings(tcp))
 }
 
 fn with_port(host: &str, port: u16) -> String {
@@ -297,5 +308,25 @@ mod tests {
             let error = Topology::parse(url).err().unwrap_or_else(|| panic!("{url} was taken"));
             assert!(error.contains(word), "{url}: {error}");
         }
+    }
+
+    #[test]
+    fn nodes_that_others_know_are_asked_too_and_kept_while_they_are_known() {
+        let template = "redis://somewhere/".into_connection_info().unwrap();
+        let at = |port| client_at(&template, "10.0.0.1", port).unwrap();
+        let nodes = parsed("redis-sentinel://10.0.0.1:1,10.0.0.1:2?master=im");
+        let learn = |ports: &[u16]| {
+            let known = ports.iter().map(|port| (format!("10.0.0.1:{port}"), at(*port)));
+            nodes.learn(known.collect());
+            nodes.nodes().iter().map(|node| node.address().to_string()).collect::<Vec<String>>().join(" ")
+        };
+        assert_eq!(learn(&[3, 1]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3");
+        let kept = nodes.nodes().pop().unwrap();
+        assert_eq!(learn(&[3, 4]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3 10.0.0.1:4");
+        assert!(Arc::ptr_eq(&kept, &nodes.nodes()[2]), "with its connection");
+        assert_eq!(learn(&[]), "10.0.0.1:1 10.0.0.1:2");
+        assert_eq!(nodes.least_votes(), 2);
+        nodes.nodes().iter().for_each(|node| node.set_id("same"));
+        assert_eq!(nodes.least_votes(), 1, "it has two addresses");
     }
 }

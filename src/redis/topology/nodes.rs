@@ -1,23 +1,33 @@
-//! Nodes that know where Redis is, all asked at the same time, and the Redis that they name.
+//! Connects to Redis, Sentinels and Cluster nodes, and asks many nodes at the same time.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use std::{fmt, io};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, Pipeline, RedisResult, Value};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, Pipeline, RedisError, RedisResult, Value,
+};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tracing::debug;
 
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::connection::open::connect;
+use crate::redis::options::CONNECT_TIMEOUT;
 
-/// How long a node may take to be connected to, and for an answer.
+/// How long a node may take to be connected to, and for an answer to a short command.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// For how long after the first answer the others are waited for.
 const OTHERS_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// The name of this process in `CLIENT LIST`. It has one store.
+static CLIENT_NAME: OnceLock<String> = OnceLock::new();
 
 /// A Sentinel, or a node of a Cluster.
 pub(crate) struct Node {
@@ -57,47 +67,10 @@ impl Node {
                 answered => return answered,
             }
         }
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(NODE_TIMEOUT))
-            .set_response_timeout(Some(NODE_TIMEOUT));
-        let mut connection = connect(&self.client, &config, "place").await?;
+        let mut connection = connect(&self.client, "place", NODE_TIMEOUT, Some(NODE_TIMEOUT)).await?;
         let answers = commands.query_async(&mut connection).await?;
         *self.connection.lock() = Some(connection);
         Ok(answers)
-    }
-}
-
-/// The nodes that are asked: those that `--store` names, and those that they know.
-#[derive(Default)]
-pub(crate) struct Nodes {
-    named: Vec<Arc<Node>>,
-    learnt: Mutex<Vec<Arc<Node>>>,
-}
-
-impl Nodes {
-    pub(crate) fn new(named: Vec<Arc<Node>>) -> Nodes {
-        Nodes { named, learnt: Mutex::default() }
-    }
-
-    pub(crate) fn all(&self) -> Vec<Arc<Node>> {
-        self.named.iter().chain(&*self.learnt.lock()).map(Arc::clone).collect()
-    }
-
-    /// How many `--store` names. A node with several addresses counts once.
-    pub(crate) fn named(&self) -> usize {
-        self.named.iter().map(|node| node.name()).collect::<BTreeSet<String>>().len()
-    }
-
-    /// Keeps the nodes that others know, by address. A node that was known before keeps its connection.
-    pub(crate) fn learn(&self, known: BTreeMap<String, Client>) {
-        let mut learnt = self.learnt.lock();
-        let with_address = |nodes: &[Arc<Node>], address: &str| {
-            nodes.iter().find(|node| node.address().to_string() == address).map(Arc::clone)
-        };
-        let others = known.into_iter().filter(|(address, _)| with_address(&self.named, address).is_none());
-        let nodes =
-            others.map(|(address, client)| with_address(&learnt, &address).unwrap_or_else(|| Node::new(client)));
-        *learnt = nodes.collect();
     }
 }
 
@@ -121,13 +94,14 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Connects; `purpose` becomes part of the connection's name.
+    /// Connects; `purpose` becomes part of the connection's name. Without `response_timeout`, there is no limit for an
+    /// answer.
     pub(crate) async fn connect(
         &self,
-        config: &AsyncConnectionConfig,
         purpose: &str,
+        response_timeout: Option<Duration>,
     ) -> RedisResult<MultiplexedConnection> {
-        connect(&self.client, config, purpose).await
+        connect(&self.client, purpose, CONNECT_TIMEOUT, response_timeout).await
     }
 
     fn address(&self) -> &ConnectionAddr {
@@ -158,8 +132,8 @@ impl fmt::Display for Found {
 /// Awaits the answers of several nodes, without those that are much slower than the first. If there is none, the
 /// faults.
 ///
-/// The first answer alone does not do: a node that was cut off from the others may be first, and names a Redis that was
-/// replaced.
+/// The first answer alone is not enough: it may come from a node that was cut off from the others and names a Redis
+/// that was replaced.
 pub(crate) async fn answers<T>(
     asked: impl IntoIterator<Item = impl Future<Output = Result<T, Fault>>>,
 ) -> Result<Vec<T>, Vec<Fault>> {
@@ -182,12 +156,80 @@ pub(crate) async fn answers<T>(
     Ok(answers)
 }
 
-/// One fault for those of all nodes. Only if all say that the password is wrong is it of no use to ask again.
+/// One fault for those of all nodes. Asking again is useless only if all nodes reject the password.
 pub(crate) fn together(faults: &[Fault], summary: &str) -> Fault {
     let forbidden = !faults.is_empty() && faults.iter().all(|fault| fault.kind == FaultKind::Forbidden);
     let kind = if forbidden { FaultKind::Forbidden } else { FaultKind::Disconnected };
     let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
     Fault { kind, text: format!("{summary} ({})", texts.join("; ")) }
+}
+
+/// Sets the name of all connections of this process: that of the sidecar, without characters that Redis forbids.
+pub(crate) fn name_connections(sidecar: &str) {
+    let legal = sidecar.chars().filter(char::is_ascii_graphic).take(64).collect();
+    let _ = CLIENT_NAME.set(legal);
+}
+
+/// Connects, and names the connection by its purpose. The name is missing if the Redis user may not set it.
+async fn connect(
+    client: &Client,
+    purpose: &str,
+    connection_timeout: Duration,
+    response_timeout: Option<Duration>,
+) -> RedisResult<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(connection_timeout))
+        .set_response_timeout(response_timeout);
+    let mut connection = match open(client, config).await {
+        Err(error) if is_at_maxclients(&error, client.get_connection_info().addr()).await => {
+            return Err(RedisError::from(io::Error::other(
+                "Redis has no room for more connections (maxclients): raise maxclients in Redis, or end unused \
+                 connections, which CLIENT LIST names",
+            )));
+        }
+        connected => connected?,
+    };
+    if let Some(name) = CLIENT_NAME.get() {
+        let mut naming = redis::cmd("CLIENT");
+        naming.arg("SETNAME").arg(format!("ackwheel:{name}:{purpose}"));
+        if let Ok(Err(error)) = timeout(NODE_TIMEOUT, naming.exec_async(&mut connection)).await {
+            debug!(%error, "a connection to Redis has no name");
+        }
+    }
+    Ok(connection)
+}
+
+/// Connects. For TLS, redis-rs reads the certificates of all trusted authorities from files, each time and in the poll
+/// of this future, so a blocking thread does that.
+async fn open(client: &Client, config: AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
+    if !matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. }) {
+        return client.get_multiplexed_async_connection_with_config(&config).await;
+    }
+    let (client, runtime) = (client.clone(), Handle::current());
+    let connecting =
+        spawn_blocking(move || runtime.block_on(client.get_multiplexed_async_connection_with_config(&config)));
+    connecting.await.unwrap_or_else(|error| Err(io::Error::other(error).into()))
+}
+
+/// Whether a connection failed because Redis has `maxclients` of them. Redis writes the reason and closes the
+/// connection; a client that has sent something may see a reset instead. So a second connection reads it and sends
+/// nothing.
+async fn is_at_maxclients(error: &RedisError, address: &ConnectionAddr) -> bool {
+    const REASON: &str = "max number of clients";
+    if error.to_string().contains(REASON) {
+        return true;
+    }
+    let ConnectionAddr::Tcp(host, port) = address else { return false };
+    if !error.is_connection_dropped() || error.is_connection_refusal() {
+        return false;
+    }
+    let read = async {
+        let mut stream = TcpStream::connect((host.as_str(), *port)).await?;
+        let mut text = [0; 64];
+        let length = stream.read(&mut text).await?;
+        io::Result::Ok(String::from_utf8_lossy(&text[..length]).contains(REASON))
+    };
+    matches!(timeout(NODE_TIMEOUT, read).await, Ok(Ok(true)))
 }
 
 #[cfg(test)]
@@ -200,7 +242,7 @@ mod tests {
     /// An answer after so many ms, or a fault.
     async fn after(ms: u64, answer: Option<u8>) -> Result<u8, Fault> {
         sleep(Duration::from_millis(ms)).await;
-        answer.ok_or_else(|| Fault::silent(Duration::from_millis(ms)))
+        answer.ok_or_else(|| Fault::new(FaultKind::Timeout, format!("no answer within {ms}ms")))
     }
 
     #[tokio::test(start_paused = true)]
@@ -243,25 +285,5 @@ mod tests {
         assert!(!found(1, 3).is_followed_by(&found(2, 2)), "a node does not know the last failover");
         assert!(!node(Some("a"), 1, 3).is_followed_by(&node(Some("a"), 2, 3)), "it has two addresses");
         assert!(node(Some("a"), 1, 3).is_followed_by(&node(Some("b"), 2, 3)));
-    }
-
-    #[test]
-    fn nodes_that_others_know_are_asked_too_and_kept_while_they_are_known() {
-        let template = "redis://somewhere/".into_connection_info().unwrap();
-        let at = |port| client_at(&template, "10.0.0.1", port).unwrap();
-        let nodes = Nodes::new(vec![Node::new(at(1)), Node::new(at(2))]);
-        let learn = |ports: &[u16]| {
-            let known = ports.iter().map(|port| (format!("10.0.0.1:{port}"), at(*port)));
-            nodes.learn(known.collect());
-            nodes.all().iter().map(|node| node.address().to_string()).collect::<Vec<String>>().join(" ")
-        };
-        assert_eq!(learn(&[3, 1]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3");
-        let kept = nodes.all().pop().unwrap();
-        assert_eq!(learn(&[3, 4]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3 10.0.0.1:4");
-        assert!(Arc::ptr_eq(&kept, &nodes.all()[2]), "with its connection");
-        assert_eq!(learn(&[]), "10.0.0.1:1 10.0.0.1:2");
-        assert_eq!(nodes.named(), 2);
-        nodes.all().iter().for_each(|node| node.set_id("same"));
-        assert_eq!(nodes.named(), 1, "it has two addresses");
     }
 }

@@ -1,4 +1,4 @@
-//! Redis Sentinel: the primary that the Sentinels name.
+//! Asks a Redis Sentinel for the primary.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -46,9 +46,9 @@ impl Sentinels {
             answered => answered?,
         };
         let client = address.as_ref().and_then(|(host, port)| client_at(&self.primary_template, host, *port).ok());
-        let client = client.ok_or_else(|| Fault {
-            kind: FaultKind::Other,
-            text: format!("{}: the address of the primary that it names is not understood", node.address()),
+        let client = client.ok_or_else(|| {
+            Fault::new(FaultKind::Other, "the address of the primary that it names is not understood")
+                .at(node.address())
         })?;
         let number = |name: &str| primary.get(name).and_then(|number| number.parse::<u64>().ok());
         // If the addresses differ, the description is that of the primary before.
@@ -80,9 +80,11 @@ impl Sentinels {
     fn fault(&self, node: &Node, error: RedisError) -> Fault {
         let is_unknown_name = error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError)
             && error.detail().is_some_and(|detail| detail.contains("No such master"));
-        let Fault { kind, text } = Fault::from(error);
-        let text = if is_unknown_name { format!("knows no primary {:?}", self.master) } else { text };
-        Fault { kind, text: format!("{}: {text}", node.address()) }
+        let mut fault = Fault::from(error);
+        if is_unknown_name {
+            fault.text = format!("knows no primary {:?}", self.master);
+        }
+        fault.at(node.address())
     }
 }
 

@@ -1,5 +1,5 @@
-//! Asks the Sentinels, or the nodes of a Cluster, all the time: links leave a Redis that was replaced, and know whether
-//! a majority confirms theirs.
+//! Asks the Sentinels, or the nodes of a Cluster, again and again, so that links leave a Redis that was replaced and
+//! know whether a majority confirms theirs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::connection::link::{Link, LinkOptions, Links, Session, Shared};
+use crate::redis::connection::link::{Link, Session};
 use crate::redis::topology::nodes::Node;
 use crate::redis::topology::{Topology, TopologyKind};
 
@@ -24,46 +24,40 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// A confirmation that is missing for less than this is not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(1);
 
-impl Shared {
-    /// Records the confirmation of a session, new or not, by the views so far.
-    pub(crate) fn note_confirmation(&self, session: &Session) {
-        let LinkOptions { place, keys, clock, .. } = &self.options;
-        let until = place.views().confirmed_until(&session.found, keys.slot);
-        self.confirmation.set(session.number, session.recovered_at, until, clock.now());
-    }
-}
-
 impl Link {
     /// Whether a tick may expire in a session: only while a majority confirms that its Redis is the primary. If so,
     /// when the last outage ended, or the last time without a majority.
     pub(crate) fn confirmed(&self, session: &Session) -> Result<Option<Instant>, Fault> {
-        self.confirmation(session).map_err(|_| {
-            let kind = self.shared().options.place.kind();
-            let voters = if kind == TopologyKind::Sentinel { "Sentinels" } else { "Cluster" };
-            let text = format!("no majority of the {voters} confirms that {} is the primary", session.found);
-            Fault { kind: FaultKind::Unreachable, text }
-        })
-    }
-
-    /// Whether it was not confirmed for so long.
-    pub(crate) fn is_unconfirmed_for(&self, session: &Session, time: Duration) -> bool {
-        self.confirmation(session).is_err_and(|missing| missing >= time)
-    }
-
-    /// The same as `confirmed`, or for how long it was not confirmed.
-    fn confirmation(&self, session: &Session) -> Result<Option<Instant>, Duration> {
-        let Shared { options: LinkOptions { place, clock, .. }, confirmation, .. } = self.shared();
-        if !place.needs_majority() {
-            return Ok(session.recovered_at);
+        if self.unconfirmed_for(session).is_none() {
+            return Ok(session.confirmation.lock().recovered_at);
         }
-        confirmation.of(session.number, clock.now())
+        let voters = if self.topology.kind() == TopologyKind::Sentinel { "Sentinels" } else { "Cluster" };
+        let text = format!("no majority of the {voters} confirms that {} is the primary", session.found);
+        Err(Fault::new(FaultKind::Unreachable, text))
     }
 
-    /// Leaves a Redis that was replaced though it still answers, as one that was cut off from the majority.
-    fn leave_if_replaced(&self, session: &Session) {
-        if let Some(now) = self.shared().options.place.replaced_by(&session.found, self.keys().slot) {
+    /// Whether the session was not confirmed for this time or longer.
+    pub(crate) fn is_unconfirmed_for(&self, session: &Session, time: Duration) -> bool {
+        self.unconfirmed_for(session).is_some_and(|missing| missing >= time)
+    }
+
+    /// For how long the session was not confirmed; none if it is, or need not be.
+    fn unconfirmed_for(&self, session: &Session) -> Option<Duration> {
+        let missing = session.confirmation.lock().missing_for(self.clock.now());
+        missing.filter(|_| self.topology.needs_majority())
+    }
+
+    /// Applies the views so far: leaves a Redis that was replaced though it still answers, as one that was cut off from
+    /// the majority.
+    fn apply_views(&self, session: &Session) {
+        let Link { topology, keys, clock, .. } = self;
+        if let Some(now) = topology.replaced_by(&session.found, keys.slot) {
             let text = format!("another Redis, {now}, is there in place of {}", session.found);
-            self.give_up(session, &Fault { kind: FaultKind::ReadOnly, text });
+            self.give_up(session, &Fault::new(FaultKind::ReadOnly, text));
+        }
+        if topology.needs_majority() {
+            let until = topology.views.lock().confirmed_until(&session.found, keys.slot);
+            session.confirmation.lock().update(until, clock.now());
         }
     }
 }
@@ -78,7 +72,7 @@ pub(crate) fn warn_of_settings(topology: &Topology) {
             "--expire-without-majority is on: in a partition a sidecar may report messages that are acknowledged at \
              another; leave it out once a majority of the Sentinels, or of the Cluster's primaries, can be reached"
         );
-    } else if let Some(timer) = topology.views().short_timer() {
+    } else if let Some(timer) = topology.views.lock().short_timer() {
         warn!(
             "the failover timer is {timer:?} (down-after-milliseconds of the Sentinels, cluster-node-timeout of a \
              Cluster): without an answer of a majority for so long no tick expires; set it to 2000 or more"
@@ -87,7 +81,12 @@ pub(crate) fn warn_of_settings(topology: &Topology) {
 }
 
 /// Asks all nodes again and again, and applies their answers to the links; never ends.
-pub(crate) async fn watch(topology: Arc<Topology>, links: Arc<Links>, clock: Arc<Clock>, metrics: Arc<Metrics>) {
+pub(crate) async fn watch(
+    topology: Arc<Topology>,
+    links: Arc<[Arc<Link>]>,
+    clock: Arc<Clock>,
+    metrics: Arc<Metrics>,
+) {
     if topology.kind() == TopologyKind::Standalone {
         return;
     }
@@ -111,10 +110,9 @@ pub(crate) async fn watch(topology: Arc<Topology>, links: Arc<Links>, clock: Arc
             () = tokio::time::sleep(CHECK_EVERY) => {}
         }
         let mut unconfirmed = Vec::new();
-        for link in links.all() {
+        for link in &*links {
             let Ok(session) = link.session() else { continue };
-            link.leave_if_replaced(&session);
-            link.shared().note_confirmation(&session);
+            link.apply_views(&session);
             if link.confirmed(&session).is_err() {
                 unconfirmed.push((link, session));
             }
@@ -136,14 +134,16 @@ async fn ask_after(pause: Duration, topology: &Topology, node: Arc<Node>, clock:
 }
 
 /// Reports confirmations that are missing for long, and when all are there again.
-fn report(topology: &Topology, unconfirmed: &[(Arc<Link>, Session)], is_reported: &mut bool, now: Instant) {
+fn report(topology: &Topology, unconfirmed: &[(&Arc<Link>, Arc<Session>)], is_reported: &mut bool, now: Instant) {
     if unconfirmed.is_empty() && std::mem::take(is_reported) {
         info!("a majority confirms the primary again: ticks expire");
     }
-    let is_missing = |(link, session): &&(Arc<Link>, Session)| link.is_unconfirmed_for(session, REPORT_AFTER);
+    let is_missing =
+        |(link, session): &&(&Arc<Link>, Arc<Session>)| link.is_unconfirmed_for(session, REPORT_AFTER);
     let Some((link, session)) = unconfirmed.iter().find(is_missing).filter(|_| !*is_reported) else { return };
     *is_reported = true;
-    let (confirmed_by, of) = topology.views().count(&session.found, link.keys().slot, now);
+    let (until, of) = topology.views.lock().confirmations(&session.found, link.keys.slot);
+    let confirmed_by = until.into_iter().filter(|until| *until > now).count();
     error!(
         redis = %session.found,
         rings = unconfirmed.len(),

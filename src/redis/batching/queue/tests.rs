@@ -263,7 +263,7 @@ fn requests_of_many_classes_are_sent_in_more_chunks() {
         bench.applied(chunk, &letters, "6");
     }
     assert_eq!(carried, (1..=250).map(|id| id.to_string()).collect::<Vec<_>>());
-    assert_eq!((bench.answers().len(), bench.queue.waiting()), (250, 0));
+    assert_eq!((bench.answers().len(), bench.queue.waiting), (250, 0));
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn chunks_that_were_not_applied_are_sent_again_before_later_requests() {
     let second = bench.del(1);
     bench.queue.end_session(9, std::iter::once(chunk));
     bench.queue.begin_session(&["9|4|7|u|6".into(), String::new()], Clock::start().now());
-    assert_eq!(bench.queue.waiting(), 3);
+    assert_eq!(bench.queue.waiting, 3);
     let chunk = bench.chunk(5);
     bench.applied(chunk, "kku", "6,5,5");
     let answers = bench.answers();
