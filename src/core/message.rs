@@ -4,6 +4,8 @@ use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
 
+use super::tick::Tick;
+
 /// The id that a logic node gave to a message. Any u64 is legal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MsgId(pub u64);
@@ -114,6 +116,15 @@ impl fmt::Display for DelOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
+}
+
+/// The answer to an AddNewMsg.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddNewMsgAnswer {
+    /// The deadline of its messages; the latest one if they differ.
+    pub deadline: Tick,
+    /// For each message, in order.
+    pub outcomes: Vec<AddOutcome>,
 }
 
 #[cfg(test)]

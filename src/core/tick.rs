@@ -2,7 +2,7 @@
 //!
 //! The wheel is scheme 4 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987): a ring of slots
 //! with one slot per tick. Adding, acknowledging and expiring a message each cost O(1). A [`Tick`] is an absolute count
-//! and is never reused. A [`Slot`] is its position on the ring.
+//! and is never reused. Its position on the ring is its [slot](Wheel::slot).
 //!
 //! # Never early
 //!
@@ -51,10 +51,6 @@ impl fmt::Display for Tick {
     }
 }
 
-/// A position on the ring: a tick modulo the number of slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub u16);
-
 /// The fewest slots of a ring.
 pub const MIN_SLOTS: u16 = 1;
 /// The most slots of a ring: one hour at one tick per second.
@@ -63,8 +59,6 @@ pub const MAX_SLOTS: u16 = 3_600;
 pub const MIN_TICK: Duration = Duration::from_millis(10);
 /// The longest tick.
 pub const MAX_TICK: Duration = Duration::from_secs(30);
-
-const _: () = assert!(MIN_SLOTS >= 1, "a ring without slots has no deadline");
 
 /// The dimensions of a ring: number of slots and length of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,11 +123,11 @@ impl Wheel {
         self.tick_length.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
     }
 
-    /// The position of a tick on the ring.
+    /// The slot of a tick: its position on the ring.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u16 fits a u16")]
-    pub const fn slot(self, tick: Tick) -> Slot {
-        Slot((tick.0 % self.slots as u64) as u16)
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u16 fits a usize")]
+    pub const fn slot(self, tick: Tick) -> usize {
+        (tick.0 % self.slots as u64) as usize
     }
 
     /// The deadline of a message accepted while tick `due` is due: see the drawing of the module.
@@ -166,7 +160,7 @@ mod tests {
         let wheel = Wheel::default();
         assert_eq!(wheel.deadline(Tick(100), 15), Tick(115));
         assert_eq!(wheel.slot(Tick(115)), wheel.slot(Tick(100)));
-        assert_eq!(wheel.slot(Tick(101)), Slot(11));
+        assert_eq!(wheel.slot(Tick(101)), 11);
     }
 
     #[test]

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
-use crate::core::ring::Reply;
+use crate::core::refusal::Refusal;
 use crate::core::store::{Moment, RingParts, Store};
 use crate::metrics::Metrics;
 use crate::redis::batching::driver::{BatchDriver, Bounds};
@@ -42,7 +43,8 @@ pub struct RedisStore {
     links: Arc<Links>,
     peers: Arc<Peers>,
     drivers: Vec<Arc<BatchDriver>>,
-    outboxes: Vec<Arc<RedisOutbox>>,
+    /// The outbox of each ring, with the task that sends heartbeats.
+    outboxes: Vec<(Arc<RedisOutbox>, AbortOnDropHandle<()>)>,
     leaderships: Arc<Leaderships>,
     tasks: Vec<AbortOnDropHandle<()>>,
 }
@@ -81,7 +83,7 @@ impl RedisStore {
             peers: Arc::default(),
             drivers: Vec::new(),
             outboxes: Vec::new(),
-            leaderships: Arc::new(Leaderships::new(identity.clone(), options.lease)),
+            leaderships: Arc::new(Leaderships::new(identity.clone(), options.lease, options.rings)),
             tasks: Vec::new(),
         };
         let links = Arc::clone(&store.links);
@@ -142,7 +144,7 @@ impl RedisStore {
         };
         let driver = BatchDriver::new(Arc::clone(&link), Arc::clone(&self.links), bounds);
         let driver = Arc::new(driver);
-        let term = self.leaderships.add_ring();
+        let term = Arc::clone(&self.leaderships.terms[usize::from(ring)]);
         let (options, identity) = (options.clone(), identity.clone());
         let context = Arc::new(RingContext { ring, options, identity, link, term });
         let lease = Arc::new(RedisLease::new(Arc::clone(&context), Arc::clone(&self.leaderships)));
@@ -151,12 +153,14 @@ impl RedisStore {
         self.tasks.push(hints::listen(link, news, Arc::clone(&outbox), Arc::clone(&lease)));
         let ring = Arc::new(RedisRing::new(context, Arc::clone(&driver)));
         self.drivers.push(driver);
-        self.outboxes.push(Arc::clone(&outbox));
+        let heartbeats = tokio::spawn(Arc::clone(&outbox).send_heartbeats());
+        self.outboxes.push((Arc::clone(&outbox), AbortOnDropHandle::new(heartbeats)));
         self.rings.push(RingParts { ring, outbox, lease });
         Ok(())
     }
 }
 
+#[async_trait]
 impl Store for RedisStore {
     fn kind(&self) -> &'static str {
         "redis"
@@ -170,28 +174,25 @@ impl Store for RedisStore {
         self.links.are_up()
     }
 
-    fn close(&self, _moment: Moment) -> Reply<String> {
-        let (outboxes, drivers) = (self.outboxes.clone(), self.drivers.clone());
-        Reply::Later(Box::pin(async move {
-            let waited = tokio::time::timeout(CLOSE_TIMEOUT, async {
-                while held(&drivers) > 0 {
-                    tokio::time::sleep(CLOSE_POLL).await;
-                }
-            });
-            if waited.await.is_err() {
-                error!(
-                    messages = held(&drivers),
-                    "Redis was unreachable for too long: the acknowledgements that this sidecar holds end with its \
-                     process, and their messages will time out; look at the clients of the next storm with care"
-                );
+    async fn close(&self, _moment: Moment) -> Result<String, Refusal> {
+        let waited = tokio::time::timeout(CLOSE_TIMEOUT, async {
+            while held(&self.drivers) > 0 {
+                tokio::time::sleep(CLOSE_POLL).await;
             }
-            for outbox in outboxes {
-                if let Err(refusal) = outbox.depart().await {
-                    warn!(%refusal, "this sidecar could not remove itself from Redis: the leader will remove it");
-                }
+        });
+        if waited.await.is_err() {
+            error!(
+                messages = held(&self.drivers),
+                "Redis was unreachable for too long: the acknowledgements that this sidecar holds end with its \
+                 process, and their messages will time out; look at the clients of the next storm with care"
+            );
+        }
+        for (outbox, heartbeats) in &self.outboxes {
+            if let Err(refusal) = outbox.depart(heartbeats).await {
+                warn!(%refusal, "this sidecar could not remove itself from Redis: the leader will remove it");
             }
-            Ok(String::from("the wheel stays in Redis"))
-        }))
+        }
+        Ok(String::from("the wheel stays in Redis"))
     }
 }
 
