@@ -27,7 +27,6 @@ pub struct Message {
 
 impl Message {
     /// The message `msg_id` pushed to `client`.
-    #[must_use]
     pub const fn new(msg_id: u64, client: u64) -> Message {
         Message { msg_id: MsgId(msg_id), client: Client(client) }
     }
@@ -101,7 +100,6 @@ impl DelOutcome {
         [DelOutcome::Unknown, DelOutcome::Acked, DelOutcome::Late, DelOutcome::Withdrawn];
 
     /// The word on the command line and in the metrics label.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             DelOutcome::Unknown => "unknown",

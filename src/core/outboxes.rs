@@ -32,7 +32,6 @@ impl Outboxes {
     /// # Panics
     ///
     /// If there are no rings.
-    #[must_use]
     pub fn of(rings: &[RingParts]) -> Arc<dyn Outbox> {
         let outboxes: Vec<_> = rings.iter().map(|parts| Arc::clone(&parts.outbox)).collect();
         match &*outboxes {
@@ -159,7 +158,6 @@ impl Outbox for Outboxes {
 }
 
 /// The sum of the backlogs of several rings.
-#[must_use]
 pub fn merge_backlogs(backlogs: Vec<Backlog>) -> Backlog {
     let ids = backlogs.iter().map(|backlog| backlog.ids).sum();
     let mut merged: BTreeMap<GroupName, GroupBacklog> = BTreeMap::new();

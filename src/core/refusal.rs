@@ -30,13 +30,11 @@ macro_rules! reasons {
             pub const ALL: &[Reason] = &[$(Reason::$name,)+];
 
             /// The word in the metrics label and in docs/PROTOCOL.md.
-            #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Reason::$name => $label,)+ }
             }
 
             /// Whether the same request can succeed later or at another sidecar.
-            #[must_use]
             pub const fn retryable(self) -> bool {
                 match self { $(Reason::$name => $retryable,)+ }
             }
@@ -108,25 +106,21 @@ reasons! {
 
 impl Reason {
     /// The number in the `status` of an Error frame.
-    #[must_use]
     pub const fn code(self) -> u16 {
         self as u16
     }
 
     /// The reason with this number; `None` if this version does not know it.
-    #[must_use]
     pub fn from_code(code: u16) -> Option<Reason> {
         Reason::ALL.iter().copied().find(|reason| reason.code() == code)
     }
 
     /// The promise about the request.
-    #[must_use]
     pub fn promise(self) -> Promise {
         if self == Reason::StoreTimeout { Promise::OutcomeUnknown } else { Promise::NotApplied }
     }
 
     /// Whether the connection is closed after the refusal: the codes below 32 are those.
-    #[must_use]
     pub const fn closes(self) -> bool {
         self.code() < 32
     }
@@ -150,7 +144,6 @@ pub struct Refusal {
 
 impl Refusal {
     /// A refusal with a reason and a sentence.
-    #[must_use]
     pub fn new(reason: Reason, text: impl Into<Cow<'static, str>>) -> Refusal {
         Refusal { reason, text: text.into() }
     }

@@ -29,7 +29,6 @@ pub struct ConnectionId(pub(crate) u64);
 
 impl ConnectionId {
     /// A new id. The default id is for callers without a connection.
-    #[must_use]
     pub fn unique() -> ConnectionId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         ConnectionId(NEXT.fetch_add(1, Ordering::Relaxed))

@@ -43,7 +43,6 @@ pub struct Rings(Arc<[Arc<dyn Ring>]>);
 
 impl Rings {
     /// The rings of a store, at least one.
-    #[must_use]
     pub fn new(rings: &[RingParts]) -> Rings {
         Rings(rings.iter().map(|parts| Arc::clone(&parts.ring)).collect())
     }
@@ -53,13 +52,11 @@ impl Rings {
     /// # Panics
     ///
     /// If there are no rings.
-    #[must_use]
     pub fn wheel(&self) -> Wheel {
         self.0[0].wheel()
     }
 
     /// A requester for a new connection.
-    #[must_use]
     pub fn requester(&self) -> Requester {
         Requester {
             rings: self.clone(),
@@ -216,7 +213,6 @@ const fn part_of(id: u64) -> Option<(u16, u32)> {
 /// # Panics
 ///
 /// If `rings` is 0.
-#[must_use]
 pub fn ring_of(message: Message, rings: u16) -> u16 {
     let hash = mix(mix(message.msg_id.0) ^ message.client.0);
     u16::try_from(hash % u64::from(rings)).expect("a remainder of a u16 fits a u16")

@@ -21,7 +21,6 @@ pub struct Moment {
 
 impl Moment {
     /// ms since the Unix epoch.
-    #[must_use]
     pub fn unix_ms(&self) -> u64 {
         u64::try_from(self.unix_time.as_millis()).unwrap_or(u64::MAX)
     }

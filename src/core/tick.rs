@@ -39,7 +39,6 @@ impl Tick {
     }
 
     /// The number of ticks from `earlier` to `self`; 0 if `earlier` is later.
-    #[must_use]
     pub const fn since(self, earlier: Tick) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -100,38 +99,32 @@ impl Wheel {
     }
 
     /// Number of slots; also the default ack timeout, in ticks, and the length of a revolution.
-    #[must_use]
     pub const fn slots(self) -> u16 {
         self.slots
     }
 
     /// Length of a tick.
-    #[must_use]
     pub const fn tick_length(self) -> Duration {
         self.tick_length
     }
 
     /// Length of a tick in ms.
-    #[must_use]
     pub fn tick_ms(self) -> u32 {
         u32::try_from(self.tick_length.as_millis()).unwrap_or(u32::MAX)
     }
 
     /// The time that `ticks` ticks last.
-    #[must_use]
     pub fn ticks(self, ticks: u64) -> Duration {
         self.tick_length.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
     }
 
     /// The slot of a tick: its position on the ring.
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u16 fits a usize")]
     pub const fn slot(self, tick: Tick) -> usize {
         (tick.0 % self.slots as u64) as usize
     }
 
     /// The deadline of a message accepted while tick `due` is due: see the drawing of the module.
-    #[must_use]
     pub fn deadline(self, due: Tick, ack_timeout_ticks: u16) -> Tick {
         debug_assert!(ack_timeout_ticks <= self.slots, "the store checks each request");
         due.plus(u64::from(ack_timeout_ticks))
@@ -139,7 +132,6 @@ impl Wheel {
 
     /// Whether a message that timed out at `deadline` is still known as late when the pointer stands at `pointer`. It
     /// is for one revolution from the expiry of its tick.
-    #[must_use]
     pub fn is_late_known(self, deadline: Tick, pointer: Tick) -> bool {
         pointer.since(deadline.plus(1)) < u64::from(self.slots)
     }
