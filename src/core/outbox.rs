@@ -13,8 +13,7 @@ use async_trait::async_trait;
 
 use super::batch::{BatchId, Delivery};
 use super::group::GroupName;
-use super::refusal::Refusal;
-use super::rings::merge_refusals;
+use super::refusal::{Refusal, merge_refusals};
 
 /// The most batches of one [`Outbox::retake`].
 pub const MAX_RETAKEN: usize = 16;
@@ -88,17 +87,17 @@ pub struct Settled {
 }
 
 impl Settled {
-    /// The sum of the results for all parts of the batches. If one is refused, the others are settled all the same.
-    pub(crate) fn sum(parts: Vec<Result<Settled, Refusal>>) -> Result<Settled, Refusal> {
-        let (mut sum, mut refusals, asked) = (Settled::default(), Vec::new(), parts.len());
-        for part in parts {
+    /// The sum of the answers of all `parts`. If one refuses, the batches of the others are settled all the same.
+    pub(crate) fn sum(answers: Vec<Result<Settled, Refusal>>, parts: &str) -> Result<Settled, Refusal> {
+        let (mut sum, mut refusals, asked) = (Settled::default(), Vec::new(), answers.len());
+        for answer in answers {
             let Settled { count, batches, refusal } =
-                part.unwrap_or_else(|refusal| Settled { refusal: Some(refusal), ..Settled::default() });
+                answer.unwrap_or_else(|refusal| Settled { refusal: Some(refusal), ..Settled::default() });
             sum.count += count;
             sum.batches.extend(batches);
             refusals.extend(refusal);
         }
-        sum.refusal = merge_refusals(asked, refusals);
+        sum.refusal = merge_refusals(asked, parts, refusals);
         sum.refusal.take_if(|_| sum.batches.is_empty()).map_or(Ok(sum), Err)
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
@@ -14,8 +14,7 @@ use futures_util::future::join_all;
 use super::batch::{BatchId, Delivery};
 use super::group::GroupName;
 use super::outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, Outbox, Settled};
-use super::refusal::Refusal;
-use super::rings::all_answers;
+use super::refusal::{Refusal, all_answers};
 use super::store::RingParts;
 
 /// The outboxes of several rings.
@@ -111,7 +110,7 @@ impl Outbox for Outboxes {
 
     async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
         let parts = self.by_ring(batches);
-        Settled::sum(join_all(parts.iter().map(|(outbox, part)| outbox.settle(group, part))).await)
+        Settled::sum(join_all(parts.iter().map(|(outbox, part)| outbox.settle(group, part))).await, "rings")
     }
 
     async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
@@ -162,12 +161,12 @@ pub fn merge_backlogs(backlogs: Vec<Backlog>) -> Backlog {
     let ids = backlogs.iter().map(|backlog| backlog.ids).sum();
     let mut merged: BTreeMap<GroupName, GroupBacklog> = BTreeMap::new();
     for backlog in backlogs.into_iter().flat_map(|backlog| backlog.groups) {
-        let GroupBacklog { group, batches, unacked, oldest } = backlog;
-        let empty = GroupBacklog { group: group.clone(), batches: 0, unacked: 0, oldest: Duration::ZERO };
-        let sum = merged.entry(group).or_insert(empty);
-        sum.batches += batches;
-        sum.unacked += unacked;
-        sum.oldest = sum.oldest.max(oldest);
+        let add = |sum: &mut GroupBacklog| {
+            sum.batches += backlog.batches;
+            sum.unacked += backlog.unacked;
+            sum.oldest = sum.oldest.max(backlog.oldest);
+        };
+        merged.entry(backlog.group.clone()).and_modify(add).or_insert(backlog);
     }
     Backlog { ids, groups: merged.into_values().collect() }
 }

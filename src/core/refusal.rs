@@ -149,6 +149,39 @@ impl Refusal {
     }
 }
 
+/// The answers of all rings, or one refusal for them: see [`merge_refusals`].
+#[cfg(feature = "sidecar")]
+pub(crate) fn all_answers<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>, Refusal> {
+    let refusals = answers.iter().filter_map(|answer| answer.as_ref().err().cloned()).collect();
+    match merge_refusals(answers.len(), "rings", refusals) {
+        None => Ok(answers.into_iter().flatten().collect()),
+        Some(refusal) => Err(refusal),
+    }
+}
+
+/// One refusal for those of several among the `asked` rings, or other `parts`, if there are any.
+///
+/// If only some refused, the request is applied in part, so the outcome is unknown. The exception is a refusal
+/// about the group: repeating the request would not help, and the caller undoes the rest.
+#[cfg(feature = "sidecar")]
+pub(crate) fn merge_refusals(asked: usize, parts: &str, mut refusals: Vec<Refusal>) -> Option<Refusal> {
+    let first = refusals.first()?;
+    if refusals.len() == asked {
+        let unknown = refusals.iter().position(|refusal| refusal.reason.promise() == Promise::OutcomeUnknown);
+        return Some(refusals.swap_remove(unknown.unwrap_or_default()));
+    }
+    let about_group = [Reason::TooManyGroups, Reason::UnknownGroup, Reason::GroupInUse];
+    if let Some(refusal) = refusals.iter().find(|refusal| about_group.contains(&refusal.reason)) {
+        return Some(refusal.clone());
+    }
+    let text = format!(
+        "{} of {asked} {parts} applied their part, and the others did not; one of them says: {first}; repeat it, which \
+         is safe",
+        asked - refusals.len()
+    );
+    Some(Refusal::new(Reason::StoreTimeout, text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,6 +199,22 @@ mod tests {
     fn an_unknown_outcome_may_be_repeated_and_keeps_the_connection() {
         for reason in Reason::ALL.iter().filter(|reason| reason.promise() == Promise::OutcomeUnknown) {
             assert!(reason.retryable() && !reason.closes(), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_about_the_group_is_passed_on_and_any_other_partial_refusal_makes_the_outcome_unknown() {
+        let refusal = |reason| Err(Refusal::new(reason, "no"));
+        for (answers, expected) in [
+            (vec![Ok(()), refusal(Reason::StoreUnreachable)], Reason::StoreTimeout),
+            (vec![Ok(()), refusal(Reason::MaxInFlight)], Reason::StoreTimeout),
+            (
+                vec![Ok(()), refusal(Reason::StoreUnreachable), refusal(Reason::TooManyGroups)],
+                Reason::TooManyGroups,
+            ),
+            (vec![refusal(Reason::StoreUnreachable), refusal(Reason::StoreUnreachable)], Reason::StoreUnreachable),
+        ] {
+            assert_eq!(all_answers(answers).unwrap_err().reason, expected);
         }
     }
 }

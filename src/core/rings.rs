@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use super::completions::Completions;
 use super::message::Message;
-use super::refusal::{Promise, Reason, Refusal};
+use super::refusal::{Refusal, merge_refusals};
 use super::request_batch::{Outcome, Request, RequestBatch};
 use super::ring::{ConnectionId, Ring, Submitted};
 use super::store::RingParts;
@@ -189,7 +189,7 @@ impl SplitRequest {
 
     fn push_to(self, completed: &mut RequestBatch) {
         let Request { id, operation, deadline, .. } = self.request;
-        match merge_refusals(self.parts, self.refusals) {
+        match merge_refusals(self.parts, "rings", self.refusals) {
             None => completed.push_completed(id, operation, deadline, self.outcomes.into_iter()),
             Some(refusal) => completed.push_refused(id, operation, self.outcomes.len(), Arc::new(refusal)),
         }
@@ -227,55 +227,9 @@ const fn mix(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// The answers of all rings, or one refusal for them: see [`merge_refusals`].
-pub(super) fn all_answers<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>, Refusal> {
-    let refusals = answers.iter().filter_map(|answer| answer.as_ref().err().cloned()).collect();
-    match merge_refusals(answers.len(), refusals) {
-        None => Ok(answers.into_iter().flatten().collect()),
-        Some(refusal) => Err(refusal),
-    }
-}
-
-/// One refusal for those of several among the `asked` rings or parts, if there are any.
-///
-/// If only some refused, the request is applied in part, so the outcome is unknown. The exception is a refusal
-/// about the group: repeating the request would not help, and the caller undoes the rest.
-pub(super) fn merge_refusals(asked: usize, mut refusals: Vec<Refusal>) -> Option<Refusal> {
-    let first = refusals.first()?;
-    if refusals.len() == asked {
-        let unknown = refusals.iter().position(|refusal| refusal.reason.promise() == Promise::OutcomeUnknown);
-        return Some(refusals.swap_remove(unknown.unwrap_or_default()));
-    }
-    let about_group = [Reason::TooManyGroups, Reason::UnknownGroup, Reason::GroupInUse];
-    if let Some(refusal) = refusals.iter().find(|refusal| about_group.contains(&refusal.reason)) {
-        return Some(refusal.clone());
-    }
-    let text = format!(
-        "{} of {asked} parts were applied, and the others were not; one answer says: {first}; repeat it, which is safe",
-        asked - refusals.len()
-    );
-    Some(Refusal::new(Reason::StoreTimeout, text))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_refusal_about_the_group_is_passed_on_and_any_other_partial_refusal_makes_the_outcome_unknown() {
-        let refusal = |reason| Err(Refusal::new(reason, "no"));
-        for (answers, expected) in [
-            (vec![Ok(()), refusal(Reason::StoreUnreachable)], Reason::StoreTimeout),
-            (vec![Ok(()), refusal(Reason::MaxInFlight)], Reason::StoreTimeout),
-            (
-                vec![Ok(()), refusal(Reason::StoreUnreachable), refusal(Reason::TooManyGroups)],
-                Reason::TooManyGroups,
-            ),
-            (vec![refusal(Reason::StoreUnreachable), refusal(Reason::StoreUnreachable)], Reason::StoreUnreachable),
-        ] {
-            assert_eq!(all_answers(answers).unwrap_err().reason, expected);
-        }
-    }
 
     #[test]
     fn the_hash_never_changes() {

@@ -138,8 +138,7 @@ impl Outbox for MemoryOutbox {
     }
 
     async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
-        let mut queue = self.queue.lock();
-        let queue = &mut *queue;
+        let queue = &mut *self.queue.lock();
         if let Some(group) = queue.groups.get_mut(group) {
             for position in batches.iter().filter_map(|batch| queue.positions.get(batch)) {
                 if let Some(count) = group.taken.remove(position) {

@@ -17,6 +17,11 @@ pub(super) fn entry_id(batch: BatchId) -> String {
     format!("{}-{}", batch.tick, batch.seq)
 }
 
+/// The ids of these entries, each with its epoch, as scripts take them.
+pub(super) fn ids_and_epochs(batches: &[BatchId]) -> Vec<(String, u64)> {
+    batches.iter().map(|batch| (entry_id(*batch), batch.epoch)).collect()
+}
+
 /// The next value of an answer, as the name of a group.
 pub(super) fn group_name(answer: &mut Answer) -> Result<GroupName, Refusal> {
     let name = answer.text()?;
@@ -45,7 +50,15 @@ fn read(entry: &str, mut reply: Answer, ring: u16) -> Result<Delivery, Fault> {
     let last = reply.count()? == 1;
     let age = Duration::from_millis(reply.count()?);
     let text = reply.text()?;
-    let (messages, foreign) = parse_messages(&text);
+    let mut foreign = Vec::new();
+    let messages = text.split(' ').filter_map(|word| {
+        let message = parse_message(word);
+        if message.is_none() {
+            foreign.push(word);
+        }
+        message
+    });
+    let messages: Vec<TimedOut> = messages.collect();
     if messages.is_empty() {
         return Err(reply.strange(&format!("the messages of {id}")));
     }
@@ -66,18 +79,7 @@ fn parse_entry_id(text: &str) -> Option<(Tick, u32)> {
     Some((Tick(tick.parse().ok()?), seq.parse().ok()?))
 }
 
-/// The messages of a batch, `id[:client][/attempt]` separated by a space, and all other words.
-fn parse_messages(text: &str) -> (Vec<TimedOut>, Vec<&str>) {
-    let (mut messages, mut foreign) = (Vec::new(), Vec::new());
-    for word in text.split(' ') {
-        match parse_message(word) {
-            Some(message) => messages.push(message),
-            None => foreign.push(word),
-        }
-    }
-    (messages, foreign)
-}
-
+/// A message of a batch: `id[:client][/attempt]`.
 fn parse_message(text: &str) -> Option<TimedOut> {
     let (message, attempt) = text.split_once('/').unwrap_or((text, "1"));
     Some(TimedOut { message: message.parse().ok()?, attempt: attempt.parse().ok()? })

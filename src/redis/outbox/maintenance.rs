@@ -3,12 +3,10 @@
 //! The heartbeat has a task of its own, and waits for nothing else: a sidecar that is busy is not dead. The leader finds
 //! sidecars whose heartbeats have stopped, and drops batches and groups that are too old or too many.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
@@ -40,50 +38,6 @@ const MOST_LINKS: usize = 16;
 /// After a start or an outage nothing is dropped for being old before so much time has passed, or the retention, if
 /// that is less.
 const LONGEST_GRACE: Duration = Duration::from_secs(3_600);
-
-/// The state of the maintenance.
-#[derive(Default)]
-pub(super) struct Maintenance {
-    seen: Mutex<SeenHeartbeats>,
-    /// The refusal of the last heartbeat, if it was refused.
-    pub(super) heartbeat: Mutex<Option<Refusal>>,
-    /// The bounds of a leader that were last reported to differ from those here.
-    reported_bounds: Mutex<String>,
-    /// The session of the link and the epoch of the leader, and how long it has been watching in them. Before that is a
-    /// grace, it drops nothing because of age: after a start or an outage, consumers have the grace to return.
-    watched: Mutex<Option<Observed<(u64, u64)>>>,
-    /// How many steps of trimming were answered.
-    steps: AtomicU64,
-}
-
-/// The heartbeats of sidecars, and for how long each was seen unchanged in one session of the link.
-///
-/// The leader looks at all sidecars. Any other sidecar looks at the one that led last, so that a new leader knows
-/// whether that is dead.
-#[derive(Debug, Default)]
-struct SeenHeartbeats(HashMap<String, Option<Observed<(u64, u64)>>>);
-
-impl SeenHeartbeats {
-    /// Records sidecars and the numbers of their heartbeats; returns those that have not changed for longer than `lease`.
-    fn record(
-        &mut self,
-        session: u64,
-        found: impl IntoIterator<Item = (String, u64)>,
-        lease: Duration,
-        now: Instant,
-    ) -> Vec<(String, u64)> {
-        let mut before = std::mem::take(&mut self.0);
-        let mut dead = Vec::new();
-        for (sidecar, number) in found {
-            let mut seen = before.remove(&sidecar).flatten();
-            if Observed::record(&mut seen, (session, number), now, lease) > lease {
-                dead.push((sidecar.clone(), number));
-            }
-            self.0.insert(sidecar, seen);
-        }
-        dead
-    }
-}
 
 impl RedisOutbox {
     /// Sends heartbeats from the first maintenance on; never ends.
@@ -120,17 +74,16 @@ impl RedisOutbox {
                 }
                 Ok(())
             }
-            "differs" => self.announce(groups).await,
+            "differs" => {
+                let kinds: Vec<(&str, &str)> =
+                    groups.iter().map(|(name, is)| (name.as_str(), kind(*is))).collect();
+                let arguments = (self.context.sidecar(), MOST_BATCHES, kinds);
+                let mut answer = self.run_expecting("announced", &SCRIPTS.announce, arguments).await?;
+                self.report_made(answer.count()?);
+                Ok(())
+            }
             word => Err(answer.strange(word).into()),
         }
-    }
-
-    /// Announces the groups that were joined here, ephemeral or not.
-    async fn announce(&self, groups: &BTreeMap<GroupName, bool>) -> Result<(), Refusal> {
-        let kinds: Vec<(&str, &str)> = groups.iter().map(|(group, is)| (group.as_str(), kind(*is))).collect();
-        let arguments = (self.context.sidecar(), MOST_BATCHES, kinds);
-        self.report_made(self.run_expecting("announced", &SCRIPTS.announce, arguments).await?.count()?);
-        Ok(())
     }
 
     fn report_made(&self, groups: u64) {
@@ -245,65 +198,5 @@ impl RedisOutbox {
                 return Ok(());
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LEASE: Duration = Duration::from_secs(3);
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn beats(of_a: u64, of_b: u64) -> Vec<(String, u64)> {
-        vec![(String::from("a"), of_a), (String::from("b"), of_b)]
-    }
-
-    #[test]
-    fn a_sidecar_without_a_new_heartbeat_for_longer_than_a_lease_is_dead() {
-        let (mut heartbeats, begun) = (SeenHeartbeats::default(), Instant::now());
-        for second in 0..=3 {
-            let dead = heartbeats.record(1, beats(u64::from(second), 7), LEASE, begun + SECOND * second);
-            assert_eq!(dead, [], "after {second} s");
-        }
-        assert_eq!(heartbeats.record(1, beats(4, 7), LEASE, begun + SECOND * 4), [(String::from("b"), 7)]);
-        assert_eq!(heartbeats.record(1, beats(5, 8), LEASE, begun + SECOND * 5), [], "there is a new heartbeat");
-    }
-
-    #[test]
-    fn time_that_was_not_watched_does_not_count() {
-        let (mut heartbeats, begun) = (SeenHeartbeats::default(), Instant::now());
-        heartbeats.record(1, beats(1, 1), LEASE, begun);
-        assert_eq!(heartbeats.record(1, beats(2, 1), LEASE, begun + LEASE * 100), [], "this process was stopped");
-        for second in 0..10 {
-            let session = 2 + u64::from(second);
-            let dead = heartbeats.record(session, beats(3, 1), LEASE, begun + LEASE * 100 + SECOND * second);
-            assert_eq!(dead, [], "each session starts empty");
-        }
-    }
-
-    #[test]
-    fn a_new_leader_knows_how_long_the_heartbeat_of_the_one_before_was_unchanged() {
-        let (mut heartbeats, begun) = (SeenHeartbeats::default(), Instant::now());
-        for second in 0..=3 {
-            let dead = heartbeats.record(1, [(String::from("b"), 7)], LEASE, begun + SECOND * second);
-            assert_eq!(dead, []);
-        }
-        assert_eq!(heartbeats.record(1, beats(1, 7), LEASE, begun + SECOND * 4), [(String::from("b"), 7)]);
-    }
-
-    #[test]
-    fn a_grace_lasts_for_time_that_the_leader_watched_in_one_term() {
-        let (mut watched, begun) = (None, Instant::now());
-        let mut is_over = |term: (u64, u64), second| {
-            Observed::record(&mut watched, term, begun + SECOND * second, LEASE) >= LEASE * 2
-        };
-        assert!(!is_over((1, 1), 0));
-        assert!(!is_over((1, 1), 100), "this process was stopped");
-        let over = (101..120).find(|second| is_over((1, 1), *second));
-        assert_eq!(over, Some(105), "half a lease of the pause counts");
-        assert!(is_over((1, 1), 106));
-        assert!(!is_over((2, 1), 107), "Redis was unreachable");
-        assert!(!is_over((2, 5), 200), "another led meanwhile");
     }
 }

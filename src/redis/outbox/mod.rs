@@ -29,6 +29,7 @@
 mod entry;
 mod maintenance;
 mod ownership;
+mod state;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,9 +42,8 @@ use parking_lot::{Mutex, RwLock};
 use redis::ToRedisArgs;
 use tokio::sync::Notify;
 
-use self::entry::{entry_id, group_name};
-use self::maintenance::Maintenance;
-use self::ownership::{Ownership, ids_and_epochs};
+use self::entry::{entry_id, group_name, ids_and_epochs};
+use self::state::{Maintenance, Ownership};
 use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::{GroupName, MAX_GROUPS};
 use crate::core::outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, MAX_RETAKEN, Outbox, Settled};
@@ -181,7 +181,7 @@ impl Outbox for RedisOutbox {
     async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
         let batches = self.of_this_ring(batches);
         let parts: Vec<_> = batches.chunks(MAX_READ).map(|part| self.settle_part(group, part)).collect();
-        Settled::sum(stream::iter(parts).buffered(SETTLED_TOGETHER).collect().await)
+        Settled::sum(stream::iter(parts).buffered(SETTLED_TOGETHER).collect().await, "scripts")
     }
 
     async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {

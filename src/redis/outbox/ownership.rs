@@ -11,31 +11,10 @@ use crate::core::batch::{BatchId, Delivery};
 use crate::core::group::GroupName;
 use crate::core::outbox::Settled;
 use crate::core::refusal::{Promise, Refusal};
-use crate::redis::outbox::entry::{delivery, entry_id};
+use crate::redis::outbox::entry::{delivery, entry_id, ids_and_epochs};
+use crate::redis::outbox::state::Ownership;
 use crate::redis::outbox::{MAX_READ, MOST_BATCHES, RedisOutbox};
 use crate::redis::scripts::{Answer, SCRIPTS, Script};
-
-/// The batches of one group that this sidecar knows to hold.
-#[derive(Debug, Default)]
-pub(super) struct Ownership {
-    held: HashSet<BatchId>,
-    /// Batches that were given back, and are left to others until this sidecar takes them again.
-    pub(super) lent: HashSet<BatchId>,
-    /// Entries that are held and cannot be read: they stay here, so that no sidecar takes them again and again.
-    unreadable: HashSet<String>,
-    /// The session in which Redis was known to hold no more than this for the sidecar. None while a script that changes
-    /// it is under way, and after its answer was lost or nobody waited for it.
-    verified_in: Option<u64>,
-}
-
-impl Ownership {
-    pub(super) fn remove(&mut self, batches: &[BatchId]) {
-        for batch in batches {
-            self.held.remove(batch);
-            self.lent.remove(batch);
-        }
-    }
-}
 
 impl RedisOutbox {
     pub(super) async fn settle_part(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
@@ -167,8 +146,4 @@ impl RedisOutbox {
         }
         Ok((found, taken))
     }
-}
-
-pub(super) fn ids_and_epochs(batches: &[BatchId]) -> Vec<(String, u64)> {
-    batches.iter().map(|batch| (entry_id(*batch), batch.epoch)).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tracing::{error, info};
+use tracing::info;
 
 use crate::core::batch::StormRule;
 use crate::core::refusal::Refusal;
@@ -138,14 +138,7 @@ impl RedisRing {
                 Ok(Advance::Moved { expired: term.pointer, lateness, shifted, next: next.at })
             }
             "missing" => {
-                link.count_loss();
-                error!(
-                    ring,
-                    messages = answer.count()?,
-                    "messages in flight are in the list of no tick: Redis has lost its key (set maxmemory-policy \
-                     noeviction), or refused a script halfway. The wheel waits while all messages are looked through, and \
-                     missing ones are put back"
-                );
+                self.report_missing(answer.count()?);
                 self.repair(term.epoch).begin(true, term.pointer, term.session);
                 Ok(Advance::Waiting(at))
             }

@@ -21,6 +21,7 @@
 mod advance;
 mod publish;
 mod repair;
+mod repair_state;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::repair::Repair;
+use self::repair_state::Repair;
 use crate::core::completions::Completions;
 use crate::core::refusal::Refusal;
 use crate::core::request_batch::RequestBatch;
