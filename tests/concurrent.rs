@@ -153,7 +153,8 @@ impl Race {
                 break;
             }
         }
-        let taken = self.outbox.take(&GroupName::default_group(), u64::MAX, self.now());
+        let group = GroupName::default_group();
+        let taken = self.outbox.take(&group, u64::MAX, self.now());
         for delivery in taken.now_or_never().unwrap().unwrap() {
             for timed_out in &delivery.batch.messages {
                 counts.entry(timed_out.message).or_default().timed_out += 1;

@@ -8,7 +8,7 @@ use ackwheel::clock::Clock;
 use ackwheel::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::Message;
-use ackwheel::core::outbox::{Outbox, Retention, StartPosition};
+use ackwheel::core::outbox::{Outbox, Retention};
 use ackwheel::core::tick::Tick;
 use ackwheel::delivery::{Delivery, SubscribeRequest};
 use ackwheel::memory::MemoryOutbox;
@@ -16,7 +16,7 @@ use ackwheel::metrics::Metrics;
 use futures_util::future::join_all;
 
 const REQUEST: SubscribeRequest =
-    SubscribeRequest { group: None, credit: u64::MAX, ephemeral: false, start: StartPosition::Beginning };
+    SubscribeRequest { group: None, credit: u64::MAX, ephemeral: false, from_end: false };
 
 /// Delivers from an outbox with so many batches of a message each.
 fn delivery(batches: u64) -> (Delivery, Arc<MemoryOutbox>, Arc<Metrics>) {

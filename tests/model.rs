@@ -196,7 +196,8 @@ impl Subject {
     }
 
     fn taken(&self, now: Instant) -> Vec<Arc<TimeoutBatch>> {
-        let taken = self.outbox.take(&GroupName::default_group(), u64::MAX, now);
+        let group = GroupName::default_group();
+        let taken = self.outbox.take(&group, u64::MAX, now);
         let deliveries = taken.now_or_never().unwrap().unwrap();
         deliveries.into_iter().map(|delivery| delivery.batch).collect()
     }

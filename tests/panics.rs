@@ -17,12 +17,14 @@ use ackwheel::core::batch::{BatchId, Delivery, StormRule};
 use ackwheel::core::completions::Completions;
 use ackwheel::core::group::GroupName;
 use ackwheel::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, Retention, Settled};
+use ackwheel::core::refusal::Refusal;
 use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
 use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::Wheel;
 use ackwheel::memory::{MemoryOptions, MemoryStore};
 use ackwheel::process::panics;
+use async_trait::async_trait;
 
 use crate::support::frames;
 use crate::support::process::assert_names;
@@ -92,6 +94,7 @@ impl Faulty {
     }
 }
 
+#[async_trait]
 impl Store for Faulty {
     fn kind(&self) -> &'static str {
         "faulty"
@@ -105,11 +108,12 @@ impl Store for Faulty {
         true
     }
 
-    fn close(&self, moment: Moment) -> Reply<String> {
-        self.store.close(moment)
+    async fn close(&self, moment: Moment) -> Result<String, Refusal> {
+        self.store.close(moment).await
     }
 }
 
+#[async_trait]
 impl Ring for FaultyRing {
     fn wheel(&self) -> Wheel {
         // A connection asks for it before it takes requests from what it has read, and with the requests in its hands.
@@ -135,63 +139,69 @@ impl Ring for FaultyRing {
         submitted
     }
 
-    fn advance(&self, now: Instant) -> Reply<Advance> {
+    async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
         self.1.meet("ticker", 1);
-        self.0.advance(now)
+        self.0.advance(now).await
     }
 
-    fn publish_expired(&self, now: Instant) -> Reply<PublishStep> {
-        self.0.publish_expired(now)
+    async fn publish_expired(&self, now: Instant) -> Result<PublishStep, Refusal> {
+        self.0.publish_expired(now).await
     }
 
-    fn drain(&self, now: Instant) -> Reply<DrainOutcome> {
-        self.0.drain(now)
+    async fn drain(&self, now: Instant) -> Result<DrainOutcome, Refusal> {
+        self.0.drain(now).await
     }
 
-    fn status(&self, now: Instant) -> Reply<RingStatus> {
+    async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
         self.1.meet("status", 1);
-        self.0.status(now)
+        self.0.status(now).await
     }
 }
 
+#[async_trait]
 impl Outbox for FaultyOutbox {
-    fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Reply<bool> {
+    async fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Result<bool, Refusal> {
         self.1.meet("subscribe", 1);
-        self.0.open_group(group, opening, now)
+        self.0.open_group(group, opening, now).await
     }
 
-    fn leave_group(&self, group: &GroupName) -> Reply<()> {
-        self.0.leave_group(group)
+    async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
+        self.0.leave_group(group).await
     }
 
-    fn delete_group(&self, group: &GroupName) -> Reply<bool> {
-        self.0.delete_group(group)
+    async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
+        self.0.delete_group(group).await
     }
 
-    fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>> {
-        self.0.take(group, window, now)
+    async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal> {
+        self.0.take(group, window, now).await
     }
 
-    fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
-        self.0.retake(group, batches, now)
+    async fn retake(
+        &self,
+        group: &GroupName,
+        batches: &[BatchId],
+        now: Instant,
+    ) -> Result<Vec<Delivery>, Refusal> {
+        self.0.retake(group, batches, now).await
     }
 
-    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
+    async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
         self.1.meet("group", 1);
-        self.0.settle(group, batches)
+        self.0.settle(group, batches).await
     }
 
-    fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
-        self.0.release(group, batches)
+    async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
+        self.0.release(group, batches).await
     }
 
-    fn maintain(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
+    async fn maintain(&self, attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal> {
         self.1.meet("retention", 1);
-        self.0.maintain(attended, now)
+        self.0.maintain(attended, now).await
     }
 
-    fn backlog(&self, now: Instant) -> Reply<Backlog> {
-        self.0.backlog(now)
+    async fn backlog(&self, now: Instant) -> Result<Backlog, Refusal> {
+        self.0.backlog(now).await
     }
 
     fn on_new_batches(&self, tell: Box<dyn Fn() + Send + Sync>) {

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use ackwheel::core::batch::{BatchId, Delivery, TimedOut};
 use ackwheel::core::group::GroupName;
-use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::{Dropped, GroupOptions, Outbox, StartPosition};
+use ackwheel::core::message::{AddNewMsgAnswer, AddOutcome, DelOutcome, Message};
+use ackwheel::core::outbox::{Dropped, GroupOptions, Outbox};
 use ackwheel::core::refusal::{Promise, Reason};
-use ackwheel::core::ring::{AddNewMsgAnswer, Advance, Ring};
+use ackwheel::core::ring::{Advance, Ring};
 use ackwheel::core::store::RingParts;
 
 use mounts::{Memory, Mount, RETENTION_TICKS, Redis};
@@ -275,7 +275,7 @@ async fn status_counts_every_slot<M: Mount>() {
     let wheel = subject.ring.wheel();
     let status = subject.ring.status(subject.mount.now()).await.unwrap();
     assert_eq!((status.in_flight, status.closing, status.slots.iter().sum::<u64>()), (4, 0, 4));
-    assert_eq!(status.slots[usize::from(wheel.slot(deadline).0)], 1);
+    assert_eq!(status.slots[wheel.slot(deadline)], 1);
     subject.turn(1).await;
     let status = subject.ring.status(subject.mount.now()).await.unwrap();
     assert_eq!((status.in_flight, status.closing, status.slots.iter().sum::<u64>()), (4, 3, 1));
@@ -374,11 +374,7 @@ async fn groups_begin_where_they_are_asked_to_and_retention_counts_its_losses<M:
     subject.turn(2).await;
     let (old, new, now) = ("old".parse::<GroupName>().unwrap(), ["new".parse().unwrap()], subject.mount.now());
     subject.outbox.open_group(&old, GroupOptions::default(), now).await.unwrap();
-    subject
-        .outbox
-        .open_group(&new[0], GroupOptions { start: StartPosition::End, ephemeral: false }, now)
-        .await
-        .unwrap();
+    subject.outbox.open_group(&new[0], GroupOptions { from_end: true, ephemeral: false }, now).await.unwrap();
     assert_eq!(subject.outbox.take(&old, 9, now).await.unwrap().len(), 1);
     assert_eq!(subject.outbox.take(&new[0], 9, now).await.unwrap().len(), 0);
     subject.outbox.leave_group(&old).await.unwrap();
@@ -392,7 +388,7 @@ async fn groups_begin_where_they_are_asked_to_and_retention_counts_its_losses<M:
 async fn an_ephemeral_group_goes_with_its_last_subscriber_and_others_stay<M: Mount>() {
     let mut subject = Subject::<M>::open().await;
     let [brief, lasting]: [GroupName; 2] = ["brief", "lasting"].map(|name| name.parse().unwrap());
-    let ephemeral = GroupOptions { start: StartPosition::End, ephemeral: true };
+    let ephemeral = GroupOptions { from_end: true, ephemeral: true };
     assert!(subject.outbox.open_group(&brief, ephemeral, subject.mount.now()).await.unwrap());
     assert!(subject.outbox.open_group(&lasting, GroupOptions::default(), subject.mount.now()).await.unwrap());
     assert!(!subject.outbox.open_group(&lasting, ephemeral, subject.mount.now()).await.unwrap());

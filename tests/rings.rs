@@ -16,11 +16,12 @@ use ackwheel::core::outbox::{Backlog, GroupOptions, Outbox, Retention, Settled};
 use ackwheel::core::outboxes::{Outboxes, merge_backlogs};
 use ackwheel::core::refusal::{Promise, Reason, Refusal};
 use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
 use ackwheel::core::rings::{Rings, ring_of};
 use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::memory::{MemoryOptions, MemoryStore};
+use async_trait::async_trait;
 
 use crate::support::single_request::{AddNewMsg, Completed, DelMsg, SingleRequest};
 
@@ -164,6 +165,7 @@ struct Slow {
     asked: Arc<AtomicU64>,
 }
 
+#[async_trait]
 impl Ring for Slow {
     fn wheel(&self) -> Wheel {
         self.ring.wheel()
@@ -191,20 +193,20 @@ impl Ring for Slow {
         Submitted::Pending
     }
 
-    fn advance(&self, now: Instant) -> Reply<Advance> {
-        self.ring.advance(now)
+    async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
+        self.ring.advance(now).await
     }
 
-    fn publish_expired(&self, now: Instant) -> Reply<PublishStep> {
-        self.ring.publish_expired(now)
+    async fn publish_expired(&self, now: Instant) -> Result<PublishStep, Refusal> {
+        self.ring.publish_expired(now).await
     }
 
-    fn drain(&self, now: Instant) -> Reply<DrainOutcome> {
-        self.ring.drain(now)
+    async fn drain(&self, now: Instant) -> Result<DrainOutcome, Refusal> {
+        self.ring.drain(now).await
     }
 
-    fn status(&self, now: Instant) -> Reply<RingStatus> {
-        self.ring.status(now)
+    async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
+        self.ring.status(now).await
     }
 }
 
@@ -277,44 +279,55 @@ async fn a_batch_of_a_ring_that_there_is_not_is_no_batch() {
 /// An outbox of a ring whose store is away.
 struct Away;
 
-fn away<T>() -> Reply<T> {
-    Reply::refused(Refusal::new(Reason::StoreUnreachable, "the store is away"))
+fn away<T>() -> Result<T, Refusal> {
+    Err(Refusal::new(Reason::StoreUnreachable, "the store is away"))
 }
 
+#[async_trait]
 impl Outbox for Away {
-    fn open_group(&self, _: &GroupName, _: GroupOptions, _: Instant) -> Reply<bool> {
+    async fn open_group(&self, _: &GroupName, _: GroupOptions, _: Instant) -> Result<bool, Refusal> {
         away()
     }
 
-    fn leave_group(&self, _: &GroupName) -> Reply<()> {
+    async fn leave_group(&self, _: &GroupName) -> Result<(), Refusal> {
         away()
     }
 
-    fn delete_group(&self, _: &GroupName) -> Reply<bool> {
+    async fn delete_group(&self, _: &GroupName) -> Result<bool, Refusal> {
         away()
     }
 
-    fn take(&self, _: &GroupName, _: u64, _: Instant) -> Reply<Vec<ackwheel::core::batch::Delivery>> {
+    async fn take(
+        &self,
+        _: &GroupName,
+        _: u64,
+        _: Instant,
+    ) -> Result<Vec<ackwheel::core::batch::Delivery>, Refusal> {
         away()
     }
 
-    fn retake(&self, _: &GroupName, _: &[BatchId], _: Instant) -> Reply<Vec<ackwheel::core::batch::Delivery>> {
+    async fn retake(
+        &self,
+        _: &GroupName,
+        _: &[BatchId],
+        _: Instant,
+    ) -> Result<Vec<ackwheel::core::batch::Delivery>, Refusal> {
         away()
     }
 
-    fn settle(&self, _: &GroupName, _: &[BatchId]) -> Reply<Settled> {
+    async fn settle(&self, _: &GroupName, _: &[BatchId]) -> Result<Settled, Refusal> {
         away()
     }
 
-    fn release(&self, _: &GroupName, _: &[BatchId]) -> Reply<()> {
+    async fn release(&self, _: &GroupName, _: &[BatchId]) -> Result<(), Refusal> {
         away()
     }
 
-    fn maintain(&self, _: &[GroupName], _: Instant) -> Reply<ackwheel::core::outbox::Dropped> {
+    async fn maintain(&self, _: &[GroupName], _: Instant) -> Result<ackwheel::core::outbox::Dropped, Refusal> {
         away()
     }
 
-    fn backlog(&self, _: Instant) -> Reply<Backlog> {
+    async fn backlog(&self, _: Instant) -> Result<Backlog, Refusal> {
         away()
     }
 

@@ -57,7 +57,6 @@ pub struct TickCounts {
 
 impl TickCounts {
     /// Messages of this tick that timed out.
-    #[must_use]
     pub const fn timed_out(self) -> u64 {
         self.added - self.acked
     }
@@ -80,7 +79,6 @@ impl Default for StormRule {
 
 impl StormRule {
     /// The counts of a tick with `acked` acknowledged and `timed_out` other messages.
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
     pub fn count(self, acked: u64, timed_out: u64, drained: bool) -> TickCounts {
         let added = acked + timed_out;

@@ -27,25 +27,21 @@ impl GroupName {
     pub const DEFAULT: &str = "default";
 
     /// The name of the default group.
-    #[must_use]
     pub fn default_group() -> GroupName {
         GroupName(Arc::from(GroupName::DEFAULT))
     }
 
     /// Whether this is the default group.
-    #[must_use]
     pub fn is_default(&self) -> bool {
         &*self.0 == GroupName::DEFAULT
     }
 
     /// A generated name for an ephemeral group. `process` keeps it apart from those of other processes.
-    #[must_use]
     pub fn generated(process: u32, subscriber: u64) -> GroupName {
         GroupName(Arc::from(format!("{GENERATED}{process:08x}-{subscriber}")))
     }
 
     /// Whether the name is a generated one.
-    #[must_use]
     pub fn is_generated(&self) -> bool {
         let numbers = self.0.strip_prefix(GENERATED).and_then(|numbers| numbers.split_once('-'));
         numbers.is_some_and(|(process, subscriber)| {
@@ -54,7 +50,6 @@ impl GroupName {
     }
 
     /// The name as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

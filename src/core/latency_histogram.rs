@@ -32,7 +32,6 @@ const _: () = assert!(
 
 impl Stamp {
     /// The moment `elapsed` after the origin, rounded down.
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "stamps wrap around on purpose")]
     pub const fn after(elapsed: Duration) -> Stamp {
         Stamp((elapsed.as_micros() / STAMP_UNIT.as_micros()) as u32)
@@ -90,7 +89,6 @@ impl LatencyHistogram {
     }
 
     /// Whether it has no latencies.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.counts.iter().all(|count| *count == 0)
     }

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::ring::Reply;
+use async_trait::async_trait;
+
+use super::refusal::Refusal;
 use super::tick::Tick;
 
 /// Whether this sidecar may move the pointer of the ring.
@@ -23,12 +25,13 @@ pub enum Leadership {
 }
 
 /// Time-bounded leadership over one ring.
+#[async_trait]
 pub trait Lease: Send + Sync {
     /// Acquires or renews the lease at `now`, or gives it to a sidecar that leads fewer rings.
-    fn maintain(&self, now: Instant) -> Reply<Leadership>;
+    async fn maintain(&self, now: Instant) -> Result<Leadership, Refusal>;
 
     /// Gives up the lease, so that another sidecar can lead at once. It is no error if this sidecar does not hold it.
-    fn release(&self, now: Instant) -> Reply<()>;
+    async fn release(&self, now: Instant) -> Result<(), Refusal>;
 
     /// Registers a callback for when the lease may be free. The callback has the lease maintained at once.
     fn on_lease_free(&self, notify: Box<dyn Fn() + Send + Sync>);
@@ -40,8 +43,7 @@ const LOOKS_PER_LEASE: u32 = 6;
 /// The observations of a candidate, by its own monotonic clock: the lease of another sidecar, and the pointer.
 ///
 /// A clock that can be set tells neither how long a lease is still valid nor how many ticks were missed. The
-/// candidate knows only the time that it observed itself while the store answered. A gap between two observations
-/// counts as at most half a lease, since a stalled process observed nothing.
+/// candidate knows only the time that it observed itself while the store answered.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     lease: Duration,
@@ -62,9 +64,10 @@ pub(crate) struct PointerPosition {
     pub(crate) due_ms: u64,
 }
 
-/// A value, and how long it was observed unchanged.
+/// A value, and how long it was observed unchanged. A gap between two observations counts as at most half a lease,
+/// since a stalled process observed nothing.
 #[derive(Debug)]
-struct Observed<T> {
+pub(crate) struct Observed<T> {
     value: T,
     /// For how long, up to the last observation.
     watched: Duration,
@@ -72,14 +75,16 @@ struct Observed<T> {
 }
 
 impl<T: PartialEq> Observed<T> {
-    fn record(observed: &mut Option<Observed<T>>, value: T, now: Instant, longest_gap: Duration) {
+    /// Records an observation at `now`. Returns how long the value was observed unchanged.
+    pub(crate) fn record(observed: &mut Option<Observed<T>>, value: T, now: Instant, lease: Duration) -> Duration {
         let same = observed.as_ref().filter(|observed| observed.value == value);
-        let watched = same.map_or(Duration::ZERO, |observed| observed.watched_until(now, longest_gap));
+        let watched = same.map_or(Duration::ZERO, |observed| observed.watched_until(now, lease));
         *observed = Some(Observed { value, watched, looked_at: now });
+        watched
     }
 
-    fn watched_until(&self, now: Instant, longest_gap: Duration) -> Duration {
-        self.watched + now.saturating_duration_since(self.looked_at).min(longest_gap)
+    fn watched_until(&self, now: Instant, lease: Duration) -> Duration {
+        self.watched + now.saturating_duration_since(self.looked_at).min(lease / 2)
     }
 }
 
@@ -114,8 +119,8 @@ impl Candidate {
     ) -> bool {
         self.holders_lease = lease;
         let is_other = self.holder.as_ref().is_none_or(|seen| seen.value.0 != holder.0);
-        Observed::record(&mut self.holder, holder, now, self.lease / 2);
-        Observed::record(&mut self.pointer, position, now, self.lease / 2);
+        Observed::record(&mut self.holder, holder, now, self.lease);
+        Observed::record(&mut self.pointer, position, now, self.lease);
         if let Some(seen) = &mut self.pointer {
             // Adds count from the due time. It may be in the future, also because the clock of the store was set back.
             let ms = Duration::from_millis(since_due_ms.unsigned_abs());
@@ -130,14 +135,14 @@ impl Candidate {
     /// holder is dead, and only a clock that was set back keeps its lease.
     pub(crate) fn stalled_holder(&self, now: Instant) -> Option<(String, String)> {
         let seen = self.holder.as_ref()?;
-        let watched = seen.watched_until(now, self.lease / 2);
+        let watched = seen.watched_until(now, self.lease);
         (watched >= self.lease.max(self.holders_lease) * 2).then(|| seen.value.clone())
     }
 
     /// The last observed position of the pointer, and for how long the candidate has observed it there.
     pub(crate) fn observed_pointer(&self, now: Instant) -> Option<(PointerPosition, Duration)> {
         let seen = self.pointer.as_ref()?;
-        Some((seen.value, seen.watched_until(now, self.lease / 2)))
+        Some((seen.value, seen.watched_until(now, self.lease)))
     }
 
     /// Whether it observed something recently, so that it knows whether the store answered and a sidecar led.

@@ -4,6 +4,8 @@ use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
 
+use super::tick::Tick;
+
 /// The id that a logic node gave to a message. Any u64 is legal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MsgId(pub u64);
@@ -25,7 +27,6 @@ pub struct Message {
 
 impl Message {
     /// The message `msg_id` pushed to `client`.
-    #[must_use]
     pub const fn new(msg_id: u64, client: u64) -> Message {
         Message { msg_id: MsgId(msg_id), client: Client(client) }
     }
@@ -99,7 +100,6 @@ impl DelOutcome {
         [DelOutcome::Unknown, DelOutcome::Acked, DelOutcome::Late, DelOutcome::Withdrawn];
 
     /// The word on the command line and in the metrics label.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             DelOutcome::Unknown => "unknown",
@@ -114,6 +114,15 @@ impl fmt::Display for DelOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
+}
+
+/// The answer to an AddNewMsg.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddNewMsgAnswer {
+    /// The deadline of its messages; the latest one if they differ.
+    pub deadline: Tick,
+    /// For each message, in order.
+    pub outcomes: Vec<AddOutcome>,
 }
 
 #[cfg(test)]

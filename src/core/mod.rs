@@ -4,6 +4,7 @@
 //! stores (`memory`, `redis`) implement the contracts. Server, delivery and ticker use only the contracts.
 
 pub mod batch;
+#[cfg(feature = "sidecar")]
 pub mod completions;
 #[cfg(feature = "sidecar")]
 pub(crate) mod dispatch;
@@ -19,7 +20,6 @@ pub mod outboxes;
 pub mod refusal;
 pub mod request_batch;
 #[cfg(feature = "sidecar")]
-pub mod requester;
 pub mod ring;
 #[cfg(feature = "sidecar")]
 pub mod rings;

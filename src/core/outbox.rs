@@ -9,29 +9,20 @@
 
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
+
 use super::batch::{BatchId, Delivery};
 use super::group::GroupName;
-use super::refusal::Refusal;
-use super::ring::Reply;
+use super::refusal::{Refusal, merge_refusals};
 
 /// The most batches of one [`Outbox::retake`].
 pub const MAX_RETAKEN: usize = 16;
 
-/// The position at which a new group starts to read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StartPosition {
-    /// The oldest batch in the outbox.
-    #[default]
-    Beginning,
-    /// The next batch that is published.
-    End,
-}
-
 /// The options of a new group. They do not change an existing group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupOptions {
-    /// The position at which it starts to read.
-    pub start: StartPosition,
+    /// Whether it starts to read with the next batch that is published, and not with the oldest one in the outbox.
+    pub from_end: bool,
     /// Whether it is deleted when its last subscriber leaves.
     pub ephemeral: bool,
 }
@@ -96,28 +87,35 @@ pub struct Settled {
 }
 
 impl Settled {
-    /// Adds the result for another part of the batches. The error says why that part is not completely settled.
-    pub(crate) fn add(&mut self, part: Result<Settled, Refusal>) -> Result<(), Refusal> {
-        let part = part?;
-        self.count += part.count;
-        self.batches.extend(part.batches);
-        part.refusal.map_or(Ok(()), Err)
+    /// The sum of the answers of all `parts`. If one refuses, the batches of the others are settled all the same.
+    pub(crate) fn sum(answers: Vec<Result<Settled, Refusal>>, parts: &str) -> Result<Settled, Refusal> {
+        let (mut sum, mut refusals, asked) = (Settled::default(), Vec::new(), answers.len());
+        for answer in answers {
+            let Settled { count, batches, refusal } =
+                answer.unwrap_or_else(|refusal| Settled { refusal: Some(refusal), ..Settled::default() });
+            sum.count += count;
+            sum.batches.extend(batches);
+            refusals.extend(refusal);
+        }
+        sum.refusal = merge_refusals(asked, parts, refusals);
+        sum.refusal.take_if(|_| sum.batches.is_empty()).map_or(Ok(sum), Err)
     }
 }
 
 /// The queue of timeout batches for all groups.
+#[async_trait]
 pub trait Outbox: Send + Sync {
     /// Creates a group if it does not exist, and returns whether it is new. After a refusal the group may exist in some
     /// of the rings. The caller then leaves it, unless it has another subscriber here.
-    fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Reply<bool>;
+    async fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Result<bool, Refusal>;
 
     /// Records that the last subscriber on this sidecar has left. An ephemeral group is deleted, unless it has
     /// subscribers on other sidecars.
-    fn leave_group(&self, group: &GroupName) -> Reply<()>;
+    async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal>;
 
     /// Deletes a group with its backlog, and returns whether it existed. Refused if the group has subscribers on other
     /// sidecars.
-    fn delete_group(&self, group: &GroupName) -> Reply<bool>;
+    async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal>;
 
     /// Whether other sidecars take from this outbox too.
     fn is_shared(&self) -> bool {
@@ -126,29 +124,30 @@ pub trait Outbox: Send + Sync {
 
     /// Takes the next batches of a group until they hold `window` messages or more. It may take fewer. Only an empty
     /// answer means that none is left.
-    fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>>;
+    async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal>;
 
     /// Takes batches of one ring again that this sidecar took or lent before, at most [`MAX_RETAKEN`], in their order.
     /// The answer leaves out batches that are settled, dropped, or taken by another sidecar.
-    fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>>;
+    async fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant)
+    -> Result<Vec<Delivery>, Refusal>;
 
     /// Settles taken batches for the group. Refused if none could be settled.
-    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled>;
+    async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal>;
 
     /// Makes taken batches available again, for all sidecars.
-    fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()>;
+    async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal>;
 
     /// Makes taken batches available to other sidecars. [`Outbox::take`] does not return them here. They stay known
     /// here until they are taken again, settled or released.
-    fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
-        self.release(group, batches)
+    async fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
+        self.release(group, batches).await
     }
 
     /// Enforces the limits. `attended` are the groups with a subscriber on this sidecar.
-    fn maintain(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped>;
+    async fn maintain(&self, attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal>;
 
     /// The current content.
-    fn backlog(&self, now: Instant) -> Reply<Backlog>;
+    async fn backlog(&self, now: Instant) -> Result<Backlog, Refusal>;
 
     /// Registers a callback for when new batches may be available.
     fn on_new_batches(&self, notify: Box<dyn Fn() + Send + Sync>);

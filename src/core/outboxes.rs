@@ -6,21 +6,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use async_trait::async_trait;
 use futures_util::future::join_all;
 
 use super::batch::{BatchId, Delivery};
 use super::group::GroupName;
 use super::outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, Outbox, Settled};
-use super::ring::Reply;
-use super::rings::all_answers;
+use super::refusal::{Refusal, all_answers};
 use super::store::RingParts;
 
 /// The outboxes of several rings.
 pub struct Outboxes {
     /// By the number of the ring.
-    outboxes: Arc<[Arc<dyn Outbox>]>,
+    outboxes: Vec<Arc<dyn Outbox>>,
     /// The ring that the next `take` asks first, modulo their number.
     turn: AtomicUsize,
 }
@@ -31,9 +31,8 @@ impl Outboxes {
     /// # Panics
     ///
     /// If there are no rings.
-    #[must_use]
     pub fn of(rings: &[RingParts]) -> Arc<dyn Outbox> {
-        let outboxes: Arc<[_]> = rings.iter().map(|parts| Arc::clone(&parts.outbox)).collect();
+        let outboxes: Vec<_> = rings.iter().map(|parts| Arc::clone(&parts.outbox)).collect();
         match &*outboxes {
             [] => panic!("a store has at least one ring"),
             [single] => Arc::clone(single),
@@ -41,56 +40,37 @@ impl Outboxes {
         }
     }
 
-    /// Calls all rings.
-    fn call_all<T>(&self, call: impl Fn(&dyn Outbox) -> Reply<T>) -> Vec<Reply<T>> {
-        self.outboxes.iter().map(|outbox| call(&**outbox)).collect()
-    }
-
-    /// Calls each ring with its own batches. A client can name rings that do not exist; their batches are left out.
-    fn by_ring<T>(
-        &self,
-        batches: &[BatchId],
-        call: impl Fn(&dyn Outbox, &[BatchId]) -> Reply<T>,
-    ) -> Vec<Reply<T>> {
-        let mut parts: BTreeMap<u16, Vec<BatchId>> = BTreeMap::new();
-        for batch in batches {
-            parts.entry(batch.ring).or_default().push(*batch);
-        }
-        let calls =
-            parts.into_iter().map(|(ring, part)| Some(call(&**self.outboxes.get(usize::from(ring))?, &part)));
-        calls.flatten().collect()
+    /// The outbox of each ring that has some of the batches, with these. A client can name rings that do not exist;
+    /// their batches are left out.
+    fn by_ring(&self, batches: &[BatchId]) -> Vec<(&dyn Outbox, Vec<BatchId>)> {
+        let own = |ring| batches.iter().copied().filter(|batch| usize::from(batch.ring) == ring).collect();
+        let parts = self.outboxes.iter().enumerate().map(|(ring, outbox)| (&**outbox, own(ring)));
+        parts.filter(|(_, part): &(_, Vec<BatchId>)| !part.is_empty()).collect()
     }
 }
 
-fn merged<T: Send + 'static, A>(
-    replies: Vec<Reply<T>>,
-    merge: impl FnOnce(Vec<T>) -> A + Send + 'static,
-) -> Reply<A> {
-    Reply::Later(Box::pin(async move { all_answers(join_all(replies).await).map(merge) }))
-}
-
+#[async_trait]
 impl Outbox for Outboxes {
-    fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Reply<bool> {
-        merged(self.call_all(|outbox| outbox.open_group(group, opening, now)), |created| created.contains(&true))
+    async fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Result<bool, Refusal> {
+        let calls = self.outboxes.iter().map(|outbox| outbox.open_group(group, opening, now));
+        Ok(all_answers(join_all(calls).await)?.contains(&true))
     }
 
-    fn leave_group(&self, group: &GroupName) -> Reply<()> {
-        merged(self.call_all(|outbox| outbox.leave_group(group)), |_| ())
+    async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
+        let calls = self.outboxes.iter().map(|outbox| outbox.leave_group(group));
+        all_answers(join_all(calls).await).map(drop)
     }
 
     /// Calls one ring after the other, so that no ring deletes a group that is in use at another.
-    fn delete_group(&self, group: &GroupName) -> Reply<bool> {
-        let (outboxes, group) = (Arc::clone(&self.outboxes), group.clone());
-        Reply::Later(Box::pin(async move {
-            let mut answers = Vec::new();
-            for outbox in outboxes.iter() {
-                answers.push(outbox.delete_group(&group).await);
-                if answers.last().is_some_and(Result::is_err) {
-                    break;
-                }
+    async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
+        let mut answers = Vec::new();
+        for outbox in &self.outboxes {
+            answers.push(outbox.delete_group(group).await);
+            if answers.last().is_some_and(Result::is_err) {
+                break;
             }
-            all_answers(answers).map(|deleted| deleted.contains(&true))
-        }))
+        }
+        all_answers(answers).map(|deleted| deleted.contains(&true))
     }
 
     fn is_shared(&self) -> bool {
@@ -99,84 +79,77 @@ impl Outbox for Outboxes {
 
     /// Calls one ring after the other, since each takes as much of the window as it can fill. Batches that were taken
     /// are delivered even if another ring refuses, because no later call returns them.
-    fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>> {
-        let (outboxes, group) = (Arc::clone(&self.outboxes), group.clone());
-        let first = self.turn.fetch_add(1, Ordering::Relaxed) % outboxes.len();
-        Reply::Later(Box::pin(async move {
-            let (mut taken, mut left, mut refused) = (Vec::new(), window, None);
-            for outbox in outboxes.iter().cycle().skip(first).take(outboxes.len()) {
-                match outbox.take(&group, left, now).await {
-                    Ok(deliveries) => taken.extend(deliveries),
-                    Err(refusal) => refused = refused.or(Some(refusal)),
-                }
-                let messages: usize = taken.iter().map(|delivery: &Delivery| delivery.batch.messages.len()).sum();
-                left = window.saturating_sub(messages as u64);
-                if left == 0 {
-                    break;
-                }
+    async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal> {
+        let first = self.turn.fetch_add(1, Ordering::Relaxed) % self.outboxes.len();
+        let (mut taken, mut left, mut refused) = (Vec::new(), window, None);
+        for outbox in self.outboxes.iter().cycle().skip(first).take(self.outboxes.len()) {
+            match outbox.take(group, left, now).await {
+                Ok(deliveries) => taken.extend(deliveries),
+                Err(refusal) => refused = refused.or(Some(refusal)),
             }
-            refused.filter(|_| taken.is_empty()).map_or(Ok(taken), Err)
-        }))
+            let messages: usize = taken.iter().map(|delivery: &Delivery| delivery.batch.messages.len()).sum();
+            left = window.saturating_sub(messages as u64);
+            if left == 0 {
+                break;
+            }
+        }
+        refused.filter(|_| taken.is_empty()).map_or(Ok(taken), Err)
     }
 
-    fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
+    async fn retake(
+        &self,
+        group: &GroupName,
+        batches: &[BatchId],
+        now: Instant,
+    ) -> Result<Vec<Delivery>, Refusal> {
         match batches.first().and_then(|batch| self.outboxes.get(usize::from(batch.ring))) {
-            Some(outbox) => outbox.retake(group, batches, now),
-            None => Reply::ok(Vec::new()),
+            Some(outbox) => outbox.retake(group, batches, now).await,
+            None => Ok(Vec::new()),
         }
     }
 
-    /// If a ring refuses, the batches that others settled are returned all the same.
-    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
-        let replies = self.by_ring(batches, |outbox, part| outbox.settle(group, part));
-        Reply::Later(Box::pin(async move {
-            let mut sum = Settled::default();
-            let parts = join_all(replies).await.into_iter().map(|part| sum.add(part)).collect();
-            let refusal = all_answers(parts).err();
-            match refusal {
-                Some(refusal) if sum.batches.is_empty() => Err(refusal),
-                refusal => Ok(Settled { refusal, ..sum }),
-            }
-        }))
+    async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
+        let parts = self.by_ring(batches);
+        Settled::sum(join_all(parts.iter().map(|(outbox, part)| outbox.settle(group, part))).await, "rings")
     }
 
-    fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
-        merged(self.by_ring(batches, |outbox, part| outbox.release(group, part)), |_| ())
+    async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
+        let parts = self.by_ring(batches);
+        all_answers(join_all(parts.iter().map(|(outbox, part)| outbox.release(group, part))).await).map(drop)
     }
 
-    fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
-        merged(self.by_ring(batches, |outbox, part| outbox.lend(group, part)), |_| ())
+    async fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
+        let parts = self.by_ring(batches);
+        all_answers(join_all(parts.iter().map(|(outbox, part)| outbox.lend(group, part))).await).map(drop)
     }
 
     /// If a ring refuses, the drops of the others are returned all the same, because no later call reports them.
-    fn maintain(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
-        let replies = self.call_all(|outbox| outbox.maintain(attended, now));
-        Reply::Later(Box::pin(async move {
-            let (mut sum, mut refused) = (Dropped::default(), None);
-            for answer in join_all(replies).await {
-                match answer {
-                    Ok(dropped) => {
-                        sum.ids += dropped.ids;
-                        sum.batches += dropped.batches;
-                        sum.groups.extend(dropped.groups);
-                    }
-                    Err(refusal) => refused = refused.or(Some(refusal)),
+    async fn maintain(&self, attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal> {
+        let (mut sum, mut refused) = (Dropped::default(), None);
+        for answer in join_all(self.outboxes.iter().map(|outbox| outbox.maintain(attended, now))).await {
+            match answer {
+                Ok(dropped) => {
+                    sum.ids += dropped.ids;
+                    sum.batches += dropped.batches;
+                    sum.groups.extend(dropped.groups);
                 }
+                Err(refusal) => refused = refused.or(Some(refusal)),
             }
-            // A group that several rings dropped is one group.
-            sum.groups.sort_unstable();
-            sum.groups.dedup();
-            refused.filter(|_| sum == Dropped::default()).map_or(Ok(sum), Err)
-        }))
+        }
+        // A group that several rings dropped is one group.
+        sum.groups.sort_unstable();
+        sum.groups.dedup();
+        refused.filter(|_| sum == Dropped::default()).map_or(Ok(sum), Err)
     }
 
-    fn backlog(&self, now: Instant) -> Reply<Backlog> {
-        merged(self.call_all(|outbox| outbox.backlog(now)), merge_backlogs)
+    async fn backlog(&self, now: Instant) -> Result<Backlog, Refusal> {
+        let calls = self.outboxes.iter().map(|outbox| outbox.backlog(now));
+        all_answers(join_all(calls).await).map(merge_backlogs)
     }
 
     fn on_new_batches(&self, notify: Box<dyn Fn() + Send + Sync>) {
         let notify: Arc<dyn Fn() + Send + Sync> = Arc::from(notify);
-        for outbox in self.outboxes.iter() {
+        for outbox in &self.outboxes {
             let notify = Arc::clone(&notify);
             outbox.on_new_batches(Box::new(move || notify()));
         }
@@ -184,17 +157,16 @@ impl Outbox for Outboxes {
 }
 
 /// The sum of the backlogs of several rings.
-#[must_use]
 pub fn merge_backlogs(backlogs: Vec<Backlog>) -> Backlog {
     let ids = backlogs.iter().map(|backlog| backlog.ids).sum();
     let mut merged: BTreeMap<GroupName, GroupBacklog> = BTreeMap::new();
     for backlog in backlogs.into_iter().flat_map(|backlog| backlog.groups) {
-        let GroupBacklog { group, batches, unacked, oldest } = backlog;
-        let empty = GroupBacklog { group: group.clone(), batches: 0, unacked: 0, oldest: Duration::ZERO };
-        let sum = merged.entry(group).or_insert(empty);
-        sum.batches += batches;
-        sum.unacked += unacked;
-        sum.oldest = sum.oldest.max(oldest);
+        let add = |sum: &mut GroupBacklog| {
+            sum.batches += backlog.batches;
+            sum.unacked += backlog.unacked;
+            sum.oldest = sum.oldest.max(backlog.oldest);
+        };
+        merged.entry(backlog.group.clone()).and_modify(add).or_insert(backlog);
     }
     Backlog { ids, groups: merged.into_values().collect() }
 }

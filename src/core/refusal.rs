@@ -30,13 +30,11 @@ macro_rules! reasons {
             pub const ALL: &[Reason] = &[$(Reason::$name,)+];
 
             /// The word in the metrics label and in docs/PROTOCOL.md.
-            #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Reason::$name => $label,)+ }
             }
 
             /// Whether the same request can succeed later or at another sidecar.
-            #[must_use]
             pub const fn retryable(self) -> bool {
                 match self { $(Reason::$name => $retryable,)+ }
             }
@@ -108,25 +106,21 @@ reasons! {
 
 impl Reason {
     /// The number in the `status` of an Error frame.
-    #[must_use]
     pub const fn code(self) -> u16 {
         self as u16
     }
 
     /// The reason with this number; `None` if this version does not know it.
-    #[must_use]
     pub fn from_code(code: u16) -> Option<Reason> {
         Reason::ALL.iter().copied().find(|reason| reason.code() == code)
     }
 
     /// The promise about the request.
-    #[must_use]
     pub fn promise(self) -> Promise {
         if self == Reason::StoreTimeout { Promise::OutcomeUnknown } else { Promise::NotApplied }
     }
 
     /// Whether the connection is closed after the refusal: the codes below 32 are those.
-    #[must_use]
     pub const fn closes(self) -> bool {
         self.code() < 32
     }
@@ -150,10 +144,42 @@ pub struct Refusal {
 
 impl Refusal {
     /// A refusal with a reason and a sentence.
-    #[must_use]
     pub fn new(reason: Reason, text: impl Into<Cow<'static, str>>) -> Refusal {
         Refusal { reason, text: text.into() }
     }
+}
+
+/// The answers of all rings, or one refusal for them: see [`merge_refusals`].
+#[cfg(feature = "sidecar")]
+pub(crate) fn all_answers<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>, Refusal> {
+    let refusals = answers.iter().filter_map(|answer| answer.as_ref().err().cloned()).collect();
+    match merge_refusals(answers.len(), "rings", refusals) {
+        None => Ok(answers.into_iter().flatten().collect()),
+        Some(refusal) => Err(refusal),
+    }
+}
+
+/// One refusal for those of several among the `asked` rings, or other `parts`, if there are any.
+///
+/// If only some refused, the request is applied in part, so the outcome is unknown. The exception is a refusal
+/// about the group: repeating the request would not help, and the caller undoes the rest.
+#[cfg(feature = "sidecar")]
+pub(crate) fn merge_refusals(asked: usize, parts: &str, mut refusals: Vec<Refusal>) -> Option<Refusal> {
+    let first = refusals.first()?;
+    if refusals.len() == asked {
+        let unknown = refusals.iter().position(|refusal| refusal.reason.promise() == Promise::OutcomeUnknown);
+        return Some(refusals.swap_remove(unknown.unwrap_or_default()));
+    }
+    let about_group = [Reason::TooManyGroups, Reason::UnknownGroup, Reason::GroupInUse];
+    if let Some(refusal) = refusals.iter().find(|refusal| about_group.contains(&refusal.reason)) {
+        return Some(refusal.clone());
+    }
+    let text = format!(
+        "{} of {asked} {parts} applied their part, and the others did not; one of them says: {first}; repeat it, which \
+         is safe",
+        asked - refusals.len()
+    );
+    Some(Refusal::new(Reason::StoreTimeout, text))
 }
 
 #[cfg(test)]
@@ -173,6 +199,22 @@ mod tests {
     fn an_unknown_outcome_may_be_repeated_and_keeps_the_connection() {
         for reason in Reason::ALL.iter().filter(|reason| reason.promise() == Promise::OutcomeUnknown) {
             assert!(reason.retryable() && !reason.closes(), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_about_the_group_is_passed_on_and_any_other_partial_refusal_makes_the_outcome_unknown() {
+        let refusal = |reason| Err(Refusal::new(reason, "no"));
+        for (answers, expected) in [
+            (vec![Ok(()), refusal(Reason::StoreUnreachable)], Reason::StoreTimeout),
+            (vec![Ok(()), refusal(Reason::MaxInFlight)], Reason::StoreTimeout),
+            (
+                vec![Ok(()), refusal(Reason::StoreUnreachable), refusal(Reason::TooManyGroups)],
+                Reason::TooManyGroups,
+            ),
+            (vec![refusal(Reason::StoreUnreachable), refusal(Reason::StoreUnreachable)], Reason::StoreUnreachable),
+        ] {
+            assert_eq!(all_answers(answers).unwrap_err().reason, expected);
         }
     }
 }

@@ -35,13 +35,11 @@ const OUTCOMES: usize = Outcome::Withdrawn as usize + 1;
 
 impl Outcome {
     /// The outcome of an AddNewMsg. Only for outcomes of adds.
-    #[must_use]
     pub const fn of_add(self) -> AddOutcome {
         if matches!(self, Outcome::Rearmed) { AddOutcome::Rearmed } else { AddOutcome::Added }
     }
 
     /// The outcome of a DelMsg. Only for outcomes of dels.
-    #[must_use]
     pub const fn of_del(self) -> DelOutcome {
         match self {
             Outcome::Acked => DelOutcome::Acked,
@@ -71,7 +69,6 @@ pub enum Operation {
 
 impl Operation {
     /// Whether it is an add.
-    #[must_use]
     pub const fn is_add(self) -> bool {
         matches!(self, Operation::Add { .. })
     }
@@ -89,7 +86,6 @@ impl Operation {
     }
 
     /// The ack timeout in ticks; 0 for a del.
-    #[must_use]
     pub fn ack_timeout_ticks(self) -> u16 {
         let (is_add, ticks) = match self {
             Operation::Add { ack_timeout_ticks, .. } => (true, ack_timeout_ticks),
@@ -117,13 +113,11 @@ pub struct Request {
 
 impl Request {
     /// Whether it is an add that was not refused.
-    #[must_use]
     pub const fn adds(&self) -> bool {
         self.operation.is_add() & self.refusal.is_none()
     }
 
     /// The indexes of its messages in the batch.
-    #[must_use]
     pub const fn range(&self) -> Range<usize> {
         self.first as usize..self.first as usize + self.count as usize
     }
@@ -145,19 +139,16 @@ pub struct RequestBatch {
 
 impl RequestBatch {
     /// Whether it has no requests.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
     /// The messages of all requests, in the order of the requests.
-    #[must_use]
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
     /// The outcome of each message, once the batch is complete.
-    #[must_use]
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
@@ -225,7 +216,6 @@ impl RequestBatch {
     }
 
     /// Number of messages in the adds that are not refused.
-    #[must_use]
     pub fn messages_to_add(&self) -> u64 {
         self.requests.iter().filter(|request| request.adds()).map(|request| u64::from(request.count)).sum()
     }
@@ -245,14 +235,12 @@ impl RequestBatch {
     }
 
     /// The change of the number of messages in flight by the outcomes so far; a negative change wraps around.
-    #[must_use]
     pub const fn in_flight_change(&self) -> u64 {
         let left = self.total(Outcome::Acked) + self.total(Outcome::Withdrawn);
         self.total(Outcome::Added).wrapping_sub(left)
     }
 
     /// Number of messages with this outcome.
-    #[must_use]
     pub const fn total(&self, outcome: Outcome) -> u64 {
         self.totals[outcome as usize]
     }

@@ -11,55 +11,17 @@
 //! 4. An expired message is in the ring or in the outbox, in exactly one batch of its tick.
 //! 5. For each tick, `added = acked + timed_out`. Withdrawn and re-armed messages count in neither.
 
-use std::future::{self, Future};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
 
 use super::batch::TickCounts;
 use super::completions::Completions;
-use super::latency_histogram::LatencyHistogram;
-use super::message::{AddOutcome, DelOutcome};
 use super::refusal::Refusal;
 use super::request_batch::RequestBatch;
 use super::tick::{Tick, Wheel};
-
-/// The answer to a call, which is ready or resolves later.
-///
-/// A call takes its place in the order of its caller when it is made, not when the reply is awaited.
-pub enum Reply<T> {
-    /// Ready when the call returns.
-    Ready(future::Ready<Result<T, Refusal>>),
-    /// Resolves later.
-    Later(Pin<Box<dyn Future<Output = Result<T, Refusal>> + Send>>),
-}
-
-impl<T> Reply<T> {
-    /// A ready answer.
-    #[must_use]
-    pub fn ok(answer: T) -> Reply<T> {
-        Reply::Ready(future::ready(Ok(answer)))
-    }
-
-    /// A ready refusal.
-    #[must_use]
-    pub fn refused(refusal: Refusal) -> Reply<T> {
-        Reply::Ready(future::ready(Err(refusal)))
-    }
-}
-
-impl<T> Future for Reply<T> {
-    type Output = Result<T, Refusal>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.get_mut() {
-            Reply::Ready(answer) => Pin::new(answer).poll(context),
-            Reply::Later(answer) => answer.as_mut().poll(context),
-        }
-    }
-}
 
 /// The id of a connection. A ring applies the requests of one connection in order, and serves connections in turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -67,29 +29,10 @@ pub struct ConnectionId(pub(crate) u64);
 
 impl ConnectionId {
     /// A new id. The default id is for callers without a connection.
-    #[must_use]
     pub fn unique() -> ConnectionId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         ConnectionId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
-}
-
-/// The answer to an AddNewMsg.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AddNewMsgAnswer {
-    /// The deadline of its messages; the latest one if they differ.
-    pub deadline: Tick,
-    /// For each message, in order.
-    pub outcomes: Vec<AddOutcome>,
-}
-
-/// The answer to a DelMsg.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DelMsgAnswer {
-    /// For each message, in order.
-    pub outcomes: Vec<DelOutcome>,
-    /// Time from add to del of the acknowledged messages, late ones included. A late message counts once.
-    pub ack_latency: LatencyHistogram,
 }
 
 /// The result of an advance.
@@ -185,6 +128,7 @@ pub enum Submitted {
 }
 
 /// One wheel with its messages in flight.
+#[async_trait]
 pub trait Ring: Send + Sync {
     /// Number of slots and length of a tick.
     fn wheel(&self) -> Wheel;
@@ -202,7 +146,7 @@ pub trait Ring: Send + Sync {
     ) -> Submitted;
 
     /// Moves the pointer by at most one tick, if it is due. Only the ticker calls this.
-    fn advance(&self, now: Instant) -> Reply<Advance>;
+    async fn advance(&self, now: Instant) -> Result<Advance, Refusal>;
 
     /// Does one step of the work for the next expiry that can be done in advance. Returns whether more is left.
     fn prelist(&self) -> bool {
@@ -210,11 +154,11 @@ pub trait Ring: Send + Sync {
     }
 
     /// Does the next step of expiry: publishes expired messages to the outbox, then frees their memory.
-    fn publish_expired(&self, now: Instant) -> Reply<PublishStep>;
+    async fn publish_expired(&self, now: Instant) -> Result<PublishStep, Refusal>;
 
     /// Refuses new messages from now on. Returns what happens to those in flight.
-    fn drain(&self, now: Instant) -> Reply<DrainOutcome>;
+    async fn drain(&self, now: Instant) -> Result<DrainOutcome, Refusal>;
 
     /// The current state.
-    fn status(&self, now: Instant) -> Reply<RingStatus>;
+    async fn status(&self, now: Instant) -> Result<RingStatus, Refusal>;
 }

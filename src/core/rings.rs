@@ -1,18 +1,211 @@
-//! The rings of a store, and the ring to which a message belongs.
+//! The rings of a store: the ring to which a message belongs, and the requester, which submits requests to one ring or
+//! to several.
 //!
 //! A ring is a complete wheel with its own pointer, lease and outbox. A hash of the pair determines the ring of a
 //! message, so all sidecars of a store agree on it.
+//!
+//! ```text
+//!   submit ──▶ one ring: the batch as it is   ──▶ completed in the call, or later in the completions
+//!          ──▶ several: one batch for each    ──▶ the completions; `poll` joins the parts of split requests
+//! ```
 
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Instant;
 
+use super::completions::Completions;
 use super::message::Message;
-use super::refusal::{Promise, Reason, Refusal};
-use super::ring::Ring;
+use super::refusal::{Refusal, merge_refusals};
+use super::request_batch::{Outcome, Request, RequestBatch};
+use super::ring::{ConnectionId, Ring, Submitted};
 use super::store::RingParts;
 use super::tick::Wheel;
 
 /// The most rings of a store.
 pub const MAX_RINGS: u16 = 64;
+
+/// The first byte of the id of a part of a request. Ids of connections are lower.
+const PART: u8 = 0x80;
+
+/// The batches of a thread keep room for up to this number of messages for each ring.
+const MAX_KEPT_MESSAGES: usize = 4_096;
+
+thread_local! {
+    /// A batch for each ring, reused by all requesters of the thread.
+    static PARTS: Cell<Vec<RequestBatch>> = const { Cell::new(Vec::new()) };
+}
+
+/// All rings of a store, by number.
+#[derive(Clone)]
+pub struct Rings(Arc<[Arc<dyn Ring>]>);
+
+impl Rings {
+    /// The rings of a store, at least one.
+    pub fn new(rings: &[RingParts]) -> Rings {
+        Rings(rings.iter().map(|parts| Arc::clone(&parts.ring)).collect())
+    }
+
+    /// The number of slots and the length of a tick, the same for all rings.
+    ///
+    /// # Panics
+    ///
+    /// If there are no rings.
+    pub fn wheel(&self) -> Wheel {
+        self.0[0].wheel()
+    }
+
+    /// A requester for a new connection.
+    pub fn requester(&self) -> Requester {
+        Requester {
+            rings: self.clone(),
+            connection: ConnectionId::unique(),
+            completions: Arc::default(),
+            split: HashMap::new(),
+            next_number: 0,
+        }
+    }
+}
+
+/// Submits the requests of one connection, and returns them when they are complete.
+pub struct Requester {
+    rings: Rings,
+    connection: ConnectionId,
+    completions: Arc<Completions>,
+    /// The pending requests with messages of several rings, by number.
+    split: HashMap<u32, SplitRequest>,
+    next_number: u32,
+}
+
+impl Requester {
+    /// Submits a batch: see [`super::ring::Ring::submit`]. The ids of its requests are below 2^63, and differ from
+    /// those of all pending requests.
+    pub fn submit(&mut self, batch: &mut RequestBatch, now: Instant) -> Submitted {
+        if let [ring] = &*self.rings.0 {
+            return ring.submit(batch, self.connection, &self.completions, now);
+        }
+        let mut parts = PARTS.take();
+        parts.resize_with(self.rings.0.len(), RequestBatch::default);
+        self.partition(batch, &mut parts);
+        let mut waker = None;
+        for (ring, part) in self.rings.0.iter().zip(&mut parts).filter(|(_, part)| !part.is_empty()) {
+            if ring.submit(part, self.connection, &self.completions, now) == Submitted::Completed {
+                let put = |completed: &mut RequestBatch| {
+                    completed.ack_latency.add(&part.ack_latency);
+                    part.requests.iter().for_each(|request| completed.push_from(part, request));
+                };
+                waker = waker.or(self.completions.put(put));
+            }
+            part.clear(MAX_KEPT_MESSAGES);
+        }
+        PARTS.set(parts);
+        waker.into_iter().for_each(Waker::wake);
+        Submitted::Pending
+    }
+
+    /// Takes the completed requests in exchange for an empty batch. If there are none, registers the waker.
+    pub fn poll(&mut self, context: &mut Context<'_>, completed: &mut RequestBatch) -> Poll<()> {
+        if self.rings.0.len() == 1 {
+            return self.completions.poll(context, completed);
+        }
+        while completed.is_empty() {
+            let mut taken = RequestBatch::default();
+            ready!(self.completions.poll(context, &mut taken));
+            self.join(&taken, completed);
+        }
+        Poll::Ready(())
+    }
+
+    /// Adds each request to the batch of its ring. A request with messages of several rings is split into a part for
+    /// each of them.
+    fn partition(&mut self, batch: &RequestBatch, parts: &mut [RequestBatch]) {
+        let rings = u16::try_from(parts.len()).expect("a store has at most 64 rings");
+        for request in &batch.requests {
+            let messages = &batch.messages()[request.range()];
+            // The first ring answers a request without messages.
+            let first = messages.first().map_or(0, |message| ring_of(*message, rings));
+            if messages.iter().all(|message| ring_of(*message, rings) == first) {
+                let part = &mut parts[usize::from(first)];
+                part.push(request.id, request.operation, messages.iter().copied());
+                part.last_request().refusal.clone_from(&request.refusal);
+                continue;
+            }
+            let ring_of_each: Vec<u16> = messages.iter().map(|message| ring_of(*message, rings)).collect();
+            let mut pending_parts = 0;
+            for (ring, part) in (0..).zip(&mut *parts).filter(|(ring, _)| ring_of_each.contains(ring)) {
+                let own = messages.iter().zip(&ring_of_each).filter(|(_, of)| **of == ring);
+                let own = own.map(|(message, _)| *message);
+                part.push(part_id(ring, self.next_number), request.operation, own);
+                part.last_request().refusal.clone_from(&request.refusal);
+                pending_parts += 1;
+            }
+            let (request, outcomes) = (request.clone(), vec![Outcome::Unknown; messages.len()]);
+            let (parts, refusals) = (pending_parts, Vec::new());
+            let split = SplitRequest { request, ring_of_each, outcomes, parts, pending_parts, refusals };
+            self.split.insert(self.next_number, split);
+            self.next_number = self.next_number.wrapping_add(1);
+        }
+    }
+
+    /// Moves whole requests to the completed ones. Joins the parts of split requests.
+    fn join(&mut self, taken: &RequestBatch, completed: &mut RequestBatch) {
+        completed.ack_latency.add(&taken.ack_latency);
+        for request in &taken.requests {
+            let Some((ring, number)) = part_of(request.id) else {
+                completed.push_from(taken, request);
+                continue;
+            };
+            let split = self.split.get_mut(&number).expect("it is pending until its last part is complete");
+            split.complete(ring, request, &taken.outcomes()[request.range()]);
+            if split.pending_parts == 0 {
+                self.split.remove(&number).expect("it was pending").push_to(completed);
+            }
+        }
+    }
+}
+
+/// A request with messages of several rings. Each of these rings completes a part of it.
+struct SplitRequest {
+    /// Its deadline is the latest one of the completed parts.
+    request: Request,
+    ring_of_each: Vec<u16>,
+    outcomes: Vec<Outcome>,
+    parts: usize,
+    pending_parts: usize,
+    refusals: Vec<Refusal>,
+}
+
+impl SplitRequest {
+    fn complete(&mut self, ring: u16, part: &Request, outcomes: &[Outcome]) {
+        self.pending_parts -= 1;
+        if let Some(refusal) = &part.refusal {
+            return self.refusals.push(Refusal::clone(refusal));
+        }
+        self.request.deadline = self.request.deadline.max(part.deadline);
+        let own = self.outcomes.iter_mut().zip(&self.ring_of_each).filter(|(_, of)| **of == ring);
+        own.zip(outcomes).for_each(|((own, _), outcome)| *own = *outcome);
+    }
+
+    fn push_to(self, completed: &mut RequestBatch) {
+        let Request { id, operation, deadline, .. } = self.request;
+        match merge_refusals(self.parts, "rings", self.refusals) {
+            None => completed.push_completed(id, operation, deadline, self.outcomes.into_iter()),
+            Some(refusal) => completed.push_refused(id, operation, self.outcomes.len(), Arc::new(refusal)),
+        }
+    }
+}
+
+/// The id of the part of a split request at a ring.
+fn part_id(ring: u16, number: u32) -> u64 {
+    u64::from(PART) << 56 | u64::from(ring) << 32 | u64::from(number)
+}
+
+/// The ring and the number of the split request, if this is the id of a part.
+#[expect(clippy::cast_possible_truncation, reason = "the id is taken apart")]
+const fn part_of(id: u64) -> Option<(u16, u32)> {
+    if id >> 48 == (PART as u64) << 8 { Some(((id >> 32) as u16, id as u32)) } else { None }
+}
 
 /// The ring, of `rings`, to which a message belongs: `mix(mix(msg_id) ^ client) mod rings`, where `mix` is the
 /// finalizer of splitmix64. All sidecars and all versions must agree on it.
@@ -20,7 +213,6 @@ pub const MAX_RINGS: u16 = 64;
 /// # Panics
 ///
 /// If `rings` is 0.
-#[must_use]
 pub fn ring_of(message: Message, rings: u16) -> u16 {
     let hash = mix(mix(message.msg_id.0) ^ message.client.0);
     u16::try_from(hash % u64::from(rings)).expect("a remainder of a u16 fits a u16")
@@ -35,78 +227,9 @@ const fn mix(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// All rings of a store, by number.
-#[derive(Clone)]
-pub struct Rings(pub(super) Arc<[Arc<dyn Ring>]>);
-
-impl Rings {
-    /// The rings of a store, at least one.
-    #[must_use]
-    pub fn new(rings: &[RingParts]) -> Rings {
-        Rings(rings.iter().map(|parts| Arc::clone(&parts.ring)).collect())
-    }
-
-    /// The number of slots and the length of a tick, the same for all rings.
-    ///
-    /// # Panics
-    ///
-    /// If there are no rings.
-    #[must_use]
-    pub fn wheel(&self) -> Wheel {
-        self.0[0].wheel()
-    }
-}
-
-/// The answers of all rings, or one refusal for them: see [`merge_refusals`].
-pub(super) fn all_answers<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>, Refusal> {
-    let refusals = answers.iter().filter_map(|answer| answer.as_ref().err().cloned()).collect();
-    match merge_refusals(answers.len(), refusals) {
-        None => Ok(answers.into_iter().flatten().collect()),
-        Some(refusal) => Err(refusal),
-    }
-}
-
-/// One refusal for those of several among the `asked` rings, if there are any.
-///
-/// If only some rings refused, the request is applied in part, so the outcome is unknown. The exception is a refusal
-/// about the group: repeating the request would not help, and the caller undoes the rest.
-pub(super) fn merge_refusals(asked: usize, mut refusals: Vec<Refusal>) -> Option<Refusal> {
-    let first = refusals.first()?;
-    if refusals.len() == asked {
-        let unknown = refusals.iter().position(|refusal| refusal.reason.promise() == Promise::OutcomeUnknown);
-        return Some(refusals.swap_remove(unknown.unwrap_or_default()));
-    }
-    let about_group = [Reason::TooManyGroups, Reason::UnknownGroup, Reason::GroupInUse];
-    if let Some(refusal) = refusals.iter().find(|refusal| about_group.contains(&refusal.reason)) {
-        return Some(refusal.clone());
-    }
-    let text = format!(
-        "{} of {asked} rings applied their part, and the others did not; one of them says: {first}; repeat it, which \
-         is safe",
-        asked - refusals.len()
-    );
-    Some(Refusal::new(Reason::StoreTimeout, text))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_refusal_about_the_group_is_passed_on_and_any_other_partial_refusal_makes_the_outcome_unknown() {
-        let refusal = |reason| Err(Refusal::new(reason, "no"));
-        for (answers, expected) in [
-            (vec![Ok(()), refusal(Reason::StoreUnreachable)], Reason::StoreTimeout),
-            (vec![Ok(()), refusal(Reason::MaxInFlight)], Reason::StoreTimeout),
-            (
-                vec![Ok(()), refusal(Reason::StoreUnreachable), refusal(Reason::TooManyGroups)],
-                Reason::TooManyGroups,
-            ),
-            (vec![refusal(Reason::StoreUnreachable), refusal(Reason::StoreUnreachable)], Reason::StoreUnreachable),
-        ] {
-            assert_eq!(all_answers(answers).unwrap_err().reason, expected);
-        }
-    }
 
     #[test]
     fn the_hash_never_changes() {

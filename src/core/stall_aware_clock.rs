@@ -27,7 +27,6 @@ pub struct StallAwareClock {
 
 impl StallAwareClock {
     /// A clock that starts at `now`.
-    #[must_use]
     pub fn new(now: Instant) -> StallAwareClock {
         StallAwareClock { last_beat: now, stalled: Duration::ZERO, woken: None }
     }
@@ -44,14 +43,12 @@ impl StallAwareClock {
     }
 
     /// Whether a stall has ended within the last [`WAKING`].
-    #[must_use]
     pub fn is_waking(&self, now: Instant) -> bool {
         let since = |woken| now.saturating_duration_since(woken) < WAKING;
         self.woken.is_some_and(since) || !self.stalled_since_beat(now).is_zero()
     }
 
     /// The stall-aware time at `now`. It is right also between the end of a stall and the next beat.
-    #[must_use]
     pub fn at(&self, now: Instant) -> Instant {
         now.checked_sub(self.stalled + self.stalled_since_beat(now)).unwrap_or(now)
     }

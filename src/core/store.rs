@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
+
 use super::lease::Lease;
 use super::outbox::Outbox;
-use super::ring::{Reply, Ring};
+use super::refusal::Refusal;
+use super::ring::Ring;
 
 /// A moment by the monotonic clock and by the wall clock, which survives a restart.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +21,6 @@ pub struct Moment {
 
 impl Moment {
     /// ms since the Unix epoch.
-    #[must_use]
     pub fn unix_ms(&self) -> u64 {
         u64::try_from(self.unix_time.as_millis()).unwrap_or(u64::MAX)
     }
@@ -36,6 +38,7 @@ pub struct RingParts {
 }
 
 /// The place that holds the messages in flight.
+#[async_trait]
 pub trait Store: Send + Sync {
     /// Its kind, as in Welcome and in the status.
     fn kind(&self) -> &'static str;
@@ -47,5 +50,5 @@ pub trait Store: Send + Sync {
     fn is_up(&self) -> bool;
 
     /// Saves its state after the last request, if it can. Returns a sentence for the log.
-    fn close(&self, moment: Moment) -> Reply<String>;
+    async fn close(&self, moment: Moment) -> Result<String, Refusal>;
 }

@@ -2,7 +2,7 @@
 //!
 //! The wheel is scheme 4 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987): a ring of slots
 //! with one slot per tick. Adding, acknowledging and expiring a message each cost O(1). A [`Tick`] is an absolute count
-//! and is never reused. A [`Slot`] is its position on the ring.
+//! and is never reused. Its position on the ring is its [slot](Wheel::slot).
 //!
 //! # Never early
 //!
@@ -39,7 +39,6 @@ impl Tick {
     }
 
     /// The number of ticks from `earlier` to `self`; 0 if `earlier` is later.
-    #[must_use]
     pub const fn since(self, earlier: Tick) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -51,10 +50,6 @@ impl fmt::Display for Tick {
     }
 }
 
-/// A position on the ring: a tick modulo the number of slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub u16);
-
 /// The fewest slots of a ring.
 pub const MIN_SLOTS: u16 = 1;
 /// The most slots of a ring: one hour at one tick per second.
@@ -63,8 +58,6 @@ pub const MAX_SLOTS: u16 = 3_600;
 pub const MIN_TICK: Duration = Duration::from_millis(10);
 /// The longest tick.
 pub const MAX_TICK: Duration = Duration::from_secs(30);
-
-const _: () = assert!(MIN_SLOTS >= 1, "a ring without slots has no deadline");
 
 /// The dimensions of a ring: number of slots and length of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,38 +99,32 @@ impl Wheel {
     }
 
     /// Number of slots; also the default ack timeout, in ticks, and the length of a revolution.
-    #[must_use]
     pub const fn slots(self) -> u16 {
         self.slots
     }
 
     /// Length of a tick.
-    #[must_use]
     pub const fn tick_length(self) -> Duration {
         self.tick_length
     }
 
     /// Length of a tick in ms.
-    #[must_use]
     pub fn tick_ms(self) -> u32 {
         u32::try_from(self.tick_length.as_millis()).unwrap_or(u32::MAX)
     }
 
     /// The time that `ticks` ticks last.
-    #[must_use]
     pub fn ticks(self, ticks: u64) -> Duration {
         self.tick_length.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
     }
 
-    /// The position of a tick on the ring.
-    #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u16 fits a u16")]
-    pub const fn slot(self, tick: Tick) -> Slot {
-        Slot((tick.0 % self.slots as u64) as u16)
+    /// The slot of a tick: its position on the ring.
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u16 fits a usize")]
+    pub const fn slot(self, tick: Tick) -> usize {
+        (tick.0 % self.slots as u64) as usize
     }
 
     /// The deadline of a message accepted while tick `due` is due: see the drawing of the module.
-    #[must_use]
     pub fn deadline(self, due: Tick, ack_timeout_ticks: u16) -> Tick {
         debug_assert!(ack_timeout_ticks <= self.slots, "the store checks each request");
         due.plus(u64::from(ack_timeout_ticks))
@@ -145,7 +132,6 @@ impl Wheel {
 
     /// Whether a message that timed out at `deadline` is still known as late when the pointer stands at `pointer`. It
     /// is for one revolution from the expiry of its tick.
-    #[must_use]
     pub fn is_late_known(self, deadline: Tick, pointer: Tick) -> bool {
         pointer.since(deadline.plus(1)) < u64::from(self.slots)
     }
@@ -166,7 +152,7 @@ mod tests {
         let wheel = Wheel::default();
         assert_eq!(wheel.deadline(Tick(100), 15), Tick(115));
         assert_eq!(wheel.slot(Tick(115)), wheel.slot(Tick(100)));
-        assert_eq!(wheel.slot(Tick(101)), Slot(11));
+        assert_eq!(wheel.slot(Tick(101)), 11);
     }
 
     #[test]

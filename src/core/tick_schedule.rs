@@ -40,7 +40,6 @@ pub enum DueAction {
 
 impl TickSchedule {
     /// A pointer that stands at `pointer` from `now` on.
-    #[must_use]
     pub fn new(tick_length: Duration, pointer: Tick, now: Instant) -> TickSchedule {
         TickSchedule { tick_length, pointer, next_advance: now + tick_length, shifted: 0 }
     }
@@ -52,13 +51,11 @@ impl TickSchedule {
     }
 
     /// The tick at which the pointer stands.
-    #[must_use]
     pub const fn pointer(&self) -> Tick {
         self.pointer
     }
 
     /// When the next move is due.
-    #[must_use]
     pub const fn next_advance(&self) -> Instant {
         self.next_advance
     }
@@ -66,7 +63,6 @@ impl TickSchedule {
     /// The tick that is due by the clock. It is one ahead of a pointer that lags by less than a tick.
     ///
     /// After a stall it is the pointer, because the missed ticks are not made up.
-    #[must_use]
     pub fn tick_due(&self, now: Instant) -> Tick {
         match self.due_action(now) {
             DueAction::Wait(_) | DueAction::Shift { .. } => self.pointer,
@@ -75,7 +71,6 @@ impl TickSchedule {
     }
 
     /// The action that is due at `now`.
-    #[must_use]
     pub fn due_action(&self, now: Instant) -> DueAction {
         let Some(lateness) = now.checked_duration_since(self.next_advance) else {
             return DueAction::Wait(self.next_advance);

@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::core::batch::{BatchId, Delivery as Delivered};
 use crate::core::dispatch::MemberId;
 use crate::core::group::GroupName;
-use crate::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, StartPosition};
+use crate::core::outbox::{Backlog, Dropped, GroupOptions, Outbox};
 use crate::core::refusal::{Reason, Refusal};
 use crate::metrics::Metrics;
 use crate::process::panics;
@@ -42,8 +42,8 @@ pub struct SubscribeRequest {
     pub credit: u64,
     /// Whether the group, if it is new, is deleted with its last member.
     pub ephemeral: bool,
-    /// The position at which the group, if it is new, starts to read.
-    pub start: StartPosition,
+    /// Whether the group, if it is new, starts to read with the next batch, and not with the oldest one in the outbox.
+    pub from_end: bool,
 }
 
 /// Delivers batches to subscribers.
@@ -85,8 +85,8 @@ impl Delivery {
     pub async fn subscribe(&self, request: SubscribeRequest) -> Result<Subscription, Refusal> {
         let member = MemberId(self.last_member.fetch_add(1, Ordering::Relaxed) + 1);
         let group = request.group.unwrap_or_else(|| GroupName::generated(self.process, member.0));
-        let start = if request.ephemeral { StartPosition::End } else { request.start };
-        let opening = GroupOptions { start, ephemeral: request.ephemeral };
+        let from_end = request.ephemeral || request.from_end;
+        let opening = GroupOptions { from_end, ephemeral: request.ephemeral };
         let (sender, batches) = mpsc::unbounded_channel();
         let unread = Arc::new(AtomicU64::new(0));
         let sender = BatchSender { batches: sender, unread: Arc::clone(&unread) };
@@ -330,7 +330,7 @@ mod tests {
         }
         let outbox = Outboxes::of(&seats);
         let delivery = Delivery::new(outbox, Arc::clone(&clock), Arc::new(Metrics::new()), Duration::from_secs(1));
-        let request = SubscribeRequest { group: None, credit: 1, ephemeral: true, start: StartPosition::End };
+        let request = SubscribeRequest { group: None, credit: 1, ephemeral: true, from_end: true };
         let refusal = delivery.subscribe(request).await.err().unwrap();
         assert_eq!(refusal.reason, Reason::TooManyGroups);
         let left = seats[0].outbox.backlog(clock.now()).await.unwrap();

@@ -2,8 +2,10 @@
 
 use std::time::Instant;
 
+use async_trait::async_trait;
+
 use crate::core::lease::{Leadership, Lease};
-use crate::core::ring::Reply;
+use crate::core::refusal::Refusal;
 
 /// Always the leader, under the epoch of the process.
 #[derive(Clone, Copy, Debug)]
@@ -12,13 +14,14 @@ pub struct AlwaysLeads {
     pub epoch: u64,
 }
 
+#[async_trait]
 impl Lease for AlwaysLeads {
-    fn maintain(&self, _now: Instant) -> Reply<Leadership> {
-        Reply::ok(Leadership::Leads { epoch: self.epoch, renew_at: None })
+    async fn maintain(&self, _now: Instant) -> Result<Leadership, Refusal> {
+        Ok(Leadership::Leads { epoch: self.epoch, renew_at: None })
     }
 
-    fn release(&self, _now: Instant) -> Reply<()> {
-        Reply::ok(())
+    async fn release(&self, _now: Instant) -> Result<(), Refusal> {
+        Ok(())
     }
 
     /// There is never a vacancy.

@@ -4,15 +4,13 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use parking_lot::{Mutex, RwLock};
 
 use crate::core::batch::{BatchId, Delivery, TimeoutBatch};
 use crate::core::group::{GroupName, MAX_GROUPS};
-use crate::core::outbox::{
-    Backlog, Dropped, GroupBacklog, GroupOptions, Outbox, Retention, Settled, StartPosition,
-};
+use crate::core::outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, Outbox, Retention, Settled};
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::Reply;
 
 type Tell = Box<dyn Fn() + Send + Sync>;
 
@@ -94,48 +92,53 @@ impl MemoryOutbox {
     }
 }
 
+#[async_trait]
 impl Outbox for MemoryOutbox {
-    fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Reply<bool> {
+    async fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Result<bool, Refusal> {
         let mut queue = self.queue.lock();
         if !queue.groups.contains_key(group) && queue.groups.len() >= MAX_GROUPS {
-            return Reply::refused(Refusal::new(
+            return Err(Refusal::new(
                 Reason::TooManyGroups,
                 format!("there are {MAX_GROUPS} groups already: delete one with `ackwheel group delete NAME`"),
             ));
         }
-        Reply::ok(queue.open_group(group, opening, now))
+        Ok(queue.open_group(group, opening, now))
     }
 
-    fn leave_group(&self, group: &GroupName) -> Reply<()> {
+    async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
         let mut queue = self.queue.lock();
         if queue.groups.get(group).is_some_and(|group| group.ephemeral) {
             queue.delete_group(group);
         }
-        Reply::ok(())
+        Ok(())
     }
 
-    fn delete_group(&self, group: &GroupName) -> Reply<bool> {
-        Reply::ok(self.queue.lock().delete_group(group))
+    async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
+        Ok(self.queue.lock().delete_group(group))
     }
 
-    fn take(&self, group: &GroupName, window: u64, now: Instant) -> Reply<Vec<Delivery>> {
-        Reply::ok(self.queue.lock().take(group, window, now))
+    async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal> {
+        Ok(self.queue.lock().take(group, window, now))
     }
 
-    fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant) -> Reply<Vec<Delivery>> {
+    async fn retake(
+        &self,
+        group: &GroupName,
+        batches: &[BatchId],
+        now: Instant,
+    ) -> Result<Vec<Delivery>, Refusal> {
         let mut queue = self.queue.lock();
-        Reply::ok(batches.iter().filter_map(|batch| queue.retake(group, *batch, now)).collect())
+        Ok(batches.iter().filter_map(|batch| queue.retake(group, *batch, now)).collect())
     }
 
-    fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Reply<Settled> {
+    async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
         let mut queue = self.queue.lock();
         let count = batches.iter().map(|batch| u64::from(queue.settle(group, *batch))).sum();
-        Reply::ok(Settled { count, batches: batches.to_vec(), refusal: None })
+        Ok(Settled { count, batches: batches.to_vec(), refusal: None })
     }
 
-    fn release(&self, group: &GroupName, batches: &[BatchId]) -> Reply<()> {
-        let mut queue = self.queue.lock();
-        let queue = &mut *queue;
+    async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
+        let queue = &mut *self.queue.lock();
         if let Some(group) = queue.groups.get_mut(group) {
             for position in batches.iter().filter_map(|batch| queue.positions.get(batch)) {
                 if let Some(count) = group.taken.remove(position) {
@@ -143,25 +146,25 @@ impl Outbox for MemoryOutbox {
                 }
             }
         }
-        Reply::ok(())
+        Ok(())
     }
 
-    fn maintain(&self, attended: &[GroupName], now: Instant) -> Reply<Dropped> {
+    async fn maintain(&self, attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal> {
         let mut queue = self.queue.lock();
         for group in attended {
             if let Some(group) = queue.groups.get_mut(group) {
                 group.attended_at = now;
             }
         }
-        Reply::ok(queue.keep_bounds(self.retention, now))
+        Ok(queue.keep_bounds(self.retention, now))
     }
 
-    fn backlog(&self, now: Instant) -> Reply<Backlog> {
+    async fn backlog(&self, now: Instant) -> Result<Backlog, Refusal> {
         let queue = self.queue.lock();
         let mut groups: Vec<_> =
             queue.groups.iter().map(|(name, group)| queue.backlog(name, group, now)).collect();
         groups.sort_by(|a, b| a.group.cmp(&b.group));
-        Reply::ok(Backlog { ids: queue.ids, groups })
+        Ok(Backlog { ids: queue.ids, groups })
     }
 
     fn on_new_batches(&self, tell: Tell) {
@@ -191,10 +194,7 @@ impl Queue {
             group.attended_at = now;
             return false;
         }
-        let (next, wanted) = match opening.start {
-            StartPosition::Beginning => (self.first, self.places.len()),
-            StartPosition::End => (self.end(), 0),
-        };
+        let (next, wanted) = if opening.from_end { (self.end(), 0) } else { (self.first, self.places.len()) };
         let mut unsettled = 0;
         for stored in self.places.iter_mut().take(wanted).flatten() {
             stored.unsettled += 1;

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use async_trait::async_trait;
+
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
 use super::state::{StateFile, writer};
 use super::wheel::MemoryWheel;
 use crate::core::completions::Completions;
+use crate::core::refusal::Refusal;
 use crate::core::request_batch::RequestBatch;
-use crate::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Reply, Ring, RingStatus, Submitted};
+use crate::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
 use crate::core::tick::Wheel;
 
 /// A ring that lives in the process.
@@ -27,6 +30,7 @@ impl MemoryRing {
     }
 }
 
+#[async_trait]
 impl Ring for MemoryRing {
     fn wheel(&self) -> Wheel {
         self.wheel.options.wheel
@@ -43,30 +47,30 @@ impl Ring for MemoryRing {
         Submitted::Completed
     }
 
-    fn advance(&self, now: Instant) -> Reply<Advance> {
-        Reply::ok(self.wheel.advance(now))
+    async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
+        Ok(self.wheel.advance(now))
     }
 
-    fn publish_expired(&self, now: Instant) -> Reply<PublishStep> {
-        Reply::ok(self.wheel.publish_expired(now))
+    async fn publish_expired(&self, now: Instant) -> Result<PublishStep, Refusal> {
+        Ok(self.wheel.publish_expired(now))
     }
 
     fn prelist(&self) -> bool {
         self.wheel.prelist()
     }
 
-    fn drain(&self, now: Instant) -> Reply<DrainOutcome> {
+    async fn drain(&self, now: Instant) -> Result<DrainOutcome, Refusal> {
         if std::mem::replace(&mut self.wheel.state.write().draining, true) {
-            return Reply::ok(DrainOutcome::Kept);
+            return Ok(DrainOutcome::Kept);
         }
         match &self.state_file {
-            Some(state_file) => writer::reserve(Arc::clone(&self.wheel), Arc::clone(state_file), now),
-            None => Reply::ok(self.wheel.expire_all(now)),
+            Some(state_file) => writer::reserve(Arc::clone(&self.wheel), Arc::clone(state_file), now).await,
+            None => Ok(self.wheel.expire_all(now)),
         }
     }
 
-    fn status(&self, now: Instant) -> Reply<RingStatus> {
-        Reply::ok(self.wheel.status(now))
+    async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
+        Ok(self.wheel.status(now))
     }
 }
 

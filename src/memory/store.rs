@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use tracing::error;
 
 use super::lease::AlwaysLeads;
@@ -10,7 +11,7 @@ use super::options::{MemoryOptions, RingOptions};
 use super::outbox::MemoryOutbox;
 use super::ring::MemoryRing;
 use super::state::{StateError, StateFile, writer};
-use crate::core::ring::Reply;
+use crate::core::refusal::Refusal;
 use crate::core::store::{Moment, RingParts, Store};
 use crate::core::tick::Tick;
 
@@ -82,6 +83,7 @@ impl MemoryStore {
     }
 }
 
+#[async_trait]
 impl Store for MemoryStore {
     fn kind(&self) -> &'static str {
         "memory"
@@ -95,7 +97,7 @@ impl Store for MemoryStore {
         true
     }
 
-    fn close(&self, moment: Moment) -> Reply<String> {
+    async fn close(&self, moment: Moment) -> Result<String, Refusal> {
         let wheel = &self.ring.wheel;
         let Some(state_file) = &self.ring.state_file else {
             let messages = wheel.in_flight.count() + wheel.expiry.lock().unpublished();
@@ -107,8 +109,8 @@ impl Store for MemoryStore {
                      add again what they wait for"
                 );
             }
-            return Reply::ok(String::from("the wheel of a memory store without --state ends with the process"));
+            return Ok(String::from("the wheel of a memory store without --state ends with the process"));
         };
-        writer::save(Arc::clone(wheel), Arc::clone(state_file), moment)
+        writer::save(Arc::clone(wheel), Arc::clone(state_file), moment).await
     }
 }

@@ -179,7 +179,7 @@ impl MemoryWheel {
         let schedule = self.state.read().schedule;
         let mut slots = vec![0; usize::from(self.options.wheel.slots())];
         for tick in self.shards.open_ticks(schedule.pointer()).skip(1) {
-            slots[usize::from(self.options.wheel.slot(tick).0)] += self.shards.counts(tick).left;
+            slots[self.options.wheel.slot(tick)] += self.shards.counts(tick).left;
         }
         RingStatus {
             ring: 0,

@@ -7,7 +7,7 @@ use crate::core::batch::{BatchId, TickCounts, TimedOut};
 use crate::core::message::{DelOutcome, Message};
 use crate::core::refusal::{Promise, Reason, Refusal};
 
-pub use crate::core::ring::AddNewMsgAnswer;
+pub use crate::core::message::AddNewMsgAnswer;
 
 /// The first four bytes of every Hello's body: `ACKW`.
 pub const MAGIC: [u8; 4] = *b"ACKW";

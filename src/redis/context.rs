@@ -5,7 +5,6 @@ use std::sync::Arc;
 use redis::ToRedisArgs;
 
 use crate::core::refusal::Refusal;
-use crate::core::ring::Reply;
 use crate::redis::connection::link::{Link, Session};
 use crate::redis::leader::term::{CurrentTerm, Identity};
 use crate::redis::options::RedisOptions;
@@ -32,21 +31,14 @@ impl RingContext {
         &self,
         session: &Session,
         script: &'static Script,
-        keys: &[&str],
+        keys: &[impl AsRef<str>],
         arguments: impl ToRedisArgs,
     ) -> Result<(String, Answer), Refusal> {
-        let running = self.link.write_in(session, script, keys, |call| {
+        let keys: Vec<&str> = keys.iter().map(AsRef::as_ref).collect();
+        let running = self.link.write_in(session, script, &keys, |call| {
             call.arg(arguments);
         });
         let mut answer = running.await?;
         Ok((answer.text()?, answer))
     }
-}
-
-/// A reply that resolves with the result of `work` on something shared.
-pub(super) fn later<S, T, F>(shared: &Arc<S>, work: impl FnOnce(Arc<S>) -> F) -> Reply<T>
-where
-    F: Future<Output = Result<T, Refusal>> + Send + 'static,
-{
-    Reply::Later(Box::pin(work(Arc::clone(shared))))
 }

@@ -46,54 +46,41 @@ pub const MAX_SLOTS: u16 = 240;
 const _: () =
     assert!(SPARE_LISTS > MAX_CATCH_UP + MAX_FROZEN, "two deadlines that are alive must not share a list");
 
-/// The names of a ring's keys, for one sidecar.
-#[derive(Debug)]
-pub(super) struct Keys {
-    pub(super) meta: String,
-    pub(super) lease: String,
-    pub(super) candidates: String,
-    pub(super) messages: String,
-    pub(super) ticks: String,
-    pub(super) held_acks: String,
-    pub(super) outbox: String,
-    pub(super) late: String,
-    pub(super) groups: String,
-    pub(super) sidecars: String,
-    pub(super) departed: String,
-    pub(super) link: String,
-    pub(super) news: String,
-    /// The sidecar of `link`.
-    pub(super) sidecar: String,
-    /// Where all of them lie, if Redis is a Cluster.
-    pub(super) slot: Slot,
-    lists: Vec<String>,
+/// Defines the keys: a field of each name, and its text in Redis.
+macro_rules! keys {
+    ($($name:ident)+) => {
+        /// The names of a ring's keys, for one sidecar.
+        #[derive(Debug)]
+        pub(super) struct Keys {
+            $(pub(super) $name: String,)+
+            pub(super) link: String,
+            /// The sidecar of `link`.
+            pub(super) sidecar: String,
+            /// Where all of them lie, if Redis is a Cluster.
+            pub(super) slot: Slot,
+            lists: Vec<String>,
+        }
+
+        impl Keys {
+            /// The keys of a ring, as `sidecar` uses them.
+            pub(super) fn new(namespace: &str, ring: u16, slots: u16, sidecar: &str) -> Keys {
+                let tag = tag(namespace, ring);
+                let key = |name: &str| format!("{{{tag}}}:{name}");
+                Keys {
+                    $($name: key(stringify!($name)),)+
+                    link: key(&link_name(sidecar)),
+                    sidecar: sidecar.to_owned(),
+                    slot: slot_of(&tag),
+                    lists: (0..slots + SPARE_LISTS).map(|list| key(&format!("tick:{list}"))).collect(),
+                }
+            }
+        }
+    };
 }
 
-impl Keys {
-    /// The keys of a ring, as `sidecar` uses them.
-    pub(super) fn new(namespace: &str, ring: u16, slots: u16, sidecar: &str) -> Keys {
-        let tag = tag(namespace, ring);
-        let key = |name: &str| format!("{{{tag}}}:{name}");
-        Keys {
-            meta: key("meta"),
-            lease: key("lease"),
-            candidates: key("candidates"),
-            messages: key("messages"),
-            ticks: key("ticks"),
-            held_acks: key("held_acks"),
-            outbox: key("outbox"),
-            late: key("late"),
-            groups: key("groups"),
-            sidecars: key("sidecars"),
-            departed: key("departed"),
-            link: key(&link_name(sidecar)),
-            news: key("news"),
-            sidecar: sidecar.to_owned(),
-            slot: slot_of(&tag),
-            lists: (0..slots + SPARE_LISTS).map(|list| key(&format!("tick:{list}"))).collect(),
-        }
-    }
+keys! { meta lease candidates messages ticks held_acks outbox late groups sidecars departed news }
 
+impl Keys {
     /// The slot in which the keys of a ring lie.
     pub(super) fn slot_of(namespace: &str, ring: u16) -> Slot {
         slot_of(&tag(namespace, ring))

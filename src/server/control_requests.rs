@@ -9,7 +9,6 @@ use super::pending_requests::{Completed, Weight};
 use super::session::{Session, State};
 use crate::core::batch::BatchId;
 use crate::core::group::GroupNameError;
-use crate::core::outbox::StartPosition;
 use crate::core::refusal::{Reason, Refusal};
 use crate::delivery::SubscribeRequest;
 use crate::protocol::frame::{self, Body, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
@@ -148,9 +147,8 @@ impl Session {
                 Refusal::new(Reason::BadGroupName, text)
             })?),
         };
-        let start = if request.from_end { StartPosition::End } else { StartPosition::Beginning };
-        let request =
-            SubscribeRequest { group, credit: u64::from(request.credit), ephemeral: request.ephemeral, start };
+        let Subscribe { credit, ephemeral, from_end, .. } = *request;
+        let request = SubscribeRequest { group, credit: u64::from(credit), ephemeral, from_end };
         let delivery = Arc::clone(&self.shared.delivery);
         self.is_subscribing = true;
         self.pending.push(Weight::Other(0), async move {

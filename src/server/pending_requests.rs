@@ -13,7 +13,7 @@ use futures_util::stream::FuturesUnordered;
 
 use crate::core::refusal::Refusal;
 use crate::core::request_batch::{Operation, Request, RequestBatch};
-use crate::core::requester::Requester;
+use crate::core::rings::Requester;
 use crate::delivery::Subscription;
 use crate::metrics::Metrics;
 use crate::process::panics::uncontained;

@@ -22,7 +22,7 @@ use super::shared::{DRAIN_GRACE, Phase, Shared};
 use crate::core::batch::Delivery as Delivered;
 use crate::core::refusal::Refusal;
 use crate::core::request_batch::RequestBatch;
-use crate::core::requester::Requester;
+use crate::core::rings::Requester;
 use crate::delivery::Subscription;
 use crate::process::panics::contained;
 use crate::protocol::Codec;

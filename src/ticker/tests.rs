@@ -6,6 +6,7 @@ mod lease;
 use std::collections::VecDeque;
 use std::iter::repeat_n;
 
+use async_trait::async_trait;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 
@@ -17,7 +18,7 @@ use crate::core::lease::{Leadership, Lease};
 use crate::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, Settled};
 use crate::core::refusal::Reason;
 use crate::core::request_batch::RequestBatch;
-use crate::core::ring::{Advance, ConnectionId, PublishStep, Reply, Ring, RingStatus, Submitted};
+use crate::core::ring::{Advance, ConnectionId, PublishStep, Ring, RingStatus, Submitted};
 use crate::core::tick::{Tick, Wheel};
 
 const TICK: Duration = Duration::from_secs(1);
@@ -104,22 +105,23 @@ fn follows(retry_ms: u64) -> Leadership {
     Leadership::Follows { retry_after: Duration::from_millis(retry_ms) }
 }
 
+#[async_trait]
 impl Lease for Script {
-    fn maintain(&self, _: Instant) -> Reply<Leadership> {
+    async fn maintain(&self, _: Instant) -> Result<Leadership, Refusal> {
         self.record(Call::Maintain);
         let mut refusals = self.refusals.lock();
         if let Some(left) = refusals.checked_sub(1) {
             *refusals = left;
-            return Reply::refused(Refusal::new(Reason::StoreUnreachable, "the store is away"));
+            return Err(Refusal::new(Reason::StoreUnreachable, "the store is away"));
         }
         let mut answers = self.leadership.lock();
         let answer = if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
-        Reply::ok(answer.expect("a test says what the lease answers"))
+        Ok(answer.expect("a test says what the lease answers"))
     }
 
-    fn release(&self, _: Instant) -> Reply<()> {
+    async fn release(&self, _: Instant) -> Result<(), Refusal> {
         self.record(Call::Release);
-        Reply::ok(())
+        Ok(())
     }
 
     fn on_lease_free(&self, tell: Box<dyn Fn() + Send + Sync>) {
@@ -127,6 +129,7 @@ impl Lease for Script {
     }
 }
 
+#[async_trait]
 impl Ring for Script {
     fn wheel(&self) -> Wheel {
         Wheel::default()
@@ -136,19 +139,17 @@ impl Ring for Script {
         unreachable!("a ticker submits nothing")
     }
 
-    fn advance(&self, now: Instant) -> Reply<Advance> {
+    async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
         self.record(Call::Advance);
         let moved = Advance::Moved { expired: Tick(1), lateness: Duration::ZERO, shifted: 0, next: now + TICK };
-        Reply::ok(self.advances.lock().pop_front().unwrap_or(moved))
+        Ok(self.advances.lock().pop_front().unwrap_or(moved))
     }
 
-    fn publish_expired(&self, _: Instant) -> Reply<PublishStep> {
-        let Some(step) = self.steps.lock().pop_front() else { return Reply::ok(PublishStep::default()) };
+    async fn publish_expired(&self, _: Instant) -> Result<PublishStep, Refusal> {
+        let Some(step) = self.steps.lock().pop_front() else { return Ok(PublishStep::default()) };
         self.record(Call::Publish);
-        Reply::Later(Box::pin(async move {
-            tokio::time::sleep(STEP).await;
-            Ok(step)
-        }))
+        tokio::time::sleep(STEP).await;
+        Ok(step)
     }
 
     fn prelist(&self) -> bool {
@@ -158,50 +159,51 @@ impl Ring for Script {
         *left > 0
     }
 
-    fn drain(&self, _: Instant) -> Reply<DrainOutcome> {
+    async fn drain(&self, _: Instant) -> Result<DrainOutcome, Refusal> {
         self.record(Call::Drain);
-        Reply::ok(self.handover)
+        Ok(self.handover)
     }
 
-    fn status(&self, _: Instant) -> Reply<RingStatus> {
+    async fn status(&self, _: Instant) -> Result<RingStatus, Refusal> {
         unreachable!("a ticker does not ask for the status")
     }
 }
 
+#[async_trait]
 impl Outbox for Script {
-    fn open_group(&self, _: &GroupName, _: GroupOptions, _: Instant) -> Reply<bool> {
+    async fn open_group(&self, _: &GroupName, _: GroupOptions, _: Instant) -> Result<bool, Refusal> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn leave_group(&self, _: &GroupName) -> Reply<()> {
+    async fn leave_group(&self, _: &GroupName) -> Result<(), Refusal> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn delete_group(&self, _: &GroupName) -> Reply<bool> {
+    async fn delete_group(&self, _: &GroupName) -> Result<bool, Refusal> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn take(&self, _: &GroupName, _: u64, _: Instant) -> Reply<Vec<Delivery>> {
+    async fn take(&self, _: &GroupName, _: u64, _: Instant) -> Result<Vec<Delivery>, Refusal> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn retake(&self, _: &GroupName, _: &[BatchId], _: Instant) -> Reply<Vec<Delivery>> {
+    async fn retake(&self, _: &GroupName, _: &[BatchId], _: Instant) -> Result<Vec<Delivery>, Refusal> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn settle(&self, _: &GroupName, _: &[BatchId]) -> Reply<Settled> {
+    async fn settle(&self, _: &GroupName, _: &[BatchId]) -> Result<Settled, Refusal> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn release(&self, _: &GroupName, _: &[BatchId]) -> Reply<()> {
+    async fn release(&self, _: &GroupName, _: &[BatchId]) -> Result<(), Refusal> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn maintain(&self, _: &[GroupName], _: Instant) -> Reply<Dropped> {
+    async fn maintain(&self, _: &[GroupName], _: Instant) -> Result<Dropped, Refusal> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 
-    fn backlog(&self, _: Instant) -> Reply<Backlog> {
+    async fn backlog(&self, _: Instant) -> Result<Backlog, Refusal> {
         unreachable!("a ticker leaves the outbox to the ring")
     }
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ackwheel::core::completions::Completions;
-use ackwheel::core::message::Message;
+use ackwheel::core::latency_histogram::LatencyHistogram;
+use ackwheel::core::message::{AddNewMsgAnswer, DelOutcome, Message};
 use ackwheel::core::refusal::Refusal;
 use ackwheel::core::request_batch::{Operation, RequestBatch};
-use ackwheel::core::ring::{AddNewMsgAnswer, ConnectionId, DelMsgAnswer, Reply, Ring, Submitted};
+use ackwheel::core::ring::{ConnectionId, Ring, Submitted};
 
 /// An AddNewMsg.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +32,18 @@ pub struct DelMsg<'a> {
     pub withdraw: bool,
 }
 
+/// The answer to a DelMsg.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DelMsgAnswer {
+    /// For each message, in order.
+    pub outcomes: Vec<DelOutcome>,
+    /// Time from add to del of the acknowledged messages, late ones included. A late message counts once.
+    pub ack_latency: LatencyHistogram,
+}
+
+/// The answer to a request, which comes later.
+pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + Send>>;
+
 /// A batch that completes later.
 pub type Completed = Pin<Box<dyn Future<Output = RequestBatch> + Send>>;
 
@@ -40,28 +53,28 @@ pub trait SingleRequest {
     fn submit_single(&self, batch: RequestBatch, now: Instant) -> Completed;
 
     /// Adds all messages or, if it is refused, none.
-    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Reply<AddNewMsgAnswer> {
+    fn add_new_msg(&self, request: AddNewMsg<'_>, now: Instant) -> Answer<AddNewMsgAnswer> {
         let AddNewMsg { messages, ack_timeout_ticks, attempt } = request;
         let mut batch = RequestBatch::default();
         batch.push(0, Operation::Add { ack_timeout_ticks, attempt }, messages.iter().copied());
         let completed = self.submit_single(batch, now);
-        Reply::Later(Box::pin(async move {
+        Box::pin(async move {
             let batch = accepted(completed.await)?;
             let outcomes = batch.outcomes().iter().map(|outcome| outcome.of_add()).collect();
             Ok(AddNewMsgAnswer { deadline: batch.requests[0].deadline, outcomes })
-        }))
+        })
     }
 
     /// Deletes the messages.
-    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Reply<DelMsgAnswer> {
+    fn del_msg(&self, request: DelMsg<'_>, now: Instant) -> Answer<DelMsgAnswer> {
         let mut batch = RequestBatch::default();
         batch.push(0, Operation::Del { withdraw: request.withdraw }, request.messages.iter().copied());
         let completed = self.submit_single(batch, now);
-        Reply::Later(Box::pin(async move {
+        Box::pin(async move {
             let batch = accepted(completed.await)?;
             let outcomes = batch.outcomes().iter().map(|outcome| outcome.of_del()).collect();
             Ok(DelMsgAnswer { outcomes, ack_latency: batch.ack_latency })
-        }))
+        })
     }
 }
 

@@ -13,10 +13,11 @@ use std::sync::Arc;
 use ackwheel::app::Sidecar;
 use ackwheel::clock::Clock;
 use ackwheel::config::{Config, Settings};
-use ackwheel::core::ring::Reply;
+use ackwheel::core::refusal::Refusal;
 use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::Tick;
 use ackwheel::memory::{AlwaysLeads, MemoryOutbox, RingOptions};
+use async_trait::async_trait;
 use tracing::info;
 
 pub use ring::DashRing;
@@ -43,6 +44,7 @@ impl DashStore {
     }
 }
 
+#[async_trait]
 impl Store for DashStore {
     fn kind(&self) -> &'static str {
         "dashmap"
@@ -56,8 +58,8 @@ impl Store for DashStore {
         true
     }
 
-    fn close(&self, _moment: Moment) -> Reply<String> {
-        Reply::ok(String::from("a store on dashmap ends with the process"))
+    async fn close(&self, _moment: Moment) -> Result<String, Refusal> {
+        Ok(String::from("a store on dashmap ends with the process"))
     }
 }
 

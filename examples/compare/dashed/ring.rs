@@ -11,11 +11,13 @@ use std::time::Instant;
 
 use ackwheel::core::completions::Completions;
 use ackwheel::core::latency_histogram::Stamp;
+use ackwheel::core::refusal::Refusal;
 use ackwheel::core::request_batch::{Operation, Outcome, Request, RequestBatch};
-use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Reply, Ring, RingStatus, Submitted};
+use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
 use ackwheel::core::tick::{Tick, Wheel};
 use ackwheel::core::tick_schedule::{DueAction, TickSchedule};
 use ackwheel::memory::{MemoryOutbox, RingOptions};
+use async_trait::async_trait;
 use dashmap::SharedValue;
 use parking_lot::{Mutex, RwLock};
 
@@ -133,6 +135,7 @@ const fn first(request: &Request) -> u32 {
     request.range().start as u32
 }
 
+#[async_trait]
 impl Ring for DashRing {
     fn wheel(&self) -> Wheel {
         self.options.wheel
@@ -168,9 +171,9 @@ impl Ring for DashRing {
         Submitted::Completed
     }
 
-    fn advance(&self, now: Instant) -> Reply<Advance> {
+    async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
         let mut pace = self.pace.write();
-        Reply::ok(match pace.due_action(now) {
+        Ok(match pace.due_action(now) {
             DueAction::Wait(until) => Advance::Waiting(until),
             DueAction::Shift { missed } => Advance::Waiting(pace.shift(missed, now)),
             DueAction::Advance { lateness } => {
@@ -185,24 +188,24 @@ impl Ring for DashRing {
         })
     }
 
-    fn publish_expired(&self, now: Instant) -> Reply<PublishStep> {
-        Reply::ok(self.expiry.lock().step(self, now))
+    async fn publish_expired(&self, now: Instant) -> Result<PublishStep, Refusal> {
+        Ok(self.expiry.lock().step(self, now))
     }
 
     /// Nobody drains a subject.
-    fn drain(&self, _now: Instant) -> Reply<DrainOutcome> {
-        Reply::ok(DrainOutcome::Kept)
+    async fn drain(&self, _now: Instant) -> Result<DrainOutcome, Refusal> {
+        Ok(DrainOutcome::Kept)
     }
 
-    fn status(&self, now: Instant) -> Reply<RingStatus> {
+    async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
         let (wheel, pace) = (self.options.wheel, *self.pace.read());
         let left = |tick: Tick| self.slots.iter().map(|slots| slots.lock().of(tick).left).sum::<u64>();
         let (pointer, mut by_slot) = (pace.pointer(), vec![0; usize::from(wheel.slots())]);
         for tick in (pointer.0 + 1..=pointer.0 + 1 + u64::from(wheel.slots())).map(Tick) {
-            by_slot[usize::from(wheel.slot(tick).0)] += left(tick);
+            by_slot[wheel.slot(tick)] += left(tick);
         }
         let closing = left(pointer);
-        Reply::ok(RingStatus {
+        Ok(RingStatus {
             pointer,
             pointer_lag: now.saturating_duration_since(pace.next_advance()),
             epoch: self.options.epoch,
@@ -231,7 +234,7 @@ mod tests {
 
     const TICK: Duration = Duration::from_secs(1);
 
-    fn answer<T: Unpin>(reply: Reply<T>) -> T {
+    fn answer<T>(reply: impl Future<Output = Result<T, Refusal>>) -> T {
         reply.now_or_never().expect("it answers at once").expect("it refuses nothing")
     }
 

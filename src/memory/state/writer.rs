@@ -12,7 +12,7 @@ use super::attempt::Attempt;
 use super::file::StateFile;
 use super::saved::Saved;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{DrainOutcome, Reply};
+use crate::core::ring::DrainOutcome;
 use crate::core::store::Moment;
 use crate::memory::wheel::MemoryWheel;
 
@@ -21,43 +21,43 @@ const RESERVES: &str = "state-room";
 const SAVES: &str = "state-file";
 
 /// Makes room for the state, if the disk has it; else expires all that is in flight.
-pub(in crate::memory) fn reserve(
+pub(in crate::memory) async fn reserve(
     wheel: Arc<MemoryWheel>,
     state_file: Arc<StateFile>,
     now: Instant,
-) -> Reply<DrainOutcome> {
+) -> Result<DrainOutcome, Refusal> {
     let reserving = on_thread(RESERVES, {
         let wheel = Arc::clone(&wheel);
         move || state_file.reserve(Saved::most_bytes(&wheel, &wheel.outbox))
     });
-    Reply::Later(Box::pin(async move {
-        let is_reserved = match reserving {
-            Ok(reserved) => reserved.await.unwrap_or(false),
-            Err(error) => {
-                error!(%error, "no thread could be started to write the state file: what is in flight is delivered now");
-                false
-            }
-        };
-        Ok(if is_reserved { DrainOutcome::Kept } else { wheel.expire_all(now) })
-    }))
+    let is_reserved = match reserving {
+        Ok(reserved) => reserved.await.unwrap_or(false),
+        Err(error) => {
+            error!(%error, "no thread could be started to write the state file: what is in flight is delivered now");
+            false
+        }
+    };
+    Ok(if is_reserved { DrainOutcome::Kept } else { wheel.expire_all(now) })
 }
 
 /// Writes the state. If the reply is dropped before it is there, the state is not written.
-pub(in crate::memory) fn save(wheel: Arc<MemoryWheel>, file: Arc<StateFile>, moment: Moment) -> Reply<String> {
+pub(in crate::memory) async fn save(
+    wheel: Arc<MemoryWheel>,
+    file: Arc<StateFile>,
+    moment: Moment,
+) -> Result<String, Refusal> {
     let attempt = Arc::new(Attempt::default());
     let saving = on_thread(SAVES, {
         let (wheel, file, attempt) = (Arc::clone(&wheel), Arc::clone(&file), Arc::clone(&attempt));
         move || write(&wheel, &file, moment, &attempt)
     });
     let mut unfinished = Unfinished { wheel, file, attempt, is_armed: true };
-    Reply::Later(Box::pin(async move {
-        let saved = match saving {
-            Ok(saving) => saving.await.unwrap_or_else(|_| Err(String::from("the thread that wrote it has ended"))),
-            Err(error) => Err(format!("no thread could be started to write it: {error}")),
-        };
-        unfinished.is_armed = false;
-        saved.map_err(|error| unfinished.failed(error))
-    }))
+    let saved = match saving {
+        Ok(saving) => saving.await.unwrap_or_else(|_| Err(String::from("the thread that wrote it has ended"))),
+        Err(error) => Err(format!("no thread could be started to write it: {error}")),
+    };
+    unfinished.is_armed = false;
+    saved.map_err(|error| unfinished.failed(error))
 }
 
 /// Returns in words what was kept, or why not.

@@ -50,15 +50,15 @@ async fn read(found: &Found, stream: &str, outbox: &RedisOutbox, lease: &RedisLe
     let newest: StreamRangeReply = connection.xrevrange_count(stream, "+", "-", 1).await?;
     let mut last = newest.ids.into_iter().next().map_or_else(|| String::from("0"), |entry| entry.id);
     // Hints may have been missed between two connections.
-    outbox.tell();
-    lease.tell();
+    outbox.notify();
+    lease.notify();
     let options = StreamReadOptions::default().block(BLOCK_MS.into());
     loop {
         let reply: Option<StreamReadReply> = connection.xread_options(&[stream], &[&last], &options).await?;
         let mut has_batches = false;
         for entry in reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids) {
             if entry.map.contains_key("vacant") {
-                lease.tell();
+                lease.notify();
             } else if let Some(successor) = entry.get::<String>("handed") {
                 lease.is_handed_to(&successor);
             } else {
@@ -67,7 +67,7 @@ async fn read(found: &Found, stream: &str, outbox: &RedisOutbox, lease: &RedisLe
             last = entry.id;
         }
         if has_batches {
-            outbox.tell();
+            outbox.notify();
         }
     }
 }

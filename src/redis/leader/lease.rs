@@ -3,24 +3,22 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use parking_lot::{Mutex, RwLock};
 use tracing::{error, info, warn};
 
 use crate::core::lease::{Candidate, Leadership, Lease, PointerPosition};
 use crate::core::refusal::Refusal;
-use crate::core::ring::Reply;
 use crate::core::tick::Tick;
 use crate::redis::connection::link::Session;
 use crate::redis::connection::stall_detector::Look;
-use crate::redis::context::{RingContext, later};
+use crate::redis::context::RingContext;
 use crate::redis::leader::rebalance::{Candidacy, Leaderships};
 use crate::redis::leader::term::{CLOCK_SLACK, NextMove, Term, from_now, whole_ms};
 use crate::redis::scripts::{Answer, SCRIPTS};
 
 /// The lease of one ring.
-pub(crate) struct RedisLease(Arc<Inner>);
-
-struct Inner {
+pub(crate) struct RedisLease {
     context: Arc<RingContext>,
     leaderships: Arc<Leaderships>,
     state: Mutex<State>,
@@ -43,47 +41,13 @@ enum Possession {
     Held,
 }
 
-impl RedisLease {
-    pub(crate) fn new(context: Arc<RingContext>, leaderships: Arc<Leaderships>) -> RedisLease {
-        let candidate = Candidate::new(context.options.lease);
-        let state = Mutex::new(State { possession: Possession::NotHeld, candidate, highest_epoch: 0 });
-        RedisLease(Arc::new(Inner { context, leaderships, state, on_lease_free: RwLock::default() }))
-    }
-
-    /// Calls the listeners: the lease may be free.
-    pub(crate) fn tell(&self) {
-        self.0.on_lease_free.read().iter().for_each(|listener| listener());
-    }
-
-    /// The lease was given up for one of the candidates: the others look as always.
-    pub(crate) fn is_handed_to(&self, successor: &str) {
-        if successor == self.0.context.identity.token {
-            self.tell();
-        }
-    }
-}
-
+#[async_trait]
 impl Lease for RedisLease {
-    fn maintain(&self, now: Instant) -> Reply<Leadership> {
-        let options = &self.0.context.options;
-        if options.never_lead {
-            return Reply::ok(Leadership::Follows { retry_after: options.lease });
-        }
-        later(&self.0, |inner| async move { inner.maintain(now).await })
-    }
-
-    fn release(&self, _now: Instant) -> Reply<()> {
-        later(&self.0, |inner| async move { inner.release().await })
-    }
-
-    fn on_lease_free(&self, listener: Box<dyn Fn() + Send + Sync>) {
-        self.0.on_lease_free.write().push(listener);
-    }
-}
-
-impl Inner {
     async fn maintain(&self, now: Instant) -> Result<Leadership, Refusal> {
         let RingContext { ring, options, link, term: current, .. } = &*self.context;
+        if options.never_lead {
+            return Ok(Leadership::Follows { retry_after: options.lease });
+        }
         let session = link.session()?;
         let Some(term) = current.in_session(session.number) else {
             return self.stand_for_election(now, &session).await;
@@ -123,6 +87,41 @@ impl Inner {
         Ok(Leadership::Leads { epoch: term.epoch, renew_at: Some(renew_at) })
     }
 
+    /// Also where another leads: a sidecar that drains is no candidate any more.
+    async fn release(&self, _now: Instant) -> Result<(), Refusal> {
+        self.leaderships.withdraw(self.context.link.clock().now());
+        let is_held = self.state.lock().possession != Possession::NotHeld;
+        if !is_held && !self.leaderships.are_shared() {
+            return Ok(());
+        }
+        let given_up = self.give_up(("vacant", "1")).await.map(drop);
+        if is_held { given_up } else { Ok(()) }
+    }
+
+    fn on_lease_free(&self, listener: Box<dyn Fn() + Send + Sync>) {
+        self.on_lease_free.write().push(listener);
+    }
+}
+
+impl RedisLease {
+    pub(crate) fn new(context: Arc<RingContext>, leaderships: Arc<Leaderships>) -> RedisLease {
+        let candidate = Candidate::new(context.options.lease);
+        let state = Mutex::new(State { possession: Possession::NotHeld, candidate, highest_epoch: 0 });
+        RedisLease { context, leaderships, state, on_lease_free: RwLock::default() }
+    }
+
+    /// Calls the listeners: the lease may be free.
+    pub(crate) fn notify(&self) {
+        self.on_lease_free.read().iter().for_each(|listener| listener());
+    }
+
+    /// The lease was given up for one of the candidates: the others look as always.
+    pub(crate) fn is_handed_to(&self, successor: &str) {
+        if successor == self.context.identity.token {
+            self.notify();
+        }
+    }
+
     /// Whether another could make the next move as well as this sidecar, which may know that Redis stalls or was
     /// unreachable.
     fn can_hand_over(&self, now: Instant) -> bool {
@@ -140,8 +139,9 @@ impl Inner {
     async fn renew(&self, session: &Session, term: Term, wanted: bool) -> Result<Option<Vec<Candidacy>>, Refusal> {
         let RingContext { ring, options, identity, link, term: current } = &*self.context;
         let arguments = (&identity.token, term.epoch, whole_ms(options.lease), wanted);
-        let keys: [&str; 2] = [&link.keys().lease, &link.keys().candidates];
-        let (word, mut answer) = self.context.run(session, &SCRIPTS.renew, &keys, arguments).await?;
+        let keys = link.keys();
+        let keys = &[&keys.lease, &keys.candidates];
+        let (word, mut answer) = self.context.run(session, &SCRIPTS.renew, keys, arguments).await?;
         match word.as_str() {
             "renewed" => {
                 let candidates = answer.rest(|answer| {
@@ -171,30 +171,30 @@ impl Inner {
         let recovered_at = link.confirmed(session)?;
         let begun = now.max(link.clock().now());
         let before = current.get();
-        let (position, seen, watches, stalled, highest_epoch) = {
+        // The first grace since the pointer moved counts, so that a Redis with many short outages does not stop the
+        // wheel.
+        let grace_until = before.and_then(|term| term.grace_until);
+        let grace_until = grace_until.or(recovered_at.map(|recovered_at| recovered_at + options.outage_grace));
+        let wait = grace_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(begun));
+        let arguments = {
             let State { possession, candidate, highest_epoch } = &mut *self.state.lock();
             if std::mem::replace(possession, Possession::Requested) == Possession::Held && before.is_none() {
                 self.leaderships.record_loss(begun);
             }
             candidate.enter_session(session.number);
             let (position, seen) = candidate.observed_pointer(begun).unwrap_or_default();
+            let is_newcomer = !candidate.is_current(begun) && before.is_none();
             let stalled = candidate.stalled_holder(begun).unwrap_or_default();
-            (position, seen, candidate.is_current(begun), stalled, *highest_epoch)
+            (
+                (&identity.token, &identity.name, whole_ms(options.lease)),
+                (position.pointer.0, whole_ms(seen), is_newcomer, *highest_epoch, stalled),
+                (whole_ms(wait), whole_ms(options.outage_grace), whole_ms(CLOCK_SLACK)),
+                (self.leaderships.announcement(begun), position.due_ms),
+            )
         };
-        // The first grace since the pointer moved counts, so that a Redis with many short outages does not stop the
-        // wheel.
-        let grace_until = before.and_then(|term| term.grace_until);
-        let grace_until = grace_until.or(recovered_at.map(|recovered_at| recovered_at + options.outage_grace));
-        let wait = grace_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(begun));
-        let is_newcomer = !watches && before.is_none();
-        let arguments = (
-            (&identity.token, &identity.name, whole_ms(options.lease)),
-            (position.pointer.0, whole_ms(seen), is_newcomer, highest_epoch, stalled),
-            (whole_ms(wait), whole_ms(options.outage_grace), whole_ms(CLOCK_SLACK)),
-            (self.leaderships.announcement(begun), position.due_ms),
-        );
-        let keys: [&str; 2] = [&link.keys().lease, &link.keys().candidates];
-        let (word, mut answer) = self.context.run(session, &SCRIPTS.acquire, &keys, arguments).await?;
+        let keys = link.keys();
+        let keys = &[&keys.lease, &keys.candidates];
+        let (word, mut answer) = self.context.run(session, &SCRIPTS.acquire, keys, arguments).await?;
         let now = now.max(link.clock().now());
         match word.as_str() {
             "won" => self.lead(&mut answer, session, before, (recovered_at, grace_until), now),
@@ -272,23 +272,18 @@ impl Inner {
         Leadership::Follows { retry_after: self.state.lock().candidate.retry_after(crate::redis::random()) }
     }
 
-    /// Also where another leads: a sidecar that drains is no candidate any more.
-    async fn release(&self) -> Result<(), Refusal> {
-        self.leaderships.withdraw(self.context.link.clock().now());
-        let is_held = self.state.lock().possession != Possession::NotHeld;
-        if !is_held && !self.leaderships.are_shared() {
-            return Ok(());
-        }
-        let given_up = self.give_up(("vacant", "1")).await.map(drop);
-        if is_held { given_up } else { Ok(()) }
-    }
-
     /// Gives the lease up, with a hint for the others.
     async fn give_up(&self, hint: (&str, &str)) -> Result<Leadership, Refusal> {
         let RingContext { identity, link, term: current, .. } = &*self.context;
         current.end();
+<<<<<<< HEAD
         let keys: [&str; 3] = [&link.keys().lease, &link.keys().candidates, &link.keys().news];
         self.context.run(&*link.session()?, &SCRIPTS.release, &keys, (&identity.token, hint)).await?;
+=======
+        let keys = link.keys();
+        let keys = &[&keys.lease, &keys.candidates, &keys.news];
+        self.context.run(&link.session()?, &SCRIPTS.release, keys, (&identity.token, hint)).await?;
+>>>>>>> wc
         self.state.lock().possession = Possession::NotHeld;
         Ok(self.follows())
     }

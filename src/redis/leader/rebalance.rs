@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use crate::redis::leader::term::{CurrentTerm, Identity};
 
@@ -39,7 +39,8 @@ pub(crate) struct Leaderships {
     identity: Identity,
     /// In this time each candidate polls several times, and each leader reads the announcements.
     lease: Duration,
-    terms: RwLock<Vec<Arc<CurrentTerm>>>,
+    /// The term of each ring.
+    pub(crate) terms: Vec<Arc<CurrentTerm>>,
     state: Mutex<State>,
 }
 
@@ -54,25 +55,19 @@ struct State {
 }
 
 impl Leaderships {
-    pub(crate) fn new(identity: Identity, lease: Duration) -> Leaderships {
-        Leaderships { identity, lease, terms: RwLock::default(), state: Mutex::default() }
-    }
-
-    /// Adds a ring.
-    pub(crate) fn add_ring(&self) -> Arc<CurrentTerm> {
-        let term = Arc::<CurrentTerm>::default();
-        self.terms.write().push(Arc::clone(&term));
-        term
+    pub(crate) fn new(identity: Identity, lease: Duration, rings: u16) -> Leaderships {
+        let terms = (0..rings).map(|_| Arc::default()).collect();
+        Leaderships { identity, lease, terms, state: Mutex::default() }
     }
 
     /// Whether there are several rings.
     pub(crate) fn are_shared(&self) -> bool {
-        self.terms.read().len() > 1
+        self.terms.len() > 1
     }
 
     /// How many rings this sidecar leads.
     pub(crate) fn count(&self, now: Instant) -> u64 {
-        self.terms.read().iter().map(|term| u64::from(term.lasting(now).is_some())).sum()
+        self.terms.iter().map(|term| u64::from(term.lasting(now).is_some())).sum()
     }
 
     /// The announcement for the leader of another ring; empty while this sidecar should be handed none.
@@ -145,8 +140,8 @@ mod tests {
     /// The leaderships of a sidecar, and the terms of so many rings.
     fn own(rings: u16) -> (Leaderships, Vec<Arc<CurrentTerm>>) {
         let identity = Identity { name: "me".into(), sidecar: "me-1".into(), token: "own".into() };
-        let leaderships = Leaderships::new(identity, LEASE);
-        let terms = (0..rings).map(|_| leaderships.add_ring()).collect();
+        let leaderships = Leaderships::new(identity, LEASE, rings);
+        let terms = leaderships.terms.clone();
         (leaderships, terms)
     }
 

@@ -1,4 +1,4 @@
-//! Reads a timeout batch from its entry in the stream.
+//! Reads a timeout batch from its entry in the stream, and the name of a group.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,6 +6,8 @@ use std::time::Duration;
 use tracing::error;
 
 use crate::core::batch::{BatchId, Delivery, TickCounts, TimedOut, TimeoutBatch};
+use crate::core::group::GroupName;
+use crate::core::refusal::Refusal;
 use crate::core::tick::Tick;
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
@@ -15,17 +17,23 @@ pub(super) fn entry_id(batch: BatchId) -> String {
     format!("{}-{}", batch.tick, batch.seq)
 }
 
-/// An entry that is no batch of this version: a newer version wrote it, or a person.
-#[derive(Debug)]
-pub(super) struct Unreadable {
-    pub(super) entry: String,
-    pub(super) why: String,
+/// The ids of these entries, each with its epoch, as scripts take them.
+pub(super) fn ids_and_epochs(batches: &[BatchId]) -> Vec<(String, u64)> {
+    batches.iter().map(|batch| (entry_id(*batch), batch.epoch)).collect()
 }
 
-/// Reads a batch in a reply of `take` or `retake`.
-pub(super) fn delivery(mut reply: Answer, ring: u16) -> Result<Result<Delivery, Unreadable>, Fault> {
+/// The next value of an answer, as the name of a group.
+pub(super) fn group_name(answer: &mut Answer) -> Result<GroupName, Refusal> {
+    let name = answer.text()?;
+    name.parse().map_err(|_| answer.strange(&name).into())
+}
+
+/// Reads the id of an entry in a reply of `take` or `retake`, and its batch. A fault says why the entry is no batch of
+/// this version: a newer version wrote it, or a person.
+pub(super) fn delivery(mut reply: Answer, ring: u16) -> Result<(String, Result<Delivery, Fault>), Fault> {
     let entry = reply.text()?;
-    Ok(read(&entry, reply, ring).map_err(|fault| Unreadable { entry, why: fault.text }))
+    let read = read(&entry, reply, ring);
+    Ok((entry, read))
 }
 
 fn read(entry: &str, mut reply: Answer, ring: u16) -> Result<Delivery, Fault> {
@@ -42,7 +50,15 @@ fn read(entry: &str, mut reply: Answer, ring: u16) -> Result<Delivery, Fault> {
     let last = reply.count()? == 1;
     let age = Duration::from_millis(reply.count()?);
     let text = reply.text()?;
-    let (messages, foreign) = parse_messages(&text);
+    let mut foreign = Vec::new();
+    let messages = text.split(' ').filter_map(|word| {
+        let message = parse_message(word);
+        if message.is_none() {
+            foreign.push(word);
+        }
+        message
+    });
+    let messages: Vec<TimedOut> = messages.collect();
     if messages.is_empty() {
         return Err(reply.strange(&format!("the messages of {id}")));
     }
@@ -63,18 +79,7 @@ fn parse_entry_id(text: &str) -> Option<(Tick, u32)> {
     Some((Tick(tick.parse().ok()?), seq.parse().ok()?))
 }
 
-/// The messages of a batch, `id[:client][/attempt]` separated by a space, and all other words.
-fn parse_messages(text: &str) -> (Vec<TimedOut>, Vec<&str>) {
-    let (mut messages, mut foreign) = (Vec::new(), Vec::new());
-    for word in text.split(' ') {
-        match parse_message(word) {
-            Some(message) => messages.push(message),
-            None => foreign.push(word),
-        }
-    }
-    (messages, foreign)
-}
-
+/// A message of a batch: `id[:client][/attempt]`.
 fn parse_message(text: &str) -> Option<TimedOut> {
     let (message, attempt) = text.split_once('/').unwrap_or((text, "1"));
     Some(TimedOut { message: message.parse().ok()?, attempt: attempt.parse().ok()? })
@@ -97,7 +102,7 @@ mod tests {
     fn a_batch_is_read_from_its_entry() {
         let text = "1 2:7 18446744073709551615:18446744073709551615/255";
         let read = reply(["170-3", "2", "1700000000000", "10", "7", "1", "0", "250", text]);
-        let Delivery { batch, delivery_count, age } = delivery(read, 4).unwrap().unwrap();
+        let Delivery { batch, delivery_count, age } = delivery(read, 4).unwrap().1.unwrap();
         assert_eq!(batch.id, BatchId { tick: Tick(170), epoch: 1_700_000_000_000, ring: 4, seq: 3 });
         assert_eq!(entry_id(batch.id), "170-3");
         assert_eq!(batch.counts, TickCounts { added: 10, acked: 7, storm: true, drained: false });
@@ -110,7 +115,7 @@ mod tests {
     #[test]
     fn a_foreign_word_in_a_batch_is_left_out() {
         let read = delivery(reply(["170-3", "1", "5", "1", "0", "0", "1", "0", "1 x 2:7/256 3:4/2"]), 0);
-        let messages = &read.unwrap().unwrap().batch.messages;
+        let messages = &read.unwrap().1.unwrap().batch.messages;
         let expected = [(1, 0, 1), (3, 4, 2)]
             .map(|(id, client, attempt)| TimedOut { message: Message::new(id, client), attempt });
         assert_eq!(*messages, expected);
@@ -120,7 +125,7 @@ mod tests {
     fn an_entry_without_a_readable_message_is_no_batch() {
         for (id, messages) in [("1", "9"), ("1-x", "9"), ("1-0", ""), ("1-0", "9/256"), ("1-0", "a:1")] {
             let read = delivery(reply([id, "1", "5", "1", "0", "0", "1", "0", messages]), 0).unwrap();
-            assert_eq!(read.unwrap_err().entry, id);
+            assert!(read.0 == id && read.1.is_err());
         }
     }
 }

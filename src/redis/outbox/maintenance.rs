@@ -1,71 +1,196 @@
-//! Keeps the bounds of the outbox, as the leader: drops batches and groups that are too old or too many.
+//! Maintenance of the outbox: the heartbeats of sidecars, and the work of the leader for all of them.
+//!
+//! The heartbeat has a task of its own, and waits for nothing else: a sidecar that is busy is not dead. The leader finds
+//! sidecars whose heartbeats have stopped, and drops batches and groups that are too old or too many.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use tokio::time::MissedTickBehavior;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
 
-use crate::core::outbox::Dropped;
+use crate::core::group::GroupName;
+use crate::core::lease::Observed;
+use crate::core::outbox::{Dropped, Retention};
 use crate::core::refusal::Refusal;
+use crate::redis::connection::errors::Fault;
 use crate::redis::context::RingContext;
 use crate::redis::leader::term::{Term, whole_ms};
-use crate::redis::outbox::calls::{group_name, run_expecting};
-use crate::redis::outbox::heartbeat::WatchedTime;
+use crate::redis::outbox::entry::group_name;
+use crate::redis::outbox::{MOST_BATCHES, RedisOutbox, kind};
 use crate::redis::scripts::SCRIPTS;
+
+/// How often a sidecar sends a heartbeat.
+const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
+
+/// The most ephemeral groups that one script deletes with a sidecar.
+const MOST_DELETED: usize = 16;
+
+/// How long the link of a dead sidecar is kept, in time that the wheel has turned: a sidecar that was paused finds its
+/// last answers there.
+const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
+
+/// The most old links that are deleted after one inspection.
+const MOST_LINKS: usize = 16;
 
 /// After a start or an outage nothing is dropped for being old before so much time has passed, or the retention, if
 /// that is less.
 const LONGEST_GRACE: Duration = Duration::from_secs(3_600);
 
-/// How long a leader has been watching. Before that is a grace, it drops nothing because of age: after a start or an
-/// outage, consumers have the grace to return.
-#[derive(Debug, Default)]
-struct Grace {
-    /// The session of the link, and the epoch of the leader.
-    term: (u64, u64),
-    watched: WatchedTime,
-    lasted: Duration,
-}
-
-impl Grace {
-    /// Whether the grace is over in this term, at `now`.
-    fn is_over(&mut self, term: (u64, u64), grace: Duration, lease: Duration, now: Instant) -> bool {
-        if self.term != term {
-            *self = Grace { term, ..Grace::default() };
+impl RedisOutbox {
+    /// Sends heartbeats from the first maintenance on; never ends.
+    pub(in crate::redis) async fn send_heartbeats(self: Arc<RedisOutbox>) {
+        self.maintained.notified().await;
+        let mut interval = tokio::time::interval(HEARTBEAT_EVERY);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            interval.tick().await;
+            let sent = self.send_heartbeat().await;
+            *self.maintenance.heartbeat.lock() = sent.err();
         }
-        self.lasted += self.watched.until(now, lease);
-        self.lasted >= grace
     }
-}
 
-/// Keeps the bounds of the outbox.
-pub(super) struct Bounds {
-    context: Arc<RingContext>,
-    grace: Mutex<Grace>,
-    /// How many steps were answered.
-    steps: AtomicU64,
-}
+    async fn send_heartbeat(&self) -> Result<(), Refusal> {
+        let link = &self.context.link;
+        let mut joined = self.joined.write().await;
+        let session = link.session()?;
+        let groups = joined.get_mut();
+        let entry =
+            |(group, ephemeral): (&GroupName, &bool)| format!(" {group}{}", if *ephemeral { "/e" } else { "" });
+        let arguments = (self.context.sidecar(), groups.iter().map(entry).collect::<String>());
+        let (word, mut answer) =
+            self.context.run(&session, &SCRIPTS.heartbeat, &[&link.keys().sidecars], arguments).await?;
+        match word.as_str() {
+            "beaten" => {
+                drop(joined);
+                let (bounds, leader, number) = (answer.text()?, answer.text()?, answer.text()?);
+                self.compare_bounds(&bounds);
+                let now = link.clock().now();
+                if self.context.term.lasting(now).is_none() {
+                    let leader = number.parse().ok().map(|number| (leader, number));
+                    self.maintenance.seen.lock().record(session.number, leader, self.context.options.lease, now);
+                }
+                Ok(())
+            }
+            "differs" => {
+                let kinds: Vec<(&str, &str)> =
+                    groups.iter().map(|(name, is)| (name.as_str(), kind(*is))).collect();
+                let arguments = (self.context.sidecar(), MOST_BATCHES, kinds);
+                let mut answer = self.run_expecting("announced", &SCRIPTS.announce, arguments).await?;
+                self.report_made(answer.count()?);
+                Ok(())
+            }
+            word => Err(answer.strange(word).into()),
+        }
+    }
 
-impl Bounds {
-    pub(super) fn new(context: Arc<RingContext>) -> Bounds {
-        Bounds { context, grace: Mutex::default(), steps: AtomicU64::new(0) }
+    fn report_made(&self, groups: u64) {
+        if groups > 0 {
+            warn!(
+                ring = self.context.ring,
+                groups,
+                "groups were missing in Redis and are created again: they get all batches in the outbox again, as new \
+                 ones, and other batches that they had not acknowledged are lost; find out whether Redis lost data, or \
+                 somebody deleted keys"
+            );
+        }
+    }
+
+    /// Compares the bounds here with those of the leader, which keeps its own for all sidecars.
+    fn compare_bounds(&self, kept: &str) {
+        let Retention { time, max_ids } = self.context.options.retention;
+        if kept.is_empty() || kept == format!("{} {max_ids}", whole_ms(time)) {
+            return;
+        }
+        let mut reported = self.maintenance.reported_bounds.lock();
+        if *reported != kept {
+            kept.clone_into(&mut reported);
+            let (kept_ms, kept_ids) = kept.split_once(' ').unwrap_or_default();
+            warn!(
+                ring = self.context.ring,
+                retention_ms = whole_ms(time),
+                max_ids,
+                retention_ms_of_leader = %kept_ms,
+                max_ids_of_leader = %kept_ids,
+                "--outbox-retention or --outbox-max-ids differ between this sidecar and the leader: the leader drops \
+                 batches and groups by its own bounds; start all sidecars of this namespace with the same"
+            );
+        }
+    }
+
+    /// As the leader: looks at all sidecars, repairs lost groups, and frees the batches of dead sidecars.
+    pub(super) async fn inspect(&self) -> Result<(), Refusal> {
+        let RingContext { ring, link, .. } = &*self.context;
+        let session = link.session()?.number;
+        let arguments = (self.context.sidecar(), whole_ms(LINK_LIFETIME), MOST_LINKS);
+        let mut answer = self.run_expecting("inspected", &SCRIPTS.inspect, arguments).await?;
+        let (made, links) = (answer.count()?, answer.count()?);
+        let old_links: Vec<String> = (0..links).map(|_| answer.text()).collect::<Result<_, _>>()?;
+        let found = answer.rest(|answer| Ok::<_, Fault>((answer.text()?, answer.count()?)))?;
+        self.report_made(made);
+        let now = link.clock().now();
+        let dead = self.maintenance.seen.lock().record(session, found, self.context.options.lease, now);
+        for (sidecar, heartbeat) in dead.iter().filter(|(sidecar, _)| sidecar != self.context.sidecar()) {
+            let (batches, is_alive) = self.reap(sidecar, &heartbeat.to_string()).await?;
+            if is_alive {
+                info!(ring, sidecar, batches, "a sidecar that seemed dead sends heartbeats again");
+            } else {
+                info!(ring, sidecar, batches, "a sidecar is dead: its batches go to other sidecars");
+            }
+        }
+        for sidecar in old_links {
+            let link = link.keys().link_of(&sidecar);
+            self.run(&SCRIPTS.drop_link, &[&link], sidecar).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes this sidecar. It sends no heartbeat while the lock is held, and none later: that would bring it back.
+    pub(in crate::redis) async fn depart(&self, heartbeats: &AbortOnDropHandle<()>) -> Result<(), Refusal> {
+        let _joined = self.joined.write().await;
+        heartbeats.abort();
+        self.reap(self.context.sidecar(), "ends").await.map(drop)
+    }
+
+    /// Frees the batches of a sidecar, if its last heartbeat is still this one. Returns how many it freed, and whether
+    /// the sidecar lives.
+    async fn reap(&self, sidecar: &str, heartbeat: &str) -> Result<(u64, bool), Refusal> {
+        let mut batches = 0;
+        loop {
+            let arguments = (sidecar, heartbeat, MOST_BATCHES, MOST_DELETED);
+            let (word, mut answer) =
+                self.run(&SCRIPTS.reap, &[&self.context.link.keys().held_acks], arguments).await?;
+            match word.as_str() {
+                "more" => batches += answer.count()?,
+                "reaped" => return Ok((batches + answer.count()?, false)),
+                "alive" => return Ok((batches, true)),
+                word => return Err(answer.strange(word).into()),
+            }
+        }
     }
 
     /// Drops batches and groups beyond the bounds, in steps. A step whose answer is lost is repeated under its number.
-    pub(super) async fn keep(&self, term: Term, now: Instant, dropped: &mut Dropped) -> Result<(), Refusal> {
+    pub(super) async fn keep_bounds(
+        &self,
+        term: Term,
+        now: Instant,
+        dropped: &mut Dropped,
+    ) -> Result<(), Refusal> {
         let options = &self.context.options;
         let retention = options.retention;
         let session = self.context.link.session()?.number;
-        let grace = retention.time.min(LONGEST_GRACE);
-        let may_drop_old = self.grace.lock().is_over((session, term.epoch), grace, options.lease, now);
+        let term = (session, term.epoch);
+        let watched = Observed::record(&mut self.maintenance.watched.lock(), term, now, options.lease);
+        let may_drop_old = watched >= retention.time.min(LONGEST_GRACE);
         loop {
-            let number = self.steps.load(Ordering::Relaxed) + 1;
+            let number = self.maintenance.steps.load(Ordering::Relaxed) + 1;
             let arguments = (whole_ms(retention.time), retention.max_ids, may_drop_old, number);
-            let mut answer = run_expecting(&self.context, "tended", &SCRIPTS.tend, arguments).await?;
+            let mut answer = self.run_expecting("tended", &SCRIPTS.tend, arguments).await?;
             let more = answer.count()? == 1;
             let (ids, batches, groups) = (answer.count()?, answer.count()?, answer.rest(group_name)?);
-            self.steps.store(number, Ordering::Relaxed);
+            self.maintenance.steps.store(number, Ordering::Relaxed);
             dropped.ids += ids;
             dropped.batches += batches;
             dropped.groups.extend(groups);
@@ -73,26 +198,5 @@ impl Bounds {
                 return Ok(());
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LEASE: Duration = Duration::from_secs(3);
-    const SECOND: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn a_grace_lasts_for_time_that_the_leader_watched_in_one_term() {
-        let (mut grace, begun) = (Grace::default(), Instant::now());
-        let mut is_over = |term, second| grace.is_over(term, LEASE * 2, LEASE, begun + SECOND * second);
-        assert!(!is_over((1, 1), 0));
-        assert!(!is_over((1, 1), 100), "this process was stopped");
-        let over = (101..120).find(|second| is_over((1, 1), *second));
-        assert_eq!(over, Some(105), "half a lease of the pause counts");
-        assert!(is_over((1, 1), 106));
-        assert!(!is_over((2, 1), 107), "Redis was unreachable");
-        assert!(!is_over((2, 5), 200), "another led meanwhile");
     }
 }

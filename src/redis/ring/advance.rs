@@ -13,7 +13,7 @@ use crate::redis::connection::stall_detector::Look;
 use crate::redis::context::RingContext;
 use crate::redis::keys::MAX_FROZEN;
 use crate::redis::leader::term::{CLOCK_SLACK, NextMove, Term, whole_ms};
-use crate::redis::ring::Inner;
+use crate::redis::ring::RedisRing;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
 /// If too many ticks are not yet published, the pointer looks again this much later: meanwhile some are.
@@ -25,8 +25,9 @@ const HELD_POLL: Duration = Duration::from_millis(50);
 /// While Redis stalls, the pointer looks again this much later.
 const STALL_POLL: Duration = Duration::from_millis(20);
 
-impl Inner {
-    pub(super) async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
+impl RedisRing {
+    /// Moves the pointer by one tick if it is due and nothing speaks against it.
+    pub(super) async fn move_pointer(&self, now: Instant) -> Result<Advance, Refusal> {
         let RingContext { options, identity, link, term: current, .. } = &*self.context;
         let session = link.session()?;
         let recovered_at = link.confirmed(&session)?;
@@ -35,11 +36,11 @@ impl Inner {
             return Ok(Advance::Waiting(term.next.at));
         }
         let (awaits_repair, may_wait_for_repair) = {
-            let repair = self.repair.progress(term.epoch);
+            let repair = self.repair(term.epoch);
             (repair.scan.is_some_and(|scan| scan.is_awaited), repair.may_wait())
         };
         if awaits_repair {
-            self.repair.scan_for_a_while(&session, term.epoch).await?;
+            self.scan_for_a_while(&session, term.epoch).await?;
             return Ok(Advance::Waiting(now));
         }
         let (late, tick_length) = (now - term.next.at, options.wheel.tick_length());
@@ -131,14 +132,14 @@ impl Inner {
                 let lateness = Duration::from_millis(answer.count()?);
                 // A move whose answer was lost in an outage came before that, and was not put off by it.
                 let shifted = if answer.count()? > 0 { term.shifted_ticks(options.wheel) } else { 0 };
-                self.repair.report_lost(answer.count()?);
+                self.report_lost(answer.count()?);
                 current.update(term.epoch, |term| term.moved(next, options.wheel));
-                self.repair.progress(term.epoch).pointer_moved();
+                self.repair(term.epoch).scans = 0;
                 Ok(Advance::Moved { expired: term.pointer, lateness, shifted, next: next.at })
             }
             "missing" => {
-                self.repair.report_missing(answer.count()?);
-                self.repair.progress(term.epoch).begin(true, term.pointer, term.session);
+                self.report_missing(answer.count()?);
+                self.repair(term.epoch).begin(true, term.pointer, term.session);
                 Ok(Advance::Waiting(at))
             }
             "wait" => {
@@ -178,7 +179,7 @@ impl Inner {
             "elsewhere" => {
                 let pointer = Tick(answer.count()?);
                 if pointer < term.pointer {
-                    self.repair.report_lost_moves("moves of the pointer", pointer);
+                    self.report_lost_moves("moves of the pointer", pointer);
                     return Ok(Advance::Deposed);
                 }
                 current.update(term.epoch, |term| term.pointer = pointer);

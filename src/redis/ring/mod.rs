@@ -21,46 +21,49 @@
 mod advance;
 mod publish;
 mod repair;
-mod status;
+mod repair_state;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::repair::Repair;
+use self::repair_state::Repair;
 use crate::core::completions::Completions;
+use crate::core::refusal::Refusal;
 use crate::core::request_batch::RequestBatch;
-use crate::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Reply, Ring, RingStatus, Submitted};
-use crate::core::tick::Wheel;
+use crate::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
+use crate::core::tick::{Tick, Wheel};
 use crate::redis::batching::driver::BatchDriver;
-use crate::redis::context::{RingContext, later};
+use crate::redis::context::RingContext;
+use crate::redis::keys::MAX_CATCH_UP;
 use crate::redis::leader::term::WATCH;
+use crate::redis::scripts::{Answer, SCRIPTS};
 
 /// How often the watch calls Redis: it sees all of a stall but at most so much.
 const WATCH_EVERY: Duration = Duration::from_millis(25);
 
 /// A ring that lives in Redis.
-pub(super) struct RedisRing(Arc<Inner>);
-
-struct Inner {
+pub(super) struct RedisRing {
     context: Arc<RingContext>,
     driver: Arc<BatchDriver>,
-    repair: Repair,
+    repair: Mutex<Repair>,
     _watch: AbortOnDropHandle<()>,
 }
 
 impl RedisRing {
     pub(super) fn new(context: Arc<RingContext>, driver: Arc<BatchDriver>) -> RedisRing {
         let watch = AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(&context))));
-        let repair = Repair::new(Arc::clone(&context));
-        RedisRing(Arc::new(Inner { context, driver, repair, _watch: watch }))
+        RedisRing { context, driver, repair: Mutex::default(), _watch: watch }
     }
 }
 
+#[async_trait]
 impl Ring for RedisRing {
     fn wheel(&self) -> Wheel {
-        self.0.context.options.wheel
+        self.context.options.wheel
     }
 
     fn submit(
@@ -70,25 +73,56 @@ impl Ring for RedisRing {
         completions: &Arc<Completions>,
         _now: Instant,
     ) -> Submitted {
-        self.0.driver.submit(batch, connection, completions);
+        self.driver.submit(batch, connection, completions);
         Submitted::Pending
     }
 
-    fn advance(&self, now: Instant) -> Reply<Advance> {
-        later(&self.0, |inner| async move { inner.advance(now).await })
+    async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
+        self.move_pointer(now).await
     }
 
-    fn publish_expired(&self, _now: Instant) -> Reply<PublishStep> {
-        later(&self.0, |inner| async move { inner.publish_expired().await })
+    async fn publish_expired(&self, _now: Instant) -> Result<PublishStep, Refusal> {
+        self.publish_next().await
     }
 
-    fn drain(&self, _now: Instant) -> Reply<DrainOutcome> {
-        self.0.driver.drain();
-        Reply::ok(DrainOutcome::Kept)
+    async fn drain(&self, _now: Instant) -> Result<DrainOutcome, Refusal> {
+        self.driver.drain();
+        Ok(DrainOutcome::Kept)
     }
 
-    fn status(&self, now: Instant) -> Reply<RingStatus> {
-        later(&self.0, |inner| async move { inner.status(now).await })
+    async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
+        let RingContext { ring, options, identity, link, term: current } = &*self.context;
+        let keys = link.keys();
+        let names = keys.and_lists(&[&keys.meta, &keys.lease]);
+        let mut answer = link.read(&SCRIPTS.status, &names, |_| {}).await?;
+        let wheel = options.wheel;
+        let mut status = RingStatus { ring: *ring, slots: vec![0; wheel.slots().into()], ..RingStatus::default() };
+        if answer.is_empty() {
+            return Ok(status);
+        }
+        status.waits = link.confirmed(&link.session()?).err().map(|fault| fault.text);
+        status.pointer = Tick(answer.count()?);
+        status.pointer_lag = Duration::from_millis(answer.count()?).saturating_sub(wheel.tick_length());
+        status.epoch = answer.count()?;
+        let (holder, leader) = (answer.text()?, answer.text()?);
+        let age = Duration::from_millis(answer.count()?);
+        if !holder.is_empty() {
+            (status.leader, status.lease_age) = (Some(leader), Some(age));
+        }
+        status.leads =
+            holder == identity.token && current.lasting(now).is_some_and(|term| term.epoch == status.epoch);
+        status.in_flight = answer.count()?;
+        let lists = answer.rest(Answer::count)?;
+        let list = |tick: u64| {
+            let index = usize::try_from(tick % lists.len() as u64).unwrap_or_default();
+            lists.get(index).copied().unwrap_or_default()
+        };
+        status.closing = list(status.pointer.0);
+        let farthest = status.pointer.0 + u64::from(wheel.slots() + MAX_CATCH_UP);
+        for tick in status.pointer.0 + 1..=farthest {
+            status.slots[wheel.slot(Tick(tick))] += list(tick);
+        }
+        Ok(status)
     }
 }
 

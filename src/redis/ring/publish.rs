@@ -9,14 +9,15 @@ use crate::core::tick::Tick;
 use crate::redis::connection::link::Session;
 use crate::redis::context::RingContext;
 use crate::redis::leader::term::Term;
-use crate::redis::ring::Inner;
+use crate::redis::ring::RedisRing;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
 /// The most messages that one script publishes, as a chunk of `late`.
 const MAX_PUBLISHED: usize = 1_000;
 
-impl Inner {
-    pub(super) async fn publish_expired(&self) -> Result<PublishStep, Refusal> {
+impl RedisRing {
+    /// Does the next step: publishes a part of an expired tick, or forgets late messages.
+    pub(super) async fn publish_next(&self) -> Result<PublishStep, Refusal> {
         let RingContext { identity, link, term: current, .. } = &*self.context;
         let deposed = PublishStep { deposed: true, ..PublishStep::default() };
         let session = link.session()?;
@@ -34,7 +35,7 @@ impl Inner {
             "expected" => {
                 let (tick, seq, is_frozen) = (Tick(answer.count()?), answer.count()?, answer.count()? > 0);
                 if (tick, seq) < (term.frozen, term.seq) {
-                    self.repair.report_lost_moves("batches that were published", tick);
+                    self.report_lost_moves("batches that were published", tick);
                     return Ok(deposed);
                 }
                 current.update(term.epoch, |term| (term.frozen, term.seq) = (tick, seq));
@@ -60,7 +61,7 @@ impl Inner {
         let (messages, is_last) = (answer.count()?, answer.count()? > 0);
         let lateness = Duration::from_millis(answer.count()?);
         let counts = counts(answer)?;
-        self.repair.report_lost(answer.count()?);
+        self.report_lost(answer.count()?);
         self.context.term.update(term.epoch, |now| {
             (now.frozen, now.seq) = if is_last { (term.frozen.plus(1), 0) } else { (term.frozen, term.seq + 1) };
         });
@@ -74,17 +75,18 @@ impl Inner {
 
     async fn forget(&self, session: &Session, term: Term) -> Result<PublishStep, Refusal> {
         let repairing = PublishStep { more: true, reclaimed: true, ..PublishStep::default() };
-        if self.repair.progress(term.epoch).scan.is_some() {
-            self.repair.scan(session, term.epoch).await?;
+        if self.repair(term.epoch).scan.is_some() {
+            self.scan(session, term.epoch).await?;
             return Ok(repairing);
         }
         let RingContext { options, link, .. } = &*self.context;
-        let keys: [&str; 2] = [&link.keys().messages, &link.keys().late];
-        let (word, answer) = self.context.run(session, &SCRIPTS.forget, &keys, MAX_PUBLISHED).await?;
+        let keys = link.keys();
+        let (word, answer) =
+            self.context.run(session, &SCRIPTS.forget, &[&keys.messages, &keys.late], MAX_PUBLISHED).await?;
         match word.as_str() {
             "forgot" => Ok(PublishStep { more: true, ..PublishStep::default() }),
-            "left over" if self.repair.progress(term.epoch).may_tidy(term.pointer, options.wheel) => {
-                self.repair.progress(term.epoch).begin(false, term.pointer, term.session);
+            "left over" if self.repair(term.epoch).may_tidy(term.pointer, options.wheel) => {
+                self.repair(term.epoch).begin(false, term.pointer, term.session);
                 Ok(repairing)
             }
             "idle" | "left over" => Ok(PublishStep::default()),

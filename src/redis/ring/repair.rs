@@ -4,16 +4,17 @@
 //! meanwhile, and no message is early. Messages are lost for good if their entries are lost too, or if they were
 //! decided and not yet published. The same scan tidies: it deletes late messages that no chunk of `late` names.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 use tracing::{error, info, warn};
 
 use crate::core::refusal::Refusal;
-use crate::core::tick::{Tick, Wheel};
+use crate::core::tick::Tick;
 use crate::redis::connection::link::Session;
 use crate::redis::context::RingContext;
+use crate::redis::ring::RedisRing;
+use crate::redis::ring::repair_state::{Repair, Scan};
 use crate::redis::scripts::SCRIPTS;
 
 /// About how many messages one script scans: it takes Redis about as long as a script of requests.
@@ -22,99 +23,21 @@ const SCANNED: usize = 1_000;
 /// While the pointer waits, it scans for so long at a time, before the lease has its turn.
 const AT_A_TIME: Duration = Duration::from_millis(50);
 
-/// How often the pointer waits for a scan before it moves: a Redis that loses lists all the time does not stop the
-/// wheel.
-const SCANS_BEFORE_A_MOVE: u8 = 3;
-
-/// The repair in one term of a leader.
-#[derive(Debug, Default)]
-pub(super) struct RepairProgress {
-    epoch: u64,
-    /// The scan that is under way.
-    pub(super) scan: Option<Scan>,
-    /// How many scans the pointer has waited for since it moved.
-    scans: u8,
-    /// The pointer at the last scan that tidied.
-    tidied_at: Option<Tick>,
-    /// Whether the Redis user of this sidecar lacks the permission.
-    is_denied: bool,
-}
-
-/// A scan of all messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Scan {
-    /// Whether the pointer waits for it: it is about to decide a tick without messages that belong to it.
-    pub(super) is_awaited: bool,
-    /// The session in which the cursor is valid.
-    session: u64,
-    cursor: u64,
-    put_back: u64,
-    deleted: u64,
-}
-
-impl RepairProgress {
-    /// Whether the pointer waits where messages are missing.
-    pub(super) fn may_wait(&self) -> bool {
-        self.scans < SCANS_BEFORE_A_MOVE && !self.is_denied
-    }
-
-    /// Whether to tidy, at a pointer: once a revolution, since messages that have just become late are found in the
-    /// next.
-    pub(super) fn may_tidy(&self, pointer: Tick, wheel: Wheel) -> bool {
-        !self.is_denied && self.tidied_at.is_none_or(|then| pointer.0 >= then.0 + u64::from(wheel.slots()))
-    }
-
-    /// Begins a scan, in a session.
-    pub(super) fn begin(&mut self, is_awaited: bool, pointer: Tick, session: u64) {
-        if !is_awaited {
-            self.tidied_at = Some(pointer);
+impl RedisRing {
+    /// The repair in the term of this epoch.
+    pub(super) fn repair(&self, epoch: u64) -> MutexGuard<'_, Repair> {
+        let mut repair = self.repair.lock();
+        if repair.epoch != epoch {
+            *repair = Repair { epoch, ..Repair::default() };
         }
-        self.scan = Some(Scan { is_awaited, session, cursor: 0, put_back: 0, deleted: 0 });
-    }
-
-    /// The pointer has moved, and waits again for later losses.
-    pub(super) fn pointer_moved(&mut self) {
-        self.scans = 0;
-    }
-
-    fn deny(&mut self) {
-        (self.scan, self.is_denied) = (None, true);
-    }
-
-    fn end(&mut self, scan: Scan) {
-        self.scan = None;
-        if scan.is_awaited {
-            // After a scan that has put nothing back, another is of no use.
-            self.scans = if scan.put_back > 0 { self.scans + 1 } else { SCANS_BEFORE_A_MOVE };
-        }
-    }
-}
-
-/// The repair of one ring.
-pub(super) struct Repair {
-    context: Arc<RingContext>,
-    progress: Mutex<RepairProgress>,
-}
-
-impl Repair {
-    pub(super) fn new(context: Arc<RingContext>) -> Repair {
-        Repair { context, progress: Mutex::default() }
-    }
-
-    /// The progress in the term of this epoch.
-    pub(super) fn progress(&self, epoch: u64) -> MutexGuard<'_, RepairProgress> {
-        let mut progress = self.progress.lock();
-        if progress.epoch != epoch {
-            *progress = RepairProgress { epoch, ..RepairProgress::default() };
-        }
-        progress
+        repair
     }
 
     /// Scans for a while.
     pub(super) async fn scan_for_a_while(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
         let clock = self.context.link.clock();
         let begun = clock.now();
-        while self.progress(epoch).scan.is_some() && clock.now().saturating_duration_since(begun) < AT_A_TIME {
+        while self.repair(epoch).scan.is_some() && clock.now().saturating_duration_since(begun) < AT_A_TIME {
             self.scan(session, epoch).await?;
         }
         Ok(())
@@ -123,7 +46,7 @@ impl Repair {
     /// Does a step of the scan, if one is under way.
     pub(super) async fn scan(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
         let RingContext { ring, link, .. } = &*self.context;
-        let Some(mut scan) = self.progress(epoch).scan else { return Ok(()) };
+        let Some(mut scan) = self.repair(epoch).scan else { return Ok(()) };
         if scan.session != session.number {
             // The cursor may mean nothing to the server of another session.
             (scan.session, scan.cursor) = (session.number, 0);
@@ -136,16 +59,16 @@ impl Repair {
                 scan.put_back += answer.count()?;
                 scan.deleted += answer.count()?;
                 if scan.cursor > 0 {
-                    self.progress(epoch).scan = Some(scan);
+                    self.repair(epoch).scan = Some(scan);
                 } else {
-                    self.progress(epoch).end(scan);
+                    self.repair(epoch).end(scan);
                     let Scan { put_back, deleted, .. } = scan;
                     info!(ring, put_back, deleted, "all messages were looked through");
                 }
                 Ok(())
             }
             "denied" => {
-                self.progress(epoch).deny();
+                *self.repair(epoch) = Repair { epoch, is_denied: true, ..Repair::default() };
                 warn!(
                     ring,
                     why = answer.text()?,
@@ -194,33 +117,5 @@ impl Repair {
                  messages that still need an Ack"
             );
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn the_pointer_waits_while_messages_are_put_back_and_not_without_end() {
-        let (mut repair, pointer) = (RepairProgress::default(), Tick(7));
-        let look_through = |repair: &mut RepairProgress, put_back| {
-            repair.begin(true, pointer, 1);
-            let begun = repair.scan.expect("it is under way");
-            repair.end(Scan { put_back, ..begun });
-            repair.may_wait()
-        };
-        assert_eq!([7, 7, 7].map(|put_back| look_through(&mut repair, put_back)), [true, true, false]);
-        repair.pointer_moved();
-        assert!(repair.may_wait(), "later losses are scanned for again");
-        assert!(!look_through(&mut repair, 0), "there is nothing to put back");
-        repair.pointer_moved();
-        repair.begin(false, pointer, 1);
-        assert!(repair.may_wait(), "a scan that tidies counts for nothing");
-        let wheel = Wheel::new(15, Duration::from_secs(1)).unwrap();
-        assert!(!repair.may_tidy(pointer.plus(14), wheel));
-        assert!(repair.may_tidy(pointer.plus(15), wheel));
     }
 }

@@ -127,30 +127,21 @@ impl Script {
 /// The reply of a script: usually a word, and then its values.
 #[derive(Debug)]
 pub(super) struct Answer {
-    script: &'static str,
+    script: &'static Script,
     values: std::vec::IntoIter<Value>,
 }
 
 impl Answer {
     pub(super) fn new(script: &'static Script, value: Value) -> Result<Answer, Fault> {
-        Answer::from_value(script.name, value)
-    }
-
-    fn from_value(script: &'static str, value: Value) -> Result<Answer, Fault> {
         match value {
             Value::Array(values) => Ok(Answer { script, values: values.into_iter() }),
-            other => Err(Fault::strange(script, &format!("{other:?}"))),
+            other => Err(Fault::strange(script.name, &format!("{other:?}"))),
         }
     }
 
     /// Whether nothing is left.
     pub(super) fn is_empty(&self) -> bool {
         self.values.len() == 0
-    }
-
-    /// How many values are left.
-    pub(super) fn len(&self) -> usize {
-        self.values.len()
     }
 
     fn next<T: FromRedisValue>(&mut self) -> Result<T, Fault> {
@@ -175,13 +166,12 @@ impl Answer {
 
     /// The next value, as a nested answer.
     pub(super) fn nested(&mut self) -> Result<Answer, Fault> {
-        let value = self.next()?;
-        Answer::from_value(self.script, value)
+        Answer::new(self.script, self.next()?)
     }
 
     /// All values that are left, read by `read`.
     pub(super) fn rest<T, E>(&mut self, mut read: impl FnMut(&mut Answer) -> Result<T, E>) -> Result<Vec<T>, E> {
-        let mut rest = Vec::with_capacity(self.len());
+        let mut rest = Vec::with_capacity(self.values.len());
         while !self.is_empty() {
             rest.push(read(self)?);
         }
@@ -190,6 +180,6 @@ impl Answer {
 
     /// The fault of an unexpected word in the answer.
     pub(super) fn strange(&self, word: &str) -> Fault {
-        Fault::strange(self.script, word)
+        Fault::strange(self.script.name, word)
     }
 }

@@ -1,0 +1,137 @@
+//! The state of an outbox in this process: the batches that it holds, and the heartbeats that it has seen.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::core::batch::BatchId;
+use crate::core::lease::Observed;
+use crate::core::refusal::Refusal;
+
+/// The batches of one group that this sidecar knows to hold.
+#[derive(Debug, Default)]
+pub(super) struct Ownership {
+    pub(super) held: HashSet<BatchId>,
+    /// Batches that were given back, and are left to others until this sidecar takes them again.
+    pub(super) lent: HashSet<BatchId>,
+    /// Entries that are held and cannot be read: they stay here, so that no sidecar takes them again and again.
+    pub(super) unreadable: HashSet<String>,
+    /// The session in which Redis was known to hold no more than this for the sidecar. None while a script that changes
+    /// it is under way, and after its answer was lost or nobody waited for it.
+    pub(super) verified_in: Option<u64>,
+}
+
+impl Ownership {
+    pub(super) fn remove(&mut self, batches: &[BatchId]) {
+        for batch in batches {
+            self.held.remove(batch);
+            self.lent.remove(batch);
+        }
+    }
+}
+
+/// The state of the maintenance.
+#[derive(Default)]
+pub(super) struct Maintenance {
+    pub(super) seen: Mutex<SeenHeartbeats>,
+    /// The refusal of the last heartbeat, if it was refused.
+    pub(super) heartbeat: Mutex<Option<Refusal>>,
+    /// The bounds of a leader that were last reported to differ from those here.
+    pub(super) reported_bounds: Mutex<String>,
+    /// The session of the link and the epoch of the leader, and how long it has been watching in them. Before that is a
+    /// grace, it drops nothing because of age: after a start or an outage, consumers have the grace to return.
+    pub(super) watched: Mutex<Option<Observed<(u64, u64)>>>,
+    /// How many steps of trimming were answered.
+    pub(super) steps: AtomicU64,
+}
+
+/// The heartbeats of sidecars, and for how long each was seen unchanged in one session of the link.
+///
+/// The leader looks at all sidecars. Any other sidecar looks at the one that led last, so that a new leader knows
+/// whether that is dead.
+#[derive(Debug, Default)]
+pub(super) struct SeenHeartbeats(HashMap<String, Option<Observed<(u64, u64)>>>);
+
+impl SeenHeartbeats {
+    /// Records sidecars and the numbers of their heartbeats; returns those that have not changed for longer than `lease`.
+    pub(super) fn record(
+        &mut self,
+        session: u64,
+        found: impl IntoIterator<Item = (String, u64)>,
+        lease: Duration,
+        now: Instant,
+    ) -> Vec<(String, u64)> {
+        let mut before = std::mem::take(&mut self.0);
+        let mut dead = Vec::new();
+        for (sidecar, number) in found {
+            let mut seen = before.remove(&sidecar).flatten();
+            if Observed::record(&mut seen, (session, number), now, lease) > lease {
+                dead.push((sidecar.clone(), number));
+            }
+            self.0.insert(sidecar, seen);
+        }
+        dead
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(3);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn beats(of_a: u64, of_b: u64) -> Vec<(String, u64)> {
+        vec![(String::from("a"), of_a), (String::from("b"), of_b)]
+    }
+
+    #[test]
+    fn a_sidecar_without_a_new_heartbeat_for_longer_than_a_lease_is_dead() {
+        let (mut heartbeats, begun) = (SeenHeartbeats::default(), Instant::now());
+        for second in 0..=3 {
+            let dead = heartbeats.record(1, beats(u64::from(second), 7), LEASE, begun + SECOND * second);
+            assert_eq!(dead, [], "after {second} s");
+        }
+        assert_eq!(heartbeats.record(1, beats(4, 7), LEASE, begun + SECOND * 4), [(String::from("b"), 7)]);
+        assert_eq!(heartbeats.record(1, beats(5, 8), LEASE, begun + SECOND * 5), [], "there is a new heartbeat");
+    }
+
+    #[test]
+    fn time_that_was_not_watched_does_not_count() {
+        let (mut heartbeats, begun) = (SeenHeartbeats::default(), Instant::now());
+        heartbeats.record(1, beats(1, 1), LEASE, begun);
+        assert_eq!(heartbeats.record(1, beats(2, 1), LEASE, begun + LEASE * 100), [], "this process was stopped");
+        for second in 0..10 {
+            let session = 2 + u64::from(second);
+            let dead = heartbeats.record(session, beats(3, 1), LEASE, begun + LEASE * 100 + SECOND * second);
+            assert_eq!(dead, [], "each session starts empty");
+        }
+    }
+
+    #[test]
+    fn a_new_leader_knows_how_long_the_heartbeat_of_the_one_before_was_unchanged() {
+        let (mut heartbeats, begun) = (SeenHeartbeats::default(), Instant::now());
+        for second in 0..=3 {
+            let dead = heartbeats.record(1, [(String::from("b"), 7)], LEASE, begun + SECOND * second);
+            assert_eq!(dead, []);
+        }
+        assert_eq!(heartbeats.record(1, beats(1, 7), LEASE, begun + SECOND * 4), [(String::from("b"), 7)]);
+    }
+
+    #[test]
+    fn a_grace_lasts_for_time_that_the_leader_watched_in_one_term() {
+        let (mut watched, begun) = (None, Instant::now());
+        let mut is_over = |term: (u64, u64), second| {
+            Observed::record(&mut watched, term, begun + SECOND * second, LEASE) >= LEASE * 2
+        };
+        assert!(!is_over((1, 1), 0));
+        assert!(!is_over((1, 1), 100), "this process was stopped");
+        let over = (101..120).find(|second| is_over((1, 1), *second));
+        assert_eq!(over, Some(105), "half a lease of the pause counts");
+        assert!(is_over((1, 1), 106));
+        assert!(!is_over((2, 1), 107), "Redis was unreachable");
+        assert!(!is_over((2, 5), 200), "another led meanwhile");
+    }
+}
