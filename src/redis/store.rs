@@ -5,13 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-<<<<<<< HEAD
+use async_trait::async_trait;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-=======
-use async_trait::async_trait;
 use tokio_util::task::AbortOnDropHandle;
->>>>>>> wc
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
@@ -45,19 +42,10 @@ const CLOSE_POLL: Duration = Duration::from_millis(10);
 /// A wheel that lives in Redis and is shared by all sidecars of its namespace.
 pub struct RedisStore {
     rings: Vec<RingParts>,
-<<<<<<< HEAD
     links: Arc<[Arc<Link>]>,
-    outboxes: Vec<Arc<RedisOutbox>>,
-    _tasks: JoinSet<()>,
-=======
-    links: Arc<Links>,
-    peers: Arc<Peers>,
-    drivers: Vec<Arc<BatchDriver>>,
     /// The outbox of each ring, with the task that sends heartbeats.
     outboxes: Vec<(Arc<RedisOutbox>, AbortOnDropHandle<()>)>,
-    leaderships: Arc<Leaderships>,
-    tasks: Vec<AbortOnDropHandle<()>>,
->>>>>>> wc
+    _tasks: JoinSet<()>,
 }
 
 impl RedisStore {
@@ -88,28 +76,10 @@ impl RedisStore {
             ack_timeout: options.wheel.ticks(options.wheel.slots().into()),
             known: BTreeMap::new(),
         };
-<<<<<<< HEAD
         checks.first().await?;
         warn_of_settings(&topology);
         let mut tasks = JoinSet::new();
         let (mut links, peers) = (Vec::new(), Arc::default());
-=======
-        let findings = checks.first().await?;
-        watch::warn_of_settings(&topology);
-        let mut store = RedisStore {
-            rings: Vec::new(),
-            links: Arc::default(),
-            peers: Arc::default(),
-            drivers: Vec::new(),
-            outboxes: Vec::new(),
-            leaderships: Arc::new(Leaderships::new(identity.clone(), options.lease, options.rings)),
-            tasks: Vec::new(),
-        };
-        let links = Arc::clone(&store.links);
-        let watching = watch::watch(Arc::clone(&topology), links, Arc::clone(clock), Arc::clone(metrics));
-        store.tasks.push(AbortOnDropHandle::new(tokio::spawn(watching)));
-        let options_of_ring = options.of_one_ring();
->>>>>>> wc
         for ring in 0..options.rings {
             let link = Arc::new(Link {
                 ring,
@@ -127,21 +97,22 @@ impl RedisStore {
         }
         let links: Arc<[Arc<Link>]> = links.into();
         tasks.spawn(watch(topology, Arc::clone(&links), Arc::clone(clock), Arc::clone(metrics)));
-        let leaderships = Arc::new(Leaderships::new(identity.clone(), options.lease));
+        let leaderships = Arc::new(Leaderships::new(identity.clone(), options.lease, options.rings));
         let (mut rings, mut outboxes) = (Vec::new(), Vec::new());
-        for link in &*links {
+        for (link, term) in links.iter().zip(&leaderships.terms) {
             let driver = Arc::new(BatchDriver::new(Arc::clone(link), Arc::clone(&links)));
             let context = Arc::new(RingContext {
                 ring: link.ring,
                 options: link.options.clone(),
                 identity: identity.clone(),
                 link: Arc::clone(link),
-                term: leaderships.add_ring(),
+                term: Arc::clone(term),
             });
             let lease = Arc::new(RedisLease::new(Arc::clone(&context), Arc::clone(&leaderships)));
             let outbox = Arc::new(RedisOutbox::new(Arc::clone(&context)));
             tasks.spawn(hints::listen(Arc::clone(link), Arc::clone(&outbox), Arc::clone(&lease)));
-            outboxes.push(Arc::clone(&outbox));
+            let heartbeats = tokio::spawn(Arc::clone(&outbox).send_heartbeats());
+            outboxes.push((Arc::clone(&outbox), AbortOnDropHandle::new(heartbeats)));
             rings.push(RingParts { ring: Arc::new(RedisRing::new(context, driver)), outbox, lease });
         }
         tasks.spawn(checks.repeat());
@@ -155,7 +126,6 @@ impl RedisStore {
     }
 }
 
-<<<<<<< HEAD
 /// Opens the first session of a link.
 async fn open_link(link: &Arc<Link>) -> Result<Sessions, RedisStoreError> {
     let sessions = Sessions::begin(Arc::clone(link)).await.map_err(|fault| match fault.kind {
@@ -172,62 +142,6 @@ async fn open_link(link: &Arc<Link>) -> Result<Sessions, RedisStoreError> {
             link.options.catch_up_max_ticks,
             caught_up = session.catch_up_max_ticks
         );
-=======
-    /// Opens one ring. `options` have the bounds of one ring.
-    async fn open_ring(
-        &mut self,
-        ring: u16,
-        options: &RedisOptions,
-        topology: &Arc<Topology>,
-        identity: &Identity,
-        clock: &Arc<Clock>,
-        metrics: &Arc<Metrics>,
-    ) -> Result<(), RedisStoreError> {
-        let link_options = LinkOptions {
-            place: Arc::clone(topology),
-            peers: Arc::clone(&self.peers),
-            ring,
-            rings: options.rings,
-            wheel: options.wheel,
-            catch_up_max_ticks: options.catch_up_max_ticks,
-            keys: Arc::new(Keys::new(&options.namespace, ring, options.wheel.slots(), &identity.sidecar)),
-            incarnation: crate::redis::random_name(),
-            clock: Arc::clone(clock),
-            metrics: Arc::clone(metrics),
-        };
-        let opened = Link::open(link_options, START_TIMEOUT).await;
-        let link = Arc::new(opened.map_err(|error| RedisStoreError::of(error, options))?);
-        let caught_up = link.session().map_or(0, |session| session.catch_up_max_ticks);
-        if caught_up != u32::from(options.catch_up_max_ticks) {
-            warn!(
-                ring,
-                "--catch-up-max-ticks {} is not what the ring was made with: {caught_up} holds for all sidecars; say \
-                 --catch-up-max-ticks {caught_up} here",
-                options.catch_up_max_ticks
-            );
-        }
-        self.links.push(Arc::clone(&link));
-        let bounds = Bounds {
-            max_in_flight: options.max_in_flight,
-            max_held_acks: options.max_held_acks,
-            kept_acks: KEPT_ACKS.div_ceil(options.rings.into()),
-        };
-        let driver = BatchDriver::new(Arc::clone(&link), Arc::clone(&self.links), bounds);
-        let driver = Arc::new(driver);
-        let term = Arc::clone(&self.leaderships.terms[usize::from(ring)]);
-        let (options, identity) = (options.clone(), identity.clone());
-        let context = Arc::new(RingContext { ring, options, identity, link, term });
-        let lease = Arc::new(RedisLease::new(Arc::clone(&context), Arc::clone(&self.leaderships)));
-        let outbox = Arc::new(RedisOutbox::new(Arc::clone(&context)));
-        let (link, news) = (Arc::clone(&context.link), context.link.keys().news.clone());
-        self.tasks.push(hints::listen(link, news, Arc::clone(&outbox), Arc::clone(&lease)));
-        let ring = Arc::new(RedisRing::new(context, Arc::clone(&driver)));
-        self.drivers.push(driver);
-        let heartbeats = tokio::spawn(Arc::clone(&outbox).send_heartbeats());
-        self.outboxes.push((Arc::clone(&outbox), AbortOnDropHandle::new(heartbeats)));
-        self.rings.push(RingParts { ring, outbox, lease });
-        Ok(())
->>>>>>> wc
     }
     Ok(sessions)
 }
@@ -246,32 +160,15 @@ impl Store for RedisStore {
         self.links.iter().all(|link| link.is_up())
     }
 
-<<<<<<< HEAD
-    fn close(&self, _moment: Moment) -> Reply<String> {
-        let (outboxes, links) = (self.outboxes.clone(), Arc::clone(&self.links));
-        Reply::Later(Box::pin(async move {
-            let waited = tokio::time::timeout(CLOSE_TIMEOUT, async {
-                while held(&links) > 0 {
-                    tokio::time::sleep(CLOSE_POLL).await;
-                }
-            });
-            if waited.await.is_err() {
-                error!(
-                    messages = held(&links),
-                    "Redis was unreachable for too long: the acknowledgements that this sidecar holds end with its \
-                     process, and their messages will time out; look at the clients of the next storm with care"
-                );
-=======
     async fn close(&self, _moment: Moment) -> Result<String, Refusal> {
         let waited = tokio::time::timeout(CLOSE_TIMEOUT, async {
-            while held(&self.drivers) > 0 {
+            while held(&self.links) > 0 {
                 tokio::time::sleep(CLOSE_POLL).await;
->>>>>>> wc
             }
         });
         if waited.await.is_err() {
             error!(
-                messages = held(&self.drivers),
+                messages = held(&self.links),
                 "Redis was unreachable for too long: the acknowledgements that this sidecar holds end with its \
                  process, and their messages will time out; look at the clients of the next storm with care"
             );

@@ -276,14 +276,9 @@ impl RedisLease {
     async fn give_up(&self, hint: (&str, &str)) -> Result<Leadership, Refusal> {
         let RingContext { identity, link, term: current, .. } = &*self.context;
         current.end();
-<<<<<<< HEAD
-        let keys: [&str; 3] = [&link.keys().lease, &link.keys().candidates, &link.keys().news];
-        self.context.run(&*link.session()?, &SCRIPTS.release, &keys, (&identity.token, hint)).await?;
-=======
         let keys = link.keys();
         let keys = &[&keys.lease, &keys.candidates, &keys.news];
-        self.context.run(&link.session()?, &SCRIPTS.release, keys, (&identity.token, hint)).await?;
->>>>>>> wc
+        self.context.run(&*link.session()?, &SCRIPTS.release, keys, (&identity.token, hint)).await?;
         self.state.lock().possession = Possession::NotHeld;
         Ok(self.follows())
     }

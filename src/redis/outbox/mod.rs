@@ -272,7 +272,7 @@ impl RedisOutbox {
         let link = &self.context.link;
         let keys = link.keys();
         let outbox: [&str; 5] = [&keys.outbox, &keys.groups, &keys.sidecars, &keys.departed, &keys.news];
-        self.context.run(&link.session()?, script, &[&outbox, more].concat(), arguments).await
+        self.context.run(&*link.session()?, script, &[&outbox, more].concat(), arguments).await
     }
 
     /// Runs a script whose answer always begins with this word. Returns the rest.

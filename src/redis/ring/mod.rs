@@ -100,7 +100,7 @@ impl Ring for RedisRing {
         if answer.is_empty() {
             return Ok(status);
         }
-        status.waits = link.confirmed(&link.session()?).err().map(|fault| fault.text);
+        status.waits = link.confirmed(&*link.session()?).err().map(|fault| fault.text);
         status.pointer = Tick(answer.count()?);
         status.pointer_lag = Duration::from_millis(answer.count()?).saturating_sub(wheel.tick_length());
         status.epoch = answer.count()?;
