@@ -19,19 +19,11 @@ const ORDER_SALT: u64 = 0xa076_1d64_78bd_642f;
 const FATE_SALT: u64 = 0x9e37_79b9_7f4a_7c15;
 const CLIENT_SALT: u64 = 0xd1b5_4a32_d192_ed03;
 
-/// The number that undoes a multiplication by an odd number: each step of Newton's method doubles the bits that are
-/// right, and an odd number is its own inverse in the lowest three.
-const fn inverse(odd: u64) -> u64 {
-    let mut inverse = odd;
-    let mut right_bits = 3;
-    while right_bits < u64::BITS {
-        inverse = inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse)));
-        right_bits *= 2;
-    }
-    inverse
-}
+/// The factors that undo a multiplication by these.
+const FIRST_INVERSE: u64 = 0x96de_1b17_3f11_9089;
+const SECOND_INVERSE: u64 = 0x3196_42b2_d24d_8ec3;
 
-const _: () = assert!(FIRST.wrapping_mul(inverse(FIRST)) == 1 && SECOND.wrapping_mul(inverse(SECOND)) == 1);
+const _: () = assert!(FIRST.wrapping_mul(FIRST_INVERSE) == 1 && SECOND.wrapping_mul(SECOND_INVERSE) == 1);
 
 /// Scatters the numbers over all of u64, each to a place of its own.
 const fn mix(number: u64) -> u64 {
@@ -42,8 +34,8 @@ const fn mix(number: u64) -> u64 {
 
 /// The number that was scattered to this place.
 const fn unmix(mixed: u64) -> u64 {
-    let number = (mixed ^ mixed >> 31 ^ mixed >> 62).wrapping_mul(inverse(SECOND));
-    let number = (number ^ number >> 27 ^ number >> 54).wrapping_mul(inverse(FIRST));
+    let number = (mixed ^ mixed >> 31 ^ mixed >> 62).wrapping_mul(SECOND_INVERSE);
+    let number = (number ^ number >> 27 ^ number >> 54).wrapping_mul(FIRST_INVERSE);
     number ^ number >> 30 ^ number >> 60
 }
 
@@ -53,7 +45,7 @@ pub(super) struct Ids {
     seed: u64,
     /// A message is to be acknowledged if its hash lies below this.
     acked_below: u64,
-    all_are_acked: bool,
+    pub(super) all_are_acked: bool,
     with_clients: bool,
     connections: u64,
 }
@@ -83,16 +75,8 @@ impl Ids {
         self.connections
     }
 
-    pub(super) const fn all_are_acked(&self) -> bool {
-        self.all_are_acked
-    }
-
     pub(super) const fn some_are_acked(&self) -> bool {
         self.acked_below > 0
-    }
-
-    pub(super) const fn with_clients(&self) -> bool {
-        self.with_clients
     }
 
     pub(super) const fn message(&self, connection: u64, number: u64) -> Message {

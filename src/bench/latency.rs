@@ -15,35 +15,30 @@ pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("the bounds are constants that fit each other")
 }
 
-/// The latencies of all requests of a thread.
+/// The times that a thread has measured.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    /// Of AddNewMsg, or of Ping.
+    /// Latencies of AddNewMsg, or of Ping.
     pub(super) adds: Histogram<u64>,
-    /// Of DelMsg.
+    /// Latencies of DelMsg.
     pub(super) dels: Histogram<u64>,
+    /// When the server was at which deadline.
+    pub(super) tick_times: TickTimes,
 }
 
 impl Default for Recorder {
     fn default() -> Recorder {
-        Recorder { adds: histogram(), dels: histogram() }
+        Recorder { adds: histogram(), dels: histogram(), tick_times: TickTimes::default() }
     }
 }
 
 impl Recorder {
-    /// Counts pairs, or without dels adds or Pings, that were due at `missed.sent_at` and never made.
-    pub(super) fn miss(&mut self, mut missed: Run, with_dels: bool, now: u64) {
-        if with_dels {
-            missed.clone().record(now, &mut self.dels);
-        }
-        missed.record(now, &mut self.adds);
-    }
-
     /// Adds what another has recorded.
     pub(super) fn merge(&mut self, other: &Recorder) {
         for (all, one) in [(&mut self.adds, &other.adds), (&mut self.dels, &other.dels)] {
             all.add(one).expect("all histograms have the same bounds");
         }
+        self.tick_times.merge(&other.tick_times);
     }
 }
 

@@ -29,6 +29,7 @@
 
 mod connection;
 mod coordinator;
+mod counters;
 mod frames;
 mod ids;
 mod latency;
@@ -45,7 +46,7 @@ mod workers;
 #[doc(hidden)]
 pub use ids::acknowledged;
 pub use options::{BenchOptions, Op, Order};
-pub use report::{Latency, LatencyReport, Lateness, Report, ServerFigures};
+pub use report::{Latency, Report, ServerFigures};
 #[doc(hidden)]
 pub use workers::stay_awake;
 
@@ -97,6 +98,12 @@ pub struct Progress {
 /// Where the options are not possible, or a connection cannot be made or is lost.
 pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) -> Result<Report, BenchError> {
     options.check()?;
+    let name = concat!("ackwheel-bench/", env!("CARGO_PKG_VERSION"));
+    let options = BenchOptions {
+        client: options.client.clone().client_name(name).request_timeout(connection::PATIENCE),
+        pipeline: Some(options.pipeline()),
+        ..options.clone()
+    };
     workers::run(options, &progress)
 }
 

@@ -1,14 +1,13 @@
 //! Messages that time out under load: each exactly once, none that was acknowledged, none before its time.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 
+use super::counters::{Counters, Errors};
 use super::ids::Ids;
 use super::latency::{TickTimes, histogram};
-use super::shared::Counters;
-use super::shared::Errors;
 use crate::client::Delivered;
 use crate::core::batch::BatchId;
 use crate::protocol::frame::TimeoutBatch;
@@ -52,7 +51,8 @@ struct Arrived {
 #[derive(Debug)]
 pub(super) struct Timeouts {
     ids: Ids,
-    seen: Vec<Numbers>,
+    /// The numbers of the messages of each connection.
+    seen: BTreeMap<u64, Numbers>,
     batches: HashSet<BatchId>,
     /// Batches that were not checked yet, each with the time of its arrival.
     unchecked: Vec<(Arc<Delivered>, u64)>,
@@ -67,10 +67,9 @@ pub(super) struct Timeouts {
 
 impl Timeouts {
     pub(super) fn new(ids: Ids) -> Timeouts {
-        let connections = usize::try_from(ids.clock_connection() + 1).expect("there are 65,536 at most");
         Timeouts {
             ids,
-            seen: (0..connections).map(|_| Numbers::default()).collect(),
+            seen: BTreeMap::new(),
             batches: HashSet::new(),
             unchecked: Vec::new(),
             arrived: Vec::new(),
@@ -110,11 +109,7 @@ impl Timeouts {
             };
             if self.ids.is_acked(origin.connection, origin.number) {
                 errors.record_kind(EARLY_FOR_US, message);
-            } else if usize::try_from(origin.connection)
-                .ok()
-                .and_then(|connection| self.seen.get_mut(connection))
-                .is_some_and(|seen| seen.insert(origin.number))
-            {
+            } else if self.seen.entry(origin.connection).or_default().insert(origin.number) {
                 self.count += 1;
             } else {
                 errors.record_kind("a message timed out in two batches", message);
@@ -129,27 +124,28 @@ impl Timeouts {
     /// Compares what came with what connections have added.
     pub(super) fn compare(&self, counters_of: &[Counters], errors: &Errors) {
         let expected: u64 = counters_of.iter().map(|counters| counters.left_to_time_out).sum();
-        if self.count < expected {
-            let missing = expected - self.count;
+        let missing = expected.saturating_sub(self.count);
+        if missing > 0 {
             errors.record(format!(
                 "{missing} of {expected} messages were neither acknowledged nor did they time out"
             ));
         }
-        for counters in counters_of {
-            if let Some(seen) = self.seen.get(counters.connection).filter(|seen| seen.end > counters.numbers) {
-                let (connection, number) = (counters.connection, seen.end - 1);
+        for Counters { connection, numbers, .. } in counters_of {
+            let end = self.seen.get(&(*connection as u64)).map_or(0, |seen| seen.end);
+            if end > *numbers {
+                let number = end - 1;
                 errors
                     .record(format!("message {number} of connection {connection} timed out and was never added"));
             }
         }
     }
 
-    /// How late the batches came, in ns, counted per message; none if nothing timed out.
+    /// How late the batches came, in ns, counted per message.
     ///
     /// A message with the deadline D is decided when the tick due becomes D + 1. By the clock of this process that was
     /// not before the latest time at which a request was sent that was still answered with a tick due of D or less. So
     /// the lateness is overstated by at most the time from there to the next request's answer, and never understated.
-    pub(super) fn lateness(&self, tick_times: &TickTimes, ticks: u16, errors: &Errors) -> Option<Histogram<u64>> {
+    pub(super) fn lateness(&self, tick_times: &TickTimes, ticks: u16, errors: &Errors) -> Histogram<u64> {
         let mut lateness = histogram();
         for arrived in &self.arrived {
             // An answer's deadline is its tick due and the ack timeout.
@@ -163,7 +159,7 @@ impl Timeouts {
                 )),
             }
         }
-        (!lateness.is_empty()).then_some(lateness)
+        lateness
     }
 }
 

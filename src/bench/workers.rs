@@ -1,39 +1,38 @@
 //! The threads of a load.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::thread;
 
-use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::connection::{Arrival, Connection, Phase, idle};
+use super::connection::{Arrival, Connection, idle};
 use super::coordinator::Coordinator;
-use super::latency::Recorder;
-use super::shared::{Plan, Shared};
-use super::traffic::Traffic;
+use super::shared::{Phase, Shared};
 use super::{BenchError, BenchOptions, Progress, Report};
-use crate::client::{ClientError, Greeted, greet};
+use crate::client::{Greeted, greet};
 
 /// Makes a load whose options are possible.
 pub(super) fn run(
-    options: &BenchOptions,
+    options: BenchOptions,
     progress: &(dyn Fn(Progress) + Send + Sync),
 ) -> Result<Report, BenchError> {
-    let shared = Shared::new(options);
-    let (phases, _) = watch::channel(Phase::Connect);
+    // Each load has ids of its own: what an earlier one left behind is not its. The chance is that of the standard
+    // library's hash seeds.
+    let seed = RandomState::new().build_hasher().finish();
+    let shared = Arc::new(Shared::new(options, seed));
+    let (phases, _) = watch::channel(Phase::Rest);
     let (arrivals, arrived) = mpsc::unbounded_channel();
-    let recorders: Vec<Arc<Mutex<Recorder>>> = (0..options.threads).map(|_| Arc::default()).collect();
     let coordinating = runtime()?;
     thread::scope(|scope| {
         let start_all = || -> Result<Report, BenchError> {
-            for (number, recorder) in recorders.iter().enumerate() {
+            for number in 0..shared.options.threads {
                 let runtime = runtime()?;
                 let worker = Worker {
-                    shared: shared.clone(),
+                    shared: Arc::clone(&shared),
                     number,
-                    recorder: Arc::clone(recorder),
                     phases: phases.subscribe(),
                     arrivals: arrivals.clone(),
                 };
@@ -41,7 +40,7 @@ pub(super) fn run(
                     .name(format!("load-{number}"))
                     .spawn_scoped(scope, || worker.run(runtime))?;
             }
-            let coordinator = Coordinator::new(shared.clone(), &phases, arrived, &recorders, progress);
+            let coordinator = Coordinator::new(Arc::clone(&shared), &phases, arrived, progress);
             // On a thread of its own, since the caller's may belong to a runtime already.
             let thread = thread::Builder::new().name("load".to_owned());
             let coordinator = thread.spawn_scoped(scope, || finish(coordinating, coordinator.run()))?;
@@ -67,9 +66,8 @@ fn finish<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
 
 /// A thread with its share of the connections.
 struct Worker {
-    shared: Shared,
+    shared: Arc<Shared>,
     number: usize,
-    recorder: Arc<Mutex<Recorder>>,
     phases: watch::Receiver<Phase>,
     arrivals: mpsc::UnboundedSender<Arrival>,
 }
@@ -83,7 +81,7 @@ impl Worker {
             let mut phases = self.phases.clone();
             tokio::select! {
                 _ = phases.wait_for(|phase| *phase == Phase::Done) => {}
-                lost = self.work() => {
+                Err(lost) = self.work() => {
                     // The coordinator ends the load on this error; it may have ended already.
                     let _ = self.arrivals.send(Err(lost));
                 }
@@ -91,46 +89,31 @@ impl Worker {
         });
     }
 
-    /// Makes the connections and has them work; returns what went wrong with them.
-    async fn work(&self) -> String {
+    /// Makes the connections and has them work, without end; an error if one cannot.
+    async fn work(&self) -> Result<(), String> {
         let options = &self.shared.options;
         let mut tasks = JoinSet::new();
         // First those that only listen, so that they are there when the load begins. Their Pings are answered on this
         // thread too: one more would take a processor from the server, or from the load, for each of them.
         for _ in (self.number..options.idle_connections).step_by(options.threads) {
-            match greet(&options.address, &options.client_options()).await {
-                Ok(greeted) => {
-                    tasks.spawn(listen(greeted, Arc::clone(&self.shared.plan)));
-                }
-                Err(error) => return error.to_string(),
-            }
+            tasks.spawn(listen(self.connect().await?, Arc::clone(&self.shared)));
         }
         for number in (self.number..options.connections).step_by(options.threads) {
-            match self.connect(number).await {
-                Ok(connection) => {
-                    let options = options.clone();
-                    let schedule = move |from| options.schedule(number, from);
-                    tasks.spawn(connection.serve(self.phases.clone(), self.arrivals.clone(), schedule));
-                }
-                Err(error) => return error.to_string(),
-            }
+            let socket = self.connect().await?;
+            self.shared.welcome.get_or_init(|| socket.welcome.clone());
+            let connection = Connection::new(socket, Arc::clone(&self.shared), number);
+            tasks.spawn(connection.serve(self.phases.clone(), self.arrivals.clone()));
         }
-        // Tasks end when the load does, or after they have said themselves why they cannot go on.
+        // Tasks end when the load does, or after they have reported why they cannot go on.
         while let Some(ended) = tasks.join_next().await {
-            if let Err(panic) = ended {
-                return format!("a connection of the load failed: {panic}");
-            }
+            ended.map_err(|panic| format!("a connection of the load failed: {panic}"))?;
         }
         std::future::pending().await
     }
 
-    async fn connect(&self, number: usize) -> Result<Connection, ClientError> {
-        let Shared { options, plan, stopwatch, welcome } = &self.shared;
-        let greeted = greet(&options.address, &options.client_options()).await?;
-        welcome.get_or_init(|| greeted.welcome.clone());
-        let window = options.share_of(number);
-        let traffic = Traffic::new(Arc::clone(plan), number, window, Arc::clone(&self.recorder));
-        Ok(Connection::new(greeted, traffic, stopwatch.clone()))
+    async fn connect(&self) -> Result<Greeted, String> {
+        let options = &self.shared.options;
+        greet(&options.address, &options.client).await.map_err(|error| error.to_string())
     }
 }
 
@@ -144,7 +127,7 @@ pub async fn stay_awake() {
     }
 }
 
-async fn listen(greeted: Greeted, plan: Arc<Plan>) {
-    let cause = idle(greeted).await;
-    plan.errors.record(format!("an idle connection ended: {cause}"));
+async fn listen(socket: Greeted, shared: Arc<Shared>) {
+    let Err(cause) = idle(socket).await;
+    shared.errors.record(format!("an idle connection ended: {cause}"));
 }

@@ -11,6 +11,7 @@ use super::{LENGTH_LENGTH, flag};
 use crate::core::batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
 use crate::core::message::{AddOutcome, Client, DelOutcome, Message};
 use crate::core::refusal::{Promise, Refusal};
+use crate::core::request_batch::Operation;
 use crate::core::tick::Tick;
 
 /// Bytes 0 to 3 of a frame are its length and byte 5 its flags: both are known only after the body.
@@ -43,6 +44,12 @@ pub(super) fn refusal(correlation: u32, refusal: &Refusal, out: &mut BytesMut) {
     });
 }
 
+/// Appends the bytes of an AddNewMsg or a DelMsg.
+pub(super) fn request(correlation: u32, operation: Operation, messages: &[Message], out: &mut BytesMut) {
+    let frame_type = if operation.is_add() { FrameType::AddNewMsg } else { FrameType::DelMsg };
+    framed(frame_type, 0, correlation, out, |out| request_body(operation, messages, out));
+}
+
 /// Appends a head and a body, which returns its flags.
 pub(super) fn framed(
     frame_type: FrameType,
@@ -69,11 +76,16 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
         Body::Welcome(body) => welcome(body, out),
         Body::Ping(payload) | Body::Pong(payload) => echo(payload, out),
         Body::GoAway(body) => go_away(*body, out),
-        Body::AddNewMsg(body) => add_new_msg(body, out),
+        Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt }) => {
+            let operation = Operation::Add { ack_timeout_ticks: *ack_timeout_ticks, attempt: *attempt };
+            request_body(operation, messages, out)
+        }
         Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => {
             add_new_msg_answer(*deadline, outcomes, |outcome| *outcome == AddOutcome::Rearmed, out)
         }
-        Body::DelMsg(body) => del_msg(body, out),
+        Body::DelMsg(DelMsg { messages, withdraw }) => {
+            request_body(Operation::Del { withdraw: *withdraw }, messages, out)
+        }
         Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, |outcome| del_outcome(*outcome), out),
         Body::Subscribe(body) => subscribe(body, out),
         Body::Subscribed(body) => subscribed(body, out),
@@ -145,11 +157,17 @@ fn go_away(go_away: GoAway, out: &mut BytesMut) -> u8 {
     0
 }
 
-fn add_new_msg(request: &AddNewMsg, out: &mut BytesMut) -> u8 {
-    out.put_u16(request.ack_timeout_ticks);
-    out.put_u8(request.attempt);
-    out.put_u8(0);
-    put_messages(&request.messages, out)
+/// Appends the body of an AddNewMsg or a DelMsg, and returns its flags.
+fn request_body(operation: Operation, messages: &[Message], out: &mut BytesMut) -> u8 {
+    match operation {
+        Operation::Add { ack_timeout_ticks, attempt } => {
+            out.put_u16(ack_timeout_ticks);
+            out.put_u8(attempt);
+            out.put_u8(0);
+            put_messages(messages, out)
+        }
+        Operation::Del { withdraw } => put_messages(messages, out) | bit(withdraw, flag::WITHDRAW),
+    }
 }
 
 /// Appends the body of an AddNewMsgAnswer, and returns its flags.
@@ -167,10 +185,6 @@ pub(super) fn add_new_msg_answer<T>(
     let bytes = extended(out, outcomes.len().div_ceil(8));
     bytes.iter_mut().zip(outcomes.chunks(8)).for_each(|(byte, eight)| *byte = bits(eight));
     0
-}
-
-fn del_msg(request: &DelMsg, out: &mut BytesMut) -> u8 {
-    put_messages(&request.messages, out) | bit(request.withdraw, flag::WITHDRAW)
 }
 
 /// Appends the body of a DelMsgAnswer, and returns its flags.

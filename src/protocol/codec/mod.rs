@@ -31,7 +31,9 @@ use tokio_util::codec::{Decoder, Encoder};
 
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
 use crate::core::batch::Delivery;
+use crate::core::message::Message;
 use crate::core::refusal::{Reason, Refusal};
+use crate::core::request_batch::Operation;
 
 /// Bytes of the length itself, which it does not count.
 const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
@@ -132,6 +134,17 @@ impl Codec {
     /// In debug builds, when a count or a length is outside its limits.
     pub fn encode_frame(&self, frame: &Frame, out: &mut BytesMut) {
         encode::frame(frame, out);
+    }
+
+    /// Appends the bytes of an AddNewMsg or a DelMsg. The counts are those of [`Codec::encode_frame`].
+    pub fn encode_request(
+        &self,
+        correlation: u32,
+        operation: Operation,
+        messages: &[Message],
+        out: &mut BytesMut,
+    ) {
+        encode::request(correlation, operation, messages, out);
     }
 
     /// Appends the bytes of a TimeoutBatch, under the correlation id of its Subscribe.
