@@ -1,4 +1,4 @@
-//! The sockets of a load: a task a connection, in rounds of one read and one write.
+//! The sockets of a load: a task for each connection, in rounds of one read and one write.
 
 use std::convert::Infallible;
 use std::io;
@@ -26,7 +26,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes that are read at once. The longest answer, to a DelMsg of 32,768 messages, fits twice.
 const READ_LENGTH: usize = 128 * 1024;
 
-/// A connection has done what the phase asks for, or can no longer.
+/// The report of a connection that has done the work of the phase, or the error that ended it.
 pub(super) type Arrival = Result<Counters, String>;
 
 /// One connection that carries load.
@@ -35,8 +35,9 @@ pub(super) struct Connection {
     number: usize,
     /// The socket, with the bytes that were read and not yet decoded.
     socket: Greeted,
-    /// The bytes to write.
+    /// The bytes to write, from `written` on.
     output: BytesMut,
+    written: usize,
     traffic: Traffic,
     /// Fires when requests are due.
     timer: PreciseTimer,
@@ -52,6 +53,7 @@ impl Connection {
         Connection {
             socket,
             output: BytesMut::with_capacity(READ_LENGTH),
+            written: 0,
             traffic: Traffic::new(Arc::clone(&shared), number, shared.options.share_of(number)),
             timer: PreciseTimer::precise(),
             period: 0,
@@ -62,7 +64,7 @@ impl Connection {
         }
     }
 
-    /// Does what each phase asks for, and reports it, until the load is over.
+    /// Does the work of each phase and reports its end, until the load is over.
     pub(super) async fn serve(
         mut self,
         mut phases: watch::Receiver<Phase>,
@@ -94,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Makes requests and takes answers, until what is to be done is done.
+    /// Makes requests and takes answers, until the phase is done.
     async fn work(&mut self) -> Result<(), String> {
         loop {
             let now = self.shared.now();
@@ -123,11 +125,14 @@ impl Connection {
         self.timer.set_every(now, first, Duration::from_nanos(self.period));
     }
 
-    /// Writes what waits and takes some answers, or returns when there is room for more requests.
+    /// Writes the requests and takes some answers, or returns when there is room for more requests.
     async fn exchange(&mut self) -> Result<(), String> {
         std::future::poll_fn(|context| self.poll(context)).await?;
         let taken = self.traffic.answers(&self.socket.received, self.shared.now(), &mut self.output)?;
-        self.socket.received.advance(taken);
+        // Moved to the front of the buffer: if its begin moved on, rounds would go through more memory than fits the
+        // caches.
+        self.socket.received.copy_within(taken.., 0);
+        self.socket.received.truncate(self.socket.received.len() - taken);
         Ok(())
     }
 
@@ -156,11 +161,14 @@ impl Connection {
 
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let writer = &mut self.socket.writer;
-        while self.output.has_remaining() {
-            if ready!(pin!(writer.write_buf(&mut self.output)).poll(context))? == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        while self.written < self.output.len() {
+            match ready!(pin!(writer.write(&self.output[self.written..])).poll(context))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                count => self.written += count,
             }
         }
+        self.output.clear();
+        self.written = 0;
         // TLS may hold bytes back.
         pin!(writer.flush()).poll(context)
     }
@@ -184,8 +192,13 @@ fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed it")
 }
 
-/// Serves a connection that only answers Pings; returns why it ended.
-pub(super) async fn idle(mut socket: Greeted) -> Result<Infallible, String> {
+/// Serves a connection that only answers Pings. Its end is an error of the load.
+pub(super) async fn idle(mut socket: Greeted, shared: Arc<Shared>) {
+    let Err(cause) = answer_pings(&mut socket).await;
+    shared.errors.record(format!("an idle connection ended: {cause}"));
+}
+
+async fn answer_pings(socket: &mut Greeted) -> Result<Infallible, String> {
     let mut out = BytesMut::new();
     loop {
         while let Some(frame) = next_frame(&socket.received)? {

@@ -13,7 +13,7 @@ use super::latency::Recorder;
 use super::observers;
 use super::report::{Latency, of_server};
 use super::shared::{Phase, Shared};
-use super::{BenchError, Op, Progress, Report, ServerFigures, Stage, as_float, lost};
+use super::{BenchError, Op, Progress, Report, ServerFigures, as_float, lost};
 use crate::metrics::cpu_time;
 use crate::protocol::frame::Welcome;
 
@@ -25,17 +25,17 @@ const LENIENCE: Duration = Duration::from_secs(5);
 
 /// The coordinator of a load.
 pub(super) struct Coordinator<'a> {
-    shared: Arc<Shared>,
-    phases: &'a watch::Sender<Phase>,
-    arrived: mpsc::UnboundedReceiver<Arrival>,
-    progress: &'a (dyn Fn(Progress) + Send + Sync),
+    pub(super) shared: Arc<Shared>,
+    pub(super) phases: &'a watch::Sender<Phase>,
+    pub(super) arrived: mpsc::UnboundedReceiver<Arrival>,
+    pub(super) progress: &'a (dyn Fn(Progress) + Send + Sync),
     /// The counters of each connection that is done with this phase.
-    counters_of: Vec<Counters>,
+    pub(super) counters_of: Vec<Counters>,
     /// Frames answered at the last report of progress, and its time.
-    reported: (u64, u64),
+    pub(super) reported: (u64, u64),
 }
 
-/// What was measured, apart from the times.
+/// The results of a measurement, apart from its times.
 struct Measured {
     counters_of: Vec<Counters>,
     client_cpu_seconds: f64,
@@ -43,18 +43,10 @@ struct Measured {
 }
 
 impl<'a> Coordinator<'a> {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        phases: &'a watch::Sender<Phase>,
-        arrived: mpsc::UnboundedReceiver<Arrival>,
-        progress: &'a (dyn Fn(Progress) + Send + Sync),
-    ) -> Coordinator<'a> {
-        Coordinator { shared, phases, arrived, progress, counters_of: Vec::new(), reported: (0, 0) }
-    }
-
+    /// Leads the load to its end.
     pub(super) async fn run(mut self) -> Result<Report, BenchError> {
         let is_wheel = self.shared.options.op == Op::Wheel;
-        self.all_arrive(Stage::Connecting, None).await?;
+        self.all_arrive("connecting", None).await?;
         let welcome = self.shared.welcome.get().cloned().ok_or_else(|| lost("no server said Welcome"))?;
         self.shared.options.check_with(&welcome)?;
         let mut clock = None;
@@ -64,12 +56,12 @@ impl<'a> Coordinator<'a> {
                 clock = Some(observers::ask_for_ticks(&self.shared, self.phases.subscribe()).await?);
             }
             self.publish(Phase::Fill);
-            self.all_arrive(Stage::Filling, None).await?;
+            self.all_arrive("filling", None).await?;
         }
         let measured = self.measure().await?;
         if is_wheel {
             self.publish(Phase::Clean);
-            self.all_arrive(Stage::Deleting, None).await?;
+            self.all_arrive("deleting", None).await?;
             self.wait_for_timeouts(&welcome).await;
         }
         self.phases.send_replace(Phase::Done);
@@ -85,8 +77,8 @@ impl<'a> Coordinator<'a> {
         self.phases.send_replace(phase);
     }
 
-    /// Waits until all connections have done what the phase asks for, or until a time, in ns since the load began.
-    async fn all_arrive(&mut self, stage: Stage, until: Option<u64>) -> Result<(), BenchError> {
+    /// Waits until all connections are done with the phase, or until a time, in ns since the load began.
+    async fn all_arrive(&mut self, stage: &'static str, until: Option<u64>) -> Result<(), BenchError> {
         let begun = (self.shared.now(), self.shared.messages.load(Ordering::Relaxed));
         let mut report = every(REPORT_EVERY);
         let end = self.shared.moment(until.unwrap_or_default());
@@ -97,26 +89,26 @@ impl<'a> Coordinator<'a> {
                     Some(Err(error)) => return Err(lost(error)),
                     None => return Err(lost("all connections have ended")),
                 },
-                _ = report.tick() => self.report_progress(stage, self.share(stage, begun, until)),
+                _ = report.tick() => self.report_progress(stage, self.share(begun)),
                 () = sleep_until(end.into()), if until.is_some() => break,
             }
         }
         Ok(())
     }
 
-    /// How much of a stage is done that began at a time, with so many messages answered until then.
-    fn share(&self, stage: Stage, (begun_at, begun_with): (u64, u64), until: Option<u64>) -> f64 {
+    /// The share of the phase that is done, if it began at a time, with so many messages answered until then.
+    fn share(&self, (begun_at, begun_with): (u64, u64)) -> f64 {
         let options = &self.shared.options;
-        match (stage, until) {
-            (Stage::Filling | Stage::Deleting, _) => {
+        match *self.phases.borrow() {
+            Phase::Fill | Phase::Clean => {
                 ratio(self.shared.messages.load(Ordering::Relaxed) - begun_with, options.in_flight)
             }
-            (_, Some(until)) => ratio(self.shared.now() - begun_at, until - begun_at),
-            _ => ratio(self.counters_of.len() as u64, options.connections as u64),
+            Phase::Measure { from, until } => ratio(self.shared.now() - begun_at, until - from),
+            Phase::Rest | Phase::Done => ratio(self.counters_of.len() as u64, options.connections as u64),
         }
     }
 
-    fn report_progress(&mut self, stage: Stage, share: f64) {
+    fn report_progress(&mut self, stage: &'static str, share: f64) {
         let (frames, now) = (self.shared.frames.load(Ordering::Relaxed), self.shared.now());
         let (frames_before, before) = std::mem::replace(&mut self.reported, (frames, now));
         let frames_per_second = ratio(frames - frames_before, now - before) * 1e9;
@@ -130,10 +122,10 @@ impl<'a> Coordinator<'a> {
         let length = Duration::from_secs_f64(self.shared.options.seconds);
         let until = from + u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 2);
         self.publish(Phase::Measure { from, until });
-        self.all_arrive(Stage::Measuring, Some(until)).await?;
+        self.all_arrive("measuring", Some(until)).await?;
         let client_cpu_seconds = cpu_time().saturating_sub(cpu_before).as_secs_f64();
         let after = if before.is_err() { Ok(None) } else { self.server_figures().await };
-        self.all_arrive(Stage::Measuring, None).await?;
+        self.all_arrive("measuring", None).await?;
         let used = |(before, after): (ServerFigures, ServerFigures)| ServerFigures {
             cpu_seconds: after.cpu_seconds - before.cpu_seconds,
             ..after
@@ -148,7 +140,7 @@ impl<'a> Coordinator<'a> {
         asked.map_err(|error| error.to_string())?.map(Some)
     }
 
-    /// Waits until all that is left has timed out, or is missing.
+    /// Waits until all messages that are left have timed out, or are missing.
     async fn wait_for_timeouts(&mut self, welcome: &Welcome) {
         let expected: u64 = self.counters_of.iter().map(|counters| counters.left_to_time_out).sum();
         // The last message has its ack timeout, and up to a tick more.
@@ -161,7 +153,7 @@ impl<'a> Coordinator<'a> {
             if count >= expected {
                 return;
             }
-            self.report_progress(Stage::Waiting, ratio(count, expected));
+            self.report_progress("timing out", ratio(count, expected));
             tokio::select! {
                 _ = report.tick() => {}
                 () = sleep_until(end.into()) => return,

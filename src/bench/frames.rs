@@ -1,15 +1,16 @@
-//! Makes the Pings of a load, and checks answers where they lie.
+//! Encodes the Pings of a load, and checks answers without decoding them.
 //!
 //! A load shares its machine with the server that it measures, so that a frame must cost it some nanoseconds. An answer
-//! that is exactly the expected one is recognised by its bytes. Any other frame goes through [`Codec`], which can say what
-//! it is.
+//! that is exactly the expected one is recognised by its bytes. Any other frame is decoded by [`Codec`].
 
 use bytes::BytesMut;
 use tokio_util::codec::Decoder;
 
 use super::requests::{Kind, Sent};
 use crate::core::message::{AddOutcome, DelOutcome};
-use crate::protocol::frame::{Body, COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
+use crate::protocol::frame::{
+    Body, COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH, MAX_PING_LENGTH,
+};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
 /// Bytes of the length, which it does not count.
@@ -31,17 +32,14 @@ pub(super) const fn add_body_length(messages: usize, with_clients: bool) -> usiz
 /// The payload of a Ping behind its number.
 const FILLING: [u8; 8] = [0xa5; 8];
 
-/// Appends a Ping that carries a number and, up to `length`, filling. The length is a multiple of 8, from 8 to 64, as that
-/// of every AddNewMsg's body is.
+/// Appends a Ping that carries a number and, up to `length`, filling. The length is a multiple of 8, from 8 to 64, as
+/// that of every AddNewMsg's body is.
 pub(super) fn put_ping(out: &mut BytesMut, correlation: u32, number: u64, length: usize) {
-    let mut fixed = [0; HEAD_LENGTH + 8];
-    fixed[..8].copy_from_slice(&head(FrameType::Ping, HEAD_LENGTH + length).to_be_bytes());
-    fixed[8..12].copy_from_slice(&correlation.to_be_bytes());
-    fixed[12..].copy_from_slice(&number.to_be_bytes());
-    out.extend_from_slice(&fixed);
-    for _ in 1..length / FILLING.len() {
-        out.extend_from_slice(&FILLING);
-    }
+    let mut ping = [FILLING[0]; HEAD_LENGTH + MAX_PING_LENGTH];
+    ping[..8].copy_from_slice(&head(FrameType::Ping, HEAD_LENGTH + length).to_be_bytes());
+    ping[8..12].copy_from_slice(&correlation.to_be_bytes());
+    ping[12..20].copy_from_slice(&number.to_be_bytes());
+    out.extend_from_slice(&ping[..HEAD_LENGTH + length]);
 }
 
 /// The next whole frame at the beginning of the bytes. An error if no frame can have its length.
@@ -136,7 +134,7 @@ pub(super) fn unsolicited(frame: &[u8], out: &mut BytesMut) -> Result<Option<Str
     }
 }
 
-/// Has the codec read a whole frame.
+/// Decodes a whole frame.
 fn decode(frame: &[u8]) -> Result<Frame, String> {
     match Codec::default().decode(&mut BytesMut::from(frame)) {
         Ok(Some(Decoded::Frame(frame))) => Ok(frame),

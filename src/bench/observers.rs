@@ -94,7 +94,7 @@ async fn ask(client: Client, shared: Arc<Shared>, phases: watch::Receiver<Phase>
         let wait = if Duration::from_nanos(sent_at.saturating_sub(ticked_at)) < UNKNOWN_FOR {
             UNKNOWN_FOR
         } else {
-            let messages = [shared.ids.message(shared.ids.clock_connection(), number)];
+            let messages = [shared.ids.message(shared.ids.clock_connection, number)];
             number += 1;
             match tokio::join!(client.add_new_msg(&messages, options), client.del_msg(&messages)) {
                 (Ok(answer), Ok(_)) => shared.recorders[0].lock().tick_times.record(answer.deadline.0, sent_at),

@@ -30,8 +30,8 @@ pub enum Order {
     /// An add and a del in turn
     #[default]
     InTurn,
-    /// Drawn at random, as from phones that answer when they like. A connection has up to eight messages more in flight;
-    /// with more than eight in a frame they come in turn
+    /// Drawn at random, as from phones that answer when they like. A connection has up to eight messages more in
+    /// flight; with more than eight in a frame they come in turn
     Mixed,
 }
 
@@ -42,7 +42,7 @@ pub struct BenchOptions {
     #[arg(skip = Address::Tcp { host: "127.0.0.1".to_owned(), port: 7415 })]
     #[serde(skip)]
     pub address: Address,
-    /// The token, TLS and the connect timeout. A bench sets the other options itself.
+    /// The token, TLS and the connect timeout. A bench sets its own name and request timeout.
     #[arg(skip)]
     #[serde(skip)]
     pub client: ClientOptions,

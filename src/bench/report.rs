@@ -26,8 +26,8 @@ pub struct Report {
     /// From request to answer, in us; at a fixed rate from when the request was due. The keys are `add`, `del` and
     /// `ping`. A request that was not made is left out.
     pub latency_us: BTreeMap<&'static str, Latency>,
-    /// From the end of a tick to the arrival of its batch, in ms, counted per message; none where nothing timed out. It is
-    /// overstated by at most the time from one AddNewMsg to the next and the latency of one, never understated.
+    /// From the end of a tick to the arrival of its batch, in ms, counted per message; none where nothing timed out. It
+    /// is overstated by at most the time from one AddNewMsg to the next and the latency of one, never understated.
     pub timeout_lateness_ms: Option<Latency>,
     /// Messages that timed out, none of which was to be acknowledged.
     pub timed_out: u64,

@@ -48,13 +48,13 @@ impl Sent {
 /// that is answered is free only when all before it are.
 const SPARE: usize = 2;
 
-/// Requests by their correlation id: a ring of places, found without a search.
+/// Unanswered requests by their correlation id: a ring of places, each found without a search.
 #[derive(Debug)]
 pub(super) struct Outstanding {
     slots: Box<[Sent]>,
     /// How many may be unanswered.
     pipeline: usize,
-    /// How many are.
+    /// How many are unanswered.
     count: usize,
     /// The sequence number of the next request; its lower half is the correlation id.
     next: u64,

@@ -1,15 +1,15 @@
-//! When requests are due at a fixed rate.
+//! Computes when requests are due at a fixed rate.
 
 use std::time::Duration;
 
-/// Connections whose groups of requests would begin within so many ns are due together. The bench shares its machine with
-/// the server, and a wake-up for each connection costs both as much as dozens of requests.
+/// Connections whose groups of requests would begin within so many ns are due together. The bench shares its machine
+/// with the server, and a wake-up for each connection costs both as much as dozens of requests.
 const ROUND: u64 = 250_000;
 
 /// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst: a
-/// logic node that pushes thousands of messages a second does not write them one by one either. Where the server is slower
-/// than the rate the schedule does not wait for it: latency counts from when a request was due, so that a server that
-/// stalled cannot hide how many would have waited.
+/// logic node that pushes thousands of messages a second does not write them one by one either. Where the server is
+/// slower than the rate the schedule does not wait for it: latency counts from when a request was due, so that a server
+/// that stalled cannot hide how many would have waited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
     /// When the first burst is due, in ns since the load began.
@@ -27,8 +27,9 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of connection `connection` of `connections` that make `per_second` requests together, evenly spread,
-    /// from `from` on; those that fall into the time `every` are one burst, and bursts begin where a [`ROUND`] does.
+    /// The schedule of connection `connection` of `connections` that make `per_second` requests together, evenly
+    /// spread, from `from` on; those that fall into the time `every` are one burst, and bursts begin where a [`ROUND`]
+    /// does.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -56,7 +57,7 @@ impl Schedule {
         (self.interval.ceil() as u64).max(1)
     }
 
-    /// The next was made.
+    /// Records that the next request was made.
     pub(super) fn advance(&mut self) {
         self.made += 1;
         if self.made == self.burst {
@@ -64,7 +65,7 @@ impl Schedule {
         }
     }
 
-    /// The rest of the next burst will not be made; returns how many requests that is.
+    /// Gives up the rest of the next burst; returns how many requests that is.
     pub(super) fn skip(&mut self) -> u64 {
         let left = self.burst - self.made;
         self.begin_next();

@@ -14,17 +14,17 @@ use super::timeouts::Timeouts;
 use crate::clock::Clock;
 use crate::protocol::frame::Welcome;
 
-/// The stage of the whole load. Each connection does what it asks for.
+/// The phase of the whole load: the work of each connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Make connections, and answer Pings.
     Rest,
     /// Add until the window of the connection is full.
     Fill,
-    /// Add and delete, or ping, between these times in ns since the load began, and make what was due before the end.
-    /// This is what is measured.
+    /// Add and delete, or ping, between these times in ns since the load began, and make the requests that were due
+    /// before the end. This phase is measured.
     Measure { from: u64, until: u64 },
-    /// Delete what is left.
+    /// Delete the messages that are left.
     Clean,
     /// The load is over.
     Done,

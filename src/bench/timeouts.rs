@@ -1,4 +1,4 @@
-//! Messages that time out under load: each exactly once, none that was acknowledged, none before its time.
+//! Checks the messages that time out: each exactly once, none that was acknowledged, none before its time.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::client::Delivered;
 use crate::core::batch::BatchId;
 use crate::protocol::frame::TimeoutBatch;
 
-/// The load keeps so many messages in flight that it comes too late to delete them, or the server is wrong.
+/// The error if a message times out before the load deletes it: too many are in flight, or the server is wrong.
 const EARLY_FOR_US: &str = "a message timed out though it was to be acknowledged: if that came too late, keep fewer \
                             --in-flight, or raise --ack-timeout-ticks";
 
-/// A bit a number.
+/// A set of numbers: a bit for each.
 #[derive(Debug, Default)]
 struct Numbers {
     words: Vec<u64>,
@@ -25,7 +25,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Puts a number in. Whether it was not there.
+    /// Inserts a number; whether it is new.
     fn insert(&mut self, number: u64) -> bool {
         let place = usize::try_from(number / 64).expect("it counts messages that this machine made");
         if place >= self.words.len() {
@@ -39,7 +39,7 @@ impl Numbers {
     }
 }
 
-/// Messages of one batch, and when it came.
+/// The messages of one batch, and the time of its arrival.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
     tick: u64,
@@ -57,11 +57,11 @@ pub(super) struct Timeouts {
     /// Batches that were not checked yet, each with the time of its arrival.
     unchecked: Vec<(Arc<Delivered>, u64)>,
     arrived: Vec<Arrived>,
-    /// Messages of ours that timed out.
+    /// Messages of this load that timed out.
     pub(super) count: u64,
-    /// Messages of others, whom the same server serves.
+    /// Messages of other clients of the same server.
     pub(super) of_others: u64,
-    /// Batches that came again.
+    /// Batches that were redelivered.
     pub(super) redelivered: u64,
 }
 
@@ -121,7 +121,7 @@ impl Timeouts {
         }
     }
 
-    /// Compares what came with what connections have added.
+    /// Compares the timeouts with the counters of the connections.
     pub(super) fn compare(&self, counters_of: &[Counters], errors: &Errors) {
         let expected: u64 = counters_of.iter().map(|counters| counters.left_to_time_out).sum();
         let missing = expected.saturating_sub(self.count);

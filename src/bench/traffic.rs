@@ -18,7 +18,7 @@ use bytes::BytesMut;
 use super::counters::Counters;
 use super::frames;
 use super::ids::acknowledged;
-use super::latency::{Recorder, Run};
+use super::latency::{Run, TickTimes};
 use super::requests::{Kind, Outstanding, Sent};
 use super::schedule::Schedule;
 use super::shared::{Phase, Shared};
@@ -105,7 +105,7 @@ impl Traffic {
         !self.outstanding.is_empty()
     }
 
-    /// Whether what was to be done is done.
+    /// Whether the phase is done.
     pub(super) fn is_done(&self, now: u64) -> bool {
         let made = match self.phase {
             Phase::Rest | Phase::Done => true,
@@ -146,10 +146,11 @@ impl Traffic {
         self.next_add - self.next_del >= self.window + self.frame
     }
 
-    /// Counts what was due before the end and never made as if it had been answered `now`: it would not have been before.
+    /// Counts the requests that were due before the end and never made, as if they had been answered `now`: earlier
+    /// they would not have been.
     pub(super) fn count_missed(&mut self, now: u64) {
         let (Phase::Measure { until, .. }, Some(schedule)) = (self.phase, &mut self.schedule) else { return };
-        let with_dels = self.shared.options.op == Op::Wheel && self.shared.ids.some_are_acked();
+        let with_dels = self.shared.options.op == Op::Wheel && self.shared.options.acked > 0.0;
         let mut recorder = self.shared.recorder(self.counters.connection).lock();
         while schedule.due_at < until {
             let mut missed = Run { sent_at: schedule.due_at, count: schedule.skip() };
@@ -239,7 +240,7 @@ impl Traffic {
     ///
     /// # Errors
     ///
-    /// When the connection is of no more use.
+    /// If the connection can no longer be used.
     pub(super) fn answers(&mut self, input: &[u8], now: u64, out: &mut BytesMut) -> Result<usize, String> {
         let shared = Arc::clone(&self.shared);
         let mut recorder = shared.recorder(self.counters.connection).lock();
@@ -247,7 +248,6 @@ impl Traffic {
         // At a fixed rate everything counts that was due, however late its answer.
         let timed = measured || (matches!(self.phase, Phase::Measure { .. }) && self.schedule.is_some());
         let (mut taken, mut messages, mut frames) = (0, 0, 0);
-        let before = (self.counters.added, self.counters.acked);
         while let Some(frame) = frames::next_frame(&input[taken..])? {
             taken += frame.len();
             let Some(sent) = self.outstanding.take(frames::correlation(frame)) else {
@@ -256,57 +256,50 @@ impl Traffic {
                 }
                 continue;
             };
-            frames += 1;
-            messages += u64::from(sent.count);
-            if !self.answer(frame, sent, &mut recorder) {
+            let count = u64::from(sent.count);
+            (frames, messages) = (frames + 1, messages + count);
+            let is_right = match sent.kind {
+                Kind::Add => frames::added(frame, sent.count)
+                    .map(|deadline| self.added(sent, deadline, &mut recorder.tick_times))
+                    .is_some(),
+                Kind::Del => frames::acked(frame, sent.count),
+                Kind::Ping => frames::echoed(frame, sent.first, self.ping_length),
+            };
+            if !is_right {
                 shared.errors.record(frames::wrong(frame, sent)?);
-            } else if timed {
-                let (run, histogram) = match sent.kind {
-                    Kind::Add | Kind::Ping => (&mut self.add_run, &mut recorder.adds),
-                    Kind::Del => (&mut self.del_run, &mut recorder.dels),
-                };
-                if let Some(mut ended) = run.extend(sent.at) {
-                    ended.record(now, histogram);
-                }
+                continue;
+            }
+            let Counters { added, acked, .. } = &mut self.counters;
+            let (run, histogram, counter) = match sent.kind {
+                Kind::Add | Kind::Ping => (&mut self.add_run, &mut recorder.adds, added),
+                Kind::Del => (&mut self.del_run, &mut recorder.dels, acked),
+            };
+            if measured {
+                *counter += count;
+            }
+            if timed {
+                run.extend(sent.at, now, histogram);
             }
         }
         if timed {
             self.add_run.record(now, &mut recorder.adds);
             self.del_run.record(now, &mut recorder.dels);
         }
-        if measured {
-            self.counters.frames += frames;
-        } else {
-            (self.counters.added, self.counters.acked) = before;
-        }
+        self.counters.frames += if measured { frames } else { 0 };
         shared.frames.fetch_add(frames, Ordering::Relaxed);
         shared.messages.fetch_add(messages, Ordering::Relaxed);
         shared.ticked_at.fetch_max(recorder.tick_times.latest_at(), Ordering::Relaxed);
         Ok(taken)
     }
 
-    /// Counts an answer; whether it is right.
-    fn answer(&mut self, frame: &[u8], sent: Sent, recorder: &mut Recorder) -> bool {
-        let count = u64::from(sent.count);
-        match sent.kind {
-            Kind::Add => {
-                let Some(deadline) = frames::added(frame, sent.count) else { return false };
-                self.counters.added += count;
-                if !self.shared.ids.all_are_acked {
-                    let (ids, connection) = (self.shared.ids, self.connection);
-                    let left =
-                        (sent.first..sent.first + count).filter(|number| !ids.is_acked(connection, *number));
-                    self.counters.left_to_time_out += left.count() as u64;
-                    recorder.tick_times.record(deadline, sent.made_at());
-                }
-                true
-            }
-            Kind::Del => {
-                let acked = frames::acked(frame, sent.count);
-                self.counters.acked += if acked { count } else { 0 };
-                acked
-            }
-            Kind::Ping => frames::echoed(frame, sent.first, self.ping_length),
+    /// Notes which of the messages that were added are left to time out, and when the server was at their deadline.
+    fn added(&mut self, sent: Sent, deadline: u64, tick_times: &mut TickTimes) {
+        let (ids, connection) = (self.shared.ids, self.connection);
+        if !ids.all_are_acked {
+            let numbers = sent.first..sent.first + u64::from(sent.count);
+            let left = numbers.filter(|number| !ids.is_acked(connection, *number));
+            self.counters.left_to_time_out += left.count() as u64;
+            tick_times.record(deadline, sent.made_at());
         }
     }
 

@@ -1,15 +1,14 @@
 //! `bench`: runs a load and prints its report.
 
-use std::fmt::{self, Write as _};
-use std::io::{IsTerminal, Write, stderr, stdout};
+use std::io::{self, IsTerminal, Write, stderr, stdout};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Failure;
-use super::connect::{Connect, DEFAULT_ADMIN, admin};
+use super::connect::{Connect, DEFAULT_ADDRESS, DEFAULT_ADMIN, admin};
 use super::text::whole;
-use crate::bench::{self, BenchError, BenchOptions, Latency, Op, Progress, Report, Stage};
+use crate::bench::{self, BenchError, BenchOptions, Latency, Op, Progress, Report};
 
 /// Steps of the progress bar.
 const STEPS: u64 = 1_000;
@@ -29,7 +28,8 @@ const OTHER_FILES: u64 = 64;
 pub(super) struct Bench {
     #[command(flatten)]
     options: BenchOptions,
-    /// The sidecar's admin address, for its CPU time and memory [default: 127.0.0.1:7416 where --addr is the default too]
+    /// The sidecar's admin address, for its CPU time and memory [default: 127.0.0.1:7416 where --addr is the default
+    /// too]
     #[arg(long, env = "ACKWHEEL_ADMIN", value_name = "HOST:PORT", value_parser = admin)]
     admin: Option<String>,
     /// Print JSON
@@ -41,10 +41,11 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn run(self) -> Result<(), Failure> {
+        let default_admin = self.connect.addr.to_string() == DEFAULT_ADDRESS;
         let options = BenchOptions {
-            address: self.connect.address(),
             client: self.connect.options()?,
-            admin: self.admin.or_else(|| self.connect.is_default().then(|| String::from(DEFAULT_ADMIN))),
+            admin: self.admin.or_else(|| default_admin.then(|| String::from(DEFAULT_ADMIN))),
+            address: self.connect.addr,
             ..self.options
         };
         let wanted =
@@ -68,9 +69,13 @@ impl Bench {
             // If stderr is closed, the figures are missing all the same.
             let _ = writeln!(stderr(), "ackwheel: no figures of the server: {problem}");
         }
-        let text = if self.json { serde_json::to_string(&report).map_err(Failure::run)? } else { table(&report) };
         let mut out = stdout().lock();
-        writeln!(out, "{text}")?;
+        if self.json {
+            serde_json::to_writer(&mut out, &report).map_err(io::Error::from)?
+        } else {
+            draw(&mut out, &report)?
+        }
+        writeln!(out)?;
         out.flush()?;
         match report.errors {
             0 => Ok(()),
@@ -88,65 +93,53 @@ fn bar() -> ProgressBar {
 }
 
 fn show(bar: &ProgressBar, progress: Progress) {
-    bar.set_prefix(match progress.stage {
-        Stage::Connecting => "connecting",
-        Stage::Filling => "filling",
-        Stage::Measuring => "measuring",
-        Stage::Deleting => "deleting",
-        Stage::Waiting => "timing out",
-    });
+    bar.set_prefix(progress.stage);
     bar.set_position(rounded(progress.share * 1e3));
     bar.set_message(format!("{} frames/s", whole(rounded(progress.frames_per_second))));
 }
 
-fn table(report: &Report) -> String {
-    let mut text = String::new();
-    draw(&mut text, report).expect("a string takes every text");
-    text
-}
-
-fn draw(text: &mut String, report: &Report) -> fmt::Result {
+fn draw(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let BenchOptions { connections, pipeline, ids_per_frame, in_flight, seconds, .. } = report.options;
-    write!(text, "{connections} connections of {} frames in flight, ", pipeline.unwrap_or_default())?;
+    write!(out, "{connections} connections of {} frames in flight, ", pipeline.unwrap_or_default())?;
     match report.options.op {
-        Op::Wheel => writeln!(text, "{ids_per_frame} ids a frame, {} messages in flight", whole(in_flight))?,
-        Op::Ping => writeln!(text, "Pings only")?,
+        Op::Wheel => writeln!(out, "{ids_per_frame} ids a frame, {} messages in flight", whole(in_flight))?,
+        Op::Ping => writeln!(out, "Pings only")?,
     }
     match report.options.rate {
-        Some(rate) => writeln!(text, "{seconds} s at {} per second\n", whole(rate))?,
-        None => writeln!(text, "{seconds} s as fast as possible\n")?,
+        Some(rate) => writeln!(out, "{seconds} s at {} per second\n", whole(rate))?,
+        None => writeln!(out, "{seconds} s as fast as possible\n")?,
     }
     if let Some(pairs) = report.pairs_per_second {
-        row(text, "pairs per second", &whole(rounded(pairs)))?;
+        row(out, "pairs per second", &whole(rounded(pairs)))?;
     }
-    row(text, "frames per second", &whole(rounded(report.frames_per_second)))?;
+    row(out, "frames per second", &whole(rounded(report.frames_per_second)))?;
     if report.not_made > 0 {
-        row(text, "due, and never asked", &whole(report.not_made))?;
+        row(out, "due, and never asked", &whole(report.not_made))?;
     }
-    writeln!(text, "\n{:<22} {:>10} {:>10} {:>10} {:>10}", "latency in us", "p50", "p99", "p99.9", "max")?;
+    writeln!(out, "\n{:<22} {:>10} {:>10} {:>10} {:>10}", "latency in us", "p50", "p99", "p99.9", "max")?;
     for (name, latency) in &report.latency_us {
-        quantiles(text, name, *latency)?;
+        quantiles(out, name, *latency)?;
     }
     if let Some(lateness) = report.timeout_lateness_ms {
-        text.push('\n');
-        quantiles(text, "timeouts late by, ms", lateness)?;
-        row(text, "timed out", &whole(report.timed_out))?;
+        writeln!(out)?;
+        quantiles(out, "timeouts late by, ms", lateness)?;
+        row(out, "timed out", &whole(report.timed_out))?;
     }
     if let Some(server) = report.server {
-        text.push('\n');
+        writeln!(out)?;
         let mebibytes = server.rss_bytes >> 20;
-        row(text, "server", &format!("{:.2} s of CPU, {mebibytes} MiB", server.cpu_seconds))?;
+        row(out, "server", &format!("{:.2} s of CPU, {mebibytes} MiB", server.cpu_seconds))?;
     }
-    write!(text, "{:<22} {:>14}", "errors", whole(report.errors))
+    write!(out, "{:<22} {:>14}", "errors", whole(report.errors))
 }
 
-fn row(text: &mut String, name: &str, value: &str) -> fmt::Result {
-    writeln!(text, "{name:<22} {value:>14}")
+fn row(out: &mut impl Write, name: &str, value: &str) -> io::Result<()> {
+    writeln!(out, "{name:<22} {value:>14}")
 }
 
-fn quantiles(text: &mut String, name: &str, Latency { p50, p99, p999, max }: Latency) -> fmt::Result {
+fn quantiles(out: &mut impl Write, name: &str, Latency { p50, p99, p999, max }: Latency) -> io::Result<()> {
     let p999 = p999.map(|p999| format!("{p999:.1}")).unwrap_or_default();
-    writeln!(text, "{name:<22} {p50:>10.1} {p99:>10.1} {p999:>10} {max:>10.1}")
+    writeln!(out, "{name:<22} {p50:>10.1} {p99:>10.1} {p999:>10} {max:>10.1}")
 }
 
 #[expect(

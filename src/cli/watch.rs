@@ -1,4 +1,4 @@
-//! `watch`: timeout batches as they come, a line each.
+//! `watch`: prints timeout batches as they come, a line each.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write, stderr, stdout};
@@ -18,7 +18,7 @@ use crate::protocol::frame::TimeoutBatch;
 /// Age from which a plain line says how old its batch is: its clients may have come back meanwhile.
 const OLD: Duration = Duration::from_secs(10);
 
-/// How often is looked whether there is still a connection.
+/// How often the connection is checked.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Print timeout batches as they come
@@ -78,7 +78,7 @@ impl Watch {
             ..SubscribeOptions::default()
         };
         let mut subscription =
-            Subscription::open(self.connect.address(), options, self.connect.options()?).await?;
+            Subscription::open(self.connect.addr.clone(), options, self.connect.options()?).await?;
         if stderr().is_terminal() {
             // Nothing else would show that it waits. In a pipe this line is of no use.
             let _ =
@@ -108,7 +108,7 @@ impl Watch {
     }
 }
 
-/// The next batch. Where the connection is lost meanwhile that is said, once: nothing comes until there is another.
+/// The next batch. If the connection is lost meanwhile, that is printed once: no batch comes until there is another.
 async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, ClientError>> {
     let mut said = false;
     loop {
@@ -125,7 +125,7 @@ async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, Clien
     }
 }
 
-/// Prints a line, apart from the thread that answers the server's Pings: whoever reads may be slow.
+/// Prints a line on another thread than the one that answers the server's Pings: the reader may be slow.
 async fn print(line: String) -> Result<(), Failure> {
     let printing = tokio::task::spawn_blocking(move || {
         let mut out = stdout().lock();
@@ -176,7 +176,7 @@ fn plain_line(batch: &TimeoutBatch) -> String {
         let message = timed_out.message.to_string();
         let left = batch.messages.len() - listed;
         let more = format!(" +{left} more");
-        // The words behind the message may say that others follow.
+        // The words behind the message may tell that others follow.
         let after = if left > 1 { format!(" +{} more", left - 1).len() } else { 0 };
         if line.len() + list.len() + 1 + message.len() + after > COLUMNS {
             list.push_str(&more);

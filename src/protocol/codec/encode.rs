@@ -3,9 +3,9 @@
 use bytes::{BufMut, BytesMut};
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Frame, FrameType, GoAway, Hello, MAGIC, MAX_BATCH_IDS,
-    MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed, TIMED_OUT_LENGTH, TimeoutBatch,
-    Welcome,
+    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Frame, FrameType, GoAway, HEAD_LENGTH, Hello, MAGIC,
+    MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed, TIMED_OUT_LENGTH,
+    TimeoutBatch, Welcome,
 };
 use super::{LENGTH_LENGTH, flag};
 use crate::core::batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
@@ -19,8 +19,51 @@ const FLAGS_AT: usize = 5;
 
 /// Appends the bytes of a frame.
 pub(super) fn frame(frame: &Frame, out: &mut BytesMut) {
-    let status = if let Body::Error(error) = &frame.body { error.code } else { 0 };
-    framed(frame.body.frame_type(), status, frame.correlation, out, |out| body(&frame.body, out));
+    let Frame { correlation, body } = frame;
+    match body {
+        Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt }) => {
+            let operation = Operation::Add { ack_timeout_ticks: *ack_timeout_ticks, attempt: *attempt };
+            request(*correlation, operation, messages, out);
+        }
+        Body::DelMsg(DelMsg { messages, withdraw }) => {
+            request(*correlation, Operation::Del { withdraw: *withdraw }, messages, out);
+        }
+        body => {
+            let status = if let Body::Error(error) = body { error.code } else { 0 };
+            framed(body.frame_type(), status, *correlation, out, |out| self::body(body, out));
+        }
+    }
+}
+
+/// Appends an AddNewMsg or a DelMsg, the frames that come most: room is made once for all of it.
+pub(super) fn request(correlation: u32, operation: Operation, messages: &[Message], out: &mut BytesMut) {
+    debug_assert!((1..=MAX_MESSAGES).contains(&messages.len()), "checked where the request is built");
+    let with_clients = messages.iter().any(|message| message.client != Client(0));
+    let column = messages.len() * size_of::<u64>();
+    let (frame_type, flags, fields, fields_length) = match operation {
+        Operation::Add { ack_timeout_ticks, attempt } => {
+            let [high, low] = ack_timeout_ticks.to_be_bytes();
+            (FrameType::AddNewMsg, 0, [high, low, attempt, 0], 4)
+        }
+        Operation::Del { withdraw } => (FrameType::DelMsg, bit(withdraw, flag::WITHDRAW), [0; 4], 0),
+    };
+    let count_at = HEAD_LENGTH + fields_length;
+    let ids_at = count_at + size_of::<u32>();
+    let (start, length) = (out.len(), ids_at + column * if with_clients { 2 } else { 1 });
+    out.resize(start + length, 0);
+    let frame = &mut out[start..];
+    frame[..LENGTH_LENGTH].copy_from_slice(&u32_of(length - LENGTH_LENGTH).to_be_bytes());
+    frame[LENGTH_LENGTH] = frame_type as u8;
+    frame[FLAGS_AT] = flags | bit(with_clients, flag::CLIENTS);
+    frame[HEAD_LENGTH - size_of::<u32>()..HEAD_LENGTH].copy_from_slice(&correlation.to_be_bytes());
+    // The count comes after, and is at the place of the fields of a DelMsg, which has none.
+    frame[HEAD_LENGTH..HEAD_LENGTH + fields.len()].copy_from_slice(&fields);
+    frame[count_at..ids_at].copy_from_slice(&u32_of(messages.len()).to_be_bytes());
+    let (ids, clients) = frame[ids_at..].split_at_mut(column);
+    fill(ids, messages.iter().map(|message| message.msg_id.0));
+    if with_clients {
+        fill(clients, messages.iter().map(|message| message.client.0));
+    }
 }
 
 /// Appends the bytes of a TimeoutBatch, straight from what the outbox holds.
@@ -42,12 +85,6 @@ pub(super) fn refusal(correlation: u32, refusal: &Refusal, out: &mut BytesMut) {
     framed(FrameType::Error, reason.code(), correlation, out, |out| {
         error(text, reason.promise(), reason.retryable(), out)
     });
-}
-
-/// Appends the bytes of an AddNewMsg or a DelMsg.
-pub(super) fn request(correlation: u32, operation: Operation, messages: &[Message], out: &mut BytesMut) {
-    let frame_type = if operation.is_add() { FrameType::AddNewMsg } else { FrameType::DelMsg };
-    framed(frame_type, 0, correlation, out, |out| request_body(operation, messages, out));
 }
 
 /// Appends a head and a body, which returns its flags.
@@ -76,15 +113,9 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
         Body::Welcome(body) => welcome(body, out),
         Body::Ping(payload) | Body::Pong(payload) => echo(payload, out),
         Body::GoAway(body) => go_away(*body, out),
-        Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt }) => {
-            let operation = Operation::Add { ack_timeout_ticks: *ack_timeout_ticks, attempt: *attempt };
-            request_body(operation, messages, out)
-        }
+        Body::AddNewMsg(_) | Body::DelMsg(_) => unreachable!("they are written by `request`"),
         Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => {
             add_new_msg_answer(*deadline, outcomes, |outcome| *outcome == AddOutcome::Rearmed, out)
-        }
-        Body::DelMsg(DelMsg { messages, withdraw }) => {
-            request_body(Operation::Del { withdraw: *withdraw }, messages, out)
         }
         Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, |outcome| del_outcome(*outcome), out),
         Body::Subscribe(body) => subscribe(body, out),
@@ -155,19 +186,6 @@ fn go_away(go_away: GoAway, out: &mut BytesMut) -> u8 {
     out.put_u16(0);
     out.put_u32(go_away.grace_ms);
     0
-}
-
-/// Appends the body of an AddNewMsg or a DelMsg, and returns its flags.
-fn request_body(operation: Operation, messages: &[Message], out: &mut BytesMut) -> u8 {
-    match operation {
-        Operation::Add { ack_timeout_ticks, attempt } => {
-            out.put_u16(ack_timeout_ticks);
-            out.put_u8(attempt);
-            out.put_u8(0);
-            put_messages(messages, out)
-        }
-        Operation::Del { withdraw } => put_messages(messages, out) | bit(withdraw, flag::WITHDRAW),
-    }
 }
 
 /// Appends the body of an AddNewMsgAnswer, and returns its flags.
@@ -278,25 +296,16 @@ fn put_batch_id(id: BatchId, out: &mut BytesMut) {
     out.put_u64(id.tick.0);
 }
 
-/// Appends count, ids and, if there are any, clients; returns the flags that say which.
-fn put_messages(messages: &[Message], out: &mut BytesMut) -> u8 {
-    debug_assert!((1..=MAX_MESSAGES).contains(&messages.len()), "checked where the request is built");
-    let with_clients = messages.iter().any(|message| message.client != Client(0));
-    out.put_u32(u32_of(messages.len()));
-    out.reserve(messages.len() * if with_clients { 16 } else { 8 });
-    put_u64s(messages.iter().map(|message| message.msg_id.0), out);
-    if with_clients {
-        put_u64s(messages.iter().map(|message| message.client.0), out);
-    }
-    bit(with_clients, flag::CLIENTS)
-}
-
 /// Appends a column of numbers: room is made for all of them at once, which takes a tenth of the time.
 fn put_u64s(column: impl ExactSizeIterator<Item = u64>, out: &mut BytesMut) {
     let start = out.len();
     out.resize(start + column.len() * size_of::<u64>(), 0);
-    let (places, _) = out[start..].as_chunks_mut();
-    for (place, number) in places.iter_mut().zip(column) {
+    fill(&mut out[start..], column);
+}
+
+/// Writes a column of numbers into its place.
+fn fill(bytes: &mut [u8], column: impl Iterator<Item = u64>) {
+    for (place, number) in bytes.as_chunks_mut().0.iter_mut().zip(column) {
         *place = number.to_be_bytes();
     }
 }
