@@ -48,7 +48,7 @@ impl<'a> Coordinator<'a> {
         let is_wheel = self.shared.options.op == Op::Wheel;
         self.all_arrive("connecting", None).await?;
         let welcome = self.shared.welcome.get().cloned().ok_or_else(|| lost("no server said Welcome"))?;
-        self.shared.options.check_with(&welcome)?;
+        self.shared.options.check_with(&welcome).map_err(BenchError::Options)?;
         let mut clock = None;
         if is_wheel {
             observers::collect_timeouts(&self.shared).await?;
@@ -148,16 +148,13 @@ impl<'a> Coordinator<'a> {
         let patience = self.shared.options.ack_timeout(welcome) + tick + LENIENCE;
         let end = self.shared.moment(self.shared.now()) + patience;
         let mut report = every(REPORT_EVERY);
-        loop {
+        while self.shared.moment(self.shared.now()) < end {
             let count = self.shared.timeouts.lock().count;
             if count >= expected {
                 return;
             }
             self.report_progress("timing out", ratio(count, expected));
-            tokio::select! {
-                _ = report.tick() => {}
-                () = sleep_until(end.into()) => return,
-            }
+            report.tick().await;
         }
     }
 
@@ -179,10 +176,6 @@ impl<'a> Coordinator<'a> {
         let is_wheel = options.op == Op::Wheel;
         let latencies = [(if is_wheel { "add" } else { "ping" }, times.adds), ("del", times.dels)];
         let latencies = latencies.into_iter().filter_map(|(name, times)| Some((name, Latency::of(&times, 1e3)?)));
-        let (server, server_problem) = match measured.server {
-            Ok(server) => (server, None),
-            Err(problem) => (None, Some(problem)),
-        };
         let (error_count, error_texts) = errors.first();
         Report {
             options: options.clone(),
@@ -198,8 +191,8 @@ impl<'a> Coordinator<'a> {
             errors: error_count,
             error_texts,
             client_cpu_seconds: measured.client_cpu_seconds,
-            server,
-            server_problem,
+            server_problem: measured.server.as_ref().err().cloned(),
+            server: measured.server.ok().flatten(),
         }
     }
 }

@@ -51,13 +51,6 @@ pub(super) struct Ids {
     pub(super) clock_connection: u64,
 }
 
-/// The connection and the number of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Origin {
-    pub(super) connection: u64,
-    pub(super) number: u64,
-}
-
 impl Ids {
     /// The ids of a load of that many connections of which `acked` is the share to be acknowledged, from 0 to 1.
     pub(super) fn new(seed: u64, acked: f64, with_clients: bool, connections: usize) -> Ids {
@@ -89,13 +82,12 @@ impl Ids {
         mix(self.seed ^ ORDER_SALT ^ (connection << NUMBER_BITS | number)) & 1 == 1
     }
 
-    /// The origin of a message; none if it is not of this load.
-    pub(super) fn origin(&self, message: Message) -> Option<Origin> {
+    /// The connection and the number of a message; none if it is not of this load.
+    pub(super) fn origin(&self, message: Message) -> Option<(u64, u64)> {
         let plain = unmix(message.msg_id.0).wrapping_sub(self.seed);
-        let origin = Origin { connection: plain >> NUMBER_BITS, number: plain & ((1 << NUMBER_BITS) - 1) };
-        let ours = origin.connection <= self.clock_connection
-            && self.message(origin.connection, origin.number) == message;
-        ours.then_some(origin)
+        let (connection, number) = (plain >> NUMBER_BITS, plain & ((1 << NUMBER_BITS) - 1));
+        let ours = connection <= self.clock_connection && self.message(connection, number) == message;
+        ours.then_some((connection, number))
     }
 }
 
@@ -132,7 +124,7 @@ mod tests {
             for connection in [0, 1, 7, 8] {
                 for number in [0, 1, 2, 1_000_000, (1 << NUMBER_BITS) - 1] {
                     let message = ids.message(connection, number);
-                    assert_eq!(ids.origin(message), Some(Origin { connection, number }));
+                    assert_eq!(ids.origin(message), Some((connection, number)));
                 }
             }
         }

@@ -82,7 +82,7 @@ pub struct Progress {
 ///
 /// If the options are not possible, or a connection cannot be made or is lost.
 pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) -> Result<Report, BenchError> {
-    options.check()?;
+    options.check().map_err(BenchError::Options)?;
     let name = concat!("ackwheel-bench/", env!("CARGO_PKG_VERSION"));
     let options = BenchOptions {
         client: options.client.clone().client_name(name).request_timeout(connection::PATIENCE),

@@ -46,7 +46,7 @@ async fn collect(mut subscription: Subscription, shared: Arc<Shared>, came: Arc<
             Ok(delivered) => Arc::new(delivered),
             Err(error) => return shared.errors.record(format!("the subscription ended: {error}")),
         };
-        shared.timeouts.lock().push(Arc::clone(&delivered), shared.now());
+        shared.timeouts.lock().unchecked.push((Arc::clone(&delivered), shared.now()));
         came.notify_one();
         if subscription.reconnects() > reconnects {
             reconnects = subscription.reconnects();

@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 use serde::Serialize;
 
+use super::as_float;
 use super::frames::add_body_length;
 use super::schedule::Schedule;
-use super::{BenchError, as_float};
 use crate::client::{Address, ClientOptions};
 use crate::protocol::frame::{HEAD_LENGTH, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 
@@ -130,13 +130,9 @@ const PIPELINE: usize = 256;
 /// More often than this no machine looks at its timers, and more seldom it is no rate.
 const BURST_EVERY: RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(1);
 
-fn impossible(text: impl Into<String>) -> BenchError {
-    BenchError::Options(text.into())
-}
-
 impl BenchOptions {
     /// Checks that some server can do this.
-    pub(super) fn check(&self) -> Result<(), BenchError> {
+    pub(super) fn check(&self) -> Result<(), String> {
         for (flag, value, most) in [
             ("--connections", self.connections, MAX_CONNECTIONS),
             ("--pipeline", self.pipeline.unwrap_or(1), MAX_PIPELINE),
@@ -146,65 +142,63 @@ impl BenchOptions {
             ("--idle-connections", self.idle_connections.max(1), MAX_CONNECTIONS),
         ] {
             if !(1..=most).contains(&value) {
-                return Err(impossible(format!("{flag} {value} is not possible: write 1 to {most}")));
+                return Err(format!("{flag} {value} is not possible: write 1 to {most}"));
             }
         }
         let BenchOptions { seconds, burst_every, acked, connections, ids_per_frame, in_flight, .. } = self;
         if !(0.01..=MAX_SECONDS).contains(seconds) {
-            return Err(impossible(format!("--seconds {seconds} is not possible: write 0.01 to {MAX_SECONDS}")));
+            return Err(format!("--seconds {seconds} is not possible: write 0.01 to {MAX_SECONDS}"));
         }
         if self.rate == Some(0) {
-            return Err(impossible(
-                "--rate 0 is no load: write at least 1, or leave it out for as fast as possible",
-            ));
+            return Err(
+                "--rate 0 is no load: write at least 1, or leave it out for as fast as possible".to_owned()
+            );
         }
         if !BURST_EVERY.contains(burst_every) {
-            return Err(impossible(format!("--burst-every {burst_every:?} is not possible: write 100us to 1s")));
+            return Err(format!("--burst-every {burst_every:?} is not possible: write 100us to 1s"));
         }
         if self.op == Op::Ping {
             return Ok(());
         }
         if !(0.0..=1.0).contains(acked) {
-            return Err(impossible(format!("--acked {acked} is no share: write 0 to 1, as 0.9")));
+            return Err(format!("--acked {acked} is no share: write 0 to 1, as 0.9"));
         }
         let least = (connections * ids_per_frame) as u64;
         if *in_flight < least {
-            return Err(impossible(format!(
+            return Err(format!(
                 "--in-flight {in_flight} is less than one frame for each connection: write at least {least} \
                  (--connections {connections} times --ids-per-frame {ids_per_frame}), or fewer of these"
-            )));
+            ));
         }
         Ok(())
     }
 
     /// Checks that the server with this Welcome can do this.
-    pub(super) fn check_with(&self, welcome: &Welcome) -> Result<(), BenchError> {
+    pub(super) fn check_with(&self, welcome: &Welcome) -> Result<(), String> {
         if self.op == Op::Ping {
             return Ok(());
         }
         let (slots, ticks) = (welcome.slots, self.ticks(welcome));
         if ticks > slots {
-            return Err(impossible(format!(
+            return Err(format!(
                 "--ack-timeout-ticks {ticks} is more than the server's ring has slots: write 1 to {slots}"
-            )));
+            ));
         }
         let longest = welcome.max_frame_length as usize + size_of::<u32>();
         let fixed = HEAD_LENGTH + add_body_length(0, self.clients);
         let fit = longest.saturating_sub(fixed) / if self.clients { 16 } else { 8 };
         let (ids, most) = (self.ids_per_frame, fit.min(welcome.max_messages as usize));
         if ids > most {
-            return Err(impossible(format!(
-                "--ids-per-frame {ids} is more than the server takes: write 1 to {most}"
-            )));
+            return Err(format!("--ids-per-frame {ids} is more than the server takes: write 1 to {most}"));
         }
         let (timeout, in_flight) = (self.ack_timeout(welcome), self.in_flight);
         if let Some(rate) = self.rate.filter(|_| self.acked > 0.0) {
             let most = u128::from(rate) * timeout.as_millis() / 1_000;
             if u128::from(in_flight) > most {
-                return Err(impossible(format!(
+                return Err(format!(
                     "--in-flight {in_flight} at --rate {rate} leaves each message in flight for longer than the ack \
                      timeout of {timeout:?}: write --in-flight {most} or less, or a higher --rate"
-                )));
+                ));
             }
         }
         Ok(())

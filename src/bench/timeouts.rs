@@ -54,8 +54,8 @@ pub(super) struct Timeouts {
     /// The numbers of the messages of each connection.
     seen: BTreeMap<u64, Numbers>,
     batches: HashSet<BatchId>,
-    /// Batches that were not checked yet, each with the time of its arrival.
-    unchecked: Vec<(Arc<Delivered>, u64)>,
+    /// Batches that were not checked yet, each with the time of its arrival in ns since the load began.
+    pub(super) unchecked: Vec<(Arc<Delivered>, u64)>,
     arrived: Vec<Arrived>,
     /// Messages of this load that timed out.
     pub(super) count: u64,
@@ -79,11 +79,6 @@ impl Timeouts {
         }
     }
 
-    /// Keeps a batch that arrived at `at`, in ns since the load began, for a later check.
-    pub(super) fn push(&mut self, delivered: Arc<Delivered>, at: u64) {
-        self.unchecked.push((delivered, at));
-    }
-
     /// Checks all batches that have arrived.
     pub(super) fn check(&mut self, errors: &Errors) {
         for (delivered, at) in std::mem::take(&mut self.unchecked) {
@@ -103,13 +98,13 @@ impl Timeouts {
         let before = self.count;
         for timed_out in &batch.messages {
             let message = timed_out.message;
-            let Some(origin) = self.ids.origin(message) else {
+            let Some((connection, number)) = self.ids.origin(message) else {
                 self.of_others += 1;
                 continue;
             };
-            if self.ids.is_acked(origin.connection, origin.number) {
+            if self.ids.is_acked(connection, number) {
                 errors.record_kind(EARLY_FOR_US, message);
-            } else if self.seen.entry(origin.connection).or_default().insert(origin.number) {
+            } else if self.seen.entry(connection).or_default().insert(number) {
                 self.count += 1;
             } else {
                 errors.record_kind("a message timed out in two batches", message);

@@ -1,6 +1,6 @@
 //! `watch`: prints timeout batches as they come, a line each.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::time::Duration;
 
@@ -81,8 +81,7 @@ impl Watch {
             Subscription::open(self.connect.addr.clone(), options, self.connect.options()?).await?;
         if stderr().is_terminal() {
             // Nothing else would show that it waits. In a pipe this line is of no use.
-            let _ =
-                writeln!(stderr(), "ackwheel: waiting for timeout batches of the group {}", subscription.group());
+            remark(format_args!("waiting for timeout batches of the group {}", subscription.group()));
         }
         let (mut printed, mut reconnects) = (0, 0);
         while self.count.is_none_or(|count| printed < count) {
@@ -92,7 +91,7 @@ impl Watch {
                 reconnects = subscription.reconnects();
                 let missing =
                     if self.group.is_none() { ", and what was handed out meanwhile is not here" } else { "" };
-                let _ = writeln!(stderr(), "ackwheel: the connection was lost and made anew{missing}");
+                remark(format_args!("the connection was lost and made anew{missing}"));
             }
             print(if self.json { json_line(&delivered) } else { plain_line(&delivered) }).await?;
             printed += 1;
@@ -100,8 +99,7 @@ impl Watch {
                 && let Err(error) = delivered.ack().await
             {
                 // The subscription repeats it for as long as it lasts.
-                let _ =
-                    writeln!(stderr(), "ackwheel: batch {} was printed, not acknowledged: {error}", delivered.id);
+                remark(format_args!("batch {} was printed, not acknowledged: {error}", delivered.id));
             }
         }
         Ok(())
@@ -117,12 +115,17 @@ async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, Clien
             Err(_) => match subscription.outage() {
                 Some(outage) if !said => {
                     said = true;
-                    let _ = writeln!(stderr(), "ackwheel: no connection, and trying again: {}", outage.cause);
+                    remark(format_args!("no connection, and trying again: {}", outage.cause));
                 }
                 outage => said &= outage.is_some(),
             },
         }
     }
+}
+
+/// Prints a line to stderr. If that is closed, it is lost.
+fn remark(text: fmt::Arguments<'_>) {
+    let _ = writeln!(stderr(), "ackwheel: {text}");
 }
 
 /// Prints a line on another thread than the one that answers the server's Pings: the reader may be slow.

@@ -206,7 +206,7 @@ fn traffic_order<'a>(server: &'a Server, shared: &'a Shared) -> impl Iterator<It
     let mut numbers: Vec<u64> = server
         .in_flight
         .iter()
-        .map(|id| shared.ids.origin(Message::new(*id, 0)).expect("it is of this load").number)
+        .map(|id| shared.ids.origin(Message::new(*id, 0)).expect("it is of this load").1)
         .collect();
     numbers.sort_unstable();
     numbers.into_iter().map(|number| shared.ids.message(1, number).msg_id.0)
