@@ -12,7 +12,7 @@ use crate::numbers::figure;
 use crate::plan::Plan;
 use crate::report::PartReport;
 use crate::runs::Rows;
-use crate::sidecar::{Sidecar, run};
+use crate::sidecar::{Sidecar, larger, run};
 use crate::wire::PAIRS;
 
 const BULK: &str = "memory, 512 ids a frame, 8 x 4";
@@ -64,8 +64,7 @@ fn run_round(plan: &Plan, rows: &mut Rows) -> anyhow::Result<()> {
     });
     let (found, probed) = (found?, probed.map_err(|_| anyhow!("the probe panicked"))??);
     rows.record(BULK, PAIRS, found.pairs_per_second.context("pairs were measured")?);
-    let (add, del) = found.latency_us.add.zip(found.latency_us.del).context("adds and dels were measured")?;
-    let longest = add.max.max(del.max) / 1e3;
+    let longest = larger(&found, |latency| latency.max)? / 1e3;
     rows.record(BULK, LONGEST, longest);
     rows.record(PROBE, LONGEST, probed);
     rows.record(ALL, LONGEST, longest.max(probed));
@@ -87,9 +86,7 @@ fn probe(memory: &Sidecar, done: &AtomicBool) -> anyhow::Result<f64> {
     };
     let mut longest = 0.0_f64;
     while !done.load(Ordering::Relaxed) {
-        let latency = run(&load)?.latency_us;
-        let (add, del) = latency.add.zip(latency.del).context("adds and dels were measured")?;
-        longest = longest.max(add.max.max(del.max) / 1e3);
+        longest = longest.max(larger(&run(&load)?, |latency| latency.max)? / 1e3);
     }
     Ok(longest)
 }

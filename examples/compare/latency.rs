@@ -12,7 +12,7 @@ use crate::numbers::figure;
 use crate::plan::Plan;
 use crate::report::PartReport;
 use crate::runs::Rows;
-use crate::sidecar::{Sidecar, run};
+use crate::sidecar::{Sidecar, larger, run};
 use crate::wire::{CPU, P99, PAIRS};
 
 const P999: &str = "us, p99.9 of add and del";
@@ -61,7 +61,7 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
             acked: ACKED,
             rate: Some(rate),
             seconds: 3.0 * seconds,
-            ack_timeout_ticks: ack_timeout_ticks(plan.many, rate),
+            ack_timeout_ticks: Some(ack_timeout_ticks(plan.many, rate)),
             ..full.clone()
         };
         measure_half(HALF, &half, &mut report.rows)?;
@@ -71,9 +71,9 @@ pub fn measure(plan: &Plan, report: &mut PartReport) -> anyhow::Result<()> {
         let pings = BenchOptions { op: Op::Ping, rate: Some(2 * rate), seconds: 3.0 * seconds, ..full.clone() };
         let echoed = BenchOptions { address: echo.address.into(), admin: None, ..pings.clone() };
         for (subject, load) in [(PINGS, pings), (ECHOED, echoed)] {
-            let ping = run(&load)?.latency_us.ping.context("Pings were measured")?;
+            let ping = run(&load)?.latency_us["ping"];
             rows.record(subject, SINGLE_P99, ping.p99);
-            rows.record(subject, SINGLE_P999, ping.p999);
+            rows.record(subject, SINGLE_P999, ping.p999.unwrap_or(f64::NAN));
         }
         let (p99, p999) = waking(plan.run);
         rows.record(WAKING, SINGLE_P99, p99);
@@ -94,10 +94,8 @@ fn measure_half(subject: &str, half: &BenchOptions, rows: &mut Rows) -> anyhow::
     let found = run(half)?;
     ensure!(found.timed_out > 0, "nothing timed out, although one in a hundred is not acknowledged");
     rows.record(subject, PAIRS, found.pairs_per_second.context("pairs were measured")?);
-    let latency = found.latency_us;
-    let (add, del) = latency.add.zip(latency.del).context("adds and dels were measured")?;
-    rows.record(subject, P99, add.p99.max(del.p99));
-    rows.record(subject, P999, add.p999.max(del.p999));
+    rows.record(subject, P99, larger(&found, |latency| latency.p99)?);
+    rows.record(subject, P999, larger(&found, |latency| latency.p999.unwrap_or(f64::NAN))?);
     let late = found.timeout_lateness_ms.context("the lateness of timeouts was measured")?;
     rows.record(subject, LATE_P50, late.p50);
     rows.record(subject, LATE_P99, late.p99);

@@ -1,7 +1,6 @@
 //! A Redis store: a sidecar beside its own scripts called directly, and beside Redis by hand.
 
 use ackwheel::bench::BenchOptions;
-use anyhow::Context;
 
 use crate::by_hand::Load;
 use crate::plan::Plan;
@@ -99,8 +98,7 @@ fn run_round(plan: &Plan, servers: &Servers, rows: &mut Rows) -> anyhow::Result<
     }
     let one = BenchOptions { connections: 1, pipeline: Some(1), in_flight: FEW, seconds, ..sidecar.load() };
     let latency = run(&one)?.latency_us;
-    let (add, del) = latency.add.zip(latency.del).context("adds and dels were measured")?;
-    rows.record(ONE, P50, f64::midpoint(add.p50, del.p50));
+    rows.record(ONE, P50, f64::midpoint(latency["add"].p50, latency["del"].p50));
     rows.record(ONE_SCRIPT, P50, scripts::median_us(&its_redis.url(), FEW, plan.run)?);
     Ok(())
 }

@@ -119,3 +119,13 @@ pub fn serve(arguments: &[String]) -> ExitCode {
         Err(error) => error.exit(),
     }
 }
+
+/// The larger of a figure of the adds and of the dels.
+///
+/// # Errors
+///
+/// When one of them was not measured.
+pub fn larger(report: &bench::Report, figure: fn(&bench::Latency) -> f64) -> anyhow::Result<f64> {
+    let of = |name| report.latency_us.get(name).map(figure);
+    of("add").zip(of("del")).map(|(add, del)| add.max(del)).context("adds and dels were measured")
+}

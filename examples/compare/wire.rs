@@ -15,7 +15,7 @@ use crate::redis::{Commands, Keys};
 use crate::report::{PartReport, Target};
 use crate::runs::Rows;
 use crate::shared;
-use crate::sidecar::{Sidecar, run};
+use crate::sidecar::{Sidecar, larger, run};
 
 /// Pairs of adds and dels.
 pub const PAIRS: &str = "pairs/s";
@@ -197,8 +197,8 @@ pub fn record(rows: &mut Rows, name: &str, report: &bench::Report) {
         rows.record(name, PAIRS, pairs);
     }
     rows.record(name, REQUESTS, report.frames_per_second);
-    if let (Some(add), Some(del)) = (&report.latency_us.add, &report.latency_us.del) {
-        rows.record(name, P99, add.p99.max(del.p99));
+    if let Ok(p99) = larger(report, |latency| latency.p99) {
+        rows.record(name, P99, p99);
     }
 }
 

@@ -1,8 +1,8 @@
-//! The messages of a load: random to look at, distinct, and never stored.
+//! Computes the ids of a load's messages from their numbers: distinct, and as if drawn at random.
 //!
 //! Message number n of connection c has the id `mix(seed + (c << 40 | n))`. The mixer can be inverted, so that a
-//! message that timed out says by itself whose it was, and which: the load remembers counters, not ids. That is what
-//! lets it keep twenty million messages in flight.
+//! message that timed out tells its connection and its number. The load stores counters, not ids, so it can keep
+//! twenty million messages in flight.
 
 use crate::core::message::Message;
 
@@ -19,19 +19,11 @@ const ORDER_SALT: u64 = 0xa076_1d64_78bd_642f;
 const FATE_SALT: u64 = 0x9e37_79b9_7f4a_7c15;
 const CLIENT_SALT: u64 = 0xd1b5_4a32_d192_ed03;
 
-/// The number that undoes a multiplication by an odd number: each step of Newton's method doubles the bits that are
-/// right, and an odd number is its own inverse in the lowest three.
-const fn inverse(odd: u64) -> u64 {
-    let mut inverse = odd;
-    let mut right_bits = 3;
-    while right_bits < u64::BITS {
-        inverse = inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse)));
-        right_bits *= 2;
-    }
-    inverse
-}
+/// The factors that undo a multiplication by these.
+const FIRST_INVERSE: u64 = 0x96de_1b17_3f11_9089;
+const SECOND_INVERSE: u64 = 0x3196_42b2_d24d_8ec3;
 
-const _: () = assert!(FIRST.wrapping_mul(inverse(FIRST)) == 1 && SECOND.wrapping_mul(inverse(SECOND)) == 1);
+const _: () = assert!(FIRST.wrapping_mul(FIRST_INVERSE) == 1 && SECOND.wrapping_mul(SECOND_INVERSE) == 1);
 
 /// Scatters the numbers over all of u64, each to a place of its own.
 const fn mix(number: u64) -> u64 {
@@ -42,27 +34,21 @@ const fn mix(number: u64) -> u64 {
 
 /// The number that was scattered to this place.
 const fn unmix(mixed: u64) -> u64 {
-    let number = (mixed ^ mixed >> 31 ^ mixed >> 62).wrapping_mul(inverse(SECOND));
-    let number = (number ^ number >> 27 ^ number >> 54).wrapping_mul(inverse(FIRST));
+    let number = (mixed ^ mixed >> 31 ^ mixed >> 62).wrapping_mul(SECOND_INVERSE);
+    let number = (number ^ number >> 27 ^ number >> 54).wrapping_mul(FIRST_INVERSE);
     number ^ number >> 30 ^ number >> 60
 }
 
-/// Which ids the messages have, and which of them are to be acknowledged.
+/// Computes the id of each message, and whether it is to be acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ids {
     seed: u64,
     /// A message is to be acknowledged if its hash lies below this.
     acked_below: u64,
-    all_are_acked: bool,
+    pub(super) all_are_acked: bool,
     with_clients: bool,
-    connections: u64,
-}
-
-/// The connection and the number of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Origin {
-    pub(super) connection: u64,
-    pub(super) number: u64,
+    /// A connection beside those of the load, whose messages are all acknowledged: it asks for the tick.
+    pub(super) clock_connection: u64,
 }
 
 impl Ids {
@@ -75,24 +61,7 @@ impl Ids {
             reason = "a share of all hashes: 53 bits of it are enough, and a float that is too large saturates"
         )]
         let acked_below = (acked * u64::MAX as f64) as u64;
-        Ids { seed, acked_below, all_are_acked: acked >= 1.0, with_clients, connections: connections as u64 }
-    }
-
-    /// A connection beside those of the load, whose messages are all acknowledged: it asks what time it is.
-    pub(super) const fn clock_connection(&self) -> u64 {
-        self.connections
-    }
-
-    pub(super) const fn all_are_acked(&self) -> bool {
-        self.all_are_acked
-    }
-
-    pub(super) const fn some_are_acked(&self) -> bool {
-        self.acked_below > 0
-    }
-
-    pub(super) const fn with_clients(&self) -> bool {
-        self.with_clients
+        Ids { seed, acked_below, all_are_acked: acked >= 1.0, with_clients, clock_connection: connections as u64 }
     }
 
     pub(super) const fn message(&self, connection: u64, number: u64) -> Message {
@@ -104,39 +73,38 @@ impl Ids {
     /// Whether the message is to be acknowledged, and not left to time out.
     pub(super) const fn is_acked(&self, connection: u64, number: u64) -> bool {
         self.all_are_acked
-            || connection == self.clock_connection()
+            || connection == self.clock_connection
             || mix(self.seed ^ FATE_SALT ^ (connection << NUMBER_BITS | number)) < self.acked_below
     }
 
-    /// Heads or tails.
+    /// A random bit.
     pub(super) const fn draw(&self, connection: u64, number: u64) -> bool {
         mix(self.seed ^ ORDER_SALT ^ (connection << NUMBER_BITS | number)) & 1 == 1
     }
 
-    /// The origin of a message; none if it is not of this load.
-    pub(super) fn origin(&self, message: Message) -> Option<Origin> {
+    /// The connection and the number of a message; none if it is not of this load.
+    pub(super) fn origin(&self, message: Message) -> Option<(u64, u64)> {
         let plain = unmix(message.msg_id.0).wrapping_sub(self.seed);
-        let origin = Origin { connection: plain >> NUMBER_BITS, number: plain & ((1 << NUMBER_BITS) - 1) };
-        let ours =
-            origin.connection <= self.connections && self.message(origin.connection, origin.number) == message;
-        ours.then_some(origin)
+        let (connection, number) = (plain >> NUMBER_BITS, plain & ((1 << NUMBER_BITS) - 1));
+        let ours = connection <= self.clock_connection && self.message(connection, number) == message;
+        ours.then_some((connection, number))
     }
 }
 
 /// Odd, so that no two numbers of a block become the same.
 const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The number of the message that is acknowledged in place of number `nth`, where `in_flight` messages are at a time and
-/// `added` have been added.
+/// The number of the message that is acknowledged in place of number `nth`, where `in_flight` messages are at a time
+/// and `added` have been added.
 ///
 /// Numbers are taken in blocks, a power of two of at most a quarter of what is in flight, and change places within
 /// theirs: a message stays in flight a quarter longer than on average at most. A block of which the end was not added
-/// yet keeps its order, so that nothing is acknowledged before it was added. A connection that begins such a block adds no more
-/// messages.
+/// yet keeps its order, so that nothing is acknowledged before it was added. A connection that begins such a block adds
+/// no more messages.
 #[must_use]
 pub const fn acknowledged(nth: u64, in_flight: u64, added: u64) -> u64 {
     let Some(bits) = (in_flight / 4).checked_ilog2() else { return nth };
-    // Of a power of two the remainder is what the lowest bits say: no division, which would cost as much as the rest.
+    // The lowest bits are the remainder of a power of two. A division would cost as much as all the rest.
     let within = (1 << bits) - 1;
     let first = nth & !within;
     if first + within >= added {
@@ -156,7 +124,7 @@ mod tests {
             for connection in [0, 1, 7, 8] {
                 for number in [0, 1, 2, 1_000_000, (1 << NUMBER_BITS) - 1] {
                     let message = ids.message(connection, number);
-                    assert_eq!(ids.origin(message), Some(Origin { connection, number }));
+                    assert_eq!(ids.origin(message), Some((connection, number)));
                 }
             }
         }
@@ -184,7 +152,7 @@ mod tests {
             let ids = Ids::new(42, acked, false, 8);
             let count = (0..10_000).filter(|number| ids.is_acked(3, *number)).count();
             assert!((least..=most).contains(&count), "{count} of 10,000 for {acked}");
-            assert!((0..100).all(|number| ids.is_acked(ids.clock_connection(), number)));
+            assert!((0..100).all(|number| ids.is_acked(ids.clock_connection, number)));
         }
     }
 

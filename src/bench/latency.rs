@@ -1,4 +1,4 @@
-//! Latencies, and what the answers say about the server's time.
+//! Records latencies, and the time at which the server was at each tick.
 
 use std::collections::BTreeMap;
 
@@ -15,35 +15,30 @@ pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("the bounds are constants that fit each other")
 }
 
-/// The latencies of all requests of a thread.
+/// The times that a thread has measured.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    /// Of AddNewMsg, or of Ping.
+    /// Latencies of AddNewMsg, or of Ping.
     pub(super) adds: Histogram<u64>,
-    /// Of DelMsg.
+    /// Latencies of DelMsg.
     pub(super) dels: Histogram<u64>,
+    /// When the server was at each deadline.
+    pub(super) tick_times: TickTimes,
 }
 
 impl Default for Recorder {
     fn default() -> Recorder {
-        Recorder { adds: histogram(), dels: histogram() }
+        Recorder { adds: histogram(), dels: histogram(), tick_times: TickTimes::default() }
     }
 }
 
 impl Recorder {
-    /// Counts pairs, or without dels adds or Pings, that were due at `missed.sent_at` and never made.
-    pub(super) fn miss(&mut self, mut missed: Run, with_dels: bool, now: u64) {
-        if with_dels {
-            missed.clone().record(now, &mut self.dels);
-        }
-        missed.record(now, &mut self.adds);
-    }
-
     /// Adds what another has recorded.
     pub(super) fn merge(&mut self, other: &Recorder) {
         for (all, one) in [(&mut self.adds, &other.adds), (&mut self.dels, &other.dels)] {
             all.add(one).expect("all histograms have the same bounds");
         }
+        self.tick_times.merge(&other.tick_times);
     }
 }
 
@@ -57,15 +52,13 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Counts an answer; the run that ends with it, if it was sent at another time.
-    pub(super) const fn extend(&mut self, sent_at: u64) -> Option<Run> {
-        if self.sent_at == sent_at {
-            self.count += 1;
-            return None;
+    /// Counts an answer; if the run so far was sent at another time, that is recorded first.
+    pub(super) fn extend(&mut self, sent_at: u64, now: u64, histogram: &mut Histogram<u64>) {
+        if self.sent_at != sent_at {
+            self.record(now, histogram);
+            self.sent_at = sent_at;
         }
-        let ended = *self;
-        *self = Run { sent_at, count: 1 };
-        Some(ended)
+        self.count += 1;
     }
 
     /// Records the run, and starts an empty one.
@@ -134,9 +127,7 @@ mod tests {
         let mut histogram = histogram();
         let mut run = Run::default();
         for sent_at in [100, 100, 100, 200] {
-            if let Some(mut ended) = run.extend(sent_at) {
-                ended.record(1_000, &mut histogram);
-            }
+            run.extend(sent_at, 1_000, &mut histogram);
         }
         run.record(1_000, &mut histogram);
         assert_eq!((histogram.len(), histogram.min(), histogram.max(), run.count), (4, 800, 900, 0));

@@ -1,4 +1,4 @@
-//! Load over the real protocol, from one process, every answer checked: what `ackwheel bench` does.
+//! Makes load over the real protocol, from one process, and checks every answer: `ackwheel bench`.
 //!
 //! ```text
 //!   run ── coordinator: phases, progress, timeouts, the server's figures       (one thread)
@@ -11,12 +11,12 @@
 //!    │                 sockets
 //! ```
 //!
-//! A load shares its machine with the server, so that it must cost less than what it measures: frames are written and
-//! read in place (`frames`), ids are computed and not kept (`ids`), the clock is read once a round, and answers that
-//! came together to requests that were sent together are one record. Any other frame goes through the codec.
+//! A load shares its machine with the server, so it must cost less than the server. Answers are checked in place
+//! (`frames`), ids are computed and not stored (`ids`), and the clock is read once a round. Answers that came together
+//! to requests that were sent together are one record.
 //!
-//! A load fills the wheel to [`BenchOptions::in_flight`], is measured for [`BenchOptions::seconds`], deletes what is left,
-//! and waits for what must time out.
+//! A load fills the wheel to [`BenchOptions::in_flight`], is measured for [`BenchOptions::seconds`], deletes the
+//! messages that are left, and waits for those that must time out.
 //!
 //! ```no_run
 //! use ackwheel::bench::{self, BenchOptions};
@@ -29,6 +29,7 @@
 
 mod connection;
 mod coordinator;
+mod counters;
 mod frames;
 mod ids;
 mod latency;
@@ -45,17 +46,17 @@ mod workers;
 #[doc(hidden)]
 pub use ids::acknowledged;
 pub use options::{BenchOptions, Op, Order};
-pub use report::{Latency, LatencyReport, Lateness, Report, ServerFigures};
+pub use report::{Latency, Report, ServerFigures};
 #[doc(hidden)]
 pub use workers::stay_awake;
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The options ask for what cannot be done; the text says what to write instead, as the command line names it.
+    /// The options are not possible. The text names the flag, and a value that is possible.
     #[error("{0}")]
     Options(String),
-    /// A connection could not be made, or was lost: what is left of the load would be another load.
+    /// A connection could not be made, or was lost: the rest of the load would be another load.
     #[error("{0}")]
     Connection(String),
     /// The operating system gave no thread or no timer.
@@ -63,40 +64,31 @@ pub enum BenchError {
     Start(#[from] std::io::Error),
 }
 
-/// The stage of a bench.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Connections are made.
-    Connecting,
-    /// The wheel is filled.
-    Filling,
-    /// It is measured.
-    Measuring,
-    /// Messages in flight are deleted.
-    Deleting,
-    /// Unacknowledged messages time out.
-    Waiting,
-}
-
 /// The progress of a bench, reported about ten times a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// Its stage.
-    pub stage: Stage,
+    /// Its stage: connecting, filling, measuring, deleting or timing out.
+    pub stage: &'static str,
     /// How much of that is done, from 0 to 1.
     pub share: f64,
     /// Requests answered per second since the last time.
     pub frames_per_second: f64,
 }
 
-/// Makes a load and waits for its end. It blocks, on threads of its own; within a runtime call it where blocking is
-/// allowed. Errors of the server are in the report.
+/// Makes a load and waits for its end. It blocks and uses threads of its own: within a runtime, call it where blocking
+/// is allowed. Errors of the server are in the report.
 ///
 /// # Errors
 ///
-/// Where the options are not possible, or a connection cannot be made or is lost.
+/// If the options are not possible, or a connection cannot be made or is lost.
 pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) -> Result<Report, BenchError> {
-    options.check()?;
+    options.check().map_err(BenchError::Options)?;
+    let name = concat!("ackwheel-bench/", env!("CARGO_PKG_VERSION"));
+    let options = BenchOptions {
+        client: options.client.clone().client_name(name).request_timeout(connection::PATIENCE),
+        pipeline: Some(options.pipeline()),
+        ..options.clone()
+    };
     workers::run(options, &progress)
 }
 

@@ -1,109 +1,119 @@
-//! The options of a bench, and their checks.
+//! The options of a bench, which are flags of `ackwheel bench` too, and their checks.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use clap::{Args, Command, FromArgMatches, ValueEnum};
+use serde::Serialize;
+
+use super::as_float;
 use super::frames::add_body_length;
 use super::schedule::Schedule;
-use super::{BenchError, as_float};
-use crate::client::{Address, ClientOptions, Tls};
+use crate::client::{Address, ClientOptions};
 use crate::protocol::frame::{HEAD_LENGTH, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 
-/// The requests that a load is made of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+/// The requests that a bench makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
-    /// AddNewMsg and DelMsg.
+    /// Adds and deletes messages
     #[default]
     Wheel,
-    /// Pings of the size of the AddNewMsg frames: what server and wire can do without a wheel.
+    /// Has frames as long as an add echoed, which touches no wheel and shows what server and wire can do
     Ping,
 }
 
-/// In which order the adds and dels of a connection come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+/// The order of the adds and dels of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
-    /// In turn, which a processor learns.
+    /// An add and a del in turn
     #[default]
     InTurn,
-    /// As drawn for each: phones answer when they like. Each connection has up to eight messages more in flight; with
-    /// more than eight in a frame they come in turn all the same.
+    /// Drawn at random, as from phones that answer when they like. A connection has up to eight messages more in
+    /// flight; with more than eight in a frame they come in turn
     Mixed,
 }
 
-/// A load. The defaults are those of `ackwheel bench`.
-#[derive(Clone, Debug)]
+/// The options of a bench. The defaults are those of `ackwheel bench`, and the texts are its help.
+#[derive(Args, Clone, Debug, Serialize)]
 pub struct BenchOptions {
     /// The sidecar.
+    #[arg(skip = Address::Tcp { host: "127.0.0.1".to_owned(), port: 7415 })]
+    #[serde(skip)]
     pub address: Address,
-    /// The secret that it asks for, if it asks for one.
-    pub token: Option<Vec<u8>>,
-    /// Whom to trust, if it speaks TLS.
-    pub tls: Option<Tls>,
-    /// How long to wait for a connection.
-    pub connect_timeout: Duration,
-    /// Its admin endpoints, as host:port, for the figures of the server; none to do without.
+    /// The token, TLS and the connect timeout. A bench sets its own name and request timeout.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub client: ClientOptions,
+    /// The admin endpoints of the sidecar, as host:port, for the figures of the server; none to do without.
+    #[arg(skip = Some("127.0.0.1:7416".to_owned()))]
+    #[serde(skip)]
     pub admin: Option<String>,
-    /// Connections that carry the load.
+    /// Connections that carry the load
+    #[arg(long, default_value_t = 8, value_name = "N")]
     pub connections: usize,
-    /// Requests of one connection that may be unanswered; none for 256, and at a rate for as many as are due within two
-    /// bursts, where those are more.
+    /// Frames in flight per connection [default: 256; with --rate what is due in two bursts, if that is more, up to
+    /// 65,536]
+    #[arg(long, value_name = "FRAMES")]
     pub pipeline: Option<usize>,
-    /// Messages in one AddNewMsg.
+    /// Messages in one frame
+    #[arg(long, default_value_t = 1, value_name = "MESSAGES")]
     pub ids_per_frame: usize,
-    /// Messages to be acknowledged that are kept in flight, over all connections.
+    /// Messages kept unacknowledged at any time, over all connections
+    #[arg(long, default_value_t = 100_000, value_name = "MESSAGES")]
     pub in_flight: u64,
-    /// The share of all messages that is acknowledged, from 0 to 1. The others time out.
+    /// Share of the messages that is acknowledged; the others time out
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
     pub acked: f64,
-    /// Pairs per second over all connections (with [`Op::Ping`] Pings per second); none for as fast as possible.
+    /// Pairs of add and del per second (with --op ping, Pings); latency then counts from when a request was due
+    /// [default: as fast as possible]
+    #[arg(long, value_name = "PAIRS")]
     pub rate: Option<u64>,
-    /// At a rate: how often each connection has requests due, as many together as fall into that time. Where they are
-    /// further apart than that, each is due by itself.
+    /// With --rate: how often each connection has requests due, all together that fall into that time, as a logic node
+    /// that collects what it writes
+    #[arg(
+        long, requires = "rate", default_value = "4ms", value_name = "DURATION",
+        value_parser = humantime::parse_duration
+    )]
+    #[serde(skip)]
     pub burst_every: Duration,
-    /// For how long to measure, in seconds.
+    /// How long to measure
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     pub seconds: f64,
-    /// The requests.
+    /// The requests to make
+    #[arg(long, default_value = "wheel", value_name = "OP")]
     pub op: Op,
-    /// In which order adds and dels come.
+    /// The order of the adds and dels of a connection
+    #[arg(long, default_value = "in-turn", value_name = "ORDER")]
     pub order: Order,
-    /// Ticks that a message may stay in flight; 0 for one revolution.
-    pub ack_timeout_ticks: u16,
-    /// Whether every message has a client, which makes frames longer by 8 bytes a message.
+    /// Ticks that a message may stay in flight [default: one revolution]
+    #[arg(long, value_name = "TICKS", value_parser = clap::value_parser!(u16).range(1..))]
+    #[serde(skip)]
+    pub ack_timeout_ticks: Option<u16>,
+    /// Give every message a client: frames are longer by 8 bytes a message
+    #[arg(long)]
+    #[serde(skip)]
     pub clients: bool,
-    /// Further connections that only answer Pings.
+    /// Further connections that only say Hello and answer Pings
+    #[arg(long, default_value_t = 0, value_name = "N")]
     pub idle_connections: usize,
-    /// Threads that make the load; connections are spread over them.
+    /// Threads that make the load
+    #[arg(long, default_value_t = 1, value_name = "N")]
     pub threads: usize,
-    /// Whether these threads look for answers again and again rather than sleep until they come. Each takes a processor
-    /// for itself then, and a server on the same machine spends none of its time on waking them.
+    /// Have these threads look for answers again and again rather than sleep: each takes a processor for itself, and a
+    /// server beside them spends no time on waking them. Only where there are processors to spare
+    #[arg(long)]
     pub busy_poll: bool,
 }
 
 impl Default for BenchOptions {
     fn default() -> Self {
-        BenchOptions {
-            address: Address::Tcp { host: "127.0.0.1".to_owned(), port: 7415 },
-            token: None,
-            tls: None,
-            connect_timeout: Duration::from_secs(5),
-            admin: Some("127.0.0.1:7416".to_owned()),
-            connections: 8,
-            pipeline: None,
-            ids_per_frame: 1,
-            in_flight: 100_000,
-            acked: 1.0,
-            rate: None,
-            burst_every: Duration::from_millis(4),
-            seconds: 10.0,
-            op: Op::Wheel,
-            order: Order::InTurn,
-            ack_timeout_ticks: 0,
-            clients: false,
-            idle_connections: 0,
-            threads: 1,
-            busy_poll: false,
-        }
+        let command = BenchOptions::augment_args(Command::new("bench"));
+        let matches = command.try_get_matches_from(["bench"]);
+        matches
+            .and_then(|matches| BenchOptions::from_arg_matches(&matches))
+            .expect("every option that is not optional has a default")
     }
 }
 
@@ -114,29 +124,15 @@ const MAX_SECONDS: f64 = 7.0 * 86_400.0;
 const MAX_CONNECTIONS: usize = 65_536;
 const MAX_PIPELINE: usize = 65_536;
 
-/// Requests of one connection that may be unanswered, if nothing else is said.
+/// Requests of one connection that may be unanswered by default.
 const PIPELINE: usize = 256;
 
 /// More often than this no machine looks at its timers, and more seldom it is no rate.
 const BURST_EVERY: RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(1);
 
-fn impossible(text: impl Into<String>) -> BenchError {
-    BenchError::Options(text.into())
-}
-
-impl Op {
-    /// The requests of a pair, or of a Ping.
-    const fn requests(self) -> u64 {
-        match self {
-            Op::Wheel => 2,
-            Op::Ping => 1,
-        }
-    }
-}
-
 impl BenchOptions {
-    /// Whether this can be done by any server.
-    pub(super) fn check(&self) -> Result<(), BenchError> {
+    /// Checks that some server can do this.
+    pub(super) fn check(&self) -> Result<(), String> {
         for (flag, value, most) in [
             ("--connections", self.connections, MAX_CONNECTIONS),
             ("--pipeline", self.pipeline.unwrap_or(1), MAX_PIPELINE),
@@ -146,70 +142,63 @@ impl BenchOptions {
             ("--idle-connections", self.idle_connections.max(1), MAX_CONNECTIONS),
         ] {
             if !(1..=most).contains(&value) {
-                return Err(impossible(format!("{flag} {value} is not possible: write 1 to {most}")));
+                return Err(format!("{flag} {value} is not possible: write 1 to {most}"));
             }
         }
-        let seconds = self.seconds;
-        if !(0.01..=MAX_SECONDS).contains(&seconds) {
-            return Err(impossible(format!("--seconds {seconds} is not possible: write 0.01 to {MAX_SECONDS}")));
+        let BenchOptions { seconds, burst_every, acked, connections, ids_per_frame, in_flight, .. } = self;
+        if !(0.01..=MAX_SECONDS).contains(seconds) {
+            return Err(format!("--seconds {seconds} is not possible: write 0.01 to {MAX_SECONDS}"));
         }
         if self.rate == Some(0) {
-            return Err(impossible(
-                "--rate 0 is no load: write at least 1, or leave it out for as fast as possible",
-            ));
+            return Err(
+                "--rate 0 is no load: write at least 1, or leave it out for as fast as possible".to_owned()
+            );
         }
-        if !BURST_EVERY.contains(&self.burst_every) {
-            let every = self.burst_every;
-            return Err(impossible(format!("--burst-every {every:?} is not possible: write 100us to 1s")));
+        if !BURST_EVERY.contains(burst_every) {
+            return Err(format!("--burst-every {burst_every:?} is not possible: write 100us to 1s"));
         }
         if self.op == Op::Ping {
             return Ok(());
         }
-        if !(0.0..=1.0).contains(&self.acked) {
-            let acked = self.acked;
-            return Err(impossible(format!("--acked {acked} is no share: write 0 to 1, as 0.9")));
+        if !(0.0..=1.0).contains(acked) {
+            return Err(format!("--acked {acked} is no share: write 0 to 1, as 0.9"));
         }
-        let least = (self.connections * self.ids_per_frame) as u64;
-        if self.in_flight < least {
-            return Err(impossible(format!(
-                "--in-flight {} is less than one frame for each connection: write at least {least} \
-                 (--connections {} times --ids-per-frame {}), or fewer of these",
-                self.in_flight, self.connections, self.ids_per_frame
-            )));
+        let least = (connections * ids_per_frame) as u64;
+        if *in_flight < least {
+            return Err(format!(
+                "--in-flight {in_flight} is less than one frame for each connection: write at least {least} \
+                 (--connections {connections} times --ids-per-frame {ids_per_frame}), or fewer of these"
+            ));
         }
         Ok(())
     }
 
-    /// Whether this can be done by the server that said this of itself.
-    pub(super) fn check_with(&self, welcome: &Welcome) -> Result<(), BenchError> {
+    /// Checks that the server with this Welcome can do this.
+    pub(super) fn check_with(&self, welcome: &Welcome) -> Result<(), String> {
         if self.op == Op::Ping {
             return Ok(());
         }
-        let (slots, max_messages) = (welcome.slots, welcome.max_messages as usize);
-        if self.ack_timeout_ticks > slots {
-            let ticks = self.ack_timeout_ticks;
-            return Err(impossible(format!(
+        let (slots, ticks) = (welcome.slots, self.ticks(welcome));
+        if ticks > slots {
+            return Err(format!(
                 "--ack-timeout-ticks {ticks} is more than the server's ring has slots: write 1 to {slots}"
-            )));
+            ));
         }
         let longest = welcome.max_frame_length as usize + size_of::<u32>();
-        let fit = longest.saturating_sub(self.frame_length(0)) / if self.clients { 16 } else { 8 };
-        let most = max_messages.min(fit);
-        if self.ids_per_frame > most {
-            let ids = self.ids_per_frame;
-            return Err(impossible(format!(
-                "--ids-per-frame {ids} is more than the server takes: write 1 to {most}"
-            )));
+        let fixed = HEAD_LENGTH + add_body_length(0, self.clients);
+        let fit = longest.saturating_sub(fixed) / if self.clients { 16 } else { 8 };
+        let (ids, most) = (self.ids_per_frame, fit.min(welcome.max_messages as usize));
+        if ids > most {
+            return Err(format!("--ids-per-frame {ids} is more than the server takes: write 1 to {most}"));
         }
-        let timeout = self.ack_timeout(welcome);
+        let (timeout, in_flight) = (self.ack_timeout(welcome), self.in_flight);
         if let Some(rate) = self.rate.filter(|_| self.acked > 0.0) {
             let most = u128::from(rate) * timeout.as_millis() / 1_000;
-            if u128::from(self.in_flight) > most {
-                return Err(impossible(format!(
-                    "--in-flight {} at --rate {rate} leaves each message in flight for longer than the ack timeout of \
-                     {timeout:?}: write --in-flight {most} or less, or a higher --rate",
-                    self.in_flight
-                )));
+            if u128::from(in_flight) > most {
+                return Err(format!(
+                    "--in-flight {in_flight} at --rate {rate} leaves each message in flight for longer than the ack \
+                     timeout of {timeout:?}: write --in-flight {most} or less, or a higher --rate"
+                ));
             }
         }
         Ok(())
@@ -219,9 +208,9 @@ impl BenchOptions {
     pub(super) fn pipeline(&self) -> usize {
         self.pipeline.unwrap_or_else(|| {
             // A connection that has to wait for answers before it may go on would be another load: one with a limit.
-            let burst =
-                self.schedule(0, 0).map_or(0, |schedule| schedule.burst()).saturating_mul(self.op.requests());
-            usize::try_from(burst.saturating_mul(2)).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)
+            let pairs = self.schedule(0, 0).map_or(0, |schedule| schedule.burst);
+            let requests = pairs.saturating_mul(if self.op == Op::Ping { 2 } else { 4 });
+            usize::try_from(requests).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)
         })
     }
 
@@ -234,16 +223,12 @@ impl BenchOptions {
 
     /// How many ticks the messages may stay in flight on that server.
     pub(super) fn ticks(&self, welcome: &Welcome) -> u16 {
-        if self.ack_timeout_ticks == 0 { welcome.slots } else { self.ack_timeout_ticks }
+        self.ack_timeout_ticks.unwrap_or(welcome.slots)
     }
 
     /// How long the messages may stay in flight on that server.
     pub(super) fn ack_timeout(&self, welcome: &Welcome) -> Duration {
         Duration::from_millis(u64::from(self.ticks(welcome)) * u64::from(welcome.tick_ms))
-    }
-
-    const fn frame_length(&self, messages: usize) -> usize {
-        HEAD_LENGTH + add_body_length(messages, self.clients)
     }
 
     /// Bytes that a Ping carries in place of an AddNewMsg's body.
@@ -255,16 +240,5 @@ impl BenchOptions {
     pub(super) fn share_of(&self, connection: usize) -> u64 {
         let (connections, connection) = (self.connections as u64, connection as u64);
         self.in_flight / connections + u64::from(connection < self.in_flight % connections)
-    }
-
-    pub(super) fn client_options(&self) -> ClientOptions {
-        ClientOptions {
-            token: self.token.clone(),
-            tls: self.tls.clone(),
-            client_name: concat!("ackwheel-bench/", env!("CARGO_PKG_VERSION")).to_owned(),
-            connect_timeout: self.connect_timeout,
-            request_timeout: super::connection::PATIENCE,
-            ..ClientOptions::default()
-        }
     }
 }

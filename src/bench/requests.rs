@@ -11,53 +11,36 @@ pub(super) enum Kind {
     Ping,
 }
 
-/// A request on its way.
+/// A request on its way. It takes half of a cache line: a load of many connections goes through all that they have had
+/// unanswered before it comes back to the first, and it shares caches with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sent {
     /// When it was sent, or should have been at a fixed rate, in ns since the load began.
     pub(super) at: u64,
-    /// When it was made: it was sent then, or later.
-    pub(super) made_at: u64,
     /// The number of its first message, or that of the Ping.
     pub(super) first: u64,
-    /// How many messages it has.
+    correlation: u32,
+    /// By how much later than `at` it was made, in ns. More than four seconds counts as four: a request may be taken to
+    /// have been made too early, and never too late.
+    made_after: u32,
+    /// How many messages it has; 0 once it is answered.
     pub(super) count: u32,
     /// Its type.
     pub(super) kind: Kind,
 }
 
-/// A [`Sent`] in half of a cache line: a load of many connections goes through all that they have had unanswered before
-/// it comes back to the first, and it shares caches with the server.
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    at: u64,
-    first: u64,
-    correlation: u32,
-    /// By how much `made_at` is later than `at`, in ns. More than four seconds counts as four: a request may be
-    /// taken to have been made too early, and never too late.
-    made_after: u32,
-    /// How many messages; 0 where nothing is unanswered.
-    count: u32,
-    kind: Kind,
-}
+const _: () = assert!(size_of::<Sent>() == 32, "two of them are a cache line");
 
-const _: () = assert!(size_of::<Slot>() == 32, "two slots are a cache line");
-
-impl Slot {
-    const FREE: Slot = Slot { at: 0, first: 0, correlation: 0, made_after: 0, count: 0, kind: Kind::Add };
-
-    fn of(correlation: u32, Sent { at, made_at, first, count, kind }: Sent) -> Slot {
+impl Sent {
+    /// A request that was due `at` and made at `made_at`.
+    pub(super) fn new(kind: Kind, first: u64, count: u32, at: u64, made_at: u64) -> Sent {
         let made_after = u32::try_from(made_at.saturating_sub(at)).unwrap_or(u32::MAX);
-        Slot { at, first, correlation, made_after, count, kind }
+        Sent { at, first, correlation: 0, made_after, count, kind }
     }
 
-    fn sent(self) -> Sent {
-        let Slot { at, first, made_after, count, kind, .. } = self;
-        Sent { at, made_at: at + u64::from(made_after), first, count, kind }
-    }
-
-    const fn is_free(&self) -> bool {
-        self.count == 0
+    /// When it was made: it was sent then, or later.
+    pub(super) fn made_at(&self) -> u64 {
+        self.at + u64::from(self.made_after)
     }
 }
 
@@ -65,13 +48,13 @@ impl Slot {
 /// that is answered is free only when all before it are.
 const SPARE: usize = 2;
 
-/// Requests by their correlation id: a ring of places, found without a search.
+/// Unanswered requests by their correlation id: a ring of places, each found without a search.
 #[derive(Debug)]
 pub(super) struct Outstanding {
-    slots: Box<[Slot]>,
+    slots: Box<[Sent]>,
     /// How many may be unanswered.
     pipeline: usize,
-    /// How many are.
+    /// How many are unanswered.
     count: usize,
     /// The sequence number of the next request; its lower half is the correlation id.
     next: u64,
@@ -82,7 +65,7 @@ pub(super) struct Outstanding {
 impl Outstanding {
     /// For up to `pipeline` requests; `first` is the first correlation id that may be used.
     pub(super) fn new(pipeline: usize, first: u32) -> Outstanding {
-        let slots = vec![Slot::FREE; (pipeline * SPARE).next_power_of_two()];
+        let slots = vec![Sent::new(Kind::Add, 0, 0, 0, 0); (pipeline * SPARE).next_power_of_two()];
         let first = u64::from(first);
         Outstanding { slots: slots.into_boxed_slice(), pipeline, count: 0, next: first, oldest: first }
     }
@@ -116,7 +99,7 @@ impl Outstanding {
         debug_assert!(sent.count > 0, "a place without messages is free");
         let correlation = self.next_correlation();
         let place = self.place(self.next);
-        self.slots[place] = Slot::of(correlation, sent);
+        self.slots[place] = Sent { correlation, ..sent };
         self.next += 1;
         self.count += 1;
     }
@@ -125,10 +108,10 @@ impl Outstanding {
     pub(super) fn take(&mut self, correlation: u32) -> Option<Sent> {
         let place = self.place(u64::from(correlation));
         let slot = &mut self.slots[place];
-        if slot.correlation != correlation || slot.is_free() {
+        if slot.correlation != correlation || slot.count == 0 {
             return None;
         }
-        let sent = slot.sent();
+        let sent = *slot;
         slot.count = 0;
         self.count -= 1;
         if self.count == 0 {
@@ -137,7 +120,7 @@ impl Outstanding {
             self.oldest = self.next;
             return Some(sent);
         }
-        while self.oldest < self.next && self.slots[self.place(self.oldest)].is_free() {
+        while self.oldest < self.next && self.slots[self.place(self.oldest)].count == 0 {
             self.oldest += 1;
         }
         Some(sent)
@@ -149,7 +132,7 @@ mod tests {
     use super::*;
 
     fn sent(first: u64) -> Sent {
-        Sent { at: 0, made_at: 0, first, count: 1, kind: Kind::Add }
+        Sent::new(Kind::Add, first, 1, 0, 0)
     }
 
     #[test]
@@ -173,10 +156,10 @@ mod tests {
         for (late_by, reported) in [(0, 0), (77, 77), (5_000_000_000, u64::from(u32::MAX))] {
             for kind in [Kind::Add, Kind::Del, Kind::Ping] {
                 let mut outstanding = Outstanding::new(1, 1);
-                let sent =
-                    Sent { at: 1 << 50, made_at: (1 << 50) + late_by, first: u64::MAX, count: 32_768, kind };
-                outstanding.push(sent);
-                assert_eq!(outstanding.take(1), Some(Sent { made_at: sent.at + reported, ..sent }));
+                outstanding.push(Sent::new(kind, u64::MAX, 32_768, 1 << 50, (1 << 50) + late_by));
+                let taken = outstanding.take(1).expect("it was asked");
+                assert_eq!((taken.kind, taken.first, taken.count), (kind, u64::MAX, 32_768));
+                assert_eq!((taken.at, taken.made_at()), (1 << 50, (1 << 50) + reported));
             }
         }
     }
@@ -205,7 +188,7 @@ mod tests {
             ids.push(outstanding.next_correlation());
             outstanding.push(sent(9));
             // One is always unanswered.
-            assert_eq!(outstanding.take(ids[ids.len() - 2]), Some(sent(9)));
+            assert_eq!(outstanding.take(ids[ids.len() - 2]).map(|sent| sent.first), Some(9));
         }
         assert_eq!(ids, [u32::MAX - 1, u32::MAX, 1, 2, 3, 4, 5, 6]);
         assert!(outstanding.take(6).is_some() && outstanding.is_empty() && outstanding.has_room());
@@ -224,7 +207,7 @@ mod tests {
                 id
             });
             for id in ids {
-                assert_eq!(outstanding.take(id), Some(sent(9)));
+                assert_eq!(outstanding.take(id).map(|sent| sent.first), Some(9));
             }
             assert!(outstanding.is_empty() && outstanding.has_room());
         }

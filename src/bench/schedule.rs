@@ -1,34 +1,35 @@
-//! When requests are due at a fixed rate.
+//! Computes when requests are due at a fixed rate.
 
 use std::time::Duration;
 
-/// Connections whose groups of requests would begin within so many ns are due together. The bench shares its machine with
-/// the server, and a wake-up for each connection costs both as much as dozens of requests.
+/// Connections whose groups of requests would begin within so many ns are due together. The bench shares its machine
+/// with the server, and a wake-up for each connection costs both as much as dozens of requests.
 const ROUND: u64 = 250_000;
 
 /// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst: a
-/// logic node that pushes thousands of messages a second does not write them one by one either. Where the server is slower
-/// than the rate the schedule does not wait for it: latency counts from when a request was due, so that a server that
-/// stalled cannot hide how many would have waited.
+/// logic node that pushes thousands of messages a second does not write them one by one either. Where the server is
+/// slower than the rate the schedule does not wait for it: latency counts from when a request was due, so that a server
+/// that stalled cannot hide how many would have waited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
     /// When the first burst is due, in ns since the load began.
     first: f64,
     /// ns from one burst to the next.
     interval: f64,
-    /// Requests in a burst.
-    burst: u64,
+    /// Requests that are due together.
+    pub(super) burst: u64,
     /// Bursts that were made.
     bursts: u64,
     /// Requests that were made of the one that is next.
     made: u64,
     /// When that one is due, in ns since the load began.
-    due_at: u64,
+    pub(super) due_at: u64,
 }
 
 impl Schedule {
-    /// The schedule of connection `connection` of `connections` that make `per_second` requests together, evenly spread,
-    /// from `from` on; those that fall into the time `every` are one burst, and bursts begin where a [`ROUND`] does.
+    /// The schedule of connection `connection` of `connections` that make `per_second` requests together, evenly
+    /// spread, from `from` on; those that fall into the time `every` are one burst, and bursts begin where a [`ROUND`]
+    /// does.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -50,23 +51,13 @@ impl Schedule {
         Schedule { first, interval, burst, bursts: 0, made: 0, due_at: first as u64 }
     }
 
-    /// How many are due together.
-    pub(super) const fn burst(&self) -> u64 {
-        self.burst
-    }
-
-    /// When the next is due, in ns since the load began.
-    pub(super) const fn next(&self) -> u64 {
-        self.due_at
-    }
-
     /// From one burst to the next, in ns, rounded up: a check too early would find nothing due.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no period is negative")]
     pub(super) fn period(&self) -> u64 {
         (self.interval.ceil() as u64).max(1)
     }
 
-    /// The next was made.
+    /// Records that the next request was made.
     pub(super) fn advance(&mut self) {
         self.made += 1;
         if self.made == self.burst {
@@ -74,7 +65,7 @@ impl Schedule {
         }
     }
 
-    /// The rest of the next burst will not be made; returns how many requests that is.
+    /// Gives up the rest of the next burst; returns how many requests that is.
     pub(super) fn skip(&mut self) -> u64 {
         let left = self.burst - self.made;
         self.begin_next();
@@ -104,10 +95,10 @@ mod tests {
         // 16 connections with 100,000 requests a second each, the ninth half of a period after the first.
         for (every_ms, together) in [(4, 400), (16, 1_600)] {
             let mut schedule = Schedule::new(0, 1.6e6, Duration::from_millis(every_ms), 8, 16);
-            assert_eq!(schedule.burst(), together);
+            assert_eq!(schedule.burst, together);
             for burst in 0..3 {
                 for _ in 0..together {
-                    assert_eq!(schedule.next(), every_ms * (500_000 + burst * 1_000_000));
+                    assert_eq!(schedule.due_at, every_ms * (500_000 + burst * 1_000_000));
                     schedule.advance();
                 }
             }
@@ -121,7 +112,7 @@ mod tests {
             let next = |connection| {
                 let mut schedule = Schedule::new(7, 64_000.0, Duration::from_millis(4), connection, 64);
                 (0..burst).for_each(|_| assert_eq!(schedule.skip(), 4));
-                schedule.next()
+                schedule.due_at
             };
             (0..64).map(next).collect()
         };
@@ -135,9 +126,9 @@ mod tests {
     fn what_is_left_of_a_burst_can_be_skipped() {
         let mut schedule = Schedule::new(0, 1_000.0, Duration::from_millis(4), 0, 1);
         schedule.advance();
-        assert_eq!((schedule.skip(), schedule.next()), (3, 4_000_000));
+        assert_eq!((schedule.skip(), schedule.due_at), (3, 4_000_000));
         (0..4).for_each(|_| schedule.advance());
-        assert_eq!((schedule.next(), schedule.skip(), schedule.next()), (8_000_000, 4, 12_000_000));
+        assert_eq!((schedule.due_at, schedule.skip(), schedule.due_at), (8_000_000, 4, 12_000_000));
     }
 
     #[test]
@@ -146,7 +137,7 @@ mod tests {
             .flat_map(|connection| {
                 let mut schedule = Schedule::new(1_000, 100.0, Duration::from_millis(4), connection, 4);
                 (0..25).map(move |_| {
-                    let next = schedule.next();
+                    let next = schedule.due_at;
                     schedule.advance();
                     next
                 })

@@ -1,23 +1,22 @@
-//! Messages that time out under load: each exactly once, none that was acknowledged, none before its time.
+//! Checks the messages that time out: each exactly once, none that was acknowledged, none before its time.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 
+use super::counters::{Counters, Errors};
 use super::ids::Ids;
 use super::latency::{TickTimes, histogram};
-use super::shared::Counters;
-use super::shared::Errors;
 use crate::client::Delivered;
 use crate::core::batch::BatchId;
 use crate::protocol::frame::TimeoutBatch;
 
-/// The load keeps so many messages in flight that it comes too late to delete them, or the server is wrong.
+/// The error if a message times out before the load deletes it: too many are in flight, or the server is wrong.
 const EARLY_FOR_US: &str = "a message timed out though it was to be acknowledged: if that came too late, keep fewer \
                             --in-flight, or raise --ack-timeout-ticks";
 
-/// A bit a number.
+/// A set of numbers: a bit for each.
 #[derive(Debug, Default)]
 struct Numbers {
     words: Vec<u64>,
@@ -26,7 +25,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Puts a number in. Whether it was not there.
+    /// Inserts a number; whether it is new.
     fn insert(&mut self, number: u64) -> bool {
         let place = usize::try_from(number / 64).expect("it counts messages that this machine made");
         if place >= self.words.len() {
@@ -40,7 +39,7 @@ impl Numbers {
     }
 }
 
-/// Messages of one batch, and when it came.
+/// The messages of one batch, and the time of its arrival.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
     tick: u64,
@@ -52,25 +51,25 @@ struct Arrived {
 #[derive(Debug)]
 pub(super) struct Timeouts {
     ids: Ids,
-    seen: Vec<Numbers>,
+    /// The numbers of the messages of each connection.
+    seen: BTreeMap<u64, Numbers>,
     batches: HashSet<BatchId>,
-    /// Batches that were not checked yet, each with the time of its arrival.
-    unchecked: Vec<(Arc<Delivered>, u64)>,
+    /// Batches that were not checked yet, each with the time of its arrival in ns since the load began.
+    pub(super) unchecked: Vec<(Arc<Delivered>, u64)>,
     arrived: Vec<Arrived>,
-    /// Messages of ours that timed out.
+    /// Messages of this load that timed out.
     pub(super) count: u64,
-    /// Messages of others, whom the same server serves.
+    /// Messages of other clients of the same server.
     pub(super) of_others: u64,
-    /// Batches that came again.
+    /// Batches that were redelivered.
     pub(super) redelivered: u64,
 }
 
 impl Timeouts {
     pub(super) fn new(ids: Ids) -> Timeouts {
-        let connections = usize::try_from(ids.clock_connection() + 1).expect("there are 65,536 at most");
         Timeouts {
             ids,
-            seen: (0..connections).map(|_| Numbers::default()).collect(),
+            seen: BTreeMap::new(),
             batches: HashSet::new(),
             unchecked: Vec::new(),
             arrived: Vec::new(),
@@ -78,11 +77,6 @@ impl Timeouts {
             of_others: 0,
             redelivered: 0,
         }
-    }
-
-    /// Keeps a batch that arrived at `at`, in ns since the load began, for a later check.
-    pub(super) fn push(&mut self, delivered: Arc<Delivered>, at: u64) {
-        self.unchecked.push((delivered, at));
     }
 
     /// Checks all batches that have arrived.
@@ -104,17 +98,13 @@ impl Timeouts {
         let before = self.count;
         for timed_out in &batch.messages {
             let message = timed_out.message;
-            let Some(origin) = self.ids.origin(message) else {
+            let Some((connection, number)) = self.ids.origin(message) else {
                 self.of_others += 1;
                 continue;
             };
-            if self.ids.is_acked(origin.connection, origin.number) {
+            if self.ids.is_acked(connection, number) {
                 errors.record_kind(EARLY_FOR_US, message);
-            } else if usize::try_from(origin.connection)
-                .ok()
-                .and_then(|connection| self.seen.get_mut(connection))
-                .is_some_and(|seen| seen.insert(origin.number))
-            {
+            } else if self.seen.entry(connection).or_default().insert(number) {
                 self.count += 1;
             } else {
                 errors.record_kind("a message timed out in two batches", message);
@@ -126,30 +116,31 @@ impl Timeouts {
         }
     }
 
-    /// Compares what came with what connections have added.
+    /// Compares the timeouts with the counters of the connections.
     pub(super) fn compare(&self, counters_of: &[Counters], errors: &Errors) {
         let expected: u64 = counters_of.iter().map(|counters| counters.left_to_time_out).sum();
-        if self.count < expected {
-            let missing = expected - self.count;
+        let missing = expected.saturating_sub(self.count);
+        if missing > 0 {
             errors.record(format!(
                 "{missing} of {expected} messages were neither acknowledged nor did they time out"
             ));
         }
-        for counters in counters_of {
-            if let Some(seen) = self.seen.get(counters.connection).filter(|seen| seen.end > counters.numbers) {
-                let (connection, number) = (counters.connection, seen.end - 1);
+        for Counters { connection, numbers, .. } in counters_of {
+            let end = self.seen.get(&(*connection as u64)).map_or(0, |seen| seen.end);
+            if end > *numbers {
+                let number = end - 1;
                 errors
                     .record(format!("message {number} of connection {connection} timed out and was never added"));
             }
         }
     }
 
-    /// How late the batches came, in ns, counted per message; none if nothing timed out.
+    /// How late the batches came, in ns, counted per message.
     ///
     /// A message with the deadline D is decided when the tick due becomes D + 1. By the clock of this process that was
     /// not before the latest time at which a request was sent that was still answered with a tick due of D or less. So
     /// the lateness is overstated by at most the time from there to the next request's answer, and never understated.
-    pub(super) fn lateness(&self, tick_times: &TickTimes, ticks: u16, errors: &Errors) -> Option<Histogram<u64>> {
+    pub(super) fn lateness(&self, tick_times: &TickTimes, ticks: u16, errors: &Errors) -> Histogram<u64> {
         let mut lateness = histogram();
         for arrived in &self.arrived {
             // An answer's deadline is its tick due and the ack timeout.
@@ -163,7 +154,7 @@ impl Timeouts {
                 )),
             }
         }
-        (!lateness.is_empty()).then_some(lateness)
+        lateness
     }
 }
 

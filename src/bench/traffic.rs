@@ -10,18 +10,22 @@
 //! its left end, scattered among their neighbours. Requests of one connection are applied in order, so that nothing of
 //! this has to be remembered but the two ends.
 
-use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
+use bytes::BytesMut;
 
+use super::counters::Counters;
 use super::frames;
 use super::ids::acknowledged;
-use super::latency::{Recorder, Run};
+use super::latency::{Run, TickTimes};
 use super::requests::{Kind, Outstanding, Sent};
 use super::schedule::Schedule;
-use super::shared::{Counters, Plan};
+use super::shared::{Phase, Shared};
 use super::{Op, Order};
+use crate::core::message::Message;
+use crate::core::request_batch::Operation;
+use crate::protocol::Codec;
 
 /// Requests are put together up to so many bytes ahead of what the server takes.
 pub(super) const WRITE_AHEAD: usize = 256 * 1024;
@@ -37,28 +41,20 @@ const GRACE: u64 = 1_000_000_000;
 /// The first correlation id that the handshake leaves free.
 const FIRST_CORRELATION: u32 = 16;
 
-/// The work of a connection in the current phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Goal {
-    /// Nothing.
-    Rest,
-    /// Add until the window is full.
-    Fill,
-    /// Add and delete, or ping, until then, in ns since the load began, and make what was due before that. This is
-    /// what is measured.
-    Steady { until: u64 },
-    /// Delete what is left.
-    Clean,
-}
+/// The attempt of every message: a load never pushes again.
+const ATTEMPT: u8 = 1;
 
 /// The traffic of one connection.
 #[derive(Debug)]
 pub(super) struct Traffic {
-    plan: Arc<Plan>,
+    shared: Arc<Shared>,
     connection: u64,
     /// Messages that are kept in flight.
     window: u64,
-    goal: Goal,
+    /// Messages in a full frame.
+    frame: u64,
+    ping_length: usize,
+    phase: Phase,
     schedule: Option<Schedule>,
     /// When the pair that is being made was due.
     due_at: u64,
@@ -67,35 +63,40 @@ pub(super) struct Traffic {
     outstanding: Outstanding,
     next_add: u64,
     next_del: u64,
-    recorder: Arc<Mutex<Recorder>>,
+    /// The messages of the request that is being made.
+    messages: Vec<Message>,
     add_run: Run,
     del_run: Run,
-    pub(super) counters: Counters,
+    counters: Counters,
 }
 
 impl Traffic {
-    pub(super) fn new(plan: Arc<Plan>, connection: usize, window: u64, recorder: Arc<Mutex<Recorder>>) -> Traffic {
+    /// That of a connection which keeps `window` messages in flight.
+    pub(super) fn new(shared: Arc<Shared>, connection: usize, window: u64) -> Traffic {
+        let options = &shared.options;
         Traffic {
-            outstanding: Outstanding::new(plan.pipeline, FIRST_CORRELATION),
-            plan,
             connection: connection as u64,
             window,
-            goal: Goal::Rest,
+            frame: options.ids_per_frame as u64,
+            ping_length: options.ping_length(),
+            phase: Phase::Rest,
             schedule: None,
             due_at: 0,
             made_at: 0,
+            outstanding: Outstanding::new(options.pipeline(), FIRST_CORRELATION),
             next_add: 0,
             next_del: 0,
-            recorder,
+            messages: Vec::with_capacity(options.ids_per_frame),
             add_run: Run::default(),
             del_run: Run::default(),
             counters: Counters { connection, ..Counters::default() },
+            shared,
         }
     }
 
     /// Sets what to do next; at a fixed rate, when.
-    pub(super) const fn set_goal(&mut self, goal: Goal, schedule: Option<Schedule>) {
-        self.goal = goal;
+    pub(super) const fn start(&mut self, phase: Phase, schedule: Option<Schedule>) {
+        self.phase = phase;
         self.schedule = schedule;
     }
 
@@ -104,28 +105,28 @@ impl Traffic {
         !self.outstanding.is_empty()
     }
 
-    /// Whether what was to be done is done.
+    /// Whether the phase is done.
     pub(super) fn is_done(&self, now: u64) -> bool {
-        let made = match self.goal {
-            Goal::Rest => true,
-            Goal::Fill => self.next_add >= self.window,
-            Goal::Steady { until } => now >= until && !self.is_behind(now, until),
-            Goal::Clean => self.next_del >= self.next_add,
+        let made = match self.phase {
+            Phase::Rest | Phase::Done => true,
+            Phase::Fill => self.next_add >= self.window,
+            Phase::Measure { until, .. } => now >= until && !self.is_behind(now, until),
+            Phase::Clean => self.next_del >= self.next_add,
         };
         made && self.outstanding.is_empty()
     }
 
     /// Appends the requests that can be made now.
-    pub(super) fn requests(&mut self, now: u64, out: &mut Vec<u8>) {
+    pub(super) fn requests(&mut self, now: u64, out: &mut BytesMut) {
         self.made_at = now;
         while self.outstanding.has_room() && out.len() < WRITE_AHEAD {
-            let more = match self.goal {
-                Goal::Rest => false,
-                Goal::Fill => self.next_add < self.window && self.add(now, self.window - self.next_add, out),
-                Goal::Steady { until } => {
+            let more = match self.phase {
+                Phase::Rest | Phase::Done => false,
+                Phase::Fill => self.next_add < self.window && self.add(now, self.window - self.next_add, out),
+                Phase::Measure { until, .. } => {
                     (now < until || self.is_behind(now, until)) && self.next_of_pair(now, until, out)
                 }
-                Goal::Clean => self.next_del < self.next_add && self.del(now, self.next_add, out),
+                Phase::Clean => self.next_del < self.next_add && self.del(now, self.next_add, out),
             };
             if !more {
                 break;
@@ -136,34 +137,38 @@ impl Traffic {
     /// Whether, at a fixed rate, something is still to be made that was due before the end.
     fn is_behind(&self, now: u64, until: u64) -> bool {
         let is_due =
-            |schedule: &Schedule| now < until.saturating_add(GRACE) && (schedule.next() < until || self.can_del());
+            |schedule: &Schedule| now < until.saturating_add(GRACE) && (schedule.due_at < until || self.can_del());
         self.schedule.as_ref().is_some_and(is_due)
     }
 
     /// Whether a pair has begun.
     fn can_del(&self) -> bool {
-        self.next_add - self.next_del >= self.window + self.plan.ids_per_frame
+        self.next_add - self.next_del >= self.window + self.frame
     }
 
-    /// Counts what was due before the end and never made as if it had been answered `now`: it would not have been before.
+    /// Counts the requests that were due before the end and never made, as if they had been answered `now`: earlier
+    /// they would not have been.
     pub(super) fn count_missed(&mut self, now: u64) {
-        let (Goal::Steady { until }, Some(schedule)) = (self.goal, &mut self.schedule) else { return };
-        let with_dels = self.plan.op == Op::Wheel && self.plan.ids.some_are_acked();
-        let mut recorder = self.recorder.lock();
-        while schedule.next() < until {
-            let missed = Run { sent_at: schedule.next(), count: schedule.skip() };
+        let (Phase::Measure { until, .. }, Some(schedule)) = (self.phase, &mut self.schedule) else { return };
+        let with_dels = self.shared.options.op == Op::Wheel && self.shared.options.acked > 0.0;
+        let mut recorder = self.shared.recorder(self.counters.connection).lock();
+        while schedule.due_at < until {
+            let mut missed = Run { sent_at: schedule.due_at, count: schedule.skip() };
             self.counters.not_made += missed.count;
-            recorder.miss(missed, with_dels, now);
+            if with_dels {
+                missed.clone().record(now, &mut recorder.dels);
+            }
+            missed.record(now, &mut recorder.adds);
         }
     }
 
     /// The next of a pair, or a Ping, if it is due.
-    fn next_of_pair(&mut self, now: u64, until: u64, out: &mut Vec<u8>) -> bool {
-        let (frame, can_del) = (self.plan.ids_per_frame, self.can_del());
+    fn next_of_pair(&mut self, now: u64, until: u64, out: &mut BytesMut) -> bool {
+        let can_del = self.can_del();
         if can_del && !self.adds_first() {
             return self.del_of_pair(now, out);
         }
-        let due_at = self.schedule.as_ref().map_or(now, Schedule::next);
+        let due_at = self.schedule.as_ref().map_or(now, |schedule| schedule.due_at);
         if due_at > now || due_at >= until {
             return can_del && self.del_of_pair(now, out);
         }
@@ -171,79 +176,63 @@ impl Traffic {
         if let Some(schedule) = &mut self.schedule {
             schedule.advance();
         }
-        match self.plan.op {
-            Op::Wheel => self.add(self.due_at, frame, out),
+        match self.shared.options.op {
+            Op::Wheel => self.add(self.due_at, self.frame, out),
             Op::Ping => self.ping(self.due_at, out),
         }
     }
 
     /// The del of a pair.
-    fn del_of_pair(&mut self, now: u64, out: &mut Vec<u8>) -> bool {
+    fn del_of_pair(&mut self, now: u64, out: &mut BytesMut) -> bool {
         let at = if self.schedule.is_some() { self.due_at } else { now };
-        self.del(at, self.next_del + self.plan.ids_per_frame, out)
+        self.del(at, self.next_del + self.frame, out)
     }
 
     /// Whether another pair begins before this one ends.
     fn adds_first(&self) -> bool {
         let ahead = self.next_add - self.next_del - self.window;
-        self.plan.order == Order::Mixed
-            && ahead + self.plan.ids_per_frame <= MOST_AHEAD
-            && self.plan.ids.draw(self.connection, self.next_add + self.next_del)
+        self.shared.options.order == Order::Mixed
+            && ahead + self.frame <= MOST_AHEAD
+            && self.shared.ids.draw(self.connection, self.next_add + self.next_del)
     }
 
     /// Adds up to `most` messages, at most a frame.
-    fn add(&mut self, at: u64, most: u64, out: &mut Vec<u8>) -> bool {
-        let (ids, connection) = (self.plan.ids, self.connection);
-        let numbers = self.next_add..self.next_add + most.min(self.plan.ids_per_frame);
-        let correlation = self.outstanding.next_correlation();
-        if self.plan.is_single_message() {
-            let id = ids.message(connection, numbers.start).msg_id;
-            frames::put_single_add(out, correlation, self.plan.ack_timeout_ticks, id);
-        } else {
-            let messages = numbers.clone().map(|number| ids.message(connection, number));
-            frames::put_add(out, correlation, self.plan.ack_timeout_ticks, ids.with_clients(), messages);
-        }
-        self.remember(at, numbers.start, length(&numbers), Kind::Add);
-        self.next_add = numbers.end;
-        true
+    fn add(&mut self, at: u64, most: u64, out: &mut BytesMut) -> bool {
+        let (ids, connection, first) = (self.shared.ids, self.connection, self.next_add);
+        self.next_add += most.min(self.frame);
+        self.messages.clear();
+        self.messages.extend((first..self.next_add).map(|number| ids.message(connection, number)));
+        let ack_timeout_ticks = self.shared.options.ack_timeout_ticks.unwrap_or_default();
+        self.request(Operation::Add { ack_timeout_ticks, attempt: ATTEMPT }, at, first, out)
     }
 
     /// Deletes those of a frame's messages, up to `end`, that are to be acknowledged; perhaps none.
-    fn del(&mut self, at: u64, end: u64, out: &mut Vec<u8>) -> bool {
-        let (ids, connection, window, added) = (self.plan.ids, self.connection, self.window, self.next_add);
-        let numbers = self.next_del..end.min(self.next_del + self.plan.ids_per_frame);
-        let correlation = self.outstanding.next_correlation();
-        let scattered = numbers.clone().map(|nth| acknowledged(nth, window, added));
-        let mut acked = scattered.filter(|number| ids.is_acked(connection, *number));
-        let count = if self.plan.is_single_message() {
-            let number = acked.next();
-            if let Some(number) = number {
-                frames::put_single_del(out, correlation, ids.message(connection, number).msg_id);
-            }
-            u32::from(number.is_some())
-        } else {
-            let messages = acked.map(|number| ids.message(connection, number));
-            frames::put_del(out, correlation, ids.with_clients(), messages)
-        };
-        if count > 0 {
-            self.remember(at, numbers.start, count, Kind::Del);
-        }
-        self.next_del = numbers.end;
+    fn del(&mut self, at: u64, end: u64, out: &mut BytesMut) -> bool {
+        let (ids, connection, window, added) = (self.shared.ids, self.connection, self.window, self.next_add);
+        let first = self.next_del;
+        self.next_del = end.min(first + self.frame);
+        let scattered = (first..self.next_del).map(|nth| acknowledged(nth, window, added));
+        let acked = scattered.filter(|number| ids.is_acked(connection, *number));
+        self.messages.clear();
+        self.messages.extend(acked.map(|number| ids.message(connection, number)));
+        self.messages.is_empty() || self.request(Operation::Del { withdraw: false }, at, first, out)
+    }
+
+    /// Appends a request for the messages.
+    #[expect(clippy::cast_possible_truncation, reason = "a frame has at most 32,768 messages")]
+    fn request(&mut self, operation: Operation, at: u64, first: u64, out: &mut BytesMut) -> bool {
+        let kind = if operation.is_add() { Kind::Add } else { Kind::Del };
+        Codec::default().encode_request(self.outstanding.next_correlation(), operation, &self.messages, out);
+        self.outstanding.push(Sent::new(kind, first, self.messages.len() as u32, at, self.made_at));
         true
     }
 
-    fn ping(&mut self, at: u64, out: &mut Vec<u8>) -> bool {
-        let correlation = self.outstanding.next_correlation();
-        frames::put_ping(out, correlation, self.next_add, self.plan.ping_length);
-        self.remember(at, self.next_add, 1, Kind::Ping);
+    fn ping(&mut self, at: u64, out: &mut BytesMut) -> bool {
+        frames::put_ping(out, self.outstanding.next_correlation(), self.next_add, self.ping_length);
+        self.outstanding.push(Sent::new(Kind::Ping, self.next_add, 1, at, self.made_at));
         // A Ping has no second half: the window stays as it is.
         (self.next_add, self.next_del) = (self.next_add + 1, self.next_del + 1);
         true
-    }
-
-    /// Remembers a request that was just made.
-    fn remember(&mut self, at: u64, first: u64, count: u32, kind: Kind) {
-        self.outstanding.push(Sent { at, made_at: self.made_at, first, count, kind });
     }
 
     /// Takes all whole answers at the beginning of `input`, which were read at `now`; returns how many bytes they had.
@@ -251,89 +240,73 @@ impl Traffic {
     ///
     /// # Errors
     ///
-    /// When the connection is of no more use.
-    pub(super) fn answers(&mut self, input: &[u8], now: u64, out: &mut Vec<u8>) -> Result<usize, String> {
-        let recorder = Arc::clone(&self.recorder);
-        let mut recorder = recorder.lock();
-        let measured = matches!(self.goal, Goal::Steady { until } if now < until);
+    /// If the connection can no longer be used.
+    pub(super) fn answers(&mut self, input: &[u8], now: u64, out: &mut BytesMut) -> Result<usize, String> {
+        let shared = Arc::clone(&self.shared);
+        let mut recorder = shared.recorder(self.counters.connection).lock();
+        let measured = matches!(self.phase, Phase::Measure { until, .. } if now < until);
         // At a fixed rate everything counts that was due, however late its answer.
-        let timed = measured || (matches!(self.goal, Goal::Steady { .. }) && self.schedule.is_some());
+        let timed = measured || (matches!(self.phase, Phase::Measure { .. }) && self.schedule.is_some());
         let (mut taken, mut messages, mut frames) = (0, 0, 0);
-        let before = (self.counters.added, self.counters.acked);
-        while let Some(frame) = frames::next_frame(&input[taken..]).map_err(frames::broken)? {
+        while let Some(frame) = frames::next_frame(&input[taken..])? {
             taken += frame.len();
             let Some(sent) = self.outstanding.take(frames::correlation(frame)) else {
                 if let Some(error) = frames::unsolicited(frame, out)? {
-                    self.plan.errors.record(error);
+                    shared.errors.record(error);
                 }
                 continue;
             };
-            frames += 1;
-            messages += u64::from(sent.count);
-            self.answer(frame, sent, now, timed.then_some(&mut *recorder))?;
+            let count = u64::from(sent.count);
+            (frames, messages) = (frames + 1, messages + count);
+            let is_right = match sent.kind {
+                Kind::Add => frames::added(frame, sent.count)
+                    .map(|deadline| self.added(sent, deadline, &mut recorder.tick_times))
+                    .is_some(),
+                Kind::Del => frames::acked(frame, sent.count),
+                Kind::Ping => frames::echoed(frame, sent.first, self.ping_length),
+            };
+            if !is_right {
+                shared.errors.record(frames::wrong(frame, sent)?);
+                continue;
+            }
+            let Counters { added, acked, .. } = &mut self.counters;
+            let (run, histogram, counter) = match sent.kind {
+                Kind::Add | Kind::Ping => (&mut self.add_run, &mut recorder.adds, added),
+                Kind::Del => (&mut self.del_run, &mut recorder.dels, acked),
+            };
+            if measured {
+                *counter += count;
+            }
+            if timed {
+                run.extend(sent.at, now, histogram);
+            }
         }
         if timed {
             self.add_run.record(now, &mut recorder.adds);
             self.del_run.record(now, &mut recorder.dels);
         }
-        if measured {
-            self.counters.frames += frames;
-        } else {
-            (self.counters.added, self.counters.acked) = before;
-        }
-        self.plan.live.count(frames, messages);
-        self.plan.live.record_tick(self.counters.tick_times.latest_at());
+        self.counters.frames += if measured { frames } else { 0 };
+        shared.frames.fetch_add(frames, Ordering::Relaxed);
+        shared.messages.fetch_add(messages, Ordering::Relaxed);
+        shared.ticked_at.fetch_max(recorder.tick_times.latest_at(), Ordering::Relaxed);
         Ok(taken)
     }
 
-    fn answer(
-        &mut self,
-        frame: &[u8],
-        sent: Sent,
-        now: u64,
-        recorder: Option<&mut Recorder>,
-    ) -> Result<(), String> {
-        let right = match sent.kind {
-            Kind::Add => frames::added(frame, sent.count).map(|deadline| self.added(sent, deadline)),
-            Kind::Del => frames::acked(frame, sent.count).then(|| self.counters.acked += u64::from(sent.count)),
-            Kind::Ping => frames::echoed(frame, sent.first, self.plan.ping_length).then_some(()),
-        };
-        if right.is_none() {
-            self.plan.errors.record(frames::wrong(frame, sent)?);
-            return Ok(());
+    /// Notes which of the messages that were added are left to time out, and when the server was at their deadline.
+    fn added(&mut self, sent: Sent, deadline: u64, tick_times: &mut TickTimes) {
+        let (ids, connection) = (self.shared.ids, self.connection);
+        if !ids.all_are_acked {
+            let numbers = sent.first..sent.first + u64::from(sent.count);
+            let left = numbers.filter(|number| !ids.is_acked(connection, *number));
+            self.counters.left_to_time_out += left.count() as u64;
+            tick_times.record(deadline, sent.made_at());
         }
-        let Some(recorder) = recorder else { return Ok(()) };
-        let (run, histogram) = match sent.kind {
-            Kind::Add | Kind::Ping => (&mut self.add_run, &mut recorder.adds),
-            Kind::Del => (&mut self.del_run, &mut recorder.dels),
-        };
-        if let Some(mut ended) = run.extend(sent.at) {
-            ended.record(now, histogram);
-        }
-        Ok(())
-    }
-
-    fn added(&mut self, sent: Sent, deadline: u64) {
-        self.counters.added += u64::from(sent.count);
-        if self.plan.ids.all_are_acked() {
-            return;
-        }
-        let (ids, connection) = (self.plan.ids, self.connection);
-        let numbers = sent.first..sent.first + u64::from(sent.count);
-        self.counters.left_to_time_out +=
-            numbers.filter(|number| !ids.is_acked(connection, *number)).count() as u64;
-        self.counters.tick_times.record(deadline, sent.made_at);
     }
 
     /// The counters so far.
     pub(super) fn counters(&self) -> Counters {
-        Counters { numbers: self.next_add, ..self.counters.clone() }
+        Counters { numbers: self.next_add, ..self.counters }
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "a frame has at most 32,768 messages")]
-const fn length(numbers: &Range<u64>) -> u32 {
-    (numbers.end - numbers.start) as u32
 }
 
 #[cfg(test)]

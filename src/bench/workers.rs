@@ -1,47 +1,42 @@
-//! The threads of a load.
+//! Runs the threads of a load.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::thread;
 
-use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::connection::{Arrival, Connection, Phase, idle};
+use super::connection::{Arrival, Connection, idle};
 use super::coordinator::Coordinator;
-use super::latency::Recorder;
-use super::shared::{Plan, Shared};
-use super::traffic::Traffic;
+use super::shared::{Phase, Shared};
 use super::{BenchError, BenchOptions, Progress, Report};
-use crate::client::{self, ClientError, OpenConnection};
+use crate::client;
 
 /// Makes a load whose options are possible.
 pub(super) fn run(
-    options: &BenchOptions,
+    options: BenchOptions,
     progress: &(dyn Fn(Progress) + Send + Sync),
 ) -> Result<Report, BenchError> {
-    let shared = Shared::new(options);
-    let (phases, _) = watch::channel(Phase::Connect);
+    // Each load has ids of its own, so that it does not count what an earlier load left behind. The hash seeds of the
+    // standard library are random.
+    let seed = RandomState::new().build_hasher().finish();
+    let shared = Arc::new(Shared::new(options, seed));
+    let (phases, _) = watch::channel(Phase::Rest);
     let (arrivals, arrived) = mpsc::unbounded_channel();
-    let recorders: Vec<Arc<Mutex<Recorder>>> = (0..options.threads).map(|_| Arc::default()).collect();
     let coordinating = runtime()?;
     thread::scope(|scope| {
         let start_all = || -> Result<Report, BenchError> {
-            for (number, recorder) in recorders.iter().enumerate() {
+            for number in 0..shared.options.threads {
                 let runtime = runtime()?;
-                let worker = Worker {
-                    shared: shared.clone(),
-                    number,
-                    recorder: Arc::clone(recorder),
-                    phases: phases.subscribe(),
-                    arrivals: arrivals.clone(),
-                };
-                thread::Builder::new()
-                    .name(format!("load-{number}"))
-                    .spawn_scoped(scope, || worker.run(runtime))?;
+                let work = work(Arc::clone(&shared), number, phases.subscribe(), arrivals.clone());
+                let thread = thread::Builder::new().name(format!("load-{number}"));
+                thread.spawn_scoped(scope, || finish(runtime, work))?;
             }
-            let coordinator = Coordinator::new(shared.clone(), &phases, arrived, &recorders, progress);
+            let shared = Arc::clone(&shared);
+            let (phases, counters_of, reported) = (&phases, Vec::new(), (0, 0));
+            let coordinator = Coordinator { shared, phases, arrived, progress, counters_of, reported };
             // On a thread of its own, since the caller's may belong to a runtime already.
             let thread = thread::Builder::new().name("load".to_owned());
             let coordinator = thread.spawn_scoped(scope, || finish(coordinating, coordinator.run()))?;
@@ -58,80 +53,60 @@ fn runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// Runs it to its end, which waits for no resolver that is still asked.
+/// Runs work to its end, without waiting for name lookups that are still under way.
 fn finish<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
     let outcome = runtime.block_on(work);
     runtime.shutdown_background();
     outcome
 }
 
-/// A thread with its share of the connections.
-struct Worker {
-    shared: Shared,
+/// The work of a thread: makes its share of the connections and has them work until the load is over.
+async fn work(
+    shared: Arc<Shared>,
     number: usize,
-    recorder: Arc<Mutex<Recorder>>,
-    phases: watch::Receiver<Phase>,
+    mut phases: watch::Receiver<Phase>,
     arrivals: mpsc::UnboundedSender<Arrival>,
+) {
+    if shared.options.busy_poll {
+        tokio::spawn(stay_awake());
+    }
+    let connected = connect_all(&shared, number, phases.clone(), &arrivals);
+    tokio::select! {
+        _ = phases.wait_for(|phase| *phase == Phase::Done) => {}
+        Err(lost) = connected => {
+            // The coordinator ends the load on this error; it may have ended already.
+            let _ = arrivals.send(Err(lost));
+        }
+    }
 }
 
-impl Worker {
-    fn run(self, runtime: Runtime) {
-        finish(runtime, async {
-            if self.shared.options.busy_poll {
-                tokio::spawn(stay_awake());
-            }
-            let mut phases = self.phases.clone();
-            tokio::select! {
-                _ = phases.wait_for(|phase| *phase == Phase::Done) => {}
-                lost = self.work() => {
-                    // The coordinator ends the load on this error; it may have ended already.
-                    let _ = self.arrivals.send(Err(lost));
-                }
-            }
-        });
+/// Makes connections and has them work, without end; an error if one cannot.
+async fn connect_all(
+    shared: &Arc<Shared>,
+    thread: usize,
+    phases: watch::Receiver<Phase>,
+    arrivals: &mpsc::UnboundedSender<Arrival>,
+) -> Result<(), String> {
+    let options = &shared.options;
+    let connect =
+        || async { client::open(&options.address, &options.client).await.map_err(|error| error.to_string()) };
+    let mut tasks = JoinSet::new();
+    // First those that only listen, so that they are there when the load begins. Their Pings are answered on this
+    // thread too: one more would take a processor from the server, or from the load, for each of them.
+    for _ in (thread..options.idle_connections).step_by(options.threads) {
+        tasks.spawn(idle(connect().await?, Arc::clone(shared)));
     }
-
-    /// Makes the connections and has them work; returns what went wrong with them.
-    async fn work(&self) -> String {
-        let options = &self.shared.options;
-        let mut tasks = JoinSet::new();
-        // First those that only listen, so that they are there when the load begins. Their Pings are answered on this
-        // thread too: one more would take a processor from the server, or from the load, for each of them.
-        for _ in (self.number..options.idle_connections).step_by(options.threads) {
-            match client::open(&options.address, &options.client_options()).await {
-                Ok(open) => {
-                    tasks.spawn(listen(open, Arc::clone(&self.shared.plan)));
-                }
-                Err(error) => return error.to_string(),
-            }
-        }
-        for number in (self.number..options.connections).step_by(options.threads) {
-            match self.connect(number).await {
-                Ok(connection) => {
-                    let options = options.clone();
-                    let schedule = move |from| options.schedule(number, from);
-                    tasks.spawn(connection.serve(self.phases.clone(), self.arrivals.clone(), schedule));
-                }
-                Err(error) => return error.to_string(),
-            }
-        }
-        // Tasks end when the load does, or after they have said themselves why they cannot go on.
-        while let Some(ended) = tasks.join_next().await {
-            if let Err(panic) = ended {
-                return format!("a connection of the load failed: {panic}");
-            }
-        }
-        std::future::pending().await
+    for number in (thread..options.connections).step_by(options.threads) {
+        let socket = connect().await?;
+        shared.welcome.get_or_init(|| socket.welcome.clone());
+        let connection = Connection::new(socket, Arc::clone(shared), number);
+        tasks.spawn(connection.serve(phases.clone(), arrivals.clone()));
     }
-
-    async fn connect(&self, number: usize) -> Result<Connection, ClientError> {
-        let Shared { options, plan, stopwatch, welcome } = &self.shared;
-        let open = client::open(&options.address, &options.client_options()).await?;
-        welcome.get_or_init(|| open.welcome.clone());
-        let window = options.share_of(number);
-        let traffic = Traffic::new(Arc::clone(plan), number, window, Arc::clone(&self.recorder));
-        Ok(Connection::new(open, traffic, stopwatch.clone()))
+    // Tasks end when the load does, or after they have reported why they cannot go on.
+    while let Some(ended) = tasks.join_next().await {
+        ended.map_err(|panic| format!("a connection of the load failed: {panic}"))?;
     }
+    std::future::pending().await
 }
 
 /// Keeps the runtime of a thread looking for what has come, so that the thread never sleeps.
@@ -142,9 +117,4 @@ pub async fn stay_awake() {
     loop {
         tokio::task::yield_now().await;
     }
-}
-
-async fn listen(open: OpenConnection, plan: Arc<Plan>) {
-    let cause = idle(open).await;
-    plan.errors.record(format!("an idle connection ended: {cause}"));
 }

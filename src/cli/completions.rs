@@ -1,8 +1,9 @@
-//! `completions`: what a shell needs to complete the command line.
+//! `completions`: prints the script with which a shell completes the command line.
 
 use std::io::{Write, stdout};
 
-use clap::{Args, CommandFactory, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
 use super::{Cli, Failure};
@@ -19,28 +20,19 @@ use super::{Cli, Failure};
 #[derive(Args, Debug)]
 pub(super) struct Completions {
     /// The shell that is to complete
-    #[arg(value_name = "SHELL")]
-    shell: ShellName,
-}
-
-/// The shells whose completions are tested.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ShellName {
-    Bash,
-    Zsh,
-    Fish,
+    // These are the shells whose completions are tested.
+    #[arg(
+        value_name = "SHELL",
+        value_parser = PossibleValuesParser::new(["bash", "zsh", "fish"]).try_map(|shell| shell.parse::<Shell>())
+    )]
+    shell: Shell,
 }
 
 impl Completions {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let shell = match self.shell {
-            ShellName::Bash => Shell::Bash,
-            ShellName::Zsh => Shell::Zsh,
-            ShellName::Fish => Shell::Fish,
-        };
         // Into memory first: the generator panics where it cannot write, and a pipe may be closed.
         let mut text = Vec::new();
-        clap_complete::generate(shell, &mut Cli::command(), "ackwheel", &mut text);
+        clap_complete::generate(self.shell, &mut Cli::command(), "ackwheel", &mut text);
         let mut out = stdout().lock();
         out.write_all(&text)?;
         Ok(out.flush()?)

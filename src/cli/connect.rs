@@ -1,4 +1,4 @@
-//! How the verbs reach a sidecar.
+//! The flags with which a verb connects to a sidecar, and their parsers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::client::{Address, Client, ClientOptions, Tls};
 use crate::config::MAX_DURATION;
 use crate::server::token_in;
 
-/// Where a sidecar is reached unless it is told otherwise.
+/// The default addresses of a sidecar.
 pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:7415";
 pub(super) const DEFAULT_ADMIN: &str = "127.0.0.1:7416";
 
-/// How long somebody is ready to wait: clocks cannot tell all that could be written.
+/// Parses the time that a verb waits: above zero, and not so long that clocks cannot add it.
 pub(super) fn patience(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     match time {
@@ -24,7 +24,7 @@ pub(super) fn patience(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The address of an admin endpoint.
+/// Parses the address of an admin endpoint.
 pub(super) fn admin(text: &str) -> Result<String, String> {
     let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
     let is_one = !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok();
@@ -35,7 +35,7 @@ pub(super) fn admin(text: &str) -> Result<String, String> {
 pub(super) struct Connect {
     /// The sidecar: HOST:PORT, or unix:PATH
     #[arg(long, env = "ACKWHEEL_ADDR", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
-    addr: Address,
+    pub(super) addr: Address,
     /// How long to wait for a connection and for an answer
     #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = patience)]
     timeout: Duration,
@@ -48,15 +48,6 @@ pub(super) struct Connect {
 }
 
 impl Connect {
-    pub(super) fn address(&self) -> Address {
-        self.addr.clone()
-    }
-
-    /// Whether no other address was asked for.
-    pub(super) fn is_default(&self) -> bool {
-        self.addr.to_string() == DEFAULT_ADDRESS
-    }
-
     pub(super) fn options(&self) -> Result<ClientOptions, Failure> {
         let mut options = ClientOptions::default()
             .client_name(concat!("ackwheel-cli/", env!("CARGO_PKG_VERSION")))
@@ -72,6 +63,6 @@ impl Connect {
     }
 
     pub(super) async fn client(&self) -> Result<Client, Failure> {
-        Ok(Client::connect(self.address(), self.options()?).await?)
+        Ok(Client::connect(self.addr.clone(), self.options()?).await?)
     }
 }

@@ -1,9 +1,8 @@
-//! `man`: the manual pages, made from the same words as `--help`.
+//! `man`: prints the manual pages, made from the texts of `--help`.
 
-use std::fmt::Write as _;
 use std::fs;
-use std::io::{Write, stdout};
-use std::path::PathBuf;
+use std::io::{self, Write, stdout};
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Command, CommandFactory, ValueHint};
 use clap_mangen::Man;
@@ -22,44 +21,36 @@ pub(super) struct Manual {
     out: Option<PathBuf>,
 }
 
-/// A manual page: the name of its file, and its source for troff.
-struct Page {
-    file: String,
-    text: String,
-}
-
 impl Manual {
     pub(super) fn run(self) -> Result<(), Failure> {
         let mut command = Cli::command().disable_help_subcommand(true);
         command.build();
         let Some(folder) = self.out else {
             let mut out = stdout().lock();
-            out.write_all(page(&command)?.text.as_bytes())?;
+            out.write_all(page(&command)?.as_bytes())?;
             return Ok(out.flush()?);
         };
-        let failed = |error| Failure::Run(format!("--out {}: {error}", folder.display()));
-        fs::create_dir_all(&folder).map_err(failed)?;
-        let mut pages = Vec::new();
-        pages_of(&command, &mut pages)?;
-        for page in pages {
-            fs::write(folder.join(page.file), page.text).map_err(failed)?;
-        }
-        Ok(())
+        let write = || -> io::Result<()> {
+            fs::create_dir_all(&folder)?;
+            write_pages(&command, &folder)
+        };
+        write().map_err(|error| Failure::Run(format!("--out {}: {error}", folder.display())))
     }
 }
 
-/// The page of a command, and those of the commands below it.
-fn pages_of(command: &Command, pages: &mut Vec<Page>) -> Result<(), Failure> {
-    pages.push(page(command)?);
-    command.get_subcommands().try_for_each(|below| pages_of(below, pages))
+/// Writes the page of a command, and those of the commands below it.
+fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
+    fs::write(folder.join(Man::new(command.clone()).get_filename()), page(command)?)?;
+    command.get_subcommands().try_for_each(|below| write_pages(below, folder))
 }
 
-fn page(command: &Command) -> Result<Page, Failure> {
+/// The source of the page of a command, for troff.
+fn page(command: &Command) -> io::Result<String> {
     let man = Man::new(command.clone());
     let mut text = Vec::new();
     let name = command.get_display_name().unwrap_or("ackwheel").to_uppercase();
-    // By hand: the date is left empty, so that the same source makes the same page every day, and an empty argument
-    // would be lost.
+    // Not by clap_mangen, which loses an empty argument: the date is left empty, so that the same source makes the same
+    // page every day.
     writeln!(text, ".TH \"{name}\" 1 \"\" \"ackwheel {}\" \"ackwheel manual\"", env!("CARGO_PKG_VERSION"))?;
     man.render_name_section(&mut text)?;
     man.render_synopsis_section(&mut text)?;
@@ -75,17 +66,13 @@ fn page(command: &Command) -> Result<Page, Failure> {
         roff.text([roman(words.to_string())]).control("fi", []);
         roff.to_writer(&mut text)?;
     }
-    Ok(Page { file: man.get_filename(), text: in_ascii(&String::from_utf8_lossy(&text)) })
+    Ok(in_ascii(&String::from_utf8_lossy(&text)))
 }
 
-/// A troff that was not told of UTF-8 reads bytes; escapes are the same everywhere.
+/// Escapes all that is not ASCII: not every troff reads UTF-8.
 fn in_ascii(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut text, character| {
-        if character.is_ascii() {
-            text.push(character);
-        } else {
-            let _ = write!(text, "\\[u{:04X}]", u32::from(character));
-        }
-        text
-    })
+    let escaped = |character: char| {
+        if character.is_ascii() { character.to_string() } else { format!("\\[u{:04X}]", u32::from(character)) }
+    };
+    text.chars().map(escaped).collect()
 }

@@ -1,13 +1,11 @@
-//! The command line: one verb a file.
+//! The command line: parses it and runs a verb.
 
 mod bench;
 mod completions;
 mod connect;
-mod group;
 mod man;
-mod messages;
 mod origin;
-mod ping;
+mod requests;
 mod serve;
 mod status;
 mod text;
@@ -52,12 +50,13 @@ Exit codes: 0, 1 for a failure at run time, 64 for a wrong command line or confi
 #[derive(Debug, Subcommand)]
 enum Verb {
     Serve(Box<serve::Serve>),
-    Add(messages::Add),
-    Del(messages::Del),
+    Add(requests::Add),
+    Del(requests::Del),
     Watch(watch::Watch),
-    Ping(ping::Ping),
+    Ping(requests::Ping),
     Status(status::Status),
-    Group(group::Group),
+    #[command(subcommand)]
+    Group(requests::Group),
     Bench(Box<bench::Bench>),
     Completions(completions::Completions),
     Man(man::Manual),
@@ -113,7 +112,7 @@ pub fn parse() -> Result<Cli, ExitCode> {
     })
 }
 
-/// Where a flag for an address is given to a verb that has another one, names that.
+/// If a verb is given the flag of another address, adds a tip that names its own flag.
 fn name_address(error: &mut clap::Error) {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return };
     let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
@@ -131,7 +130,6 @@ fn name_address(error: &mut clap::Error) {
 /// Carries out the verb; returns the exit code of the process.
 #[must_use]
 pub fn run(cli: Cli) -> ExitCode {
-    let _flushed = Flushed;
     let outcome = match cli.verb {
         Verb::Serve(serve) => serve.run(),
         Verb::Add(add) => block_on(add.run()),
@@ -144,23 +142,16 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Completions(completions) => completions.run(),
         Verb::Man(manual) => manual.run(),
     };
-    match outcome {
+    let code = match outcome {
         Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,
         Err(failure) => {
             // If stderr cannot be written, the exit code still tells.
             logging::print(&format!("ackwheel: {failure}"));
             ExitCode::from(if matches!(failure, Failure::Usage(_)) { EXIT_USAGE } else { EXIT_FAILURE })
         }
-    }
-}
-
-/// At the end of the program, a panic included, the last log lines are written.
-struct Flushed;
-
-impl Drop for Flushed {
-    fn drop(&mut self) {
-        logging::flush();
-    }
+    };
+    logging::flush();
+    code
 }
 
 /// Runs a short-lived verb: one thread is enough for it.

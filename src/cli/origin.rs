@@ -1,4 +1,4 @@
-//! Where a setting that an error names was given, if not on the command line: its error calls it by its flag.
+//! Adds to an error that names a flag the variable or the file that has set it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -9,7 +9,7 @@ use clap::{Arg, CommandFactory};
 
 use super::Cli;
 
-/// A line for each flag in `text` that stands in the environment or, if there is one, in the file of settings.
+/// A line for each flag in `text` that was set in the environment or, if there is one, in the file of settings.
 pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
     let command = Cli::command();
     let mut flags: Vec<&Arg> = command.get_subcommands().flat_map(clap::Command::get_arguments).collect();
@@ -30,7 +30,7 @@ pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
     flags.into_iter().filter_map(line).collect()
 }
 
-/// A sentence for each variable of the environment that looks like a setting, and is none.
+/// A warning for each variable of the environment that looks like a setting and is none.
 pub(super) fn strangers() -> Vec<String> {
     let command = Cli::command();
     let flags = command.get_subcommands().flat_map(clap::Command::get_arguments);
@@ -49,7 +49,7 @@ pub(super) fn strangers() -> Vec<String> {
     strangers.iter().map(sentence).collect()
 }
 
-/// Whether Kubernetes says this to every container, of a service whose name begins with `ackwheel`.
+/// Whether Kubernetes sets this variable in every container, for a service whose name begins with `ackwheel`.
 fn is_of_a_service(name: &str, value: &OsStr) -> bool {
     let is_a_port = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
     name.ends_with("_SERVICE_HOST")

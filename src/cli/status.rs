@@ -1,7 +1,8 @@
-//! `status`: the ring at a glance.
+//! `status`: draws the rings and groups of a sidecar as text.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::{Write, stdout};
+use std::slice;
 use std::time::Duration;
 
 use clap::Args;
@@ -27,20 +28,20 @@ const LEADER: usize = 22;
 /// Columns of a group's name in the table.
 const GROUP: usize = 24;
 
-/// How long a batch may wait before a person should look: twice the time after which it is handed out again.
+/// How long a batch may wait before a person should look: twice the time after which it is redelivered.
 const LONG_WAIT: Duration = Duration::from_secs(60);
 
 /// How long a pointer may be behind its time, and how many ticks: with less it is about to move.
 const LONG_BEHIND: Duration = Duration::from_secs(2);
 const TICKS_BEHIND: u32 = 2;
 
-/// Characters of a refusal that are printed. A sidecar says less; whatever else listens there may say a page.
+/// Characters of a refusal that are printed. That of a sidecar is shorter; another server may answer a page.
 const MAX_WORDS: usize = 1_000;
 
 /// Show the ring, slot by slot, and the groups
 ///
-/// A ring of many slots is drawn in at most 30 rows. Of several rings each has a line, and --ring draws one. What should
-/// not be so is marked with `!`.
+/// A ring of many slots is drawn in at most 30 rows. Of several rings each has a line, and --ring draws one. What
+/// should not be so is marked with `!`.
 #[derive(Args, Debug)]
 pub(super) struct Status {
     /// The sidecar's admin address
@@ -88,90 +89,83 @@ impl Status {
 }
 
 fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
-    let tick = humantime::format_duration(Duration::from_millis(u64::from(report.tick_ms)));
-    let mut text = format!("store {}, {} slots of {tick}\n", fitted(&report.store, MAX_LEADER), report.slots);
-    draw_notes(&mut text, report);
-    match (only, &report.rings[..]) {
-        (Some(number), rings) => match rings.iter().find(|ring| ring.ring == number) {
-            Some(ring) => draw_ring(&mut text, ring, report.tick_ms),
-            None => {
-                return Err(Failure::Usage(format!(
-                    "--ring {number}: there are {} rings, from 0 on",
-                    rings.len()
-                )));
-            }
-        },
-        (None, [ring]) => draw_ring(&mut text, ring, report.tick_ms),
-        (None, rings) => draw_rings(&mut text, rings, report.tick_ms),
-    }
-    draw_groups(&mut text, &report.groups);
+    let all = &report.rings[..];
+    let rings =
+        match only {
+            None => all,
+            Some(number) => all.iter().find(|ring| ring.ring == number).map(slice::from_ref).ok_or_else(|| {
+                Failure::Usage(format!("--ring {number}: there are {} rings, from 0 on", all.len()))
+            })?,
+        };
+    let mut text = String::new();
+    draw_status(&mut text, report, rings).expect("a string takes every text");
     Ok(text)
 }
 
+fn draw_status(text: &mut String, report: &StatusReport, rings: &[RingReport]) -> fmt::Result {
+    let tick = humantime::format_duration(Duration::from_millis(u64::from(report.tick_ms)));
+    writeln!(text, "store {}, {} slots of {tick}", fitted(&report.store, MAX_LEADER), report.slots)?;
+    draw_notes(text, report)?;
+    match rings {
+        [ring] => draw_ring(text, ring, report.tick_ms)?,
+        rings => draw_rings(text, rings, report.tick_ms)?,
+    }
+    draw_groups(text, &report.groups)
+}
+
 /// The problems in words, or a line that says that there is none.
-fn draw_notes(text: &mut String, report: &StatusReport) {
-    let (begin, rings) = (text.len(), report.rings.len());
-    let unled = report.rings.iter().filter(|ring| ring.leader.is_none()).count();
-    let standing = report.rings.iter().filter(|ring| stands_still(ring, report.tick_ms)).count();
-    let held_up = report.rings.iter().filter_map(|ring| ring.waits.as_deref());
-    let waiting = report.groups.iter().filter(|group| waits_long(group)).count();
-    // On a shared wheel somebody may subscribe elsewhere.
+fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
+    let StatusReport { tick_ms, rings, groups, .. } = report;
+    let begin = text.len();
+    let (all_rings, all_groups) = (format!("{} rings", rings.len()), format!("{} groups", groups.len()));
+    let unled = rings.iter().filter(|ring| ring.leader.is_none()).count();
+    let standing = rings.iter().filter(|ring| stands_still(ring, *tick_ms)).count();
+    let held_up: Vec<&str> = rings.iter().filter_map(|ring| ring.waits.as_deref()).collect();
+    let waiting = groups.iter().filter(|group| waits_long(group)).count();
+    // With a shared store, a group may have subscribers at other sidecars.
     let alone =
         |group: &&GroupReport| report.store == "memory" && group.outbox_batches > 0 && group.subscribers == 0;
-    let deserted = report.groups.iter().filter(alone).count();
+    let deserted = groups.iter().filter(alone).count();
     let limit = span(LONG_WAIT);
-    if unled > 0 {
-        let _ = writeln!(text, "! led by nobody: {unled} of {rings} rings; nothing times out there");
+    note(text, "led by nobody", unled, &all_rings, STOPPED)?;
+    note(text, "led, but the pointer stands still", standing, &all_rings, STOPPED)?;
+    if let [why, ..] = held_up[..] {
+        let (count, why) = (held_up.len(), fitted(why, COLUMNS - 2));
+        writeln!(text, "! this sidecar may not turn {count} of {all_rings}:\n  {why}")?;
     }
-    if standing > 0 {
-        let _ = writeln!(
-            text,
-            "! led, but the pointer stands still: {standing} of {rings} rings; nothing times out there"
-        );
-    }
-    if let Some(why) = held_up.clone().next() {
-        let count = held_up.count();
-        let _ = writeln!(
-            text,
-            "! this sidecar may not turn {count} of {rings} rings:\n  {}",
-            fitted(why, COLUMNS - 2)
-        );
-    }
-    draw_storms(text, report);
-    if waiting > 0 {
-        let groups = report.groups.len();
-        let _ = writeln!(
-            text,
-            "! batches older than {limit}: {waiting} of {groups} groups; does a subscriber acknowledge?"
-        );
-    }
-    if deserted > 0 {
-        let groups = report.groups.len();
-        let _ = writeln!(text, "! batches that nobody subscribes to: {deserted} of {groups} groups");
-    }
+    draw_storms(text, report)?;
+    let old = format!("batches older than {limit}");
+    note(text, &old, waiting, &all_groups, "; does a subscriber acknowledge?")?;
+    note(text, "batches that nobody subscribes to", deserted, &all_groups, "")?;
     if text.len() == begin {
-        let _ = writeln!(text, "ok: every ring is led, and no batch has waited for more than {limit}");
+        writeln!(text, "ok: every ring is led, and no batch has waited for more than {limit}")?;
     }
-    if report.rings.iter().any(|ring| !ring.leads && ring.leader.is_some()) {
-        let _ = writeln!(text, "storms are told by the leader of each ring: ask it too");
+    if rings.iter().any(|ring| !ring.leads && ring.leader.is_some()) {
+        writeln!(text, "storms are told by the leader of each ring: ask it too")?;
     }
+    Ok(())
+}
+
+const STOPPED: &str = "; nothing times out there";
+
+/// A line for a problem that `count` of all have, if there are any.
+fn note(text: &mut String, problem: &str, count: usize, all: &str, advice: &str) -> fmt::Result {
+    if count > 0 { writeln!(text, "! {problem}: {count} of {all}{advice}") } else { Ok(()) }
 }
 
 /// The storms among the last ticks, of all rings.
-fn draw_storms(text: &mut String, report: &StatusReport) {
+fn draw_storms(text: &mut String, report: &StatusReport) -> fmt::Result {
     let storms = report.rings.iter().flat_map(|ring| storms(ring).map(move |tick| (tick, ring.ring)));
     let storms: Vec<(&TickReport, u16)> = storms.collect();
-    let Some((last, ring)) = storms.iter().max_by_key(|(tick, _)| tick.tick) else { return };
+    let Some((last, ring)) = storms.iter().max_by_key(|(tick, _)| tick.tick) else { return Ok(()) };
     let of = if report.rings.len() > 1 { format!(" of ring {ring}") } else { String::new() };
     let more = if storms.len() > 1 { format!(", the last of {}", storms.len()) } else { String::new() };
-    let _ = writeln!(
+    let (tick, timed_out, added) = (last.tick, whole(last.timed_out), whole(last.added));
+    writeln!(
         text,
-        "! storm{of} in tick {}{more}:\n  {} of {} messages timed out; look for a fault between\n  clients and logic \
-         nodes before marking clients offline",
-        last.tick,
-        whole(last.timed_out),
-        whole(last.added)
-    );
+        "! storm{of} in tick {tick}{more}:\n  {timed_out} of {added} messages timed out; look for a fault between"
+    )?;
+    writeln!(text, "  clients and logic nodes before marking clients offline")
 }
 
 /// The storms of a ring among the ticks that its pointer left last.
@@ -180,7 +174,7 @@ fn storms(ring: &RingReport) -> impl Iterator<Item = &TickReport> {
     ring.recent.iter().filter(move |tick| tick.storm && last.contains(&tick.tick))
 }
 
-/// Whether it is led, and does not turn.
+/// Whether the ring has a leader and its pointer does not move.
 fn stands_still(ring: &RingReport, tick_ms: u32) -> bool {
     let ticks = Duration::from_millis(tick_ms.into()) * TICKS_BEHIND;
     ring.leader.is_some() && ring.pointer_lag_seconds > LONG_BEHIND.max(ticks).as_secs_f64()
@@ -195,24 +189,20 @@ fn mark(marked: bool, mark: char) -> char {
 }
 
 /// One ring, slot by slot.
-fn draw_ring(text: &mut String, ring: &RingReport, tick_ms: u32) {
-    let _ = write!(text, "\nring {}, ", ring.ring);
-    let _ = match (&ring.leader, ring.lease_age_seconds) {
-        (None, _) => writeln!(text, "led by nobody: its pointer stands until a sidecar is elected"),
-        (Some(name), None) => writeln!(text, "led by {}", fitted(name, MAX_LEADER)),
-        (Some(name), Some(age)) => {
-            writeln!(text, "led by {} for {}", fitted(name, MAX_LEADER), span_of_seconds(age))
-        }
-    };
+fn draw_ring(text: &mut String, ring: &RingReport, tick_ms: u32) -> fmt::Result {
+    write!(text, "\nring {}, led by ", ring.ring)?;
+    match (&ring.leader, ring.lease_age_seconds) {
+        (None, _) => writeln!(text, "nobody: its pointer stands until a sidecar is elected")?,
+        (Some(name), None) => writeln!(text, "{}", fitted(name, MAX_LEADER))?,
+        (Some(name), Some(age)) => writeln!(text, "{} for {}", fitted(name, MAX_LEADER), span_of_seconds(age))?,
+    }
     let slots = ring.slots.len();
     let at = usize::try_from(ring.pointer.checked_rem(slots as u64).unwrap_or_default()).unwrap_or_default();
-    let behind = if stands_still(ring, tick_ms) {
-        format!(", stands still, {} behind", span_of_seconds(ring.pointer_lag_seconds))
-    } else {
-        String::new()
-    };
-    let _ = writeln!(text, "pointer {} (slot {at}), epoch {}{behind}", ring.pointer, ring.epoch);
-    let _ = writeln!(text, "{} in flight, {} closing", whole(ring.in_flight), whole(ring.closing));
+    write!(text, "pointer {} (slot {at}), epoch {}", ring.pointer, ring.epoch)?;
+    if stands_still(ring, tick_ms) {
+        write!(text, ", stands still, {} behind", span_of_seconds(ring.pointer_lag_seconds))?;
+    }
+    writeln!(text, "\n{} in flight, {} closing", whole(ring.in_flight), whole(ring.closing))?;
     let per_row = slots.div_ceil(MAX_ROWS).max(1);
     let counts: Vec<u64> = ring.slots.chunks(per_row).map(|slots| total(slots.iter().copied())).collect();
     let most = counts.iter().copied().max().unwrap_or_default().max(1);
@@ -221,11 +211,12 @@ fn draw_ring(text: &mut String, ring: &RingReport, tick_ms: u32) {
         let label = if per_row == 1 { format!("slot {first:>4}") } else { format!("slots {first:>4}-{last:<4}") };
         let mark = mark((first..=last).contains(&at), '>');
         let bar = "#".repeat(length(count, most));
-        let _ = writeln!(text, "{mark} {label} |{bar:<BAR$}| {:>COUNT$}", whole(count));
+        writeln!(text, "{mark} {label} |{bar:<BAR$}| {:>COUNT$}", whole(count))?;
     }
+    Ok(())
 }
 
-/// A sum of counts that others told: what they say must not end this program.
+/// A sum of counts. They come from a server, so a sum that is too large must not panic.
 fn total(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::saturating_add)
 }
@@ -237,48 +228,44 @@ fn length(count: u64, most: u64) -> usize {
 }
 
 /// Several rings, a line each.
-fn draw_rings(text: &mut String, rings: &[RingReport], tick_ms: u32) {
-    let _ = writeln!(
-        text,
-        "\n  ring  {:<LEADER$} {:>5} {:>13} {:>13} {:>13}",
-        "led by", "for", "pointer", "in flight", "closing"
-    );
+fn draw_rings(text: &mut String, rings: &[RingReport], tick_ms: u32) -> fmt::Result {
+    let [age, number, in_flight, closing] = ["for", "pointer", "in flight", "closing"];
+    writeln!(text, "\n  ring  {:<LEADER$} {age:>5} {number:>13} {in_flight:>13} {closing:>13}", "led by")?;
     for ring in rings {
         let leader = padded(ring.leader.as_deref().unwrap_or("nobody"), LEADER);
         let age = ring.lease_age_seconds.map(span_of_seconds).unwrap_or_default();
         let is_wrong = ring.leader.is_none() || stands_still(ring, tick_ms) || storms(ring).next().is_some();
         let (mark, number, pointer) = (mark(is_wrong, '!'), ring.ring, ring.pointer);
         let (in_flight, closing) = (whole(ring.in_flight), whole(ring.closing));
-        let _ =
-            writeln!(text, "{mark} {number:>4}  {leader} {age:>5} {pointer:>13} {in_flight:>13} {closing:>13}");
+        writeln!(text, "{mark} {number:>4}  {leader} {age:>5} {pointer:>13} {in_flight:>13} {closing:>13}")?;
     }
     let in_flight = whole(total(rings.iter().map(|ring| ring.in_flight)));
-    let _ = writeln!(text, "{in_flight} in flight; slot by slot: ackwheel status --ring N");
+    writeln!(text, "{in_flight} in flight; slot by slot: ackwheel status --ring N")
 }
 
-fn draw_groups(text: &mut String, groups: &[GroupReport]) {
-    let _ = writeln!(
-        text,
-        "\n  {:<GROUP$} {:>16} {:>13} {:>13} {:>7}",
-        "group", "subscribers here", "batches", "unacked", "oldest"
-    );
+fn draw_groups(text: &mut String, groups: &[GroupReport]) -> fmt::Result {
+    text.push('\n');
+    group_row(text, ' ', "group", ["subscribers here", "batches", "unacked", "oldest"].map(String::from))?;
     for group in groups {
         let mut name = fitted(&group.group, COLUMNS - 2);
         let mark = mark(waits_long(group), '!');
         // Names of groups have one column a character. A long one has a line of its own: they differ at their ends.
         if name.len() > GROUP {
-            let _ = writeln!(text, "{mark} {name}");
+            writeln!(text, "{mark} {name}")?;
             name.clear();
         }
-        let _ = writeln!(
-            text,
-            "{mark} {name:<GROUP$} {:>16} {:>13} {:>13} {:>7}",
-            whole(group.subscribers),
-            whole(group.outbox_batches),
-            whole(group.unacked_batches),
-            if group.outbox_batches == 0 { String::from("-") } else { span_of_seconds(group.oldest_seconds) }
-        );
+        let counts = [group.subscribers, group.outbox_batches, group.unacked_batches].map(whole);
+        let [subscribers, batches, unacked] = counts;
+        let is_empty = group.outbox_batches == 0;
+        let oldest = if is_empty { String::from("-") } else { span_of_seconds(group.oldest_seconds) };
+        group_row(text, mark, &name, [subscribers, batches, unacked, oldest])?;
     }
+    Ok(())
+}
+
+fn group_row(text: &mut String, mark: char, name: &str, columns: [String; 4]) -> fmt::Result {
+    let [subscribers, batches, unacked, oldest] = columns;
+    writeln!(text, "{mark} {name:<GROUP$} {subscribers:>16} {batches:>13} {unacked:>13} {oldest:>7}")
 }
 
 #[cfg(test)]
@@ -358,7 +345,7 @@ mod tests {
         let rings = (0..).zip(leaders).map(|(number, leader)| ring(number, leader, vec![1_000_000_000; 15]));
         let report = report(rings.collect(), Vec::new());
         let text = draw(&report, None).unwrap();
-        assert!(text.lines().all(|line| unicode_width::UnicodeWidthStr::width(line) <= COLUMNS), "{text}");
+        assert!(text.lines().all(|line| console::measure_text_width(line) <= COLUMNS), "{text}");
         assert!(text.contains("\n! led by nobody: 1 of 3 rings; nothing times out there\n"), "{text}");
         assert!(text.contains("\n     0  logic-node-17.rack-4.…   23h    1792000001 15,000,000,007"), "{text}");
         assert!(text.contains("\n!    1  nobody "), "{text}");

@@ -1,10 +1,11 @@
-//! Numbers, times and names as a person reads them, in few columns.
+//! Formats numbers, times and names for a terminal.
 
 use std::time::Duration;
 
-use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use console::{Alignment, pad_str, truncate_str};
+use indicatif::HumanCount;
 
-/// The columns of a terminal that nobody has widened.
+/// The columns of a terminal by default.
 pub(super) const COLUMNS: usize = 80;
 
 const MINUTE: u64 = 60;
@@ -13,15 +14,7 @@ const DAY: u64 = 24 * HOUR;
 
 /// A number in groups of three digits.
 pub(super) fn whole(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    HumanCount(number).to_string()
 }
 
 /// How long something lasts, in one unit, rounded down.
@@ -35,35 +28,25 @@ pub(super) fn span(duration: Duration) -> String {
     }
 }
 
-/// The same of seconds as JSON has them; what cannot be a time is none at all.
+/// The same of seconds in JSON. A number that is no time is a question mark.
 pub(super) fn span_of_seconds(seconds: f64) -> String {
     Duration::try_from_secs_f64(seconds).map_or_else(|_| String::from("?"), span)
 }
 
-/// A character, and a question mark for one that a terminal would obey.
+/// A character, and a question mark for one that controls the terminal.
 pub(super) fn plain(character: char) -> char {
     if character.is_control() { '?' } else { character }
 }
 
-/// A name in at most so many columns, and without anything that a terminal would obey.
+/// A name in at most so many columns, and without control characters.
 pub(super) fn fitted(name: &str, columns: usize) -> String {
     let name: String = name.chars().map(plain).collect();
-    if name.width() <= columns {
-        return name;
-    }
-    let mut used = 1;
-    let begin = name.chars().take_while(|character| {
-        used += character.width().unwrap_or_default();
-        used <= columns
-    });
-    begin.chain(['…']).collect()
+    truncate_str(&name, columns, "…").into_owned()
 }
 
 /// The same, with blanks up to the full width: `{:<}` counts characters, and some take two columns.
 pub(super) fn padded(name: &str, columns: usize) -> String {
-    let name = fitted(name, columns);
-    let blanks = columns.saturating_sub(name.width());
-    name + &" ".repeat(blanks)
+    pad_str(&fitted(name, columns), columns, Alignment::Left, None).into_owned()
 }
 
 #[cfg(test)]
@@ -111,7 +94,7 @@ mod tests {
             ("節点一二三", "節点一…"),
         ] {
             assert_eq!(fitted(name, 7), text);
-            assert_eq!(padded(name, 7).width(), 7, "{name:?}");
+            assert_eq!(console::measure_text_width(&padded(name, 7)), 7, "{name:?}");
         }
     }
 }

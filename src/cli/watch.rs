@@ -1,6 +1,6 @@
-//! `watch`: timeout batches as they come, a line each.
+//! `watch`: prints timeout batches as they come, a line each.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::protocol::frame::TimeoutBatch;
 /// Age from which a plain line says how old its batch is: its clients may have come back meanwhile.
 const OLD: Duration = Duration::from_secs(10);
 
-/// How often is looked whether there is still a connection.
+/// How often the connection is checked.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Print timeout batches as they come
@@ -78,11 +78,10 @@ impl Watch {
             ..SubscribeOptions::default()
         };
         let mut subscription =
-            Subscription::open(self.connect.address(), options, self.connect.options()?).await?;
+            Subscription::open(self.connect.addr.clone(), options, self.connect.options()?).await?;
         if stderr().is_terminal() {
             // Nothing else would show that it waits. In a pipe this line is of no use.
-            let _ =
-                writeln!(stderr(), "ackwheel: waiting for timeout batches of the group {}", subscription.group());
+            remark(format_args!("waiting for timeout batches of the group {}", subscription.group()));
         }
         let (mut printed, mut reconnects) = (0, 0);
         while self.count.is_none_or(|count| printed < count) {
@@ -92,7 +91,7 @@ impl Watch {
                 reconnects = subscription.reconnects();
                 let missing =
                     if self.group.is_none() { ", and what was handed out meanwhile is not here" } else { "" };
-                let _ = writeln!(stderr(), "ackwheel: the connection was lost and made anew{missing}");
+                remark(format_args!("the connection was lost and made anew{missing}"));
             }
             print(if self.json { json_line(&delivered) } else { plain_line(&delivered) }).await?;
             printed += 1;
@@ -100,15 +99,14 @@ impl Watch {
                 && let Err(error) = delivered.ack().await
             {
                 // The subscription repeats it for as long as it lasts.
-                let _ =
-                    writeln!(stderr(), "ackwheel: batch {} was printed, not acknowledged: {error}", delivered.id);
+                remark(format_args!("batch {} was printed, not acknowledged: {error}", delivered.id));
             }
         }
         Ok(())
     }
 }
 
-/// The next batch. Where the connection is lost meanwhile that is said, once: nothing comes until there is another.
+/// The next batch. If the connection is lost meanwhile, that is printed once: no batch comes until there is another.
 async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, ClientError>> {
     let mut said = false;
     loop {
@@ -117,7 +115,7 @@ async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, Clien
             Err(_) => match subscription.outage() {
                 Some(outage) if !said => {
                     said = true;
-                    let _ = writeln!(stderr(), "ackwheel: no connection, and trying again: {}", outage.cause);
+                    remark(format_args!("no connection, and trying again: {}", outage.cause));
                 }
                 outage => said &= outage.is_some(),
             },
@@ -125,7 +123,12 @@ async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, Clien
     }
 }
 
-/// Prints a line, apart from the thread that answers the server's Pings: whoever reads may be slow.
+/// Prints a line to stderr. If that is closed, it is lost.
+fn remark(text: fmt::Arguments<'_>) {
+    let _ = writeln!(stderr(), "ackwheel: {text}");
+}
+
+/// Prints a line on another thread than the one that answers the server's Pings: the reader may be slow.
 async fn print(line: String) -> Result<(), Failure> {
     let printing = tokio::task::spawn_blocking(move || {
         let mut out = stdout().lock();
@@ -176,7 +179,7 @@ fn plain_line(batch: &TimeoutBatch) -> String {
         let message = timed_out.message.to_string();
         let left = batch.messages.len() - listed;
         let more = format!(" +{left} more");
-        // The words behind the message may say that others follow.
+        // The words behind the message may tell that others follow.
         let after = if left > 1 { format!(" +{} more", left - 1).len() } else { 0 };
         if line.len() + list.len() + 1 + message.len() + after > COLUMNS {
             list.push_str(&more);

@@ -1,16 +1,12 @@
 use std::time::Duration;
 
-use bytes::BytesMut;
-
-use super::super::ids::Ids;
-use super::super::shared::Errors;
-use super::super::shared::Live;
+use super::super::BenchOptions;
 use super::*;
 use crate::core::message::AddNewMsgAnswer;
-use crate::core::message::{AddOutcome, DelOutcome, Message};
+use crate::core::message::{AddOutcome, DelOutcome};
 use crate::core::tick::Tick;
+use crate::protocol::Decoded;
 use crate::protocol::frame::{Body, Frame};
-use crate::protocol::{Codec, Decoded};
 
 /// A server in memory that answers everything rightly, in the order asked.
 #[derive(Default)]
@@ -87,32 +83,32 @@ impl Server {
     }
 }
 
-fn plan(op: Op, acked: f64, ids_per_frame: u64) -> Arc<Plan> {
-    Arc::new(plan_of(op, acked, ids_per_frame))
+fn shared(op: Op, acked: f64, ids_per_frame: u64) -> Arc<Shared> {
+    shared_of(BenchOptions { op, acked, ..options(ids_per_frame) })
 }
 
-fn plan_of(op: Op, acked: f64, ids_per_frame: u64) -> Plan {
-    Plan {
-        op,
-        ids: Ids::new(7, acked, false, 2),
-        pipeline: 16,
-        ids_per_frame,
-        order: Order::InTurn,
-        ack_timeout_ticks: 0,
-        ping_length: 16,
-        errors: Errors::default(),
-        live: Live::default(),
-    }
+fn options(ids_per_frame: u64) -> BenchOptions {
+    let ids_per_frame = usize::try_from(ids_per_frame).unwrap();
+    BenchOptions { connections: 2, pipeline: Some(16), ids_per_frame, ..BenchOptions::default() }
 }
 
-fn traffic(plan: &Arc<Plan>, window: u64) -> Traffic {
-    Traffic::new(Arc::clone(plan), 1, window, Arc::default())
+fn shared_of(options: BenchOptions) -> Arc<Shared> {
+    Arc::new(Shared::new(options, 7))
 }
 
-/// Asks and answers until the goal is reached, a microsecond a round; returns when that was.
-fn set_goal(traffic: &mut Traffic, server: &mut Server, goal: Goal, from: u64) -> u64 {
-    traffic.set_goal(goal, None);
-    let (mut now, mut out) = (from, Vec::new());
+fn traffic(shared: &Arc<Shared>, window: u64) -> Traffic {
+    Traffic::new(Arc::clone(shared), 1, window)
+}
+
+/// Steady traffic that ends then.
+fn measure(until: u64) -> Phase {
+    Phase::Measure { from: 0, until }
+}
+
+/// Asks and answers until the phase is done, a microsecond a round; returns when that was.
+fn work(traffic: &mut Traffic, server: &mut Server, phase: Phase, from: u64) -> u64 {
+    traffic.start(phase, None);
+    let (mut now, mut out) = (from, BytesMut::new());
     while !traffic.is_done(now) {
         traffic.requests(now, &mut out);
         let answers = server.answer(&std::mem::take(&mut out));
@@ -125,21 +121,21 @@ fn set_goal(traffic: &mut Traffic, server: &mut Server, goal: Goal, from: u64) -
 #[test]
 fn the_wheel_is_filled_kept_full_and_left_empty() {
     for (ids_per_frame, window) in [(1, 1), (1, 100), (7, 100), (50, 50)] {
-        let plan = plan(Op::Wheel, 1.0, ids_per_frame);
-        let (mut traffic, mut server) = (traffic(&plan, window), Server::default());
-        let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
+        let shared = shared(Op::Wheel, 1.0, ids_per_frame);
+        let (mut traffic, mut server) = (traffic(&shared, window), Server::default());
+        let filled = work(&mut traffic, &mut server, Phase::Fill, 0);
         assert_eq!((server.in_flight.len() as u64, traffic.counters().frames), (window, 0));
         let until = filled + 50_000;
-        let end = set_goal(&mut traffic, &mut server, Goal::Steady { until }, filled);
+        let end = work(&mut traffic, &mut server, measure(until), filled);
         assert!(server.most_in_flight as u64 <= window + ids_per_frame, "{ids_per_frame} {window}");
         let counters = traffic.counters();
         // Fifty rounds of sixteen frames; answers that came at the very end are not measured.
         assert_eq!(counters.frames, 49 * 16);
         assert_eq!((counters.added, counters.acked), (49 * 8 * ids_per_frame, 49 * 8 * ids_per_frame));
-        set_goal(&mut traffic, &mut server, Goal::Clean, end);
+        work(&mut traffic, &mut server, Phase::Clean, end);
         assert!(server.in_flight.is_empty());
-        assert_eq!(plan.errors.first().0, 0, "{:?}", plan.errors);
-        let recorder = traffic.recorder.lock();
+        assert_eq!(shared.errors.first().0, 0, "{:?}", shared.errors);
+        let recorder = shared.recorder(1).lock();
         assert_eq!((recorder.adds.len(), recorder.dels.len()), (49 * 8, 49 * 8));
         assert_eq!(recorder.adds.value_at_quantile(0.99).abs_diff(1_000), 0);
     }
@@ -150,11 +146,11 @@ fn adds_and_dels_come_in_turn_or_as_drawn() {
     for (order, ids_per_frame, most_ahead) in
         [(Order::InTurn, 1, 1), (Order::Mixed, 1, 8), (Order::Mixed, 3, 6), (Order::Mixed, 9, 9)]
     {
-        let plan = Arc::new(Plan { order, ..plan_of(Op::Wheel, 1.0, ids_per_frame) });
-        let (mut traffic, mut server) = (traffic(&plan, 100), Server::default());
-        let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
+        let shared = shared_of(BenchOptions { order, ..options(ids_per_frame) });
+        let (mut traffic, mut server) = (traffic(&shared, 100), Server::default());
+        let filled = work(&mut traffic, &mut server, Phase::Fill, 0);
         server.asked.clear();
-        set_goal(&mut traffic, &mut server, Goal::Steady { until: filled + 1_000_000 }, filled);
+        work(&mut traffic, &mut server, measure(filled + 1_000_000), filled);
         assert_eq!(server.most_in_flight as u64, 100 + most_ahead, "{order:?} {ids_per_frame}");
         let kinds = server.asked.iter().map(|(kind, _)| *kind);
         let (frames, repeats) =
@@ -162,77 +158,80 @@ fn adds_and_dels_come_in_turn_or_as_drawn() {
         // Where there is room, about every second frame is of the kind of the last one.
         let drawn = order == Order::Mixed && 2 * ids_per_frame <= most_ahead;
         assert!(if drawn { repeats > frames / 5 } else { repeats == 0 }, "{repeats} of {frames}");
-        assert_eq!(plan.errors.first().0, 0, "{:?}", plan.errors);
+        assert_eq!(shared.errors.first().0, 0, "{:?}", shared.errors);
     }
 }
 
 #[test]
 fn what_is_due_is_deleted_even_if_no_add_is_due_with_it() {
-    let plan = Arc::new(Plan { order: Order::Mixed, ..plan_of(Op::Wheel, 1.0, 1) });
-    let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
-    let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
+    let shared = shared_of(BenchOptions { order: Order::Mixed, ..options(1) });
+    let (mut traffic, mut server) = (traffic(&shared, 10), Server::default());
+    let filled = work(&mut traffic, &mut server, Phase::Fill, 0);
     server.asked.clear();
     let (schedule, until) =
         (Schedule::new(filled, 1_000.0, Duration::from_millis(4), 0, 1), filled + 1_000_000_000);
-    traffic.set_goal(Goal::Steady { until }, Some(schedule));
-    let mut out = Vec::new();
+    traffic.start(measure(until), Some(schedule));
+    let mut out = BytesMut::new();
     // Four pairs are due, and no others for 4 ms.
     traffic.requests(filled + 1_000, &mut out);
-    assert_eq!(traffic.answers(&server.answer(&out), filled + 2_000, &mut Vec::new()), Ok(4 * (29 + 17)));
+    assert_eq!(traffic.answers(&server.answer(&out), filled + 2_000, &mut BytesMut::new()), Ok(4 * (29 + 17)));
     assert_eq!((server.asked.len(), server.in_flight.len()), (8, 10));
 }
 
 #[test]
 fn what_is_not_to_be_acknowledged_is_left_and_counted() {
     for (acked, ids_per_frame) in [(0.0, 1), (0.3, 1), (0.9, 10), (0.5, 100)] {
-        let plan = plan(Op::Wheel, acked, ids_per_frame);
-        let (mut traffic, mut server) = (traffic(&plan, 200), Server::default());
-        let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
-        let end = set_goal(&mut traffic, &mut server, Goal::Steady { until: filled + 20_000 }, filled);
-        set_goal(&mut traffic, &mut server, Goal::Clean, end);
+        let shared = shared(Op::Wheel, acked, ids_per_frame);
+        let (mut traffic, mut server) = (traffic(&shared, 200), Server::default());
+        let filled = work(&mut traffic, &mut server, Phase::Fill, 0);
+        let end = work(&mut traffic, &mut server, measure(filled + 20_000), filled);
+        work(&mut traffic, &mut server, Phase::Clean, end);
         let counters = traffic.counters();
         assert_eq!(server.in_flight.len() as u64, counters.left_to_time_out);
-        let left = (0..counters.numbers).filter(|number| !plan.ids.is_acked(1, *number));
-        assert!(left.map(|number| plan.ids.message(1, number).msg_id.0).eq(traffic_order(&server, &plan)));
+        let left = (0..counters.numbers).filter(|number| !shared.ids.is_acked(1, *number));
+        assert!(left.map(|number| shared.ids.message(1, number).msg_id.0).eq(traffic_order(&server, &shared)));
         assert!(server.asked.iter().all(|(_, ids)| !ids.is_empty() && ids.len() as u64 <= ids_per_frame));
-        assert_eq!(counters.tick_times.last_at_or_before(115).is_some(), counters.left_to_time_out > 0);
-        assert_eq!(plan.errors.first().0, 0, "{:?}", plan.errors);
+        assert_eq!(
+            shared.recorder(1).lock().tick_times.last_at_or_before(115).is_some(),
+            counters.left_to_time_out > 0
+        );
+        assert_eq!(shared.errors.first().0, 0, "{:?}", shared.errors);
     }
 }
 
 /// The messages in flight, in the order in which they were added.
-fn traffic_order<'a>(server: &'a Server, plan: &'a Plan) -> impl Iterator<Item = u64> + 'a {
+fn traffic_order<'a>(server: &'a Server, shared: &'a Shared) -> impl Iterator<Item = u64> + 'a {
     let mut numbers: Vec<u64> = server
         .in_flight
         .iter()
-        .map(|id| plan.ids.origin(Message::new(*id, 0)).expect("it is of this load").number)
+        .map(|id| shared.ids.origin(Message::new(*id, 0)).expect("it is of this load").1)
         .collect();
     numbers.sort_unstable();
-    numbers.into_iter().map(|number| plan.ids.message(1, number).msg_id.0)
+    numbers.into_iter().map(|number| shared.ids.message(1, number).msg_id.0)
 }
 
 #[test]
 fn pings_are_all_that_a_load_of_pings_asks() {
-    let plan = plan(Op::Ping, 1.0, 1);
-    let (mut traffic, mut server) = (traffic(&plan, 100), Server::default());
-    set_goal(&mut traffic, &mut server, Goal::Steady { until: 10_000 }, 0);
+    let shared = shared(Op::Ping, 1.0, 1);
+    let (mut traffic, mut server) = (traffic(&shared, 100), Server::default());
+    work(&mut traffic, &mut server, measure(10_000), 0);
     assert!(server.asked.iter().all(|(kind, _)| *kind == FrameKind::Ping));
-    assert_eq!((traffic.counters().frames, server.asked.len(), plan.errors.first().0), (9 * 16, 10 * 16, 0));
+    assert_eq!((traffic.counters().frames, server.asked.len(), shared.errors.first().0), (9 * 16, 10 * 16, 0));
 }
 
 #[test]
 fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
-    let plan = plan(Op::Wheel, 1.0, 1);
-    let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
-    let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
+    let shared = shared(Op::Wheel, 1.0, 1);
+    let (mut traffic, mut server) = (traffic(&shared, 10), Server::default());
+    let filled = work(&mut traffic, &mut server, Phase::Fill, 0);
     // A pair every 5 ms, so that five are due at 20 ms; none was made since the server took so long.
     let schedule = Schedule::new(filled, 200.0, Duration::from_millis(4), 0, 1);
-    traffic.set_goal(Goal::Steady { until: filled + 1_000 * MS }, Some(schedule));
-    let mut out = Vec::new();
+    traffic.start(measure(filled + 1_000 * MS), Some(schedule));
+    let mut out = BytesMut::new();
     traffic.requests(filled + 20_000_000, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
     assert_eq!(traffic.answers(&answers, filled + 30_000_000, &mut out), Ok(answers.len()));
-    let recorder = traffic.recorder.lock();
+    let recorder = shared.recorder(1).lock();
     for histogram in [&recorder.adds, &recorder.dels] {
         let latencies: Vec<u64> = histogram.iter_recorded().map(|value| value.value_iterated_to()).collect();
         let expected = [10_000_000_u64, 15_000_000, 20_000_000, 25_000_000, 30_000_000];
@@ -246,12 +245,12 @@ fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
 
 #[test]
 fn at_a_fixed_rate_a_server_that_stands_still_at_the_end_hides_nothing() {
-    let plan = Arc::new(Plan { pipeline: 4, ..plan_of(Op::Wheel, 1.0, 1) });
-    let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
-    let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
+    let shared = shared_of(BenchOptions { pipeline: Some(4), ..options(1) });
+    let (mut traffic, mut server) = (traffic(&shared, 10), Server::default());
+    let filled = work(&mut traffic, &mut server, Phase::Fill, 0);
     // A pair every 100 ms for a second. Two are asked, and then nothing is answered for 3 s.
-    let (until, mut out) = (filled + 1_000 * MS, Vec::new());
-    traffic.set_goal(Goal::Steady { until }, Some(Schedule::new(filled, 10.0, Duration::from_millis(4), 0, 1)));
+    let (until, mut out) = (filled + 1_000 * MS, BytesMut::new());
+    traffic.start(measure(until), Some(Schedule::new(filled, 10.0, Duration::from_millis(4), 0, 1)));
     for now in [0, 100, 200, 900, 1_100, 1_900] {
         traffic.requests(filled + now * MS, &mut out);
     }
@@ -262,7 +261,7 @@ fn at_a_fixed_rate_a_server_that_stands_still_at_the_end_hides_nothing() {
     traffic.requests(now, &mut out);
     assert!(out.is_empty() && traffic.is_done(now), "a second after the end no more is made");
     traffic.count_missed(now);
-    let (counters, recorder) = (traffic.counters(), traffic.recorder.lock());
+    let (counters, recorder) = (traffic.counters(), shared.recorder(1).lock());
     assert_eq!((counters.added, counters.acked, counters.frames, counters.not_made), (0, 0, 0, 8), "none in time");
     for histogram in [&recorder.adds, &recorder.dels] {
         assert_eq!(histogram.len(), 10);
@@ -272,10 +271,10 @@ fn at_a_fixed_rate_a_server_that_stands_still_at_the_end_hides_nothing() {
 
 #[test]
 fn what_was_due_before_the_end_is_made_after_it_and_nothing_else() {
-    let plan = plan(Op::Ping, 1.0, 1);
-    let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
-    let (until, mut out) = (1_000 * MS, Vec::new());
-    traffic.set_goal(Goal::Steady { until }, Some(Schedule::new(0, 10.0, Duration::from_millis(4), 0, 1)));
+    let shared = shared(Op::Ping, 1.0, 1);
+    let (mut traffic, mut server) = (traffic(&shared, 10), Server::default());
+    let (until, mut out) = (1_000 * MS, BytesMut::new());
+    traffic.start(measure(until), Some(Schedule::new(0, 10.0, Duration::from_millis(4), 0, 1)));
     assert!(!traffic.is_done(until), "ten Pings were due");
     traffic.requests(until + 1, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
@@ -283,31 +282,31 @@ fn what_was_due_before_the_end_is_made_after_it_and_nothing_else() {
     traffic.requests(until + 500 * MS, &mut out);
     assert!(traffic.is_done(until + 500 * MS));
     traffic.count_missed(until + 500 * MS);
-    let (counters, recorder) = (traffic.counters(), traffic.recorder.lock());
+    let (counters, recorder) = (traffic.counters(), shared.recorder(1).lock());
     assert_eq!((server.asked.len(), counters.not_made, counters.frames), (10, 0, 0));
     assert_eq!((recorder.adds.len(), recorder.dels.len()), (10, 0));
 }
 
 #[test]
 fn the_tick_is_seen_when_a_request_is_made_and_not_when_it_was_due() {
-    let plan = plan(Op::Wheel, 0.0, 1);
-    let (mut traffic, mut server) = (traffic(&plan, 10), Server::default());
-    let filled = set_goal(&mut traffic, &mut server, Goal::Fill, 0);
+    let shared = shared(Op::Wheel, 0.0, 1);
+    let (mut traffic, mut server) = (traffic(&shared, 10), Server::default());
+    let filled = work(&mut traffic, &mut server, Phase::Fill, 0);
     let schedule = Schedule::new(filled, 200.0, Duration::from_millis(4), 0, 1);
-    traffic.set_goal(Goal::Steady { until: filled + 1_000 * MS }, Some(schedule));
-    let (mut out, made_at) = (Vec::new(), filled + 22_000_000);
+    traffic.start(measure(filled + 1_000 * MS), Some(schedule));
+    let (mut out, made_at) = (BytesMut::new(), filled + 22_000_000);
     traffic.requests(made_at, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
     assert_eq!(traffic.answers(&answers, made_at + 1_000_000, &mut out), Ok(answers.len()));
-    assert_eq!(traffic.counters().tick_times.last_at_or_before(115), Some(made_at), "due 2 ms before");
+    assert_eq!(shared.recorder(1).lock().tick_times.last_at_or_before(115), Some(made_at), "due 2 ms before");
 }
 
 #[test]
 fn answers_in_another_order_and_in_pieces_are_taken() {
-    let plan = plan(Op::Wheel, 1.0, 1);
-    let (mut traffic, mut server) = (traffic(&plan, 16), Server::default());
-    traffic.set_goal(Goal::Fill, None);
-    let mut out = Vec::new();
+    let shared = shared(Op::Wheel, 1.0, 1);
+    let (mut traffic, mut server) = (traffic(&shared, 16), Server::default());
+    traffic.start(Phase::Fill, None);
+    let mut out = BytesMut::new();
     traffic.requests(0, &mut out);
     let mut answers: Vec<Vec<u8>> =
         frames(&out).into_iter().map(|frame| bytes(&server.answer_one(frame))).collect();
@@ -319,20 +318,20 @@ fn answers_in_another_order_and_in_pieces_are_taken() {
     let rest = answers[10..].concat();
     assert_eq!(traffic.answers(&rest, 5, &mut out), Ok(rest.len()));
     assert!(!traffic.is_waiting() && traffic.is_done(5));
-    assert_eq!((plan.errors.first().0, traffic.counters().numbers), (0, 16));
+    assert_eq!((shared.errors.first().0, traffic.counters().numbers), (0, 16));
 }
 
 #[test]
 fn what_the_server_says_unasked_is_answered_or_ends_the_connection() {
-    let plan = plan(Op::Wheel, 1.0, 1);
-    let mut traffic = traffic(&plan, 16);
-    let mut out = Vec::new();
+    let shared = shared(Op::Wheel, 1.0, 1);
+    let mut traffic = traffic(&shared, 16);
+    let mut out = BytesMut::new();
     let ping = bytes(&Frame::new(0, Body::Ping(vec![1, 2, 3])));
     assert_eq!(traffic.answers(&ping, 0, &mut out), Ok(ping.len()));
     assert_eq!(frames(&out), [Frame::new(0, Body::Pong(vec![1, 2, 3]))]);
     let answer = bytes(&Frame::new(99, Body::Pong(Vec::new())));
     assert_eq!(traffic.answers(&answer, 0, &mut out), Ok(answer.len()));
-    assert_eq!(plan.errors.first(), (1, vec!["the server sent a pong that nobody asked for".to_owned()]));
+    assert_eq!(shared.errors.first(), (1, vec!["the server sent a pong that nobody asked for".to_owned()]));
     let text = "too slow".to_owned();
     let error = crate::protocol::frame::Error {
         code: 1,

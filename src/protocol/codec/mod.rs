@@ -22,8 +22,11 @@ mod single_message;
 #[cfg(test)]
 mod tests;
 
+use std::io;
+
 use bytes::{Buf, BytesMut};
 pub use requests::EchoedPings;
+use tokio_util::codec::{Decoder, Encoder};
 
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
 use crate::core::message::DelOutcome;
@@ -223,5 +226,25 @@ fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
 impl Default for Codec {
     fn default() -> Codec {
         Codec::new(DEFAULT_MAX_FRAME_LENGTH)
+    }
+}
+
+/// Decoding for a `Framed` of tokio-util.
+impl Decoder for Codec {
+    type Item = Decoded;
+    type Error = io::Error;
+
+    fn decode(&mut self, received: &mut BytesMut) -> io::Result<Option<Decoded>> {
+        Codec::decode(self, received).map_err(io::Error::other)
+    }
+}
+
+/// Encoding for a `Framed` of tokio-util.
+impl Encoder<&Frame> for Codec {
+    type Error = io::Error;
+
+    fn encode(&mut self, frame: &Frame, out: &mut BytesMut) -> io::Result<()> {
+        self.encode_frame(frame, out);
+        Ok(())
     }
 }

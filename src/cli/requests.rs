@@ -1,13 +1,17 @@
-//! `add` and `del`: a line a message.
+//! The verbs that send one request: `add`, `del`, `ping`, `group delete`.
 
 use std::io::{BufWriter, Write, stdout};
+use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use super::Failure;
 use super::connect::Connect;
+use super::text::plain;
 use crate::client::AddOptions;
+use crate::core::group::GroupName;
 use crate::core::message::{AddOutcome, Message};
+use crate::protocol::frame::Welcome;
 
 /// Take messages into flight: before they are pushed
 #[derive(Args, Debug)]
@@ -36,6 +40,28 @@ pub(super) struct Del {
     withdraw: bool,
     #[command(flatten)]
     connect: Connect,
+}
+
+/// Ask a sidecar for a sign of life, as a logic node does: over its address, with TLS and token
+///
+/// No message is added. Exit code 0 says that logic nodes which reach the sidecar from here, with the same certificates
+/// and token, are let in. Whether its store answers is another question, for /readyz of its admin address.
+#[derive(Args, Debug)]
+pub(super) struct Ping {
+    #[command(flatten)]
+    connect: Connect,
+}
+
+/// Manage groups of subscribers
+#[derive(Debug, Subcommand)]
+pub(super) enum Group {
+    /// Delete a group without subscribers, and what it has not acknowledged
+    Delete {
+        /// Its name
+        name: GroupName,
+        #[command(flatten)]
+        connect: Connect,
+    },
 }
 
 impl Add {
@@ -70,4 +96,28 @@ fn print_lines(lines: impl Iterator<Item = String>) -> Result<(), Failure> {
         writeln!(out, "{line}")?;
     }
     Ok(out.flush()?)
+}
+
+impl Ping {
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        let client = self.connect.client().await?;
+        let took = client.ping(b"ackwheel ping").await?;
+        let Welcome { server_name, store, slots, tick_ms, .. } = client.welcome();
+        let tick = humantime::format_duration(Duration::from_millis(u64::from(tick_ms)));
+        // The words of any server there must not control the terminal.
+        let [server_name, store] = [server_name, store].map(|word| word.chars().map(plain).collect::<String>());
+        let (address, ms) = (&self.connect.addr, took.as_secs_f64() * 1_000.0);
+        Ok(writeln!(
+            stdout(),
+            "{address} answered in {ms:.2} ms: {server_name}, {store} store, {slots} slots of {tick}"
+        )?)
+    }
+}
+
+impl Group {
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        let Group::Delete { name, connect } = self;
+        connect.client().await?.group_delete(name.as_str()).await?;
+        Ok(writeln!(stdout(), "{name} deleted")?)
+    }
 }
