@@ -22,7 +22,7 @@ pub use status::{LIVENESS, RECENT_TICKS, TickerHandle};
 use self::precise_timer::PreciseTimer;
 use self::read_barrier::ReadBarrier;
 use self::reports::Reports;
-use self::status::{DrainReply, TickerStatus};
+use self::status::DrainReply;
 use crate::clock::Clock;
 use crate::core::refusal::Refusal;
 use crate::core::ring::DrainOutcome;
@@ -36,7 +36,7 @@ pub struct Ticker {
     parts: RingParts,
     clock: Arc<Clock>,
     read_barrier: Arc<ReadBarrier>,
-    status: Arc<TickerStatus>,
+    handle: TickerHandle,
     reports: Reports,
     /// Notified when the lease may be free.
     vacancy: Arc<Notify>,
@@ -93,8 +93,7 @@ impl Ticker {
     ) -> (Ticker, TickerHandle) {
         let now = clock.now();
         let (sender, drains) = mpsc::unbounded_channel();
-        let status = Arc::new(TickerStatus::new(now));
-        let handle = TickerHandle { drains: sender, status: Arc::clone(&status) };
+        let handle = TickerHandle::new(sender, now);
         let vacancy = Arc::new(Notify::new());
         let notified = Arc::clone(&vacancy);
         parts.lease.on_lease_free(Box::new(move || notified.notify_one()));
@@ -103,7 +102,7 @@ impl Ticker {
             parts: parts.clone(),
             clock,
             read_barrier,
-            status,
+            handle: handle.clone(),
             reports: Reports::new(metrics),
             vacancy,
             role: Role::Unknown,
@@ -182,7 +181,7 @@ impl Ticker {
     }
 
     fn beat(&self) {
-        self.status.record_heartbeat(self.clock.now());
+        self.handle.record_heartbeat(self.clock.now());
         self.reports.stall(self.clock.beat());
     }
 

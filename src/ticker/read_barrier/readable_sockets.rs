@@ -7,6 +7,7 @@ pub(super) use unsupported::ReadableSockets;
 
 #[cfg(target_os = "linux")]
 mod epoll {
+    use std::collections::HashSet;
     use std::os::fd::{BorrowedFd, OwnedFd};
 
     use rustix::buffer::spare_capacity;
@@ -36,7 +37,7 @@ mod epoll {
 
         /// The numbers of the sockets in which bytes, or the end of the stream, wait at this moment. Sockets that no
         /// member reads any more, but that are not closed yet, may be among them. `None` if the kernel does not tell.
-        pub(crate) fn waiting(&self) -> Option<Vec<u64>> {
+        pub(crate) fn waiting(&self) -> Option<HashSet<u64>> {
             let epoll = self.0.as_ref()?;
             let mut events = Vec::with_capacity(ROOM);
             loop {
@@ -60,6 +61,7 @@ mod epoll {
 
 #[cfg(not(target_os = "linux"))]
 mod unsupported {
+    use std::collections::HashSet;
     use std::os::fd::BorrowedFd;
 
     #[derive(Debug)]
@@ -75,7 +77,7 @@ mod unsupported {
             false
         }
 
-        pub(crate) fn waiting(&self) -> Option<Vec<u64>> {
+        pub(crate) fn waiting(&self) -> Option<HashSet<u64>> {
             None
         }
     }
@@ -94,7 +96,7 @@ mod tests {
     fn a_socket_is_reported_until_it_is_read_or_closed() {
         let sockets = ReadableSockets::new();
         let waiting = || {
-            let mut numbers = sockets.waiting().expect("Linux tells");
+            let mut numbers: Vec<u64> = sockets.waiting().expect("Linux tells").into_iter().collect();
             numbers.sort_unstable();
             numbers
         };
