@@ -65,7 +65,7 @@ thread_local! {
 pub(super) struct BufferedStream {
     stream: Stream,
     unprocessed_input: UnprocessedInput,
-    codec: Codec,
+    pub(super) codec: Codec,
     input: BytesMut,
     /// The greatest length that the input had. Its capacity does not show that: it shrinks with what is decoded.
     input_grown: usize,
@@ -74,7 +74,8 @@ pub(super) struct BufferedStream {
     /// Whether the stream holds back bytes that were written to it, as TLS can.
     is_unflushed: bool,
     has_ended: bool,
-    write_failed: bool,
+    /// Whether the peer takes no more bytes. Its requests from before still count.
+    pub(super) write_failed: bool,
 }
 
 impl BufferedStream {
@@ -96,16 +97,6 @@ impl BufferedStream {
             has_ended: false,
             write_failed: false,
         }
-    }
-
-    /// Accepts frames of at most this length from the next frame on.
-    pub(super) fn set_max_frame_length(&mut self, max_length: u32) {
-        self.codec = Codec::new(max_length);
-    }
-
-    /// Whether the peer takes no more bytes. Its requests from before still count.
-    pub(super) fn write_failed(&self) -> bool {
-        self.write_failed
     }
 
     /// Queues bytes, unless the peer takes no more.

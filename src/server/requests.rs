@@ -208,7 +208,7 @@ impl Session {
     async fn read_socket(&mut self) -> usize {
         let all = self.stream.most_unread();
         let mut most = all;
-        while self.is_listening() && most > 0 && self.pending.has_room_for_messages(|| self.shared.store.is_up()) {
+        while self.is_listening() && most > 0 && self.pending.has_room(usize::MAX, || self.shared.store.is_up()) {
             let Some(event) = self.stream.read_waiting().await.transpose() else { break };
             if let Ok(IoEvent::Read(count)) = event {
                 most = most.saturating_sub(count);

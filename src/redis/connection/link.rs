@@ -151,7 +151,7 @@ impl Link {
 
     /// Counts a loss of data in Redis.
     pub(crate) fn count_loss(&self) {
-        self.shared.options.metrics.count_redis_error("lost");
+        self.shared.options.metrics.redis_errors.of("lost").inc();
     }
 
     /// Whether it has a session.
@@ -240,7 +240,11 @@ impl Link {
         let answered = self.exchange(session, call).await;
         // A call that timed out took at least as long.
         if answered.as_ref().err().is_none_or(|fault| fault.kind == FaultKind::Timeout) {
-            options.metrics.round_trip(script.name).record(options.clock.now().saturating_duration_since(begun));
+            options
+                .metrics
+                .redis_round_trips
+                .of(script.name)
+                .record(options.clock.now().saturating_duration_since(begun));
         }
         let value = answered.map_err(|fault| self.report(session, fault))?;
         timeouts.store(0, Ordering::Relaxed);
@@ -267,7 +271,7 @@ impl Link {
     /// Counts a fault, and ends the session if the fault makes it useless.
     fn report(&self, session: &Session, fault: Fault) -> Fault {
         let shared = &self.shared;
-        shared.options.metrics.count_redis_error(fault.kind.as_str());
+        shared.options.metrics.redis_errors.of(fault.kind.as_str()).inc();
         let many_timeouts = fault.kind == FaultKind::Timeout
             && shared.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS;
         if many_timeouts || fault.kind.ends_the_connection() {

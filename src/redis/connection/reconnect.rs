@@ -105,7 +105,7 @@ impl Sessions {
             let cause = error.to_string();
             let with_remedy = match &error {
                 OpenError::Fault(fault) => {
-                    self.shared.options.metrics.count_redis_error(fault.kind.as_str());
+                    self.shared.options.metrics.redis_errors.of(fault.kind.as_str()).inc();
                     fault.with_remedy()
                 }
                 OpenError::OtherSettings { .. } => cause.clone(),
@@ -165,7 +165,7 @@ impl Sessions {
         let registration = registration(options, self.opened, (answered, held));
         let begun = clock.now();
         let registered = peer.exchange(answer(&mut connection, &registration)).await;
-        metrics.round_trip(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
+        metrics.redis_round_trips.of(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
         let mut answer = Answer::new(&SCRIPTS.open, registered?)?;
         match answer.text()?.as_str() {
             "open" => {}
