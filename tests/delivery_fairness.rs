@@ -24,7 +24,7 @@ fn delivery(batches: u64) -> (Arc<Delivery>, Arc<MemoryOutbox>, Arc<Metrics>) {
         let message = TimedOut { message: Message::from(tick), attempt: 1 };
         outbox.publish(Arc::new(TimeoutBatch { id, counts, last: true, messages: vec![message] }), Instant::now());
     }
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(Metrics::default());
     let redeliver_after = Duration::from_secs(3_600);
     let delivery =
         Delivery::new(Arc::clone(&outbox) as _, Arc::new(Clock::start()), Arc::clone(&metrics), redeliver_after);

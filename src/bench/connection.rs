@@ -170,10 +170,6 @@ impl Connection {
             return Poll::Ready(Ok(()));
         }
         if self.period > 0 && self.timer.poll(context).is_ready() {
-            if !self.timer.repeats() {
-                let now = self.stopwatch.now();
-                self.timer.set(self.stopwatch.moment(now), self.stopwatch.moment(now + self.period));
-            }
             return Poll::Ready(Ok(()));
         }
         ready!(self.patience.as_mut().poll(context));

@@ -1,4 +1,4 @@
-//! The groups with subscribers on this sidecar. The task of a group takes batches and delivers them to its subscribers.
+//! Runs a task for each group with subscribers on this sidecar, which takes batches and delivers them.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -64,9 +64,9 @@ impl Delivery {
         }
         opened
     }
-    /// Locks a group for opening and joining it, and for leaving or deleting it once it is found empty. These steps must
-    /// not interleave for the same group. They may take several round trips to the store, for which other groups do not
-    /// wait.
+    /// Locks a group for opening and joining it, and for leaving or deleting it once it is found empty. These steps
+    /// must not interleave for the same group. They may take several round trips to the store, for which other groups
+    /// do not wait.
     #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash are as good as others")]
     pub(super) async fn lock(&self, group: &GroupName) -> MutexGuard<'_, ()> {
         self.locks[self.random.hash_one(group) as usize % LOCKS].lock().await

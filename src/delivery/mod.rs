@@ -79,8 +79,8 @@ impl Delivery {
         delivery
     }
 
-    /// Joins a group, or a new ephemeral group without a name of its own. If the group does not exist, it is created with
-    /// these options. `credit` is the most messages in unacknowledged batches, exceeded by at most one batch.
+    /// Joins a group, or a new ephemeral group without a name of its own. If the group does not exist, it is created
+    /// with these options. `credit` is the most messages in unacknowledged batches, exceeded by at most one batch.
     ///
     /// # Errors
     ///
@@ -272,7 +272,7 @@ impl Subscription {
 
     /// Settles batches for the group. Returns how many were not settled before.
     ///
-    /// The request takes its place when this is called, not when the answer is awaited.
+    /// The request is queued when this is called, not when the answer is awaited.
     ///
     /// # Errors
     ///
@@ -284,7 +284,7 @@ impl Subscription {
         async move { settled.await.unwrap_or_else(|_| Err(Refusal::new(Reason::StoreTimeout, ended))) }
     }
 
-    /// Gives a batch back. Returns whether this subscriber held it.
+    /// Returns a batch to the group (nack). The answer is whether this subscriber held it.
     pub fn nack(&self, batch: BatchId, delay: Duration) -> impl Future<Output = bool> + Send + use<> {
         let (answer, held) = oneshot::channel();
         let _ = self.commands.send(Command::Nack { member: self.member, batch, delay, answer });
@@ -334,7 +334,8 @@ mod tests {
             assert!(seats[1].outbox.open_group(&group, GroupOptions::default(), clock.now()).await.unwrap());
         }
         let outbox = Outboxes::of(&seats);
-        let delivery = Delivery::new(outbox, Arc::clone(&clock), Arc::new(Metrics::new()), Duration::from_secs(1));
+        let delivery =
+            Delivery::new(outbox, Arc::clone(&clock), Arc::new(Metrics::default()), Duration::from_secs(1));
         let options = GroupOptions { start: StartPosition::End, ephemeral: true };
         let refusal = delivery.subscribe(None, 1, options).await.err().unwrap();
         assert_eq!(refusal.reason, Reason::TooManyGroups);

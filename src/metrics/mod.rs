@@ -37,14 +37,9 @@ macro_rules! metrics {
             $(pub $field: $type,)+
         }
 
-        impl Metrics {
+        impl Default for Metrics {
             /// All metrics, with every fixed label value at 0.
-            ///
-            /// # Panics
-            ///
-            /// If a name is given twice.
-            #[must_use]
-            pub fn new() -> Metrics {
+            fn default() -> Metrics {
                 let register = Register { registry: Registry::new() };
                 let build_info = opts("build_info", "1, with the version as its label.");
                 let build_info = build_info.const_label("version", env!("CARGO_PKG_VERSION"));
@@ -76,13 +71,14 @@ metrics! {
     pointer_lag: Gauge = gauge_f64("pointer_lag_seconds", "How long the pointer is behind its time.");
     shifted_ticks: IntCounter = counter("shifted_ticks_total", "Ticks by which stalls shifted every deadline.");
     stalls: IntCounter = counter("stalls_total", "Times that the process stalled for 150 ms or more.");
-    expiry_behind_ticks: IntCounter = counter("expiry_behind_ticks_total", "Ticks that expired before expiry was done with earlier ticks.");
+    expiry_behind_ticks: IntCounter =
+        counter("expiry_behind_ticks_total", "Ticks that expired before expiry was done with earlier ticks.");
     leader: IntGauge = gauge("leader", "1 if this sidecar leads, else 0.");
     leader_epoch: IntGauge = gauge("leader_epoch", "The epoch under which this sidecar leads, else 0.");
     leader_changes: IntCounter = counter("leader_changes_total", "Times that this sidecar became the leader.");
     storm_ticks: IntCounter = counter("storm_ticks_total", "Ticks in which suspiciously many messages timed out.");
     batches_published: IntCounter = counter("batches_published_total", "Batches put into the outbox.");
-    batches_delivered: IntCounter = counter("batches_delivered_total", "Deliveries of batches, redeliveries included.");
+    batches_delivered: IntCounter = counter("batches_delivered_total", "Deliveries of batches, repeats included.");
     batches_acked: IntCounter = counter("batches_acked_total", "Batches settled by a BatchAck.");
     batches_nacked: IntCounter = counter("batches_nacked_total", "Batches returned by a BatchNack.");
     batches_redelivered: IntCounter = counter("batches_redelivered_total", "Redeliveries of batches.");
@@ -116,14 +112,15 @@ metrics! {
     redis_round_trips: Labelled<&'static str, Latencies> =
         latencies_by("redis_round_trip_seconds",
             "Time from sending a script to Redis to its answer, or until it was given up.", "script",
-            &["apply", "advance", "expire", "held", "forget", "mend", "reapply", "acks_applied", "acquire", "renew",
-                "release", "open", "status", "open_group", "delete_group", "leave_group", "take", "retake", "settle",
-                "give_back", "tend", "heartbeat", "announce", "inspect", "reap", "drop_link", "backlogs"]);
+            &["apply", "advance", "expire", "held", "forget", "mend", "reapply", "acks_applied",
+                "acquire", "renew", "release", "open", "status", "open_group", "delete_group", "leave_group",
+                "take", "retake", "settle", "give_back", "tend", "backlogs",
+                "heartbeat", "announce", "inspect", "reap", "drop_link"]);
     redis_errors: Labelled<&'static str, IntCounter> =
         counters("redis_errors_total", "Requests that Redis failed, by kind.", "kind",
-            &["timeout", "disconnected", "readonly", "unwritable", "open_slot", "loading", "busy", "oom", "noscript",
-                "stale", "lost", "forbidden", "other"], |kind| kind);
-    redis_reconnects: IntCounter = counter("redis_reconnects_total", "Times that a connection to Redis was made again.");
+            &["timeout", "disconnected", "readonly", "unwritable", "open_slot", "loading", "busy", "oom",
+                "noscript", "stale", "lost", "forbidden", "other"], |kind| kind);
+    redis_reconnects: IntCounter = counter("redis_reconnects_total", "Connections to Redis made again.");
     redis_lost: IntCounter = counter("redis_lost_total", "Times that Redis came back without the ring.");
     redis_lost_writes: IntCounter =
         counter("redis_lost_writes_total", "Scripts that Redis answered and then lost.");
@@ -164,8 +161,8 @@ impl Metrics {
         self.ack_latency.add(&batch.ack_latency);
     }
 
-    /// Sets the gauges of the rings that are led here. Other sidecars export the rings that they lead, so that sum() over
-    /// the sidecars is right.
+    /// Sets the gauges of the rings that are led here. Other sidecars export the rings that they lead, so that sum()
+    /// over the sidecars is right.
     pub fn set_rings(&self, led: &[RingStatus]) {
         let most = |value: fn(&RingStatus) -> u64| gauge_value(led.iter().map(value).max().unwrap_or_default());
         self.leader.set(i64::from(!led.is_empty()));
@@ -223,12 +220,6 @@ pub fn cpu_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-impl Default for Metrics {
-    fn default() -> Metrics {
-        Metrics::new()
-    }
-}
-
 /// The label of a group. Groups without a name of a user share one: each would be a series of its own, and gone soon.
 fn group_label(group: &GroupName) -> &str {
     if group.is_generated() { "(ephemeral)" } else { group.as_str() }
@@ -248,7 +239,7 @@ mod tests {
 
     #[test]
     fn fixed_labels_are_there_from_the_start() {
-        let text = Metrics::new().render();
+        let text = Metrics::default().render();
         for line in [
             "ackwheel_messages_acked_total{outcome=\"withdrawn\"} 0",
             "ackwheel_refusals_total{reason=\"silent\"} 0",
@@ -266,7 +257,7 @@ mod tests {
 
     #[test]
     fn no_series_is_there_twice() {
-        let text = Metrics::new().render();
+        let text = Metrics::default().render();
         let mut seen = BTreeSet::new();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let series = line.rsplit_once(' ').map_or(line, |(series, _)| series);
@@ -277,7 +268,7 @@ mod tests {
 
     #[test]
     fn each_script_has_a_histogram_of_its_own() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         metrics.redis_round_trips.of("take").record(Duration::from_micros(180));
         metrics.redis_errors.of("readonly").inc();
         let text = metrics.render();
@@ -293,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_histogram_is_cumulative_and_closed_by_infinity() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         let mut histogram = LatencyHistogram::default();
         histogram.record(Duration::from_millis(2), 3);
         histogram.record(Duration::from_secs(60), 1);
@@ -313,7 +304,7 @@ mod tests {
     #[test]
     fn cpu_time_is_exported_once_and_in_fractions_of_a_second() {
         let before = cpu_time().as_secs_f64();
-        let text = Metrics::new().render();
+        let text = Metrics::default().render();
         let exported: Vec<f64> =
             text.lines().filter_map(|line| line.strip_prefix(CPU_TIME)?.trim().parse().ok()).collect();
         let after = cpu_time().as_secs_f64();

@@ -66,7 +66,7 @@ impl DirectCalls {
             keys: Arc::clone(&keys),
             incarnation: crate::redis::random_name(),
             clock: Arc::clone(&clock),
-            metrics: Arc::new(Metrics::new()),
+            metrics: Arc::new(Metrics::default()),
         };
         let value = registration(&options, 0, (0, 0)).query(&mut connection)?;
         let generation = Answer::new(&SCRIPTS.open, value).and_then(|mut answer| {

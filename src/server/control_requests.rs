@@ -84,7 +84,7 @@ impl Session {
         }
     }
 
-    /// Refuses bytes that are no frame. Requests before them are answered first: their outcome is another.
+    /// Refuses bytes that are not a frame. Requests before them are answered first, since they may succeed.
     pub(super) fn refuse_broken_frame(&mut self, correlation: u32, refusal: Refusal) {
         if self.pending.is_waiting() {
             self.end();

@@ -72,8 +72,8 @@ pub struct Certificate(WatchedFiles<Pair>);
 struct Pair {
     chain: PathBuf,
     config: Arc<ServerConfig>,
-    /// When the server's own certificate is valid, if that can be read. Those of its authorities do not count: this server
-    /// cannot renew them, and one that ran out may be there for old clients alone.
+    /// When the server's own certificate is valid, if that can be read. Those of its authorities do not count: this
+    /// server cannot renew them, and one that ran out may be there for old clients alone.
     validity: Option<Validity>,
 }
 
@@ -93,7 +93,7 @@ impl Certificate {
         TlsAcceptor::from(Arc::clone(&self.0.current().value.config))
     }
 
-    /// When the certificate runs out, in seconds since 1970, if it says so.
+    /// When the certificate expires, in seconds since 1970, if it can be read.
     #[must_use]
     pub fn expiry(&self) -> Option<i64> {
         self.0.current().value.validity.as_ref().map(|validity| validity.not_after.timestamp())

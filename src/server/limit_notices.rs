@@ -1,6 +1,6 @@
 //! Logs that a limit is reached, for as long as requests are refused because of it.
 //!
-//! Refusals themselves are only counted: at a limit there are as many as there are requests. So the log follows the
+//! Single refusals are counted and not logged, since at a limit each request is refused. So the log follows the
 //! counters.
 
 use std::convert::Infallible;
@@ -18,14 +18,29 @@ use crate::metrics::Metrics;
 /// How often the counters are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The limits that an operator sets.
-const LIMITS: [Reason; 3] = [Reason::MaxInFlight, Reason::MaxHeldAcks, Reason::TooManyConnections];
+/// The limits that an operator sets, and what to log when they are reached.
+const LIMITS: [(Reason, &str); 3] = [
+    (
+        Reason::MaxInFlight,
+        "max-in-flight reached: rejecting adds, and nobody watches the messages in them; raise --max-in-flight, or \
+         find out why messages are not acknowledged",
+    ),
+    (
+        Reason::MaxHeldAcks,
+        "max-held-acks reached while Redis is unreachable: rejecting Acks, and their messages will time out; repair \
+         Redis, or raise --max-held-acks",
+    ),
+    (
+        Reason::TooManyConnections,
+        "max-connections reached: closing new connections; share connections, or raise --max-connections",
+    ),
+];
 
 /// Logs the limits that are reached, for as long as it is awaited.
 pub async fn report_reached_limits(metrics: Arc<Metrics>) {
-    join_all(LIMITS.map(|reason| {
+    join_all(LIMITS.map(|(reason, text)| {
         let counter = metrics.refusals.of(reason).clone();
-        report(move || counter.get(), move |refused| log(reason, refused))
+        report(move || counter.get(), move |refused| error!(refused, "{text}"))
     }))
     .await;
 }
@@ -41,25 +56,6 @@ async fn report(refusals: impl Fn() -> u64, mut log: impl FnMut(u64)) -> Infalli
             logged = refused;
             sleep(WINDOW - CHECK_INTERVAL).await;
         }
-    }
-}
-
-fn log(reason: Reason, refused: u64) {
-    match reason {
-        Reason::MaxInFlight => error!(
-            refused,
-            "max-in-flight reached: rejecting adds, and nobody watches the messages in them; raise --max-in-flight, or \
-             find out why messages are not acknowledged"
-        ),
-        Reason::MaxHeldAcks => error!(
-            refused,
-            "max-held-acks reached while Redis is unreachable: rejecting Acks, and their messages will time out; repair \
-             Redis, or raise --max-held-acks"
-        ),
-        _ => error!(
-            refused,
-            "max-connections reached: closing new connections; share connections, or raise --max-connections"
-        ),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Requests of one connection that wait for the store, and the limit on them.
 //!
-//! A connection with too many of them is not read from, so that no client asks faster than the store answers. While the
-//! store is unreachable Acks do not count, or no Ack would be read for as long. The store itself limits how many Acks it
-//! holds, over all connections, and refuses the rest at once, as it refuses adds.
+//! A connection with too many of them is not read from, so that no client asks faster than the store answers. Acks do
+//! not count while the store is unreachable: otherwise they would stay unread until it answers again. The store itself
+//! limits the Acks that it holds for all connections. It refuses the rest at once, as it refuses adds.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -161,10 +161,7 @@ mod tests {
             pending.push(Weight::Other(0), async { Completed::NotBegun });
         }
         assert!(!pending.has_room(MAX_REQUESTS, || true) && pending.has_room(usize::MAX, || true));
-        assert!(
-            !pending.has_room(MAX_REQUESTS, || false),
-            "what is no acknowledgement counts whether the store is there or not"
-        );
+        assert!(!pending.has_room(MAX_REQUESTS, || false), "adds count whether the store is reachable or not");
         for _ in MAX_REQUESTS..=MAX_MESSAGES {
             assert!(pending.has_room(usize::MAX, || true));
             pending.push(Weight::Other(0), async { Completed::NotBegun });
@@ -173,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_answered_elsewhere_counts_as_well() {
+    async fn requests_that_are_completed_outside_of_the_queue_count_too() {
         let mut pending = PendingRequests::default();
         pending.begin(Weight::Acks(3));
         pending.begin(Weight::Other(MAX_MESSAGES + 1));
@@ -185,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn acknowledgements_make_no_connection_deaf_while_the_store_is_away() {
+    async fn acks_do_not_count_while_the_store_is_unreachable() {
         let mut pending = PendingRequests::default();
         for _ in 0..MAX_REQUESTS {
             pending.push(Weight::Acks(MAX_MESSAGES), async { Completed::NotBegun });

@@ -188,9 +188,10 @@ impl Session {
         self.shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
     }
 
-    /// Reads all that waits in the socket, for the read barrier; bytes that the peer sends meanwhile can wait. After a stall
-    /// of this process the peer may have more to send than the socket holds. Then it is read for as long as it sends,
-    /// but no longer than the process counts as waking. (After the ticker has ended, every moment counts as waking.)
+    /// Reads all that waits in the socket, for the read barrier; bytes that the peer sends meanwhile can wait. After a
+    /// stall of this process the peer may have more to send than the socket holds. Then it is read for as long as it
+    /// sends, but no longer than the process counts as waking. (After the ticker has ended, every moment counts as
+    /// waking.)
     pub(super) async fn read_waiting(&mut self) {
         let clock = Arc::clone(&self.shared.clock);
         let (mut spent, mut last) = (Duration::ZERO, clock.now());

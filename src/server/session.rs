@@ -218,7 +218,7 @@ impl Session {
         self.stream.write(|codec, out| codec.encode_delivery(correlation, delivery, out));
     }
 
-    /// Must be called before anything is queued: from now on the peer has to take it.
+    /// Must be called before bytes are queued: from now on, the peer is expected to read them.
     pub(super) fn before_write(&mut self) {
         if self.stream.is_flushed() {
             self.keep_alive.sent(self.shared.clock.stall_aware_now());

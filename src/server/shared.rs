@@ -59,8 +59,8 @@ pub struct Shared {
 pub enum Listener {
     /// A TCP address.
     Tcp(TcpListener),
-    /// A Unix socket. Its file is removed before the listener closes: until then no other sidecar replaces the file, and
-    /// no other file has its inode.
+    /// A Unix socket. Its file is removed before the listener closes: until then no other sidecar replaces the file,
+    /// and no other file has its inode.
     Unix(SocketFile, UnixListener),
 }
 

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn content_counts_and_not_the_time_of_a_file_and_what_cannot_be_used_is_returned_once() {
+    async fn new_content_makes_a_new_value_and_each_error_is_returned_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "first").unwrap();

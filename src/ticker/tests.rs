@@ -85,7 +85,7 @@ impl Script {
     fn start_at(self: &Arc<Self>, read_barrier: Arc<ReadBarrier>) -> (TickerHandle, Arc<Metrics>) {
         let parts =
             RingParts { ring: Arc::clone(self) as _, outbox: Arc::clone(self) as _, lease: Arc::clone(self) as _ };
-        let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
+        let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::default()));
         let (ticker, handle) = Ticker::new(&parts, clock, read_barrier, Arc::clone(&metrics));
         tokio::spawn(ticker.run(PreciseTimer::from_runtime()));
         (handle, metrics)
