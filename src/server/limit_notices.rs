@@ -54,7 +54,7 @@ async fn report(refusals: impl Fn() -> u64, mut log: impl FnMut(u64)) -> Infalli
         if refused > logged {
             log(refused - logged);
             logged = refused;
-            sleep(WINDOW - CHECK_INTERVAL).await;
+            sleep(WINDOW.saturating_sub(CHECK_INTERVAL)).await;
         }
     }
 }

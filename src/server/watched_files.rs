@@ -58,8 +58,8 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         make: fn(&[FileContent]) -> io::Result<T>,
     ) -> io::Result<WatchedFiles<T>> {
         let files = paths.iter().map(|path| FileContent::read(path)).collect::<io::Result<Vec<_>>>()?;
-        let made = Made { value: make(&files)?, files };
-        Ok(WatchedFiles { make, current: RwLock::new(Arc::new(made)), error: Mutex::default() })
+        let current = Made { value: make(&files)?, files };
+        Ok(WatchedFiles { make, current: RwLock::new(Arc::new(current)), error: Mutex::default() })
     }
 
     /// The value, as it was made last. Never waits for a file.
@@ -101,8 +101,8 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         let is_known = mem::replace(&mut *self.error.lock(), error.clone()) == error;
         match read {
             Ok(None) => Ok(false),
-            Ok(Some(made)) => {
-                *self.current.write() = Arc::new(made);
+            Ok(Some(new)) => {
+                *self.current.write() = Arc::new(new);
                 Ok(true)
             }
             Err(_) if is_known => Ok(false),
@@ -189,6 +189,7 @@ fn invalid(why: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::slice::from_ref;
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -209,7 +210,7 @@ mod tests {
             fs::write(&path, text).unwrap();
             File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
         };
-        let watched = WatchedFiles::new(&[path.clone()], text).unwrap();
+        let watched = WatchedFiles::new(from_ref(&path), text).unwrap();
         assert!(!watched.check().await.unwrap());
         write("other");
         assert!(watched.check().await.unwrap());
@@ -218,7 +219,7 @@ mod tests {
         assert!(matches!(watched.check().await, Err(error) if error.to_string().contains("file: empty")));
         assert!(!watched.check().await.unwrap());
         fs::remove_file(&path).unwrap();
-        assert!(matches!(watched.check().await, Err(_)), "another reason");
+        assert!(watched.check().await.is_err(), "another reason");
         assert_eq!(watched.current().value, "other", "the old value stays");
         write_new(&path, "other");
         assert!(!watched.check().await.unwrap(), "it is back");
@@ -233,7 +234,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "first").unwrap();
-        let watched = WatchedFiles::new(&[path.clone()], text).unwrap();
+        let watched = WatchedFiles::new(from_ref(&path), text).unwrap();
         fs::remove_file(&path).unwrap();
         mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert!(matches!(watched.check().await, Err(error) if error.to_string().contains("no regular file")));

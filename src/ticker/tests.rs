@@ -1,13 +1,13 @@
 //! The ticker with a scripted lease and ring, in paused time.
 
 mod behind;
+mod handle;
 mod lease;
 
 use std::collections::VecDeque;
 use std::iter::repeat_n;
 
 use futures_util::FutureExt;
-use parking_lot::Mutex;
 
 use super::*;
 use crate::core::batch::{BatchId, Delivery};
@@ -15,10 +15,9 @@ use crate::core::completions::Completions;
 use crate::core::group::GroupName;
 use crate::core::lease::{Leadership, Lease};
 use crate::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, Settled};
-use crate::core::refusal::Reason;
 use crate::core::request_batch::RequestBatch;
 use crate::core::ring::{Advance, ConnectionId, PublishStep, Reply, Ring, RingStatus, Submitted};
-use crate::core::tick::{Tick, Wheel};
+use crate::core::tick::Wheel;
 
 const TICK: Duration = Duration::from_secs(1);
 /// How long a step of expiry takes.

@@ -199,8 +199,8 @@ impl Ticker {
         let tick_length = self.parts.ring.wheel().tick_length();
         let begun = self.clock.now();
         // Connections that were too slow have had their time for this move. Others need only a moment.
-        let is_again = |timed_out| begun.saturating_duration_since(timed_out) < tick_length / 4;
-        let is_again = self.read_timed_out_at.is_some_and(is_again);
+        let is_recent = |read_at| begun.saturating_duration_since(read_at) < tick_length / 4;
+        let is_again = self.read_timed_out && self.read_at.is_some_and(is_recent);
         let mut timeout = READ_TIMEOUT.min(tick_length / 2) / if is_again { 8 } else { 1 };
         let mut all_read = self.with_heartbeat(self.read_barrier.wait_until_read(timeout)).await;
         if all_read && self.clock.now().saturating_duration_since(begun) >= self.read_ahead() * 2 {
@@ -208,8 +208,7 @@ impl Ticker {
             timeout /= 8;
             all_read = self.with_heartbeat(self.read_barrier.wait_until_read(timeout)).await;
         }
-        let ended = self.clock.now();
-        self.read_timed_out_at = (!all_read).then_some(ended);
+        self.read_timed_out = !all_read;
         if !all_read {
             warn!(
                 "some connections were not read within {timeout:?} before a tick expired; if this repeats, the process \
@@ -217,7 +216,7 @@ impl Ticker {
             );
         }
         // Also after a timeout: to wait again would delay the move twice.
-        self.read_at = Some(ended);
+        self.read_at = Some(self.clock.now());
     }
 }
 
