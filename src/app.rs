@@ -5,11 +5,12 @@ mod error;
 mod prepared;
 mod stores;
 
-use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span, error_span};
 
@@ -25,7 +26,7 @@ use crate::delivery::Delivery;
 use crate::logging;
 use crate::metrics::{Metrics, gauge_value};
 use crate::process::thread::RuntimeThread;
-use crate::server::{self, Server};
+use crate::server::{self, Certificate, Server, Token};
 use crate::ticker::Ticker;
 use crate::ticker::precise_timer::PreciseTimer;
 use crate::ticker::read_barrier::ReadBarrier;
@@ -74,12 +75,8 @@ impl Sidecar {
     fn start_from(config: Config, prepared: Prepared, store: Arc<dyn Store>) -> Sidecar {
         let Prepared { clock, metrics, ticker_thread, admin_thread, .. } = prepared;
         export_settings(&config, store.rings().len(), &metrics);
-        let delivery = Arc::new(Delivery::new(
-            Outboxes::of(store.rings()),
-            Arc::clone(&clock),
-            Arc::clone(&metrics),
-            config.redeliver_after,
-        ));
+        let outbox = Outboxes::of(store.rings());
+        let delivery = Delivery::new(outbox, Arc::clone(&clock), Arc::clone(&metrics), config.redeliver_after);
         let read_barrier = ReadBarrier::new();
         let (mut tickers, mut ticking) = (Vec::new(), Vec::new());
         for (ring, parts) in store.rings().iter().enumerate() {
@@ -90,6 +87,7 @@ impl Sidecar {
             tickers.push(handle);
         }
         let shared = Arc::new(server::Shared {
+            free_connections: Arc::new(Semaphore::new(config.server.max_connections)),
             options: config.server,
             token: config.token,
             certificate: config.certificate,
@@ -110,7 +108,7 @@ impl Sidecar {
         });
         let tasks = vec![
             tokio::spawn(async move { delivery.maintain().await }),
-            tokio::spawn(async move { match server::report_reached_limits(metrics, clock).await {} }),
+            tokio::spawn(server::report_reached_limits(metrics)),
             admin_thread.spawn(admin::serve(prepared.admin_listener, Arc::clone(&health))),
             tokio::spawn(watch_files(Arc::clone(&shared))),
         ];
@@ -159,16 +157,9 @@ impl Drop for Sidecar {
 
 /// Reads the files of token and certificate again when their content changes.
 async fn watch_files(shared: Arc<server::Shared>) {
-    let certificate = async {
-        match &shared.certificate {
-            Some(certificate) => certificate.maintain().await,
-            None => pending().await,
-        }
-    };
-    tokio::select! {
-        never = shared.token.maintain() => match never {},
-        never = certificate => match never {},
-    }
+    let token = OptionFuture::from(shared.token.as_ref().map(Token::maintain));
+    let certificate = OptionFuture::from(shared.certificate.as_ref().map(Certificate::maintain));
+    tokio::join!(token, certificate);
 }
 
 /// Exports the limits and settings that dashboards and alerts compare with.

@@ -8,18 +8,15 @@ use ackwheel::clock::Clock;
 use ackwheel::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
 use ackwheel::core::group::GroupName;
 use ackwheel::core::message::Message;
-use ackwheel::core::outbox::{Outbox, Retention};
+use ackwheel::core::outbox::{GroupOptions, Outbox, Retention};
 use ackwheel::core::tick::Tick;
-use ackwheel::delivery::{Delivery, SubscribeRequest};
+use ackwheel::delivery::Delivery;
 use ackwheel::memory::MemoryOutbox;
 use ackwheel::metrics::Metrics;
 use futures_util::future::join_all;
 
-const REQUEST: SubscribeRequest =
-    SubscribeRequest { group: None, credit: u64::MAX, ephemeral: false, from_end: false };
-
 /// Delivers from an outbox with so many batches of a message each.
-fn delivery(batches: u64) -> (Delivery, Arc<MemoryOutbox>, Arc<Metrics>) {
+fn delivery(batches: u64) -> (Arc<Delivery>, Arc<MemoryOutbox>, Arc<Metrics>) {
     let outbox = Arc::new(MemoryOutbox::new(Retention::default(), Instant::now()));
     for tick in 0..batches {
         let id = BatchId { tick: Tick(tick), epoch: 1, ring: 0, seq: 0 };
@@ -27,7 +24,7 @@ fn delivery(batches: u64) -> (Delivery, Arc<MemoryOutbox>, Arc<Metrics>) {
         let message = TimedOut { message: Message::from(tick), attempt: 1 };
         outbox.publish(Arc::new(TimeoutBatch { id, counts, last: true, messages: vec![message] }), Instant::now());
     }
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(Metrics::default());
     let redeliver_after = Duration::from_secs(3_600);
     let delivery =
         Delivery::new(Arc::clone(&outbox) as _, Arc::new(Clock::start()), Arc::clone(&metrics), redeliver_after);
@@ -51,7 +48,7 @@ async fn a_long_backlog_is_delivered_and_returned_in_turn_with_other_tasks() {
     const BATCHES: u64 = 20_000;
     let (delivery, outbox, metrics) = delivery(BATCHES);
     let default = Some(GroupName::default_group());
-    let subscription = delivery.subscribe(SubscribeRequest { group: default, ..REQUEST }).await.unwrap();
+    let subscription = delivery.subscribe(default, u64::MAX, GroupOptions::default()).await.unwrap();
     let step = longest_step(BATCHES, async || metrics.batches_delivered.get()).await;
     assert!(step <= 1_000, "{step} at once");
     drop(subscription);
@@ -64,7 +61,7 @@ async fn a_long_backlog_is_delivered_and_returned_in_turn_with_other_tasks() {
 async fn endless_requests_to_a_group_leave_time_for_other_tasks() {
     let (delivery, _outbox, _metrics) = delivery(0);
     let group = Some(GroupName::default_group());
-    let subscription = delivery.subscribe(SubscribeRequest { group, ..REQUEST }).await.unwrap();
+    let subscription = delivery.subscribe(group, u64::MAX, GroupOptions::default()).await.unwrap();
     let unknown = BatchId { tick: Tick(1), epoch: 1, ring: 0, seq: 0 };
     let answered = Arc::new(AtomicU64::new(0));
     let asked = (0..1_000).map(|_| {

@@ -15,8 +15,8 @@ use crate::core::outboxes::merge_backlogs;
 use crate::core::refusal::Refusal;
 use crate::core::ring::RingStatus;
 use crate::core::stall_aware_clock::BEAT;
-use crate::server::Shared;
-use crate::server::certificate::Certificate;
+use crate::metrics::gauge_value;
+use crate::server::{Certificate, Shared};
 use crate::ticker::{LIVENESS, TickerHandle};
 
 /// The parts of a sidecar that are reported.
@@ -75,9 +75,11 @@ impl Health {
     }
 
     fn set_metrics(&self, led: &[RingStatus], backlog: &Backlog, subscribers: &[(GroupName, u64)]) {
-        let Shared { metrics, certificate, store, .. } = &*self.shared;
+        let Shared { options, free_connections, metrics, certificate, store, .. } = &*self.shared;
         let expiry = certificate.as_ref().and_then(Certificate::expiry);
         metrics.certificate_expiry.set(expiry.unwrap_or_default());
+        let connections = options.max_connections - free_connections.available_permits();
+        metrics.connections.set(gauge_value(connections as u64));
         metrics.store_up.set(i64::from(store.is_up()));
         metrics.set_rings(led);
         metrics.set_outbox(backlog, subscribers);

@@ -53,7 +53,7 @@ impl Prepared {
             admin_listener: admin_thread.adopt(admin_listener).map_err(StartError::Thread)?,
             admin_address,
             clock: Arc::new(Clock::start()),
-            metrics: Arc::new(Metrics::new()),
+            metrics: Arc::new(Metrics::default()),
             ticker_thread,
             admin_thread,
             answer_thread: Arc::new(start("answers")?),

@@ -143,10 +143,6 @@ impl Connection {
             return Poll::Ready(Ok(()));
         }
         if self.period > 0 && self.timer.poll(context).is_ready() {
-            if !self.timer.repeats() {
-                let now = self.shared.now();
-                self.timer.set(self.shared.moment(now), self.shared.moment(now + self.period));
-            }
             return Poll::Ready(Ok(()));
         }
         ready!(self.patience.as_mut().poll(context));

@@ -14,6 +14,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+
 pub use self::redis::RedisConfig;
 pub use settings::{LogFormat, Settings};
 pub use store_url::without_password;
@@ -23,8 +25,7 @@ use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
 use crate::memory;
 use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
-use crate::server::certificate::Certificate;
-use crate::server::{ServerOptions, TokenSource};
+use crate::server::{Certificate, ServerOptions, Token};
 
 /// A setting, or a combination of settings, that is not possible.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +58,7 @@ pub struct Config {
     /// The file that keeps the memory store across a planned restart.
     pub state_file: Option<PathBuf>,
     /// The token that clients must present.
-    pub token: TokenSource,
+    pub token: Option<Token>,
     /// The certificate of the TCP listener.
     pub certificate: Option<Certificate>,
     /// The limits of connections.
@@ -152,9 +153,9 @@ impl Settings {
         }
     }
 
-    fn token(&self) -> Result<TokenSource, ConfigError> {
-        let Some(path) = &self.token_file else { return Ok(TokenSource::default()) };
-        TokenSource::file(path.clone()).map_err(|error| ConfigError(format!("--token-file: {error}")))
+    fn token(&self) -> Result<Option<Token>, ConfigError> {
+        let Some(path) = &self.token_file else { return Ok(None) };
+        Token::file(path.clone()).map(Some).map_err(|error| ConfigError(format!("--token-file: {error}")))
     }
 
     fn certificate(&self) -> Result<Option<Certificate>, ConfigError> {
@@ -186,11 +187,11 @@ impl Settings {
         let third = wheel.ticks(u64::from(wheel.slots())) / 3;
         Ok(ServerOptions {
             max_frame_length,
-            max_connections: at_least_one("--max-connections", self.max_connections, 16_384)?,
+            max_connections: at_least_one("--max-connections", self.max_connections, 16_384)?
+                .min(Semaphore::MAX_PERMITS),
             hello_timeout: positive("--hello-timeout", self.hello_timeout, 5)?,
             ping_interval: third.clamp(Duration::from_secs(1), Duration::from_secs(10)),
             max_queued_bytes: at_least_one("--max-queued-bytes", self.max_queued_bytes, 4 * 1024 * 1024)?,
-            max_credit: 1_048_576,
         })
     }
 }
@@ -200,7 +201,7 @@ impl Config {
     fn check_exposure(&mut self, insecure: bool) -> Result<(), ConfigError> {
         let Config { listen, admin, .. } = *self;
         self.warnings.extend(self.certificate.as_ref().and_then(Certificate::untimely));
-        if !listen.ip().is_loopback() && !self.token.is_required() && self.certificate.is_none() {
+        if !listen.ip().is_loopback() && self.token.is_none() && self.certificate.is_none() {
             if !insecure {
                 return Err(ConfigError(format!(
                     "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file \

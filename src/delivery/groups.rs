@@ -1,24 +1,22 @@
-//! The groups with subscribers on this sidecar. The task of a group takes batches and delivers them to its subscribers.
+//! Runs a task for each group with subscribers on this sidecar, which takes batches and delivers them.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::{MutexGuard, Notify, mpsc, oneshot};
+use tokio::sync::{MutexGuard, Notify, mpsc};
 use tokio::task::yield_now;
 use tracing::{debug, info, warn};
 
-use crate::clock::Clock;
+use super::{BatchSender, Command, Delivery, GroupHandle, LOCKS};
 use crate::core::batch::{BatchId, Delivery as Delivered};
 use crate::core::dispatch::{Dispatch, MemberId};
 use crate::core::group::GroupName;
-use crate::core::outbox::{MAX_RETAKEN, Outbox};
+use crate::core::outbox::{GroupOptions, MAX_RETAKEN};
 use crate::core::refusal::Refusal;
-use crate::metrics::Metrics;
 
 /// The pause after a refusal of the store.
 const RETRY: Duration = Duration::from_millis(200);
@@ -29,86 +27,56 @@ const COMMANDS_PER_ROUND: usize = 4;
 /// The most batches that are released before the task yields.
 const RELEASED_AT_ONCE: usize = 4_096;
 
-/// Number of locks, so that two groups seldom share one.
-const LOCKS: usize = 64;
-
-/// The state that the delivery, its subscriptions and the tasks of groups share.
-pub(super) struct Groups {
-    pub(super) outbox: Arc<dyn Outbox>,
-    pub(super) clock: Arc<Clock>,
-    pub(super) metrics: Arc<Metrics>,
-    pub(super) redeliver_after: Duration,
-    pub(super) handles: Mutex<HashMap<GroupName, GroupHandle>>,
-    pub(super) locks: GroupLocks,
-}
-
-/// A group with a running task.
-pub(super) struct GroupHandle {
-    pub(super) commands: mpsc::UnboundedSender<Command>,
-    /// Notified when new batches may be available.
-    pub(super) new_batches: Arc<Notify>,
-    pub(super) members: u64,
-}
-
-impl GroupHandle {
-    /// Adds a subscriber. Returns the sender of its commands.
-    pub(super) fn join(&mut self, join: Command) -> mpsc::UnboundedSender<Command> {
-        self.members += 1;
-        // The task ends only with an empty queue, and while no subscriber can join.
-        let _ = self.commands.send(join);
-        self.commands.clone()
-    }
-}
-
-/// A command to the task of a group.
-pub(super) enum Command {
-    Join { member: MemberId, credit: u64, batches: BatchSender },
-    Leave { member: MemberId },
-    Ack { batches: Vec<BatchId>, answer: oneshot::Sender<Result<u64, Refusal>> },
-    Nack { member: MemberId, batch: BatchId, delay: Duration, answer: oneshot::Sender<bool> },
-}
-
-/// Sends batches to a subscriber.
-pub(super) struct BatchSender {
-    pub(super) batches: mpsc::UnboundedSender<Delivered>,
-    /// Messages that were sent and that the subscriber has not read.
-    pub(super) unread: Arc<AtomicU64>,
-}
-
-impl BatchSender {
-    pub(super) fn unread(&self) -> u64 {
-        self.unread.load(Ordering::Relaxed)
+impl Delivery {
+    /// Adds a subscriber to a group, which is opened if it has none here. Returns whether the group is new, and the
+    /// sender of commands to its task.
+    pub(super) async fn join(
+        self: &Arc<Self>,
+        group: &GroupName,
+        options: GroupOptions,
+        join: Command,
+    ) -> Result<(bool, mpsc::UnboundedSender<Command>), Refusal> {
+        // A group with a subscriber here is open and stays so, and the store need not be asked. A handle without
+        // members belongs to a group that is about to be left.
+        let is_open = |handle: &&mut GroupHandle| handle.members > 0;
+        if let Some(handle) = self.handles.lock().get_mut(group).filter(is_open) {
+            return Ok((false, handle.join(join)));
+        }
+        let _lock = self.lock(group).await;
+        // The subscriber that had the lock before may have opened it.
+        if let Some(handle) = self.handles.lock().get_mut(group).filter(is_open) {
+            return Ok((false, handle.join(join)));
+        }
+        let created = self.open_group(group, options).await?;
+        let mut handles = self.handles.lock();
+        let new_task = || GroupTask::spawn(group.clone(), Arc::clone(self));
+        Ok((created, handles.entry(group.clone()).or_insert_with(new_task).join(join)))
     }
 
-    /// Sends a batch. A subscriber that is gone sends `Leave` by itself.
-    pub(super) fn send(&self, delivery: Delivered) {
-        self.unread.fetch_add(delivery.batch.messages.len() as u64, Ordering::Relaxed);
-        let _ = self.batches.send(delivery);
+    /// Opens a group in all rings or, if possible, in none. Its lock is held.
+    async fn open_group(&self, group: &GroupName, options: GroupOptions) -> Result<bool, Refusal> {
+        let opened = self.outbox.open_group(group, options, self.clock.now()).await;
+        if opened.is_err()
+            && !self.handles.lock().contains_key(group)
+            && let Err(refusal) = self.outbox.leave_group(group).await
+        {
+            debug!(%group, %refusal, "a group that could not be opened could not be left either; that follows later");
+        }
+        opened
     }
-}
-
-/// Locks for opening and joining a group, and for leaving or deleting it once it is found empty. These steps must not
-/// interleave for the same group. They may take several round trips to the store, for which other groups do not wait.
-pub(super) struct GroupLocks {
-    locks: [tokio::sync::Mutex<()>; LOCKS],
-    hasher: RandomState,
-}
-
-impl GroupLocks {
-    pub(super) fn new() -> GroupLocks {
-        GroupLocks { locks: std::array::from_fn(|_| tokio::sync::Mutex::new(())), hasher: RandomState::new() }
-    }
-
+    /// Locks a group for opening and joining it, and for leaving or deleting it once it is found empty. These steps
+    /// must not interleave for the same group. They may take several round trips to the store, for which other groups
+    /// do not wait.
     #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash are as good as others")]
     pub(super) async fn lock(&self, group: &GroupName) -> MutexGuard<'_, ()> {
-        self.locks[self.hasher.hash_one(group) as usize % LOCKS].lock().await
+        self.locks[self.random.hash_one(group) as usize % LOCKS].lock().await
     }
 }
 
 /// The task of one group.
-pub(super) struct GroupTask {
+struct GroupTask {
     name: GroupName,
-    groups: Arc<Groups>,
+    delivery: Arc<Delivery>,
     commands: mpsc::UnboundedReceiver<Command>,
     new_batches: Arc<Notify>,
     dispatch: Dispatch,
@@ -121,14 +89,14 @@ pub(super) struct GroupTask {
 
 impl GroupTask {
     /// Starts the task of a group. It runs until the last member has left.
-    pub(super) fn spawn(name: GroupName, groups: Arc<Groups>) -> GroupHandle {
+    fn spawn(name: GroupName, delivery: Arc<Delivery>) -> GroupHandle {
         let (sender, commands) = mpsc::unbounded_channel();
         let new_batches = Arc::new(Notify::new());
         let handle = GroupHandle { commands: sender, new_batches: Arc::clone(&new_batches), members: 0 };
-        let dispatch = Dispatch::new(groups.redeliver_after, groups.outbox.is_shared());
+        let dispatch = Dispatch::new(delivery.redeliver_after, delivery.outbox.is_shared());
         let senders = HashMap::new();
         let task =
-            GroupTask { name, groups, commands, new_batches, dispatch, senders, may_take: true, refused: false };
+            GroupTask { name, delivery, commands, new_batches, dispatch, senders, may_take: true, refused: false };
         tokio::spawn(task.run());
         handle
     }
@@ -146,7 +114,7 @@ impl GroupTask {
             }
             let delivered = self.deliver().await;
             let retry = self.retry_after(delivered);
-            let timer = self.dispatch.next_timer().map(|timer| timer - self.groups.clock.stall_aware_now());
+            let timer = self.dispatch.next_timer().map(|timer| timer - self.delivery.clock.stall_aware_now());
             let wait = [retry, timer].into_iter().flatten().min();
             tokio::select! {
                 Some(command) = self.commands.recv() => {
@@ -178,8 +146,10 @@ impl GroupTask {
     /// Delivers all that the members have room for: redeliveries before new batches. A refusal does not stop the rest.
     /// Commands wait for at most one batch or script.
     async fn deliver(&mut self) -> Result<(), Refusal> {
-        self.dispatch.handle_timers(self.groups.clock.stall_aware_now());
-        self.dispatch.record_all_unread(|member| self.senders.get(&member).map(BatchSender::unread));
+        self.dispatch.handle_timers(self.delivery.clock.stall_aware_now());
+        self.dispatch.record_all_unread(|member| {
+            self.senders.get(&member).map(|sender| sender.unread.load(Ordering::Relaxed))
+        });
         let (redelivered, is_all) = self.redeliver().await;
         let lent = self.lend().await;
         let new = if is_all { self.deliver_new().await } else { Ok(()) };
@@ -189,13 +159,13 @@ impl GroupTask {
     /// A ring that refuses is not asked again before the next round. Also returns whether no redelivery is left for
     /// now.
     async fn redeliver(&mut self) -> (Result<(), Refusal>, bool) {
-        let outbox = Arc::clone(&self.groups.outbox);
+        let outbox = Arc::clone(&self.delivery.outbox);
         let (mut unavailable, mut result) = (Vec::new(), Ok(()));
         loop {
             let next = self.dispatch.next_redeliveries(&unavailable, MAX_RETAKEN);
             let Some((first, _)) = next.first() else { return (result, true) };
             let batches: Vec<BatchId> = next.iter().map(|(batch, _)| *batch).collect();
-            match outbox.retake(&self.name, &batches, self.groups.clock.now()).await {
+            match outbox.retake(&self.name, &batches, self.delivery.clock.now()).await {
                 Ok(taken) => {
                     let mut taken: HashMap<BatchId, Delivered> =
                         taken.into_iter().map(|delivery| (delivery.batch.id, delivery)).collect();
@@ -226,13 +196,13 @@ impl GroupTask {
             return Ok(());
         }
         debug!(group = %self.name, batches = batches.len(), "lent to members on other sidecars");
-        self.groups.outbox.lend(&self.name, &batches).await
+        self.delivery.outbox.lend(&self.name, &batches).await
     }
 
     async fn deliver_new(&mut self) -> Result<(), Refusal> {
-        let outbox = Arc::clone(&self.groups.outbox);
+        let outbox = Arc::clone(&self.delivery.outbox);
         while self.may_take && self.dispatch.window() > 0 {
-            let deliveries = outbox.take(&self.name, self.dispatch.window(), self.groups.clock.now()).await?;
+            let deliveries = outbox.take(&self.name, self.dispatch.window(), self.delivery.clock.now()).await?;
             self.may_take = !deliveries.is_empty();
             for delivery in deliveries {
                 let member = self.dispatch.next_member().expect("no more was taken than there was room for");
@@ -248,15 +218,22 @@ impl GroupTask {
 
     fn send(&mut self, delivery: Delivered, member: MemberId) {
         let batch = &delivery.batch;
-        self.dispatch.deliver(batch.id, batch.messages.len() as u64, member, self.groups.clock.stall_aware_now());
-        self.groups.metrics.batches_delivered.inc();
+        self.dispatch.deliver(
+            batch.id,
+            batch.messages.len() as u64,
+            member,
+            self.delivery.clock.stall_aware_now(),
+        );
+        self.delivery.metrics.batches_delivered.inc();
         if delivery.delivery_count > 1 {
-            self.groups.metrics.batches_redelivered.inc();
+            self.delivery.metrics.batches_redelivered.inc();
         }
         debug!(group = %self.name, batch = %batch.id, delivery = delivery.delivery_count, "delivered");
         if let Some(sender) = self.senders.get(&member) {
-            sender.send(delivery);
-            self.dispatch.record_unread(member, sender.unread());
+            let messages = delivery.batch.messages.len() as u64;
+            self.dispatch.record_unread(member, sender.unread.fetch_add(messages, Ordering::Relaxed) + messages);
+            // A subscriber that has left sends `Leave` by itself.
+            let _ = sender.batches.send(delivery);
         }
     }
 
@@ -270,16 +247,16 @@ impl GroupTask {
             }
             Command::Leave { member } => return self.leave(member).await,
             Command::Ack { batches, answer } => {
-                let settled = self.groups.outbox.settle(&self.name, &batches).await.and_then(|settled| {
-                    self.groups.metrics.batches_acked.inc_by(settled.count);
+                let settled = self.delivery.outbox.settle(&self.name, &batches).await.and_then(|settled| {
+                    self.delivery.metrics.batches_acked.inc_by(settled.count);
                     settled.batches.into_iter().for_each(|batch| self.dispatch.forget(batch));
                     settled.refusal.map_or(Ok(settled.count), Err)
                 });
                 let _ = answer.send(settled);
             }
             Command::Nack { member, batch, delay, answer } => {
-                let held = self.dispatch.nack(member, batch, delay, self.groups.clock.stall_aware_now());
-                self.groups.metrics.batches_nacked.inc_by(u64::from(held));
+                let held = self.dispatch.nack(member, batch, delay, self.delivery.clock.stall_aware_now());
+                self.delivery.metrics.batches_nacked.inc_by(u64::from(held));
                 let _ = answer.send(held);
             }
         }
@@ -289,9 +266,9 @@ impl GroupTask {
     /// A member leaves. Returns whether the task ends: after its last member, unless another has joined meanwhile.
     async fn leave(&mut self, member: MemberId) -> bool {
         self.senders.remove(&member);
-        let released = self.dispatch.leave(member, self.groups.clock.stall_aware_now());
+        let released = self.dispatch.leave(member, self.delivery.clock.stall_aware_now());
         for released in released.chunks(RELEASED_AT_ONCE) {
-            if let Err(refusal) = self.groups.outbox.release(&self.name, released).await {
+            if let Err(refusal) = self.delivery.outbox.release(&self.name, released).await {
                 warn!(
                     group = %self.name,
                     %refusal,
@@ -305,18 +282,18 @@ impl GroupTask {
             return false;
         }
         info!(group = %self.name, "the last subscriber of this group here has left");
-        let _lock = self.groups.locks.lock(&self.name).await;
+        let _lock = self.delivery.lock(&self.name).await;
         if !self.commands.is_empty() {
             return false;
         }
-        if let Err(refusal) = self.groups.outbox.leave_group(&self.name).await {
+        if let Err(refusal) = self.delivery.outbox.leave_group(&self.name).await {
             warn!(
                 group = %self.name,
                 %refusal,
                 "the store was not told that the last subscriber left: if the group is ephemeral, retention drops it"
             );
         }
-        self.groups.handles.lock().remove(&self.name);
+        self.delivery.handles.lock().remove(&self.name);
         true
     }
 }

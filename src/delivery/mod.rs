@@ -11,10 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
-use tracing::{debug, error, info, warn};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tracing::{error, info, warn};
 
-use self::groups::{BatchSender, Command, GroupHandle, GroupLocks, GroupTask, Groups};
 use crate::clock::Clock;
 use crate::core::batch::{BatchId, Delivery as Delivered};
 use crate::core::dispatch::MemberId;
@@ -33,66 +32,75 @@ const ENDED_POLL: Duration = Duration::from_millis(1);
 /// How often the limits of the outbox are enforced.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A request to subscribe.
-#[derive(Clone, Debug)]
-pub struct SubscribeRequest {
-    /// The group to join; `None` for a new ephemeral group.
-    pub group: Option<GroupName>,
-    /// The most messages in unacknowledged batches, exceeded by at most one batch.
-    pub credit: u64,
-    /// Whether the group, if it is new, is deleted with its last member.
-    pub ephemeral: bool,
-    /// Whether the group, if it is new, starts to read with the next batch, and not with the oldest one in the outbox.
-    pub from_end: bool,
-}
+/// Number of locks, so that two groups seldom share one.
+const LOCKS: usize = 64;
 
 /// Delivers batches to subscribers.
 pub struct Delivery {
-    groups: Arc<Groups>,
+    outbox: Arc<dyn Outbox>,
+    clock: Arc<Clock>,
+    metrics: Arc<Metrics>,
+    redeliver_after: Duration,
+    /// The groups with a running task.
+    handles: Mutex<HashMap<GroupName, GroupHandle>>,
+    /// Each group has one of them.
+    locks: [tokio::sync::Mutex<()>; LOCKS],
+    /// Chooses the lock of a group, and keeps apart the names of ephemeral groups of this process and of others. A pid
+    /// would not do for that, since pids repeat among hosts.
+    random: RandomState,
     last_member: AtomicU64,
-    /// A part of the names of ephemeral groups that keeps apart those of this process and of others. A pid would not
-    /// do, since pids repeat among hosts.
-    process: u32,
 }
 
 impl Delivery {
     /// Delivers from `outbox`. An unacknowledged batch is redelivered after `redeliver_after`.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash are as good as others")]
     pub fn new(
         outbox: Arc<dyn Outbox>,
         clock: Arc<Clock>,
         metrics: Arc<Metrics>,
         redeliver_after: Duration,
-    ) -> Delivery {
-        let (handles, locks) = (Mutex::new(HashMap::new()), GroupLocks::new());
-        let groups = Arc::new(Groups { outbox, clock, metrics, redeliver_after, handles, locks });
-        let notified = Arc::downgrade(&groups);
-        groups.outbox.on_new_batches(Box::new(move || {
-            if let Some(groups) = notified.upgrade() {
-                groups.handles.lock().values().for_each(|handle| handle.new_batches.notify_one());
+    ) -> Arc<Delivery> {
+        let delivery = Arc::new(Delivery {
+            outbox,
+            clock,
+            metrics,
+            redeliver_after,
+            handles: Mutex::default(),
+            locks: std::array::from_fn(|_| tokio::sync::Mutex::default()),
+            random: RandomState::new(),
+            last_member: AtomicU64::new(0),
+        });
+        let notified = Arc::downgrade(&delivery);
+        delivery.outbox.on_new_batches(Box::new(move || {
+            if let Some(delivery) = notified.upgrade() {
+                delivery.handles.lock().values().for_each(|handle| handle.new_batches.notify_one());
             }
         }));
-        let random = RandomState::new().hash_one(std::process::id());
-        Delivery { groups, last_member: AtomicU64::new(0), process: random as u32 }
+        delivery
     }
 
-    /// Joins a group, which is created if it does not exist.
+    /// Joins a group, or a new ephemeral group without a name of its own. If the group does not exist, it is created
+    /// with these options. `credit` is the most messages in unacknowledged batches, exceeded by at most one batch.
     ///
     /// # Errors
     ///
     /// If the limit of groups is reached, or the store is unreachable.
-    pub async fn subscribe(&self, request: SubscribeRequest) -> Result<Subscription, Refusal> {
+    #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash are as good as others")]
+    pub async fn subscribe(
+        self: &Arc<Self>,
+        group: Option<GroupName>,
+        credit: u64,
+        options: GroupOptions,
+    ) -> Result<Subscription, Refusal> {
         let member = MemberId(self.last_member.fetch_add(1, Ordering::Relaxed) + 1);
-        let group = request.group.unwrap_or_else(|| GroupName::generated(self.process, member.0));
-        let from_end = request.ephemeral || request.from_end;
-        let opening = GroupOptions { from_end, ephemeral: request.ephemeral };
+        let process = self.random.hash_one(std::process::id()) as u32;
+        let group = group.unwrap_or_else(|| GroupName::generated(process, member.0));
         let (sender, batches) = mpsc::unbounded_channel();
         let unread = Arc::new(AtomicU64::new(0));
         let sender = BatchSender { batches: sender, unread: Arc::clone(&unread) };
-        let join = Command::Join { member, credit: request.credit, batches: sender };
-        let (created, commands) = self.join(&group, opening, join).await?;
-        Ok(Subscription { group, created, batches, unread, member, commands, groups: Arc::clone(&self.groups) })
+        let (created, commands) =
+            self.join(&group, options, Command::Join { member, credit, batches: sender }).await?;
+        Ok(Subscription { group, created, batches, unread, member, commands, delivery: Arc::clone(self) })
     }
 
     /// Deletes a group that has no subscriber.
@@ -108,8 +116,8 @@ impl Delivery {
             ));
         }
         let _lock = loop {
-            let lock = self.groups.locks.lock(group).await;
-            let members = self.groups.handles.lock().get(group).map(|handle| handle.members);
+            let lock = self.lock(group).await;
+            let members = self.handles.lock().get(group).map(|handle| handle.members);
             if members.is_some_and(|members| members > 0) {
                 let text = format!("group {group} has subscribers: end them first, then delete it");
                 return Err(Refusal::new(Reason::GroupInUse, text));
@@ -121,7 +129,7 @@ impl Delivery {
             drop(lock);
             tokio::time::sleep(ENDED_POLL).await;
         };
-        if self.groups.outbox.delete_group(group).await? {
+        if self.outbox.delete_group(group).await? {
             info!(%group, "group deleted");
             return Ok(());
         }
@@ -131,7 +139,7 @@ impl Delivery {
     /// Number of subscribers of a group on this sidecar.
     #[must_use]
     pub fn subscribers(&self, group: &GroupName) -> u64 {
-        self.groups.handles.lock().get(group).map_or(0, |handle| handle.members)
+        self.handles.lock().get(group).map_or(0, |handle| handle.members)
     }
 
     /// The content of the outbox.
@@ -140,20 +148,20 @@ impl Delivery {
     ///
     /// If the store is unreachable.
     pub async fn backlog(&self) -> Result<Backlog, Refusal> {
-        self.groups.outbox.backlog(self.groups.clock.now()).await
+        self.outbox.backlog(self.clock.now()).await
     }
 
     /// The groups with subscribers on this sidecar, each with their number.
     #[must_use]
     pub fn attended(&self) -> Vec<(GroupName, u64)> {
-        let handles = self.groups.handles.lock();
+        let handles = self.handles.lock();
         handles.iter().map(|(group, handle)| (group.clone(), handle.members)).collect()
     }
 
     /// Waits until the batches of all subscribers that left are released, for at most `timeout`.
     pub async fn wait_until_groups_left(&self, timeout: Duration) {
         let left = async {
-            while !self.groups.handles.lock().is_empty() {
+            while !self.handles.lock().is_empty() {
                 tokio::time::sleep(LEFT_POLL).await;
             }
         };
@@ -167,8 +175,8 @@ impl Delivery {
         let mut refused = false;
         loop {
             tokio::time::sleep(MAINTENANCE_INTERVAL).await;
-            let attended: Vec<GroupName> = self.groups.handles.lock().keys().cloned().collect();
-            let dropped = self.groups.outbox.maintain(&attended, self.groups.clock.now()).await;
+            let attended: Vec<GroupName> = self.handles.lock().keys().cloned().collect();
+            let dropped = self.outbox.maintain(&attended, self.clock.now()).await;
             let was_refused = std::mem::replace(&mut refused, dropped.is_err());
             match dropped {
                 Ok(dropped) => {
@@ -189,7 +197,7 @@ impl Delivery {
 
     fn report_dropped(&self, dropped: Dropped) {
         if dropped.ids > 0 {
-            self.groups.metrics.outbox_dropped_ids.inc_by(dropped.ids);
+            self.metrics.outbox_dropped_ids.inc_by(dropped.ids);
             error!(
                 messages = dropped.ids,
                 batches = dropped.batches,
@@ -197,7 +205,7 @@ impl Delivery {
                  acknowledged; look for a group without a subscriber in `ackwheel status`"
             );
         }
-        self.groups.metrics.groups_dropped.inc_by(dropped.groups.len() as u64);
+        self.metrics.groups_dropped.inc_by(dropped.groups.len() as u64);
         for group in dropped.groups {
             warn!(
                 %group,
@@ -206,42 +214,39 @@ impl Delivery {
             );
         }
     }
-    /// Adds a subscriber to a group, which is opened if it has none here. Returns whether the group is new, and the
-    /// sender of commands to its task.
-    async fn join(
-        &self,
-        group: &GroupName,
-        opening: GroupOptions,
-        join: Command,
-    ) -> Result<(bool, mpsc::UnboundedSender<Command>), Refusal> {
-        // A group with a subscriber here is open and stays so, and the store need not be asked. A handle without
-        // members belongs to a group that is about to be left.
-        let is_open = |handle: &&mut GroupHandle| handle.members > 0;
-        if let Some(handle) = self.groups.handles.lock().get_mut(group).filter(is_open) {
-            return Ok((false, handle.join(join)));
-        }
-        let _lock = self.groups.locks.lock(group).await;
-        // The subscriber that had the lock before may have opened it.
-        if let Some(handle) = self.groups.handles.lock().get_mut(group).filter(is_open) {
-            return Ok((false, handle.join(join)));
-        }
-        let created = self.open_group(group, opening).await?;
-        let mut handles = self.groups.handles.lock();
-        let new_task = || GroupTask::spawn(group.clone(), Arc::clone(&self.groups));
-        Ok((created, handles.entry(group.clone()).or_insert_with(new_task).join(join)))
-    }
+}
 
-    /// Opens a group in all rings or, if possible, in none. Its lock is held.
-    async fn open_group(&self, group: &GroupName, opening: GroupOptions) -> Result<bool, Refusal> {
-        let opened = self.groups.outbox.open_group(group, opening, self.groups.clock.now()).await;
-        if opened.is_err()
-            && !self.groups.handles.lock().contains_key(group)
-            && let Err(refusal) = self.groups.outbox.leave_group(group).await
-        {
-            debug!(%group, %refusal, "a group that could not be opened could not be left either; that follows later");
-        }
-        opened
+/// A group with a running task.
+struct GroupHandle {
+    commands: mpsc::UnboundedSender<Command>,
+    /// Notified when new batches may be available.
+    new_batches: Arc<Notify>,
+    members: u64,
+}
+
+impl GroupHandle {
+    /// Adds a subscriber. Returns the sender of its commands.
+    fn join(&mut self, join: Command) -> mpsc::UnboundedSender<Command> {
+        self.members += 1;
+        // The task ends only with an empty queue, and while no subscriber can join.
+        let _ = self.commands.send(join);
+        self.commands.clone()
     }
+}
+
+/// A command to the task of a group.
+enum Command {
+    Join { member: MemberId, credit: u64, batches: BatchSender },
+    Leave { member: MemberId },
+    Ack { batches: Vec<BatchId>, answer: oneshot::Sender<Result<u64, Refusal>> },
+    Nack { member: MemberId, batch: BatchId, delay: Duration, answer: oneshot::Sender<bool> },
+}
+
+/// Sends batches to a subscriber.
+struct BatchSender {
+    batches: mpsc::UnboundedSender<Delivered>,
+    /// Messages that were sent and that the subscriber has not read.
+    unread: Arc<AtomicU64>,
 }
 
 /// The subscription of one subscriber. Dropping it leaves the group.
@@ -254,7 +259,7 @@ pub struct Subscription {
     unread: Arc<AtomicU64>,
     member: MemberId,
     commands: mpsc::UnboundedSender<Command>,
-    groups: Arc<Groups>,
+    delivery: Arc<Delivery>,
 }
 
 impl Subscription {
@@ -267,7 +272,7 @@ impl Subscription {
 
     /// Settles batches for the group. Returns how many were not settled before.
     ///
-    /// The request takes its place when this is called, not when the answer is awaited.
+    /// The request is queued when this is called, not when the answer is awaited.
     ///
     /// # Errors
     ///
@@ -279,7 +284,7 @@ impl Subscription {
         async move { settled.await.unwrap_or_else(|_| Err(Refusal::new(Reason::StoreTimeout, ended))) }
     }
 
-    /// Gives a batch back. Returns whether this subscriber held it.
+    /// Returns a batch to the group (nack). The answer is whether this subscriber held it.
     pub fn nack(&self, batch: BatchId, delay: Duration) -> impl Future<Output = bool> + Send + use<> {
         let (answer, held) = oneshot::channel();
         let _ = self.commands.send(Command::Nack { member: self.member, batch, delay, answer });
@@ -290,7 +295,7 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let _shared = panics::shared();
-        if let Some(handle) = self.groups.handles.lock().get_mut(&self.group) {
+        if let Some(handle) = self.delivery.handles.lock().get_mut(&self.group) {
             handle.members -= 1;
         }
         let _ = self.commands.send(Command::Leave { member: self.member });
@@ -302,7 +307,7 @@ mod tests {
     use super::*;
     use crate::core::batch::StormRule;
     use crate::core::group::MAX_GROUPS;
-    use crate::core::outbox::Retention;
+    use crate::core::outbox::{Retention, StartPosition};
     use crate::core::outboxes::Outboxes;
     use crate::core::store::{RingParts, Store};
     use crate::core::tick::Wheel;
@@ -329,9 +334,10 @@ mod tests {
             assert!(seats[1].outbox.open_group(&group, GroupOptions::default(), clock.now()).await.unwrap());
         }
         let outbox = Outboxes::of(&seats);
-        let delivery = Delivery::new(outbox, Arc::clone(&clock), Arc::new(Metrics::new()), Duration::from_secs(1));
-        let request = SubscribeRequest { group: None, credit: 1, ephemeral: true, from_end: true };
-        let refusal = delivery.subscribe(request).await.err().unwrap();
+        let delivery =
+            Delivery::new(outbox, Arc::clone(&clock), Arc::new(Metrics::default()), Duration::from_secs(1));
+        let options = GroupOptions { from_end: true, ephemeral: true };
+        let refusal = delivery.subscribe(None, 1, options).await.err().unwrap();
         assert_eq!(refusal.reason, Reason::TooManyGroups);
         let left = seats[0].outbox.backlog(clock.now()).await.unwrap();
         assert_eq!(left.groups.len(), 1, "the default group alone: {left:?}");

@@ -1,22 +1,22 @@
 //! Histograms that take many latencies at once.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus::Opts;
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::{self, LabelPair, MetricFamily, MetricType};
+use prometheus::core::{Metric, MetricVec, MetricVecBuilder};
+use prometheus::proto::{self, LabelPair};
 
 use crate::core::latency_histogram::{BOUNDS, LatencyHistogram, STAMP_UNIT};
 
 /// A histogram of latencies. A frame of 32,768 Acks costs a few additions.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Latencies(Arc<Counters>);
 
 #[derive(Debug, Default)]
 struct Counters {
+    labels: Vec<LabelPair>,
     counts: [AtomicU64; BOUNDS.len() + 1],
     sum_micros: AtomicU64,
 }
@@ -39,9 +39,11 @@ impl Latencies {
         histogram.record(latency, 1);
         self.add(&histogram);
     }
+}
 
+impl Metric for Latencies {
     #[expect(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
-    fn histogram(&self) -> proto::Histogram {
+    fn metric(&self) -> proto::Metric {
         let mut cumulative = 0;
         let mut buckets = Vec::with_capacity(BOUNDS.len());
         for (count, bound) in self.0.counts.iter().zip(BOUNDS) {
@@ -56,54 +58,29 @@ impl Latencies {
         histogram.set_bucket(buckets);
         histogram.set_sample_count(cumulative);
         histogram.set_sample_sum(self.0.sum_micros.load(Ordering::Relaxed) as f64 / 1e6);
-        histogram
-    }
-}
-
-/// Exports latencies to Prometheus: one series, or one for each value of a label.
-#[derive(Clone, Debug)]
-pub(super) struct Histogram {
-    desc: Desc,
-    label: Option<&'static str>,
-    series: Vec<(&'static str, Latencies)>,
-}
-
-impl Histogram {
-    /// Without a label there is one series, whose value is not shown.
-    pub(super) fn new(
-        opts: &Opts,
-        label: Option<&'static str>,
-        series: Vec<(&'static str, Latencies)>,
-    ) -> prometheus::Result<Histogram> {
-        let labels = label.into_iter().map(String::from).collect();
-        let desc = Desc::new(opts.fq_name(), opts.help.clone(), labels, HashMap::new())?;
-        Ok(Histogram { desc, label, series })
-    }
-
-    fn metric(&self, value: &str, latencies: &Latencies) -> proto::Metric {
-        let labels = self.label.into_iter().map(|name| {
-            let mut label = LabelPair::default();
-            label.set_name(name.to_owned());
-            label.set_value(value.to_owned());
-            label
-        });
-        let mut metric = proto::Metric::from_label(labels.collect());
-        metric.set_histogram(latencies.histogram());
+        let mut metric = proto::Metric::from_label(self.0.labels.clone());
+        metric.set_histogram(histogram);
         metric
     }
 }
 
-impl Collector for Histogram {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.desc]
-    }
+/// Histograms of latencies with the same labels, each with other values.
+pub(super) type LatenciesVec = MetricVec<Builder>;
 
-    fn collect(&self) -> Vec<MetricFamily> {
-        let mut family = MetricFamily::default();
-        family.set_name(self.desc.fq_name.clone());
-        family.set_help(self.desc.help.clone());
-        family.set_field_type(MetricType::HISTOGRAM);
-        family.set_metric(self.series.iter().map(|(value, latencies)| self.metric(value, latencies)).collect());
-        vec![family]
+#[derive(Clone, Debug)]
+pub(super) struct Builder;
+
+impl MetricVecBuilder for Builder {
+    type M = Latencies;
+    type P = Opts;
+
+    fn build<V: AsRef<str>>(&self, opts: &Opts, values: &[V]) -> prometheus::Result<Latencies> {
+        let labels = opts.variable_labels.iter().zip(values).map(|(name, value)| {
+            let mut label = LabelPair::default();
+            label.set_name(name.clone());
+            label.set_value(value.as_ref().to_owned());
+            label
+        });
+        Ok(Latencies(Arc::new(Counters { labels: labels.collect(), ..Counters::default() })))
     }
 }

@@ -10,10 +10,8 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{Counter, Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 use rustix::time::{ClockId, clock_gettime};
 
-pub use latencies::Latencies;
-pub use register::RedisLosses;
-
-use self::register::{Labelled, Register};
+use self::latencies::Latencies;
+use self::register::{Labelled, Register, opts};
 use crate::core::group::GroupName;
 use crate::core::message::DelOutcome;
 use crate::core::outbox::Backlog;
@@ -22,54 +20,6 @@ use crate::core::request_batch::{Outcome, RequestBatch};
 use crate::core::ring::RingStatus;
 use crate::logging;
 use crate::protocol::frame::FrameType;
-
-/// The scripts of a Redis store: the values of `script` in `redis_round_trip_seconds`.
-pub const SCRIPTS: &[&str] = &[
-    "apply",
-    "advance",
-    "expire",
-    "held",
-    "forget",
-    "mend",
-    "reapply",
-    "acks_applied",
-    "acquire",
-    "renew",
-    "release",
-    "open",
-    "status",
-    "open_group",
-    "delete_group",
-    "leave_group",
-    "take",
-    "retake",
-    "settle",
-    "give_back",
-    "tend",
-    "heartbeat",
-    "announce",
-    "inspect",
-    "reap",
-    "drop_link",
-    "backlogs",
-];
-
-/// The kinds of errors of Redis: the values of `kind` in `redis_errors_total`.
-pub const REDIS_ERRORS: &[&str] = &[
-    "timeout",
-    "disconnected",
-    "readonly",
-    "unwritable",
-    "open_slot",
-    "loading",
-    "busy",
-    "oom",
-    "noscript",
-    "stale",
-    "lost",
-    "forbidden",
-    "other",
-];
 
 /// The metric of the CPU time. The collector of the prometheus crate counts whole seconds. That is too coarse for a
 /// measurement of ten seconds, and for a scrape every second.
@@ -87,16 +37,13 @@ macro_rules! metrics {
             $(pub $field: $type,)+
         }
 
-        impl Metrics {
+        impl Default for Metrics {
             /// All metrics, with every fixed label value at 0.
-            ///
-            /// # Panics
-            ///
-            /// If a name is given twice.
-            #[must_use]
-            pub fn new() -> Metrics {
-                let register = Register::new();
-                register.build_info();
+            fn default() -> Metrics {
+                let register = Register { registry: Registry::new() };
+                let build_info = opts("build_info", "1, with the version as its label.");
+                let build_info = build_info.const_label("version", env!("CARGO_PKG_VERSION"));
+                register.add(IntGauge::with_opts(build_info)).set(1);
                 Metrics {
                     $($field: register.$make($($argument),*),)+
                     cpu_time: register.add(Counter::new(CPU_TIME, "Total user and system CPU time spent in seconds.")),
@@ -115,32 +62,33 @@ metrics! {
         counters("messages_acked_total", "DelMsg answers by outcome.", "outcome",
             &DelOutcome::ALL, DelOutcome::as_str);
     messages_timed_out: IntCounter = counter("messages_timed_out_total", "Messages not acknowledged in time.");
-    messages_drained: IntCounter = counter("messages_drained_total", "Messages handed out early by a drain.");
+    messages_drained: IntCounter = counter("messages_drained_total", "Messages delivered early by a drain.");
     ack_latency: Latencies = latencies("ack_latency_seconds", "From AddNewMsg to DelMsg, late ones included.");
     timeout_lateness: Latencies =
         latencies("timeout_lateness_seconds",
             "Time from the end of a message's deadline tick to its publication in a batch.");
-    pointer_tick: IntGauge = gauge("pointer_tick", "The tick at which the wheel stands.");
+    pointer_tick: IntGauge = gauge("pointer_tick", "The tick at the pointer: the next one to expire.");
     pointer_lag: Gauge = gauge_f64("pointer_lag_seconds", "How long the pointer is behind its time.");
     shifted_ticks: IntCounter = counter("shifted_ticks_total", "Ticks by which stalls shifted every deadline.");
-    stalls: IntCounter = counter("stalls_total", "Times that the process stood still for 150 ms or more.");
-    expiry_behind_ticks: IntCounter = counter("expiry_behind_ticks_total", "Ticks that expiry was behind with.");
+    stalls: IntCounter = counter("stalls_total", "Times that the process stalled for 150 ms or more.");
+    expiry_behind_ticks: IntCounter =
+        counter("expiry_behind_ticks_total", "Ticks that expired before expiry was done with earlier ticks.");
     leader: IntGauge = gauge("leader", "1 if this sidecar leads, else 0.");
     leader_epoch: IntGauge = gauge("leader_epoch", "The epoch under which this sidecar leads, else 0.");
     leader_changes: IntCounter = counter("leader_changes_total", "Times that this sidecar became the leader.");
     storm_ticks: IntCounter = counter("storm_ticks_total", "Ticks in which suspiciously many messages timed out.");
     batches_published: IntCounter = counter("batches_published_total", "Batches put into the outbox.");
-    batches_delivered: IntCounter = counter("batches_delivered_total", "Batches handed out, every time.");
+    batches_delivered: IntCounter = counter("batches_delivered_total", "Deliveries of batches, repeats included.");
     batches_acked: IntCounter = counter("batches_acked_total", "Batches settled by a BatchAck.");
-    batches_nacked: IntCounter = counter("batches_nacked_total", "Batches given back by a BatchNack.");
-    batches_redelivered: IntCounter = counter("batches_redelivered_total", "Batches handed out more than once.");
+    batches_nacked: IntCounter = counter("batches_nacked_total", "Batches returned by a BatchNack.");
+    batches_redelivered: IntCounter = counter("batches_redelivered_total", "Redeliveries of batches.");
     outbox_batches: IntGaugeVec =
         gauge_vec("outbox_batches", "Batches that a group has not acknowledged.", "group");
     outbox_oldest: GaugeVec = gauge_f64_vec("outbox_oldest_seconds", "Age of a group's oldest batch.", "group");
     outbox_ids: IntGauge = gauge("outbox_ids", "Messages in batches that not every group has acknowledged.");
     outbox_max_ids: IntGauge = gauge("outbox_max_ids", "The most messages kept in the outbox, over all rings.");
     outbox_dropped_ids: IntCounter = counter("outbox_dropped_ids_total", "Messages lost to the outbox's bounds.");
-    groups_dropped: IntCounter = counter("groups_dropped_total", "Groups dropped for want of a subscriber.");
+    groups_dropped: IntCounter = counter("groups_dropped_total", "Groups dropped because they had no subscriber.");
     subscribers: IntGaugeVec = gauge_vec("subscribers", "Subscribers of a group here.", "group");
     connections: IntGauge = gauge("connections", "Open connections.");
     max_connections: IntGauge = gauge("max_connections", "The most connections accepted.");
@@ -152,10 +100,10 @@ metrics! {
     refusals: Labelled<Reason, IntCounter> =
         counters("refusals_total", "Requests and connections refused, by reason.", "reason",
             Reason::ALL, Reason::as_str);
-    held_acks: IntGauge = gauge("held_acks", "DelMsg messages held while the store is away.");
+    held_acks: IntGauge = gauge("held_acks", "DelMsg messages held while the store is unreachable.");
     max_held_acks: IntGauge = gauge("max_held_acks", "The most DelMsg messages held; 0 where none are.");
     max_in_flight: IntGauge = gauge("max_in_flight", "The most messages in flight accepted, over all rings.");
-    rings: IntGauge = gauge("rings", "Rings of the store: as many as there are, whoever leads them.");
+    rings: IntGauge = gauge("rings", "Rings of the store, whichever sidecar leads them.");
     rings_led: IntGauge = gauge("rings_led", "Rings that this sidecar leads.");
     rings_unconfirmed: IntGauge = gauge("rings_unconfirmed", "Rings whose Redis no majority confirms.");
     ack_timeout: Gauge = gauge_f64("ack_timeout_seconds", "The default ack timeout: one revolution.");
@@ -163,12 +111,23 @@ metrics! {
     memory_lost: IntGauge = gauge("memory_lost", "1 if the sidecar before, with --state, did not drain.");
     redis_round_trips: Labelled<&'static str, Latencies> =
         latencies_by("redis_round_trip_seconds",
-            "Time from sending a script to Redis to its answer, or until it was given up.", "script", SCRIPTS);
+            "Time from sending a script to Redis to its answer, or until it was given up.", "script",
+            &["apply", "advance", "expire", "held", "forget", "mend", "reapply", "acks_applied",
+                "acquire", "renew", "release", "open", "status", "open_group", "delete_group", "leave_group",
+                "take", "retake", "settle", "give_back", "tend", "backlogs",
+                "heartbeat", "announce", "inspect", "reap", "drop_link"]);
     redis_errors: Labelled<&'static str, IntCounter> =
-        counters("redis_errors_total", "Requests that Redis failed, by kind.", "kind", REDIS_ERRORS, |kind| kind);
-    redis_reconnects: IntCounter = counter("redis_reconnects_total", "Connections to Redis made anew.");
+        counters("redis_errors_total", "Requests that Redis failed, by kind.", "kind",
+            &["timeout", "disconnected", "readonly", "unwritable", "open_slot", "loading", "busy", "oom",
+                "noscript", "stale", "lost", "forbidden", "other"], |kind| kind);
+    redis_reconnects: IntCounter = counter("redis_reconnects_total", "Connections to Redis made again.");
     redis_lost: IntCounter = counter("redis_lost_total", "Times that Redis came back without the ring.");
-    redis_losses: RedisLosses = redis_losses();
+    redis_lost_writes: IntCounter =
+        counter("redis_lost_writes_total", "Scripts that Redis answered and then lost.");
+    redis_lost_messages: Labelled<&'static str, IntCounter> =
+        counters("redis_lost_messages_total", "Messages that Redis lost, by kind.", "kind",
+            &["added", "acked"], |kind| kind);
+    redis_reapplied_acks: IntCounter = counter("redis_reapplied_acks_total", "Lost Acks that were applied again.");
     log_lines_dropped: IntCounter =
         counter("log_lines_dropped_total",
             "Log lines dropped because stderr could not be written, or not fast enough.");
@@ -183,30 +142,13 @@ impl Metrics {
     /// Counts so many frames of a type.
     pub fn count_frames(&self, frame_type: FrameType, count: u64) {
         if count > 0 {
-            self.frames.of(&frame_type).inc_by(count);
+            self.frames.of(frame_type).inc_by(count);
         }
     }
 
     /// Counts a refusal.
     pub fn count_refusal(&self, reason: Reason) {
-        self.refusals.of(&reason).inc();
-    }
-
-    /// How many requests were refused and connections closed for this reason.
-    #[must_use]
-    pub fn refusals(&self, reason: Reason) -> u64 {
-        self.refusals.of(&reason).get()
-    }
-
-    /// The round trips of a script, which is one of [`SCRIPTS`].
-    #[must_use]
-    pub fn round_trip(&self, script: &'static str) -> &Latencies {
-        self.redis_round_trips.of(&script)
-    }
-
-    /// Counts an error of Redis, whose kind is one of [`REDIS_ERRORS`].
-    pub fn count_redis_error(&self, kind: &'static str) {
-        self.redis_errors.of(&kind).inc();
+        self.refusals.of(reason).inc();
     }
 
     /// Counts the outcomes of completed requests.
@@ -214,13 +156,13 @@ impl Metrics {
         self.messages_added.inc_by(batch.total(Outcome::Added));
         self.messages_rearmed.inc_by(batch.total(Outcome::Rearmed));
         for outcome in [Outcome::Unknown, Outcome::Acked, Outcome::Late, Outcome::Withdrawn] {
-            self.messages_acked.of(&outcome.of_del()).inc_by(batch.total(outcome));
+            self.messages_acked.of(outcome.of_del()).inc_by(batch.total(outcome));
         }
         self.ack_latency.add(&batch.ack_latency);
     }
 
-    /// Sets the gauges of the rings that are led here. Other sidecars export the rings that they lead, so that sum() over
-    /// the sidecars is right.
+    /// Sets the gauges of the rings that are led here. Other sidecars export the rings that they lead, so that sum()
+    /// over the sidecars is right.
     pub fn set_rings(&self, led: &[RingStatus]) {
         let most = |value: fn(&RingStatus) -> u64| gauge_value(led.iter().map(value).max().unwrap_or_default());
         self.leader.set(i64::from(!led.is_empty()));
@@ -278,12 +220,6 @@ pub fn cpu_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-impl Default for Metrics {
-    fn default() -> Metrics {
-        Metrics::new()
-    }
-}
-
 /// The label of a group. Groups without a name of a user share one: each would be a series of its own, and gone soon.
 fn group_label(group: &GroupName) -> &str {
     if group.is_generated() { "(ephemeral)" } else { group.as_str() }
@@ -303,7 +239,7 @@ mod tests {
 
     #[test]
     fn fixed_labels_are_there_from_the_start() {
-        let text = Metrics::new().render();
+        let text = Metrics::default().render();
         for line in [
             "ackwheel_messages_acked_total{outcome=\"withdrawn\"} 0",
             "ackwheel_refusals_total{reason=\"silent\"} 0",
@@ -321,7 +257,7 @@ mod tests {
 
     #[test]
     fn no_series_is_there_twice() {
-        let text = Metrics::new().render();
+        let text = Metrics::default().render();
         let mut seen = BTreeSet::new();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let series = line.rsplit_once(' ').map_or(line, |(series, _)| series);
@@ -332,9 +268,9 @@ mod tests {
 
     #[test]
     fn each_script_has_a_histogram_of_its_own() {
-        let metrics = Metrics::new();
-        metrics.round_trip("take").record(Duration::from_micros(180));
-        metrics.count_redis_error("readonly");
+        let metrics = Metrics::default();
+        metrics.redis_round_trips.of("take").record(Duration::from_micros(180));
+        metrics.redis_errors.of("readonly").inc();
         let text = metrics.render();
         for line in [
             "ackwheel_redis_round_trip_seconds_bucket{script=\"take\",le=\"0.0001\"} 0",
@@ -348,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_histogram_is_cumulative_and_closed_by_infinity() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         let mut histogram = LatencyHistogram::default();
         histogram.record(Duration::from_millis(2), 3);
         histogram.record(Duration::from_secs(60), 1);
@@ -368,7 +304,7 @@ mod tests {
     #[test]
     fn cpu_time_is_exported_once_and_in_fractions_of_a_second() {
         let before = cpu_time().as_secs_f64();
-        let text = Metrics::new().render();
+        let text = Metrics::default().render();
         let exported: Vec<f64> =
             text.lines().filter_map(|line| line.strip_prefix(CPU_TIME)?.trim().parse().ok()).collect();
         let after = cpu_time().as_secs_f64();

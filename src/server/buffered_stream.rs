@@ -64,16 +64,17 @@ thread_local! {
 pub(super) struct BufferedStream {
     stream: Stream,
     unprocessed_input: UnprocessedInput,
-    codec: Codec,
+    pub(super) codec: Codec,
     input: BytesMut,
-    /// The greatest length that the input had. Its capacity does not show that: it shrinks with what is decoded.
+    /// The greatest length that the input had. Its capacity does not show that, since decoding makes it smaller.
     input_grown: usize,
     output: BytesMut,
     max_queued: usize,
     /// Whether the stream holds back bytes that were written to it, as TLS can.
     is_unflushed: bool,
     has_ended: bool,
-    write_failed: bool,
+    /// Whether the peer takes no more bytes. Its requests from before still count.
+    pub(super) write_failed: bool,
 }
 
 impl BufferedStream {
@@ -95,16 +96,6 @@ impl BufferedStream {
             has_ended: false,
             write_failed: false,
         }
-    }
-
-    /// Accepts frames of at most this length from the next frame on.
-    pub(super) fn set_max_frame_length(&mut self, max_length: u32) {
-        self.codec = Codec::new(max_length);
-    }
-
-    /// Whether the peer takes no more bytes. Its requests from before still count.
-    pub(super) fn write_failed(&self) -> bool {
-        self.write_failed
     }
 
     /// Queues bytes, unless the peer takes no more.
@@ -284,7 +275,7 @@ mod tests {
     use crate::ticker::read_barrier::ReadBarrier;
 
     #[tokio::test]
-    async fn whoever_reads_or_writes_says_so_until_there_is_nothing_to_read() {
+    async fn input_counts_as_unprocessed_from_a_read_or_write_until_nothing_is_left_to_read() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let member = ReadBarrier::new().join(None);
         let unprocessed_input = member.unprocessed_input();
@@ -299,7 +290,7 @@ mod tests {
 
         theirs.write_all(b"x").await.unwrap();
         assert_eq!(stream.read_or_write(true).await.unwrap(), IoEvent::Read(1));
-        assert!(unprocessed_input.is_set(), "what was read is not dealt with yet");
+        assert!(unprocessed_input.is_set(), "the bytes that were read are not processed yet");
         assert!(stream.read_or_write(true).now_or_never().is_none());
         assert!(!unprocessed_input.is_set());
 
@@ -307,7 +298,7 @@ mod tests {
         stream.write(|codec, out| codec.encode_frame(&ping, out));
         while let Some(event) = stream.read_or_write(true).now_or_never() {
             assert_eq!(event.unwrap(), IoEvent::Written);
-            assert!(unprocessed_input.is_set(), "what came while it was written is not seen yet");
+            assert!(unprocessed_input.is_set(), "bytes may have arrived during the write");
         }
         assert!(stream.is_flushed() && !unprocessed_input.is_set());
     }

@@ -7,10 +7,12 @@ use tracing::{Span, debug, info, warn};
 
 use super::pending_requests::{Completed, Weight};
 use super::session::{Session, State};
+use super::shared::MAX_CREDIT;
 use crate::core::batch::BatchId;
 use crate::core::group::GroupNameError;
+use crate::core::outbox::GroupOptions;
 use crate::core::refusal::{Reason, Refusal};
-use crate::delivery::SubscribeRequest;
+use crate::protocol::Codec;
 use crate::protocol::frame::{self, Body, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
 
 impl Session {
@@ -18,7 +20,11 @@ impl Session {
         let Frame { correlation, body } = frame;
         let accepted = match body {
             Body::Hello(hello) if self.state == State::Greeting => self.hello(correlation, &hello),
-            other if self.state == State::Greeting => Err(hello_expected(other.frame_type())),
+            other if self.state == State::Greeting => {
+                let found = other.frame_type().as_str();
+                let text = format!("the first frame of a connection is hello, and this one is {found}");
+                Err(Refusal::new(Reason::HelloExpected, text))
+            }
             Body::Ping(payload) => return self.send(&Frame::new(correlation, Body::Pong(payload))),
             // It only shows that the peer is alive.
             Body::Pong(_) => return,
@@ -47,7 +53,7 @@ impl Session {
             Completed::Subscribe(correlation, Ok(subscription)) => {
                 let answer = Subscribed { group: subscription.group.to_string(), created: subscription.created };
                 self.send(&Frame::new(correlation, Body::Subscribed(answer)));
-                if self.state == State::Serving && !self.stream.write_failed() {
+                if self.state == State::Serving && !self.stream.write_failed {
                     self.subscription = Some((correlation, subscription));
                 }
             }
@@ -78,7 +84,7 @@ impl Session {
         }
     }
 
-    /// Refuses bytes that are no frame. Requests before them are answered first: their outcome is another.
+    /// Refuses bytes that are not a frame. Requests before them are answered first, since they may succeed.
     pub(super) fn refuse_broken_frame(&mut self, correlation: u32, refusal: Refusal) {
         if self.pending.is_waiting() {
             self.end();
@@ -90,19 +96,16 @@ impl Session {
 
     fn hello(&mut self, correlation: u32, hello: &Hello) -> Result<(), Refusal> {
         let shared = Arc::clone(&self.shared);
-        let (ours, theirs) = (VERSIONS, hello.lowest_version..=hello.highest_version);
-        let version = (*ours.start()).max(*theirs.start());
-        if !ours.contains(&version) || !theirs.contains(&version) {
+        let (first, last) = VERSIONS.into_inner();
+        let Hello { lowest_version: lowest, highest_version: highest, .. } = *hello;
+        if last.min(highest) < first.max(lowest) {
             let text = format!(
-                "this server speaks versions {} to {} of the protocol, and the client {} to {}: update the older one",
-                ours.start(),
-                ours.end(),
-                theirs.start(),
-                theirs.end()
+                "this server speaks versions {first} to {last} of the protocol, and the client {lowest} to {highest}: \
+                 update the older one"
             );
             return Err(Refusal::new(Reason::UnsupportedVersion, text));
         }
-        if !shared.token.admits(&hello.token) {
+        if shared.token.as_ref().is_some_and(|token| !token.admits(&hello.token)) {
             let text = if hello.token.is_empty() {
                 "this server asks for a token: send the one in its --token-file"
             } else {
@@ -112,18 +115,18 @@ impl Session {
         }
         let (wheel, options) = (shared.rings.wheel(), &shared.options);
         let welcome = Welcome {
-            version: (*ours.end()).min(*theirs.end()),
+            version: last.min(highest),
             slots: wheel.slots(),
             tick_ms: wheel.tick_ms(),
             max_frame_length: options.max_frame_length,
             max_messages: u32::try_from(frame::MAX_MESSAGES).unwrap_or(u32::MAX),
-            max_credit: options.max_credit,
+            max_credit: MAX_CREDIT,
             ping_interval_ms: u32::try_from(options.ping_interval.as_millis()).unwrap_or(u32::MAX),
             store: String::from(shared.store.kind()),
             server_name: String::from(concat!("ackwheel/", env!("CARGO_PKG_VERSION"))),
         };
         Span::current().record("client", &hello.client_name);
-        self.stream.set_max_frame_length(options.max_frame_length);
+        self.stream.codec = Codec::new(options.max_frame_length);
         self.state = State::Serving;
         self.keep_alive.greeted(shared.clock.stall_aware_now());
         self.send(&Frame::new(correlation, Body::Welcome(welcome)));
@@ -131,13 +134,12 @@ impl Session {
     }
 
     fn subscribe(&mut self, correlation: u32, request: &Subscribe) -> Result<(), Refusal> {
-        let max_credit = self.shared.options.max_credit;
         if self.subscription.is_some() || self.is_subscribing {
             let text = "this connection has its subscription: open another connection for another one";
             return Err(Refusal::new(Reason::AlreadySubscribed, text));
         }
-        if !(1..=max_credit).contains(&request.credit) {
-            let text = format!("a credit of {} is not possible: ask for 1 to {max_credit}", request.credit);
+        if !(1..=MAX_CREDIT).contains(&request.credit) {
+            let text = format!("a credit of {} is not possible: ask for 1 to {MAX_CREDIT}", request.credit);
             return Err(Refusal::new(Reason::BadCredit, text));
         }
         let group = match request.group.as_str() {
@@ -147,12 +149,12 @@ impl Session {
                 Refusal::new(Reason::BadGroupName, text)
             })?),
         };
-        let Subscribe { credit, ephemeral, from_end, .. } = *request;
-        let request = SubscribeRequest { group, credit: u64::from(credit), ephemeral, from_end };
+        let (credit, ephemeral) = (u64::from(request.credit), request.ephemeral);
+        let options = GroupOptions { from_end: request.from_end || ephemeral, ephemeral };
         let delivery = Arc::clone(&self.shared.delivery);
         self.is_subscribing = true;
         self.pending.push(Weight::Other(0), async move {
-            Completed::Subscribe(correlation, delivery.subscribe(request).await)
+            Completed::Subscribe(correlation, delivery.subscribe(group, credit, options).await)
         });
         Ok(())
     }
@@ -198,10 +200,5 @@ pub(super) fn not_hello(refusal: Refusal) -> Refusal {
         return refusal;
     }
     let text = format!("the first frame of a connection is hello, and this is none: {}", refusal.text);
-    Refusal::new(Reason::HelloExpected, text)
-}
-
-fn hello_expected(found: FrameType) -> Refusal {
-    let text = format!("the first frame of a connection is hello, and this one is {}", found.as_str());
     Refusal::new(Reason::HelloExpected, text)
 }

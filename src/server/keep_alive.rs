@@ -1,6 +1,6 @@
 //! Decides when a connection is pinged, and when it is closed because its peer is silent or does not read.
 //!
-//! Every time is one of the stall-aware clock: a stall of this process is not the peer's silence.
+//! All times are those of the stall-aware clock: a stall of this process is not silence of the peer.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};

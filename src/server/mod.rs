@@ -1,9 +1,8 @@
 //! Serves logic nodes over the native protocol: a session for each connection, over TCP, TLS or a Unix socket.
 
-mod accept;
 mod buffered_stream;
-pub mod certificate;
 mod control_requests;
+mod credentials;
 mod keep_alive;
 mod limit_notices;
 mod pending_requests;
@@ -11,32 +10,40 @@ mod requests;
 mod session;
 mod shared;
 mod socket_file;
-mod token;
 mod watched_files;
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use tokio::sync::watch;
+use tokio_util::either::Either;
 use tokio_util::task::TaskTracker;
-use tracing::warn;
+use tracing::field::Empty;
+use tracing::{Instrument, debug, info_span, warn};
 
-pub(crate) use accept::accept;
-pub use limit_notices::report_reached_limits;
-pub use shared::{DRAIN_GRACE, Listener, ServerOptions, Shared};
-pub use socket_file::SocketFile;
-pub use token::{TokenSource, token_in};
+pub use self::credentials::{Certificate, Token, token_in};
+pub use self::limit_notices::report_reached_limits;
+pub use self::shared::{DRAIN_GRACE, Listener, ServerOptions, Shared};
+pub use self::socket_file::SocketFile;
 
-use self::accept::Acceptor;
+use self::buffered_stream::{Socket, Stream};
+use self::session::Session;
 use self::shared::Phase;
+use crate::core::refusal::{Reason, Refusal};
+use crate::process::panics::contained;
+use crate::protocol::Codec;
+use crate::protocol::frame::FrameType;
 use crate::ticker::stall_aware_timeout;
+
+/// After a failed accept the listener pauses: without files it would fail again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A running server.
 pub struct Server {
     phase: watch::Sender<Phase>,
-    tasks: TaskTracker,
-    /// Has a token for each connection whose peer has not got its last answers.
-    unanswered: TaskTracker,
+    acceptor: Acceptor,
 }
 
 impl Server {
@@ -45,17 +52,11 @@ impl Server {
     pub fn start(listeners: Vec<Listener>, shared: &Arc<Shared>) -> Server {
         let (phase, receiver) = watch::channel(Phase::Serving);
         let (tasks, unanswered) = (TaskTracker::new(), TaskTracker::new());
-        let acceptor = Acceptor {
-            shared: Arc::clone(shared),
-            phase: receiver,
-            tasks: tasks.clone(),
-            unanswered: unanswered.clone(),
-            open: Arc::default(),
-        };
+        let acceptor = Acceptor { shared: Arc::clone(shared), phase: receiver, tasks, unanswered };
         for listener in listeners {
-            tasks.spawn(acceptor.clone().run(listener));
+            acceptor.tasks.spawn(acceptor.clone().run(listener));
         }
-        Server { phase, tasks, unanswered }
+        Server { phase, acceptor }
     }
 
     /// Accepts no more connections and sends GoAway to those that are open. They are still served.
@@ -66,10 +67,11 @@ impl Server {
     /// Sends all that is queued, closes all connections, and waits for their end.
     pub async fn close(&self, timeout: Duration) {
         self.phase.send_replace(Phase::Closed);
-        self.tasks.close();
-        if stall_aware_timeout(timeout, self.tasks.wait()).await.is_none() && !self.unanswered.is_empty() {
+        let Acceptor { tasks, unanswered, .. } = &self.acceptor;
+        tasks.close();
+        if stall_aware_timeout(timeout, tasks.wait()).await.is_none() && !unanswered.is_empty() {
             warn!(
-                connections = self.unanswered.len(),
+                connections = unanswered.len(),
                 "some connections did not take their last answers in time and are closed: their clients repeat all \
                  requests without an answer, at another sidecar or after the restart"
             );
@@ -81,4 +83,125 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.phase.send_replace(Phase::Closed);
     }
+}
+
+/// Accepts connections, limits their number, and makes TLS handshakes.
+#[derive(Clone)]
+struct Acceptor {
+    shared: Arc<Shared>,
+    phase: watch::Receiver<Phase>,
+    tasks: TaskTracker,
+    /// Has a token for each connection whose peer has not got its last answers.
+    unanswered: TaskTracker,
+}
+
+impl Acceptor {
+    async fn run(mut self, listener: Listener) {
+        loop {
+            tokio::select! {
+                socket = accept("a connection", || accept_from(&listener)) => self.admit(socket),
+                _ = self.phase.changed() => break,
+            }
+        }
+    }
+
+    fn admit(&self, socket: Socket) {
+        let Ok(permit) = Arc::clone(&self.shared.free_connections).try_acquire_owned() else {
+            return self.reject(&socket);
+        };
+        self.shared.metrics.connections_opened.inc();
+        let (phase, mut closing, unanswered) = (self.phase.clone(), self.phase.clone(), self.unanswered.clone());
+        let shared = Arc::clone(&self.shared);
+        let peer = match &socket {
+            Either::Left(tcp) => tcp.peer_addr().map_or_else(|_| String::new(), |peer| peer.to_string()),
+            Either::Right(_) => String::from("unix"),
+        };
+        let span = info_span!("connection", %peer, client = Empty);
+        let connection = async move {
+            // Dropped at the end of the task, also if that panics.
+            let _permit = permit;
+            let stream = tokio::select! {
+                stream = handshake(&shared, socket) => stream,
+                _ = closing.wait_for(|phase| *phase == Phase::Closed) => None,
+            };
+            if let Some(stream) = stream {
+                Session::new(stream, shared, phase).run(unanswered.token()).await;
+            }
+        };
+        self.tasks.spawn(contained(connection.instrument(span)));
+    }
+
+    /// Rejects a connection above the limit. Sends an Error only if the socket takes it at once.
+    fn reject(&self, socket: &Socket) {
+        let max = self.shared.options.max_connections;
+        let refusal = Refusal::new(
+            Reason::TooManyConnections,
+            format!("this sidecar has {max} connections already: share connections, or raise --max-connections"),
+        );
+        self.shared.metrics.count_refusal(refusal.reason);
+        let mut bytes = BytesMut::new();
+        Codec::default().encode_refusal(0, &refusal, &mut bytes);
+        // If it fails, the peer still sees that the connection is closed.
+        let written = match socket {
+            Either::Left(_) if self.shared.certificate.is_some() => return,
+            Either::Left(tcp) => tcp.try_write(&bytes),
+            Either::Right(unix) => unix.try_write(&bytes),
+        };
+        if written.is_ok() {
+            self.shared.metrics.count_frame(FrameType::Error);
+        }
+    }
+}
+
+/// Accepts a connection. After a failure it logs that `what` could not be accepted, pauses, and tries again.
+pub(crate) async fn accept<T, F: Future<Output = io::Result<T>>>(what: &str, accept: impl Fn() -> F) -> T {
+    loop {
+        match accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => warn!(
+                %error,
+                "{what} could not be accepted; trying again: if files run out, raise the limit (ulimit -n, LimitNOFILE \
+                 of systemd)"
+            ),
+        }
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+async fn accept_from(listener: &Listener) -> io::Result<Socket> {
+    match listener {
+        Listener::Tcp(listener) => {
+            let (stream, _) = listener.accept().await?;
+            stream.set_nodelay(true)?;
+            Ok(Either::Left(stream))
+        }
+        Listener::Unix(_, listener) => Ok(Either::Right(listener.accept().await?.0)),
+    }
+}
+
+/// Makes the TLS handshake, if the listener speaks TLS.
+async fn handshake(shared: &Shared, socket: Socket) -> Option<Stream> {
+    let (tcp, certificate) = match (socket, &shared.certificate) {
+        (Either::Left(tcp), Some(certificate)) => (tcp, certificate),
+        (socket, _) => return Some(Either::Left(socket)),
+    };
+    let handshake = async {
+        // A probe of the port closes or resets the connection and sends nothing: no handshake has failed.
+        let has_begun = matches!(tcp.peek(&mut [0]).await, Ok(1..));
+        if has_begun { Some(certificate.acceptor().accept(tcp).await) } else { None }
+    };
+    match stall_aware_timeout(shared.options.hello_timeout, handshake).await {
+        Some(Some(Ok(stream))) => return Some(Either::Right(Box::new(stream))),
+        Some(None) => {
+            debug!("the connection was closed before a TLS handshake began");
+            return None;
+        }
+        Some(Some(Err(error))) => warn!(
+            %error,
+            "a client made no TLS handshake: does it speak TLS, and trust the certificate of --tls-cert?"
+        ),
+        None => debug!("the TLS handshake took too long"),
+    }
+    shared.metrics.count_refusal(Reason::TlsHandshake);
+    None
 }

@@ -1,8 +1,8 @@
 //! Requests of one connection that wait for the store, and the limit on them.
 //!
-//! A connection with too many of them is not read from, so that no client asks faster than the store answers. While the
-//! store is unreachable Acks do not count, or no Ack would be read for as long. The store itself limits how many Acks it
-//! holds, over all connections, and refuses the rest at once, as it refuses adds.
+//! A connection with too many of them is not read from, so that no client asks faster than the store answers. Acks do
+//! not count while the store is unreachable: otherwise they would stay unread until it answers again. The store itself
+//! limits the Acks that it holds for all connections. It refuses the rest at once, as it refuses adds.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -20,13 +20,13 @@ use crate::process::panics::uncontained;
 use crate::protocol::frame::Body;
 
 /// With so many requests waiting, a connection is not read from.
-const MAX_REQUESTS: usize = 1_024;
+pub(super) const MAX_REQUESTS: usize = 1_024;
 
 /// With more messages in waiting requests, a connection is not read from: few frames can carry many. A request without
 /// messages counts as one, since only this limit holds while the read barrier asks for all that waits.
 const MAX_MESSAGES: usize = 16_384;
 
-type RequestFuture<T> = Pin<Box<dyn Future<Output = (Weight, T)> + Send>>;
+type RequestFuture = Pin<Box<dyn Future<Output = (Weight, Completed)> + Send>>;
 
 /// The weight of a waiting request: a number of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,15 +53,6 @@ pub(super) enum Completed {
     NotBegun,
 }
 
-impl Completed {
-    pub(super) fn refusal(self) -> Option<Refusal> {
-        match self {
-            Completed::Answer(_, Err(refusal)) | Completed::Subscribe(_, Err(refusal)) => Some(refusal),
-            _ => None,
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     requests: usize,
@@ -69,17 +60,14 @@ struct Count {
 }
 
 /// The requests that wait, and how many messages they carry.
-pub(super) struct PendingRequests<T> {
-    requests: FuturesUnordered<RequestFuture<T>>,
+#[derive(Default)]
+pub(super) struct PendingRequests {
+    requests: FuturesUnordered<RequestFuture>,
     acks: Count,
     others: Count,
 }
 
-impl<T: 'static> PendingRequests<T> {
-    pub(super) fn new() -> PendingRequests<T> {
-        PendingRequests { requests: FuturesUnordered::new(), acks: Count::default(), others: Count::default() }
-    }
-
+impl PendingRequests {
     /// Counts a request that is completed outside of this queue.
     pub(super) fn begin(&mut self, weight: Weight) {
         let (count, messages) = self.count(weight);
@@ -95,14 +83,14 @@ impl<T: 'static> PendingRequests<T> {
     }
 
     /// Adds a request that is completed by a future.
-    pub(super) fn push(&mut self, weight: Weight, request: impl Future<Output = T> + Send + 'static) {
+    pub(super) fn push(&mut self, weight: Weight, request: impl Future<Output = Completed> + Send + 'static) {
         self.begin(weight);
         let request = uncontained(request);
         self.requests.push(Box::pin(async move { (weight, request.await) }));
     }
 
     /// The next request of [`PendingRequests::push`] that is complete; `None` at once if there is none. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Option<T> {
+    pub(super) async fn next(&mut self) -> Option<Completed> {
         let (weight, completed) = self.requests.next().await?;
         self.end(weight);
         Some(completed)
@@ -120,26 +108,15 @@ impl<T: 'static> PendingRequests<T> {
         self.acks.requests + self.others.requests > 0
     }
 
-    /// Whether another request may be read.
-    pub(super) fn has_room(&self, store_is_up: impl FnOnce() -> bool) -> bool {
-        self.is_within(MAX_REQUESTS, store_is_up)
-    }
-
-    /// Whether another request may be read, if only their messages are limited.
-    pub(super) fn has_room_for_messages(&self, store_is_up: impl FnOnce() -> bool) -> bool {
-        self.is_within(usize::MAX, store_is_up)
-    }
-
-    /// `store_is_up` is asked only where it matters.
-    fn is_within(&self, max_requests: usize, store_is_up: impl FnOnce() -> bool) -> bool {
+    /// Whether another request may be read, if fewer than `max_requests` may wait. `store_is_up` is asked only where it
+    /// matters.
+    pub(super) fn has_room(&self, max_requests: usize, store_is_up: impl FnOnce() -> bool) -> bool {
         let is_within = |requests, messages| requests < max_requests && messages <= MAX_MESSAGES;
         let Count { requests, messages } = self.others;
         is_within(requests + self.acks.requests, messages + self.acks.messages)
             || is_within(requests, messages) && !store_is_up()
     }
-}
 
-impl PendingRequests<Completed> {
     /// Waits for the requests of a connection that is closed: they are carried out, and count.
     pub(super) async fn complete(mut self, mut requester: Requester, metrics: Arc<Metrics>) {
         let mut completed = RequestBatch::default();
@@ -154,7 +131,9 @@ impl PendingRequests<Completed> {
                     completed.clear(0);
                 }
                 Some(completed) = self.next() => {
-                    completed.refusal().into_iter().for_each(|refusal| metrics.count_refusal(refusal.reason));
+                    if let Completed::Answer(_, Err(refusal)) | Completed::Subscribe(_, Err(refusal)) = completed {
+                        metrics.count_refusal(refusal.reason);
+                    }
                 }
             }
         }
@@ -167,53 +146,50 @@ mod tests {
 
     #[tokio::test]
     async fn there_is_room_until_the_requests_or_their_messages_are_many() {
-        let mut pending = PendingRequests::new();
+        let mut pending = PendingRequests::default();
         for _ in 0..8 {
-            assert!(pending.has_room(|| true));
-            pending.push(Weight::Other(MAX_MESSAGES / 8), async {});
+            assert!(pending.has_room(MAX_REQUESTS, || true));
+            pending.push(Weight::Other(MAX_MESSAGES / 8), async { Completed::NotBegun });
         }
-        assert!(pending.has_room_for_messages(|| true), "as many as may wait");
-        pending.push(Weight::Acks(1), async {});
-        assert!(!pending.has_room(|| true) && !pending.has_room_for_messages(|| true));
+        assert!(pending.has_room(usize::MAX, || true), "as many as may wait");
+        pending.push(Weight::Acks(1), async { Completed::NotBegun });
+        assert!(!pending.has_room(MAX_REQUESTS, || true) && !pending.has_room(usize::MAX, || true));
         while pending.next().await.is_some() {}
-        assert!(!pending.is_waiting() && pending.has_room(|| true));
+        assert!(!pending.is_waiting() && pending.has_room(MAX_REQUESTS, || true));
         for _ in 0..MAX_REQUESTS {
-            assert!(pending.has_room(|| true));
-            pending.push(Weight::Other(0), async {});
+            assert!(pending.has_room(MAX_REQUESTS, || true));
+            pending.push(Weight::Other(0), async { Completed::NotBegun });
         }
-        assert!(!pending.has_room(|| true) && pending.has_room_for_messages(|| true));
-        assert!(
-            !pending.has_room(|| false),
-            "what is no acknowledgement counts whether the store is there or not"
-        );
+        assert!(!pending.has_room(MAX_REQUESTS, || true) && pending.has_room(usize::MAX, || true));
+        assert!(!pending.has_room(MAX_REQUESTS, || false), "adds count whether the store is reachable or not");
         for _ in MAX_REQUESTS..=MAX_MESSAGES {
-            assert!(pending.has_room_for_messages(|| true));
-            pending.push(Weight::Other(0), async {});
+            assert!(pending.has_room(usize::MAX, || true));
+            pending.push(Weight::Other(0), async { Completed::NotBegun });
         }
-        assert!(!pending.has_room_for_messages(|| true), "requests without messages are bounded, too");
+        assert!(!pending.has_room(usize::MAX, || true), "requests without messages are bounded, too");
     }
 
     #[tokio::test]
-    async fn what_is_answered_elsewhere_counts_as_well() {
-        let mut pending = PendingRequests::<()>::new();
+    async fn requests_that_are_completed_outside_of_the_queue_count_too() {
+        let mut pending = PendingRequests::default();
         pending.begin(Weight::Acks(3));
         pending.begin(Weight::Other(MAX_MESSAGES + 1));
-        assert!(pending.is_waiting() && !pending.has_room(|| true));
+        assert!(pending.is_waiting() && !pending.has_room(MAX_REQUESTS, || true));
         pending.end(Weight::Other(MAX_MESSAGES + 1));
-        assert!(pending.is_waiting() && pending.has_room(|| true));
+        assert!(pending.is_waiting() && pending.has_room(MAX_REQUESTS, || true));
         pending.end(Weight::Acks(3));
         assert!(!pending.is_waiting());
     }
 
     #[tokio::test]
-    async fn acknowledgements_make_no_connection_deaf_while_the_store_is_away() {
-        let mut pending = PendingRequests::new();
+    async fn acks_do_not_count_while_the_store_is_unreachable() {
+        let mut pending = PendingRequests::default();
         for _ in 0..MAX_REQUESTS {
-            pending.push(Weight::Acks(MAX_MESSAGES), async {});
+            pending.push(Weight::Acks(MAX_MESSAGES), async { Completed::NotBegun });
         }
-        assert!(!pending.has_room(|| true) && !pending.has_room_for_messages(|| true));
-        assert!(pending.has_room(|| false) && pending.has_room_for_messages(|| false));
+        assert!(!pending.has_room(MAX_REQUESTS, || true) && !pending.has_room(usize::MAX, || true));
+        assert!(pending.has_room(MAX_REQUESTS, || false) && pending.has_room(usize::MAX, || false));
         while pending.next().await.is_some() {}
-        assert!(!pending.is_waiting() && pending.has_room(|| true));
+        assert!(!pending.is_waiting() && pending.has_room(MAX_REQUESTS, || true));
     }
 }

@@ -187,9 +187,10 @@ impl Session {
         self.shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
     }
 
-    /// Reads all that waits in the socket, for the read barrier; bytes that the peer sends meanwhile can wait. After a stall
-    /// of this process the peer may have more to send than the socket holds. Then it is read for as long as it sends,
-    /// but no longer than the process counts as waking. (After the ticker has ended, every moment counts as waking.)
+    /// Reads all that waits in the socket, for the read barrier; bytes that the peer sends meanwhile can wait. After a
+    /// stall of this process the peer may have more to send than the socket holds. Then it is read for as long as it
+    /// sends, but no longer than the process counts as waking. (After the ticker has ended, every moment counts as
+    /// waking.)
     pub(super) async fn read_waiting(&mut self) {
         let clock = Arc::clone(&self.shared.clock);
         let (mut spent, mut last) = (Duration::ZERO, clock.now());
@@ -207,7 +208,7 @@ impl Session {
     async fn read_socket(&mut self) -> usize {
         let all = self.stream.most_unread();
         let mut most = all;
-        while self.is_listening() && most > 0 && self.pending.has_room_for_messages(|| self.shared.store.is_up()) {
+        while self.is_listening() && most > 0 && self.pending.has_room(usize::MAX, || self.shared.store.is_up()) {
             let Some(event) = self.stream.read_waiting().await.transpose() else { break };
             if let Ok(IoEvent::Read(count)) = event {
                 most = most.saturating_sub(count);

@@ -17,7 +17,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::buffered_stream::{BufferedStream, Stream, descriptor};
 use super::keep_alive::{Action, KeepAlive};
-use super::pending_requests::{Completed, PendingRequests};
+use super::pending_requests::{MAX_REQUESTS, PendingRequests};
 use super::shared::{DRAIN_GRACE, Phase, Shared};
 use crate::core::batch::Delivery as Delivered;
 use crate::core::refusal::Refusal;
@@ -48,7 +48,7 @@ pub(super) struct Session {
     timer: Pin<Box<Sleep>>,
     /// Submits adds and dels to the rings.
     pub(super) requester: Requester,
-    pub(super) pending: PendingRequests<Completed>,
+    pub(super) pending: PendingRequests,
     /// Adds and dels that were completed later; empty again once they are answered.
     pub(super) completed: RequestBatch,
     pub(super) subscription: Option<(u32, Subscription)>,
@@ -89,7 +89,7 @@ impl Session {
             ),
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             requester: shared.rings.requester(),
-            pending: PendingRequests::new(),
+            pending: PendingRequests::default(),
             completed: RequestBatch::default(),
             subscription: None,
             is_subscribing: false,
@@ -102,9 +102,7 @@ impl Session {
 
     /// Serves the peer. Drops `unanswered` once the peer has all that was sent to it.
     pub(super) async fn run(mut self, unanswered: TaskTrackerToken) {
-        if *self.phase.borrow_and_update() != Phase::Serving {
-            self.change_phase();
-        }
+        self.change_phase();
         while !self.is_over() {
             self.step().await;
         }
@@ -124,7 +122,7 @@ impl Session {
             State::Closing => true,
             // Requests that wait are carried out all the same.
             State::Ended => {
-                self.stream.write_failed()
+                self.stream.write_failed
                     || !self.pending.is_waiting() && self.final_error.is_none() && self.stream.is_flushed()
             }
             State::Greeting | State::Serving => false,
@@ -140,7 +138,7 @@ impl Session {
     }
 
     fn has_room(&self) -> bool {
-        self.pending.has_room(|| self.shared.store.is_up())
+        self.pending.has_room(MAX_REQUESTS, || self.shared.store.is_up())
     }
 
     /// Handles the next event. Mostly the socket is ready at once.
@@ -220,7 +218,7 @@ impl Session {
         self.stream.write(|codec, out| codec.encode_delivery(correlation, delivery, out));
     }
 
-    /// Must be called before anything is queued: from now on the peer has to take it.
+    /// Must be called before bytes are queued: from now on, the peer is expected to read them.
     pub(super) fn before_write(&mut self) {
         if self.stream.is_flushed() {
             self.keep_alive.sent(self.shared.clock.stall_aware_now());

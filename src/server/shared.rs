@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
 
-use super::certificate::Certificate;
+use super::credentials::{Certificate, Token};
 use super::socket_file::SocketFile;
-use super::token::TokenSource;
 use crate::clock::Clock;
 use crate::core::rings::Rings;
 use crate::core::store::Store;
@@ -17,6 +17,9 @@ use crate::ticker::read_barrier::ReadBarrier;
 
 /// After GoAway, connections are served for at least this time.
 pub const DRAIN_GRACE: Duration = Duration::from_millis(500);
+
+/// The maximum credit of a subscription.
+pub(super) const MAX_CREDIT: u32 = 1_048_576;
 
 /// The limits of connections.
 #[derive(Clone, Debug)]
@@ -31,15 +34,16 @@ pub struct ServerOptions {
     pub ping_interval: Duration,
     /// With more bytes queued, a connection is not read from and gets no batches.
     pub max_queued_bytes: usize,
-    /// The maximum credit of a subscription.
-    pub max_credit: u32,
 }
 
 /// The parts of a sidecar that all connections share.
 #[expect(missing_docs, reason = "each is described by its type")]
 pub struct Shared {
     pub options: ServerOptions,
-    pub token: TokenSource,
+    /// A permit for each connection that may still be accepted, of at most `options.max_connections`.
+    pub free_connections: Arc<Semaphore>,
+    /// Without one, clients need no token.
+    pub token: Option<Token>,
     /// The certificate of the TCP listener; without one the listener does not speak TLS.
     pub certificate: Option<Certificate>,
     pub store: Arc<dyn Store>,
@@ -55,8 +59,8 @@ pub struct Shared {
 pub enum Listener {
     /// A TCP address.
     Tcp(TcpListener),
-    /// A Unix socket. Its file is removed before the listener closes: until then no other sidecar replaces the file, and
-    /// no other file has its inode.
+    /// A Unix socket. Its file is removed before the listener closes: until then no other sidecar replaces the file,
+    /// and no other file has its inode.
     Unix(SocketFile, UnixListener),
 }
 

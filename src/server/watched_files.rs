@@ -3,10 +3,10 @@
 //! The files are read every second and compared by content: `cp -p`, rsync and mounted volumes keep the time of
 //! modification. They are read on the blocking pool, so that a file system that hangs stops no user of the value.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
+use std::mem;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,139 +30,115 @@ const SLOW: Duration = Duration::from_secs(5);
 /// The longest file that is read, in bytes.
 const MAX_LENGTH: u64 = 1024 * 1024;
 
-/// A value, and the files that it is made of. Clones share both.
-pub(super) struct WatchedFiles<T>(Arc<Inner<T>>);
-
-struct Inner<T> {
-    paths: Vec<PathBuf>,
+/// A value that is made of files, as the last usable content of the files makes it.
+pub(super) struct WatchedFiles<T> {
     make: fn(&[FileContent]) -> io::Result<T>,
-    current: RwLock<Arc<T>>,
-    last_read: Mutex<LastRead>,
+    current: RwLock<Arc<Made<T>>>,
+    /// Why newer content cannot be used.
+    error: Mutex<Option<String>>,
 }
 
-struct LastRead {
-    /// The content that `current` is made of.
-    used: Vec<FileContent>,
-    /// Why newer content cannot be used.
-    error: Option<String>,
+/// A value, and the files that it was made of.
+pub(super) struct Made<T> {
+    files: Vec<FileContent>,
+    pub(super) value: T,
 }
 
 /// A file and its content, without a byte order mark.
 #[derive(PartialEq, Eq)]
 pub(super) struct FileContent {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     pub(super) bytes: Vec<u8>,
-}
-
-/// The result of a check of the files.
-#[derive(Debug)]
-pub(super) enum Change {
-    None,
-    /// The value was made of new content.
-    Used,
-    /// The files have changed and cannot be used; the value stays. Each reason is returned once.
-    Unusable(io::Error),
 }
 
 impl<T: Send + Sync + 'static> WatchedFiles<T> {
     /// Reads the files and makes the value. An error names the file.
     pub(super) fn new(
-        paths: Vec<PathBuf>,
+        paths: &[PathBuf],
         make: fn(&[FileContent]) -> io::Result<T>,
     ) -> io::Result<WatchedFiles<T>> {
-        let used = paths.iter().map(|path| FileContent::read(path)).collect::<io::Result<Vec<_>>>()?;
-        let current = RwLock::new(Arc::new(make(&used)?));
-        let last_read = Mutex::new(LastRead { used, error: None });
-        Ok(WatchedFiles(Arc::new(Inner { paths, make, current, last_read })))
+        let files = paths.iter().map(|path| FileContent::read(path)).collect::<io::Result<Vec<_>>>()?;
+        let current = Made { value: make(&files)?, files };
+        Ok(WatchedFiles { make, current: RwLock::new(Arc::new(current)), error: Mutex::default() })
     }
 
     /// The value, as it was made last. Never waits for a file.
-    pub(super) fn current(&self) -> Arc<T> {
-        Arc::clone(&self.0.current.read())
+    pub(super) fn current(&self) -> Arc<Made<T>> {
+        Arc::clone(&self.current.read())
     }
 
-    /// Checks the files again and again, for as long as it is awaited. Logs changes of `what`, and the `remedy` if they
-    /// cannot be used. Calls `after_check` after each check, with whether the value is new.
-    pub(super) async fn watch(&self, what: &str, remedy: &str, mut after_check: impl FnMut(bool)) -> Infallible {
-        loop {
-            sleep(INTERVAL).await;
-            let change = self.check_in_background().await;
-            match &change {
-                Change::None => {}
-                Change::Used => info!(paths = ?self.0.paths, "the {what} has changed and was read again"),
-                Change::Unusable(error) => {
-                    warn!(%error, "the changed {what} cannot be used, and the old {what} stays: {remedy}");
-                }
+    /// Checks the files after a pause. Logs changes of `what`, and the `remedy` if they cannot be used. Returns whether
+    /// the value is new.
+    pub(super) async fn next_check(&self, what: &str, remedy: &str) -> bool {
+        sleep(INTERVAL).await;
+        match self.check().await {
+            Ok(true) => info!(paths = ?self.current().files, "the {what} has changed and was read again"),
+            Ok(false) => return false,
+            Err(error) => {
+                warn!(%error, "the changed {what} cannot be used, and the old {what} stays: {remedy}");
+                return false;
             }
-            after_check(matches!(change, Change::Used));
         }
+        true
     }
 
-    async fn check_in_background(&self) -> Change {
-        let inner = Arc::clone(&self.0);
-        let mut checking = tokio::task::spawn_blocking(move || inner.check());
-        if let Ok(change) = timeout(SLOW, &mut checking).await {
-            return change.unwrap_or(Change::None);
+    /// Returns whether the value was made of new content, or why new content cannot be used: each reason once.
+    pub(super) async fn check(&self) -> io::Result<bool> {
+        let (current, make) = (self.current(), self.make);
+        let mut reading = tokio::task::spawn_blocking(move || current.read_again(make));
+        let read = if let Ok(read) = timeout(SLOW, &mut reading).await {
+            read
+        } else {
+            warn!(
+                paths = ?self.current().files,
+                "files cannot be read again, and their old content stays: their file system does not answer"
+            );
+            reading.await
+        };
+        // The task cannot fail: a panic in it would end the process.
+        let read = read.unwrap_or(Ok(None));
+        let error = read.as_ref().err().map(ToString::to_string);
+        let is_known = mem::replace(&mut *self.error.lock(), error.clone()) == error;
+        match read {
+            Ok(None) => Ok(false),
+            Ok(Some(new)) => {
+                *self.current.write() = Arc::new(new);
+                Ok(true)
+            }
+            Err(_) if is_known => Ok(false),
+            Err(error) => Err(error),
         }
-        let paths = &self.0.paths;
-        warn!(
-            ?paths,
-            "files cannot be read again, and their old content stays: their file system does not answer"
-        );
-        checking.await.unwrap_or(Change::None)
-    }
-
-    /// Checks the files once, and waits for their file system.
-    #[cfg(test)]
-    pub(super) fn check(&self) -> Change {
-        self.0.check()
     }
 }
 
-impl<T> Inner<T> {
-    fn check(&self) -> Change {
-        let mut last_read = self.last_read.lock();
-        match self.changed(&last_read.used) {
-            Ok(None) => {
-                last_read.error = None;
-                Change::None
-            }
-            Ok(Some((used, value))) => {
-                *self.current.write() = Arc::new(value);
-                *last_read = LastRead { used, error: None };
-                Change::Used
-            }
-            Err(error) => {
-                let text = error.to_string();
-                if last_read.error.replace(text.clone()) == Some(text) {
-                    Change::None
-                } else {
-                    Change::Unusable(error)
-                }
-            }
-        }
-    }
-
-    /// The content and its value, if the content is another than what is used.
-    fn changed(&self, used: &[FileContent]) -> io::Result<Option<(Vec<FileContent>, T)>> {
-        let read = || self.paths.iter().map(|path| FileContent::read_again(path)).collect::<io::Result<Vec<_>>>();
+impl<T> Made<T> {
+    /// The value of the files as they are now, if their content is new and not in the middle of being written.
+    fn read_again(&self, make: fn(&[FileContent]) -> io::Result<T>) -> io::Result<Option<Made<T>>> {
+        let paths = || self.files.iter().map(|file| &file.path);
+        let read = || paths().map(|path| FileContent::read_again(path)).collect::<io::Result<Vec<_>>>();
         let found = read()?;
-        if found == used {
+        if found == self.files {
             return Ok(None);
         }
         thread::sleep(SETTLE_TIME);
         if read()? != found {
             return Ok(None);
         }
-        let value = (self.make)(&found)?;
-        Ok(Some((found, value)))
+        Ok(Some(Made { value: make(&found)?, files: found }))
     }
 }
 
-/// Shows the paths only: the content may be secret.
+/// Shows the files only: the value may be secret.
 impl<T> fmt::Debug for WatchedFiles<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WatchedFiles").field(&self.0.paths).finish()
+        self.current.read().files.fmt(f)
+    }
+}
+
+/// Shows the path only: the content may be secret.
+impl fmt::Debug for FileContent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path.fmt(f)
     }
 }
 
@@ -213,6 +189,7 @@ fn invalid(why: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::slice::from_ref;
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -223,8 +200,8 @@ mod tests {
         if text.is_empty() { Err(files[0].error(&"empty")) } else { Ok(text) }
     }
 
-    #[test]
-    fn content_counts_and_not_the_time_of_a_file_and_what_cannot_be_used_is_returned_once() {
+    #[tokio::test]
+    async fn new_content_makes_a_new_value_and_each_error_is_returned_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "first").unwrap();
@@ -233,37 +210,35 @@ mod tests {
             fs::write(&path, text).unwrap();
             File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
         };
-        let watched = WatchedFiles::new(vec![path.clone()], text).unwrap();
-        assert!(matches!(watched.check(), Change::None));
+        let watched = WatchedFiles::new(from_ref(&path), text).unwrap();
+        assert!(!watched.check().await.unwrap());
         write("other");
-        assert!(matches!(watched.check(), Change::Used));
-        assert_eq!(*watched.current(), "other");
+        assert!(watched.check().await.unwrap());
+        assert_eq!(watched.current().value, "other");
         write("");
-        assert!(matches!(watched.check(), Change::Unusable(error) if error.to_string().contains("file: empty")));
-        assert!(matches!(watched.check(), Change::None));
+        assert!(matches!(watched.check().await, Err(error) if error.to_string().contains("file: empty")));
+        assert!(!watched.check().await.unwrap());
         fs::remove_file(&path).unwrap();
-        assert!(matches!(watched.check(), Change::Unusable(_)), "another reason");
-        assert_eq!(*watched.current(), "other", "the old value stays");
+        assert!(watched.check().await.is_err(), "another reason");
+        assert_eq!(watched.current().value, "other", "the old value stays");
         write_new(&path, "other");
-        assert!(matches!(watched.check(), Change::None), "it is back");
+        assert!(!watched.check().await.unwrap(), "it is back");
     }
 
     fn write_new(path: &Path, text: &str) {
         fs::write(path, text).unwrap();
     }
 
-    #[test]
-    fn a_pipe_in_the_place_of_a_file_is_not_waited_for() {
+    #[tokio::test]
+    async fn a_pipe_in_the_place_of_a_file_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "first").unwrap();
-        let watched = WatchedFiles::new(vec![path.clone()], text).unwrap();
+        let watched = WatchedFiles::new(from_ref(&path), text).unwrap();
         fs::remove_file(&path).unwrap();
         mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
-        assert!(
-            matches!(watched.check(), Change::Unusable(error) if error.to_string().contains("no regular file"))
-        );
-        assert_eq!(*watched.current(), "first");
+        assert!(matches!(watched.check().await, Err(error) if error.to_string().contains("no regular file")));
+        assert_eq!(watched.current().value, "first");
     }
 
     #[test]

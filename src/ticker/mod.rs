@@ -7,28 +7,35 @@ pub mod precise_timer;
 pub mod read_barrier;
 mod reports;
 mod stall_aware_timeout;
-mod status;
 mod turn;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, mpsc};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::warn;
 
 pub(crate) use stall_aware_timeout::stall_aware_timeout;
-pub use status::{LIVENESS, RECENT_TICKS, TickerHandle};
 
 use self::precise_timer::PreciseTimer;
 use self::read_barrier::ReadBarrier;
 use self::reports::Reports;
-use self::status::{DrainReply, TickerStatus};
 use crate::clock::Clock;
-use crate::core::refusal::Refusal;
+use crate::core::batch::TickCounts;
+use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::DrainOutcome;
 use crate::core::stall_aware_clock::BEAT;
 use crate::core::store::RingParts;
+use crate::core::tick::Tick;
 use crate::metrics::Metrics;
+
+/// The process is live if the loop of each ticker ran within this time.
+pub const LIVENESS: Duration = Duration::from_secs(5);
+
+/// Number of expired ticks that are remembered: a minute of the default tick, four default revolutions.
+pub const RECENT_TICKS: usize = 60;
 
 /// Turns one ring.
 pub struct Ticker {
@@ -36,7 +43,7 @@ pub struct Ticker {
     parts: RingParts,
     clock: Arc<Clock>,
     read_barrier: Arc<ReadBarrier>,
-    status: Arc<TickerStatus>,
+    handle: TickerHandle,
     reports: Reports,
     /// Notified when the lease may be free.
     vacancy: Arc<Notify>,
@@ -51,8 +58,8 @@ pub struct Ticker {
     resume_at: Instant,
     /// When the last read barrier ended.
     read_at: Option<Instant>,
-    /// When it ended by its timeout, if it did.
-    read_timed_out_at: Option<Instant>,
+    /// Whether it ended by its timeout.
+    read_timed_out: bool,
     /// Whether expired messages are to be published, or memory is to be reclaimed.
     expiring: bool,
     /// Whether all messages are listed that can be listed before the next move.
@@ -93,8 +100,7 @@ impl Ticker {
     ) -> (Ticker, TickerHandle) {
         let now = clock.now();
         let (sender, drains) = mpsc::unbounded_channel();
-        let status = Arc::new(TickerStatus::new(now));
-        let handle = TickerHandle { drains: sender, status: Arc::clone(&status) };
+        let handle = TickerHandle::new(sender, now);
         let vacancy = Arc::new(Notify::new());
         let notified = Arc::clone(&vacancy);
         parts.lease.on_lease_free(Box::new(move || notified.notify_one()));
@@ -103,7 +109,7 @@ impl Ticker {
             parts: parts.clone(),
             clock,
             read_barrier,
-            status,
+            handle: handle.clone(),
             reports: Reports::new(metrics),
             vacancy,
             role: Role::Unknown,
@@ -112,7 +118,7 @@ impl Ticker {
             next_advance: now,
             resume_at: now,
             read_at: None,
-            read_timed_out_at: None,
+            read_timed_out: false,
             expiring: true,
             prelisted: false,
             reclaim_time: Duration::ZERO,
@@ -152,7 +158,7 @@ impl Ticker {
     async fn drain(&mut self) -> Result<DrainOutcome, Refusal> {
         // Acks that have arrived are applied before the drain expires their messages.
         if matches!(self.role, Role::SoleLeader | Role::Unknown) {
-            self.read_timed_out_at = None;
+            self.read_timed_out = false;
             self.wait_until_read().await;
         }
         let handover = self.with_heartbeat(self.parts.ring.drain(self.clock.now())).await?;
@@ -182,7 +188,7 @@ impl Ticker {
     }
 
     fn beat(&self) {
-        self.status.record_heartbeat(self.clock.now());
+        self.handle.record_heartbeat(self.clock.now());
         self.reports.stall(self.clock.beat());
     }
 
@@ -196,6 +202,72 @@ impl Ticker {
                 () = tokio::time::sleep(BEAT) => self.beat(),
             }
         }
+    }
+}
+
+/// The sender of the answer to a drain.
+type DrainReply = oneshot::Sender<Result<DrainOutcome, Refusal>>;
+
+/// Access to a ticker for the rest of the sidecar.
+#[derive(Clone, Debug)]
+pub struct TickerHandle {
+    drains: mpsc::UnboundedSender<DrainReply>,
+    /// When the loop ran last.
+    heartbeat: Arc<Mutex<Instant>>,
+    /// The last ticks that this sidecar expired. A follower learns nothing of them. A tick is missing if the answer
+    /// of the store was lost.
+    recent_ticks: Arc<Mutex<VecDeque<(Tick, TickCounts)>>>,
+}
+
+impl TickerHandle {
+    fn new(drains: mpsc::UnboundedSender<DrainReply>, now: Instant) -> TickerHandle {
+        TickerHandle { drains, heartbeat: Arc::new(Mutex::new(now)), recent_ticks: Arc::default() }
+    }
+
+    /// The time since the loop of the ticker ran last.
+    #[must_use]
+    pub fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(*self.heartbeat.lock())
+    }
+
+    /// The last expired ticks, oldest first: at most [`RECENT_TICKS`], each once.
+    #[must_use]
+    pub fn recent(&self) -> Vec<(Tick, TickCounts)> {
+        self.recent_ticks.lock().iter().copied().collect()
+    }
+
+    /// Makes the ring refuse new messages. If the store does not keep the messages in flight, all of them are in the
+    /// outbox when this returns. If it keeps them for other sidecars too, the lease is released, so that another one
+    /// leads at once.
+    ///
+    /// # Errors
+    ///
+    /// If the store refuses.
+    pub async fn drain(&self) -> Result<DrainOutcome, Refusal> {
+        let (reply, drained) = oneshot::channel();
+        let ended = || Refusal::new(Reason::StoreTimeout, "the ticker has ended");
+        self.drains.send(reply).map_err(|_| ended())?;
+        drained.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    fn record_heartbeat(&self, now: Instant) {
+        *self.heartbeat.lock() = now;
+    }
+
+    /// Records an expired tick. Messages that a drain publishes early are not an expired tick.
+    fn record_tick(&self, tick: Tick, counts: TickCounts) {
+        if counts.drained {
+            return;
+        }
+        let mut ticks = self.recent_ticks.lock();
+        // A ring that was lost and recreated may start at a tick that had already expired.
+        while ticks.back().is_some_and(|(last, _)| *last >= tick) {
+            ticks.pop_back();
+        }
+        if ticks.len() == RECENT_TICKS {
+            ticks.pop_front();
+        }
+        ticks.push_back((tick, counts));
     }
 }
 

@@ -1,7 +1,7 @@
-//! A timer that is exact to a tenth of a millisecond. The timers of the runtime count in whole ones.
+//! A timer that is exact to a tenth of a millisecond. The timers of the runtime count in milliseconds.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use tokio::time::Sleep;
@@ -14,7 +14,8 @@ pub struct PreciseTimer(Kind);
 enum Kind {
     #[cfg(target_os = "linux")]
     Kernel(linux::KernelTimer),
-    Runtime(Pin<Box<Sleep>>),
+    /// With its period.
+    Runtime(Pin<Box<Sleep>>, Duration),
 }
 
 impl PreciseTimer {
@@ -39,35 +40,25 @@ impl PreciseTimer {
     /// Outside of a runtime with time.
     #[must_use]
     pub fn from_runtime() -> PreciseTimer {
-        PreciseTimer(Kind::Runtime(Box::pin(tokio::time::sleep(Duration::ZERO))))
+        PreciseTimer(Kind::Runtime(Box::pin(tokio::time::sleep(Duration::ZERO)), Duration::ZERO))
     }
 
-    /// Sets the time at which [`PreciseTimer::poll`] is ready.
-    pub fn set(&mut self, now: Instant, at: Instant) {
-        self.set_every(now, at, Duration::ZERO);
-    }
-
-    /// Sets the first time at which [`PreciseTimer::poll`] is ready, and the period after which it is ready again. A
-    /// timer of the runtime ignores the period, so its owner sets it again.
-    #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "the timer of the runtime fires once"))]
+    /// Sets the first time at which [`PreciseTimer::poll`] is ready, and the period after which it is ready again.
     pub fn set_every(&mut self, now: Instant, first: Instant, period: Duration) {
         let wait = first.saturating_duration_since(now);
         match &mut self.0 {
             #[cfg(target_os = "linux")]
             Kind::Kernel(timer) => timer.set(wait, period),
-            Kind::Runtime(sleep) => sleep.set(tokio::time::sleep(wait)),
+            Kind::Runtime(sleep, every) => {
+                sleep.set(tokio::time::sleep(wait));
+                *every = period;
+            }
         }
-    }
-
-    /// Whether the timer follows the period of [`PreciseTimer::set_every`].
-    #[must_use]
-    pub const fn repeats(&self) -> bool {
-        !matches!(self.0, Kind::Runtime(_))
     }
 
     /// Waits until then. Cancel-safe.
     pub async fn until(&mut self, now: Instant, at: Instant) {
-        self.set(now, at);
+        self.set_every(now, at, Duration::ZERO);
         std::future::poll_fn(|context| self.poll(context)).await;
     }
 
@@ -76,7 +67,12 @@ impl PreciseTimer {
         match &mut self.0 {
             #[cfg(target_os = "linux")]
             Kind::Kernel(timer) => timer.poll(context),
-            Kind::Runtime(sleep) => sleep.as_mut().poll(context),
+            Kind::Runtime(sleep, period) => {
+                ready!(sleep.as_mut().poll(context));
+                let next = sleep.deadline() + *period;
+                sleep.as_mut().reset(next);
+                Poll::Ready(())
+            }
         }
     }
 }
@@ -143,7 +139,7 @@ mod tests {
         let mut timer = PreciseTimer::precise();
         for _ in 0..5 {
             let wanted = Instant::now() + Duration::from_micros(2_300);
-            timer.set(wanted, wanted);
+            timer.set_every(wanted, wanted, Duration::ZERO);
             timer.until(Instant::now(), wanted).await;
             assert!(Instant::now() >= wanted);
         }
@@ -153,9 +149,9 @@ mod tests {
 
     #[tokio::test]
     async fn it_fires_every_period() {
-        let (mut timer, start, period) = (PreciseTimer::precise(), Instant::now(), Duration::from_micros(700));
-        timer.set_every(start, start + period, period);
-        if timer.repeats() {
+        for mut timer in [PreciseTimer::precise(), PreciseTimer::from_runtime()] {
+            let (start, period) = (Instant::now(), Duration::from_micros(700));
+            timer.set_every(start, start + period, period);
             for _ in 0..3 {
                 std::future::poll_fn(|context| timer.poll(context)).await;
             }

@@ -61,7 +61,19 @@ impl Reports {
     pub(super) fn expiry_step(&mut self, step: &PublishStep, ring: &dyn Ring, now: Instant) {
         if let Some((tick, counts)) = step.counted {
             self.expired_tick(tick, counts);
-            self.expiry_behind(step.behind, ring, now);
+            self.metrics.expiry_behind_ticks.inc_by(u64::from(step.behind > 0));
+            if is_behind_for_long(&mut self.behind_since, step.behind, now) {
+                // At most one line per second.
+                self.behind_since = None;
+                let status = ring.status(now).now_or_never().and_then(Result::ok);
+                warn!(
+                    tick = ?ring.wheel().tick_length(),
+                    in_flight = status.map(|status| status.in_flight),
+                    ticks_behind = step.behind,
+                    "expiry cannot keep up with the ticks: timeouts are late, and stalls shift every deadline; raise \
+                     --tick, lower --max-in-flight, or give the process more CPU"
+                );
+            }
         }
         if let Some(published) = step.published {
             self.metrics.batches_published.inc();
@@ -74,40 +86,20 @@ impl Reports {
     }
 
     fn expired_tick(&self, tick: Tick, counts: TickCounts) {
-        let metrics = &self.metrics;
-        let timed_out = if counts.drained { &metrics.messages_drained } else { &metrics.messages_timed_out };
-        timed_out.inc_by(counts.timed_out());
+        let (metrics, timed_out) = (&self.metrics, counts.timed_out());
+        let total = if counts.drained { &metrics.messages_drained } else { &metrics.messages_timed_out };
+        total.inc_by(timed_out);
         if counts.storm {
             metrics.storm_ticks.inc();
             error!(
                 %tick,
                 added = counts.added,
                 acked = counts.acked,
-                timed_out = counts.timed_out(),
+                timed_out,
                 "storm: more messages of one tick timed out than dead clients explain; its batches are flagged, look \
                  for a fault between the clients and the logic nodes before marking them offline"
             );
         }
-    }
-
-    /// A tick expired before expiry was done with this number of earlier ticks.
-    fn expiry_behind(&mut self, ticks: usize, ring: &dyn Ring, now: Instant) {
-        if ticks > 0 {
-            self.metrics.expiry_behind_ticks.inc();
-        }
-        if !is_behind_for_long(&mut self.behind_since, ticks, now) {
-            return;
-        }
-        // At most one line per second.
-        self.behind_since = None;
-        let status = ring.status(now).now_or_never().and_then(Result::ok);
-        warn!(
-            tick = ?ring.wheel().tick_length(),
-            in_flight = status.map(|status| status.in_flight),
-            ticks_behind = ticks,
-            "expiry cannot keep up with the ticks: timeouts are late, and stalls shift every deadline; raise --tick, \
-             lower --max-in-flight, or give the process more CPU"
-        );
     }
 
     /// The store refused a step.
@@ -126,13 +118,6 @@ impl Reports {
     pub(super) fn is_recovery(&mut self, tick_length: Duration, now: Instant) -> bool {
         let calm = CALM.max(tick_length * 2);
         self.refused_at.take_if(|refused_at| now >= *refused_at + calm).is_some()
-    }
-
-    pub(super) fn unread_connections(timeout: Duration) {
-        warn!(
-            "some connections were not read within {timeout:?} before a tick expired; if this repeats, the process \
-             is short of CPU: give it more, or raise --threads"
-        );
     }
 }
 

@@ -1,6 +1,7 @@
 //! The ticker with a scripted lease and ring, in paused time.
 
 mod behind;
+mod handle;
 mod lease;
 
 use std::collections::VecDeque;
@@ -8,7 +9,6 @@ use std::iter::repeat_n;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
-use parking_lot::Mutex;
 
 use super::*;
 use crate::core::batch::{BatchId, Delivery};
@@ -16,10 +16,9 @@ use crate::core::completions::Completions;
 use crate::core::group::GroupName;
 use crate::core::lease::{Leadership, Lease};
 use crate::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, Settled};
-use crate::core::refusal::Reason;
 use crate::core::request_batch::RequestBatch;
 use crate::core::ring::{Advance, ConnectionId, PublishStep, Ring, RingStatus, Submitted};
-use crate::core::tick::{Tick, Wheel};
+use crate::core::tick::Wheel;
 
 const TICK: Duration = Duration::from_secs(1);
 /// How long a step of expiry takes.
@@ -86,7 +85,7 @@ impl Script {
     fn start_at(self: &Arc<Self>, read_barrier: Arc<ReadBarrier>) -> (TickerHandle, Arc<Metrics>) {
         let parts =
             RingParts { ring: Arc::clone(self) as _, outbox: Arc::clone(self) as _, lease: Arc::clone(self) as _ };
-        let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
+        let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::default()));
         let (ticker, handle) = Ticker::new(&parts, clock, read_barrier, Arc::clone(&metrics));
         tokio::spawn(ticker.run(PreciseTimer::from_runtime()));
         (handle, metrics)

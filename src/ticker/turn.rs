@@ -5,9 +5,8 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
-use super::reports::Reports;
 use super::{Role, Ticker};
 use crate::core::lease::Leadership;
 use crate::core::refusal::Refusal;
@@ -48,10 +47,10 @@ impl Ticker {
             Ok(wait) => {
                 let tick_length = self.parts.ring.wheel().tick_length();
                 if self.role != Role::Unknown && self.reports.is_recovery(tick_length, now) {
-                    match self.role {
-                        Role::SoleLeader | Role::Leader => info!("the ring turns again"),
-                        Role::Follower => info!("the store answers again; another sidecar may lead the ring"),
-                        Role::Unknown | Role::Resigned => {}
+                    if self.role.is_leading() {
+                        info!("the ring turns again");
+                    } else if self.role == Role::Follower {
+                        info!("the store answers again; another sidecar may lead the ring");
                     }
                 }
                 wait
@@ -64,7 +63,7 @@ impl Ticker {
         }
     }
 
-    /// Does what is due. Returns how long nothing is due.
+    /// Does the next step that is due. Returns how long nothing is due.
     async fn step(&mut self) -> Result<Duration, Refusal> {
         let now = self.clock.now();
         if self.role == Role::Resigned {
@@ -160,7 +159,7 @@ impl Ticker {
     pub(super) async fn publish_expired(&mut self) -> Result<PublishStep, Refusal> {
         let step = self.with_heartbeat(self.parts.ring.publish_expired(self.clock.now())).await?;
         if let Some((tick, counts)) = step.counted {
-            self.status.record_tick(tick, counts);
+            self.handle.record_tick(tick, counts);
         }
         self.reports.expiry_step(&step, &*self.parts.ring, self.clock.now());
         if step.deposed {
@@ -200,8 +199,8 @@ impl Ticker {
         let tick_length = self.parts.ring.wheel().tick_length();
         let begun = self.clock.now();
         // Connections that were too slow have had their time for this move. Others need only a moment.
-        let is_again = |timed_out| begun.saturating_duration_since(timed_out) < tick_length / 4;
-        let is_again = self.read_timed_out_at.is_some_and(is_again);
+        let is_recent = |read_at| begun.saturating_duration_since(read_at) < tick_length / 4;
+        let is_again = self.read_timed_out && self.read_at.is_some_and(is_recent);
         let mut timeout = READ_TIMEOUT.min(tick_length / 2) / if is_again { 8 } else { 1 };
         let mut all_read = self.with_heartbeat(self.read_barrier.wait_until_read(timeout)).await;
         if all_read && self.clock.now().saturating_duration_since(begun) >= self.read_ahead() * 2 {
@@ -209,13 +208,15 @@ impl Ticker {
             timeout /= 8;
             all_read = self.with_heartbeat(self.read_barrier.wait_until_read(timeout)).await;
         }
-        let ended = self.clock.now();
-        self.read_timed_out_at = (!all_read).then_some(ended);
+        self.read_timed_out = !all_read;
         if !all_read {
-            Reports::unread_connections(timeout);
+            warn!(
+                "some connections were not read within {timeout:?} before a tick expired; if this repeats, the process \
+                 is short of CPU: give it more, or raise --threads"
+            );
         }
         // Also after a timeout: to wait again would delay the move twice.
-        self.read_at = Some(ended);
+        self.read_at = Some(self.clock.now());
     }
 }
 

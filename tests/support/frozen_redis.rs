@@ -77,6 +77,6 @@ impl FrozenRedis {
 
 /// Opens a store.
 pub async fn open(options: &RedisOptions) -> RedisStore {
-    let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::new()));
+    let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::default()));
     RedisStore::open(options, &clock, &metrics).await.unwrap_or_else(|error| panic!("{error}"))
 }

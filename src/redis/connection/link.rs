@@ -101,7 +101,7 @@ impl Link {
 
     /// Counts a loss of data in Redis.
     pub(crate) fn count_loss(&self) {
-        self.metrics.count_redis_error("lost");
+        self.metrics.redis_errors.of("lost").inc();
     }
 
     /// Whether it has a session.
@@ -175,7 +175,7 @@ impl Link {
         let answered = self.exchange(session, call).await;
         // A call that timed out took at least as long.
         if answered.as_ref().err().is_none_or(|fault| fault.kind == FaultKind::Timeout) {
-            self.metrics.round_trip(script.name).record(self.clock.now().saturating_duration_since(begun));
+            self.metrics.redis_round_trips.of(script.name).record(self.clock.now().saturating_duration_since(begun));
         }
         let value = answered.map_err(|fault| self.report(session, fault))?;
         session.timeouts.store(0, Ordering::Relaxed);
@@ -201,7 +201,7 @@ impl Link {
 
     /// Counts a fault, and ends the session if the fault makes it useless.
     fn report(&self, session: &Session, fault: Fault) -> Fault {
-        self.metrics.count_redis_error(fault.kind.as_str());
+        self.metrics.redis_errors.of(fault.kind.as_str()).inc();
         let many_timeouts = fault.kind == FaultKind::Timeout
             && session.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS;
         if many_timeouts || fault.kind.ends_the_connection() {

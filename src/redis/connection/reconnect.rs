@@ -95,7 +95,7 @@ impl Sessions {
             };
             let Link { ring, metrics, state, .. } = &*self.link;
             if fault.kind != FaultKind::Unfit {
-                metrics.count_redis_error(fault.kind.as_str());
+                metrics.redis_errors.of(fault.kind.as_str()).inc();
             }
             if logged.as_ref() != Some(&fault.text) {
                 let cause = fault.with_remedy();
@@ -126,7 +126,7 @@ impl Sessions {
         let registration = self.registration(answered, held);
         let begun = clock.now();
         let registered = peer.exchange(answer(&mut connection, &registration)).await;
-        metrics.round_trip(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
+        metrics.redis_round_trips.of(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
         let mut answer = Answer::new(&SCRIPTS.open, registered?)?;
         match answer.text()?.as_str() {
             "open" => {}

@@ -87,10 +87,10 @@ impl AnsweredChunks {
 
 /// Reports the writes that Redis has lost, and applies their Acks again.
 pub(crate) async fn reapply(link: &Link, session: &Session, Lost { chunks, added, acks }: Lost) {
-    let (ring, losses) = (link.ring, &link.metrics.redis_losses);
-    losses.writes.inc_by(chunks);
-    losses.added.inc_by(added);
-    losses.acked.inc_by(acks.len() as u64);
+    let (ring, metrics) = (link.ring, &link.metrics);
+    metrics.redis_lost_writes.inc_by(chunks);
+    metrics.redis_lost_messages.of("added").inc_by(added);
+    metrics.redis_lost_messages.of("acked").inc_by(acks.len() as u64);
     link.count_loss();
     let mut reapplied = 0;
     for part in acks.chunks(MAX_REAPPLIED) {
@@ -102,7 +102,7 @@ pub(crate) async fn reapply(link: &Link, session: &Session, Lost { chunks, added
             }
         }
     }
-    losses.reapplied.inc_by(reapplied);
+    metrics.redis_reapplied_acks.inc_by(reapplied);
     error!(
         ring,
         chunks,

@@ -5,26 +5,31 @@
 //! its end. A round does not wait for a connection that joins during it.
 //!
 //! A round asks only connections that may have unread bytes. Bytes that arrived before the round are in one of three
-//! places. In the socket: the kernel tells that. Processed: nothing is to do. In between: the connection set [`UnprocessedInput`]
-//! before it read. The barrier checks `UnprocessedInput` after it has asked the kernel, so that it misses no bytes.
+//! places:
+//!
+//! - in the socket: the kernel reports them;
+//! - processed: nothing is to do;
+//! - in between: the connection set [`UnprocessedInput`] before it read.
+//!
+//! The barrier checks `UnprocessedInput` after it has asked the kernel, so that it misses no bytes.
 //!
 //! Several tickers may wait at the same time. Only one round runs at a time, and all that called before it began share
 //! its result. So with many rings the connections are asked hardly more often than with one.
 
 mod readable_sockets;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::future::poll_fn;
-use std::mem;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::mpsc;
 
 use self::readable_sockets::ReadableSockets;
 use crate::process::panics;
@@ -35,35 +40,30 @@ use crate::ticker::stall_aware_timeout;
 pub struct ReadBarrier {
     sockets: ReadableSockets,
     members: Mutex<Members>,
-    /// Notified when no connection is outstanding.
-    all_read: Notify,
     /// The number of the last round, and whether all were read in it. Locked while a round runs.
     last: tokio::sync::Mutex<(u64, bool)>,
 }
 
 #[derive(Debug, Default)]
 struct Members {
-    round: u64,
-    /// Number of members that were asked in the current round and have not confirmed.
-    outstanding: usize,
+    /// Number of rounds that have begun.
+    rounds: u64,
     last_number: u64,
-    by_number: HashMap<u64, Registered>,
+    by_number: HashMap<u64, Arc<MemberState>>,
 }
 
-#[derive(Debug)]
-struct Registered {
-    state: Arc<MemberState>,
-    /// Whether the kernel watches its socket. Other members are asked in every round.
-    watched: bool,
-    /// Whether the current round waits for it.
-    outstanding: bool,
-}
+/// A request to read. The round that made it ends when all connections have dropped theirs.
+type ReadRequest = mpsc::Sender<Infallible>;
 
 /// The state that barrier and connection share.
 #[derive(Debug)]
 struct MemberState {
-    /// The last round in which the connection was asked.
-    asked_in: AtomicU64,
+    /// Whether the kernel watches its socket. Other members are asked in every round.
+    watched: bool,
+    /// The request that the connection has not seen yet.
+    request: Mutex<Option<ReadRequest>>,
+    /// Whether there is one. The connection checks this often, and takes the lock only if it is set.
+    is_requested: AtomicBool,
     waker: AtomicWaker,
     unprocessed_input: UnprocessedInput,
 }
@@ -75,7 +75,6 @@ impl ReadBarrier {
         Arc::new(ReadBarrier {
             sockets: ReadableSockets::new(),
             members: Mutex::default(),
-            all_read: Notify::new(),
             last: tokio::sync::Mutex::default(),
         })
     }
@@ -84,97 +83,59 @@ impl ReadBarrier {
     #[must_use]
     pub fn join(self: &Arc<Self>, socket: Option<BorrowedFd<'_>>) -> Member {
         let _shared = panics::shared();
-        // The connection may have read bytes before, as in a TLS handshake.
-        let unprocessed_input = UnprocessedInput(Arc::new(AtomicBool::new(true)));
-        let state =
-            Arc::new(MemberState { asked_in: AtomicU64::new(0), waker: AtomicWaker::new(), unprocessed_input });
         let mut members = self.members.lock();
         members.last_number += 1;
         let number = members.last_number;
-        let watched = socket.is_some_and(|socket| self.sockets.watch(socket, number));
-        let registered = Registered { state: Arc::clone(&state), watched, outstanding: false };
-        members.by_number.insert(number, registered);
-        Member { read_barrier: Arc::clone(self), number, state, asked: 0 }
+        let state = Arc::new(MemberState {
+            watched: socket.is_some_and(|socket| self.sockets.watch(socket, number)),
+            request: Mutex::default(),
+            is_requested: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+            // The connection may have read bytes before, as in a TLS handshake.
+            unprocessed_input: UnprocessedInput(Arc::new(AtomicBool::new(true))),
+        });
+        members.by_number.insert(number, Arc::clone(&state));
+        Member { read_barrier: Arc::clone(self), number, state, request: None }
     }
 
     /// Waits until the bytes that waited in the sockets are read, for at most `timeout` from the begin of the round.
     /// Returns whether all were read. A stall of the process does not use up the timeout.
     pub async fn wait_until_read(&self, timeout: Duration) -> bool {
         // A round that runs already may have asked some connections too early.
-        let wanted = self.members.lock().round + 1;
+        let wanted = self.members.lock().rounds + 1;
         let mut last = self.last.lock().await;
-        if last.0 >= wanted {
-            return last.1;
+        if last.0 < wanted {
+            let (round, mut requests) = self.begin_round();
+            *last = (round, stall_aware_timeout(timeout, requests.recv()).await.is_some());
         }
-        let round = self.begin_round();
-        let all_read = async {
-            loop {
-                let notified = self.all_read.notified();
-                if self.members.lock().outstanding == 0 {
-                    return;
-                }
-                notified.await;
-            }
-        };
-        let all_read = stall_aware_timeout(timeout, all_read).await.is_some();
-        *last = (round, all_read);
-        all_read
+        last.1
     }
 
-    /// Asks all members that may have unread bytes.
-    fn begin_round(&self) -> u64 {
-        // A call from here on waits for the next round. The kernel is asked before `UnprocessedInput` is checked: in the other
-        // order, a connection could take bytes between the two.
-        let round = {
-            let mut members = self.members.lock();
-            members.round += 1;
-            members.round
-        };
+    /// Asks all members that may have unread bytes. The receiver ends when all of them have read.
+    fn begin_round(&self) -> (u64, mpsc::Receiver<Infallible>) {
+        // A call from here on waits for the next round. The kernel is asked before `UnprocessedInput` is checked: in
+        // the other order, a connection could take bytes between the two.
+        self.members.lock().rounds += 1;
         let waiting = self.sockets.waiting();
-        let mut members = self.members.lock();
-        for member in members.by_number.values_mut() {
-            member.outstanding = waiting.is_none() || !member.watched || member.state.unprocessed_input.is_set();
-        }
-        for number in waiting.into_iter().flatten() {
-            // A number without a member has left, and its socket is being closed.
-            if let Some(member) = members.by_number.get_mut(&number) {
-                member.outstanding = true;
+        let (request, requests) = mpsc::channel(1);
+        let members = self.members.lock();
+        for (number, member) in &members.by_number {
+            let has_waiting = |waiting: &HashSet<u64>| waiting.contains(number);
+            if !member.watched || member.unprocessed_input.is_set() || waiting.as_ref().is_none_or(has_waiting) {
+                member.ask(&request);
             }
         }
-        let asked = members.by_number.values().filter(|member| member.outstanding);
-        let asked: Vec<Arc<MemberState>> = asked.map(|member| Arc::clone(&member.state)).collect();
-        members.outstanding = asked.len();
-        drop(members);
-        for member in asked {
-            member.asked_in.store(round, Ordering::Release);
-            member.waker.wake();
-        }
-        round
+        (members.rounds, requests)
     }
+}
 
-    /// A member has read all bytes of the round in which it was asked.
-    fn confirm(&self, number: u64, round: u64) {
-        let _shared = panics::shared();
-        let mut members = self.members.lock();
-        if round == members.round {
-            let member = members.by_number.get_mut(&number).expect("a member is registered until it leaves");
-            let was_outstanding = mem::take(&mut member.outstanding);
-            self.remove_outstanding(&mut members, was_outstanding);
-        }
-    }
-
-    fn leave(&self, number: u64) {
-        let _shared = panics::shared();
-        let mut members = self.members.lock();
-        let member = members.by_number.remove(&number).expect("a member leaves once");
-        self.remove_outstanding(&mut members, member.outstanding);
-    }
-
-    fn remove_outstanding(&self, members: &mut Members, was_outstanding: bool) {
-        members.outstanding -= usize::from(was_outstanding);
-        if was_outstanding && members.outstanding == 0 {
-            self.all_read.notify_waiters();
-        }
+impl MemberState {
+    fn ask(&self, request: &ReadRequest) {
+        let mut pending = self.request.lock();
+        *pending = Some(request.clone());
+        self.is_requested.store(true, Ordering::Release);
+        drop(pending);
+        self.waker.wake();
     }
 }
 
@@ -184,8 +145,8 @@ pub struct Member {
     read_barrier: Arc<ReadBarrier>,
     number: u64,
     state: Arc<MemberState>,
-    /// The last round in which it knows that it was asked.
-    asked: u64,
+    /// The last request that it has seen and not confirmed.
+    request: Option<ReadRequest>,
 }
 
 impl Member {
@@ -199,25 +160,27 @@ impl Member {
     pub async fn read_requested(&mut self) {
         poll_fn(|context| {
             self.state.waker.register(context.waker());
-            let round = self.state.asked_in.load(Ordering::Acquire);
-            if round == self.asked {
+            if !self.state.is_requested.load(Ordering::Acquire) {
                 return Poll::Pending;
             }
-            self.asked = round;
+            let mut pending = self.state.request.lock();
+            self.state.is_requested.store(false, Ordering::Relaxed);
+            self.request = pending.take();
             Poll::Ready(())
         })
         .await;
     }
 
-    /// Answers the last question: the socket was read until it was empty. A later question stays open.
+    /// Confirms the last request that was seen: the socket was read until it was empty. A later request stays open.
     pub fn confirm_read(&mut self) {
-        self.read_barrier.confirm(self.number, self.asked);
+        self.request = None;
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.read_barrier.leave(self.number);
+        let _shared = panics::shared();
+        self.read_barrier.members.lock().by_number.remove(&self.number);
     }
 }
 

@@ -1,83 +1,73 @@
 //! Asks the kernel once in which of many sockets bytes wait to be read.
 
-#[cfg(target_os = "linux")]
-pub(super) use epoll::ReadableSockets;
-#[cfg(not(target_os = "linux"))]
-pub(super) use unsupported::ReadableSockets;
+use std::collections::HashSet;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 #[cfg(target_os = "linux")]
-mod epoll {
-    use std::os::fd::{BorrowedFd, OwnedFd};
+use rustix::{
+    buffer::spare_capacity,
+    event::epoll::{self, CreateFlags, EventData, EventFlags},
+    io::Errno,
+    time::Timespec,
+};
 
-    use rustix::buffer::spare_capacity;
-    use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-    use rustix::io::Errno;
-    use rustix::time::Timespec;
+/// Room for this number of sockets at first.
+#[cfg(target_os = "linux")]
+const ROOM: usize = 64;
 
-    /// Room for this number of sockets at first.
-    const ROOM: usize = 64;
+/// Watched sockets, each known by a number. The kernel forgets a socket that is closed.
+#[derive(Debug)]
+pub(super) struct ReadableSockets(Option<OwnedFd>);
 
-    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+#[cfg(target_os = "linux")]
+impl ReadableSockets {
+    pub(super) fn new() -> ReadableSockets {
+        ReadableSockets(epoll::create(CreateFlags::CLOEXEC).ok())
+    }
 
-    /// Watched sockets, each known by a number. The kernel forgets a socket that is closed.
-    #[derive(Debug)]
-    pub(crate) struct ReadableSockets(Option<OwnedFd>);
+    /// Watches a socket from now on. Returns whether that is possible.
+    pub(super) fn watch(&self, socket: BorrowedFd<'_>, number: u64) -> bool {
+        let (number, events) = (EventData::new_u64(number), EventFlags::IN | EventFlags::RDHUP);
+        self.0.as_ref().is_some_and(|epoll| epoll::add(epoll, socket, number, events).is_ok())
+    }
 
-    impl ReadableSockets {
-        pub(crate) fn new() -> ReadableSockets {
-            ReadableSockets(epoll::create(CreateFlags::CLOEXEC).ok())
-        }
-
-        /// Watches a socket from now on. Returns whether that is possible.
-        pub(crate) fn watch(&self, socket: BorrowedFd<'_>, number: u64) -> bool {
-            let (number, events) = (EventData::new_u64(number), EventFlags::IN | EventFlags::RDHUP);
-            self.0.as_ref().is_some_and(|epoll| epoll::add(epoll, socket, number, events).is_ok())
-        }
-
-        /// The numbers of the sockets in which bytes, or the end of the stream, wait at this moment. Sockets that no
-        /// member reads any more, but that are not closed yet, may be among them. `None` if the kernel does not tell.
-        pub(crate) fn waiting(&self) -> Option<Vec<u64>> {
-            let epoll = self.0.as_ref()?;
-            let mut events = Vec::with_capacity(ROOM);
-            loop {
-                match epoll::wait(epoll, spare_capacity(&mut events), Some(&AT_ONCE)) {
-                    Ok(_) if events.len() < events.capacity() => {
-                        return Some(events.iter().map(|event| event.data.u64()).collect());
-                    }
-                    // A socket is reported until it is read, so all are reported again when there is more room.
-                    Ok(_) => {
-                        let more = 4 * events.capacity();
-                        events.clear();
-                        events.reserve(more);
-                    }
-                    Err(Errno::INTR) => {}
-                    Err(_) => return None,
+    /// The numbers of the sockets in which bytes, or the end of the stream, wait at this moment. Sockets that no member
+    /// reads any more, but that are not closed yet, may be among them. `None` if the kernel does not report them.
+    pub(super) fn waiting(&self) -> Option<HashSet<u64>> {
+        let epoll = self.0.as_ref()?;
+        let mut events = Vec::with_capacity(ROOM);
+        loop {
+            match epoll::wait(epoll, spare_capacity(&mut events), Some(&Timespec::default())) {
+                Ok(_) if events.len() < events.capacity() => {
+                    return Some(events.iter().map(|event| event.data.u64()).collect());
                 }
+                // A socket is reported until it is read, so all are reported again when there is more room.
+                Ok(_) => {
+                    let more = 4 * events.capacity();
+                    events.clear();
+                    events.reserve(more);
+                }
+                Err(Errno::INTR) => {}
+                Err(_) => return None,
             }
         }
     }
 }
 
+/// Without epoll no socket is watched, so all connections are asked in every round.
 #[cfg(not(target_os = "linux"))]
-mod unsupported {
-    use std::os::fd::BorrowedFd;
+#[expect(clippy::unused_self, reason = "the interface is that of Linux")]
+impl ReadableSockets {
+    pub(super) fn new() -> ReadableSockets {
+        ReadableSockets(None)
+    }
 
-    #[derive(Debug)]
-    pub(crate) struct ReadableSockets;
+    pub(super) fn watch(&self, _socket: BorrowedFd<'_>, _number: u64) -> bool {
+        false
+    }
 
-    #[expect(clippy::unused_self, reason = "the interface is that of Linux")]
-    impl ReadableSockets {
-        pub(crate) fn new() -> ReadableSockets {
-            ReadableSockets
-        }
-
-        pub(crate) fn watch(&self, _socket: BorrowedFd<'_>, _number: u64) -> bool {
-            false
-        }
-
-        pub(crate) fn waiting(&self) -> Option<Vec<u64>> {
-            None
-        }
+    pub(super) fn waiting(&self) -> Option<HashSet<u64>> {
+        None
     }
 }
 
@@ -94,7 +84,7 @@ mod tests {
     fn a_socket_is_reported_until_it_is_read_or_closed() {
         let sockets = ReadableSockets::new();
         let waiting = || {
-            let mut numbers = sockets.waiting().expect("Linux tells");
+            let mut numbers: Vec<u64> = sockets.waiting().expect("Linux reports them").into_iter().collect();
             numbers.sort_unstable();
             numbers
         };

@@ -31,8 +31,6 @@ async fn a_round_ends_when_every_member_has_read_or_left() {
     let late = read_barrier.join(None);
     first.confirm_read();
     first.confirm_read();
-    assert_eq!(read_barrier.members.lock().outstanding, 0, "two confirmations count once");
-    tokio::task::yield_now().await;
     assert!(round.await.unwrap(), "a round does not wait for a member that joins during it");
     drop(late);
     assert_eq!(read_barrier.members.lock().by_number.len(), 1);
@@ -56,7 +54,7 @@ async fn calls_before_a_round_share_it_and_calls_during_it_get_the_next() {
     assert!(!second.is_finished() && !third.is_finished(), "they wait for the next round");
     member.confirm_read();
     assert!(second.await.unwrap() && third.await.unwrap());
-    assert_eq!(read_barrier.members.lock().round, 2, "the two shared a round");
+    assert_eq!(read_barrier.members.lock().rounds, 2, "the two shared a round");
 
     // A ticker that is aborted in its round does not leave the others waiting.
     let aborted = wait();
@@ -101,7 +99,8 @@ async fn an_answer_to_the_last_round_does_not_count_for_the_next() {
     });
     tokio::task::yield_now().await;
     member.confirm_read();
-    assert_eq!(read_barrier.members.lock().outstanding, 1);
+    tokio::task::yield_now().await;
+    assert!(!round.is_finished());
     member.read_requested().await;
     member.confirm_read();
     assert!(round.await.unwrap());
@@ -132,7 +131,6 @@ async fn only_members_that_may_have_unread_bytes_are_asked() {
         async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
     });
     tokio::task::yield_now().await;
-    assert_eq!(read_barrier.members.lock().outstanding, 2);
     waiting.read_requested().await;
     reading.read_requested().await;
     for (_, _, member) in &mut connections {

@@ -1,7 +1,6 @@
 //! Expiry that does not keep up with the ticks.
 
 use super::*;
-use crate::core::batch::TickCounts;
 
 #[tokio::test(start_paused = true)]
 async fn ticks_that_expire_before_expiry_is_done_with_earlier_ones_are_counted() {
