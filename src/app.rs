@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tracing::{Instrument, Span, error_span};
+use tracing::{Instrument, Span, error_span, warn};
 
 pub use self::error::StartError;
 use self::prepared::Prepared;
@@ -154,6 +154,25 @@ impl Sidecar {
 impl Drop for Sidecar {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Files that are open beside connections: listeners, links to Redis, timers, and the process' own.
+const OTHER_FILES: u64 = 64;
+
+/// Raises the limit of open files of this process, and warns if that is too low for the connections.
+pub fn raise_open_files_limit(config: &Config) {
+    let connections = (config.server.max_connections as u64).saturating_add(admin::MAX_CONNECTIONS as u64);
+    let wanted = connections.saturating_add(OTHER_FILES);
+    match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(limit) if limit >= wanted => {}
+        Ok(limit) => warn!(
+            "only {limit} files may be open, and --max-connections needs {wanted}: raise the limit (ulimit -n, LimitNOFILE \
+             of systemd), or lower --max-connections"
+        ),
+        Err(error) => {
+            warn!(%error, "the limit of open files could not be raised: raise it (ulimit -n, LimitNOFILE of systemd)");
+        }
     }
 }
 

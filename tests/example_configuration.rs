@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use std::fs;
 
 use ackwheel::cli::Cli;
-use ackwheel::config::{LogFormat, Settings};
+use ackwheel::config::Settings;
+use ackwheel::logging::LogFormat;
 use clap::CommandFactory;
 use rcgen::generate_simple_self_signed;
 

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use self::redis::RedisConfig;
-pub use settings::{LogFormat, Settings};
+pub use settings::Settings;
 pub use store_url::without_password;
 
 use crate::core::batch::StormRule;

@@ -6,11 +6,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, ValueHint};
 use humantime::parse_duration;
 use serde::Deserialize;
 
 use super::ConfigError;
+use crate::logging::LogFormat;
 
 // The sections of `ackwheel serve --help`, and of examples/ackwheel.toml.
 const ADDRESSES: &str = "Addresses";
@@ -165,17 +166,6 @@ settings! {
     PROCESS, log: String, "ACKWHEEL_LOG", "FILTER";
     /// Format of the log, on stderr [default: text]
     PROCESS, log_format: LogFormat, "ACKWHEEL_LOG_FORMAT", "FORMAT";
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// An object a line.
-    Json,
 }
 
 impl Settings {
