@@ -3,6 +3,7 @@
 //! `ackwheel serve` runs [`serve`]. Each other verb is a file of `cli`.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use ackwheel::app::{self, Sidecar};
 use ackwheel::cli::{self, Failure, Serve};
@@ -23,8 +24,8 @@ fn main() -> ExitCode {
 
 /// Checks the settings, starts the log and the runtime, and runs a sidecar until it is drained.
 fn serve(arguments: Serve) -> Result<(), Failure> {
-    let Some((config, filter, format)) = arguments.check()? else { return Ok(()) };
-    logging::start(filter, format, clock::monotonic)?;
+    let Some(config) = arguments.check()? else { return Ok(()) };
+    logging::start(&config.log, config.log_format, clock::monotonic)?;
     panics::end_the_process(logging::flush);
     for warning in &config.warnings {
         warn!("{warning}");
@@ -56,13 +57,12 @@ async fn run_sidecar(config: Config) -> Result<(), Failure> {
     };
 
     // Announce.
-    let (listen, admin) = (sidecar.address(), sidecar.admin_address());
+    let (listen, admin, health) = (sidecar.address, sidecar.admin_address, Arc::clone(&sidecar.health));
     let socket = socket.as_ref().map(|path| display(path.display()));
-    info!(%listen, %admin, socket, name = sidecar.name(), "listening");
+    info!(%listen, %admin, socket, name = health.name, "listening");
     manager.ready(&format!("listening on {listen}, admin on {admin}")).await;
 
     // Serve.
-    let health = sidecar.health();
     tokio::select! {
         signal = signals.next() => info!("{signal}"),
         never = manager.watch(|| health.stalled()) => match never {},

@@ -128,7 +128,7 @@ pub fn serve(
         tokio::runtime::Builder::new_multi_thread().worker_threads(config.threads).enable_all().build()?;
     runtime.block_on(async {
         let sidecar = start(config).await?;
-        info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), "listening");
+        info!(listen = %sidecar.address, admin = %sidecar.admin_address, "listening");
         std::future::pending().await
     })
 }

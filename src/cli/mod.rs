@@ -136,12 +136,9 @@ fn name_address(error: &mut clap::Error) {
 
 /// Carries out the verb, with `serve` to run a sidecar; returns the exit code of the process.
 pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCode {
-    let mut file = None;
+    let file = if let Verb::Serve(arguments) = &cli.verb { arguments.config.clone() } else { None };
     let outcome = match cli.verb {
-        Verb::Serve(arguments) => {
-            file.clone_from(&arguments.config);
-            serve(*arguments)
-        }
+        Verb::Serve(arguments) => serve(*arguments),
         Verb::Add(add) => block_on(add.run()),
         Verb::Del(del) => block_on(del.run()),
         Verb::Watch(watch) => block_on(watch.run()),

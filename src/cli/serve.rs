@@ -4,12 +4,10 @@ use std::io::{Write, stderr, stdout};
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use tracing_subscriber::EnvFilter;
 
 use super::{Failure, origin};
 use crate::app::StartError;
 use crate::config::{Config, Settings};
-use crate::logging::{self, LogFormat};
 use crate::redis::RedisStoreError;
 
 /// Keep the account of messages in flight
@@ -33,21 +31,17 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Checks the settings, and returns them with the filter and the format of the log. With `--check-config` it prints
-    /// that they are right, and returns none.
+    /// Checks the settings. With `--check-config` it prints that they are right, and returns none.
     ///
     /// # Errors
     ///
     /// When a setting is wrong.
-    pub fn check(self) -> Result<Option<(Config, EnvFilter, LogFormat)>, Failure> {
+    pub fn check(self) -> Result<Option<Config>, Failure> {
         let file = self.config.as_deref().map(Settings::from_file).transpose().map_err(Failure::usage)?;
-        let mut settings = self.settings.or(file.unwrap_or_default());
-        let (log, format) = (settings.log.take(), settings.log_format.take().unwrap_or_default());
-        let mut config = settings.check().map_err(Failure::usage)?;
-        let filter = logging::filter(log.as_deref().unwrap_or("info")).map_err(Failure::Usage)?;
+        let mut config = self.settings.or(file.unwrap_or_default()).check().map_err(Failure::usage)?;
         config.warnings.splice(0..0, origin::strangers());
         if !self.check_config {
-            return Ok(Some((config, filter, format)));
+            return Ok(Some(config));
         }
         for warning in &config.warnings {
             writeln!(stderr(), "ackwheel: {warning}")?;

@@ -7,7 +7,7 @@
 //! The budget is one of each call site, and equal lines have a part of it, for three reasons:
 //!
 //! - With one budget for all call sites, a hostile client could silence a storm.
-//! - With a budget for each text, there would be no limit where a client writes the text.
+//! - With a budget for each text, a client that writes the text would have no limit.
 //! - Without the limit of equal lines, a faulty group would silence the group beside it.
 //!
 //! Lines are equal if their fields and their ring are. Their connection does not count: a peer that is refused and comes
@@ -29,7 +29,7 @@ use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
 use self::repeated_lines::{CHECK_INTERVAL, Limit, TARGET};
 pub use self::repeated_lines::{MAX_LINES, MAX_SAME, RING, WINDOW};
-use self::writer::LogWriter;
+use self::writer::{LogWriter, write_to_stderr};
 
 /// How long the end of the process waits for the last lines. A drain may take 9.7 s, and 10 s with this.
 const END_TIMEOUT: Duration = Duration::from_millis(250);
@@ -75,13 +75,10 @@ pub fn filter(text: &str) -> Result<EnvFilter, String> {
 ///
 /// # Errors
 ///
-/// If the system has no thread left.
-pub fn start(
-    filter: EnvFilter,
-    format: LogFormat,
-    now: impl Fn() -> Instant + Send + Sync + 'static,
-) -> io::Result<()> {
-    let writer = LogWriter::to_stderr().map_err(|error| {
+/// If `log` is no filter, or the system has no thread left.
+pub fn start(log: &str, format: LogFormat, now: impl Fn() -> Instant + Send + Sync + 'static) -> io::Result<()> {
+    let filter = filter(log).map_err(io::Error::other)?;
+    let writer = LogWriter::start(write_to_stderr).map_err(|error| {
         let text = "no thread to write the log could be started";
         io::Error::other(format!("{text}: {error}; look at the limit of processes"))
     })?;

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id};
 use tracing::{Event, Level, Subscriber, error, info, warn};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
@@ -37,8 +36,7 @@ const _: () = assert!(MAX_LINES > MAX_RINGS as usize, "else a fault of all rings
 /// lines that it let through.
 pub(super) const TARGET: &str = "ackwheel::logging";
 
-/// The name of spans whose fields name a ring. Equal lines about different rings count as different; other spans are
-/// ignored.
+/// The name of the span of a ring. Equal lines in different spans of this name count as different; other spans are ignored.
 pub const RING: &str = "ring";
 
 /// How often it is checked whether a window is over.
@@ -67,7 +65,7 @@ impl Limit {
         Limit(Arc::new(Shared { now: Box::new(now), hashes: RandomState::new(), budgets: Mutex::default() }))
     }
 
-    /// Reports the lines that were left out, where their count began at least this time ago.
+    /// Reports the lines that were left out, if their count began at least this time ago.
     pub(super) fn report_older_than(&self, least_age: Duration) {
         let now = (self.0.now)();
         let take =
@@ -76,10 +74,6 @@ impl Limit {
         for (site, lines) in left_out {
             report(site, &lines, now.saturating_duration_since(lines.since));
         }
-    }
-
-    fn line(&self) -> Line {
-        Line { hasher: self.0.hashes.build_hasher(), text: String::new() }
     }
 }
 
@@ -108,28 +102,15 @@ impl<S> Layer<S> for Limit
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
-    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        if attributes.metadata().name() != RING {
-            return;
-        }
-        let mut fields = self.line();
-        attributes.record(&mut fields);
-        if let Some(span) = context.span(id) {
-            span.extensions_mut().replace(RingHash(fields.hasher.finish()));
-        }
-    }
-
     fn event_enabled(&self, event: &Event<'_>, context: Context<'_, S>) -> bool {
         let metadata = event.metadata();
         if *metadata.level() > Level::INFO || metadata.target() == TARGET {
             return true;
         }
-        let mut line = self.line();
+        let mut line = Line { hasher: self.0.hashes.build_hasher(), text: String::new() };
         event.record(&mut line);
-        for span in context.event_scope(event).into_iter().flatten() {
-            if let Some(ring) = span.extensions().get::<RingHash>() {
-                ring.hash(&mut line.hasher);
-            }
+        for span in context.event_scope(event).into_iter().flatten().filter(|span| span.name() == RING) {
+            span.id().hash(&mut line.hasher);
         }
         let site = (metadata.callsite(), *metadata.level(), metadata.target());
         let now = (self.0.now)();
@@ -137,10 +118,6 @@ where
         budgets.entry(site).or_insert_with(|| Budget::new(now)).admits(line.hasher.finish(), line.text, now)
     }
 }
-
-/// The hash of the fields of a span that names a ring.
-#[derive(Hash)]
-struct RingHash(u64);
 
 /// The fields of a line as a hash, and the beginning of its text.
 struct Line {
@@ -277,9 +254,10 @@ mod tests {
             (0..50).for_each(|_| say("a"));
             (0..50).for_each(|_| say("b"));
             // Lines about one ring are counted together, in any span.
-            for number in (0..2).cycle().take(50) {
-                error_span!(RING, ring = number).in_scope(|| say("a"));
-                info_span!("within").in_scope(|| error_span!(RING, ring = number).in_scope(|| say("a")));
+            let rings = [0, 1].map(|number| error_span!(RING, ring = number));
+            for ring in rings.iter().cycle().take(50) {
+                ring.in_scope(|| say("a"));
+                ring.in_scope(|| info_span!("within").in_scope(|| say("a")));
             }
             let lines = written.take();
             let of = |group: &str| lines.iter().filter(|line| line["fields"]["group"] == group).count();

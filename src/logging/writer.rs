@@ -57,12 +57,8 @@ struct Counts {
 }
 
 impl LogWriter {
-    /// Starts the thread that writes to stderr, for as long as the process lives.
-    pub(super) fn to_stderr() -> io::Result<LogWriter> {
-        LogWriter::to(write_to_stderr)
-    }
-
-    fn to(output: impl FnMut(&[u8]) -> io::Result<usize> + Send + 'static) -> io::Result<LogWriter> {
+    /// Starts the thread that writes to `output`, for as long as the process lives.
+    pub(super) fn start(output: impl FnMut(&[u8]) -> io::Result<usize> + Send + 'static) -> io::Result<LogWriter> {
         let ((queue, entries), counts) = (channel(), Arc::new(Counts::default()));
         let of_thread = Arc::clone(&counts);
         let thread = thread::Builder::new().name(String::from("log"));
@@ -176,7 +172,7 @@ impl<W: FnMut(&[u8]) -> io::Result<usize>> LineOutput<W> {
 }
 
 /// Writes to stderr without its lock, which others may hold, and without a buffer.
-fn write_to_stderr(bytes: &[u8]) -> io::Result<usize> {
+pub(super) fn write_to_stderr(bytes: &[u8]) -> io::Result<usize> {
     let stderr = stderr();
     loop {
         match rustix::io::write(&stderr, bytes) {
@@ -208,7 +204,7 @@ mod tests {
             let _ = written.send(text);
             Ok(length)
         };
-        (LogWriter::to(output).unwrap(), allow, seen)
+        (LogWriter::start(output).unwrap(), allow, seen)
     }
 
     #[test]

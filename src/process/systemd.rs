@@ -89,10 +89,7 @@ impl ServiceManager {
 
     /// Sends keep-alive messages for as long as `stalled` finds no stall. During a stall it sends none, so that the manager
     /// ends this process and starts it again. Never returns.
-    pub async fn watch<S>(&self, stalled: impl Fn() -> S) -> Infallible
-    where
-        S: Future<Output = Option<Duration>>,
-    {
+    pub async fn watch(&self, stalled: impl AsyncFn() -> Option<Duration>) -> Infallible {
         let Some(pause) = self.watchdog.map(pause) else { return pending().await };
         let mut has_logged_stall = false;
         loop {
