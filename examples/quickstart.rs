@@ -20,8 +20,8 @@ async fn main() -> anyhow::Result<()> {
     let tick = Some(Duration::from_millis(100));
     let settings = Settings { listen: free_port.clone(), admin: free_port, tick, ..Settings::default() };
     let sidecar = Sidecar::start(settings.check()?).await?;
-    println!("a sidecar listens on {}", sidecar.address());
-    let client = Client::connect(sidecar.address().into(), ClientOptions::default()).await?;
+    println!("a sidecar listens on {}", sidecar.address);
+    let client = Client::connect(sidecar.address.into(), ClientOptions::default()).await?;
     let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
 
     // Message 101 goes to two phones, 7 and 8, and 102 to phone 9. Add before you push.

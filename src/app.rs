@@ -1,8 +1,7 @@
 //! Builds and runs a sidecar from its configuration. `serve`, tests and examples use it.
 
 mod drain;
-mod error;
-mod prepared;
+mod start_error;
 mod stores;
 
 use std::net::SocketAddr;
@@ -10,14 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
+use rustix::system::uname;
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
-use tracing::{Instrument, Span, error_span};
+use tokio::task::JoinSet;
+use tracing::{Instrument, Span, error_span, warn};
 
-pub use self::error::StartError;
-use self::prepared::Prepared;
+pub use self::start_error::StartError;
 use self::stores::open_store;
 use crate::admin::{self, Health, SharedAnswer};
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::core::outboxes::Outboxes;
 use crate::core::rings::Rings;
@@ -26,7 +27,7 @@ use crate::delivery::Delivery;
 use crate::logging;
 use crate::metrics::{Metrics, gauge_value};
 use crate::process::thread::RuntimeThread;
-use crate::server::{self, Certificate, Server, Token};
+use crate::server::{self, Certificate, Listener, Server, SocketFile, Token};
 use crate::ticker::Ticker;
 use crate::ticker::precise_timer::PreciseTimer;
 use crate::ticker::read_barrier::ReadBarrier;
@@ -36,16 +37,17 @@ use crate::ticker::read_barrier::ReadBarrier;
 /// If one of its tasks panics, the rest cannot go on: `serve`, and a program of your own that starts a sidecar, call
 /// [`panics::end_the_process`](crate::process::panics::end_the_process) first.
 pub struct Sidecar {
-    address: SocketAddr,
-    admin_address: SocketAddr,
-    health: Arc<Health>,
-    /// Taken by a drain.
-    server: Option<Server>,
-    _threads: [RuntimeThread; 2],
-    /// The tickers.
-    ticking: Vec<JoinHandle<()>>,
-    tasks: Vec<JoinHandle<()>>,
+    /// The TCP address for logic nodes.
+    pub address: SocketAddr,
+    /// The address of metrics, probes and status.
+    pub admin_address: SocketAddr,
+    /// The state that the probes report, with the name of the sidecar.
+    pub health: Arc<Health>,
+    server: Server,
+    tickers: JoinSet<()>,
+    tasks: JoinSet<()>,
     drain_timeout: Duration,
+    _threads: [RuntimeThread; 2],
 }
 
 impl Sidecar {
@@ -55,11 +57,7 @@ impl Sidecar {
     ///
     /// When an address is in use, the store cannot be opened, or the system has no thread left.
     pub async fn start(config: Config) -> Result<Sidecar, StartError> {
-        let prepared = Prepared::new(&config).await?;
-        let store = open_store(&config, &prepared).await?;
-        // Waiting for Redis was no stall.
-        prepared.clock.beat();
-        Ok(Sidecar::start_from(config, prepared, store))
+        Sidecar::start_with(config, open_store).await
     }
 
     /// Like [`Sidecar::start`], on a store of the caller in place of the one that the configuration names.
@@ -68,23 +66,37 @@ impl Sidecar {
     ///
     /// When an address is in use, or the system has no thread left.
     pub async fn start_on(config: Config, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
-        let prepared = Prepared::new(&config).await?;
-        Ok(Sidecar::start_from(config, prepared, store))
+        Sidecar::start_with(config, async |_, _, _, _| Ok(store)).await
     }
 
-    fn start_from(config: Config, prepared: Prepared, store: Arc<dyn Store>) -> Sidecar {
-        let Prepared { clock, metrics, ticker_thread, admin_thread, .. } = prepared;
+    async fn start_with(
+        config: Config,
+        open: impl AsyncFnOnce(&Config, &str, &Arc<Clock>, &Arc<Metrics>) -> Result<Arc<dyn Store>, StartError>,
+    ) -> Result<Sidecar, StartError> {
+        let (listeners, address) = open_listeners(&config).await?;
+        let (admin_listener, admin_address) = listen("--admin", config.admin).await?;
+        let start_thread = |name| RuntimeThread::start(name).map_err(StartError::Thread);
+        let (ticker_thread, admin_thread) = (start_thread("ticker")?, start_thread("admin")?);
+        let answer_thread = Arc::new(start_thread("answers")?);
+        let admin_listener = admin_thread.adopt(admin_listener).map_err(StartError::Thread)?;
+        let host = || uname().nodename().to_string_lossy().into_owned();
+        let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host(), address.port()));
+        let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::default()));
+        // Last of all that can fail: it uses up a state file.
+        let store = open(&config, &name, &clock, &metrics).await?;
+        // Waiting for Redis was no stall.
+        clock.beat();
         export_settings(&config, store.rings().len(), &metrics);
         let outbox = Outboxes::of(store.rings());
         let delivery = Delivery::new(outbox, Arc::clone(&clock), Arc::clone(&metrics), config.redeliver_after);
         let read_barrier = ReadBarrier::new();
-        let (mut tickers, mut ticking) = (Vec::new(), Vec::new());
+        let (mut tickers, mut ticker_handles) = (JoinSet::new(), Vec::new());
         for (ring, parts) in store.rings().iter().enumerate() {
             let (ticker, handle) =
                 Ticker::new(parts, Arc::clone(&clock), Arc::clone(&read_barrier), Arc::clone(&metrics));
             let run = async move { ticker.run(PreciseTimer::precise()).await };
-            ticking.push(ticker_thread.spawn(run.instrument(span_of(ring, &*store))));
-            tickers.push(handle);
+            tickers.spawn_on(run.instrument(span_of(ring, &*store)), &ticker_thread.handle);
+            ticker_handles.push(handle);
         }
         let shared = Arc::new(server::Shared {
             free_connections: Arc::new(Semaphore::new(config.server.max_connections)),
@@ -99,63 +111,71 @@ impl Sidecar {
             metrics: Arc::clone(&metrics),
         });
         let health = Arc::new(Health {
-            name: prepared.name,
+            name,
             shared: Arc::clone(&shared),
-            tickers,
+            tickers: ticker_handles,
             draining: false.into(),
-            metrics_answer: SharedAnswer::made_on(&prepared.answer_thread),
-            status_answer: SharedAnswer::made_on(&prepared.answer_thread),
+            metrics_answer: SharedAnswer::made_on(&answer_thread),
+            status_answer: SharedAnswer::made_on(&answer_thread),
         });
-        let tasks = vec![
-            tokio::spawn(async move { delivery.maintain().await }),
-            tokio::spawn(server::report_reached_limits(metrics)),
-            admin_thread.spawn(admin::serve(prepared.admin_listener, Arc::clone(&health))),
-            tokio::spawn(watch_files(Arc::clone(&shared))),
-        ];
-        Sidecar {
-            address: prepared.address,
-            admin_address: prepared.admin_address,
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { delivery.maintain().await });
+        tasks.spawn(server::report_reached_limits(metrics));
+        tasks.spawn_on(admin::serve(admin_listener, Arc::clone(&health)), &admin_thread.handle);
+        tasks.spawn(watch_files(Arc::clone(&shared)));
+        Ok(Sidecar {
+            address,
+            admin_address,
             health,
-            server: Some(Server::start(prepared.listeners, &shared)),
-            _threads: [ticker_thread, admin_thread],
-            ticking,
+            server: Server::start(listeners, &shared),
+            tickers,
             tasks,
             drain_timeout: config.drain_timeout,
+            _threads: [ticker_thread, admin_thread],
+        })
+    }
+}
+
+/// Opens the listeners for logic nodes; returns the address of the first too.
+async fn open_listeners(config: &Config) -> Result<(Vec<Listener>, SocketAddr), StartError> {
+    let (listener, address) = listen("--listen", config.listen).await?;
+    let mut listeners = vec![Listener::Tcp(listener)];
+    if let Some(path) = &config.socket {
+        let failed = |cause| StartError::Listen { flag: "--socket", address: path.display().to_string(), cause };
+        let (file, listener) = SocketFile::listen(path).await.map_err(failed)?;
+        listeners.push(Listener::Unix(file, listener));
+    }
+    Ok((listeners, address))
+}
+
+/// Listens on a TCP address; returns the address too, in which port 0 is replaced.
+async fn listen(flag: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    let failed = |cause| StartError::Listen { flag, address: address.to_string(), cause };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
+/// Files that are open beside connections: listeners, links to Redis, timers, and the process' own.
+const OTHER_FILES: u64 = 64;
+
+/// Raises the limit of open files of this process, and warns if that is too low for the connections.
+pub fn raise_open_files_limit(config: &Config) {
+    let connections = (config.server.max_connections as u64).saturating_add(admin::MAX_CONNECTIONS as u64);
+    let wanted = connections.saturating_add(OTHER_FILES);
+    match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(limit) if limit >= wanted => {}
+        Ok(limit) => warn!(
+            "only {limit} files may be open, and --max-connections needs {wanted}: raise the limit (ulimit -n, LimitNOFILE \
+             of systemd), or lower --max-connections"
+        ),
+        Err(error) => {
+            warn!(%error, "the limit of open files could not be raised: raise it (ulimit -n, LimitNOFILE of systemd)");
         }
     }
-
-    /// Its name among sidecars that share a store.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.health.name
-    }
-
-    /// The TCP address for logic nodes.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// The address of metrics, probes and status.
-    #[must_use]
-    pub fn admin_address(&self) -> SocketAddr {
-        self.admin_address
-    }
-
-    /// The state that the probes report.
-    #[must_use]
-    pub fn health(&self) -> Arc<Health> {
-        Arc::clone(&self.health)
-    }
 }
 
-impl Drop for Sidecar {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
-    }
-}
-
-/// Reads the files of token and certificate again when their content changes.
+/// Reads the files of token and certificate again when their content changes. Never returns.
 async fn watch_files(shared: Arc<server::Shared>) {
     let token = OptionFuture::from(shared.token.as_ref().map(Token::maintain));
     let certificate = OptionFuture::from(shared.certificate.as_ref().map(Certificate::maintain));
@@ -173,7 +193,7 @@ fn export_settings(config: &Config, rings: usize, metrics: &Metrics) {
     metrics.ack_timeout.set(config.wheel.ticks(config.wheel.slots().into()).as_secs_f64());
 }
 
-/// The span of log lines about a ring: where there are several it names the ring, also with `--log error`.
+/// The span of log lines about a ring. If there are several rings it names the ring, also with `--log error`.
 fn span_of(ring: usize, store: &dyn Store) -> Span {
     if store.rings().len() > 1 { error_span!(logging::RING, ring) } else { Span::none() }
 }

@@ -52,6 +52,8 @@ impl Clock {
     }
 }
 
-fn monotonic() -> Instant {
+/// The monotonic time.
+#[must_use]
+pub fn monotonic() -> Instant {
     tokio::time::Instant::now().into_std()
 }

@@ -37,14 +37,14 @@
 //! | [`admin`] | HTTP for metrics, probes and the status page |
 //! | [`metrics`] | all Prometheus metrics |
 //! | [`mod@bench`] | `ackwheel bench`: load over the real protocol, with every answer checked |
-//! | [`process`] | panics, threads with their own runtime, systemd |
+//! | [`process`] | panics, stop signals, threads with their own runtime, systemd |
 //! | [`logging`] | limits repeated log lines, and never blocks on stderr |
 //! | [`config`] | flags, environment and configuration file |
 //! | [`app`] | builds a running sidecar from the settings |
 //! | [`cli`] | the subcommands of the command line |
 //!
 //! For an overview, read [`core::tick`], [`core::ring`], `memory/ring.rs`, `core/dispatch.rs`, [`ticker`] and
-//! `server/session.rs`. docs/ARCHITECTURE.md says where to change what.
+//! `server/session.rs`. docs/ARCHITECTURE.md says which file to change for a task.
 
 // Unit tests share code of tests/, which names the library.
 #[cfg(test)]

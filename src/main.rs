@@ -1,13 +1,79 @@
-//! The `ackwheel` program: the command line is parsed, then its verb carried out.
+//! The `ackwheel` program, and the story of the sidecar: check, build, announce, serve, drain.
 //!
-//! `serve` is the story of the sidecar: settings are checked, the sidecar is built and announced, it serves
-//! until a signal, and it drains. It stands in `ackwheel::cli`, with a file for each other verb.
+//! `ackwheel serve` runs [`serve`]. Each other verb is a file of `cli`.
 
 use std::process::ExitCode;
+use std::sync::Arc;
+
+use ackwheel::app::{self, Sidecar};
+use ackwheel::cli::{self, Failure, Serve};
+use ackwheel::config::Config;
+use ackwheel::process::panics;
+use ackwheel::process::stop_signals::StopSignals;
+use ackwheel::process::systemd::ServiceManager;
+use ackwheel::{clock, logging};
+use tracing::field::display;
+use tracing::{info, warn};
 
 fn main() -> ExitCode {
-    match ackwheel::cli::parse() {
-        Ok(cli) => ackwheel::cli::run(cli),
-        Err(code) => code,
+    match cli::parse() {
+        Ok(cli) => cli::run(cli, serve),
+        Err(exit_code) => exit_code,
+    }
+}
+
+/// Checks the settings, starts the log and the runtime, and runs a sidecar until it is drained.
+fn serve(arguments: Serve) -> Result<(), Failure> {
+    let Some(config) = arguments.check()? else { return Ok(()) };
+    logging::start(&config.log, config.log_format, clock::monotonic)?;
+    panics::end_the_process(logging::flush);
+    for warning in &config.warnings {
+        warn!("{warning}");
+    }
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(config.threads).enable_all().build()?;
+    runtime.spawn(logging::report_left_out());
+    let outcome = runtime.block_on(run_sidecar(config));
+    // Does not wait for a resolver that does not answer; nothing else runs on a blocking thread.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn run_sidecar(config: Config) -> Result<(), Failure> {
+    app::raise_open_files_limit(&config);
+    // Before the announcement, so that a process that waits for it can send a signal.
+    let mut signals = StopSignals::listen()?;
+    let manager = ServiceManager::of_process();
+
+    // Build. Nothing is accepted and no state file is read before the store is open, so a stop needs no drain.
+    manager.starting("opening the store").await;
+    let socket = config.socket.clone();
+    let sidecar = tokio::select! {
+        started = Sidecar::start(config) => started?,
+        signal = signals.next() => {
+            info!("{signal}, while the store was not open yet");
+            return Ok(());
+        }
+    };
+
+    // Announce.
+    let (listen, admin, health) = (sidecar.address, sidecar.admin_address, Arc::clone(&sidecar.health));
+    let socket = socket.as_ref().map(|path| display(path.display()));
+    info!(%listen, %admin, socket, name = health.name, "listening");
+    manager.ready(&format!("listening on {listen}, admin on {admin}")).await;
+
+    // Serve.
+    tokio::select! {
+        signal = signals.next() => info!("{signal}"),
+        never = manager.watch(|| health.stalled()) => match never {},
+    }
+
+    // Drain, and notify at the same time: a manager that does not listen must not hold up the drain.
+    let drain = async { tokio::join!(manager.stopping("draining: new messages are refused"), sidecar.drain()).1 };
+    tokio::select! {
+        drained = drain => drained.map_err(Failure::run),
+        signal = signals.next_request() => Err(Failure::Run(format!(
+            "{signal} ended the drain, before what was in flight could be kept or handed out"
+        ))),
     }
 }

@@ -104,7 +104,7 @@ fn the_page_is_served_fresh_and_may_do_no_more_than_it_must() {
         format!("script-src '{}'", hash_of(&page, "script")),
         format!("style-src '{}'", hash_of(&page, "style")),
     ];
-    assert_eq!(policy[..3], expected, "the page has changed: put these hashes into src/admin/page.rs");
+    assert_eq!(policy[..3], expected, "the page has changed: put these hashes into src/admin/mod.rs");
     let rest =
         ["img-src data:", "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"];
     assert_eq!(policy[3..], rest);

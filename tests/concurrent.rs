@@ -319,7 +319,7 @@ async fn every_life_ends_once_however_connections_race_with_expiry() {
         ..Settings::default()
     };
     let sidecar = Sidecar::start(settings.check().unwrap()).await.unwrap();
-    let address = || sidecar.address().to_string().parse().unwrap();
+    let address = || sidecar.address.to_string().parse().unwrap();
     let options = ClientOptions::default().request_timeout(Duration::from_secs(60));
     let subscribe = SubscribeOptions::default().group("default").credit(1_000_000);
     let subscription = Subscription::open(address(), subscribe, options.clone()).await.unwrap();

@@ -49,9 +49,8 @@ fn the_highest_version_that_both_speak_is_chosen() {
     assert_eq!(connection.ask(&frames::ping(b"!")).body, b"!");
     assert_turned_away(&sidecar, &frames::hello((2, 3), b""), 6, &["1", "2 to 3", "update"]);
     assert_eq!(sidecar.metrics().refusals("unsupported_version"), 1);
-    let log = sidecar.log().text();
-    let line = log.lines().find(|line| line.contains("is turned away")).expect("the log says who it was, and why");
-    assert_names(line, &["WARN", "peer=127.0.0.1:", "versions 1 to 1", "2 to 3"]);
+    let line = sidecar.log().line("is turned away").expect("the log says who it was, and why");
+    assert_names(&line, &["WARN", "peer=127.0.0.1:", "versions 1 to 1", "2 to 3"]);
 }
 
 #[test]

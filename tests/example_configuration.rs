@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 
 use ackwheel::cli::Cli;
-use ackwheel::config::{LogFormat, Settings};
+use ackwheel::config::Settings;
 use clap::CommandFactory;
 use rcgen::generate_simple_self_signed;
 
@@ -83,15 +83,14 @@ fn the_defaults_in_it_are_the_defaults() {
     let redis = uncommented(|key| !is_example(key) && key != "store");
     assert_eq!(checked(&(redis + store)), checked(store));
     // Each kind of error in a file is noticed: the comparison is not blind.
-    for (key, value) in [("slots", "16"), ("storm-share", "0.25"), ("hello-timeout", "\"6s\"")] {
+    for (key, value) in
+        [("slots", "16"), ("storm-share", "0.25"), ("hello-timeout", "\"6s\""), ("log", "\"warn\"")]
+    {
         assert_ne!(checked(&format!("{key} = {value}\n")), checked(""), "{key}");
     }
     for (key, value) in [("lease", "\"4s\""), ("max-held-acks", "5"), ("never-lead", "true")] {
         assert_ne!(checked(&format!("{store}{key} = {value}\n")), checked(store), "{key}");
     }
-    // Logging begins before the configuration is checked, and is no part of it.
-    let settings = settings::parsed(&memory).unwrap();
-    assert_eq!((settings.log.as_deref(), settings.log_format), (Some("info"), Some(LogFormat::default())));
 }
 
 #[test]

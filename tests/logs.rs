@@ -103,8 +103,9 @@ fn a_sidecar_out_of_files_logs_three_lines_and_a_count_of_the_rest() {
 #[test]
 fn a_line_about_a_ring_says_which_whatever_the_filter() {
     let redis = Redis::start();
-    // The line that says where it listens is of another room.
-    let flags = ["--rings", "2", "--drain-timeout", "0s", "--log", "warn,ackwheel::cli=info"];
+    // The line that says where it listens is of another module.
+    let filter = "info,ackwheel::app=warn,ackwheel::ticker=warn";
+    let flags = ["--rings", "2", "--drain-timeout", "0s", "--log", filter];
     let sidecar = Sidecar::on(&redis, "a", &flags);
     wait_until("it leads", || sidecar.status().rings.iter().all(|ring| ring.leads));
     redis.stop();

@@ -224,7 +224,7 @@ fn a_sidecar_on_a_store_that_panics() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let sidecar = app::Sidecar::start_on(config, Arc::new(Faulty::open(place))).await.unwrap();
-        tracing::info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), "listening");
+        tracing::info!(listen = %sidecar.address, admin = %sidecar.admin_address, "listening");
         std::future::pending::<()>().await;
     });
 }

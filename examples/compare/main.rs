@@ -39,6 +39,7 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use ackwheel::app;
 use ackwheel::config::Settings;
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -110,12 +111,9 @@ enum Role {
     /// An echo server: prints its port
     #[command(hide = true)]
     Echo,
-    /// The program `ackwheel`
-    #[command(hide = true, disable_help_flag = true)]
-    Sidecar {
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<String>,
-    },
+    /// A sidecar
+    #[command(hide = true)]
+    Sidecar(Box<Settings>),
     /// A sidecar whose ring is on dashmap
     #[command(hide = true)]
     Dashed(Box<Settings>),
@@ -133,8 +131,8 @@ fn main() -> ExitCode {
         None => compare(&arguments),
         Some(Role::Subject(subject)) => subject.run().map(|()| true),
         Some(Role::Echo) => echo::serve().map(|()| true),
-        Some(Role::Sidecar { arguments }) => return sidecar::serve(arguments),
-        Some(Role::Dashed(settings)) => dashed::serve(settings.as_ref().clone()).map(|()| true),
+        Some(Role::Sidecar(settings)) => sidecar::serve(*settings.clone(), app::Sidecar::start).map(|()| true),
+        Some(Role::Dashed(settings)) => sidecar::serve(*settings.clone(), dashed::start).map(|()| true),
         Some(Role::Guard { command }) => child::guard(command).map(|()| true),
     };
     match outcome {

@@ -2,17 +2,18 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{ChildStderr, ExitCode, Stdio};
+use std::process::{ChildStderr, Stdio};
 
+use ackwheel::app::{self, StartError};
 use ackwheel::bench::{self, BenchOptions};
-use ackwheel::cli::{self, Cli};
+use ackwheel::config::{Config, Settings};
 use anyhow::{Context, bail, ensure};
-use clap::Parser;
 use serde_json::Value;
+use tracing::info;
 
 use crate::child::{Child, end_with_stdin};
 
-/// A sidecar in a process of its own, with the program's own command line.
+/// A sidecar in a process of its own.
 #[derive(Debug)]
 pub struct Sidecar {
     process: Child,
@@ -21,13 +22,13 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Starts it on free ports, with further arguments of `ackwheel serve`.
+    /// Starts it on free ports, with further flags of `ackwheel serve`.
     ///
     /// # Errors
     ///
     /// When it does not start, with what it said.
-    pub fn start(arguments: &[&str]) -> anyhow::Result<Sidecar> {
-        Sidecar::in_role(&[&["sidecar", "serve", "--log-format", "json"], arguments].concat())
+    pub fn start(flags: &[&str]) -> anyhow::Result<Sidecar> {
+        Sidecar::in_role(&[&["sidecar"], flags].concat())
     }
 
     /// Starts one whose ring is on dashmap, on free ports.
@@ -110,14 +111,26 @@ fn addresses(log: &mut BufReader<ChildStderr>) -> anyhow::Result<(SocketAddr, St
     bail!("it ended:{said}")
 }
 
-/// Is the program `ackwheel`, until stdin ends.
-pub fn serve(arguments: &[String]) -> ExitCode {
+/// Is a sidecar on the store that `start` opens for the settings, until stdin ends.
+///
+/// # Errors
+///
+/// When it cannot start.
+pub fn serve(
+    settings: Settings,
+    start: impl AsyncFnOnce(Config) -> Result<app::Sidecar, StartError>,
+) -> anyhow::Result<()> {
     end_with_stdin();
-    let line = std::iter::once("ackwheel").chain(arguments.iter().map(String::as_str));
-    match Cli::try_parse_from(line) {
-        Ok(cli) => cli::run(cli),
-        Err(error) => error.exit(),
-    }
+    tracing_subscriber::fmt().json().with_writer(std::io::stderr).init();
+    let config = settings.check()?;
+    app::raise_open_files_limit(&config);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(config.threads).enable_all().build()?;
+    runtime.block_on(async {
+        let sidecar = start(config).await?;
+        info!(listen = %sidecar.address, admin = %sidecar.admin_address, "listening");
+        std::future::pending().await
+    })
 }
 
 /// The larger of a figure of the adds and of the dels.

@@ -33,7 +33,7 @@ impl Sidecars {
         let mut embedded = None;
         if addresses.is_empty() {
             let sidecar = start(tick).await?;
-            addresses.push(sidecar.address().into());
+            addresses.push(sidecar.address.into());
             embedded = Some(sidecar);
         }
         let welcome = connect(&addresses[0]).await?.welcome();

@@ -60,7 +60,7 @@ struct Arguments {
 async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let embedded = if arguments.addr.is_none() { Some(start_sidecar().await?) } else { None };
-    let own_address = embedded.as_ref().map(|sidecar| sidecar.address().into());
+    let own_address = embedded.as_ref().map(|sidecar| sidecar.address.into());
     let address = arguments.addr.or(own_address).expect("without an address a sidecar was started");
     let client = Client::connect(address, ClientOptions::default().client_name("logic_node")).await?;
     let patience = Patience::of(&client.welcome());

@@ -64,7 +64,7 @@ impl SharedAnswer {
                 }
                 sleep_until((*begun + PAUSE).into()).await;
             }
-            let task = self.thread.spawn(async move {
+            let task = self.thread.handle.spawn(async move {
                 let begun = clock.now();
                 let answer = make.await;
                 *last = Some((begun, answer.clone()));

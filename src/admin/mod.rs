@@ -5,7 +5,6 @@
 mod answers;
 mod connections;
 mod health;
-mod page;
 pub mod status;
 
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use std::sync::atomic::Ordering;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
@@ -30,7 +29,7 @@ use crate::server::accept;
 /// Serves the endpoints until the task is aborted.
 pub async fn serve(listener: TcpListener, health: Arc<Health>) {
     let routes = Router::new()
-        .route("/", get(page::page))
+        .route("/", get(page))
         .route("/metrics", get(metrics))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
@@ -44,21 +43,20 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
     }
 }
 
-async fn metrics(State(health): State<Arc<Health>>) -> Response {
-    let shown = |health: &Health| {
+async fn metrics(State(health): State<Arc<Health>>) -> Answer {
+    let text = |health: &Health| {
         Answer(StatusCode::OK, prometheus::TEXT_FORMAT, Bytes::from(health.shared.metrics.render()))
     };
     let of = Arc::clone(&health);
-    let answer = health.metrics_answer.get(&health.shared.clock, async move {
+    let fresh = health.metrics_answer.get(&health.shared.clock, async move {
         of.refresh_metrics().await;
-        shown(&of)
+        text(&of)
     });
-    let answer = answer.await.unwrap_or_else(|| {
+    fresh.await.unwrap_or_else(|| {
         warn!("the store did not say within {ANSWER_TIMEOUT:?} how its rings are; their gauges are 0: look at the store");
         health.clear_metrics();
-        shown(&health)
-    });
-    answer.into_response()
+        text(&health)
+    })
 }
 
 async fn livez(State(health): State<Arc<Health>>) -> Response {
@@ -77,7 +75,7 @@ async fn readyz(State(health): State<Arc<Health>>) -> (StatusCode, &'static str)
     }
 }
 
-async fn status(State(health): State<Arc<Health>>) -> Response {
+async fn status(State(health): State<Arc<Health>>) -> Answer {
     let failed = |text| Answer(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", Bytes::from(text));
     let of = Arc::clone(&health);
     let answer = health.status_answer.get(&health.shared.clock, async move {
@@ -90,5 +88,24 @@ async fn status(State(health): State<Arc<Health>>) -> Response {
         }
     });
     let silent = || failed(format!("the store did not answer within {ANSWER_TIMEOUT:?}: look at the store\n"));
-    answer.await.unwrap_or_else(silent).into_response()
+    answer.await.unwrap_or_else(silent)
+}
+
+/// The page may run its own script, use its own style, show the icon that it carries, and ask this sidecar. The hashes are
+/// those of the two blocks; if the page has changed, `tests/admin.rs` prints the new ones.
+const POLICY: &str = "default-src 'none'; \
+    script-src 'sha256-m4Kc7dDo12nWgQr5VzEm0uzRgz8k+ZTVhIed4M+hHFs='; \
+    style-src 'sha256-JrmH8Ct4DkT07JJ+cyVKwUC6tSa/70HOwKG343cLrTc='; \
+    img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Serves the page. No cache may keep it: it belongs to the version that serves it.
+async fn page() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, include_str!("page.html")).into_response()
 }

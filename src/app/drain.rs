@@ -1,11 +1,9 @@
 //! Drains a sidecar: ends its work so that nothing in flight is lost.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use tokio::task::JoinHandle;
 use tracing::{Instrument, error, info, warn};
 
 use super::{Sidecar, span_of};
@@ -40,29 +38,28 @@ impl Sidecar {
     /// # Errors
     ///
     /// When the store could not be saved. All other steps were done.
-    pub async fn drain(mut self) -> Result<(), Refusal> {
-        let health = Arc::clone(&self.health);
+    pub async fn drain(self) -> Result<(), Refusal> {
+        let Sidecar { health, server, mut tickers, mut tasks, drain_timeout, _threads, .. } = self;
         let begun = health.shared.clock.now();
-        let deadline = begun + self.drain_timeout;
+        let deadline = begun + drain_timeout;
         health.draining.store(true, Ordering::Relaxed);
-        let server = self.server.take().expect("only a drain takes the server, and it consumes the sidecar");
         server.drain();
         info!("draining: new messages are refused");
-        // Before anything is waited for: where others can lead, one of them does from here on.
+        // Before any wait: if other sidecars share the store, one of them leads from here on.
         let handover = drain_rings(&health, deadline).await;
         if handover == DrainOutcome::Published {
             wait_for_subscribers(&health, deadline).await;
         }
         // Clients that have not seen GoAway yet still get their answers.
         tokio::time::sleep_until((begun + DRAIN_GRACE).into()).await;
-        // Acks are not read any more, so no tick may expire from here on.
-        end_all(&mut self.ticking).await;
+        // Acks are not read any more, so no tick may expire from here on. A ticker may be in the middle of a move.
+        tickers.shutdown().await;
         server.close(CLOSE_TIMEOUT).await;
         health.shared.delivery.wait_until_groups_left(LEAVE_TIMEOUT).await;
         if handover == DrainOutcome::Published {
             log_unacknowledged(&health.shared.delivery).await;
         }
-        end_all(&mut self.tasks).await;
+        tasks.shutdown().await;
         let last = (begun + STORE_DEADLINE).min(health.shared.clock.now() + STORE_TIMEOUT);
         let closing = health.shared.store.close(health.shared.clock.moment());
         let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
@@ -141,13 +138,5 @@ async fn unacknowledged(delivery: &Delivery) -> Vec<GroupBacklog> {
             warn!(%refusal, "the outbox does not report its batches, and is not waited for: look at the store");
             Vec::new()
         }
-    }
-}
-
-/// Ends tasks, and waits for their end: a ticker may be in the middle of a move.
-async fn end_all(tasks: &mut Vec<JoinHandle<()>>) {
-    for task in tasks.drain(..) {
-        task.abort();
-        let _ = task.await;
     }
 }

@@ -4,23 +4,32 @@ use std::sync::Arc;
 
 use tracing::{error, info};
 
-use super::error::StartError;
-use super::prepared::Prepared;
+use super::start_error::StartError;
+use crate::clock::Clock;
 use crate::config::{Config, RedisConfig, without_password};
 use crate::core::store::Store;
 use crate::memory::{Beginning, MemoryOptions, MemoryStore, StateError};
+use crate::metrics::Metrics;
 use crate::redis::{RedisOptions, RedisStore};
 
-pub(super) async fn open_store(config: &Config, prepared: &Prepared) -> Result<Arc<dyn Store>, StartError> {
-    let Some(RedisConfig(options)) = &config.redis else { return Ok(Arc::new(open_memory(config, prepared)?)) };
-    let options = RedisOptions { name: prepared.name.clone(), ..options.clone() };
-    match RedisStore::open(&options, &prepared.clock, &prepared.metrics).await {
+/// Opens the store; `name` is that of the sidecar.
+pub(super) async fn open_store(
+    config: &Config,
+    name: &str,
+    clock: &Arc<Clock>,
+    metrics: &Arc<Metrics>,
+) -> Result<Arc<dyn Store>, StartError> {
+    let Some(RedisConfig(options)) = &config.redis else {
+        return Ok(Arc::new(open_memory(config, clock, metrics)?));
+    };
+    let options = RedisOptions { name: name.to_owned(), ..options.clone() };
+    match RedisStore::open(&options, clock, metrics).await {
         Ok(store) => Ok(Arc::new(store)),
         Err(cause) => Err(StartError::Redis { url: without_password(&options.url), cause }),
     }
 }
 
-fn open_memory(config: &Config, prepared: &Prepared) -> Result<MemoryStore, StateError> {
+fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<MemoryStore, StateError> {
     let options = MemoryOptions {
         wheel: config.wheel,
         storm: config.storm,
@@ -29,18 +38,18 @@ fn open_memory(config: &Config, prepared: &Prepared) -> Result<MemoryStore, Stat
         threads: config.threads,
         state_file: config.state_file.clone(),
     };
-    let (store, beginning) = MemoryStore::open(options, prepared.clock.moment())?;
+    let (store, beginning) = MemoryStore::open(options, clock.moment())?;
     let path = config.state_file.as_ref().map(|path| path.display().to_string());
     match beginning {
         Beginning::TakenOver(messages) => {
             info!(messages, path, "messages in flight taken over from the state file");
             if messages > 0 {
                 // Reading the file took time that the clients did not have.
-                store.wait_for_clients(prepared.clock.now());
+                store.wait_for_clients(clock.now());
             }
         }
         Beginning::Lost => {
-            prepared.metrics.memory_lost.set(1);
+            metrics.memory_lost.set(1);
             error!(
                 path,
                 "the sidecar before this one ended without a drain, and what it had in flight is lost: nobody is told of it; \

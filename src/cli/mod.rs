@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
+pub use self::serve::Serve;
 use crate::client::ClientError;
 use crate::logging;
 
@@ -64,7 +65,7 @@ enum Verb {
 
 /// Why a verb failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The command line or the configuration is wrong.
     #[error("{0}")]
     Usage(String),
@@ -77,8 +78,13 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    fn run(error: impl std::fmt::Display) -> Failure {
+    /// A failure at run time.
+    pub fn run(error: impl std::fmt::Display) -> Failure {
         Failure::Run(error.to_string())
+    }
+
+    fn usage(error: impl std::fmt::Display) -> Failure {
+        Failure::Usage(error.to_string())
     }
 }
 
@@ -127,11 +133,11 @@ fn name_address(error: &mut clap::Error) {
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
 }
 
-/// Carries out the verb; returns the exit code of the process.
-#[must_use]
-pub fn run(cli: Cli) -> ExitCode {
+/// Carries out the verb, with `serve` to run a sidecar; returns the exit code of the process.
+pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCode {
+    let file = if let Verb::Serve(arguments) = &cli.verb { arguments.config.clone() } else { None };
     let outcome = match cli.verb {
-        Verb::Serve(serve) => serve.run(),
+        Verb::Serve(arguments) => serve(*arguments),
         Verb::Add(add) => block_on(add.run()),
         Verb::Del(del) => block_on(del.run()),
         Verb::Watch(watch) => block_on(watch.run()),
@@ -142,16 +148,22 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Completions(completions) => completions.run(),
         Verb::Man(manual) => manual.run(),
     };
-    let code = match outcome {
+    let exit_code = match outcome {
         Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,
-        Err(failure) => {
-            // If stderr cannot be written, the exit code still tells.
-            logging::print(&format!("ackwheel: {failure}"));
-            ExitCode::from(if matches!(failure, Failure::Usage(_)) { EXIT_USAGE } else { EXIT_FAILURE })
+        Err(Failure::Run(text)) => print_failure(&text, EXIT_FAILURE),
+        Err(Failure::Usage(text)) => {
+            let origins = origin::of_flags_in(&text, file.as_deref());
+            print_failure(&(text + &origins), EXIT_USAGE)
         }
     };
     logging::flush();
-    code
+    exit_code
+}
+
+fn print_failure(text: &str, exit_code: u8) -> ExitCode {
+    // If stderr cannot be written, the exit code still tells.
+    logging::print(&format!("ackwheel: {text}"));
+    ExitCode::from(exit_code)
 }
 
 /// Runs a short-lived verb: one thread is enough for it.

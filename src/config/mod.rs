@@ -7,30 +7,23 @@ mod settings;
 mod store_url;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
 pub use self::redis::RedisConfig;
-pub use settings::{LogFormat, Settings};
-pub use store_url::without_password;
-
+use self::settings::Values;
+pub use self::settings::{ConfigError, MAX_DURATION, Settings};
+pub use self::store_url::without_password;
 use crate::core::batch::StormRule;
 use crate::core::outbox::Retention;
 use crate::core::tick::Wheel;
+use crate::logging::{self, LogFormat};
 use crate::memory;
-use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
 use crate::server::{Certificate, ServerOptions, Token};
-
-/// A setting, or a combination of settings, that is not possible.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ConfigError(String);
 
 /// The checked settings of a sidecar.
 #[derive(Debug)]
@@ -63,6 +56,10 @@ pub struct Config {
     pub certificate: Option<Certificate>,
     /// The limits of connections.
     pub server: ServerOptions,
+    /// The filter of the log.
+    pub log: String,
+    /// The format of the log.
+    pub log_format: LogFormat,
     /// The maximum time of a drain.
     pub drain_timeout: Duration,
     /// The number of threads that serve connections.
@@ -70,15 +67,6 @@ pub struct Config {
     /// Warnings about settings that are possible but unwise.
     pub warnings: Vec<String>,
 }
-
-/// A drain must leave time for the process to end within the 10 s that orchestrators wait.
-const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
-
-/// The longest time that a setting may be.
-pub const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-
-/// With more, threads cost more than they serve, and the system may have no room for them.
-const MAX_THREADS: u16 = 1_024;
 
 /// The longest name of a sidecar, in bytes.
 const MAX_NAME_LENGTH: usize = 128;
@@ -90,59 +78,47 @@ impl Settings {
     ///
     /// The first setting that is not possible, with its value and the remedy.
     pub fn check(self) -> Result<Config, ConfigError> {
-        let (storm, retention) = (StormRule::default(), Retention::default());
-        let wheel = Wheel::default();
-        let wheel = Wheel::new(self.slots.unwrap_or(wheel.slots()), self.tick.unwrap_or(wheel.tick_length()))
+        let values = self.values()?;
+        logging::filter(&values.log).map_err(ConfigError)?;
+        let wheel = Wheel::new(values.slots, values.tick)
             .map_err(|error| ConfigError(format!("--slots and --tick: {error}")))?;
-        let drain_timeout = self.drain_timeout.unwrap_or(MAX_DRAIN_TIMEOUT);
-        if drain_timeout > MAX_DRAIN_TIMEOUT {
-            return Err(ConfigError(format!(
-                "--drain-timeout {drain_timeout:?} is too long: choose at most {MAX_DRAIN_TIMEOUT:?}, so that the \
-                 process ends within 10s of SIGTERM"
-            )));
-        }
+        let third_of_ring = wheel.ticks(u64::from(wheel.slots())) / 3;
         let mut config = Config {
-            listen: address("--listen", self.listen.as_deref().unwrap_or("127.0.0.1:7415"))?,
-            socket: checked_path("--socket", self.socket.as_ref())?,
-            admin: address("--admin", self.admin.as_deref().unwrap_or("127.0.0.1:7416"))?,
+            listen: address("--listen", &values.listen)?,
+            socket: checked_path("--socket", values.socket.as_ref())?,
+            admin: address("--admin", &values.admin)?,
             redis: None,
-            name: self.checked_name()?,
+            name: values.name()?,
             wheel,
-            storm: StormRule {
-                min: self.storm_min.unwrap_or(storm.min),
-                share: self.checked_storm_share(storm.share)?,
+            storm: StormRule { min: values.storm_min, share: values.storm_share },
+            retention: Retention { time: values.outbox_retention, max_ids: values.outbox_max_ids },
+            redeliver_after: values.redeliver_after,
+            max_in_flight: values.max_in_flight,
+            state_file: checked_path("--state", values.state.as_ref())?,
+            token: values.token()?,
+            certificate: values.certificate()?,
+            server: ServerOptions {
+                max_frame_length: values.max_frame_length,
+                max_connections: values.max_connections.min(Semaphore::MAX_PERMITS),
+                hello_timeout: values.hello_timeout,
+                ping_interval: third_of_ring.clamp(Duration::from_secs(1), Duration::from_secs(10)),
+                max_queued_bytes: values.max_queued_bytes,
             },
-            retention: Retention {
-                time: positive("--outbox-retention", self.outbox_retention, retention.time.as_secs())?,
-                max_ids: at_least_one("--outbox-max-ids", self.outbox_max_ids, retention.max_ids)?,
-            },
-            redeliver_after: positive("--redeliver-after", self.redeliver_after, 30)?,
-            max_in_flight: at_least_one("--max-in-flight", self.max_in_flight, 4_000_000)?,
-            state_file: checked_path("--state", self.state.as_ref())?,
-            token: self.token()?,
-            certificate: self.certificate()?,
-            server: self.server(wheel)?,
-            drain_timeout,
-            threads: self.checked_threads()?,
+            log: values.log.clone(),
+            log_format: values.log_format,
+            drain_timeout: values.drain_timeout,
+            threads: values.threads.into(),
             warnings: Vec::new(),
         };
-        config.redis = self.redis(&config)?;
-        config.check_exposure(self.insecure == Some(true))?;
+        let insecure = values.insecure;
+        config.redis = config.redis(&self, values)?;
+        config.check_exposure(insecure)?;
         Ok(config)
     }
+}
 
-    fn checked_threads(&self) -> Result<usize, ConfigError> {
-        match self.threads {
-            Some(0) => Err(ConfigError(String::from("--threads 0 serves nobody: give at least 1"))),
-            Some(threads) if threads > MAX_THREADS => Err(ConfigError(format!(
-                "--threads {threads} is too many: choose at most {MAX_THREADS} (default: half of the processors)"
-            ))),
-            Some(threads) => Ok(threads.into()),
-            None => Ok((std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)),
-        }
-    }
-
-    fn checked_name(&self) -> Result<Option<String>, ConfigError> {
+impl Values {
+    fn name(&self) -> Result<Option<String>, ConfigError> {
         let is_legal =
             |name: &str| (1..=MAX_NAME_LENGTH).contains(&name.len()) && !name.contains(char::is_control);
         match &self.name {
@@ -166,33 +142,6 @@ impl Settings {
                 .map_err(|error| ConfigError(format!("--tls-cert and --tls-key: {error}"))),
             _ => Err(ConfigError(String::from("--tls-cert and --tls-key belong together: give both, or neither"))),
         }
-    }
-
-    fn checked_storm_share(&self, default: f64) -> Result<f64, ConfigError> {
-        let share = self.storm_share.unwrap_or(default);
-        if (0.0..=1.0).contains(&share) {
-            return Ok(share);
-        }
-        Err(ConfigError(format!("--storm-share {share} is not a share: choose 0 to 1 (0.5 is usual)")))
-    }
-
-    fn server(&self, wheel: Wheel) -> Result<ServerOptions, ConfigError> {
-        let max_frame_length = self.max_frame_length.unwrap_or(DEFAULT_MAX_FRAME_LENGTH);
-        if max_frame_length < DEFAULT_MAX_FRAME_LENGTH {
-            return Err(ConfigError(format!(
-                "--max-frame-length {max_frame_length} is too short for a full AddNewMsg: choose at least \
-                 {DEFAULT_MAX_FRAME_LENGTH}"
-            )));
-        }
-        let third = wheel.ticks(u64::from(wheel.slots())) / 3;
-        Ok(ServerOptions {
-            max_frame_length,
-            max_connections: at_least_one("--max-connections", self.max_connections, 16_384)?
-                .min(Semaphore::MAX_PERMITS),
-            hello_timeout: positive("--hello-timeout", self.hello_timeout, 5)?,
-            ping_interval: third.clamp(Duration::from_secs(1), Duration::from_secs(10)),
-            max_queued_bytes: at_least_one("--max-queued-bytes", self.max_queued_bytes, 4 * 1024 * 1024)?,
-        })
     }
 }
 
@@ -265,41 +214,6 @@ fn checked_path(flag: &str, path: Option<&PathBuf>) -> Result<Option<PathBuf>, C
         return Err(ConfigError(format!("{flag} is empty: write the path of a file, or leave it out")));
     }
     Ok(path.cloned())
-}
-
-/// Above 0, and at most a year.
-fn positive(flag: &str, given: Option<Duration>, default_secs: u64) -> Result<Duration, ConfigError> {
-    match given {
-        Some(longer) if longer > MAX_DURATION => Err(ConfigError(format!(
-            "{flag} {} is too long: choose at most a year (default {default_secs}s)",
-            humantime::format_duration(longer)
-        ))),
-        Some(Duration::ZERO) => Err(ConfigError(format!(
-            "{flag} 0s leaves no time at all: choose a duration above 0 (default {default_secs}s)"
-        ))),
-        given => Ok(given.unwrap_or(Duration::from_secs(default_secs))),
-    }
-}
-
-fn at_least_one<T: Copy + Default + PartialEq + fmt::Display>(
-    flag: &str,
-    given: Option<T>,
-    default: T,
-) -> Result<T, ConfigError> {
-    match given {
-        Some(value) if value == T::default() => {
-            Err(ConfigError(format!("{flag} 0 would refuse everything: choose at least 1 (default {default})")))
-        }
-        given => Ok(given.unwrap_or(default)),
-    }
-}
-
-fn within<T: PartialOrd + fmt::Debug>(flag: &str, value: T, range: RangeInclusive<T>) -> Result<T, ConfigError> {
-    if range.contains(&value) {
-        return Ok(value);
-    }
-    let (least, most) = range.into_inner();
-    Err(ConfigError(format!("{flag} {value:?} is not possible: choose {least:?} to {most:?}")))
 }
 
 #[cfg(test)]

@@ -1,18 +1,14 @@
 //! Checks the settings of a store in Redis.
 
 use std::fmt;
-use std::time::Duration;
 
+use super::settings::Values;
 use super::store_url::{check_store_url, without_password};
-use super::{Config, ConfigError, Settings, at_least_one, within};
-use crate::core::rings::MAX_RINGS;
-use crate::redis::{MAX_CATCH_UP, MAX_SLOTS, RedisOptions};
+use super::{Config, ConfigError, Settings};
+use crate::redis::{MAX_SLOTS, RedisOptions};
 
 /// The longest namespace, in bytes.
 const MAX_NAMESPACE_LENGTH: usize = 64;
-
-/// The longest lease, and the longest grace after an outage.
-const MAX_TIME: Duration = Duration::from_secs(60);
 
 /// The options of a store in Redis. Its debug output hides secrets in the URL.
 pub struct RedisConfig(pub RedisOptions);
@@ -23,87 +19,77 @@ impl fmt::Debug for RedisConfig {
     }
 }
 
-impl Settings {
-    /// The options of the store in Redis, if the settings name one; `config` has those of every store.
-    pub(super) fn redis(&self, config: &Config) -> Result<Option<RedisConfig>, ConfigError> {
-        let url = self.store.as_deref().unwrap_or("memory");
-        if url == "memory" {
-            return self.refuse_redis_settings().map(|()| None);
+impl Config {
+    /// The options of the store in Redis, if the settings name one. They were `given`, and `values` has their defaults.
+    pub(super) fn redis(&self, given: &Settings, values: Values) -> Result<Option<RedisConfig>, ConfigError> {
+        if values.store == "memory" {
+            return refuse_redis_settings(given).map(|()| None);
         }
-        check_store_url(url)?;
-        if let Some(state) = &self.state {
+        check_store_url(&values.store)?;
+        check_namespace(&values.namespace)?;
+        if let Some(state) = &self.state_file {
             return Err(ConfigError(format!(
                 "--state {} belongs to the memory store: Redis keeps the wheel across restarts; leave it out",
                 state.display()
             )));
         }
-        let slots = config.wheel.slots();
-        if slots > MAX_SLOTS {
+        if values.slots > MAX_SLOTS {
             return Err(ConfigError(format!(
-                "--slots {slots} is too many for a ring in Redis: choose at most {MAX_SLOTS}, with a longer \
-                 --tick if messages must wait longer"
+                "--slots {} is too many for a ring in Redis: choose at most {MAX_SLOTS}, with a longer --tick if messages \
+                 must wait longer",
+                values.slots
             )));
         }
-        let (lease, outage_grace) = (Duration::from_secs(3), Duration::from_secs(2));
         Ok(Some(RedisConfig(RedisOptions {
-            url: url.to_owned(),
-            namespace: self.checked_namespace()?,
-            rings: within("--rings", self.rings.unwrap_or(1), 1..=MAX_RINGS)?,
-            wheel: config.wheel,
-            storm: config.storm,
-            retention: config.retention,
-            max_in_flight: config.max_in_flight,
-            max_held_acks: at_least_one("--max-held-acks", self.max_held_acks, 1_000_000)?,
-            name: config.name.clone().unwrap_or_default(),
-            never_lead: self.never_lead == Some(true),
-            expire_without_majority: self.expire_without_majority == Some(true),
-            lease: within("--lease", self.lease.unwrap_or(lease), Duration::from_millis(500)..=MAX_TIME)?,
-            outage_grace: within(
-                "--outage-grace",
-                self.outage_grace.unwrap_or(outage_grace),
-                Duration::ZERO..=MAX_TIME,
-            )?,
-            catch_up_max_ticks: within(
-                "--catch-up-max-ticks",
-                self.catch_up_max_ticks.unwrap_or(5),
-                0..=MAX_CATCH_UP,
-            )?,
+            url: values.store,
+            namespace: values.namespace,
+            rings: values.rings,
+            wheel: self.wheel,
+            storm: self.storm,
+            retention: self.retention,
+            max_in_flight: self.max_in_flight,
+            max_held_acks: values.max_held_acks,
+            name: self.name.clone().unwrap_or_default(),
+            never_lead: values.never_lead,
+            expire_without_majority: values.expire_without_majority,
+            lease: values.lease,
+            outage_grace: values.outage_grace,
+            catch_up_max_ticks: values.catch_up_max_ticks,
         })))
     }
+}
 
-    fn refuse_redis_settings(&self) -> Result<(), ConfigError> {
-        let given = [
-            ("--rings", self.rings.is_some_and(|rings| rings != 1)),
-            ("--never-lead", self.never_lead == Some(true)),
-            ("--expire-without-majority", self.expire_without_majority == Some(true)),
-            ("--namespace", self.namespace.is_some()),
-            ("--lease", self.lease.is_some()),
-            ("--outage-grace", self.outage_grace.is_some()),
-            ("--catch-up-max-ticks", self.catch_up_max_ticks.is_some()),
-            ("--max-held-acks", self.max_held_acks.is_some()),
-        ];
-        let Some((flag, _)) = given.iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
-        Err(ConfigError(format!(
-            "{flag} belongs to a Redis store, and --store is memory: leave it out, or say --store \
-             redis://HOST:PORT/DB"
-        )))
-    }
+fn refuse_redis_settings(given: &Settings) -> Result<(), ConfigError> {
+    let given = [
+        ("--rings", given.rings.is_some_and(|rings| rings != 1)),
+        ("--never-lead", given.never_lead == Some(true)),
+        ("--expire-without-majority", given.expire_without_majority == Some(true)),
+        ("--namespace", given.namespace.is_some()),
+        ("--lease", given.lease.is_some()),
+        ("--outage-grace", given.outage_grace.is_some()),
+        ("--catch-up-max-ticks", given.catch_up_max_ticks.is_some()),
+        ("--max-held-acks", given.max_held_acks.is_some()),
+    ];
+    let Some((flag, _)) = given.iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
+    Err(ConfigError(format!(
+        "{flag} belongs to a Redis store, and --store is memory: leave it out, or say --store redis://HOST:PORT/DB"
+    )))
+}
 
-    fn checked_namespace(&self) -> Result<String, ConfigError> {
-        let namespace = self.namespace.as_deref().unwrap_or("ackwheel");
-        let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
-        if (1..=MAX_NAMESPACE_LENGTH).contains(&namespace.len()) && namespace.bytes().all(legal) {
-            return Ok(namespace.to_owned());
-        }
-        Err(ConfigError(format!(
-            "--namespace {namespace:?} is not a namespace: use 1 to {MAX_NAMESPACE_LENGTH} of the characters A-Z a-z \
-             0-9 _ . -"
-        )))
+fn check_namespace(namespace: &str) -> Result<(), ConfigError> {
+    let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
+    if (1..=MAX_NAMESPACE_LENGTH).contains(&namespace.len()) && namespace.bytes().all(is_legal) {
+        return Ok(());
     }
+    Err(ConfigError(format!(
+        "--namespace {namespace:?} is not a namespace: use 1 to {MAX_NAMESPACE_LENGTH} of the characters A-Z a-z 0-9 _ . -"
+    )))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn checked(settings: Settings) -> Result<RedisOptions, String> {
@@ -130,7 +116,7 @@ mod tests {
             (Settings { rings: Some(65), ..redis() }, "--rings 65 is not possible: choose 1 to 64"),
             (Settings { rings: Some(0), ..redis() }, "--rings 0"),
             (Settings { lease: Some(Duration::from_millis(499)), ..redis() }, "choose 500ms to 60s"),
-            (Settings { outage_grace: Some(Duration::from_secs(61)), ..redis() }, "--outage-grace 61s"),
+            (Settings { outage_grace: Some(Duration::from_secs(61)), ..redis() }, "--outage-grace 1m 1s"),
             (Settings { catch_up_max_ticks: Some(17), ..redis() }, "choose 0 to 16"),
             (Settings { max_held_acks: Some(0), ..redis() }, "--max-held-acks 0"),
             (Settings { namespace: Some("a b".into()), ..redis() }, "\"a b\""),

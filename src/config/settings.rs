@@ -1,16 +1,37 @@
 //! The settings: one table for the flags, the environment variables and the keys of the file.
 
-use std::fs;
+use std::any::Any;
+use std::fmt::Debug;
+use std::ops::{Bound, RangeBounds, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
+use std::{fs, thread};
 
 use clap::builder::BoolishValueParser;
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, ValueHint, value_parser};
 use humantime::parse_duration;
 use serde::Deserialize;
 
-use super::ConfigError;
+use crate::core::rings::MAX_RINGS;
+use crate::logging::LogFormat;
+use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
+use crate::redis::MAX_CATCH_UP;
+
+/// A setting, or a combination of settings, that is not possible.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub(super) String);
+
+/// The longest time that a setting may be.
+pub const MAX_DURATION: Duration = seconds(366 * 24 * 60 * 60);
+
+/// With more, threads cost more than they serve, and the system may have no room for them.
+const MAX_THREADS: u16 = 1_024;
+
+/// Above 0, and at most a year.
+const POSITIVE: RangeInclusive<Duration> = Duration::from_nanos(1)..=MAX_DURATION;
+const UP_TO_A_YEAR: &str = "a duration above 0s, at most a year";
 
 // The sections of `ackwheel serve --help`, and of examples/ackwheel.toml.
 const ADDRESSES: &str = "Addresses";
@@ -21,10 +42,15 @@ const BATCHES: &str = "Timeout batches and storms";
 const CONNECTIONS: &str = "Limits of connections";
 const PROCESS: &str = "The process";
 
-/// Makes [`Settings`] of a table. A line has the section in the help, the name, the type, the environment variable, and
-/// the name of the value. The flag and the key of the file are the name with dashes.
+/// Makes [`Settings`] and [`Values`] of a table. A line has the section in the help, the name, the type, the environment
+/// variable, and the name of the value. If there is a default it follows, and after it the possible range, and words for
+/// that. The flag and the key of the file are the name with dashes.
 macro_rules! settings {
-    ($($(#[$attribute:meta])* $section:ident, $name:ident: $type:ty, $variable:literal, $value:literal;)+) => {
+    ($(
+        $(#[$attribute:meta])*
+        $section:ident, $name:ident: $type:ident, $variable:literal, $value:literal
+        $(, $default:expr $(, $range:expr $(, $choice:expr)?)?)?;
+    )+) => {
         /// Settings as they were given; those that were not given are `None`.
         #[derive(Args, Clone, Debug, Default, Deserialize)]
         #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -32,8 +58,15 @@ macro_rules! settings {
             $(
                 $(#[$attribute])*
                 #[arg(long, help_heading = $section, env = $variable, value_name = $value)]
+                #[arg(value_parser = settings!(@parser $type), value_hint = settings!(@hint $type))]
+                #[arg(num_args = settings!(@values $type), default_missing_value = "true")]
                 pub $name: Option<$type>,
             )+
+        }
+
+        /// Settings with their defaults, within their ranges. Those without a default are optional.
+        pub(super) struct Values {
+            $(pub(super) $name: settings!(@type $type $(, $default)?),)+
         }
 
         impl Settings {
@@ -42,140 +75,139 @@ macro_rules! settings {
             pub fn or(self, fallback: Settings) -> Settings {
                 Settings { $($name: self.$name.or(fallback.$name),)+ }
             }
+
+            /// Fills in the defaults and checks the ranges.
+            pub(super) fn values(&self) -> Result<Values, ConfigError> {
+                Ok(Values {
+                    $($name: settings!(
+                        @value $name, self.$name.clone() $(, $default $(, $range $(, $choice)?)?)?
+                    ),)+
+                })
+            }
         }
+    };
+    (@parser Duration) => { parse_duration };
+    (@parser bool) => { BoolishValueParser::new() };
+    (@parser u64) => { whole::<u64> };
+    (@parser usize) => { whole::<usize> };
+    (@parser $type:ident) => { value_parser!($type) };
+    (@hint PathBuf) => { ValueHint::FilePath };
+    (@hint $type:ident) => { ValueHint::Unknown };
+    (@values bool) => { 0..=1 };
+    (@values $type:ident) => { 1 };
+    (@type $type:ident) => { Option<$type> };
+    (@type $type:ident, $default:expr) => { $type };
+    (@value $name:ident, $given:expr) => { $given };
+    (@value $name:ident, $given:expr, $default:expr) => { $given.unwrap_or($default) };
+    (@value $name:ident, $given:expr, $default:expr, $range:expr) => {
+        within(stringify!($name), $given, $default, $range, None)?
+    };
+    (@value $name:ident, $given:expr, $default:expr, $range:expr, $choice:expr) => {
+        within(stringify!($name), $given, $default, $range, Some($choice))?
     };
 }
 
 settings! {
     /// TCP address for logic nodes. Port 0 takes a free one, which the log names; beyond loopback --token-file or
     /// --tls-cert is needed [default: 127.0.0.1:7415]
-    ADDRESSES, listen: String, "ACKWHEEL_LISTEN", "HOST:PORT";
+    ADDRESSES, listen: String, "ACKWHEEL_LISTEN", "HOST:PORT", String::from("127.0.0.1:7415");
     /// Unix socket for logic nodes, beside --listen. One that a killed sidecar left behind is
     /// replaced [default: none]
-    #[arg(value_hint = ValueHint::FilePath)]
     ADDRESSES, socket: PathBuf, "ACKWHEEL_SOCKET", "PATH";
     /// TCP address of metrics, probes, status and the page of the ring. It changes nothing, so it may be opened to
     /// Prometheus [default: 127.0.0.1:7416]
-    ADDRESSES, admin: String, "ACKWHEEL_ADMIN", "HOST:PORT";
+    ADDRESSES, admin: String, "ACKWHEEL_ADMIN", "HOST:PORT", String::from("127.0.0.1:7416");
     /// Name of this sidecar in the status, 1 to 128 bytes [default: the host's name and the port of --listen]
     ADDRESSES, name: String, "ACKWHEEL_NAME", "NAME";
     /// File with the token that clients must present in their Hello, 1 to 1024 bytes; white space around it is not part
     /// of it. It is read again when it changes [default: none]
-    #[arg(value_hint = ValueHint::FilePath)]
     ACCESS, token_file: PathBuf, "ACKWHEEL_TOKEN_FILE", "FILE";
     /// Certificate chain in PEM: with it --listen speaks TLS. It is read again when it changes [default: none]
-    #[arg(value_hint = ValueHint::FilePath)]
     ACCESS, tls_cert: PathBuf, "ACKWHEEL_TLS_CERT", "FILE";
     /// Private key of --tls-cert in PEM [default: none]
-    #[arg(value_hint = ValueHint::FilePath)]
     ACCESS, tls_key: PathBuf, "ACKWHEEL_TLS_KEY", "FILE";
     /// Allow --listen beyond loopback without a token or TLS: anyone who reaches it can add and acknowledge messages
     /// [default: false]
-    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
-    ACCESS, insecure: bool, "ACKWHEEL_INSECURE", "BOOL";
+    ACCESS, insecure: bool, "ACKWHEEL_INSECURE", "BOOL", false;
     /// Slots of the ring, 1 to 3600 (to 240 in Redis). It is the default ack timeout and the longest one, in ticks
     /// [default: 15]
-    RING, slots: u16, "ACKWHEEL_SLOTS", "N";
+    RING, slots: u16, "ACKWHEEL_SLOTS", "N", 15;
     /// Length of a tick, 10ms to 30s. With the default --slots and 1s, a message has 15 s [default: 1s]
-    #[arg(value_parser = parse_duration)]
     #[serde(with = "humantime_serde")]
-    RING, tick: Duration, "ACKWHEEL_TICK", "DURATION";
+    RING, tick: Duration, "ACKWHEEL_TICK", "DURATION", seconds(1);
     /// Most messages in flight; more are refused. In memory one takes about 43 bytes [default: 4000000]
-    #[arg(value_parser = whole::<u64>)]
-    RING, max_in_flight: u64, "ACKWHEEL_MAX_IN_FLIGHT", "MESSAGES";
+    RING, max_in_flight: u64, "ACKWHEEL_MAX_IN_FLIGHT", "MESSAGES", 4_000_000, 1..;
     /// Where the wheel lives: `memory`, in this process, or redis://HOST:PORT/DB (rediss:// with TLS, redis+unix://
     /// over a socket), redis-sentinel://HOST:PORT,HOST:PORT/DB?master=NAME, redis-cluster://HOST:PORT,HOST:PORT, shared
     /// by all sidecars that name the same [default: memory]
     #[arg(hide_env_values = true)]
-    STORE, store: String, "ACKWHEEL_STORE", "STORE";
+    STORE, store: String, "ACKWHEEL_STORE", "STORE", String::from("memory");
     /// Memory: file that keeps the wheel across a planned restart. Without it a drain delivers all messages in
     /// flight, flagged `drained` [default: none]
-    #[arg(value_hint = ValueHint::FilePath)]
     STORE, state: PathBuf, "ACKWHEEL_STATE", "FILE";
     /// Redis: beginning of the names of all keys. Sidecars of one namespace share their rings
     /// [default: ackwheel]
-    STORE, namespace: String, "ACKWHEEL_NAMESPACE", "NAME";
+    STORE, namespace: String, "ACKWHEEL_NAMESPACE", "NAME", String::from("ackwheel");
     /// Redis: rings that the messages are spread over, 1 to 64. All sidecars of a namespace say the same
     /// [default: 1]
-    STORE, rings: u16, "ACKWHEEL_RINGS", "N";
+    STORE, rings: u16, "ACKWHEEL_RINGS", "N", 1, 1..=MAX_RINGS;
     /// Redis: serve without standing for election; some other sidecar must turn the wheel [default: false]
-    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
-    STORE, never_lead: bool, "ACKWHEEL_NEVER_LEAD", "BOOL";
+    STORE, never_lead: bool, "ACKWHEEL_NEVER_LEAD", "BOOL", false;
     /// Redis with Sentinels or a Cluster: let messages time out also while no majority of the Sentinels, or of the
     /// Cluster's primaries, confirms the primary. Only if they are gone for good: in a partition, messages that are
     /// acknowledged on its other side are reported [default: false]
-    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
-    STORE, expire_without_majority: bool, "ACKWHEEL_EXPIRE_WITHOUT_MAJORITY", "BOOL";
+    STORE, expire_without_majority: bool, "ACKWHEEL_EXPIRE_WITHOUT_MAJORITY", "BOOL", false;
     /// Redis: time after which a leader that is not heard of is replaced, 500ms to 60s [default: 3s]
-    #[arg(value_parser = parse_duration)]
     #[serde(with = "humantime_serde")]
-    STORE, lease: Duration, "ACKWHEEL_LEASE", "DURATION";
+    STORE, lease: Duration, "ACKWHEEL_LEASE", "DURATION", seconds(3), Duration::from_millis(500)..=seconds(60);
     /// Redis: time that the pointer waits after an outage for the acknowledgements that all sidecars hold, 0s to
     /// 60s [default: 2s]
-    #[arg(value_parser = parse_duration)]
     #[serde(with = "humantime_serde")]
-    STORE, outage_grace: Duration, "ACKWHEEL_OUTAGE_GRACE", "DURATION";
+    STORE, outage_grace: Duration, "ACKWHEEL_OUTAGE_GRACE", "DURATION", seconds(2), ..=seconds(60), "0s to 60s";
     /// Redis: most ticks that a new leader catches up, 0 to 16. Further missed ticks shift every deadline
     /// [default: 5]
-    STORE, catch_up_max_ticks: u16, "ACKWHEEL_CATCH_UP_MAX_TICKS", "N";
+    STORE, catch_up_max_ticks: u16, "ACKWHEEL_CATCH_UP_MAX_TICKS", "N", 5, 0..=MAX_CATCH_UP;
     /// Redis: most acknowledged messages that are held while it is unreachable; more are refused [default: 1000000]
-    #[arg(value_parser = whole::<u64>)]
-    STORE, max_held_acks: u64, "ACKWHEEL_MAX_HELD_ACKS", "MESSAGES";
+    STORE, max_held_acks: u64, "ACKWHEEL_MAX_HELD_ACKS", "MESSAGES", 1_000_000, 1..;
     /// Time after which an unacknowledged batch is delivered again [default: 30s]
-    #[arg(value_parser = parse_duration)]
     #[serde(with = "humantime_serde")]
-    BATCHES, redeliver_after: Duration, "ACKWHEEL_REDELIVER_AFTER", "DURATION";
+    BATCHES, redeliver_after: Duration, "ACKWHEEL_REDELIVER_AFTER", "DURATION", seconds(30), POSITIVE, UP_TO_A_YEAR;
     /// Time that an unacknowledged batch, or a group without a subscriber, is kept. Older ones are dropped,
     /// counted, and logged [default: 24h]
-    #[arg(value_parser = parse_duration)]
     #[serde(with = "humantime_serde")]
-    BATCHES, outbox_retention: Duration, "ACKWHEEL_OUTBOX_RETENTION", "DURATION";
+    BATCHES, outbox_retention: Duration, "ACKWHEEL_OUTBOX_RETENTION", "DURATION", seconds(24 * 3_600), POSITIVE, UP_TO_A_YEAR;
     /// Most messages in unacknowledged batches. Beyond them the oldest batches are dropped, counted, and logged
     /// [default: 10000000]
-    #[arg(value_parser = whole::<u64>)]
-    BATCHES, outbox_max_ids: u64, "ACKWHEEL_OUTBOX_MAX_IDS", "MESSAGES";
+    BATCHES, outbox_max_ids: u64, "ACKWHEEL_OUTBOX_MAX_IDS", "MESSAGES", 10_000_000, 1..;
     /// Fewest timed-out messages that make a tick a storm: its batches are flagged, and it is logged
     /// [default: 1000]
-    #[arg(value_parser = whole::<u64>)]
-    BATCHES, storm_min: u64, "ACKWHEEL_STORM_MIN", "MESSAGES";
+    BATCHES, storm_min: u64, "ACKWHEEL_STORM_MIN", "MESSAGES", 1_000;
     /// Least share of a tick's messages, 0 to 1, that makes it a storm, together with --storm-min [default: 0.5]
-    BATCHES, storm_share: f64, "ACKWHEEL_STORM_SHARE", "SHARE";
+    BATCHES, storm_share: f64, "ACKWHEEL_STORM_SHARE", "SHARE", 0.5, 0.0..=1.0;
     /// Most connections of logic nodes at once; more are refused [default: 16384]
-    #[arg(value_parser = whole::<usize>)]
-    CONNECTIONS, max_connections: usize, "ACKWHEEL_MAX_CONNECTIONS", "N";
+    CONNECTIONS, max_connections: usize, "ACKWHEEL_MAX_CONNECTIONS", "N", 16_384, 1..;
     /// Longest frame accepted, in bytes; at least 1048576 [default: 1048576]
-    CONNECTIONS, max_frame_length: u32, "ACKWHEEL_MAX_FRAME_LENGTH", "BYTES";
+    CONNECTIONS, max_frame_length: u32, "ACKWHEEL_MAX_FRAME_LENGTH", "BYTES", DEFAULT_MAX_FRAME_LENGTH, DEFAULT_MAX_FRAME_LENGTH..,
+        "at least 1048576, so that a full AddNewMsg fits";
     /// Bytes that may wait for a connection to take them. Beyond them it is not read from, and if it takes nothing
     /// more it is closed [default: 4194304]
-    #[arg(value_parser = whole::<usize>)]
-    CONNECTIONS, max_queued_bytes: usize, "ACKWHEEL_MAX_QUEUED_BYTES", "BYTES";
+    CONNECTIONS, max_queued_bytes: usize, "ACKWHEEL_MAX_QUEUED_BYTES", "BYTES", 4 * 1_024 * 1_024, 1..;
     /// Time that a new connection may take to say Hello before it is closed [default: 5s]
-    #[arg(value_parser = parse_duration)]
     #[serde(with = "humantime_serde")]
-    CONNECTIONS, hello_timeout: Duration, "ACKWHEEL_HELLO_TIMEOUT", "DURATION";
+    CONNECTIONS, hello_timeout: Duration, "ACKWHEEL_HELLO_TIMEOUT", "DURATION", seconds(5), POSITIVE, UP_TO_A_YEAR;
     /// Time that a drain may take before the process ends anyway, at most 8s [default: 8s]
-    #[arg(value_parser = parse_duration)]
     #[serde(with = "humantime_serde")]
-    PROCESS, drain_timeout: Duration, "ACKWHEEL_DRAIN_TIMEOUT", "DURATION";
+    PROCESS, drain_timeout: Duration, "ACKWHEEL_DRAIN_TIMEOUT", "DURATION", seconds(8), ..=seconds(8),
+        "at most 8s, so that the process ends within 10s of SIGTERM";
     /// Threads that serve connections; the wheel has one of its own
     /// [default: half of the processors, at least 1: the logic node beside it wants the others]
-    PROCESS, threads: u16, "ACKWHEEL_THREADS", "N";
+    PROCESS, threads: u16, "ACKWHEEL_THREADS", "N", half_of_the_processors(), 1..=MAX_THREADS,
+        "at least 1 and at most 1024";
     /// Lines that are logged: error, warn, info, debug, trace, off, or a filter as in `info,ackwheel::server=debug`.
     /// RUST_LOG is not read: it belongs to the logic node beside this sidecar [default: info]
-    PROCESS, log: String, "ACKWHEEL_LOG", "FILTER";
+    PROCESS, log: String, "ACKWHEEL_LOG", "FILTER", String::from("info");
     /// Format of the log, on stderr [default: text]
-    PROCESS, log_format: LogFormat, "ACKWHEEL_LOG_FORMAT", "FORMAT";
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// An object a line.
-    Json,
+    PROCESS, log_format: LogFormat, "ACKWHEEL_LOG_FORMAT", "FORMAT", LogFormat::Text;
 }
 
 impl Settings {
@@ -213,6 +245,41 @@ fn wrong_line(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
         path.display(),
         number + 1,
     ))
+}
+
+const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// The default of `--threads`: the logic node needs processors too.
+fn half_of_the_processors() -> u16 {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    u16::try_from(processors / 2).unwrap_or(MAX_THREADS).max(1)
+}
+
+/// The given value or the default. A value outside of the range is refused; `choice` describes the range.
+fn within<T: PartialOrd + Debug + 'static>(
+    name: &str,
+    given: Option<T>,
+    default: T,
+    range: impl RangeBounds<T>,
+    choice: Option<&str>,
+) -> Result<T, ConfigError> {
+    let Some(value) = given else { return Ok(default) };
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let shown = match (&value as &dyn Any).downcast_ref::<Duration>() {
+        Some(duration) => humantime::format_duration(*duration).to_string(),
+        None => format!("{value:?}"),
+    };
+    let choice = match (choice, range.start_bound(), range.end_bound()) {
+        (None, Bound::Included(least), Bound::Included(most)) => format!("{least:?} to {most:?}"),
+        (None, Bound::Included(least), _) => format!("at least {least:?}"),
+        (choice, ..) => choice.unwrap_or_default().to_owned(),
+    };
+    let flag = name.replace('_', "-");
+    Err(ConfigError(format!("--{flag} {shown} is not possible: choose {choice} (default {default:?})")))
 }
 
 /// A number from the command line or the environment.

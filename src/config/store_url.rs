@@ -8,25 +8,20 @@ use crate::redis::{Topology, TopologyKind};
 /// Stands in the place of text that may be a secret.
 const HIDDEN: &str = "***";
 
-/// How to write the URL of a Redis that is not always at the same address.
-const SEVERAL: &str = "redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME, or \
-                       redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT";
+/// How to write a store.
+const FORMS: &str = "write `memory`, redis://HOST:PORT/DB or redis://USER:PASSWORD@HOST:PORT/DB (rediss:// with TLS) with \
+                     %-escapes in user and password (%3F for a `?`), redis+unix:///PATH/OF/SOCKET?db=DB, \
+                     redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME, or \
+                     redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT";
 
 /// Refuses a URL that cannot be used, before a connection is tried.
 pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
-    let shown = without_password(url);
-    if !url.split_once("://").is_some_and(|(scheme, place)| is_known(scheme) && !place.is_empty()) {
-        return Err(ConfigError(format!(
-            "--store {shown:?} is not a store: use `memory`, or redis://HOST:PORT/DB (rediss:// with TLS, \
-             redis+unix:// over a socket), {SEVERAL}"
-        )));
-    }
-    let topology = Topology::parse(url).map_err(|error| {
-        ConfigError(format!(
-            "--store {shown:?} cannot be read ({error}): write redis://USER:PASSWORD@HOST:PORT/DB (rediss:// with TLS), \
-             with %-escapes in user and password, redis+unix:///PATH/OF/SOCKET?db=DB, {SEVERAL}"
-        ))
-    })?;
+    let wrong = |why: String| ConfigError(format!("--store {:?} {why}: {FORMS}", without_password(url)));
+    let topology = match url.split_once("://") {
+        Some((_, place)) if !place.is_empty() => Topology::parse(url),
+        _ => Err(String::from("it names no place")),
+    };
+    let topology = topology.map_err(|error| wrong(format!("is not a store ({error})")))?;
     // An unknown parameter is a mistake: above all the database, which is the path.
     let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
     let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
@@ -36,27 +31,13 @@ pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
         TopologyKind::Cluster | TopologyKind::Standalone => &["protocol"],
     };
     let is_unknown = |parameter: &&str| !known.contains(&parameter.split('=').next().unwrap_or_default());
-    let mut parameters =
-        parameters.split('#').next().unwrap_or_default().split('&').filter(|text| !text.is_empty());
-    parameters.find(is_unknown).map_or(Ok(()), |parameter| {
-        Err(ConfigError(format!(
-            "--store {shown:?} says {:?} behind the `?`, which is no parameter there: write \
-             redis://USER:PASSWORD@HOST:PORT/DB, redis+unix:///PATH/OF/SOCKET?db=DB, {SEVERAL}; a `?` in a password is \
-             written %3F",
-            shown_parameter(parameter)
-        )))
-    })
-}
-
-/// Whether a URL of a store may begin with this.
-fn is_known(scheme: &str) -> bool {
-    let (name, variant) = scheme.split_at(scheme.find(['+', '-']).unwrap_or(scheme.len()));
-    let is_redis = matches!(name, "redis" | "rediss" | "valkey" | "valkeys");
-    match variant {
-        "" => is_redis || name == "unix",
-        "+unix" => matches!(name, "redis" | "valkey"),
-        "-sentinel" | "-cluster" => is_redis,
-        _ => false,
+    let parameters = parameters.split('#').next().unwrap_or_default();
+    match parameters.split('&').filter(|text| !text.is_empty()).find(is_unknown) {
+        None => Ok(()),
+        Some(unknown) => {
+            let unknown = shown_parameter(unknown, parameters);
+            Err(wrong(format!("says {unknown:?} behind the `?`, which is no parameter there")))
+        }
     }
 }
 
@@ -69,46 +50,41 @@ pub fn without_password(url: &str) -> String {
     };
     let (user, rest) = rest.rsplit_once('@').map_or((None, rest), |(user, rest)| (Some(user), rest));
     let (place, parameters) = rest.split_once('?').unwrap_or((rest, ""));
-    let mut shown = format!("{scheme}://");
-    if let Some(user) = user {
-        shown.push_str(&shown_user(user));
-        shown.push('@');
+    let user = user.map(|user| shown_user(user) + "@").unwrap_or_default();
+    let place = match place {
+        path if !scheme.ends_with("unix") => shown_hosts(path),
+        path if path.starts_with('/') && is_word(path, "/._-") => path.to_owned(),
+        _ => HIDDEN.to_owned(),
+    };
+    let shown: Vec<String> = parameters
+        .split('&')
+        .filter(|parameter| !parameter.is_empty())
+        .map(|parameter| shown_parameter(parameter, parameters))
+        .collect();
+    let mark = if shown.is_empty() { "" } else { "?" };
+    format!("{scheme}://{user}{place}{mark}{}", shown.join("&"))
+}
+
+/// A parameter, one of `all`, as it may be shown: without a known name it may be a password, or a part of one.
+fn shown_parameter(parameter: &str, all: &str) -> String {
+    let Some((name, value)) = parameter.split_once('=') else { return HIDDEN.to_owned() };
+    let is_public = match name {
+        "db" | "protocol" | "master" => true,
+        "user" => has_value(all, "pass"),
+        "sentinel_user" => has_value(all, "sentinel_password"),
+        _ => false,
+    };
+    match value {
+        _ if is_public && is_word(value, "._-") => parameter.to_owned(),
+        "" => HIDDEN.to_owned(),
+        _ if is_name(name) => format!("{name}={HIDDEN}"),
+        _ => HIDDEN.to_owned(),
     }
-    if scheme.ends_with("unix") {
-        let is_path = place.starts_with('/') && is_word(place, "/._-");
-        shown.push_str(if is_path { place } else { HIDDEN });
-    } else {
-        shown.push_str(&shown_hosts(place));
-    }
-    let mut mark = '?';
-    for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
-        shown.push(mark);
-        match parameter.split_once('=') {
-            Some((name @ "user", _)) if !has_value(parameters, "pass") => shown.extend([name, "=", HIDDEN]),
-            Some((name @ "sentinel_user", _)) if !has_value(parameters, "sentinel_password") => {
-                shown.extend([name, "=", HIDDEN]);
-            }
-            _ => shown.push_str(&shown_parameter(parameter)),
-        }
-        mark = '&';
-    }
-    shown
 }
 
 fn has_value(parameters: &str, name: &str) -> bool {
     let mut values = parameters.split('&').filter_map(|parameter| parameter.strip_prefix(name)?.strip_prefix('='));
     values.any(|value| !value.is_empty())
-}
-
-/// A parameter as it may be shown: without a known name it may be a password, or a part of one.
-fn shown_parameter(parameter: &str) -> Cow<'_, str> {
-    match parameter.split_once('=') {
-        Some(("db" | "protocol" | "user" | "master" | "sentinel_user", value)) if is_word(value, "._-") => {
-            Cow::Borrowed(parameter)
-        }
-        Some((name, value)) if !value.is_empty() && is_name(name) => Cow::Owned(format!("{name}={HIDDEN}")),
-        _ => Cow::Borrowed(HIDDEN),
-    }
 }
 
 /// The part before the `@`.
@@ -124,12 +100,8 @@ fn shown_user(user: &str) -> String {
 fn shown_hosts(place: &str) -> String {
     let (hosts, database) = place.split_once('/').map_or((place, None), |(hosts, db)| (hosts, Some(db)));
     let hosts: Vec<Cow<'_, str>> = hosts.split(',').map(shown_host).collect();
-    let mut shown = hosts.join(",");
-    if let Some(database) = database {
-        shown.push('/');
-        shown.push_str(if is_number(database) { database } else { HIDDEN });
-    }
-    shown
+    let database = database.map(|database| if is_number(database) { database } else { HIDDEN });
+    database.map_or_else(|| hosts.join(","), |database| hosts.join(",") + "/" + database)
 }
 
 fn shown_host(text: &str) -> Cow<'_, str> {

@@ -1,17 +1,14 @@
 //! Limits the lines that a call site logs again and again, and logs how many were left out.
 
 use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
-use std::convert::Infallible;
 use std::fmt::Debug;
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id};
 use tracing::{Event, Level, Subscriber, error, info, warn};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
@@ -37,29 +34,26 @@ const _: () = assert!(MAX_LINES > MAX_RINGS as usize, "else a fault of all rings
 
 /// The target of the lines that report how many were left out. A filter should let it through: these lines are only about
 /// lines that it let through.
-pub const TARGET: &str = "ackwheel::logging";
+pub(super) const TARGET: &str = "ackwheel::logging";
 
-/// The name of spans whose fields name a ring. Equal lines about different rings count as different; other spans are
-/// ignored.
+/// The name of the span of a ring. Equal lines in different spans of this name count as different; other spans are ignored.
 pub const RING: &str = "ring";
 
 /// How often it is checked whether a window is over.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The most bytes of a line's text that the line about its repetitions quotes.
+/// The most characters of a line's text that the line about its repetitions quotes.
 const MAX_QUOTED: usize = 200;
 
 /// Limits the errors, warnings and information of each call site; debug lines are not limited. Clones share their state.
 #[derive(Clone)]
-pub struct Limit {
-    shared: Arc<Shared>,
-}
+pub(super) struct Limit(Arc<Shared>);
 
 struct Shared {
     now: Box<dyn Fn() -> Instant + Send + Sync>,
     /// Keyed at random, so that no client can write a line that is taken for another.
     hashes: RandomState,
-    repeats: Mutex<Repeats<CallSite>>,
+    budgets: Mutex<HashMap<CallSite, Budget>>,
 }
 
 /// A call site, its level and its target.
@@ -67,34 +61,19 @@ type CallSite = (Identifier, Level, &'static str);
 
 impl Limit {
     /// A limit by this clock.
-    pub fn new(now: impl Fn() -> Instant + Send + Sync + 'static) -> Limit {
-        let (hashes, repeats) = (RandomState::new(), Mutex::new(Repeats::new()));
-        Limit { shared: Arc::new(Shared { now: Box::new(now), hashes, repeats }) }
+    pub(super) fn new(now: impl Fn() -> Instant + Send + Sync + 'static) -> Limit {
+        Limit(Arc::new(Shared { now: Box::new(now), hashes: RandomState::new(), budgets: Mutex::default() }))
     }
 
-    /// Reports the lines that each window left out once it is over, for as long as it is awaited.
-    pub async fn maintain(&self) -> Infallible {
-        loop {
-            tokio::time::sleep(CHECK_INTERVAL).await;
-            self.report_older_than(WINDOW);
-        }
-    }
-
-    /// Reports all that was left out so far. For the end of a process.
-    pub fn say_all(&self) {
-        self.report_older_than(Duration::ZERO);
-    }
-
-    fn report_older_than(&self, least_age: Duration) {
-        let now = (self.shared.now)();
-        let left_out = self.shared.repeats.lock().take_left_out(now, least_age);
+    /// Reports the lines that were left out, if their count began at least this time ago.
+    pub(super) fn report_older_than(&self, least_age: Duration) {
+        let now = (self.0.now)();
+        let take =
+            |(site, budget): (&CallSite, &mut Budget)| Some((site.clone(), budget.take_left_out(now, least_age)?));
+        let left_out: Vec<_> = self.0.budgets.lock().iter_mut().filter_map(take).collect();
         for (site, lines) in left_out {
             report(site, &lines, now.saturating_duration_since(lines.since));
         }
-    }
-
-    fn line(&self) -> Line<impl Hasher + use<>> {
-        Line { hasher: self.shared.hashes.build_hasher(), text: String::new() }
     }
 }
 
@@ -123,60 +102,37 @@ impl<S> Layer<S> for Limit
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
-    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        if attributes.metadata().name() != RING {
-            return;
-        }
-        let mut fields = self.line();
-        attributes.record(&mut fields);
-        if let Some(span) = context.span(id) {
-            span.extensions_mut().replace(RingHash(fields.hasher.finish()));
-        }
-    }
-
     fn event_enabled(&self, event: &Event<'_>, context: Context<'_, S>) -> bool {
         let metadata = event.metadata();
         if *metadata.level() > Level::INFO || metadata.target() == TARGET {
             return true;
         }
-        let mut line = self.line();
+        let mut line = Line { hasher: self.0.hashes.build_hasher(), text: String::new() };
         event.record(&mut line);
-        for span in context.event_scope(event).into_iter().flatten() {
-            if let Some(ring) = span.extensions().get::<RingHash>() {
-                ring.hash(&mut line.hasher);
-            }
+        for span in context.event_scope(event).into_iter().flatten().filter(|span| span.name() == RING) {
+            span.id().hash(&mut line.hasher);
         }
         let site = (metadata.callsite(), *metadata.level(), metadata.target());
-        let now = (self.shared.now)();
-        self.shared.repeats.lock().admits(site, line.hasher.finish(), || line.text, now)
+        let now = (self.0.now)();
+        let mut budgets = self.0.budgets.lock();
+        budgets.entry(site).or_insert_with(|| Budget::new(now)).admits(line.hasher.finish(), line.text, now)
     }
 }
 
-/// The hash of the fields of a span that names a ring.
-#[derive(Hash)]
-struct RingHash(u64);
-
 /// The fields of a line as a hash, and the beginning of its text.
-struct Line<H> {
-    hasher: H,
+struct Line {
+    hasher: DefaultHasher,
     text: String,
 }
 
-impl<H: Hasher> Visit for Line<H> {
+impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let mut text = format!("{value:?}");
+        let text = format!("{value:?}");
         (field.name(), &text).hash(&mut self.hasher);
         if field.name() == "message" {
-            let mut ends = (0..=MAX_QUOTED.min(text.len())).rev();
-            text.truncate(ends.find(|end| text.is_char_boundary(*end)).unwrap_or_default());
-            self.text = text;
+            self.text = text.chars().take(MAX_QUOTED).collect();
         }
     }
-}
-
-/// The lines that each call site has logged lately. It has as many entries as there are call sites.
-struct Repeats<S> {
-    sites: HashMap<S, Budget>,
 }
 
 /// The lines that a call site has logged lately.
@@ -198,36 +154,29 @@ struct LeftOut {
     text: String,
 }
 
-impl<S: Clone + Eq + Hash> Repeats<S> {
-    fn new() -> Repeats<S> {
-        Repeats { sites: HashMap::new() }
+impl Budget {
+    fn new(now: Instant) -> Budget {
+        Budget { since: now, written: Vec::new(), left_out: None }
     }
 
     /// Whether a line is written; otherwise it is counted. `line` is its hash.
-    fn admits(&mut self, site: S, line: u64, text: impl FnOnce() -> String, now: Instant) -> bool {
-        let new = || Budget { since: now, written: Vec::new(), left_out: None };
-        let budget = self.sites.entry(site).or_insert_with(new);
-        if now.saturating_duration_since(budget.since) >= WINDOW {
-            budget.since = now;
-            budget.written.clear();
+    fn admits(&mut self, line: u64, text: String, now: Instant) -> bool {
+        if now.saturating_duration_since(self.since) >= WINDOW {
+            self.since = now;
+            self.written.clear();
         }
-        let same = budget.written.iter().filter(|written| **written == line).count();
-        if same < MAX_SAME && budget.written.len() < MAX_LINES {
-            budget.written.push(line);
+        let same = self.written.iter().filter(|written| **written == line).count();
+        if same < MAX_SAME && self.written.len() < MAX_LINES {
+            self.written.push(line);
             return true;
         }
-        let since = budget.since;
-        budget.left_out.get_or_insert_with(|| LeftOut { since, count: 0, text: text() }).count += 1;
+        self.left_out.get_or_insert(LeftOut { since: self.since, count: 0, text }).count += 1;
         false
     }
 
     /// Takes the lines that were left out, if their count began at least this time ago.
-    fn take_left_out(&mut self, now: Instant, least_age: Duration) -> Vec<(S, LeftOut)> {
-        let take = |(site, budget): (&S, &mut Budget)| {
-            let is_due = |left_out: &mut LeftOut| now.saturating_duration_since(left_out.since) >= least_age;
-            Some((site.clone(), budget.left_out.take_if(is_due)?))
-        };
-        self.sites.iter_mut().filter_map(take).collect()
+    fn take_left_out(&mut self, now: Instant, least_age: Duration) -> Option<LeftOut> {
+        self.left_out.take_if(|left_out| now.saturating_duration_since(left_out.since) >= least_age)
     }
 }
 
@@ -305,9 +254,10 @@ mod tests {
             (0..50).for_each(|_| say("a"));
             (0..50).for_each(|_| say("b"));
             // Lines about one ring are counted together, in any span.
-            for number in (0..2).cycle().take(50) {
-                error_span!(RING, ring = number).in_scope(|| say("a"));
-                info_span!("within").in_scope(|| error_span!(RING, ring = number).in_scope(|| say("a")));
+            let rings = [0, 1].map(|number| error_span!(RING, ring = number));
+            for ring in rings.iter().cycle().take(50) {
+                ring.in_scope(|| say("a"));
+                ring.in_scope(|| info_span!("within").in_scope(|| say("a")));
             }
             let lines = written.take();
             let of = |group: &str| lines.iter().filter(|line| line["fields"]["group"] == group).count();
@@ -316,7 +266,7 @@ mod tests {
             (0..1_000).for_each(|number| info!("text {number}"));
             (0..1_000).for_each(|_| debug!("asked for"));
             assert_eq!(written.take().len(), MAX_LINES + 1_000);
-            limit.say_all();
+            limit.report_older_than(Duration::ZERO);
             let mut counts: Vec<_> = written
                 .take()
                 .iter()
@@ -348,88 +298,81 @@ mod tests {
     #[test]
     fn a_long_text_is_quoted_in_part() {
         logged(|limit, _, written| {
-            (0..10).for_each(|_| info!("{}", "ä".repeat(MAX_QUOTED)));
-            limit.say_all();
+            (0..10).for_each(|_| info!("{}", "ä".repeat(2 * MAX_QUOTED)));
+            limit.report_older_than(Duration::ZERO);
             let message = written.take().pop().unwrap()["fields"]["message"].to_string();
-            assert!(message.ends_with("ää\"") && message.matches('ä').count() == MAX_QUOTED / 2, "{message}");
+            assert!(message.ends_with("ää\"") && message.matches('ä').count() == MAX_QUOTED, "{message}");
         });
     }
 
     /// Logs a line and returns whether it is written.
-    fn admits(repeats: &mut Repeats<&'static str>, place: &'static str, line: u64, now: Instant) -> bool {
-        repeats.admits(place, line, || format!("line {line}"), now)
+    fn admits(budget: &mut Budget, line: u64, now: Instant) -> bool {
+        budget.admits(line, format!("line {line}"), now)
     }
 
-    fn count_written(
-        repeats: &mut Repeats<&'static str>,
-        lines: impl Iterator<Item = u64>,
-        now: Instant,
-    ) -> usize {
-        lines.filter(|line| admits(repeats, "a", *line, now)).count()
+    fn count_written(budget: &mut Budget, lines: impl Iterator<Item = u64>, now: Instant) -> usize {
+        lines.filter(|line| admits(budget, *line, now)).count()
     }
 
     #[test]
     fn the_same_line_is_written_thrice_and_then_counted() {
-        let (mut repeats, begin) = (Repeats::new(), Instant::now());
+        let begin = Instant::now();
+        let mut budget = Budget::new(begin);
         for millis in 0..415 {
-            let written = admits(&mut repeats, "a", 7, begin + Duration::from_millis(millis));
+            let written = admits(&mut budget, 7, begin + Duration::from_millis(millis));
             assert_eq!(written, millis < MAX_SAME as u64, "after {millis} ms");
         }
-        assert_eq!(repeats.take_left_out(begin + Duration::from_millis(9_999), WINDOW), []);
+        assert_eq!(budget.take_left_out(begin + Duration::from_millis(9_999), WINDOW), None);
         let expected = LeftOut { since: begin, count: 412, text: String::from("line 7") };
-        assert_eq!(repeats.take_left_out(begin + WINDOW, WINDOW), [("a", expected)]);
-        assert_eq!(repeats.take_left_out(begin + WINDOW, Duration::ZERO), [], "it is reported once");
+        assert_eq!(budget.take_left_out(begin + WINDOW, WINDOW), Some(expected));
+        assert_eq!(budget.take_left_out(begin + WINDOW, Duration::ZERO), None, "it is reported once");
     }
 
     #[test]
     fn lines_that_differ_are_written_beside_one_that_repeats() {
-        let (mut repeats, now) = (Repeats::new(), Instant::now());
-        assert_eq!(count_written(&mut repeats, std::iter::repeat_n(0, 1_000), now), MAX_SAME);
-        assert_eq!(count_written(&mut repeats, 1..=5, now), 5, "other groups are heard");
+        let now = Instant::now();
+        let mut budget = Budget::new(now);
+        assert_eq!(count_written(&mut budget, std::iter::repeat_n(0, 1_000), now), MAX_SAME);
+        assert_eq!(count_written(&mut budget, 1..=5, now), 5, "other groups are heard");
         // However many differ, the place stays within its budget: a stranger may write the text.
-        assert_eq!(count_written(&mut repeats, 6..100_000, now), MAX_LINES - MAX_SAME - 5);
-        assert!(admits(&mut repeats, "b", 0, now), "and other places are heard");
-        assert_eq!(
-            repeats
-                .take_left_out(now, Duration::ZERO)
-                .into_iter()
-                .map(|(site, left)| (site, left.count))
-                .collect::<Vec<_>>(),
-            [("a", 1_000 + 5 + 100_000 - 6 - MAX_LINES as u64)]
-        );
+        assert_eq!(count_written(&mut budget, 6..100_000, now), MAX_LINES - MAX_SAME - 5);
+        let left_out = budget.take_left_out(now, Duration::ZERO).map(|left_out| left_out.count);
+        assert_eq!(left_out, Some(1_000 + 5 + 100_000 - 6 - MAX_LINES as u64));
     }
 
     #[test]
     fn every_group_and_every_ring_is_heard_when_all_are_in_trouble() {
         for all in [MAX_GROUPS, MAX_RINGS.into()] {
-            let (mut repeats, now) = (Repeats::new(), Instant::now());
-            assert_eq!(count_written(&mut repeats, (0..).take(all), now), all);
-            assert_eq!(repeats.take_left_out(now, Duration::ZERO), []);
+            let now = Instant::now();
+            let mut budget = Budget::new(now);
+            assert_eq!(count_written(&mut budget, (0..).take(all), now), all);
+            assert_eq!(budget.take_left_out(now, Duration::ZERO), None);
         }
     }
 
     #[test]
     fn a_new_window_brings_a_new_budget_and_forgets_no_count() {
-        let (mut repeats, begin) = (Repeats::new(), Instant::now());
-        assert_eq!(count_written(&mut repeats, std::iter::repeat_n(0, 5), begin), MAX_SAME);
-        // Nobody asked for what is due meanwhile.
+        let begin = Instant::now();
+        let mut budget = Budget::new(begin);
+        assert_eq!(count_written(&mut budget, std::iter::repeat_n(0, 5), begin), MAX_SAME);
+        // Nothing took the count meanwhile.
         let later = begin + WINDOW;
-        assert_eq!(count_written(&mut repeats, std::iter::repeat_n(0, 5), later), MAX_SAME);
-        let left = repeats.take_left_out(later, WINDOW);
-        assert_eq!((left.len(), left[0].1.count, left[0].1.since), (1, 4, begin));
-        assert_eq!(count_written(&mut repeats, std::iter::repeat_n(0, 5), later), 0, "the second window goes on");
-        assert_eq!(repeats.take_left_out(later + WINDOW, WINDOW)[0].1.count, 5);
+        assert_eq!(count_written(&mut budget, std::iter::repeat_n(0, 5), later), MAX_SAME);
+        let left_out = budget.take_left_out(later, WINDOW).map(|left_out| (left_out.count, left_out.since));
+        assert_eq!(left_out, Some((4, begin)));
+        assert_eq!(count_written(&mut budget, std::iter::repeat_n(0, 5), later), 0, "the second window goes on");
+        assert_eq!(budget.take_left_out(later + WINDOW, WINDOW).map(|left_out| left_out.count), Some(5));
     }
 
     #[test]
-    fn what_stays_below_the_budget_is_never_told_of() {
-        let (mut repeats, mut now) = (Repeats::new(), Instant::now());
+    fn lines_within_the_budget_are_never_reported() {
+        let mut now = Instant::now();
+        let mut budget = Budget::new(now);
         for _ in 0..100 {
-            assert_eq!(count_written(&mut repeats, std::iter::repeat_n(0, MAX_SAME), now), MAX_SAME);
+            assert_eq!(count_written(&mut budget, std::iter::repeat_n(0, MAX_SAME), now), MAX_SAME);
             now += WINDOW;
-            assert_eq!(repeats.take_left_out(now, WINDOW), []);
+            assert_eq!(budget.take_left_out(now, WINDOW), None);
         }
-        assert_eq!(repeats.sites.len(), 1);
-        assert!(repeats.sites["a"].written.len() <= MAX_LINES);
+        assert!(budget.written.len() <= MAX_LINES);
     }
 }

@@ -4,23 +4,21 @@
 //! not fit into the queue, or cannot be written, is dropped and counted. As soon as a line can be written again, a
 //! warning in its place says how many lines are missing before it.
 //!
-//! tracing-appender has such a queue, but it does not count a line whose write failed, nobody can wait for its queue to
+//! tracing-appender has such a queue, but it does not count a line whose write failed, nothing can wait for its queue to
 //! be written, and its end prints to stdout, which may be the same stuck pipe.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::io::{self, Write, stderr};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::warn;
-use tracing_subscriber::fmt::MakeWriter;
 
-use super::TARGET;
+use super::repeated_lines::TARGET;
 
 /// The most bytes that wait to be written.
 const MAX_QUEUED_BYTES: usize = 1024 * 1024;
@@ -28,70 +26,68 @@ const MAX_QUEUED_BYTES: usize = 1024 * 1024;
 /// The cost of a line beside its bytes, so that the number of short lines is limited too.
 const COST_OF_A_LINE: usize = 64;
 
-/// How long the end of the process waits for the last lines. A drain may take 9.7 s, and 10 s with this.
-const END_TIMEOUT: Duration = Duration::from_millis(250);
-
-/// The writer of this process, once it logs.
-static WRITER: OnceLock<LogWriter> = OnceLock::new();
-
 thread_local! {
     /// On the thread that writes the log: the lines that it logs itself.
     static OWN_LINES: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
-/// How many log lines this process has dropped.
-#[must_use]
-pub fn dropped_lines() -> u64 {
-    WRITER.get().map_or(0, |writer| writer.0.dropped.load(Ordering::Relaxed))
-}
-
-/// Prints a line to stderr: behind all log lines if this process logs, and then without waiting for it.
-pub fn print(line: &str) {
-    match WRITER.get() {
-        Some(writer) => writer.0.push(format!("{line}\n").as_bytes()),
-        // If stderr cannot be written, there is no other place to report that.
-        None => drop(writeln!(stderr(), "{line}")),
-    }
-}
-
-/// Waits until all lines are written, for a quarter of a second at most. For the end of the process.
-pub fn flush() {
-    if let Some(writer) = WRITER.get() {
-        writer.0.flush(END_TIMEOUT);
-    }
-}
-
 /// Takes log lines and never waits. One write is one line. Clones share the queue.
 #[derive(Clone, Debug)]
-pub struct LogWriter(Arc<LogQueue>);
-
-impl LogWriter {
-    /// The writer to stderr of this process; the first call starts its thread.
-    ///
-    /// # Errors
-    ///
-    /// When the system has no thread left.
-    pub fn of_process() -> io::Result<LogWriter> {
-        if let Some(writer) = WRITER.get() {
-            return Ok(writer.clone());
-        }
-        let writer = LogWriter::to(write_to_stderr)?;
-        Ok(WRITER.get_or_init(|| writer).clone())
-    }
-
-    fn to(output: impl FnMut(&[u8]) -> io::Result<usize> + Send + 'static) -> io::Result<LogWriter> {
-        let queue = Arc::new(LogQueue::default());
-        let of_thread = Arc::clone(&queue);
-        thread::Builder::new().name(String::from("log")).spawn(move || of_thread.write_to(output))?;
-        Ok(LogWriter(queue))
-    }
+pub(super) struct LogWriter {
+    queue: Sender<Entry>,
+    counts: Arc<Counts>,
 }
 
-impl<'a> MakeWriter<'a> for LogWriter {
-    type Writer = LogWriter;
+#[derive(Debug)]
+enum Entry {
+    /// A line, and how many lines are missing before it.
+    Line(Vec<u8>, u64),
+    /// Dropped when all lines before it were written, or could not be.
+    Flush { _written: Sender<()> },
+}
 
-    fn make_writer(&'a self) -> LogWriter {
-        self.clone()
+#[derive(Debug, Default)]
+struct Counts {
+    /// The bytes of the lines in the queue, and the cost of each.
+    queued_bytes: AtomicUsize,
+    /// The lines that were dropped so far.
+    dropped: AtomicU64,
+    /// Those of them that did not fit since the last one that did.
+    missing: AtomicU64,
+}
+
+impl LogWriter {
+    /// Starts the thread that writes to `output`, for as long as the process lives.
+    pub(super) fn start(output: impl FnMut(&[u8]) -> io::Result<usize> + Send + 'static) -> io::Result<LogWriter> {
+        let ((queue, entries), counts) = (channel(), Arc::new(Counts::default()));
+        let of_thread = Arc::clone(&counts);
+        let thread = thread::Builder::new().name(String::from("log"));
+        thread.spawn(move || write_lines(entries, &of_thread, output))?;
+        Ok(LogWriter { queue, counts })
+    }
+
+    pub(super) fn dropped(&self) -> u64 {
+        self.counts.dropped.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn push(&self, line: &[u8]) {
+        let (counts, cost) = (&self.counts, line.len() + COST_OF_A_LINE);
+        if counts.queued_bytes.fetch_add(cost, Ordering::Relaxed) + cost <= MAX_QUEUED_BYTES {
+            let missing = counts.missing.swap(0, Ordering::Relaxed);
+            // The thread that writes ends with the process, and not before.
+            let _ = self.queue.send(Entry::Line(line.to_vec(), missing));
+        } else {
+            counts.queued_bytes.fetch_sub(cost, Ordering::Relaxed);
+            counts.dropped.fetch_add(1, Ordering::Relaxed);
+            counts.missing.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until all lines are written, or could not be.
+    pub(super) fn wait_until_written(&self, timeout: Duration) {
+        let (written, is_written) = channel();
+        let _ = self.queue.send(Entry::Flush { _written: written });
+        let _ = is_written.recv_timeout(timeout);
     }
 }
 
@@ -100,7 +96,7 @@ impl Write for LogWriter {
         // A thread that ends has none any more.
         let is_own = OWN_LINES.try_with(|own| own.borrow_mut().as_mut().map(|own| own.extend_from_slice(line)));
         if !matches!(is_own, Ok(Some(()))) {
-            self.0.push(line);
+            self.push(line);
         }
         Ok(line.len())
     }
@@ -110,93 +106,20 @@ impl Write for LogWriter {
     }
 }
 
-/// Lines on their way to the thread that writes them.
-#[derive(Debug, Default)]
-struct LogQueue {
-    lines: Mutex<Lines>,
-    /// Notified when an entry is added.
-    added: Condvar,
-    /// Notified when all entries are written, or dropped.
-    written: Condvar,
-    dropped: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Lines {
-    entries: VecDeque<Entry>,
-    bytes: usize,
-    /// Whether the thread writes an entry now.
-    is_writing: bool,
-}
-
-#[derive(Debug)]
-enum Entry {
-    Line(Vec<u8>),
-    /// The number of lines that are missing in this place.
-    Gap(u64),
-}
-
-impl LogQueue {
-    fn push(&self, line: &[u8]) {
+/// Writes every line, for as long as there is a [`LogWriter`].
+fn write_lines(entries: Receiver<Entry>, counts: &Counts, output: impl FnMut(&[u8]) -> io::Result<usize>) {
+    let mut output = LineOutput { output, is_torn: false, missing: 0 };
+    for entry in entries {
+        let Entry::Line(line, missing) = entry else { continue };
         let cost = line.len() + COST_OF_A_LINE;
-        let entry = Entry::Line(line.to_vec());
-        let mut lines = self.lines.lock();
-        if lines.bytes + cost <= MAX_QUEUED_BYTES {
-            lines.bytes += cost;
-            lines.entries.push_back(entry);
-        } else {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
-            match lines.entries.back_mut() {
-                Some(Entry::Gap(missing)) => *missing += 1,
-                _ => lines.entries.push_back(Entry::Gap(1)),
-            }
+        let is_last = counts.queued_bytes.fetch_sub(cost, Ordering::Relaxed) == cost;
+        output.report_missing(missing);
+        if !output.write(&line) {
+            counts.dropped.fetch_add(1, Ordering::Relaxed);
+            output.missing += 1;
         }
-        drop(lines);
-        self.added.notify_one();
-    }
-
-    /// The next entry, as soon as there is one.
-    fn next(&self) -> Entry {
-        let mut lines = self.lines.lock();
-        lines.is_writing = false;
-        loop {
-            if let Some(entry) = lines.entries.pop_front() {
-                lines.is_writing = true;
-                if let Entry::Line(line) = &entry {
-                    lines.bytes -= line.len() + COST_OF_A_LINE;
-                }
-                return entry;
-            }
-            self.written.notify_all();
-            self.added.wait(&mut lines);
-        }
-    }
-
-    fn flush(&self, timeout: Duration) {
-        let mut lines = self.lines.lock();
-        let unwritten = |lines: &mut Lines| lines.is_writing || !lines.entries.is_empty();
-        self.written.wait_while_for(&mut lines, unwritten, timeout);
-    }
-
-    /// Writes every line, for as long as the process lives.
-    fn write_to(&self, output: impl FnMut(&[u8]) -> io::Result<usize>) {
-        let mut output = LineOutput { output, is_torn: false };
-        let mut missing = 0;
-        loop {
-            let line = match self.next() {
-                Entry::Line(line) => Some(line),
-                Entry::Gap(more) => {
-                    missing += more;
-                    None
-                }
-            };
-            if missing > 0 && output.write(&missing_notice(missing)) {
-                missing = 0;
-            }
-            if line.is_some_and(|line| !output.write(&line)) {
-                self.dropped.fetch_add(1, Ordering::Relaxed);
-                missing += 1;
-            }
+        if is_last {
+            output.report_missing(counts.missing.swap(0, Ordering::Relaxed));
         }
     }
 }
@@ -217,9 +140,18 @@ struct LineOutput<W> {
     output: W,
     /// Whether the last line was written in part.
     is_torn: bool,
+    /// The lines that are missing and were not reported yet.
+    missing: u64,
 }
 
 impl<W: FnMut(&[u8]) -> io::Result<usize>> LineOutput<W> {
+    fn report_missing(&mut self, more: u64) {
+        self.missing += more;
+        if self.missing > 0 && self.write(&missing_notice(self.missing)) {
+            self.missing = 0;
+        }
+    }
+
     /// Returns whether the whole line was written.
     fn write(&mut self, line: &[u8]) -> bool {
         let end_of_torn: &[u8] = if self.is_torn { b"\n" } else { b"" };
@@ -240,7 +172,7 @@ impl<W: FnMut(&[u8]) -> io::Result<usize>> LineOutput<W> {
 }
 
 /// Writes to stderr without its lock, which others may hold, and without a buffer.
-fn write_to_stderr(bytes: &[u8]) -> io::Result<usize> {
+pub(super) fn write_to_stderr(bytes: &[u8]) -> io::Result<usize> {
     let stderr = stderr();
     loop {
         match rustix::io::write(&stderr, bytes) {
@@ -255,7 +187,7 @@ fn write_to_stderr(bytes: &[u8]) -> io::Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{self, Receiver, SyncSender};
+    use std::sync::mpsc::{self, SyncSender};
 
     use super::*;
 
@@ -272,7 +204,7 @@ mod tests {
             let _ = written.send(text);
             Ok(length)
         };
-        (LogWriter::to(output).unwrap(), allow, seen)
+        (LogWriter::start(output).unwrap(), allow, seen)
     }
 
     #[test]
@@ -280,17 +212,17 @@ mod tests {
         let (mut writer, allow, seen) = held();
         let line = vec![b'x'; MAX_QUEUED_BYTES / 4 - COST_OF_A_LINE];
         writer.write_all(b"first").unwrap();
-        while !writer.0.lines.lock().entries.is_empty() {
+        while writer.counts.queued_bytes.load(Ordering::Relaxed) > 0 {
             thread::yield_now();
         }
         for _ in 0..7 {
             writer.write_all(&line).unwrap();
         }
-        assert_eq!(writer.0.dropped.load(Ordering::Relaxed), 3, "the first is in hand, and four have room");
+        assert_eq!(writer.dropped(), 3, "the first is in hand, and four have room");
         (0..5).for_each(|_| allow.send(Ok(usize::MAX)).unwrap());
         let lengths: Vec<usize> = (0..5).map(|_| seen.recv().unwrap().len()).collect();
         assert_eq!(lengths, [5, line.len(), line.len(), line.len(), line.len()]);
-        writer.0.flush(Duration::MAX / 4);
+        writer.wait_until_written(Duration::MAX / 4);
         writer.write_all(b"next").unwrap();
         allow.send(Ok(usize::MAX)).unwrap();
         assert_eq!(seen.recv().unwrap(), "next");
@@ -309,17 +241,17 @@ mod tests {
         }
         let written: Vec<String> = (0..4).map(|_| seen.recv().unwrap()).collect();
         assert_eq!(written.concat(), "to\nwhole\n");
-        assert_eq!(writer.0.dropped.load(Ordering::Relaxed), 2);
+        assert_eq!(writer.dropped(), 2);
     }
 
     #[test]
     fn the_end_waits_for_what_can_be_written_and_no_longer_than_it_may() {
         let (mut writer, allow, seen) = held();
         writer.write_all(b"stuck").unwrap();
-        writer.0.flush(Duration::from_millis(1));
+        writer.wait_until_written(Duration::from_millis(1));
         assert!(seen.try_recv().is_err(), "nothing could be written, and nobody waits for it");
         allow.send(Ok(usize::MAX)).unwrap();
-        writer.0.flush(Duration::MAX / 4);
+        writer.wait_until_written(Duration::MAX / 4);
         assert_eq!(seen.try_recv().unwrap(), "stuck");
     }
 }

@@ -8,11 +8,11 @@
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::future::pending;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram as Datagram};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use std::{env, io, process};
 
 use tokio::net::UnixDatagram;
 use tokio::time::{sleep, timeout};
@@ -38,29 +38,37 @@ pub struct ServiceManager {
 }
 
 impl ServiceManager {
+    /// The manager that the environment of this process names. A wrong variable is logged.
+    #[must_use]
+    pub fn of_process() -> ServiceManager {
+        let (manager, wrong) = ServiceManager::of_environment(|name| env::var_os(name), process::id());
+        if let Some(wrong) = wrong {
+            warn!("{wrong}");
+        }
+        manager
+    }
+
     /// The manager that the variables of an environment name, and a warning if a variable is wrong. `own_id` is the id of
     /// this process.
-    pub fn of_environment(
+    fn of_environment(
         variable: impl Fn(&str) -> Option<OsString>,
         own_id: u32,
     ) -> (ServiceManager, Option<String>) {
-        let Some(name) = variable("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
-            return (ServiceManager::default(), None);
-        };
-        let socket = match address(&name) {
-            Ok(socket) => Some(socket),
+        let mut manager = ServiceManager::default();
+        let Some(name) = variable("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else { return (manager, None) };
+        match address(&name) {
+            Ok(socket) => manager.socket = Some(socket),
             Err(error) => {
-                let wrong =
-                    format!("NOTIFY_SOCKET={}: {error}; the service manager is told nothing", name.display());
-                return (ServiceManager::default(), Some(wrong));
+                let wrong = format!("NOTIFY_SOCKET={}: {error}", name.display());
+                return (manager, Some(wrong + "; the service manager is told nothing"));
             }
-        };
+        }
         // It is still notified that the process is ready: a manager that waits for that would end this process.
-        let (watchdog, wrong) = match watchdog(variable, own_id) {
-            Ok(watchdog) => (watchdog, None),
-            Err(wrong) => (None, Some(format!("{wrong}; the service manager is given no signs of life"))),
-        };
-        (ServiceManager { socket, watchdog, has_failed: AtomicBool::default() }, wrong)
+        match watchdog(variable, own_id) {
+            Ok(watchdog) => manager.watchdog = watchdog,
+            Err(wrong) => return (manager, Some(wrong + "; the service manager is given no signs of life")),
+        }
+        (manager, None)
     }
 
     /// Notifies that the process starts.
@@ -81,10 +89,7 @@ impl ServiceManager {
 
     /// Sends keep-alive messages for as long as `stalled` finds no stall. During a stall it sends none, so that the manager
     /// ends this process and starts it again. Never returns.
-    pub async fn watch<S>(&self, stalled: impl Fn() -> S) -> Infallible
-    where
-        S: Future<Output = Option<Duration>>,
-    {
+    pub async fn watch(&self, stalled: impl AsyncFn() -> Option<Duration>) -> Infallible {
         let Some(pause) = self.watchdog.map(pause) else { return pending().await };
         let mut has_logged_stall = false;
         loop {

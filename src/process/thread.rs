@@ -6,12 +6,12 @@ use std::thread;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 
 /// A thread that runs tasks. Dropping it ends the thread, with all tasks that were spawned on it.
 #[derive(Debug)]
 pub struct RuntimeThread {
-    runtime: Handle,
+    /// Spawns tasks on it.
+    pub handle: Handle,
     /// Dropping it ends the thread.
     _stop: oneshot::Sender<()>,
 }
@@ -29,12 +29,7 @@ impl RuntimeThread {
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _ = runtime.block_on(stopped);
         })?;
-        Ok(RuntimeThread { runtime: handle, _stop: stop })
-    }
-
-    /// Runs a task on it.
-    pub fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
-        self.runtime.spawn(task)
+        Ok(RuntimeThread { handle, _stop: stop })
     }
 
     /// Moves a listener to its runtime: until then, the runtime that opened the listener wakes it.
@@ -44,7 +39,7 @@ impl RuntimeThread {
     /// If the system refuses to watch the listener.
     pub fn adopt(&self, listener: TcpListener) -> io::Result<TcpListener> {
         let listener = listener.into_std()?;
-        let _entered = self.runtime.enter();
+        let _entered = self.handle.enter();
         TcpListener::from_std(listener)
     }
 }

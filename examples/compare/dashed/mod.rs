@@ -10,19 +10,16 @@ mod slots;
 
 use std::sync::Arc;
 
-use ackwheel::app::Sidecar;
+use ackwheel::app::{Sidecar, StartError};
 use ackwheel::clock::Clock;
-use ackwheel::config::{Config, Settings};
+use ackwheel::config::Config;
 use ackwheel::core::refusal::Refusal;
 use ackwheel::core::store::{Moment, RingParts, Store};
 use ackwheel::core::tick::Tick;
 use ackwheel::memory::{AlwaysLeads, MemoryOutbox, RingOptions};
 use async_trait::async_trait;
-use tracing::info;
 
 pub use ring::DashRing;
-
-use crate::child::end_with_stdin;
 
 /// A store whose ring is on dashmap.
 struct DashStore(RingParts);
@@ -63,21 +60,12 @@ impl Store for DashStore {
     }
 }
 
-/// Is a sidecar on dashmap, until stdin ends.
+/// Starts a sidecar on dashmap.
 ///
 /// # Errors
 ///
 /// When it cannot start.
-pub fn serve(settings: Settings) -> anyhow::Result<()> {
-    end_with_stdin();
-    tracing_subscriber::fmt().json().with_writer(std::io::stderr).init();
-    let config = settings.check()?;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(config.threads).enable_all().build()?;
-    runtime.block_on(async {
-        let store = DashStore::open(&config, Clock::start().moment());
-        let sidecar = Sidecar::start_on(config, Arc::new(store)).await?;
-        info!(listen = %sidecar.address(), admin = %sidecar.admin_address(), "listening");
-        std::future::pending().await
-    })
+pub async fn start(config: Config) -> Result<Sidecar, StartError> {
+    let store = DashStore::open(&config, Clock::start().moment());
+    Sidecar::start_on(config, Arc::new(store)).await
 }

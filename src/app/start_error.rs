@@ -9,7 +9,7 @@ use crate::redis::RedisStoreError;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// An address could not be listened on.
-    #[error("cannot listen on {address}: {cause}{}; choose another {flag}", suspicion(cause))]
+    #[error("cannot listen on {address}: {cause}{}; choose another {flag}", likely_cause(cause))]
     Listen {
         /// The flag that names the address.
         flag: &'static str,
@@ -36,7 +36,7 @@ pub enum StartError {
     },
 }
 
-/// The likely reason why an address is taken.
-fn suspicion(cause: &io::Error) -> &'static str {
+/// The likely reason why an address cannot be listened on.
+fn likely_cause(cause: &io::Error) -> &'static str {
     if cause.kind() == io::ErrorKind::AddrInUse { "; is another sidecar running there?" } else { "" }
 }
