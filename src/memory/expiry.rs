@@ -1,7 +1,8 @@
 //! Expired ticks on their way to the outbox in batches, and out of memory a revolution later.
 //!
-//! A tick expires in an instant, and its counts are known in that instant. Its unacknowledged messages are listed, mostly a moment
-//! before, published and later forgotten in steps of bounded work, so that a tick of a million messages delays no request:
+//! A tick expires in an instant, and its counts are known in that instant. Its unacknowledged messages are listed, most of
+//! them a moment before. They are published and later forgotten in steps of bounded work, so that a tick of a million
+//! messages delays no request:
 //!
 //! ```text
 //!  prelisted ──▶ expired, counted ──▶ listed: shard by shard ──▶ published, batch by batch
@@ -15,10 +16,8 @@ use std::time::Instant;
 
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
-use super::prelist::{Prelist, Prelisted};
-use super::shard::Shard;
-use super::shards::{LOCKED_STEP, LOCKS_PER_STEP, Shards, Walk};
-use super::table::Keyed;
+use super::shards::{LOCKS_PER_STEP, ScanPosition, Shards};
+use super::tick_list::TickList;
 use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::message::Message;
 use crate::core::ring::{PublishStep, Published};
@@ -29,32 +28,31 @@ pub(super) struct Expiry {
     options: RingOptions,
     outbox: Arc<MemoryOutbox>,
     /// The tick that expires next, once its prelist has begun.
-    pub(super) prelist: Option<Prelist>,
+    pub(super) prelist: Option<TickList>,
     expired: VecDeque<ExpiredTick>,
-    /// How far the ticks of a drain are listed, all in one walk: one for each would take as long as there are ticks.
-    drain: Option<Walk>,
+    /// The scan that lists all ticks of a drain at once: one scan for each would take as long as there are ticks.
+    drain: Option<ScanPosition>,
     /// Published ticks that are remembered for `late`, each with the number of its messages.
     remembered: VecDeque<(Tick, u64)>,
     /// The sum of these numbers.
     remembered_messages: u64,
     /// Messages of the first expired tick that fill no batch yet.
     listed: Vec<TimedOut>,
-    /// How far the first of those that are remembered is forgotten.
-    forgotten: Walk,
-    reclaimed: Walk,
+    /// The scan that forgets the first of the remembered ticks.
+    forgotten: ScanPosition,
+    /// The scan that reclaims memory.
+    reclaimed: ScanPosition,
 }
 
 /// An expired tick.
 struct ExpiredTick {
-    tick: Tick,
+    list: TickList,
     due_at: Instant,
     counts: TickCounts,
-    prelisted: Prelisted,
     /// Whether the counts were returned to the caller.
     reported: bool,
     /// Ticks whose work was not done when this one expired.
     behind: usize,
-    walk: Walk,
     published: u64,
     batches: u32,
 }
@@ -70,23 +68,22 @@ impl Expiry {
             remembered: VecDeque::new(),
             remembered_messages: 0,
             listed: Vec::new(),
-            forgotten: Walk::default(),
-            reclaimed: Walk::default(),
+            forgotten: ScanPosition::default(),
+            reclaimed: ScanPosition::default(),
         }
     }
 
     /// Takes over a tick when it expires; `unlisted` are those that left it after they were prelisted.
     pub(super) fn push(&mut self, tick: Tick, counts: TickCounts, due_at: Instant, unlisted: Vec<Vec<Message>>) {
-        let prelist = self.prelist.take_if(|prelist| prelist.tick == tick).unwrap_or_else(|| Prelist::new(tick));
-        let (walk, prelisted) = (prelist.walk, prelist.finish(unlisted));
+        let mut list = self.prelist.take_if(|list| list.tick == tick).unwrap_or_else(|| TickList::new(tick));
+        list.left.extend(unlisted.into_iter().flatten());
         // A drain expires all ticks at once.
         let behind = if counts.drained { 0 } else { self.expired.len() + self.overdue(tick) };
         if counts.drained {
             self.drain.get_or_insert_default();
         }
         let (reported, published, batches) = (false, 0, 0);
-        let expired = ExpiredTick { tick, due_at, counts, prelisted, reported, behind, walk, published, batches };
-        self.expired.push_back(expired);
+        self.expired.push_back(ExpiredTick { list, due_at, counts, reported, behind, published, batches });
     }
 
     /// Ticks that were to be forgotten before this one expired.
@@ -97,9 +94,9 @@ impl Expiry {
 
     /// Does a step of listing what is still in the tick that expires next; returns whether there is more to do.
     pub(super) fn prelist(&mut self, tick: Tick, shards: &Shards) -> bool {
-        let prelist = self.prelist.get_or_insert_with(|| Prelist::new(tick));
+        let list = self.prelist.get_or_insert_with(|| TickList::new(tick));
         // If it is of another tick, that expires in this moment, and was not yet taken over.
-        prelist.tick == tick && prelist.step(shards)
+        list.tick == tick && list.prelist(shards)
     }
 
     /// Records how many messages of `tick` are kept to answer `late`.
@@ -123,7 +120,7 @@ impl Expiry {
             return PublishStep { more: self.reclaim(shards), reclaimed: true, ..PublishStep::default() };
         };
         if !std::mem::replace(&mut front.reported, true) {
-            let counted = Some((front.tick, front.counts));
+            let counted = Some((front.list.tick, front.counts));
             return PublishStep { counted, more: true, behind: front.behind, ..PublishStep::default() };
         }
         if front.counts.drained && self.drain.is_some() {
@@ -134,7 +131,7 @@ impl Expiry {
         let batch = front.next_batch(&mut self.listed, self.options.epoch);
         let (counts, due_at) = (front.counts, front.due_at);
         if front.published == counts.timed_out() {
-            let (tick, messages) = (front.tick, front.published);
+            let (tick, messages) = (front.list.tick, front.published);
             debug_assert!(self.listed.is_empty(), "what is listed is of this tick, and all of that is published");
             self.listed.shrink_to(2 * MAX_BATCH_MESSAGES);
             self.expired.pop_front();
@@ -152,20 +149,17 @@ impl Expiry {
 
     /// Lists a part of the messages in the ticks of a drain, which are all that is left.
     fn list_drained(&mut self, shards: &Shards) {
-        let (Some(walk), Some(first), Some(last)) = (&mut self.drain, self.expired.front(), self.expired.back())
+        let (Some(position), Some(first), Some(last)) =
+            (&mut self.drain, self.expired.front(), self.expired.back())
         else {
             return;
         };
-        let ticks = first.tick..=last.tick;
-        for _ in 0..LOCKS_PER_STEP {
-            let push = |tick: usize, timed_out| self.expired[tick].prelisted.push(timed_out);
-            let visit = |shard: &mut Shard<Keyed>, segment: &mut usize| {
-                shard.list_all(ticks.clone(), segment, LOCKED_STEP, push)
-            };
-            if !shards.visit_next(walk, visit) {
-                self.drain = None;
-                return;
-            }
+        let ticks = first.list.tick..last.list.tick.plus(1);
+        let more = shards.scan(position, |shard, segment| {
+            shard.list_all(&ticks, segment, |tick, timed_out| self.expired[tick].list.push(timed_out))
+        });
+        if !more {
+            self.drain = None;
         }
     }
 
@@ -177,13 +171,10 @@ impl Expiry {
         if !is_due && self.remembered_messages <= self.options.max_in_flight {
             return false;
         }
-        for _ in 0..LOCKS_PER_STEP {
-            if !shards.visit_next(&mut self.forgotten, |shard, segment| shard.forget(tick, segment, LOCKED_STEP)) {
-                self.forgotten = Walk::default();
-                self.remembered.pop_front();
-                self.remembered_messages -= messages;
-                break;
-            }
+        if !shards.scan(&mut self.forgotten, |shard, segment| shard.forget(tick, segment)) {
+            self.forgotten = ScanPosition::default();
+            self.remembered.pop_front();
+            self.remembered_messages -= messages;
         }
         true
     }
@@ -203,7 +194,7 @@ impl Expiry {
                 true
             });
         if !is_visited && self.prelist.is_none() {
-            self.reclaimed = Walk::default();
+            self.reclaimed = ScanPosition::default();
         }
         is_visited
     }
@@ -212,15 +203,14 @@ impl Expiry {
 impl ExpiredTick {
     /// Lists the next messages, until a batch is full, or all are listed, or the step is over.
     fn list(&mut self, shards: &Shards, listed: &mut Vec<TimedOut>) {
-        self.prelisted.take(listed);
+        self.list.take(listed);
         for _ in 0..LOCKS_PER_STEP {
             let count = listed.len() as u64;
             if count >= MAX_BATCH_MESSAGES as u64 || self.published + count == self.counts.timed_out() {
                 return;
             }
-            let tick = self.tick;
-            let is_visited =
-                shards.visit_next(&mut self.walk, |shard, segment| shard.list(tick, segment, LOCKED_STEP, listed));
+            let TickList { tick, position, .. } = &mut self.list;
+            let is_visited = shards.visit_next(position, |shard, segment| shard.list(*tick, segment, listed));
             debug_assert!(is_visited, "all that were counted are found");
         }
     }
@@ -237,7 +227,7 @@ impl ExpiredTick {
         } else {
             listed.drain(count.saturating_sub(MAX_BATCH_MESSAGES)..).collect()
         };
-        let id = BatchId { tick: self.tick, epoch, ring: 0, seq: self.batches };
+        let id = BatchId { tick: self.list.tick, epoch, ring: 0, seq: self.batches };
         let last = messages.len() as u64 == left;
         self.batches += 1;
         self.published += messages.len() as u64;
@@ -317,8 +307,8 @@ pub(super) mod tests {
             let begun = Instant::now();
             while ring.prelist() {}
             let (listed, begun, mut segment) = (begun.elapsed(), Instant::now(), 0);
-            let shard = ring.wheel.shards.get(0);
-            while !shard.lock().forget(Tick(99), &mut segment, LOCKED_STEP) {}
+            let shard = &ring.wheel.shards.list[0];
+            while !shard.lock().forget(Tick(99), &mut segment) {}
             let forgotten = begun.elapsed();
             let ps = |took: Duration| took.as_nanos() * 1_000 / u128::from(IN_FLIGHT);
             println!("round {round}: {} ps a message to list, {} ps to forget", ps(listed), ps(forgotten));
@@ -399,7 +389,7 @@ pub(super) mod tests {
         let messages: Vec<Message> = (0..200_000).map(Message::from).collect();
         let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 3, attempt: 1 };
         ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
-        let room = || ring.wheel.shards.iter().map(|shard| shard.lock().table.capacity()).sum::<usize>();
+        let room = || ring.wheel.shards.list.iter().map(|shard| shard.lock().table.capacity()).sum::<usize>();
         let peak = room();
         assert!(peak < 400_000, "room for {peak} is made for 200,000");
         // They time out, are remembered for a revolution and forgotten.

@@ -7,7 +7,6 @@ mod lease;
 mod options;
 mod outbox;
 mod partition;
-mod prelist;
 mod ring;
 mod shard;
 mod shards;
@@ -15,8 +14,8 @@ mod state;
 mod store;
 mod submit;
 mod table;
+mod tick_list;
 mod wheel;
-mod wheel_state;
 
 pub use lease::AlwaysLeads;
 pub use options::{MemoryOptions, RingOptions, expiry_time, most_kept};

@@ -9,9 +9,9 @@ use parking_lot::RwLockReadGuard;
 
 use super::in_flight::Room;
 use super::partition::Partition;
-use super::table::MAX_SHARD_BITS;
-use super::wheel::MemoryWheel;
-use super::wheel_state::{Position, WheelState};
+use super::shard::Position;
+use super::table::{Hash, MAX_SHARD_BITS};
+use super::wheel::{MemoryWheel, WheelState};
 use crate::core::message::Message;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::request_batch::{Request, RequestBatch};
@@ -131,7 +131,7 @@ impl MemoryWheel {
             let mut messages = Vec::new();
             for (shard, items) in partition.groups() {
                 let before = messages.len();
-                messages.extend(self.shards.get(shard).lock().new_messages(items, batch, position));
+                messages.extend(self.shards.list[shard].lock().new_messages(items, batch, position));
                 if messages.len() > before {
                     // The first message counts for sure, and the others may be repeats of it.
                     match self.in_flight.room_for(1) {
@@ -156,7 +156,7 @@ impl MemoryWheel {
             self.partition(partition, batch, number..number + 1);
             let (mut shards, mut new) = (Vec::new(), 0);
             for (shard, items) in partition.groups() {
-                let mut shard = self.shards.get(shard).lock();
+                let mut shard = self.shards.list[shard].lock();
                 let room = self.in_flight.room_for(new + 1);
                 if room == Room::Enough {
                     new += count_distinct(shard.new_messages(items, batch, position).collect());
@@ -182,7 +182,7 @@ impl MemoryWheel {
     }
 
     fn partition(&self, partition: &mut Partition, batch: &RequestBatch, requests: Range<usize>) {
-        partition.sort(batch, requests, self.shards.bits(), |message| self.shards.hash_of(message));
+        partition.sort(batch, requests, self.shards.bits, |message| Hash::of(message, &self.shards.hasher));
     }
 
     /// Does these requests; returns by how many the number of messages in flight has changed, as a number that wraps
@@ -195,13 +195,13 @@ impl MemoryWheel {
             // Shards that others hold come last: threads that waited for each other would go on in step.
             let mut held = 0_u128;
             for (number, items) in partition.groups() {
-                match self.shards.get(number).try_lock() {
+                match self.shards.list[number].try_lock() {
                     Some(mut shard) => shard.run(items, batch, position),
                     None => held |= 1 << number,
                 }
             }
             for (number, items) in partition.groups().filter(|(number, _)| held >> number & 1 == 1) {
-                self.shards.get(number).lock().run(items, batch, position);
+                self.shards.list[number].lock().run(items, batch, position);
             }
         });
         batch.in_flight_change().wrapping_sub(before)

@@ -21,7 +21,7 @@
 //!
 //! Locks are taken in this order: `expiry`, `state`, one shard. An expiry releases `state` before it takes `expiry`.
 
-use std::ops::RangeInclusive;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -33,13 +33,28 @@ use super::expiry::Expiry;
 use super::in_flight::InFlight;
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
+use super::shard::{Position, horizon, index};
 use super::shards::Shards;
-use super::wheel_state::{Position, WheelState, horizon};
+use super::table::Hash;
 use crate::core::latency_histogram::Stamp;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::ring::{Advance, DrainOutcome, PublishStep, RingStatus};
 use crate::core::tick::Tick;
-use crate::core::tick_schedule::DueAction;
+use crate::core::tick_schedule::{DueAction, TickSchedule};
+
+/// The position of the pointer, the time of its next move, and the phase of a drain.
+#[derive(Debug)]
+pub(super) struct WheelState {
+    pub(super) schedule: TickSchedule,
+    /// Ticks below this one are expired. It is the pointer, and after a drain beyond every deadline.
+    pub(super) expired_below: Tick,
+    /// Whether new messages are refused.
+    pub(super) draining: bool,
+    /// Whether a drain has expired all ticks: nothing is in flight.
+    pub(super) all_expired: bool,
+    /// Whether all of it was saved for the next start: later changes would be lost.
+    pub(super) saved: bool,
+}
 
 /// The wheel of a ring in memory.
 pub(super) struct MemoryWheel {
@@ -62,7 +77,13 @@ impl MemoryWheel {
         MemoryWheel {
             options,
             shards: Shards::new(options.wheel, options.threads),
-            state: RwLock::new(WheelState::new(options.wheel, options.pointer, now)),
+            state: RwLock::new(WheelState {
+                schedule: TickSchedule::new(options.wheel.tick_length(), options.pointer, now),
+                expired_below: options.pointer,
+                draining: false,
+                all_expired: false,
+                saved: false,
+            }),
             in_flight: InFlight::new(options.max_in_flight),
             full: Arc::new(Refusal::new(
                 Reason::MaxInFlight,
@@ -90,14 +111,23 @@ impl MemoryWheel {
         self.state.read().schedule.pointer()
     }
 
+    /// The position for a request batch that is processed at `now`.
     pub(super) fn position(&self, state: &WheelState, now: Instant) -> Position {
-        state.position(self.options.wheel, now, self.stamp(now))
+        let (wheel, pointer) = (self.options.wheel, state.schedule.pointer());
+        Position {
+            wheel,
+            pointer,
+            pointer_index: index(pointer, wheel),
+            expired_below: state.expired_below,
+            due: state.schedule.tick_due(now),
+            now: self.stamp(now),
+        }
     }
 
     /// The tick that expires next, if any will.
     pub(super) fn next_expired(&self) -> Option<Tick> {
         let state = self.state.read();
-        (!state.handed_out).then(|| state.schedule.pointer())
+        (!state.all_expired).then(|| state.schedule.pointer())
     }
 
     /// Records the time of an add, before the schedule is asked about it.
@@ -119,8 +149,8 @@ impl MemoryWheel {
                 let (expired, due_at) = (state.schedule.pointer(), state.schedule.next_advance());
                 let shifted = state.schedule.record_move();
                 let (pointer, next) = (state.schedule.pointer(), state.schedule.next_advance());
-                if !state.handed_out {
-                    self.expire(state, expired..=expired, pointer, due_at, false);
+                if !state.all_expired {
+                    self.expire(state, expired..pointer, due_at, false);
                 }
                 Advance::Moved { expired, lateness, shifted, next }
             }
@@ -130,10 +160,10 @@ impl MemoryWheel {
     /// Expires all ticks, so that all that is in flight goes to the outbox.
     pub(super) fn expire_all(&self, now: Instant) -> DrainOutcome {
         let mut state = self.state.write();
-        state.handed_out = true;
+        state.all_expired = true;
         let first = state.schedule.pointer();
         let below = first.plus(horizon(self.options.wheel));
-        self.expire(state, first..=Tick(below.0 - 1), below, now, true);
+        self.expire(state, first..below, now, true);
         DrainOutcome::Published
     }
 
@@ -142,15 +172,14 @@ impl MemoryWheel {
     fn expire(
         &self,
         mut state: RwLockWriteGuard<'_, WheelState>,
-        ticks: RangeInclusive<Tick>,
-        below: Tick,
+        ticks: Range<Tick>,
         due_at: Instant,
         drained: bool,
     ) {
-        state.expired_below = state.expired_below.max(below);
-        let mut unlisted: Vec<_> = self.shards.iter().map(|shard| shard.lock().take_unlisted()).collect();
+        state.expired_below = state.expired_below.max(ticks.end);
+        let mut unlisted: Vec<_> = self.shards.list.iter().map(|shard| shard.lock().take_unlisted()).collect();
         let mut expired = Vec::new();
-        for tick in (ticks.start().0..=ticks.end().0).map(Tick) {
+        for tick in (ticks.start.0..ticks.end.0).map(Tick) {
             let count = self.shards.take_counts(tick);
             self.in_flight.change(count.left.wrapping_neg());
             expired.push((tick, self.options.storm.count(count.acked, count.left, drained)));
@@ -206,12 +235,13 @@ impl MemoryWheel {
         let position = self.position(&self.state.read(), now);
         let mut in_flight = 0;
         for entry in entries {
-            let hash = self.shards.hash_of(entry.message);
-            in_flight += u64::from(self.shards.of(hash).lock().restore(hash, entry, &position));
+            let hash = Hash::of(entry.message, &self.shards.hasher);
+            let shard = &self.shards.list[hash.shard(self.shards.bits)];
+            in_flight += u64::from(shard.lock().restore(hash, entry, &position));
         }
         for (tick, acked) in acked {
             // Counts of a tick are summed over the shards, so any of them may keep these.
-            self.shards.get(0).lock().of_tick(*tick, self.options.wheel).acked += acked;
+            self.shards.list[0].lock().of_tick(*tick, self.options.wheel).acked += acked;
         }
         self.in_flight.change(in_flight);
         in_flight

@@ -109,7 +109,7 @@ impl<'a> Saved<StoredMessages<'a>, StoredBatches<'a>> {
             messages: StoredMessages {
                 wheel,
                 pointer,
-                handed_out: wheel.next_expired().is_none(),
+                all_expired: wheel.next_expired().is_none(),
                 stamp: wheel.stamp(now),
             },
             acked: acked.filter(|(_, acked)| *acked > 0).collect(),
@@ -133,16 +133,16 @@ pub(in crate::memory) struct StoredMessages<'a> {
     wheel: &'a MemoryWheel,
     pointer: Tick,
     /// Whether what was in flight is in the outbox.
-    handed_out: bool,
+    all_expired: bool,
     stamp: Stamp,
 }
 
 impl StoredMessages<'_> {
     fn try_each<E>(&self, mut to: impl FnMut(&SavedMessage) -> Result<(), E>) -> Result<(), E> {
-        for shard in self.wheel.shards.iter() {
+        for shard in self.wheel.shards.list.iter() {
             let shard = shard.lock();
             let messages = shard.table.iter().map(|entry| SavedMessage::of(entry, self.pointer, self.stamp));
-            let mut kept = messages.filter(|message| !self.handed_out || message.deadline < self.pointer.0);
+            let mut kept = messages.filter(|message| !self.all_expired || message.deadline < self.pointer.0);
             kept.try_for_each(|message| to(&message))?;
         }
         Ok(())

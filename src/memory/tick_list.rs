@@ -1,84 +1,49 @@
-//! The prelist of a tick: the messages still in it shortly before it expires.
+//! The list of a tick: its messages that time out, collected for its batches.
 //!
-//! A message that is not acknowledged a moment before its tick expires will hardly be. So the walk that lists a tick begins
-//! before, while nothing waits for its end, and the batches are ready when the tick expires. If a message leaves in between,
-//! as an Ack comes or it is pushed again, its shard keeps it in `unlisted`, and it is left out.
+//! A message that is not acknowledged a moment before its tick expires will hardly be. So the scan for a tick begins
+//! before, while nothing waits for its end, and the batches are ready when the tick expires: this is the *prelist*. A message
+//! may leave the tick in between, as an Ack comes or it is added again. Its shard keeps it in `unlisted`, and it is left out.
 
 use std::collections::{HashSet, VecDeque};
 
 use foldhash::quality::RandomState;
 
-use super::shard::Shard;
-use super::shards::{LOCKED_STEP, LOCKS_PER_STEP, Shards, Walk};
-use super::table::Keyed;
+use super::shards::{ScanPosition, Shards};
 use crate::core::batch::{MAX_BATCH_MESSAGES, TimedOut};
 use crate::core::message::Message;
 use crate::core::tick::Tick;
 
 /// The most messages that are prelisted, or as many more as a step finds: the others are listed when their tick expires.
 /// They are in memory twice until then.
-const MOST: usize = 16 * MAX_BATCH_MESSAGES;
+const MAX_PRELISTED: usize = 16 * MAX_BATCH_MESSAGES;
 
-/// The tick that expires next, as far as it is listed.
+/// The messages of a tick, as far as they are listed.
 #[derive(Debug)]
-pub(super) struct Prelist {
+pub(super) struct TickList {
     pub(super) tick: Tick,
-    /// How far it is listed.
-    pub(super) walk: Walk,
-    /// Batches, of which all but the last are full.
+    pub(super) position: ScanPosition,
+    /// All but the last are full.
     batches: VecDeque<Vec<TimedOut>>,
+    /// The messages that left the tick after they were listed.
+    pub(super) left: HashSet<Message, RandomState>,
 }
 
-impl Prelist {
-    pub(super) fn new(tick: Tick) -> Prelist {
-        Prelist { tick, walk: Walk::default(), batches: VecDeque::new() }
+impl TickList {
+    pub(super) fn new(tick: Tick) -> TickList {
+        TickList { tick, position: ScanPosition::default(), batches: VecDeque::new(), left: HashSet::default() }
     }
 
-    /// Lists some more; returns whether there is more to list.
-    pub(super) fn step(&mut self, shards: &Shards) -> bool {
+    /// Lists some messages before the tick expires; returns whether there are more to list.
+    pub(super) fn prelist(&mut self, shards: &Shards) -> bool {
+        if self.batches.len() * MAX_BATCH_MESSAGES > MAX_PRELISTED {
+            return false;
+        }
         let mut found = Vec::new();
-        for _ in 0..LOCKS_PER_STEP {
-            let is_full = self.batches.len() * MAX_BATCH_MESSAGES > MOST;
-            let list = |shard: &mut Shard<Keyed>, segment: &mut usize| {
-                shard.list(self.tick, segment, LOCKED_STEP, &mut found)
-            };
-            if is_full || !shards.visit_next(&mut self.walk, list) {
-                return false;
-            }
-            self.append(&mut found);
-        }
-        true
+        let more = shards.scan(&mut self.position, |shard, segment| shard.list(self.tick, segment, &mut found));
+        found.into_iter().for_each(|timed_out| self.push(timed_out));
+        more
     }
 
-    fn append(&mut self, found: &mut Vec<TimedOut>) {
-        while !found.is_empty() {
-            let mut batch = self.batches.pop_back().unwrap_or_default();
-            if batch.len() == MAX_BATCH_MESSAGES {
-                self.batches.push_back(std::mem::take(&mut batch));
-            }
-            let room = MAX_BATCH_MESSAGES - batch.len();
-            batch.reserve_exact(room);
-            batch.extend(found.drain(found.len().saturating_sub(room)..));
-            self.batches.push_back(batch);
-        }
-    }
-
-    /// The tick has expired, and these had left it before.
-    pub(super) fn finish(self, unlisted: Vec<Vec<Message>>) -> Prelisted {
-        Prelisted { batches: self.batches, unlisted, left: HashSet::default() }
-    }
-}
-
-/// The prelisted messages of an expired tick.
-#[derive(Debug, Default)]
-pub(super) struct Prelisted {
-    batches: VecDeque<Vec<TimedOut>>,
-    unlisted: Vec<Vec<Message>>,
-    left: HashSet<Message, RandomState>,
-}
-
-impl Prelisted {
-    /// Adds one more.
     pub(super) fn push(&mut self, timed_out: TimedOut) {
         match self.batches.back_mut() {
             Some(batch) if batch.len() < MAX_BATCH_MESSAGES => batch.push(timed_out),
@@ -88,7 +53,6 @@ impl Prelisted {
 
     /// Moves messages to `listed` until that fills a batch, as far as there are any.
     pub(super) fn take(&mut self, listed: &mut Vec<TimedOut>) {
-        self.left.extend(self.unlisted.drain(..).flatten());
         while listed.len() < MAX_BATCH_MESSAGES {
             let Some(batch) = self.batches.pop_front() else { return };
             if listed.is_empty() && self.left.is_empty() {
@@ -213,7 +177,7 @@ mod tests {
             }
             steps += 1;
         }
-        assert!(steps > 1 && subject.listed() > MOST, "{} in {steps} steps", subject.listed());
+        assert!(steps > 1 && subject.listed() > MAX_PRELISTED, "{} in {steps} steps", subject.listed());
         subject.del((0..in_tick).step_by(12), false);
         subject.del((4..in_tick).step_by(20), true);
         subject.add(8..9, 3);
