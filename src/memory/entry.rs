@@ -1,4 +1,4 @@
-//! The entry of a message in the table: 24 bytes.
+//! The entry of a message in the table, in 24 bytes.
 
 use crate::core::batch::TimedOut;
 use crate::core::latency_histogram::Stamp;

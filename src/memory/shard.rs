@@ -1,7 +1,7 @@
 //! A part of the ring under one lock: a table of messages, and for each tick the counts of its messages here.
 //!
 //! Everything about a message happens under the lock of its shard, so the request or expiry that takes it out of flight
-//! determines its outcome. The table is the one truth; the counts change with it, under the same lock.
+//! determines its outcome. The counts change together with the table, under the same lock.
 
 use std::ops::Range;
 
@@ -80,8 +80,8 @@ pub(super) struct Shard {
     ticks: Box<[TickCount]>,
     /// Messages that expired, and were added again before they were listed.
     overtaken: Vec<(ShortTick, TimedOut)>,
-    /// Messages that were prelisted and then left their tick.
-    unlisted: Vec<Message>,
+    /// Messages that were prelisted and then left the tick that expires next.
+    pub(super) unlisted: Vec<Message>,
 }
 
 impl Shard {
@@ -105,14 +105,14 @@ impl Shard {
         &mut self.ticks[if wraps { index - self.ticks.len() } else { index }]
     }
 
-    /// Those of its messages that are not in flight, with repeats.
+    /// The messages among `items` that are not in flight, with repeats.
     pub(super) fn new_messages<'a>(
         &'a mut self,
         items: &'a [Item],
         batch: &'a RequestBatch,
         position: &'a Position,
     ) -> impl Iterator<Item = Message> + 'a {
-        let messages = items.iter().map(|item| (item.hash, batch.messages()[item.index()]));
+        let messages = items.iter().map(|item| (item.hash, batch.messages()[item.index as usize]));
         let new = messages.filter(|(hash, message)| {
             let found = self.table.find(*hash, self.table.home(*hash), *message);
             found.is_none_or(|found| position.is_expired(found.entry))
@@ -120,11 +120,11 @@ impl Shard {
         new.map(|(_, message)| message)
     }
 
-    /// Does the adds and dels of its messages.
+    /// Applies adds and dels to its messages.
     pub(super) fn run(&mut self, items: &[Item], batch: &mut RequestBatch, position: &Position) {
         let mut homes = [Home::default(); FETCHED];
         for items in items.chunks(FETCHED) {
-            let shape = self.table.shape();
+            let shape = self.table.shape;
             for (item, home) in items.iter().zip(&mut homes) {
                 *home = self.table.fetch_group(item.hash);
             }
@@ -132,7 +132,7 @@ impl Shard {
                 self.table.fetch_entry(item.hash, *home);
             }
             for (item, home) in items.iter().zip(&homes) {
-                let home = if shape == self.table.shape() { *home } else { self.table.home(item.hash) };
+                let home = if shape == self.table.shape { *home } else { self.table.home(item.hash) };
                 self.run_one(item, home, batch, position);
             }
         }
@@ -140,8 +140,8 @@ impl Shard {
 
     #[inline]
     fn run_one(&mut self, item: &Item, home: Home, batch: &mut RequestBatch, position: &Position) {
-        let message = batch.messages()[item.index()];
-        let outcome = match item.verb() {
+        let message = batch.messages()[item.index as usize];
+        let outcome = match item.verb.unpack() {
             Verb::Add { deadline, attempt } => {
                 let entry = Entry::in_flight(message, deadline, position.now, attempt);
                 self.add((item.hash, home), entry, position)
@@ -150,7 +150,7 @@ impl Shard {
                 self.del((item.hash, home), message, withdraw, position, &mut batch.ack_latency)
             }
         };
-        batch.set(item.index(), outcome);
+        batch.set(item.index as usize, outcome);
     }
 
     /// Takes a message into flight.
@@ -214,12 +214,7 @@ impl Shard {
         self.unlisted.push(message);
     }
 
-    /// The messages that left the tick that expires in this moment after they were prelisted.
-    pub(super) fn take_unlisted(&mut self) -> Vec<Message> {
-        std::mem::take(&mut self.unlisted)
-    }
-
-    /// Puts back an entry that a state file held; returns whether it is in flight.
+    /// Inserts an entry of a state file; returns whether it is in flight.
     pub(super) fn restore(&mut self, hash: Hash, mut entry: Entry, position: &Position) -> bool {
         let in_flight = !position.is_expired(&entry);
         if in_flight {
@@ -232,39 +227,29 @@ impl Shard {
         in_flight
     }
 
-    /// Lists messages of a tick that is expired, or will be next, from segment `at` on, and marks them. Returns whether all
-    /// were listed.
-    pub(super) fn list(&mut self, tick: Tick, at: &mut usize, listed: &mut Vec<TimedOut>) -> bool {
-        let tick = ShortTick::of(tick);
-        let all = self.table.scan(at, LOCKED_STEP, Some(tick), |entry| {
-            if entry.deadline == tick && !entry.marks.set(Marks::LISTED) {
-                listed.push(entry.timed_out());
-            }
-            true
-        });
-        if all {
-            let of_tick = self.overtaken.extract_if(.., |(of, _)| *of == tick);
-            listed.extend(of_tick.map(|(_, timed_out)| timed_out));
-        }
-        all
-    }
-
-    /// Lists messages of all these ticks in one scan, each with the number of its tick among them, and marks them.
-    /// Otherwise as [`Shard::list`]; nothing is added any more.
-    pub(super) fn list_all(
+    /// Lists messages of ticks that are expired, or will be next, from segment `at` on, each with the number of its tick
+    /// among them, and marks them. Returns whether all were listed.
+    pub(super) fn list(
         &mut self,
         ticks: &Range<Tick>,
         at: &mut usize,
         mut listed: impl FnMut(usize, TimedOut),
     ) -> bool {
-        let (first, end) = (ShortTick::of(ticks.start), ShortTick::of(ticks.end));
-        self.table.scan(at, LOCKED_STEP, None, |entry| {
-            let ahead = entry.deadline.since(first);
-            if ahead < end.since(first) && !entry.marks.set(Marks::LISTED) {
-                listed(ahead.into(), entry.timed_out());
+        let first = ShortTick::of(ticks.start);
+        let count = ShortTick::of(ticks.end).since(first);
+        let all = self.table.scan(at, LOCKED_STEP, (count == 1).then_some(first), |entry| {
+            let number = entry.deadline.since(first);
+            if number < count && !entry.marks.set(Marks::LISTED) {
+                listed(number.into(), entry.timed_out());
             }
             true
-        })
+        });
+        if all {
+            for (of, timed_out) in self.overtaken.extract_if(.., |(of, _)| of.since(first) < count) {
+                listed(of.since(first).into(), timed_out);
+            }
+        }
+        all
     }
 
     /// Forgets messages of a tick whose revolution is over; returns whether all are forgotten.

@@ -7,11 +7,11 @@ use super::shard::{Shard, TickCount, horizon};
 use super::table::MAX_SHARD_BITS;
 use crate::core::tick::{Tick, Wheel};
 
-/// Shards for each of several threads: so many that two seldom want the same, and so few that a request batch has several
-/// messages for each. One thread alone has one shard, and its request batches need no partition.
+/// Shards for each thread: so many that two threads seldom want the same, and so few that a request batch has several
+/// messages for each. A single thread has one shard, and its request batches need no partition.
 const SHARDS_PER_THREAD: usize = 4;
 
-/// How often one step of expiry locks a shard: a tenth of a millisecond together, or some more where it finds many messages.
+/// The most locks that one step of expiry takes: a tenth of a millisecond together, or more if it finds many messages.
 pub(super) const LOCKS_PER_STEP: usize = 4;
 
 /// The shards of a ring, each under a lock of its own.
@@ -32,7 +32,7 @@ pub(super) struct ScanPosition {
 }
 
 impl Shards {
-    /// As many as that number of threads needs.
+    /// Shards for this number of threads.
     pub(super) fn new(wheel: Wheel, threads: usize) -> Shards {
         let shards = if threads > 1 { threads * SHARDS_PER_THREAD } else { 1 };
         let bits = shards.next_power_of_two().ilog2().min(MAX_SHARD_BITS);
@@ -46,7 +46,7 @@ impl Shards {
         self.sum(|shard| *shard.of_tick(tick, self.wheel))
     }
 
-    /// Takes the counts of a tick that expires.
+    /// Resets the counts of a tick that expires, and returns them.
     pub(super) fn take_counts(&self, tick: Tick) -> TickCount {
         self.sum(|shard| std::mem::take(shard.of_tick(tick, self.wheel)))
     }
@@ -63,9 +63,9 @@ impl Shards {
         (pointer.0..pointer.0 + horizon(self.wheel)).map(Tick)
     }
 
-    /// The number of messages in all tables, those in flight and those remembered.
+    /// The number of messages in all tables, in flight or remembered.
     pub(super) fn len(&self) -> usize {
-        self.list.iter().map(|shard| shard.lock().table.len()).sum()
+        self.list.iter().map(|shard| shard.lock().table.len).sum()
     }
 
     /// Does a step of a scan: `visit` gets the next shard, and the segment at which it continues, and returns whether it is

@@ -95,9 +95,20 @@ impl<S: BuildHasher> Table<S> {
         }
     }
 
-    /// Reclaims memory: merges the last segment with its partner if there are too many, else makes this one smaller. Returns
-    /// whether there was any to reclaim.
-    pub(in crate::memory) fn shrink(&mut self, segment: usize) -> bool {
+    /// Reclaims memory once, from segment number `position` on, which moves. Returns whether the scan is complete.
+    pub(in crate::memory) fn reclaim(&mut self, position: &mut usize) -> bool {
+        while *position < self.segments.len() {
+            if self.shrink(*position) {
+                return false;
+            }
+            *position += 1;
+        }
+        true
+    }
+
+    /// Merges the last segment with its partner if there are too many, else makes this one smaller if it is sparse. Returns
+    /// whether it did.
+    fn shrink(&mut self, segment: usize) -> bool {
         let last = self.segments.len() - 1;
         if self.len * 2 < last * MEAN_SEGMENT {
             let partner = Self::partner(last);
@@ -118,16 +129,11 @@ impl<S: BuildHasher> Table<S> {
         is_sparse
     }
 
-    /// The number of segments.
-    pub(in crate::memory) fn segments(&self) -> usize {
-        self.segments.len()
-    }
-
     /// Visits the entries whose deadline has the lowest bits of `tick`, or all entries without one. Visits whole segments from
     /// number `position` on, which moves, until about `budget` cells were scanned. Removes the entries for which `keep`
     /// returns false. Returns whether the scan is complete.
     ///
-    /// Entries that are added between two parts of a scan may be missed. Others are not, unless [`Table::shrink`] was called.
+    /// Entries that are added between two parts of a scan may be missed. Others are not, unless [`Table::reclaim`] was called.
     pub(in crate::memory) fn scan(
         &mut self,
         position: &mut usize,

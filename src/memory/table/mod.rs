@@ -92,18 +92,16 @@ pub(super) struct Table<S = RandomState> {
     free: Vec<u32>,
     /// The bits of a hash that name a segment, if there is one of this number; else one bit less.
     mask: usize,
-    len: usize,
-    shape: u32,
+    /// The number of entries.
+    pub(super) len: usize,
+    /// Changes whenever entries were moved.
+    pub(super) shape: u32,
 }
 
 impl<S: BuildHasher> Table<S> {
     pub(super) fn new(hasher: S) -> Table<S> {
         let only = Segment::with_groups(1);
         Table { hasher, free: vec![only.limit()], segments: vec![only], mask: 0, len: 0, shape: 0 }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
     }
 
     /// Cells for entries, empty ones included.
@@ -114,11 +112,6 @@ impl<S: BuildHasher> Table<S> {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.segments.iter().flat_map(Segment::iter)
-    }
-
-    /// Changes whenever entries were moved.
-    pub(super) fn shape(&self) -> u32 {
-        self.shape
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "26 bits name a segment, 23 a group")]
