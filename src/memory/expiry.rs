@@ -85,7 +85,7 @@ impl Expiry {
     /// Appends a tick when it expires. `unlisted` are the messages that left it after they were prelisted.
     pub(super) fn push(&mut self, tick: Tick, counts: TickCounts, due_at: Instant, unlisted: Vec<Vec<Message>>) {
         let mut list = self.prelist.take_if(|list| list.tick == tick).unwrap_or_else(|| TickList::new(tick));
-        list.left.extend(unlisted.into_iter().flatten());
+        list.unlisted.extend(unlisted.into_iter().flatten());
         // A drain expires all ticks at once.
         let behind = if counts.drained { 0 } else { self.expired.len() + self.overdue(tick) };
         if counts.drained {
@@ -247,12 +247,17 @@ pub(super) struct TickList {
     /// All but the last are full.
     batches: VecDeque<Vec<TimedOut>>,
     /// The messages that left the tick after they were listed.
-    left: HashSet<Message, RandomState>,
+    unlisted: HashSet<Message, RandomState>,
 }
 
 impl TickList {
     fn new(tick: Tick) -> TickList {
-        TickList { tick, position: ScanPosition::default(), batches: VecDeque::new(), left: HashSet::default() }
+        TickList {
+            tick,
+            position: ScanPosition::default(),
+            batches: VecDeque::new(),
+            unlisted: HashSet::default(),
+        }
     }
 
     /// Lists some messages before the tick expires; returns whether there are more to list.
@@ -280,10 +285,10 @@ impl TickList {
     fn take(&mut self, listed: &mut Vec<TimedOut>) {
         while listed.len() < MAX_BATCH_MESSAGES {
             let Some(batch) = self.batches.pop_front() else { return };
-            if listed.is_empty() && self.left.is_empty() {
+            if listed.is_empty() && self.unlisted.is_empty() {
                 *listed = batch;
             } else {
-                listed.extend(batch.into_iter().filter(|timed_out| !self.left.contains(&timed_out.message)));
+                listed.extend(batch.into_iter().filter(|timed_out| !self.unlisted.contains(&timed_out.message)));
             }
         }
     }

@@ -67,7 +67,7 @@ pub(super) fn index(tick: Tick, wheel: Wheel) -> usize {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TickCount {
     /// In flight.
-    pub(super) left: u64,
+    pub(super) in_flight: u64,
     /// Acknowledged in time.
     pub(super) acked: u64,
 }
@@ -156,10 +156,10 @@ impl Shard {
     /// Takes a message into flight.
     #[inline]
     fn add(&mut self, (hash, home): (Hash, Home), entry: Entry, position: &Position) -> Outcome {
-        self.of_deadline(entry.deadline, position).left += 1;
+        self.of_deadline(entry.deadline, position).in_flight += 1;
         let Some(earlier) = self.table.put(hash, home, entry) else { return Outcome::Added };
         if !position.is_expired(&earlier) {
-            self.of_deadline(earlier.deadline, position).left -= 1;
+            self.of_deadline(earlier.deadline, position).in_flight -= 1;
             if earlier.marks.has(Marks::LISTED) {
                 self.unlist(earlier.message);
             }
@@ -199,7 +199,7 @@ impl Shard {
             self.unlist(message);
         }
         let of_tick = self.of_deadline(deadline, position);
-        of_tick.left -= 1;
+        of_tick.in_flight -= 1;
         if withdraw {
             return Outcome::Withdrawn;
         }
@@ -218,7 +218,7 @@ impl Shard {
     pub(super) fn restore(&mut self, hash: Hash, mut entry: Entry, position: &Position) -> bool {
         let in_flight = !position.is_expired(&entry);
         if in_flight {
-            self.of_deadline(entry.deadline, position).left += 1;
+            self.of_deadline(entry.deadline, position).in_flight += 1;
         } else {
             // A state is saved once every expired tick is listed.
             entry.marks.set(Marks::LISTED);

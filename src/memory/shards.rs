@@ -53,7 +53,7 @@ impl Shards {
 
     fn sum(&self, count: impl Fn(&mut Shard) -> TickCount) -> TickCount {
         self.list.iter().map(|shard| count(&mut shard.lock())).fold(TickCount::default(), |sum, count| TickCount {
-            left: sum.left + count.left,
+            in_flight: sum.in_flight + count.in_flight,
             acked: sum.acked + count.acked,
         })
     }

@@ -167,20 +167,18 @@ impl Ring for MemoryRing {
         let schedule = wheel.state.read().schedule;
         let mut slots = vec![0; usize::from(wheel.options.wheel.slots())];
         for tick in wheel.shards.open_ticks(schedule.pointer()).skip(1) {
-            slots[usize::from(wheel.options.wheel.slot(tick).0)] += wheel.shards.counts(tick).left;
+            slots[usize::from(wheel.options.wheel.slot(tick).0)] += wheel.shards.counts(tick).in_flight;
         }
         Reply::ok(RingStatus {
-            ring: 0,
             pointer: schedule.pointer(),
             pointer_lag: now.saturating_duration_since(schedule.next_advance()),
             epoch: wheel.options.epoch,
             leader: Some(String::from("this process")),
-            lease_age: None,
             leads: true,
-            waits: None,
             in_flight: wheel.in_flight.count(),
             slots,
-            closing: wheel.shards.counts(schedule.pointer()).left,
+            closing: wheel.shards.counts(schedule.pointer()).in_flight,
+            ..RingStatus::default()
         })
     }
 }

@@ -33,19 +33,15 @@ impl MemoryWheel {
         }
         let all = 0..batch.requests.len();
         let wheel_state = self.state.read();
-        let is_reserved = if wheel_state.draining {
+        let reserves = adds > 0 && !wheel_state.draining;
+        if wheel_state.draining {
             refuse(&mut batch.requests, &wheel_state);
-            false
-        } else if adds == 0 {
-            false
-        } else if self.in_flight.reserve_provisionally(adds) {
-            true
-        } else {
+        } else if reserves && !self.in_flight.reserve_provisionally(adds) {
             return self.complete_near_limit(batch, wheel_state, now);
-        };
+        }
         let position = self.position(&wheel_state, now);
         let change = self.run(batch, all, &position);
-        if is_reserved {
+        if reserves {
             self.in_flight.settle(adds, change);
         } else {
             self.in_flight.change(change);

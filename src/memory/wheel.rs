@@ -174,8 +174,8 @@ impl MemoryWheel {
         let mut expired = Vec::new();
         for tick in (ticks.start.0..ticks.end.0).map(Tick) {
             let count = self.shards.take_counts(tick);
-            self.in_flight.change(count.left.wrapping_neg());
-            expired.push((tick, self.options.storm.count(count.acked, count.left, drained)));
+            self.in_flight.change(count.in_flight.wrapping_neg());
+            expired.push((tick, self.options.storm.count(count.acked, count.in_flight, drained)));
         }
         drop(state);
         let mut expiry = self.expiry.lock();

@@ -188,18 +188,13 @@ impl StateFile {
         Ok(())
     }
 
-    /// Abandons an attempt to write it, and removes the unfinished file; returns false if the attempt was complete.
-    pub(super) fn abandon(&self, attempt: &Attempt) -> bool {
-        let is_abandoned = attempt.abandon();
-        if is_abandoned {
-            let _ = fs::remove_file(beside(&self.path, NEW));
-        }
-        is_abandoned
+    /// Removes the unfinished file: a part of a state is of no use, and the disk may be full.
+    pub(super) fn remove_unfinished(&self) {
+        let _ = fs::remove_file(beside(&self.path, NEW));
     }
 
-    /// Removes the unfinished file: a part of a state is of no use, and the disk may be full.
     fn give_up(&self, cause: io::Error) -> StateError {
-        let _ = fs::remove_file(beside(&self.path, NEW));
+        self.remove_unfinished();
         self.error("write", cause)
     }
 
@@ -242,7 +237,7 @@ impl Attempt {
     }
 
     /// Abandons it; returns false if the file is renamed.
-    fn abandon(&self) -> bool {
+    pub(super) fn abandon(&self) -> bool {
         // It is locked for no longer than a rename takes, and a disk that does not answer must delay no other thread.
         let Some(mut stage) = self.0.try_lock_for(RENAME_TIMEOUT) else { return true };
         if *stage == Stage::Renamed {
@@ -340,15 +335,15 @@ mod tests {
         let file = StateFile::open(folder.path().join("state")).unwrap();
         fs::write(&file.path, "old").unwrap();
         let abandoned = Attempt::default();
-        assert!(file.abandon(&abandoned) && file.save(&1_u32, &abandoned).is_err());
+        assert!(abandoned.abandon() && file.save(&1_u32, &abandoned).is_err());
         assert_eq!(fs::read(&file.path).unwrap(), b"old");
         assert!(!beside(&file.path, NEW).exists());
         let saved = Attempt::default();
-        assert!(file.save(&1_u32, &saved).is_ok() && !file.abandon(&saved));
+        assert!(file.save(&1_u32, &saved).is_ok() && !saved.abandon());
         // No file can replace a folder.
         fs::remove_file(&file.path).unwrap();
         fs::create_dir(&file.path).unwrap();
         let failed = Attempt::default();
-        assert!(file.save(&1_u32, &failed).is_err() && file.abandon(&failed));
+        assert!(file.save(&1_u32, &failed).is_err() && failed.abandon());
     }
 }

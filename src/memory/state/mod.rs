@@ -107,7 +107,8 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        if self.is_armed && self.file.abandon(&self.attempt) {
+        if self.is_armed && self.attempt.abandon() {
+            self.file.remove_unfinished();
             self.failed(String::from("the state file was not written before the drain ended: is its disk slow?"));
         }
     }

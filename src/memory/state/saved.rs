@@ -102,7 +102,7 @@ impl Saved {
         // Messages that time out meanwhile go to the outbox too, and are remembered in the table.
         let moves = DRAIN.as_millis().div_ceil(wheel.options.wheel.tick_length().as_millis()) as usize;
         let open = wheel.shards.open_ticks(wheel.pointer());
-        let timing_out: u64 = open.take(moves + 1).map(|tick| wheel.shards.counts(tick).left).sum();
+        let timing_out: u64 = open.take(moves + 1).map(|tick| wheel.shards.counts(tick).in_flight).sum();
         messages as u64 * ENTRY_BYTES
             + timing_out * TIMED_OUT_BYTES
             + SavedOutbox::most_bytes(&wheel.outbox)

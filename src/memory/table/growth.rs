@@ -19,7 +19,7 @@ const MIN_LOAD_PERCENT: usize = 45;
 
 /// The position of an entry.
 #[derive(Clone, Copy, Debug)]
-struct Spot {
+struct Location {
     segment: usize,
     group: usize,
     cell: usize,
@@ -153,20 +153,20 @@ impl<S: BuildHasher> Table<S> {
             for (group, head) in segment.groups.iter().enumerate() {
                 for cell in tick.map_or_else(|| head.occupied(), |tick| head.ticking(tick.lowest())) {
                     fetch_whole(&segment.entries[group][cell]);
-                    found.push(Spot { segment: *position, group, cell });
+                    found.push(Location { segment: *position, group, cell });
                 }
             }
             *position += 1;
             if found.len() >= AHEAD {
-                found.drain(..).for_each(|spot| self.visit(spot, &mut keep));
+                found.drain(..).for_each(|location| self.visit(location, &mut keep));
             }
         }
-        found.drain(..).for_each(|spot| self.visit(spot, &mut keep));
+        found.drain(..).for_each(|location| self.visit(location, &mut keep));
         *position >= self.segments.len()
     }
 
-    fn visit(&mut self, spot: Spot, keep: &mut impl FnMut(&mut Entry) -> bool) {
-        let Spot { segment, group: at, cell } = spot;
+    fn visit(&mut self, location: Location, keep: &mut impl FnMut(&mut Entry) -> bool) {
+        let Location { segment, group: at, cell } = location;
         let Segment { groups, entries } = &mut self.segments[segment];
         let entry = &mut entries[at][cell];
         if !keep(entry) {
