@@ -8,7 +8,7 @@ use super::start_error::StartError;
 use crate::clock::Clock;
 use crate::config::{Config, RedisConfig, without_password};
 use crate::core::store::Store;
-use crate::memory::{Beginning, MemoryOptions, MemoryStore, StateError};
+use crate::memory::{MemoryOptions, MemoryStore, Recovery, StateError};
 use crate::metrics::Metrics;
 use crate::redis::{RedisOptions, RedisStore};
 
@@ -38,17 +38,17 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
         threads: config.threads,
         state_file: config.state_file.clone(),
     };
-    let (store, beginning) = MemoryStore::open(options, clock.moment())?;
+    let (store, recovery) = MemoryStore::open(options, clock.moment())?;
     let path = config.state_file.as_ref().map(|path| path.display().to_string());
-    match beginning {
-        Beginning::TakenOver(messages) => {
+    match recovery {
+        Recovery::Restored(messages) => {
             info!(messages, path, "messages in flight taken over from the state file");
             if messages > 0 {
                 // Reading the file took time that the clients did not have.
                 store.wait_for_clients(clock.now());
             }
         }
-        Beginning::Lost => {
+        Recovery::Lost => {
             metrics.memory_lost.set(1);
             error!(
                 path,
@@ -56,10 +56,10 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
                  look at the sessions that were pushed to within the last ack timeout"
             );
         }
-        Beginning::Empty if path.is_some() => {
+        Recovery::Empty if path.is_some() => {
             info!(path, "there is no state file yet, and the wheel begins empty");
         }
-        Beginning::Empty => {}
+        Recovery::Empty => {}
     }
     Ok(store)
 }

@@ -1,5 +1,6 @@
-//! The entry of a message in the table: 24 bytes.
+//! The entry of a message in the table, in 24 bytes.
 
+use crate::core::batch::TimedOut;
 use crate::core::latency_histogram::Stamp;
 use crate::core::message::Message;
 use crate::core::tick::{MAX_SLOTS, Tick};
@@ -82,11 +83,15 @@ impl Marks {
 }
 
 impl Entry {
-    /// Fills a place that holds no message.
+    /// Fills an empty cell of the table.
     pub(super) const EMPTY: Entry = Entry::in_flight(Message::new(0, 0), ShortTick(0), Stamp(0), 0);
 
     pub(super) const fn in_flight(message: Message, deadline: ShortTick, added_at: Stamp, attempt: u8) -> Entry {
         Entry { message, added_at, deadline, attempt, marks: Marks(0) }
+    }
+
+    pub(super) const fn timed_out(&self) -> TimedOut {
+        TimedOut { message: self.message, attempt: self.attempt }
     }
 }
 

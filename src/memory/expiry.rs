@@ -1,60 +1,67 @@
 //! Expired ticks on their way to the outbox in batches, and out of memory a revolution later.
 //!
-//! A tick expires in an instant, and its counts are known in that instant. Its unacknowledged messages are listed, mostly a moment
-//! before, published and later forgotten in steps of bounded work, so that a tick of a million messages delays no request:
+//! A tick expires in an instant, and its counts are known in that instant. Its unacknowledged messages are listed, most of
+//! them a moment before. They are published and later forgotten in steps of bounded work, so that a tick of a million
+//! messages delays no request:
 //!
 //! ```text
 //!  prelisted ──▶ expired, counted ──▶ listed: shard by shard ──▶ published, batch by batch
 //!                                                                      │ one revolution
 //!                                                        forgotten ◀───┘
 //! ```
+//!
+//! A message that is in flight a moment before its tick expires will hardly be acknowledged in time. So the scan for a tick
+//! begins earlier, and the batches are ready when the tick expires: this is the *prelist*. A message may leave the tick in
+//! between, because it is acknowledged or added again. Its shard then keeps it in `unlisted`, and no batch contains it.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use foldhash::quality::RandomState;
+
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
-use super::prelist::{Prelist, Prelisted};
-use super::shard::Shard;
-use super::shards::{LOCKED_STEP, LOCKS_PER_STEP, Shards, Walk};
-use super::table::Keyed;
+use super::shards::{LOCKS_PER_STEP, ScanPosition, Shards};
 use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut, TimeoutBatch};
 use crate::core::message::Message;
 use crate::core::ring::{PublishStep, Published};
 use crate::core::tick::Tick;
 
-/// Expired ticks on their way out.
+/// A prelist with more messages than this grows no further: the others are listed when their tick expires. Prelisted
+/// messages are in memory twice until then.
+const MAX_PRELISTED: usize = 16 * MAX_BATCH_MESSAGES;
+
+/// Expired ticks and the work that is left for them.
 pub(super) struct Expiry {
     options: RingOptions,
     outbox: Arc<MemoryOutbox>,
     /// The tick that expires next, once its prelist has begun.
-    pub(super) prelist: Option<Prelist>,
+    pub(super) prelist: Option<TickList>,
     expired: VecDeque<ExpiredTick>,
-    /// How far the ticks of a drain are listed, all in one walk: one for each would take as long as there are ticks.
-    drain: Option<Walk>,
+    /// The scan that lists all ticks of a drain at once: one scan for each would take as long as there are ticks.
+    drain: Option<ScanPosition>,
     /// Published ticks that are remembered for `late`, each with the number of its messages.
     remembered: VecDeque<(Tick, u64)>,
     /// The sum of these numbers.
     remembered_messages: u64,
     /// Messages of the first expired tick that fill no batch yet.
     listed: Vec<TimedOut>,
-    /// How far the first of those that are remembered is forgotten.
-    forgotten: Walk,
-    reclaimed: Walk,
+    /// The scan that forgets the first of the remembered ticks.
+    forgotten: ScanPosition,
+    /// The scan that reclaims memory.
+    reclaimed: ScanPosition,
 }
 
 /// An expired tick.
 struct ExpiredTick {
-    tick: Tick,
+    list: TickList,
     due_at: Instant,
     counts: TickCounts,
-    prelisted: Prelisted,
     /// Whether the counts were returned to the caller.
     reported: bool,
     /// Ticks whose work was not done when this one expired.
     behind: usize,
-    walk: Walk,
     published: u64,
     batches: u32,
 }
@@ -70,23 +77,22 @@ impl Expiry {
             remembered: VecDeque::new(),
             remembered_messages: 0,
             listed: Vec::new(),
-            forgotten: Walk::default(),
-            reclaimed: Walk::default(),
+            forgotten: ScanPosition::default(),
+            reclaimed: ScanPosition::default(),
         }
     }
 
-    /// Takes over a tick when it expires; `unlisted` are those that left it after they were prelisted.
+    /// Appends a tick when it expires. `unlisted` are the messages that left it after they were prelisted.
     pub(super) fn push(&mut self, tick: Tick, counts: TickCounts, due_at: Instant, unlisted: Vec<Vec<Message>>) {
-        let prelist = self.prelist.take_if(|prelist| prelist.tick == tick).unwrap_or_else(|| Prelist::new(tick));
-        let (walk, prelisted) = (prelist.walk, prelist.finish(unlisted));
+        let mut list = self.prelist.take_if(|list| list.tick == tick).unwrap_or_else(|| TickList::new(tick));
+        list.unlisted.extend(unlisted.into_iter().flatten());
         // A drain expires all ticks at once.
         let behind = if counts.drained { 0 } else { self.expired.len() + self.overdue(tick) };
         if counts.drained {
             self.drain.get_or_insert_default();
         }
         let (reported, published, batches) = (false, 0, 0);
-        let expired = ExpiredTick { tick, due_at, counts, prelisted, reported, behind, walk, published, batches };
-        self.expired.push_back(expired);
+        self.expired.push_back(ExpiredTick { list, due_at, counts, reported, behind, published, batches });
     }
 
     /// Ticks that were to be forgotten before this one expired.
@@ -95,11 +101,11 @@ impl Expiry {
         self.remembered.iter().take_while(|(of, _)| of.0 + slots < tick.0).count()
     }
 
-    /// Does a step of listing what is still in the tick that expires next; returns whether there is more to do.
+    /// Does a step of listing the messages of the tick that expires next; returns whether there is more to do.
     pub(super) fn prelist(&mut self, tick: Tick, shards: &Shards) -> bool {
-        let prelist = self.prelist.get_or_insert_with(|| Prelist::new(tick));
-        // If it is of another tick, that expires in this moment, and was not yet taken over.
-        prelist.tick == tick && prelist.step(shards)
+        let list = self.prelist.get_or_insert_with(|| TickList::new(tick));
+        // If it is of another tick, that one expires in this moment and was not yet appended.
+        list.tick == tick && list.prelist(shards)
     }
 
     /// Records how many messages of `tick` are kept to answer `late`.
@@ -116,14 +122,14 @@ impl Expiry {
     /// Does a step; returns what it did, and whether there is more to do.
     pub(super) fn step(&mut self, shards: &Shards, pointer: Tick, now: Instant) -> PublishStep {
         let Some(front) = self.expired.front_mut() else {
-            // Ticks must be forgotten as fast as they come; memory may wait.
+            // Ticks must be forgotten as fast as they expire; reclaiming memory may wait.
             if self.forget(shards, pointer) {
                 return PublishStep { more: true, ..PublishStep::default() };
             }
             return PublishStep { more: self.reclaim(shards), reclaimed: true, ..PublishStep::default() };
         };
         if !std::mem::replace(&mut front.reported, true) {
-            let counted = Some((front.tick, front.counts));
+            let counted = Some((front.list.tick, front.counts));
             return PublishStep { counted, more: true, behind: front.behind, ..PublishStep::default() };
         }
         if front.counts.drained && self.drain.is_some() {
@@ -134,7 +140,7 @@ impl Expiry {
         let batch = front.next_batch(&mut self.listed, self.options.epoch);
         let (counts, due_at) = (front.counts, front.due_at);
         if front.published == counts.timed_out() {
-            let (tick, messages) = (front.tick, front.published);
+            let (tick, messages) = (front.list.tick, front.published);
             debug_assert!(self.listed.is_empty(), "what is listed is of this tick, and all of that is published");
             self.listed.shrink_to(2 * MAX_BATCH_MESSAGES);
             self.expired.pop_front();
@@ -150,22 +156,19 @@ impl Expiry {
         PublishStep { published, more: true, ..PublishStep::default() }
     }
 
-    /// Lists a part of the messages in the ticks of a drain, which are all that is left.
+    /// Lists a part of the messages in the ticks of a drain, which are all remaining ticks.
     fn list_drained(&mut self, shards: &Shards) {
-        let (Some(walk), Some(first), Some(last)) = (&mut self.drain, self.expired.front(), self.expired.back())
+        let (Some(position), Some(first), Some(last)) =
+            (&mut self.drain, self.expired.front(), self.expired.back())
         else {
             return;
         };
-        let ticks = first.tick..=last.tick;
-        for _ in 0..LOCKS_PER_STEP {
-            let push = |tick: usize, timed_out| self.expired[tick].prelisted.push(timed_out);
-            let visit = |shard: &mut Shard<Keyed>, segment: &mut usize| {
-                shard.list_all(ticks.clone(), segment, LOCKED_STEP, push)
-            };
-            if !shards.visit_next(walk, visit) {
-                self.drain = None;
-                return;
-            }
+        let ticks = first.list.tick..last.list.tick.plus(1);
+        let more = shards.scan(position, |shard, segment| {
+            shard.list(&ticks, segment, |number, timed_out| self.expired[number].list.push(timed_out))
+        });
+        if !more {
+            self.drain = None;
         }
     }
 
@@ -177,50 +180,41 @@ impl Expiry {
         if !is_due && self.remembered_messages <= self.options.max_in_flight {
             return false;
         }
-        for _ in 0..LOCKS_PER_STEP {
-            if !shards.visit_next(&mut self.forgotten, |shard, segment| shard.forget(tick, segment, LOCKED_STEP)) {
-                self.forgotten = Walk::default();
-                self.remembered.pop_front();
-                self.remembered_messages -= messages;
-                break;
-            }
+        if !shards.scan(&mut self.forgotten, |shard, segment| shard.forget(tick, segment)) {
+            self.forgotten = ScanPosition::default();
+            self.remembered.pop_front();
+            self.remembered_messages -= messages;
         }
         true
     }
 
-    /// Returns memory if there is much more room than messages; returns whether there may be more to return. It is done
-    /// between ticks, and not during a prelist: see [`Table::scan`](super::table::Table::scan).
+    /// Reclaims memory of sparse tables; returns whether there may be more to reclaim. It is done between ticks, and not
+    /// during a prelist: see [`Table::scan`](super::table::Table::scan).
     fn reclaim(&mut self, shards: &Shards) -> bool {
-        let is_visited = self.prelist.is_none()
-            && shards.visit_next(&mut self.reclaimed, |shard, segment| {
-                // One segment at a time is made smaller, or merged with another.
-                while *segment < shard.table.segments() {
-                    if shard.table.shrink(*segment) {
-                        return false;
-                    }
-                    *segment += 1;
-                }
-                true
-            });
-        if !is_visited && self.prelist.is_none() {
-            self.reclaimed = Walk::default();
+        if self.prelist.is_some() {
+            return false;
         }
-        is_visited
+        let more = shards.visit_next(&mut self.reclaimed, |shard, segment| shard.table.reclaim(segment));
+        if !more {
+            self.reclaimed = ScanPosition::default();
+        }
+        more
     }
 }
 
 impl ExpiredTick {
     /// Lists the next messages, until a batch is full, or all are listed, or the step is over.
     fn list(&mut self, shards: &Shards, listed: &mut Vec<TimedOut>) {
-        self.prelisted.take(listed);
+        self.list.take(listed);
         for _ in 0..LOCKS_PER_STEP {
             let count = listed.len() as u64;
             if count >= MAX_BATCH_MESSAGES as u64 || self.published + count == self.counts.timed_out() {
                 return;
             }
-            let tick = self.tick;
-            let is_visited =
-                shards.visit_next(&mut self.walk, |shard, segment| shard.list(tick, segment, LOCKED_STEP, listed));
+            let TickList { tick, position, .. } = &mut self.list;
+            let is_visited = shards.visit_next(position, |shard, segment| {
+                shard.list(&(*tick..tick.plus(1)), segment, |_, timed_out| listed.push(timed_out))
+            });
             debug_assert!(is_visited, "all that were counted are found");
         }
     }
@@ -237,7 +231,7 @@ impl ExpiredTick {
         } else {
             listed.drain(count.saturating_sub(MAX_BATCH_MESSAGES)..).collect()
         };
-        let id = BatchId { tick: self.tick, epoch, ring: 0, seq: self.batches };
+        let id = BatchId { tick: self.list.tick, epoch, ring: 0, seq: self.batches };
         let last = messages.len() as u64 == left;
         self.batches += 1;
         self.published += messages.len() as u64;
@@ -245,8 +239,64 @@ impl ExpiredTick {
     }
 }
 
+/// The messages of a tick, as far as they are listed.
+#[derive(Debug)]
+pub(super) struct TickList {
+    tick: Tick,
+    position: ScanPosition,
+    /// All but the last are full.
+    batches: VecDeque<Vec<TimedOut>>,
+    /// The messages that left the tick after they were listed.
+    unlisted: HashSet<Message, RandomState>,
+}
+
+impl TickList {
+    fn new(tick: Tick) -> TickList {
+        TickList {
+            tick,
+            position: ScanPosition::default(),
+            batches: VecDeque::new(),
+            unlisted: HashSet::default(),
+        }
+    }
+
+    /// Lists some messages before the tick expires; returns whether there are more to list.
+    fn prelist(&mut self, shards: &Shards) -> bool {
+        if self.batches.len() * MAX_BATCH_MESSAGES > MAX_PRELISTED {
+            return false;
+        }
+        let mut found = Vec::new();
+        let ticks = self.tick..self.tick.plus(1);
+        let more = shards.scan(&mut self.position, |shard, segment| {
+            shard.list(&ticks, segment, |_, timed_out| found.push(timed_out))
+        });
+        found.into_iter().for_each(|timed_out| self.push(timed_out));
+        more
+    }
+
+    fn push(&mut self, timed_out: TimedOut) {
+        match self.batches.back_mut() {
+            Some(batch) if batch.len() < MAX_BATCH_MESSAGES => batch.push(timed_out),
+            _ => self.batches.push_back(vec![timed_out]),
+        }
+    }
+
+    /// Moves messages to `listed` until that fills a batch, as far as there are any.
+    fn take(&mut self, listed: &mut Vec<TimedOut>) {
+        while listed.len() < MAX_BATCH_MESSAGES {
+            let Some(batch) = self.batches.pop_front() else { return };
+            if listed.is_empty() && self.unlisted.is_empty() {
+                *listed = batch;
+            } else {
+                listed.extend(batch.into_iter().filter(|timed_out| !self.unlisted.contains(&timed_out.message)));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
+    use std::ops::Range;
     use std::time::Duration;
 
     use futures_util::FutureExt;
@@ -256,7 +306,7 @@ pub(super) mod tests {
     use crate::core::group::GroupName;
     use crate::core::message::DelOutcome;
     use crate::core::outbox::{Outbox, Retention};
-    use crate::core::ring::Ring;
+    use crate::core::ring::{Advance, Ring};
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
     use crate::core::tick::Wheel;
     use crate::memory::MemoryRing;
@@ -317,8 +367,8 @@ pub(super) mod tests {
             let begun = Instant::now();
             while ring.prelist() {}
             let (listed, begun, mut segment) = (begun.elapsed(), Instant::now(), 0);
-            let shard = ring.wheel.shards.get(0);
-            while !shard.lock().forget(Tick(99), &mut segment, LOCKED_STEP) {}
+            let shard = &ring.wheel.shards.list[0];
+            while !shard.lock().forget(Tick(99), &mut segment) {}
             let forgotten = begun.elapsed();
             let ps = |took: Duration| took.as_nanos() * 1_000 / u128::from(IN_FLIGHT);
             println!("round {round}: {} ps a message to list, {} ps to forget", ps(listed), ps(forgotten));
@@ -351,7 +401,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_drain_hands_out_all_ticks_after_one_walk() {
+    fn a_drain_publishes_all_ticks_after_one_scan() {
         const SLOTS: u16 = 300;
         const IN_TICK: u64 = 1_000;
         let now = Instant::now();
@@ -378,7 +428,7 @@ pub(super) mod tests {
             steps += 1;
         }
         assert_eq!(left, 0);
-        // Each tick is counted, and published if it has messages; a walk for each would be three steps more.
+        // Each tick is counted, and published if it has messages; a scan for each would be three steps more.
         let most = 2 * usize::from(SLOTS) + 50;
         assert!((usize::from(SLOTS)..most).contains(&steps), "{steps} steps");
         let taken = outbox.take(&GroupName::default_group(), u64::MAX, now).now_or_never().unwrap().unwrap();
@@ -399,7 +449,7 @@ pub(super) mod tests {
         let messages: Vec<Message> = (0..200_000).map(Message::from).collect();
         let request = AddNewMsg { messages: &messages, ack_timeout_ticks: 3, attempt: 1 };
         ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
-        let room = || ring.wheel.shards.iter().map(|shard| shard.lock().table.capacity()).sum::<usize>();
+        let room = || ring.wheel.shards.list.iter().map(|shard| shard.lock().table.capacity()).sum::<usize>();
         let peak = room();
         assert!(peak < 400_000, "room for {peak} is made for 200,000");
         // They time out, are remembered for a revolution and forgotten.
@@ -422,5 +472,120 @@ pub(super) mod tests {
         assert!(reclaimed >= peak / 20_000, "memory was given back in {reclaimed} steps");
         assert!(ring.wheel.shards.len() == 0);
         assert!(room() < peak / 20, "room for {} of {peak} is kept", room());
+    }
+
+    /// The first position of the pointer. A message added there with an ack timeout of one tick expires with the next tick.
+    const FIRST: Tick = Tick(7);
+
+    struct Subject {
+        ring: MemoryRing,
+        outbox: Arc<MemoryOutbox>,
+        now: Instant,
+    }
+
+    impl Subject {
+        fn new() -> Subject {
+            let now = Instant::now();
+            let (ring, outbox) = ring_at(FIRST, now);
+            Subject { ring, outbox, now }
+        }
+
+        fn add(&self, ids: Range<u64>, ack_timeout_ticks: u16) {
+            let messages: Vec<Message> = ids.map(Message::from).collect();
+            let request = AddNewMsg { messages: &messages, ack_timeout_ticks, attempt: 1 };
+            self.ring.add_new_msg(request, self.now).now_or_never().unwrap().unwrap();
+        }
+
+        fn del(&self, ids: impl Iterator<Item = u64>, withdraw: bool) {
+            let messages: Vec<Message> = ids.map(Message::from).collect();
+            let request = DelMsg { messages: &messages, withdraw };
+            self.ring.del_msg(request, self.now).now_or_never().unwrap().unwrap();
+        }
+
+        fn advance(&mut self) {
+            self.now += Duration::from_secs(1);
+            let moved = self.ring.advance(self.now).now_or_never().unwrap().unwrap();
+            assert!(matches!(moved, Advance::Moved { .. }), "{moved:?}");
+        }
+
+        fn publish_expired(&self) {
+            while self.ring.wheel.publish_expired(self.now).more {}
+        }
+
+        fn listed(&self) -> usize {
+            let expiry = self.ring.wheel.expiry.lock();
+            expiry.prelist.iter().flat_map(|prelist| &prelist.batches).map(Vec::len).sum()
+        }
+
+        /// The sizes of all batches, and the ids in them.
+        fn taken(&self) -> (Vec<usize>, HashSet<u64>) {
+            let taken = self.outbox.take(&GroupName::default_group(), u64::MAX, self.now);
+            let batches: Vec<_> = taken.now_or_never().unwrap().unwrap();
+            let ids = batches.iter().flat_map(|delivery| &delivery.batch.messages);
+            let sizes: Vec<usize> = batches.iter().map(|delivery| delivery.batch.messages.len()).collect();
+            let ids: HashSet<u64> = ids.map(|timed_out| timed_out.message.msg_id.0).collect();
+            assert_eq!(sizes.iter().sum::<usize>(), ids.len(), "each is in one batch");
+            (sizes, ids)
+        }
+    }
+
+    #[test]
+    fn prelisted_messages_are_published_without_another_scan() {
+        let mut subject = Subject::new();
+        subject.add(0..9_000, 1);
+        subject.add(100_000..400_000, 3);
+        subject.advance();
+        subject.publish_expired();
+        while subject.ring.prelist() {}
+        assert_eq!(subject.listed(), 9_000);
+        subject.advance();
+        let steps: Vec<_> = (0..4).map(|_| subject.ring.wheel.publish_expired(subject.now)).collect();
+        assert_eq!(
+            steps[0].counted.map(|(tick, counts)| (tick, counts.timed_out())),
+            Some((FIRST.plus(1), 9_000))
+        );
+        let published: Vec<_> =
+            steps.iter().filter_map(|step| step.published.map(|batch| batch.messages)).collect();
+        assert_eq!(published, [4_096, 4_096, 808]);
+        assert_eq!(subject.taken().1, (0..9_000).collect());
+    }
+
+    #[test]
+    fn a_message_that_leaves_after_it_was_listed_is_in_no_batch_and_no_other_is_missing() {
+        let mut subject = Subject::new();
+        let in_tick = 300_000;
+        subject.add(0..in_tick, 1);
+        subject.del((0..in_tick).filter(|id| !id.is_multiple_of(4)), false);
+        subject.advance();
+        // The empty tick is complete. The next step would reclaim memory, and move entries to segments that were scanned
+        // already.
+        let reported_and_done = [(); 2].map(|()| subject.ring.wheel.publish_expired(subject.now));
+        assert!(reported_and_done.iter().all(|step| step.more && !step.reclaimed), "{reported_and_done:?}");
+        let (mut new, mut steps) = (in_tick..in_tick + 3_000, 0);
+        while subject.ring.prelist() {
+            // Segments are split meanwhile.
+            subject.add(new.clone(), 3);
+            new = new.end..new.end + 3_000;
+            for _ in 0..20 {
+                subject.ring.wheel.publish_expired(subject.now);
+            }
+            steps += 1;
+        }
+        assert!(steps > 1 && subject.listed() > MAX_PRELISTED, "{} in {steps} steps", subject.listed());
+        subject.del((0..in_tick).step_by(12), false);
+        subject.del((4..in_tick).step_by(20), true);
+        subject.add(8..9, 3);
+        // It is another one now.
+        subject.add(0..1, 2);
+        subject.advance();
+        subject.publish_expired();
+        let (sizes, ids) = subject.taken();
+        let mut expected: HashSet<u64> = (0..in_tick).step_by(4).collect();
+        for gone in (0..in_tick).step_by(12).chain((4..in_tick).step_by(20)).chain([8]) {
+            expected.remove(&gone);
+        }
+        assert_eq!(ids.len(), expected.len());
+        assert_eq!(ids, expected);
+        assert!(sizes[..sizes.len() - 1].iter().all(|size| *size == MAX_BATCH_MESSAGES), "{sizes:?}");
     }
 }

@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// One provisional reservation. The bits below it are the number of messages in flight.
 const PROVISIONAL: u64 = 1 << 40;
 
-/// The number of messages in flight, with what is reserved.
+/// The bits of the number of messages in flight, reservations included.
 const IN_FLIGHT: u64 = PROVISIONAL - 1;
 
 /// A request batch reserves provisionally if at least this share of the limit, and at most [`MOST_MARGIN`], stays free.
 const MARGIN_SHARE: u64 = 16;
 
-/// As many messages as a read of a connection can bring, twice.
+/// Twice the messages that one read of a connection can bring.
 const MOST_MARGIN: u64 = 65_536;
 
 /// Counts messages in flight.
@@ -32,14 +32,12 @@ pub(super) struct InFlight {
     provisional_max: u64,
 }
 
-/// The answer to a request for room.
+/// Why messages do not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
-    /// There is room for that many more.
-    Enough,
-    /// There is not.
+pub(super) enum Shortage {
+    /// The limit is reached.
     Full,
-    /// There is not, unless a provisional reservation returns some.
+    /// The limit is reached, unless a provisional reservation is returned in part.
     Unsettled,
 }
 
@@ -50,13 +48,13 @@ impl InFlight {
         InFlight { word: AtomicU64::new(0), max, provisional_max }
     }
 
-    /// Messages in flight, those reserved for included.
+    /// Messages in flight, reservations included.
     pub(super) fn count(&self) -> u64 {
         self.word.load(Ordering::Relaxed) & IN_FLIGHT
     }
 
-    /// Reserves provisionally for so many messages, unless the limit is near. A reservation is ended by
-    /// [`InFlight::settle`].
+    /// Reserves provisionally for this number of messages, unless the limit is near. [`InFlight::settle`] ends the
+    /// reservation.
     #[inline]
     pub(super) fn reserve_provisionally(&self, messages: u64) -> bool {
         let reserve = |word: u64| {
@@ -66,41 +64,39 @@ impl InFlight {
         self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_ok()
     }
 
-    /// Ends a provisional reservation for so many messages, after which the number in flight has changed by `change`: a
-    /// number that wraps around.
+    /// Ends a provisional reservation for this number of messages. The number in flight has changed by `change`, which
+    /// wraps around.
     #[inline]
     pub(super) fn settle(&self, messages: u64, change: u64) {
         self.word.fetch_add(change.wrapping_sub(messages).wrapping_sub(PROVISIONAL), Ordering::Relaxed);
     }
 
-    /// Whether there is room for so many new messages. Messages that are in flight already need none.
-    pub(super) fn room_for(&self, new: u64) -> Room {
-        self.room(self.word.load(Ordering::Relaxed), new)
+    /// Whether this number of new messages fits. Messages that are in flight already need no reservation.
+    pub(super) fn check(&self, new: u64) -> Result<(), Shortage> {
+        self.check_word(self.word.load(Ordering::Relaxed), new)
     }
 
-    /// Reserves for so many new messages, if there is room.
-    pub(super) fn reserve(&self, new: u64) -> Room {
-        let reserve = |word| (self.room(word, new) == Room::Enough).then_some(word + new);
-        match self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve) {
-            Ok(_) => Room::Enough,
-            Err(word) => self.room(word, new),
-        }
+    /// Reserves exactly for this number of new messages, if they fit.
+    pub(super) fn reserve(&self, new: u64) -> Result<(), Shortage> {
+        let reserve = |word| self.check_word(word, new).is_ok().then_some(word + new);
+        let reserved = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve);
+        reserved.map(drop).or_else(|word| self.check_word(word, new))
     }
 
-    /// The number in flight has changed by so many, without a reservation: a number that wraps around.
+    /// Changes the number in flight without a reservation, by a number that wraps around.
     pub(super) fn change(&self, change: u64) {
         if change != 0 {
             self.word.fetch_add(change, Ordering::Relaxed);
         }
     }
 
-    fn room(&self, word: u64, new: u64) -> Room {
+    fn check_word(&self, word: u64, new: u64) -> Result<(), Shortage> {
         if new == 0 || (word & IN_FLIGHT).saturating_add(new) <= self.max {
-            Room::Enough
+            Ok(())
         } else if word > IN_FLIGHT {
-            Room::Unsettled
+            Err(Shortage::Unsettled)
         } else {
-            Room::Full
+            Err(Shortage::Full)
         }
     }
 }
@@ -114,17 +110,17 @@ mod tests {
         let in_flight = InFlight::new(160);
         assert!(in_flight.reserve_provisionally(100));
         assert!(!in_flight.reserve_provisionally(51), "a sixteenth of the limit is left for exact reservations");
-        assert_eq!([in_flight.room_for(60), in_flight.room_for(61)], [Room::Enough, Room::Unsettled]);
+        assert_eq!([in_flight.check(60), in_flight.check(61)], [Ok(()), Err(Shortage::Unsettled)]);
         // 40 of the 100 were in flight already, and 10 others left.
         in_flight.settle(100, 60_u64.wrapping_sub(10));
         assert_eq!(in_flight.count(), 50);
-        assert_eq!(in_flight.reserve(111), Room::Full);
-        assert_eq!(in_flight.reserve(110), Room::Enough);
-        assert_eq!([in_flight.reserve(1), in_flight.reserve(0)], [Room::Full, Room::Enough]);
+        assert_eq!(in_flight.reserve(111), Err(Shortage::Full));
+        assert_eq!(in_flight.reserve(110), Ok(()));
+        assert_eq!([in_flight.reserve(1), in_flight.reserve(0)], [Err(Shortage::Full), Ok(())]);
         in_flight.change(5_u64.wrapping_neg());
         assert_eq!(
             (in_flight.count(), in_flight.reserve(6), in_flight.reserve(5)),
-            (155, Room::Full, Room::Enough)
+            (155, Err(Shortage::Full), Ok(()))
         );
     }
 
@@ -132,21 +128,21 @@ mod tests {
     fn no_limit_is_too_large_or_too_small_to_count() {
         let in_flight = InFlight::new(u64::MAX);
         assert!(in_flight.reserve_provisionally(1 << 20));
-        assert_eq!([in_flight.room_for(1 << 39), in_flight.room_for(u64::MAX)], [Room::Enough, Room::Unsettled]);
+        assert_eq!([in_flight.check(1 << 39), in_flight.check(u64::MAX)], [Ok(()), Err(Shortage::Unsettled)]);
         in_flight.settle(1 << 20, 0);
-        assert_eq!((in_flight.count(), in_flight.reserve(u64::MAX)), (0, Room::Full));
+        assert_eq!((in_flight.count(), in_flight.reserve(u64::MAX)), (0, Err(Shortage::Full)));
         let one = InFlight::new(1);
         assert!(one.reserve_provisionally(1) && !one.reserve_provisionally(1));
         one.settle(1, 1);
-        assert_eq!(one.reserve(1), Room::Full);
+        assert_eq!(one.reserve(1), Err(Shortage::Full));
     }
 
     #[test]
     fn more_than_the_limit_can_be_restored_and_is_still_rearmed() {
         let in_flight = InFlight::new(10);
         in_flight.change(20);
-        assert_eq!([in_flight.reserve(0), in_flight.reserve(1)], [Room::Enough, Room::Full]);
+        assert_eq!([in_flight.reserve(0), in_flight.reserve(1)], [Ok(()), Err(Shortage::Full)]);
         in_flight.change(11_u64.wrapping_neg());
-        assert_eq!(in_flight.reserve(1), Room::Enough);
+        assert_eq!(in_flight.reserve(1), Ok(()));
     }
 }

@@ -3,12 +3,9 @@
 mod entry;
 mod expiry;
 mod in_flight;
-mod lease;
 mod options;
 mod outbox;
 mod partition;
-mod prelist;
-mod ring;
 mod shard;
 mod shards;
 mod state;
@@ -16,11 +13,8 @@ mod store;
 mod submit;
 mod table;
 mod wheel;
-mod wheel_state;
 
-pub use lease::AlwaysLeads;
 pub use options::{MemoryOptions, RingOptions, expiry_time, most_kept};
 pub use outbox::MemoryOutbox;
-pub use ring::MemoryRing;
 pub use state::StateError;
-pub use store::{Beginning, MemoryStore};
+pub use store::{AlwaysLeads, MemoryRing, MemoryStore, Recovery};

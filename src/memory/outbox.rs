@@ -1,6 +1,7 @@
-//! The outbox in memory: one queue of batches, and for each group a position in it.
+//! The outbox in memory: one queue of batches, and for each group its position in the queue.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,43 +13,43 @@ use crate::core::group::{GroupName, MAX_GROUPS};
 use crate::core::outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, Outbox, Retention, Settled};
 use crate::core::refusal::{Reason, Refusal};
 
-type Tell = Box<dyn Fn() + Send + Sync>;
+type Listener = Box<dyn Fn() + Send + Sync>;
 
 /// An outbox that lives in the process.
 pub struct MemoryOutbox {
     retention: Retention,
     pub(super) queue: Mutex<Queue>,
-    listeners: RwLock<Vec<Tell>>,
+    listeners: RwLock<Vec<Listener>>,
 }
 
-/// Batches by position, which counts up for ever, and the groups that read them.
-#[derive(Debug)]
+/// The batches that some group has not settled, and the groups that read them.
+#[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// The position of the first place.
-    pub(super) first: u64,
-    /// A place is empty once every group has settled its batch.
-    pub(super) places: VecDeque<Option<Stored>>,
+    /// Batches by position.
+    pub(super) batches: BTreeMap<u64, Stored>,
+    /// The position of the next batch. Positions are never reused.
+    pub(super) end: u64,
     positions: HashMap<BatchId, u64>,
-    /// Messages in all batches stored.
+    /// Messages in all batches.
     pub(super) ids: u64,
     pub(super) groups: HashMap<GroupName, Group>,
-    /// When it was taken over from a state file: groups without a subscriber are kept for a while after that.
+    /// When it was restored from a state file: groups without a subscriber are kept for a while after that.
     pub(super) restored_at: Option<Instant>,
 }
 
 /// The most batches that are taken together. The caller holds a thread meanwhile, and the lock that publishing needs.
 const MOST_TAKEN: usize = 512;
 
-/// For how long no group is dropped after a restart, where one is kept for so long at all.
+/// For how long no group is dropped after a restart, unless groups are kept for less anyway.
 const RESTORED_FOR: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) batch: Arc<TimeoutBatch>,
     pub(super) expired_at: Instant,
-    /// Since when it could be taken: its time in a process before this one does not count.
-    kept_since: Instant,
-    /// Groups that have not settled it.
+    /// Since when it could be taken: its time in an earlier process does not count.
+    pub(super) kept_since: Instant,
+    /// Number of groups that have not settled it.
     pub(super) unsettled: usize,
 }
 
@@ -59,13 +60,13 @@ pub(super) struct Group {
     pub(super) next: u64,
     /// Taken positions, with their delivery counts.
     pub(super) taken: BTreeMap<u64, u32>,
-    /// Positions taken before and given back, with their delivery counts.
+    /// Positions that were taken and released, with their delivery counts.
     pub(super) released: BTreeMap<u64, u32>,
-    /// Batches that it has not settled.
+    /// Number of batches that it has not settled.
     pub(super) unsettled: u64,
     /// When it last had a subscriber.
     pub(super) attended_at: Instant,
-    /// Whether it goes with its last subscriber.
+    /// Whether it is deleted when its last subscriber leaves.
     pub(super) ephemeral: bool,
 }
 
@@ -73,21 +74,18 @@ impl MemoryOutbox {
     /// An empty outbox with the default group.
     #[must_use]
     pub fn new(retention: Retention, now: Instant) -> MemoryOutbox {
-        let mut queue = Queue {
-            first: 0,
-            places: VecDeque::new(),
-            positions: HashMap::new(),
-            ids: 0,
-            groups: HashMap::new(),
-            restored_at: None,
-        };
+        let mut queue = Queue::default();
         queue.open_group(&GroupName::default_group(), GroupOptions::default(), now);
-        MemoryOutbox { retention, queue: Mutex::new(queue), listeners: RwLock::new(Vec::new()) }
+        MemoryOutbox { retention, queue: Mutex::new(queue), listeners: RwLock::default() }
     }
 
     /// Appends a batch of a tick that expired at `expired_at`.
     pub fn publish(&self, batch: Arc<TimeoutBatch>, expired_at: Instant) {
-        self.queue.lock().append(batch, expired_at, expired_at);
+        let mut queue = self.queue.lock();
+        queue.groups.values_mut().for_each(|group| group.unsettled += 1);
+        let unsettled = queue.groups.len();
+        queue.append(Stored { batch, expired_at, kept_since: expired_at, unsettled });
+        drop(queue);
         self.listeners.read().iter().for_each(|notify| notify());
     }
 }
@@ -118,7 +116,24 @@ impl Outbox for MemoryOutbox {
     }
 
     async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal> {
-        Ok(self.queue.lock().take(group, window, now))
+        let queue = &mut *self.queue.lock();
+        let (mut deliveries, mut ids) = (Vec::new(), 0);
+        let Some(group) = queue.groups.get_mut(group) else { return Ok(deliveries) };
+        while ids < window && deliveries.len() < MOST_TAKEN {
+            let (position, count) = if let Some((position, count)) = group.released.pop_first() {
+                (position, count + 1)
+            } else {
+                let Some((position, _)) = queue.batches.range(group.next..).next() else { break };
+                group.next = position + 1;
+                (*position, 1)
+            };
+            group.taken.insert(position, count);
+            if let Some(stored) = queue.batches.get(&position) {
+                ids += stored.batch.messages.len() as u64;
+                deliveries.push(stored.deliver(count, now));
+            }
+        }
+        Ok(deliveries)
     }
 
     async fn retake(
@@ -127,13 +142,19 @@ impl Outbox for MemoryOutbox {
         batches: &[BatchId],
         now: Instant,
     ) -> Result<Vec<Delivery>, Refusal> {
-        let mut queue = self.queue.lock();
-        Ok(batches.iter().filter_map(|batch| queue.retake(group, *batch, now)).collect())
+        let queue = &mut *self.queue.lock();
+        let retake = |batch: &BatchId| {
+            let position = queue.positions.get(batch)?;
+            let count = queue.groups.get_mut(group)?.taken.get_mut(position)?;
+            *count += 1;
+            Some(queue.batches.get(position)?.deliver(*count, now))
+        };
+        Ok(batches.iter().filter_map(retake).collect())
     }
 
     async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
         let mut queue = self.queue.lock();
-        let count = batches.iter().map(|batch| u64::from(queue.settle(group, *batch))).sum();
+        let count = batches.iter().filter(|batch| queue.settle(group, **batch)).count() as u64;
         Ok(Settled { count, batches: batches.to_vec(), refusal: None })
     }
 
@@ -150,43 +171,81 @@ impl Outbox for MemoryOutbox {
     }
 
     async fn maintain(&self, attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal> {
-        let mut queue = self.queue.lock();
+        let queue = &mut *self.queue.lock();
         for group in attended {
             if let Some(group) = queue.groups.get_mut(group) {
                 group.attended_at = now;
             }
         }
-        Ok(queue.keep_bounds(self.retention, now))
+        let mut dropped = Dropped::default();
+        let lasts = |since: Instant, time: Duration| now.saturating_duration_since(since) <= time;
+        let is_old = |since: Instant| !lasts(since, self.retention.time);
+        while let Some((position, oldest)) = queue.batches.first_key_value()
+            && (queue.ids > self.retention.max_ids || is_old(oldest.kept_since))
+        {
+            let position = *position;
+            for group in queue.groups.values_mut() {
+                let held = group.taken.remove(&position).or_else(|| group.released.remove(&position));
+                group.unsettled -= u64::from(group.next <= position || held.is_some());
+            }
+            dropped.ids += queue.remove(position);
+            dropped.batches += 1;
+        }
+        let restored_for = self.retention.time.min(RESTORED_FOR);
+        let is_restored = queue.restored_at.is_some_and(|since| lasts(since, restored_for));
+        let others = queue.groups.iter().filter(|(name, _)| !is_restored && !name.is_default());
+        let abandoned = others.filter(|(_, group)| is_old(group.attended_at));
+        dropped.groups = abandoned.map(|(name, _)| name.clone()).collect();
+        for group in &dropped.groups {
+            queue.delete_group(group);
+        }
+        Ok(dropped)
     }
 
     async fn backlog(&self, now: Instant) -> Result<Backlog, Refusal> {
         let queue = self.queue.lock();
-        let mut groups: Vec<_> =
-            queue.groups.iter().map(|(name, group)| queue.backlog(name, group, now)).collect();
+        let backlog = |(name, group): (&GroupName, &Group)| {
+            let untaken = queue.batches.range(group.next..).next().map(|(position, _)| position);
+            let firsts = [group.taken.keys().next(), group.released.keys().next(), untaken];
+            let oldest = firsts.into_iter().flatten().min().and_then(|position| queue.batches.get(position));
+            let age = |stored: &Stored| now.saturating_duration_since(stored.expired_at);
+            GroupBacklog {
+                group: name.clone(),
+                batches: group.unsettled,
+                unacked: group.taken.len() as u64,
+                oldest: oldest.map_or(Duration::ZERO, age),
+            }
+        };
+        let mut groups: Vec<_> = queue.groups.iter().map(backlog).collect();
         groups.sort_by(|a, b| a.group.cmp(&b.group));
         Ok(Backlog { ids: queue.ids, groups })
     }
 
-    fn on_new_batches(&self, tell: Tell) {
-        self.listeners.write().push(tell);
+    fn on_new_batches(&self, notify: Listener) {
+        self.listeners.write().push(notify);
     }
 }
 
 impl Queue {
-    fn end(&self) -> u64 {
-        self.first + self.places.len() as u64
+    /// The positions from the oldest batch to the end.
+    pub(super) fn positions(&self) -> Range<u64> {
+        self.batches.first_key_value().map_or(self.end, |(position, _)| *position)..self.end
     }
 
-    /// The batch at a position, if some group has not settled it.
-    pub(super) fn stored(&self, position: u64) -> Option<&Stored> {
-        self.places.get(index(position.checked_sub(self.first)?))?.as_ref()
+    pub(super) fn append(&mut self, stored: Stored) {
+        self.ids += stored.batch.messages.len() as u64;
+        self.positions.insert(stored.batch.id, self.end);
+        self.batches.insert(self.end, stored);
+        self.end += 1;
     }
 
-    pub(super) fn append(&mut self, batch: Arc<TimeoutBatch>, expired_at: Instant, kept_since: Instant) {
-        self.ids += batch.messages.len() as u64;
-        self.groups.values_mut().for_each(|group| group.unsettled += 1);
-        self.positions.insert(batch.id, self.end());
-        self.places.push_back(Some(Stored { batch, expired_at, kept_since, unsettled: self.groups.len() }));
+    /// Removes a batch, and returns the number of its messages.
+    fn remove(&mut self, position: u64) -> u64 {
+        let Some(stored) = self.batches.remove(&position) else { return 0 };
+        let ids = stored.batch.messages.len() as u64;
+        self.ids -= ids;
+        self.positions.remove(&stored.batch.id);
+        ids
     }
 
     pub(super) fn open_group(&mut self, name: &GroupName, opening: GroupOptions, now: Instant) -> bool {
@@ -194,68 +253,24 @@ impl Queue {
             group.attended_at = now;
             return false;
         }
-        let (next, wanted) = if opening.from_end { (self.end(), 0) } else { (self.first, self.places.len()) };
+        let next = if opening.from_end { self.end } else { 0 };
         let mut unsettled = 0;
-        for stored in self.places.iter_mut().take(wanted).flatten() {
+        for (_, stored) in self.batches.range_mut(next..) {
             stored.unsettled += 1;
             unsettled += 1;
         }
-        let group = Group {
-            next,
-            taken: BTreeMap::new(),
-            released: BTreeMap::new(),
-            unsettled,
-            attended_at: now,
-            ephemeral: opening.ephemeral,
-        };
-        self.groups.insert(name.clone(), group);
+        let (taken, released, ephemeral) = (BTreeMap::new(), BTreeMap::new(), opening.ephemeral);
+        self.groups.insert(name.clone(), Group { next, taken, released, unsettled, attended_at: now, ephemeral });
         true
     }
 
     fn delete_group(&mut self, name: &GroupName) -> bool {
         let Some(group) = self.groups.remove(name) else { return false };
-        let untaken = group.next.max(self.first)..self.end();
+        let untaken: Vec<u64> = self.batches.range(group.next..).map(|(position, _)| *position).collect();
         for position in group.taken.into_keys().chain(group.released.into_keys()).chain(untaken) {
-            self.settled_by_one(position);
+            self.settle_by_one(position);
         }
         true
-    }
-
-    fn take(&mut self, name: &GroupName, window: u64, now: Instant) -> Vec<Delivery> {
-        let (mut deliveries, mut ids) = (Vec::new(), 0);
-        while ids < window && deliveries.len() < MOST_TAKEN {
-            let Some((position, delivery_count)) = self.take_position(name) else { break };
-            if let Some(stored) = self.stored(position) {
-                ids += stored.batch.messages.len() as u64;
-                deliveries.push(stored.deliver(delivery_count, now));
-            }
-        }
-        deliveries
-    }
-
-    /// The next position for a group: what was released comes before what was never taken.
-    fn take_position(&mut self, name: &GroupName) -> Option<(u64, u32)> {
-        let (first, end) = (self.first, self.end());
-        let group = self.groups.get_mut(name)?;
-        let (position, count) = if let Some((position, count)) = group.released.pop_first() {
-            (position, count + 1)
-        } else {
-            // A place is empty where every group that existed then has settled it: this one opened later.
-            let is_stored = |position: &u64| self.places[index(*position - first)].is_some();
-            let position = (group.next.max(first)..end).find(is_stored);
-            group.next = position.map_or(end, |position| position + 1);
-            (position?, 1)
-        };
-        group.taken.insert(position, count);
-        Some((position, count))
-    }
-
-    fn retake(&mut self, name: &GroupName, batch: BatchId, now: Instant) -> Option<Delivery> {
-        let position = *self.positions.get(&batch)?;
-        let count = self.groups.get_mut(name)?.taken.get_mut(&position)?;
-        *count += 1;
-        let count = *count;
-        Some(self.stored(position)?.deliver(count, now))
     }
 
     fn settle(&mut self, name: &GroupName, batch: BatchId) -> bool {
@@ -264,82 +279,19 @@ impl Queue {
         let held = group.taken.remove(&position).or_else(|| group.released.remove(&position)).is_some();
         if held {
             group.unsettled -= 1;
-            self.settled_by_one(position);
+            self.settle_by_one(position);
         }
         held
     }
 
-    /// Notes that one group more has settled a batch; the last one removes it.
-    fn settled_by_one(&mut self, position: u64) {
-        let Some(index) = position.checked_sub(self.first).map(index) else { return };
-        let Some(Some(stored)) = self.places.get_mut(index) else { return };
+    /// Records that one group more has settled a batch; the last one removes it.
+    fn settle_by_one(&mut self, position: u64) {
+        let Some(stored) = self.batches.get_mut(&position) else { return };
         stored.unsettled -= 1;
         if stored.unsettled == 0 {
-            self.ids -= stored.batch.messages.len() as u64;
-            self.positions.remove(&stored.batch.id);
-            self.places[index] = None;
-            self.drop_empty_places();
+            self.remove(position);
         }
     }
-
-    pub(super) fn drop_empty_places(&mut self) {
-        while let Some(None) = self.places.front() {
-            self.places.pop_front();
-            self.first += 1;
-        }
-    }
-
-    fn keep_bounds(&mut self, retention: Retention, now: Instant) -> Dropped {
-        let mut dropped = Dropped::default();
-        let lasts = |since: Instant, time: Duration| now.saturating_duration_since(since) <= time;
-        let is_old = |since: Instant| !lasts(since, retention.time);
-        let is_back = self.restored_at.is_some_and(|since| lasts(since, retention.time.min(RESTORED_FOR)));
-        while let Some(Some(oldest)) = self.places.front() {
-            if self.ids <= retention.max_ids && !is_old(oldest.kept_since) {
-                break;
-            }
-            let ids = oldest.batch.messages.len() as u64;
-            self.positions.remove(&oldest.batch.id);
-            for group in self.groups.values_mut() {
-                let untaken = group.next <= self.first;
-                let held = group.taken.remove(&self.first).or_else(|| group.released.remove(&self.first));
-                group.unsettled -= u64::from(untaken || held.is_some());
-            }
-            self.places.pop_front();
-            self.first += 1;
-            self.ids -= ids;
-            dropped.ids += ids;
-            dropped.batches += 1;
-            self.drop_empty_places();
-        }
-        let others = self.groups.iter().filter(|(name, _)| !is_back && !name.is_default());
-        let abandoned = others.filter(|(_, group)| is_old(group.attended_at));
-        dropped.groups = abandoned.map(|(name, _)| name.clone()).collect();
-        for group in &dropped.groups {
-            self.delete_group(group);
-        }
-        dropped
-    }
-
-    fn backlog(&self, name: &GroupName, group: &Group, now: Instant) -> GroupBacklog {
-        let oldest_untaken =
-            (group.next.max(self.first)..self.end()).find(|position| self.stored(*position).is_some());
-        let (taken, released) = (group.taken.keys().next(), group.released.keys().next());
-        let oldest = taken.into_iter().chain(released).copied().chain(oldest_untaken).min();
-        let oldest = oldest.and_then(|position| self.stored(position));
-        GroupBacklog {
-            group: name.clone(),
-            batches: group.unsettled,
-            unacked: group.taken.len() as u64,
-            oldest: oldest
-                .map_or_else(Default::default, |stored| now.saturating_duration_since(stored.expired_at)),
-        }
-    }
-}
-
-/// A distance between positions as an index: no queue in memory is longer than an index can say.
-fn index(distance: u64) -> usize {
-    usize::try_from(distance).expect("a place lies in memory")
 }
 
 impl Stored {

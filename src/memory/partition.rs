@@ -1,4 +1,4 @@
-//! The messages of a request batch, shard by shard.
+//! Sorts the messages of a request batch by shard.
 
 use std::hint::select_unpredictable;
 use std::ops::Range;
@@ -12,19 +12,9 @@ use crate::core::request_batch::{Operation, Request, RequestBatch};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) hash: Hash,
-    /// Which of the batch's messages it is.
-    index: u32,
-    verb: Packed,
-}
-
-impl Item {
-    pub(super) const fn index(&self) -> usize {
-        self.index as usize
-    }
-
-    pub(super) const fn verb(&self) -> Verb {
-        self.verb.verb()
-    }
+    /// The index of the message in the batch.
+    pub(super) index: u32,
+    pub(super) verb: PackedVerb,
 }
 
 /// An add or a del of one message.
@@ -36,26 +26,26 @@ pub(super) enum Verb {
 
 /// A [`Verb`] in four bytes.
 #[derive(Clone, Copy, Debug)]
-struct Packed(u32);
+pub(super) struct PackedVerb(u32);
 
-impl Packed {
+impl PackedVerb {
     const DEL: u32 = 1 << 31;
     const WITHDRAW: u32 = 1;
 
-    /// Both are made, and one is taken, without a branch: adds and dels come as they like.
-    fn of(request: &Request) -> Packed {
+    /// Computes both and selects one without a branch: adds and dels arrive in no predictable order.
+    fn of(request: &Request) -> PackedVerb {
         let (is_add, attempt, withdraw) = match request.operation {
             Operation::Add { attempt, .. } => (true, attempt, false),
             Operation::Del { withdraw } => (false, 0, withdraw),
         };
         let add = u32::from(attempt) << 16 | u32::from(ShortTick::of(request.deadline).0);
-        Packed(select_unpredictable(is_add, add, Packed::DEL | u32::from(withdraw)))
+        PackedVerb(select_unpredictable(is_add, add, PackedVerb::DEL | u32::from(withdraw)))
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "what was put together is taken apart")]
-    const fn verb(self) -> Verb {
-        if self.0 & Packed::DEL != 0 {
-            return Verb::Del { withdraw: self.0 & Packed::WITHDRAW != 0 };
+    pub(super) const fn unpack(self) -> Verb {
+        if self.0 & PackedVerb::DEL != 0 {
+            return Verb::Del { withdraw: self.0 & PackedVerb::WITHDRAW != 0 };
         }
         Verb::Add { deadline: ShortTick(self.0 as u16), attempt: (self.0 >> 16) as u8 }
     }
@@ -64,18 +54,18 @@ impl Packed {
 /// Messages by shard; within a shard they keep their order.
 #[derive(Debug)]
 pub(super) struct Partition {
-    /// In the order in which they came, which is that of the one shard where there is no other.
+    /// In the order of the batch. A ring with one shard uses this order.
     arrived: Vec<Item>,
-    /// Where there are several: shard by shard.
+    /// Shard by shard, if there are several.
     by_shard: Vec<Item>,
     shard_bits: u32,
-    /// Behind the last message of each shard.
+    /// The end of each shard in `by_shard`.
     ends: [u32; MOST_SHARDS],
 }
 
 const MOST_SHARDS: usize = 1 << MAX_SHARD_BITS;
 
-/// More room than this is not kept from one batch to the next.
+/// More memory than for this number of messages is not kept for the next batch.
 const KEPT: usize = 64 * 1_024;
 
 impl Default for Partition {
@@ -85,8 +75,8 @@ impl Default for Partition {
 }
 
 impl Partition {
-    /// Takes the messages of some requests and sorts them into `1 << shard_bits` shards. Their deadlines are set; those that
-    /// are refused are left out.
+    /// Sorts the messages of some requests into `1 << shard_bits` shards. The deadlines of the requests are set. Refused
+    /// requests are left out.
     #[expect(clippy::cast_possible_truncation, reason = "a request batch ends far below 4 billion messages")]
     pub(super) fn sort(
         &mut self,
@@ -95,9 +85,12 @@ impl Partition {
         shard_bits: u32,
         hash: impl Fn(Message) -> Hash,
     ) {
-        self.clear();
+        if self.arrived.capacity() > KEPT {
+            *self = Partition::default();
+        }
+        self.arrived.clear();
         for request in batch.requests[requests].iter().filter(|request| request.refusal.is_none()) {
-            let verb = Packed::of(request);
+            let verb = PackedVerb::of(request);
             for index in request.range() {
                 let hash = hash(batch.messages()[index]);
                 self.arrived.push(Item { hash, index: index as u32, verb });
@@ -111,13 +104,13 @@ impl Partition {
         }
     }
 
-    /// Copies the messages to where those of their shard are.
+    /// Copies the messages to the part of their shard: a counting sort.
     fn scatter(&mut self) {
         self.ends = [0; MOST_SHARDS];
         for item in &self.arrived {
             self.ends[item.hash.shard(self.shard_bits)] += 1;
         }
-        // First the begin of each shard, which moves to its end as its messages are put in.
+        // First the begin of each shard, which moves to its end as its messages are copied.
         let mut begin = 0;
         for end in &mut self.ends[..1 << self.shard_bits] {
             begin += std::mem::replace(end, begin);
@@ -125,20 +118,13 @@ impl Partition {
         let Some(any) = self.arrived.first() else { return };
         self.by_shard.resize(self.arrived.len(), *any);
         for item in &self.arrived {
-            let place = &mut self.ends[item.hash.shard(self.shard_bits)];
-            self.by_shard[*place as usize] = *item;
-            *place += 1;
+            let end = &mut self.ends[item.hash.shard(self.shard_bits)];
+            self.by_shard[*end as usize] = *item;
+            *end += 1;
         }
     }
 
-    fn clear(&mut self) {
-        if self.arrived.capacity() > KEPT {
-            *self = Partition::default();
-        }
-        self.arrived.clear();
-    }
-
-    /// Each shard that has messages, with them.
+    /// The shards that have messages, each with its messages.
     pub(super) fn groups(&self) -> impl Iterator<Item = (usize, &[Item])> {
         let items = if self.shard_bits == 0 { &self.arrived } else { &self.by_shard };
         let ends = &self.ends[..1 << self.shard_bits];

@@ -1,57 +1,96 @@
 //! A part of the ring under one lock: a table of messages, and for each tick the counts of its messages here.
 //!
 //! Everything about a message happens under the lock of its shard, so the request or expiry that takes it out of flight
-//! determines its outcome. The table is the one truth; the counts change with it, under the same lock.
+//! determines its outcome. The counts change together with the table, under the same lock.
 
-use std::ops::RangeInclusive;
+use std::ops::Range;
+
+use foldhash::quality::RandomState;
 
 use super::entry::{Entry, Marks, ShortTick};
 use super::partition::{Item, Verb};
-use super::table::{Hash, HashMessage, Home, Kept, Table};
-use super::wheel_state::{Position, horizon, index};
+use super::table::{Hash, Home, Table};
 use crate::core::batch::TimedOut;
-use crate::core::latency_histogram::LatencyHistogram;
+use crate::core::latency_histogram::{LatencyHistogram, Stamp};
 use crate::core::message::Message;
 use crate::core::request_batch::{Outcome, RequestBatch};
 use crate::core::tick::{Tick, Wheel};
 
-/// Messages whose memory is asked for together: as many as a processor has requests to memory on their way, twice.
+/// Messages whose memory is requested together: twice as many as a processor has memory requests in flight.
 const FETCHED: usize = 64;
+
+/// Entries that are scanned under one lock: no request waits for a shard longer than that takes.
+const LOCKED_STEP: usize = 32 * 1_024;
+
+/// The position of the wheel while a request batch is processed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    pub(super) wheel: Wheel,
+    pub(super) pointer: Tick,
+    /// The index of the pointer's counts in a shard.
+    pub(super) pointer_index: usize,
+    /// Ticks below this one are expired. It is the pointer, and after a drain beyond every deadline.
+    pub(super) expired_below: Tick,
+    /// The tick due, or the first open one.
+    pub(super) due: Tick,
+    pub(super) now: Stamp,
+}
+
+impl Position {
+    /// The deadline of a message that is added now.
+    pub(super) fn deadline(&self, ack_timeout_ticks: u16) -> Tick {
+        self.wheel.deadline(self.due.max(self.expired_below), ack_timeout_ticks)
+    }
+
+    pub(super) fn is_expired(&self, entry: &Entry) -> bool {
+        entry.deadline.is_before(ShortTick::of(self.expired_below))
+    }
+
+    fn is_remembered(&self, entry: &Entry) -> bool {
+        self.wheel.is_late_known(entry.deadline.seen_from(self.pointer), self.pointer)
+    }
+}
+
+/// How many ticks can have messages in flight at a time: a deadline is at most one revolution after the tick due,
+/// which is at most one tick ahead of the pointer, whose own tick is open too.
+pub(super) fn horizon(wheel: Wheel) -> u64 {
+    u64::from(wheel.slots()) + 4
+}
+
+/// The index of the counts of a tick.
+#[expect(clippy::cast_possible_truncation, reason = "a remainder of a few thousand fits a length")]
+pub(super) fn index(tick: Tick, wheel: Wheel) -> usize {
+    (tick.0 % horizon(wheel)) as usize
+}
 
 /// Counts of the messages of one tick.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TickCount {
     /// In flight.
-    pub(super) left: u64,
+    pub(super) in_flight: u64,
     /// Acknowledged in time.
     pub(super) acked: u64,
 }
 
-impl TickCount {
-    pub(super) fn plus(self, other: TickCount) -> TickCount {
-        TickCount { left: self.left + other.left, acked: self.acked + other.acked }
-    }
-}
-
 /// A part of the ring.
 #[derive(Debug)]
-pub(super) struct Shard<S> {
-    pub(super) table: Table<S>,
-    /// For each tick that can be alive, by its remainder; 0 for all others.
+pub(super) struct Shard {
+    pub(super) table: Table,
+    /// For each open tick, by its remainder; 0 for all others.
     ticks: Box<[TickCount]>,
     /// Messages that expired, and were added again before they were listed.
     overtaken: Vec<(ShortTick, TimedOut)>,
-    /// Messages that were prelisted and then left their tick.
-    unlisted: Vec<Message>,
+    /// Messages that were prelisted and then left the tick that expires next.
+    pub(super) unlisted: Vec<Message>,
 }
 
-impl<S: HashMessage> Shard<S> {
-    pub(super) fn new(wheel: Wheel, hasher: S) -> Shard<S> {
+impl Shard {
+    pub(super) fn new(wheel: Wheel, hasher: RandomState) -> Shard {
         let ticks = (0..horizon(wheel)).map(|_| TickCount::default()).collect();
         Shard { table: Table::new(hasher), ticks, overtaken: Vec::new(), unlisted: Vec::new() }
     }
 
-    /// The counts of a tick that is alive.
+    /// The counts of an open tick.
     pub(super) fn of_tick(&mut self, tick: Tick, wheel: Wheel) -> &mut TickCount {
         &mut self.ticks[index(tick, wheel)]
     }
@@ -66,26 +105,26 @@ impl<S: HashMessage> Shard<S> {
         &mut self.ticks[if wraps { index - self.ticks.len() } else { index }]
     }
 
-    /// Those of its messages that are not in flight, with repeats.
+    /// The messages among `items` that are not in flight, with repeats.
     pub(super) fn new_messages<'a>(
         &'a mut self,
         items: &'a [Item],
         batch: &'a RequestBatch,
         position: &'a Position,
     ) -> impl Iterator<Item = Message> + 'a {
-        let messages = items.iter().map(|item| (item.hash, batch.messages()[item.index()]));
+        let messages = items.iter().map(|item| (item.hash, batch.messages()[item.index as usize]));
         let new = messages.filter(|(hash, message)| {
             let found = self.table.find(*hash, self.table.home(*hash), *message);
-            found.is_none_or(|mut found| position.is_expired(found.entry()))
+            found.is_none_or(|found| position.is_expired(found.entry))
         });
         new.map(|(_, message)| message)
     }
 
-    /// Does the adds and dels of its messages.
+    /// Applies adds and dels to its messages.
     pub(super) fn run(&mut self, items: &[Item], batch: &mut RequestBatch, position: &Position) {
         let mut homes = [Home::default(); FETCHED];
         for items in items.chunks(FETCHED) {
-            let shape = self.table.shape();
+            let shape = self.table.shape;
             for (item, home) in items.iter().zip(&mut homes) {
                 *home = self.table.fetch_group(item.hash);
             }
@@ -93,7 +132,7 @@ impl<S: HashMessage> Shard<S> {
                 self.table.fetch_entry(item.hash, *home);
             }
             for (item, home) in items.iter().zip(&homes) {
-                let home = if shape == self.table.shape() { *home } else { self.table.home(item.hash) };
+                let home = if shape == self.table.shape { *home } else { self.table.home(item.hash) };
                 self.run_one(item, home, batch, position);
             }
         }
@@ -101,8 +140,8 @@ impl<S: HashMessage> Shard<S> {
 
     #[inline]
     fn run_one(&mut self, item: &Item, home: Home, batch: &mut RequestBatch, position: &Position) {
-        let message = batch.messages()[item.index()];
-        let outcome = match item.verb() {
+        let message = batch.messages()[item.index as usize];
+        let outcome = match item.verb.unpack() {
             Verb::Add { deadline, attempt } => {
                 let entry = Entry::in_flight(message, deadline, position.now, attempt);
                 self.add((item.hash, home), entry, position)
@@ -111,24 +150,23 @@ impl<S: HashMessage> Shard<S> {
                 self.del((item.hash, home), message, withdraw, position, &mut batch.ack_latency)
             }
         };
-        batch.set(item.index(), outcome);
+        batch.set(item.index as usize, outcome);
     }
 
     /// Takes a message into flight.
     #[inline]
     fn add(&mut self, (hash, home): (Hash, Home), entry: Entry, position: &Position) -> Outcome {
-        self.of_deadline(entry.deadline, position).left += 1;
+        self.of_deadline(entry.deadline, position).in_flight += 1;
         let Some(earlier) = self.table.put(hash, home, entry) else { return Outcome::Added };
         if !position.is_expired(&earlier) {
-            self.of_deadline(earlier.deadline, position).left -= 1;
+            self.of_deadline(earlier.deadline, position).in_flight -= 1;
             if earlier.marks.has(Marks::LISTED) {
                 self.unlist(earlier.message);
             }
             return Outcome::Rearmed;
         }
         if !earlier.marks.has(Marks::LISTED) {
-            let timed_out = TimedOut { message: earlier.message, attempt: earlier.attempt };
-            self.overtaken.push((earlier.deadline, timed_out));
+            self.overtaken.push((earlier.deadline, earlier.timed_out()));
         }
         Outcome::Added
     }
@@ -143,8 +181,8 @@ impl<S: HashMessage> Shard<S> {
         position: &Position,
         ack_latency: &mut LatencyHistogram,
     ) -> Outcome {
-        let Some(mut found) = self.table.find(hash, home, message) else { return Outcome::Unknown };
-        let entry = found.entry();
+        let Some(found) = self.table.find(hash, home, message) else { return Outcome::Unknown };
+        let entry = &mut *found.entry;
         if position.is_expired(entry) {
             if !position.is_remembered(entry) {
                 return Outcome::Unknown;
@@ -161,7 +199,7 @@ impl<S: HashMessage> Shard<S> {
             self.unlist(message);
         }
         let of_tick = self.of_deadline(deadline, position);
-        of_tick.left -= 1;
+        of_tick.in_flight -= 1;
         if withdraw {
             return Outcome::Withdrawn;
         }
@@ -176,16 +214,11 @@ impl<S: HashMessage> Shard<S> {
         self.unlisted.push(message);
     }
 
-    /// The messages that left the tick that expires in this moment after they were prelisted.
-    pub(super) fn take_unlisted(&mut self) -> Vec<Message> {
-        std::mem::take(&mut self.unlisted)
-    }
-
-    /// Puts back an entry that a state file held; returns whether it is in flight.
+    /// Inserts an entry of a state file; returns whether it is in flight.
     pub(super) fn restore(&mut self, hash: Hash, mut entry: Entry, position: &Position) -> bool {
         let in_flight = !position.is_expired(&entry);
         if in_flight {
-            self.of_deadline(entry.deadline, position).left += 1;
+            self.of_deadline(entry.deadline, position).in_flight += 1;
         } else {
             // A state is saved once every expired tick is listed.
             entry.marks.set(Marks::LISTED);
@@ -194,56 +227,41 @@ impl<S: HashMessage> Shard<S> {
         in_flight
     }
 
-    /// Lists messages of a tick that is expired, or will be next, from segment `at` on, and marks them; looks at about
-    /// `budget` places. Returns whether all were listed.
-    pub(super) fn list(&mut self, tick: Tick, at: &mut usize, budget: usize, listed: &mut Vec<TimedOut>) -> bool {
-        let tick = ShortTick::of(tick);
-        self.table.scan(at, budget, tick, |entry| {
-            if entry.deadline == tick && !entry.marks.set(Marks::LISTED) {
-                listed.push(TimedOut { message: entry.message, attempt: entry.attempt });
+    /// Lists messages of ticks that are expired, or will be next, from segment `at` on, each with the number of its tick
+    /// among them, and marks them. Returns whether all were listed.
+    pub(super) fn list(
+        &mut self,
+        ticks: &Range<Tick>,
+        at: &mut usize,
+        mut listed: impl FnMut(usize, TimedOut),
+    ) -> bool {
+        let first = ShortTick::of(ticks.start);
+        let count = ShortTick::of(ticks.end).since(first);
+        let all = self.table.scan(at, LOCKED_STEP, (count == 1).then_some(first), |entry| {
+            let number = entry.deadline.since(first);
+            if number < count && !entry.marks.set(Marks::LISTED) {
+                listed(number.into(), entry.timed_out());
             }
-            Kept::Yes
+            true
         });
-        let all = self.table.is_scanned(*at);
         if all {
-            let of_tick = self.overtaken.extract_if(.., |(of, _)| *of == tick);
-            listed.extend(of_tick.map(|(_, timed_out)| timed_out));
+            for (of, timed_out) in self.overtaken.extract_if(.., |(of, _)| of.since(first) < count) {
+                listed(of.since(first).into(), timed_out);
+            }
         }
         all
     }
 
-    /// Lists messages of all these ticks in one walk, each with the number of its tick among them, and marks them.
-    /// Otherwise as [`Shard::list`]; nothing is added any more.
-    pub(super) fn list_all(
-        &mut self,
-        ticks: RangeInclusive<Tick>,
-        at: &mut usize,
-        budget: usize,
-        mut listed: impl FnMut(usize, TimedOut),
-    ) -> bool {
-        let (first, last) = (ShortTick::of(*ticks.start()), ShortTick::of(*ticks.end()));
-        self.table.visit(at, budget, |entry| {
-            let ahead = entry.deadline.since(first);
-            if ahead <= last.since(first) && !entry.marks.set(Marks::LISTED) {
-                listed(ahead.into(), TimedOut { message: entry.message, attempt: entry.attempt });
-            }
-        });
-        self.table.is_scanned(*at)
-    }
-
     /// Forgets messages of a tick whose revolution is over; returns whether all are forgotten.
-    pub(super) fn forget(&mut self, tick: Tick, at: &mut usize, budget: usize) -> bool {
+    pub(super) fn forget(&mut self, tick: Tick, at: &mut usize) -> bool {
         let tick = ShortTick::of(tick);
-        self.table.scan(at, budget, tick, |entry| if entry.deadline == tick { Kept::No } else { Kept::Yes });
-        self.table.is_scanned(*at)
+        self.table.scan(at, LOCKED_STEP, Some(tick), |entry| entry.deadline != tick)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::Keyed;
     use super::*;
-    use crate::core::latency_histogram::Stamp;
 
     #[test]
     fn what_was_listed_before_a_restart_is_not_listed_again() {
@@ -257,8 +275,8 @@ mod tests {
             due: pointer,
             now,
         };
-        let (mut shard, message) = (Shard::new(wheel, Keyed::default()), Message::new(7, 1));
-        let hash = Keyed::default().hash_of(message);
+        let (mut shard, message) = (Shard::new(wheel, RandomState::default()), Message::new(7, 1));
+        let hash = Hash::of(message, &RandomState::default());
         let entry = |tick| Entry::in_flight(message, ShortTick::of(tick), now, 1);
         assert!(!shard.restore(hash, entry(Tick(995)), &position));
         let home = shard.table.home(hash);

@@ -1,4 +1,4 @@
-//! The memory store as a whole.
+//! The memory store: a ring, its outbox, a lease that never ends, and the state file.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,29 +6,32 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use tracing::error;
 
-use super::lease::AlwaysLeads;
 use super::options::{MemoryOptions, RingOptions};
 use super::outbox::MemoryOutbox;
-use super::ring::MemoryRing;
-use super::state::{StateError, StateFile, writer};
+use super::state::{self, StateError, StateFile};
+use super::wheel::MemoryWheel;
+use crate::core::completions::Completions;
+use crate::core::lease::{Leadership, Lease};
 use crate::core::refusal::Refusal;
+use crate::core::request_batch::RequestBatch;
+use crate::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
 use crate::core::store::{Moment, RingParts, Store};
-use crate::core::tick::Tick;
+use crate::core::tick::{Tick, Wheel};
 
-/// A wheel that lives in the process.
+/// A store that lives in the process.
 pub struct MemoryStore {
     ring: Arc<MemoryRing>,
     parts: RingParts,
 }
 
-/// The state of a memory store after it was opened.
+/// The messages that a store recovered when it was opened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Beginning {
-    /// A sidecar had drained into the state file: with so many messages in flight.
-    TakenOver(u64),
-    /// Nothing, and what the sidecar before had is lost: it used the state file, and did not drain.
+pub enum Recovery {
+    /// A sidecar had drained into the state file, with this number of messages in flight.
+    Restored(u64),
+    /// None. The sidecar before had a state file and did not drain, so its messages are lost.
     Lost,
-    /// Nothing, and as far as is known there was nothing to lose.
+    /// None, and as far as is known there were none to lose.
     Empty,
 }
 
@@ -36,50 +39,43 @@ pub enum Beginning {
 const RESTART_GRACE: Duration = Duration::from_secs(2);
 
 impl MemoryStore {
-    /// Opens the store, and says what it begins with.
+    /// Opens the store.
     ///
     /// # Errors
     ///
-    /// When there is a state file that cannot be read, is damaged, or was written by a ring of other
-    /// dimensions, and when another process keeps its wheel there. The file is left as it is.
-    pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, Beginning), StateError> {
-        let state_file = options.state_file.map(StateFile::open).transpose()?.map(Arc::new);
-        let saved = state_file.as_ref().map(|file| file.load(options.wheel)).transpose()?.flatten();
+    /// If the state file cannot be read, is damaged, or was written by a ring of other dimensions, and if another process
+    /// keeps its wheel there. The file is left as it is.
+    pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, Recovery), StateError> {
+        let MemoryOptions { wheel, storm, retention, max_in_flight, threads, state_file } = options;
+        let state_file = state_file.map(StateFile::open).transpose()?.map(Arc::new);
+        let saved = state_file.as_ref().map(|file| file.load(wheel)).transpose()?.flatten();
         let (now, start_ms) = (moment.now, moment.unix_ms());
         let (last_epoch, pointer) = saved.as_ref().map_or_else(
-            || (0, Tick(start_ms / u64::from(options.wheel.tick_ms()))),
+            || (0, Tick(start_ms / u64::from(wheel.tick_ms()))),
             |saved| (saved.epoch, Tick(saved.pointer)),
         );
         let epoch = start_ms.max(last_epoch + 1);
-        let outbox = Arc::new(MemoryOutbox::new(options.retention, now));
-        let ring_options = RingOptions {
-            wheel: options.wheel,
-            storm: options.storm,
-            max_in_flight: options.max_in_flight,
-            threads: options.threads,
-            epoch,
-            pointer,
-        };
+        let outbox = Arc::new(MemoryOutbox::new(retention, now));
+        let ring_options = RingOptions { wheel, storm, max_in_flight, threads, epoch, pointer };
         let ring = MemoryRing { state_file, ..MemoryRing::new(ring_options, Arc::clone(&outbox), now) };
-        let ring = Arc::new(ring);
-        let beginning = match saved {
-            Some(saved) => Beginning::TakenOver(saved.restore(&ring.wheel, &outbox, moment)),
-            None if ring.state_file.as_ref().is_some_and(|file| file.is_in_use()) => Beginning::Lost,
-            None => Beginning::Empty,
+        let recovery = match (saved, &ring.state_file) {
+            (Some(saved), _) => Recovery::Restored(saved.restore(&ring.wheel, moment)),
+            (None, Some(file)) if file.is_in_use() => Recovery::Lost,
+            (None, _) => Recovery::Empty,
         };
         if let Some(state_file) = &ring.state_file {
             state_file.mark_in_use(true);
-            state_file.consume()?;
+            state_file.remove()?;
         }
-        let lease = Arc::new(AlwaysLeads { epoch });
-        let parts = RingParts { ring: Arc::clone(&ring) as _, outbox, lease };
-        Ok((MemoryStore { ring, parts }, beginning))
+        let ring = Arc::new(ring);
+        let parts = RingParts { ring: Arc::clone(&ring) as _, outbox, lease: Arc::new(AlwaysLeads { epoch }) };
+        Ok((MemoryStore { ring, parts }, recovery))
     }
 
-    /// To be called when clients can connect to a wheel that was taken over. No Ack could arrive before, so the pointer moves
+    /// To be called when clients can connect to a wheel that was restored. No Ack could arrive before, so the pointer moves
     /// 2 s and a tick later.
     pub fn wait_for_clients(&self, now: Instant) {
-        self.ring.wheel.hold(now + RESTART_GRACE);
+        self.ring.wheel.state.write().schedule.delay_until(now + RESTART_GRACE);
     }
 }
 
@@ -111,6 +107,144 @@ impl Store for MemoryStore {
             }
             return Ok(String::from("the wheel of a memory store without --state ends with the process"));
         };
-        writer::save(Arc::clone(wheel), Arc::clone(state_file), moment).await
+        state::save(Arc::clone(wheel), Arc::clone(state_file), moment).await
+    }
+}
+
+/// A ring that lives in the process.
+pub struct MemoryRing {
+    pub(super) wheel: Arc<MemoryWheel>,
+    /// Where a drain keeps what is in flight.
+    state_file: Option<Arc<StateFile>>,
+}
+
+impl MemoryRing {
+    /// An empty ring whose batches go to `outbox`.
+    #[must_use]
+    pub fn new(options: RingOptions, outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryRing {
+        MemoryRing { wheel: Arc::new(MemoryWheel::new(options, outbox, now)), state_file: None }
+    }
+}
+
+#[async_trait]
+impl Ring for MemoryRing {
+    fn wheel(&self) -> Wheel {
+        self.wheel.options.wheel
+    }
+
+    fn submit(
+        &self,
+        batch: &mut RequestBatch,
+        _connection: ConnectionId,
+        _completions: &Arc<Completions>,
+        now: Instant,
+    ) -> Submitted {
+        self.wheel.complete(batch, now);
+        Submitted::Completed
+    }
+
+    async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
+        Ok(self.wheel.advance(now))
+    }
+
+    async fn publish_expired(&self, now: Instant) -> Result<PublishStep, Refusal> {
+        Ok(self.wheel.publish_expired(now))
+    }
+
+    fn prelist(&self) -> bool {
+        let mut expiry = self.wheel.expiry.lock();
+        self.wheel.next_expired().is_some_and(|tick| expiry.prelist(tick, &self.wheel.shards))
+    }
+
+    async fn drain(&self, now: Instant) -> Result<DrainOutcome, Refusal> {
+        if std::mem::replace(&mut self.wheel.state.write().draining, true) {
+            return Ok(DrainOutcome::Kept);
+        }
+        match &self.state_file {
+            Some(state_file) => state::reserve(Arc::clone(&self.wheel), Arc::clone(state_file), now).await,
+            None => Ok(self.wheel.expire_all(now)),
+        }
+    }
+
+    async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
+        let wheel = &self.wheel;
+        let schedule = wheel.state.read().schedule;
+        let mut slots = vec![0; usize::from(wheel.options.wheel.slots())];
+        for tick in wheel.shards.open_ticks(schedule.pointer()).skip(1) {
+            slots[wheel.options.wheel.slot(tick)] += wheel.shards.counts(tick).in_flight;
+        }
+        Ok(RingStatus {
+            pointer: schedule.pointer(),
+            pointer_lag: now.saturating_duration_since(schedule.next_advance()),
+            epoch: wheel.options.epoch,
+            leader: Some(String::from("this process")),
+            leads: true,
+            in_flight: wheel.in_flight.count(),
+            slots,
+            closing: wheel.shards.counts(schedule.pointer()).in_flight,
+            ..RingStatus::default()
+        })
+    }
+}
+
+/// The lease of a memory store: its process always leads, under its epoch.
+#[derive(Clone, Copy, Debug)]
+pub struct AlwaysLeads {
+    /// The epoch of the process.
+    pub epoch: u64,
+}
+
+#[async_trait]
+impl Lease for AlwaysLeads {
+    async fn maintain(&self, _now: Instant) -> Result<Leadership, Refusal> {
+        Ok(Leadership::Leads { epoch: self.epoch, renew_at: None })
+    }
+
+    async fn release(&self, _now: Instant) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    /// The lease is never free.
+    fn on_lease_free(&self, _notify: Box<dyn Fn() + Send + Sync>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::core::batch::StormRule;
+    use crate::core::message::Message;
+    use crate::core::outbox::Retention;
+    use crate::core::single_request::{AddNewMsg, SingleRequest};
+    use crate::core::tick::Tick;
+
+    const TICK: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_ticker_that_was_held_up_after_it_read_the_time_shifts_all_the_same() {
+        let start = Instant::now();
+        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), start));
+        let options = RingOptions {
+            wheel: Wheel::new(3, TICK).unwrap(),
+            storm: StormRule::default(),
+            max_in_flight: 10,
+            threads: 1,
+            epoch: 1,
+            pointer: Tick(7),
+        };
+        let ring = MemoryRing::new(options, outbox, start);
+        // The move is due at start + 1. The ticker reads that time and is held up; an add comes at 2.5.
+        let woken = start + TICK * 5 / 2;
+        let request = AddNewMsg { messages: &[Message::new(1, 0)], ack_timeout_ticks: 1, attempt: 1 };
+        let answer = ring.add_new_msg(request, woken).now_or_never().unwrap().unwrap();
+        assert_eq!(answer.deadline, Tick(8));
+        let advance = |now| ring.advance(now).now_or_never().unwrap().unwrap();
+        assert_eq!(advance(start + TICK), Advance::Waiting(woken + TICK));
+        // So tick 8 expires two ticks after waking, and not at once.
+        assert_eq!(advance(woken), Advance::Waiting(woken + TICK));
+        let moved = |expired, shifted, next| Advance::Moved { expired, lateness: Duration::ZERO, shifted, next };
+        assert_eq!(advance(woken + TICK), moved(Tick(7), 1, woken + TICK * 2));
+        assert_eq!(advance(woken + TICK * 2), moved(Tick(8), 0, woken + TICK * 3));
     }
 }

@@ -1,4 +1,4 @@
-//! Completes request batches of adds and dels, each under one look at the position of the wheel.
+//! Completes request batches of adds and dels, each with one position of the wheel.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use parking_lot::RwLockReadGuard;
 
-use super::in_flight::Room;
+use super::in_flight::Shortage;
 use super::partition::Partition;
-use super::table::MAX_SHARD_BITS;
-use super::wheel::MemoryWheel;
-use super::wheel_state::{Position, WheelState};
+use super::shard::Position;
+use super::table::{Hash, MAX_SHARD_BITS};
+use super::wheel::{MemoryWheel, WheelState};
 use crate::core::message::Message;
 use crate::core::refusal::{Reason, Refusal};
 use crate::core::request_batch::{Request, RequestBatch};
@@ -19,12 +19,12 @@ use crate::core::request_batch::{Request, RequestBatch};
 const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit for each shard");
 
 thread_local! {
-    /// Used again by every request batch of a thread.
+    /// Reused by every request batch of a thread.
     static PARTITION: RefCell<Partition> = RefCell::default();
 }
 
 impl MemoryWheel {
-    /// Does all requests of a batch.
+    /// Completes all requests of a batch.
     pub(super) fn complete(&self, batch: &mut RequestBatch, now: Instant) {
         batch.open();
         let adds = batch.messages_to_add();
@@ -33,19 +33,15 @@ impl MemoryWheel {
         }
         let all = 0..batch.requests.len();
         let wheel_state = self.state.read();
-        let is_reserved = if wheel_state.draining {
+        let reserves = adds > 0 && !wheel_state.draining;
+        if wheel_state.draining {
             refuse(&mut batch.requests, &wheel_state);
-            false
-        } else if adds == 0 {
-            false
-        } else if self.in_flight.reserve_provisionally(adds) {
-            true
-        } else {
-            return self.do_near_limit(batch, wheel_state, now);
-        };
+        } else if reserves && !self.in_flight.reserve_provisionally(adds) {
+            return self.complete_near_limit(batch, wheel_state, now);
+        }
         let position = self.position(&wheel_state, now);
         let change = self.run(batch, all, &position);
-        if is_reserved {
+        if reserves {
             self.in_flight.settle(adds, change);
         } else {
             self.in_flight.change(change);
@@ -53,31 +49,36 @@ impl MemoryWheel {
     }
 
     #[cold]
-    fn do_near_limit(&self, batch: &mut RequestBatch, wheel_state: RwLockReadGuard<'_, WheelState>, now: Instant) {
+    fn complete_near_limit(
+        &self,
+        batch: &mut RequestBatch,
+        wheel_state: RwLockReadGuard<'_, WheelState>,
+        now: Instant,
+    ) {
         let position = self.position(&wheel_state, now);
-        let done = self.do_singly(batch, 0, &position);
+        let done = self.complete_singly(batch, 0, &position);
         drop(wheel_state);
         if done < batch.requests.len() {
-            self.do_settled(batch, done, now);
+            self.complete_settled(batch, done, now);
         }
     }
 
-    /// Does the requests from this number on while no other request batch is done: every reservation is settled then.
-    /// That is rare. It takes a batch that begins far from the limit, and others that come to the limit before it ends.
-    fn do_settled(&self, batch: &mut RequestBatch, from: usize, now: Instant) {
+    /// Completes the requests from this number on while no other batch is processed, so that every reservation is settled.
+    /// This is rare: one batch must begin far from the limit, and others must reach the limit before it ends.
+    fn complete_settled(&self, batch: &mut RequestBatch, from: usize, now: Instant) {
         let wheel_state = self.state.write();
         if wheel_state.draining {
-            // A drain may have begun since it was looked at before.
+            // A drain may have begun in between.
             refuse(&mut batch.requests[from..], &wheel_state);
         }
         let position = self.position(&wheel_state, now);
-        let done = self.do_singly(batch, from, &position);
+        let done = self.complete_singly(batch, from, &position);
         debug_assert_eq!(done, batch.requests.len(), "no reservation is provisional");
     }
 
-    /// Does the requests from this number on, each AddNewMsg by itself: near the limit their order matters. Returns the
-    /// number of the first that is not done, because the room for it is not settled.
-    fn do_singly(&self, batch: &mut RequestBatch, from: usize, position: &Position) -> usize {
+    /// Completes the requests from this number on, each AddNewMsg by itself: near the limit their order matters. Returns the
+    /// number of the first that is not completed, because reservations of others are not settled.
+    fn complete_singly(&self, batch: &mut RequestBatch, from: usize, position: &Position) -> usize {
         let mut next = from;
         while next < batch.requests.len() {
             let adds = |number: &usize| batch.requests[*number].adds();
@@ -89,55 +90,47 @@ impl MemoryWheel {
                 continue;
             }
             match self.add_exactly(batch, next, position) {
-                Room::Enough => {}
-                Room::Full => batch.requests[next].refusal = Some(Arc::clone(&self.full)),
-                Room::Unsettled => return next,
+                Ok(()) => {}
+                Err(Shortage::Full) => batch.requests[next].refusal = Some(Arc::clone(&self.full)),
+                Err(Shortage::Unsettled) => return next,
             }
             next += 1;
         }
         next
     }
 
-    /// Does an AddNewMsg if there is room for those of its messages that are not in flight; else it does nothing.
-    fn add_exactly(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Room {
+    /// Completes an AddNewMsg if its messages that are not in flight fit; else it does nothing.
+    fn add_exactly(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Result<(), Shortage> {
         set_deadlines(&mut batch.requests[number..=number], position);
-        match self.count_if_all_new(batch, number, position) {
-            Ok(Some(new)) => {
-                let room = self.in_flight.reserve(new);
-                if room == Room::Enough {
-                    // Less than was reserved, if another connection adds one of the messages at this moment.
-                    let change = self.run(batch, number..number + 1, position);
-                    self.in_flight.change(change.wrapping_sub(new));
-                }
-                room
-            }
-            Ok(None) => self.add_and_rearm(batch, number, position),
-            Err(room) => room,
-        }
+        let Some(new) = self.count_if_all_new(batch, number, position)? else {
+            return self.add_and_rearm(batch, number, position);
+        };
+        self.in_flight.reserve(new)?;
+        // Less than was reserved, if another connection adds one of the messages at this moment.
+        let change = self.run(batch, number..number + 1, position);
+        self.in_flight.change(change.wrapping_sub(new));
+        Ok(())
     }
 
-    /// The number of different messages of an AddNewMsg, if none of them is in flight. An error if there is no room for
-    /// those that are not.
+    /// The number of different messages of an AddNewMsg, or `None` if one of them is in flight. An error if the others do not
+    /// fit.
     ///
-    /// One shard is locked at a time, so that nothing else waits for long.
+    /// It locks one shard at a time, so that no other request waits for long.
     fn count_if_all_new(
         &self,
         batch: &RequestBatch,
         number: usize,
         position: &Position,
-    ) -> Result<Option<u64>, Room> {
+    ) -> Result<Option<u64>, Shortage> {
         PARTITION.with_borrow_mut(|partition| {
             self.partition(partition, batch, number..number + 1);
             let mut messages = Vec::new();
             for (shard, items) in partition.groups() {
                 let before = messages.len();
-                messages.extend(self.shards.get(shard).lock().new_messages(items, batch, position));
+                messages.extend(self.shards.list[shard].lock().new_messages(items, batch, position));
                 if messages.len() > before {
-                    // The first message counts for sure, and the others may be repeats of it.
-                    match self.in_flight.room_for(1) {
-                        Room::Enough => {}
-                        room => return Err(room),
-                    }
+                    // At least one is new: the others may be repeats of it.
+                    self.in_flight.check(1)?;
                 }
                 if messages.len() < before + items.len() {
                     return Ok(None);
@@ -147,61 +140,57 @@ impl MemoryWheel {
         })
     }
 
-    /// Does an AddNewMsg of which some messages are in flight, if there is room for the others; else it does nothing.
+    /// Completes an AddNewMsg of which some messages are in flight, if the others fit; else it does nothing.
     ///
     /// All of its shards are locked meanwhile, in ascending order: a message that is to be re-armed must not leave.
     /// Nothing else locks a shard while it holds another.
-    fn add_and_rearm(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Room {
+    fn add_and_rearm(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Result<(), Shortage> {
         PARTITION.with_borrow_mut(|partition| {
             self.partition(partition, batch, number..number + 1);
             let (mut shards, mut new) = (Vec::new(), 0);
             for (shard, items) in partition.groups() {
-                let mut shard = self.shards.get(shard).lock();
-                let room = self.in_flight.room_for(new + 1);
-                if room == Room::Enough {
-                    new += count_distinct(shard.new_messages(items, batch, position).collect());
-                } else if shard.new_messages(items, batch, position).next().is_some() {
-                    return room;
+                let mut shard = self.shards.list[shard].lock();
+                match self.in_flight.check(new + 1) {
+                    Ok(()) => new += count_distinct(shard.new_messages(items, batch, position).collect()),
+                    Err(shortage) if shard.new_messages(items, batch, position).next().is_some() => {
+                        return Err(shortage);
+                    }
+                    Err(_) => {}
                 }
                 shards.push((shard, items));
             }
-            let room = self.in_flight.reserve(new);
-            if room == Room::Enough {
-                let before = batch.in_flight_change();
-                for (shard, items) in &mut shards {
-                    shard.run(items, batch, position);
-                }
-                debug_assert_eq!(
-                    batch.in_flight_change().wrapping_sub(before),
-                    new,
-                    "its messages cannot change meanwhile"
-                );
+            self.in_flight.reserve(new)?;
+            let before = batch.in_flight_change();
+            for (shard, items) in &mut shards {
+                shard.run(items, batch, position);
             }
-            room
+            let change = batch.in_flight_change().wrapping_sub(before);
+            debug_assert_eq!(change, new, "its messages cannot change meanwhile");
+            Ok(())
         })
     }
 
     fn partition(&self, partition: &mut Partition, batch: &RequestBatch, requests: Range<usize>) {
-        partition.sort(batch, requests, self.shards.bits(), |message| self.shards.hash_of(message));
+        partition.sort(batch, requests, self.shards.bits, |message| Hash::of(message, &self.shards.hasher));
     }
 
-    /// Does these requests; returns by how many the number of messages in flight has changed, as a number that wraps
+    /// Completes these requests. Returns by how many the number of messages in flight has changed, as a number that wraps
     /// around.
     fn run(&self, batch: &mut RequestBatch, requests: Range<usize>, position: &Position) -> u64 {
         set_deadlines(&mut batch.requests[requests.clone()], position);
         let before = batch.in_flight_change();
         PARTITION.with_borrow_mut(|partition| {
             self.partition(partition, batch, requests);
-            // Shards that others hold come last: threads that waited for each other would go on in step.
+            // Shards that other threads hold come last: threads that wait for each other would stay in step.
             let mut held = 0_u128;
             for (number, items) in partition.groups() {
-                match self.shards.get(number).try_lock() {
+                match self.shards.list[number].try_lock() {
                     Some(mut shard) => shard.run(items, batch, position),
                     None => held |= 1 << number,
                 }
             }
             for (number, items) in partition.groups().filter(|(number, _)| held >> number & 1 == 1) {
-                self.shards.get(number).lock().run(items, batch, position);
+                self.shards.list[number].lock().run(items, batch, position);
             }
         });
         batch.in_flight_change().wrapping_sub(before)
@@ -227,7 +216,7 @@ fn count_distinct(mut messages: Vec<Message>) -> u64 {
     messages.len() as u64
 }
 
-/// Refuses what a ring that drains does not do.
+/// Refuses adds while the ring drains, and all requests once it is saved.
 #[cold]
 fn refuse(requests: &mut [Request], wheel_state: &WheelState) {
     let text = if wheel_state.saved {
@@ -272,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_that_comes_before_an_unsettled_burst_has_its_turn_is_heeded() {
+    fn a_drain_that_begins_before_an_unsettled_batch_has_its_turn_is_observed() {
         let now = Instant::now();
         let ring = ring(1, now);
         let (one, other) = (Message::from(1), Message::from(2));
@@ -284,7 +273,7 @@ mod tests {
         batch.push_single(2, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, other);
         batch.push_single(3, Operation::Del { withdraw: false }, one);
         batch.open();
-        ring.wheel.do_settled(&mut batch, 0, now);
+        ring.wheel.complete_settled(&mut batch, 0, now);
         let refused = batch.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
         assert_eq!(refused, Some(Reason::Draining));
         assert!(batch.requests[1].refusal.is_none());
@@ -381,7 +370,7 @@ mod tests {
         batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(1));
         ring.wheel.complete(&mut batch, now);
         ring.wheel.state.write().draining = true;
-        let saved = Saved::of(&ring.wheel, &ring.wheel.outbox, Moment { now, unix_time: Duration::ZERO });
+        let saved = Saved::of(&ring.wheel, Moment { now, unix_time: Duration::ZERO });
         let mut batch = RequestBatch::default();
         batch.push_single(2, Operation::Del { withdraw: false }, Message::from(1));
         ring.wheel.complete(&mut batch, now);
@@ -391,7 +380,8 @@ mod tests {
             Some(Reason::Draining),
             "else it would be acknowledged here, and time out in the next process"
         );
-        assert_eq!(saved.in_flight(), 1);
+        let saved = postcard::from_bytes::<Saved>(&postcard::to_stdvec(&saved).unwrap()).unwrap();
+        assert_eq!((saved.messages.len(), ring.wheel.in_flight.count()), (1, 1));
     }
 
     #[test]

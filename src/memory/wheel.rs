@@ -1,45 +1,58 @@
-//! The wheel of a ring in memory: its messages in shards, its position, and the ticks on their way out.
+//! The wheel of a ring in memory: its messages in shards, its position, and its expired ticks.
 //!
-//! # One truth, in parts
+//! # Locks
 //!
 //! Messages are spread over [`Shards`] by a hash that is keyed per process, since ids come from clients. A shard is a
-//! table under a lock, and everything that happens to a message happens there. Around the shards stands `state`, the
+//! table under a lock, and everything that happens to a message happens there. Another lock guards `state`, the
 //! [`WheelState`]. A request batch holds it for reading from begin to end, and an expiry holds it for writing. So each
-//! batch lies wholly before an expiry or wholly behind it:
+//! batch is processed completely before an expiry or completely after it:
 //!
 //! | action | holds `state` | then, under the lock of the shard |
 //! |---|---|---|
-//! | add | reading | put the entry in; count it in its tick |
-//! | del | reading | if the entry is there and not expired: take it out, count it |
+//! | add | reading | insert the entry; count it in its tick |
+//! | del | reading | if the entry is there and not expired: remove it, count it |
 //! | prelist tick D, step by step | – | list and mark each entry of this deadline; one that leaves is unlisted |
 //! | expire tick D | writing | take the counts of D from every shard: they are final |
 //! | list D, step by step | – | list and mark each entry of this deadline |
 //! | forget D, step by step | – | remove each entry of this deadline |
 //!
-//! A message that is expired but not yet listed can be added again: then its first life joins the list by way of the
-//! shard's `overtaken`. After the expiry an entry stays for a revolution, so that a DelMsg is answered `late`.
+//! A message that is expired but not yet listed can be added again. The shard then keeps its first life in `overtaken`, until
+//! the tick is listed. After the expiry an entry stays for a revolution, so that a DelMsg is answered `late`.
 //!
 //! Locks are taken in this order: `expiry`, `state`, one shard. An expiry releases `state` before it takes `expiry`.
 
-use std::ops::RangeInclusive;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
-use super::entry::Entry;
 use super::expiry::Expiry;
 use super::in_flight::InFlight;
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
+use super::shard::{Position, horizon, index};
 use super::shards::Shards;
-use super::wheel_state::{Position, WheelState, horizon};
 use crate::core::latency_histogram::Stamp;
 use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{Advance, DrainOutcome, PublishStep, RingStatus};
+use crate::core::ring::{Advance, DrainOutcome, PublishStep};
 use crate::core::tick::Tick;
-use crate::core::tick_schedule::DueAction;
+use crate::core::tick_schedule::{DueAction, TickSchedule};
+
+/// The position of the pointer, the time of its next move, and the phase of a drain.
+#[derive(Debug)]
+pub(super) struct WheelState {
+    pub(super) schedule: TickSchedule,
+    /// Ticks below this one are expired. It is the pointer, and after a drain beyond every deadline.
+    pub(super) expired_below: Tick,
+    /// Whether new messages are refused.
+    pub(super) draining: bool,
+    /// Whether a drain has expired all ticks: nothing is in flight.
+    pub(super) all_expired: bool,
+    /// Whether all messages are saved for the next start: later changes would be lost.
+    pub(super) saved: bool,
+}
 
 /// The wheel of a ring in memory.
 pub(super) struct MemoryWheel {
@@ -47,11 +60,11 @@ pub(super) struct MemoryWheel {
     pub(super) shards: Shards,
     pub(super) state: RwLock<WheelState>,
     pub(super) in_flight: InFlight,
-    /// The answer to adds for which there is no room: the same for all.
+    /// The refusal of adds at the limit: the same for all.
     pub(super) full: Arc<Refusal>,
     pub(super) expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
-    /// The start of the time that stamps count.
+    /// The time of stamp 0.
     origin: Instant,
     /// The latest time of any add, in ns since the origin: see [`MemoryWheel::advance`].
     latest_ns: AtomicU64,
@@ -62,7 +75,13 @@ impl MemoryWheel {
         MemoryWheel {
             options,
             shards: Shards::new(options.wheel, options.threads),
-            state: RwLock::new(WheelState::new(options.wheel, options.pointer, now)),
+            state: RwLock::new(WheelState {
+                schedule: TickSchedule::new(options.wheel.tick_length(), options.pointer, now),
+                expired_below: options.pointer,
+                draining: false,
+                all_expired: false,
+                saved: false,
+            }),
             in_flight: InFlight::new(options.max_in_flight),
             full: Arc::new(Refusal::new(
                 Reason::MaxInFlight,
@@ -76,12 +95,6 @@ impl MemoryWheel {
         }
     }
 
-    /// Lets the pointer stay where it is until then, and for a tick more.
-    #[cold]
-    pub(super) fn hold(&self, until: Instant) {
-        self.state.write().schedule.delay_until(until);
-    }
-
     pub(super) fn stamp(&self, now: Instant) -> Stamp {
         Stamp::after(now.saturating_duration_since(self.origin))
     }
@@ -90,14 +103,23 @@ impl MemoryWheel {
         self.state.read().schedule.pointer()
     }
 
+    /// The position for a request batch that is processed at `now`.
     pub(super) fn position(&self, state: &WheelState, now: Instant) -> Position {
-        state.position(self.options.wheel, now, self.stamp(now))
+        let (wheel, pointer) = (self.options.wheel, state.schedule.pointer());
+        Position {
+            wheel,
+            pointer,
+            pointer_index: index(pointer, wheel),
+            expired_below: state.expired_below,
+            due: state.schedule.tick_due(now),
+            now: self.stamp(now),
+        }
     }
 
     /// The tick that expires next, if any will.
     pub(super) fn next_expired(&self) -> Option<Tick> {
         let state = self.state.read();
-        (!state.handed_out).then(|| state.schedule.pointer())
+        (!state.all_expired).then(|| state.schedule.pointer())
     }
 
     /// Records the time of an add, before the schedule is asked about it.
@@ -106,8 +128,8 @@ impl MemoryWheel {
         self.latest_ns.fetch_max(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
-    /// Moves the pointer if it is time, by the latest time that any caller has brought. If the ticker was held up after it
-    /// had read the clock, an add may have seen a stall that the ticker has not, and relies on the shift.
+    /// Moves the pointer if it is due, by the latest time of any caller. If the ticker was delayed after it had read the
+    /// clock, an add may have seen a stall that the ticker has not, and relies on the shift.
     pub(super) fn advance(&self, now: Instant) -> Advance {
         let mut state = self.state.write();
         let latest = self.origin + Duration::from_nanos(self.latest_ns.load(Ordering::SeqCst));
@@ -119,101 +141,53 @@ impl MemoryWheel {
                 let (expired, due_at) = (state.schedule.pointer(), state.schedule.next_advance());
                 let shifted = state.schedule.record_move();
                 let (pointer, next) = (state.schedule.pointer(), state.schedule.next_advance());
-                if !state.handed_out {
-                    self.expire(state, expired..=expired, pointer, due_at, false);
+                if !state.all_expired {
+                    self.expire(state, expired..pointer, due_at, false);
                 }
                 Advance::Moved { expired, lateness, shifted, next }
             }
         }
     }
 
-    /// Expires all ticks, so that all that is in flight goes to the outbox.
+    /// Expires all ticks, so that all messages in flight go to the outbox.
     pub(super) fn expire_all(&self, now: Instant) -> DrainOutcome {
         let mut state = self.state.write();
-        state.handed_out = true;
+        state.all_expired = true;
         let first = state.schedule.pointer();
         let below = first.plus(horizon(self.options.wheel));
-        self.expire(state, first..=Tick(below.0 - 1), below, now, true);
+        self.expire(state, first..below, now, true);
         DrainOutcome::Published
     }
 
-    /// Expires ticks. No request is in the ring meanwhile, so their counts are final. From here on DelMsg answers `late`
-    /// for what was left in them.
+    /// Expires ticks. No request is processed meanwhile, so their counts are final. From here on DelMsg answers `late` for the
+    /// messages that were left in them.
     fn expire(
         &self,
         mut state: RwLockWriteGuard<'_, WheelState>,
-        ticks: RangeInclusive<Tick>,
-        below: Tick,
+        ticks: Range<Tick>,
         due_at: Instant,
         drained: bool,
     ) {
-        state.expired_below = state.expired_below.max(below);
-        let mut unlisted: Vec<_> = self.shards.iter().map(|shard| shard.lock().take_unlisted()).collect();
+        state.expired_below = state.expired_below.max(ticks.end);
+        let mut unlisted: Vec<_> =
+            self.shards.list.iter().map(|shard| std::mem::take(&mut shard.lock().unlisted)).collect();
         let mut expired = Vec::new();
-        for tick in (ticks.start().0..=ticks.end().0).map(Tick) {
+        for tick in (ticks.start.0..ticks.end.0).map(Tick) {
             let count = self.shards.take_counts(tick);
-            self.in_flight.change(count.left.wrapping_neg());
-            expired.push((tick, self.options.storm.count(count.acked, count.left, drained)));
+            self.in_flight.change(count.in_flight.wrapping_neg());
+            expired.push((tick, self.options.storm.count(count.acked, count.in_flight, drained)));
         }
         drop(state);
         let mut expiry = self.expiry.lock();
         for (tick, counts) in expired {
-            // The prelist is of the first.
+            // Only the first one has a prelist.
             expiry.push(tick, counts, due_at, std::mem::take(&mut unlisted));
         }
-    }
-
-    /// Does a step of what can be done for the next expiry ahead of it; returns whether there is more.
-    pub(super) fn prelist(&self) -> bool {
-        let mut expiry = self.expiry.lock();
-        self.next_expired().is_some_and(|tick| expiry.prelist(tick, &self.shards))
     }
 
     /// Does a step of publishing expired messages, or of removing them from memory.
     pub(super) fn publish_expired(&self, now: Instant) -> PublishStep {
         let mut expiry = self.expiry.lock();
         expiry.step(&self.shards, self.pointer(), now)
-    }
-
-    pub(super) fn status(&self, now: Instant) -> RingStatus {
-        let schedule = self.state.read().schedule;
-        let mut slots = vec![0; usize::from(self.options.wheel.slots())];
-        for tick in self.shards.open_ticks(schedule.pointer()).skip(1) {
-            slots[self.options.wheel.slot(tick)] += self.shards.counts(tick).left;
-        }
-        RingStatus {
-            ring: 0,
-            pointer: schedule.pointer(),
-            pointer_lag: now.saturating_duration_since(schedule.next_advance()),
-            epoch: self.options.epoch,
-            leader: Some(String::from("this process")),
-            lease_age: None,
-            leads: true,
-            waits: None,
-            in_flight: self.in_flight.count(),
-            slots,
-            closing: self.shards.counts(schedule.pointer()).left,
-        }
-    }
-
-    /// Puts back what a state file held: the messages, and the counts of those acknowledged of ticks that are not expired.
-    pub(super) fn restore(
-        &self,
-        entries: impl Iterator<Item = Entry>,
-        acked: &[(Tick, u64)],
-        now: Instant,
-    ) -> u64 {
-        let position = self.position(&self.state.read(), now);
-        let mut in_flight = 0;
-        for entry in entries {
-            let hash = self.shards.hash_of(entry.message);
-            in_flight += u64::from(self.shards.of(hash).lock().restore(hash, entry, &position));
-        }
-        for (tick, acked) in acked {
-            // Counts of a tick are summed over the shards, so any of them may keep these.
-            self.shards.get(0).lock().of_tick(*tick, self.options.wheel).acked += acked;
-        }
-        self.in_flight.change(in_flight);
-        in_flight
     }
 }

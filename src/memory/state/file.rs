@@ -1,23 +1,26 @@
-//! The state file: where a memory store is kept across a planned restart.
+//! The state file: a memory store is kept in it across a planned restart.
 //!
-//! Layout: the magic, then u32 CRC-32 and u64 length of what follows (little-endian), then [`Saved`] in
-//! postcard. It is written beside its place, synced and renamed, so that there is a whole file or none; and
-//! it is removed once it was taken over, so that a later crash cannot bring an old wheel back. A file beside it that
-//! stays is locked from the start on: two sidecars with one state file would each lose the other's wheel. While a wheel
-//! is in use it has one byte, and none once that is kept or over: so a sidecar knows that the one before did not drain.
+//! Layout: the magic, then u32 CRC-32 and u64 length of what follows (little-endian), then [`Saved`] in postcard.
+//!
+//! - It is written to a file beside it, synced and renamed, so that there is a whole file or none.
+//! - It is removed once it was restored, so that a later crash cannot bring an old wheel back.
+//! - A lock file beside it stays, and is locked from the start on: two sidecars with one state file would each lose the
+//!   other's wheel. While a wheel is in use the lock file has one byte, and none once the wheel is saved or over. So a
+//!   sidecar knows that the one before did not drain.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crc32fast::Hasher;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 use serde::Serialize;
-use tracing::{error, warn};
+use tracing::warn;
 
-use super::attempt::Attempt;
 use super::saved::Saved;
 use crate::core::tick::Wheel;
 
@@ -25,14 +28,17 @@ use crate::core::tick::Wheel;
 const MAGIC: &[u8; 16] = b"ackwheel state 1";
 const HEAD_LENGTH: usize = MAGIC.len() + 4 + 8;
 
-/// So much goes to the system at once.
+/// Bytes of one write.
 const BUFFER: usize = 1 << 16;
 
-/// The ending of what it is written into.
+/// The ending of the file that is written and then renamed.
 const NEW: &str = ".new";
 
-/// The ending of what is locked.
+/// The ending of the lock file.
 const LOCK: &str = ".lock";
+
+/// How long abandoning an attempt waits for the end of a rename.
+const RENAME_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Why a state file could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +89,7 @@ pub enum StateError {
 /// A state file, which may be there or not.
 #[derive(Debug)]
 pub(in crate::memory) struct StateFile {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     /// Locked as long as it is open.
     lock: File,
 }
@@ -94,7 +100,7 @@ impl StateFile {
         let failed = |what, cause| StateError::Io { what, path: path.clone(), cause };
         // A device or a pipe may have no end.
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
-            return Err(failed("read", io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
+            return Err(failed("read", io::Error::new(ErrorKind::InvalidInput, "it is not a file")));
         }
         let lock = open_beside(&path, LOCK).map_err(|cause| failed("write", cause))?;
         match lock.try_lock() {
@@ -105,10 +111,6 @@ impl StateFile {
             }
         }
         Ok(StateFile { path, lock })
-    }
-
-    pub(in crate::memory) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Whether the wheel of the sidecar before was in use to its end.
@@ -127,7 +129,7 @@ impl StateFile {
     pub(in crate::memory) fn load(&self, wheel: Wheel) -> Result<Option<Saved>, StateError> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
                 let written = open_beside(&self.path, NEW).and_then(|_| fs::remove_file(beside(&self.path, NEW)));
                 return written.map(|()| None).map_err(|cause| self.error("write", cause));
             }
@@ -142,80 +144,57 @@ impl StateFile {
         Ok(Some(saved))
     }
 
-    /// Removes it, once it was taken over.
-    pub(in crate::memory) fn consume(&self) -> Result<(), StateError> {
+    /// Removes it, once it was restored.
+    pub(in crate::memory) fn remove(&self) -> Result<(), StateError> {
         match fs::remove_file(&self.path) {
-            Ok(()) => {
-                // Its state is in memory alone now, also if the folder cannot be synced.
-                if let Err(error) = self.sync_folder() {
-                    warn!(
-                        %error,
-                        "the folder of the state file could not be synced: a power cut within seconds may bring the old wheel back"
-                    );
-                }
-                Ok(())
-            }
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(cause) => Err(self.error("remove", cause)),
-        }
-    }
-
-    /// Makes room for so many bytes, at the begin of a drain; whether [`StateFile::save`] can be relied on.
-    pub(in crate::memory) fn reserve(&self, bytes: u64) -> bool {
-        let reserved = open_beside(&self.path, NEW).and_then(|file| {
-            match retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes)) {
-                // There are file systems that cannot tell.
-                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-                Err(error) => Err(error.into()),
-            }
-        });
-        if let Err(cause) = reserved {
-            error!(
-                error = %self.give_up(cause),
-                "the wheel cannot be kept: what is in flight is delivered now instead, in batches flagged drained"
-            );
-            return false;
-        }
-        true
-    }
-
-    /// Writes it, as it is read by [`StateFile::load`]; it takes no memory worth naming. An attempt that is abandoned
-    /// leaves the file as it was.
-    pub(super) fn save(&self, saved: &impl Serialize, attempt: &Attempt) -> Result<(), StateError> {
-        let write = || -> io::Result<()> {
-            attempt.check()?;
-            let mut file = open_beside(&self.path, NEW)?;
-            // The head is of what follows, so it comes last.
-            file.seek(SeekFrom::Start(HEAD_LENGTH as u64))?;
-            let (crc, length) = write_body(saved, &mut file, attempt)?;
-            file.set_len(HEAD_LENGTH as u64 + length)?;
-            file.rewind()?;
-            file.write_all(&[MAGIC, &crc.to_le_bytes()[..], &length.to_le_bytes()].concat())?;
-            file.sync_all()?;
-            attempt.finish(|| fs::rename(beside(&self.path, NEW), &self.path))
-        };
-        write().map_err(|cause| self.give_up(cause))?;
-        if let Err(error) = self.sync_folder() {
-            warn!(
-                %error,
-                "the folder of the state file could not be synced: the wheel is kept, unless the power fails within seconds"
-            );
+            Ok(()) => self.sync_folder("a power cut within seconds may bring the old wheel back"),
+            Err(cause) if cause.kind() == ErrorKind::NotFound => {}
+            Err(cause) => return Err(self.error("remove", cause)),
         }
         Ok(())
     }
 
-    /// Abandons an attempt to write it, and removes what was written; returns whether it is not in its place.
-    pub(super) fn abandon(&self, attempt: &Attempt) -> bool {
-        let is_abandoned = attempt.abandon();
-        if is_abandoned {
-            let _ = fs::remove_file(beside(&self.path, NEW));
-        }
-        is_abandoned
+    /// Reserves so many bytes at the beginning of a drain. After that [`StateFile::save`] can be relied on.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<(), StateError> {
+        let reserve = |file: File| match retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes)) {
+            // Some file systems cannot reserve.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            Err(error) => Err(error.into()),
+        };
+        open_beside(&self.path, NEW).and_then(reserve).map_err(|cause| self.give_up(cause))
+    }
+
+    /// Writes it for [`StateFile::load`], with little memory. An attempt that is abandoned leaves the file as it was.
+    pub(super) fn save(&self, saved: &impl Serialize, attempt: &Attempt) -> Result<(), StateError> {
+        let write = || -> io::Result<()> {
+            drop(attempt.check()?);
+            let mut file = open_beside(&self.path, NEW)?;
+            // The head depends on the body, so it comes last.
+            file.seek(SeekFrom::Start(HEAD_LENGTH as u64))?;
+            let crc = write_body(saved, &file, attempt)?;
+            let end = file.stream_position()?;
+            file.set_len(end)?;
+            file.rewind()?;
+            let length = end - HEAD_LENGTH as u64;
+            file.write_all(&[MAGIC, &crc.to_le_bytes()[..], &length.to_le_bytes()].concat())?;
+            file.sync_all()?;
+            let mut stage = attempt.check()?;
+            fs::rename(beside(&self.path, NEW), &self.path)?;
+            *stage = Stage::Renamed;
+            Ok(())
+        };
+        write().map_err(|cause| self.give_up(cause))?;
+        self.sync_folder("the wheel is kept, unless the power fails within seconds");
+        Ok(())
     }
 
     /// Removes the unfinished file: a part of a state is of no use, and the disk may be full.
-    fn give_up(&self, cause: io::Error) -> StateError {
+    pub(super) fn remove_unfinished(&self) {
         let _ = fs::remove_file(beside(&self.path, NEW));
+    }
+
+    fn give_up(&self, cause: io::Error) -> StateError {
+        self.remove_unfinished();
         self.error("write", cause)
     }
 
@@ -223,26 +202,54 @@ impl StateFile {
         StateError::Io { what, path: self.path.clone(), cause }
     }
 
-    /// Makes a rename or a removal last, a power cut included; where the file system can, and we may read the folder.
-    fn sync_folder(&self) -> io::Result<()> {
+    /// Makes a rename or a removal survive a power cut, if the file system can do it and the folder may be read.
+    fn sync_folder(&self, risk: &str) {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let synced = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
-        match synced {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
-                ) =>
-            {
-                Ok(())
-            }
-            synced => synced,
+        if let Err(error) = synced
+            && !matches!(
+                error.kind(),
+                ErrorKind::PermissionDenied | ErrorKind::InvalidInput | ErrorKind::Unsupported
+            )
+        {
+            warn!(%error, "the folder of the state file could not be synced: {risk}");
         }
     }
 }
 
+/// An attempt to write a state file. Another thread may abandon it until the file is renamed.
+#[derive(Debug, Default)]
+pub(super) struct Attempt(Mutex<Stage>);
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Writing,
+    Abandoned,
+    Renamed,
+}
+
+impl Attempt {
+    /// An error once it is abandoned. It is not abandoned while the caller holds the stage.
+    fn check(&self) -> io::Result<MutexGuard<'_, Stage>> {
+        let stage = self.0.lock();
+        if *stage == Stage::Abandoned { Err(ErrorKind::TimedOut.into()) } else { Ok(stage) }
+    }
+
+    /// Abandons it; returns false if the file is renamed.
+    pub(super) fn abandon(&self) -> bool {
+        // It is locked for no longer than a rename takes, and a disk that does not answer must delay no other thread.
+        let Some(mut stage) = self.0.try_lock_for(RENAME_TIMEOUT) else { return true };
+        if *stage == Stage::Renamed {
+            return false;
+        }
+        *stage = Stage::Abandoned;
+        true
+    }
+}
+
 /// Opens a file beside it. Bytes that are there, such as reserved room, stay until they are overwritten. A pipe of that
-/// name is an error: to wait for its reader would be to hang.
+/// name is an error: opening it would wait for its reader forever.
 fn open_beside(path: &Path, ending: &str) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
@@ -255,40 +262,35 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Returns the checksum of what was written, and its length.
-fn write_body(saved: &impl Serialize, file: &mut File, attempt: &Attempt) -> io::Result<(u32, u64)> {
-    let mut body =
-        BufWriter::with_capacity(BUFFER, Body { file, attempt, crc: Hasher::new(), length: 0, failed: None });
+/// Returns the checksum of the body.
+fn write_body(saved: &impl Serialize, file: &File, attempt: &Attempt) -> io::Result<u32> {
+    let mut body = BufWriter::with_capacity(BUFFER, Body { file, attempt, crc: Hasher::new(), failed: None });
     let written = postcard::to_io(saved, &mut body).map(drop);
-    let (Body { crc, length, failed, .. }, _) = body.into_parts();
+    let (Body { crc, failed, .. }, _) = body.into_parts();
     match written {
-        Ok(()) => Ok((crc.finalize(), length)),
+        Ok(()) => Ok(crc.finalize()),
         // The error does not say why. A type that postcard cannot write could fail too, and a state has none.
-        Err(_) => Err(failed.unwrap_or_else(|| io::ErrorKind::WriteZero.into())),
+        Err(_) => Err(failed.unwrap_or_else(|| ErrorKind::WriteZero.into())),
     }
 }
 
-/// The writer of all that follows the head.
+/// The writer of everything behind the head.
 struct Body<'a> {
-    file: &'a mut File,
+    file: &'a File,
     attempt: &'a Attempt,
     crc: Hasher,
-    length: u64,
     failed: Option<io::Error>,
 }
 
 impl Write for Body<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = match self.attempt.check().and_then(|()| self.file.write(bytes)) {
-            Ok(written) => written,
-            Err(error) => {
-                let kind = error.kind();
-                self.failed = Some(error);
-                return Err(kind.into());
-            }
-        };
+        let checked = self.attempt.check().map(drop);
+        let written = checked.and_then(|()| self.file.write(bytes)).map_err(|error| {
+            let kind = error.kind();
+            self.failed = Some(error);
+            kind
+        })?;
         self.crc.update(&bytes[..written]);
-        self.length += written as u64;
         Ok(written)
     }
 
@@ -313,4 +315,35 @@ fn decode(bytes: &[u8]) -> Result<Saved, String> {
         return Err(String::from("its checksum is wrong"));
     }
     postcard::from_bytes(body).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_is_abandoned_or_renamed_and_never_both() {
+        let (abandoned, renamed) = (Attempt::default(), Attempt::default());
+        assert!(abandoned.check().is_ok() && abandoned.abandon() && abandoned.check().is_err());
+        *renamed.check().unwrap() = Stage::Renamed;
+        assert!(!renamed.abandon() && renamed.check().is_ok());
+    }
+
+    #[test]
+    fn an_abandoned_attempt_leaves_the_file_as_it_was_and_a_failed_rename_is_not_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StateFile::open(folder.path().join("state")).unwrap();
+        fs::write(&file.path, "old").unwrap();
+        let abandoned = Attempt::default();
+        assert!(abandoned.abandon() && file.save(&1_u32, &abandoned).is_err());
+        assert_eq!(fs::read(&file.path).unwrap(), b"old");
+        assert!(!beside(&file.path, NEW).exists());
+        let saved = Attempt::default();
+        assert!(file.save(&1_u32, &saved).is_ok() && !saved.abandon());
+        // No file can replace a folder.
+        fs::remove_file(&file.path).unwrap();
+        fs::create_dir(&file.path).unwrap();
+        let failed = Attempt::default();
+        assert!(file.save(&1_u32, &failed).is_err() && failed.abandon());
+    }
 }

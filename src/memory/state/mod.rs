@@ -1,12 +1,119 @@
-//! The state file: keeps a memory store across a planned restart.
+//! Saves a memory store to its state file across a planned restart.
+//!
+//! A thread of its own writes the file: a disk that is slow, or does not answer, delays no other thread.
 
-mod attempt;
 mod file;
-mod outbox;
 mod saved;
-pub(super) mod writer;
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+use tracing::error;
+
+use self::file::Attempt;
+use super::wheel::MemoryWheel;
+use crate::core::refusal::{Reason, Refusal};
+use crate::core::ring::DrainOutcome;
+use crate::core::store::Moment;
 
 pub use self::file::StateError;
 pub(super) use self::file::StateFile;
-#[cfg(test)]
 pub(super) use self::saved::Saved;
+
+/// Reserves room for the state, if the disk has it; else expires all that is in flight.
+pub(super) async fn reserve(
+    wheel: Arc<MemoryWheel>,
+    file: Arc<StateFile>,
+    now: Instant,
+) -> Result<DrainOutcome, Refusal> {
+    let reserving = on_thread("state-room", {
+        let wheel = Arc::clone(&wheel);
+        move || file.reserve(Saved::most_bytes(&wheel)).map_err(|error| error.to_string())
+    });
+    let Err(error) = reserving.await else { return Ok(DrainOutcome::Kept) };
+    error!(
+        %error,
+        "the wheel cannot be kept: what is in flight is delivered now instead, in batches flagged drained"
+    );
+    Ok(wheel.expire_all(now))
+}
+
+/// Writes the state. If the reply is dropped before the file is complete, the state is not written.
+pub(super) async fn save(
+    wheel: Arc<MemoryWheel>,
+    file: Arc<StateFile>,
+    moment: Moment,
+) -> Result<String, Refusal> {
+    let attempt = Arc::new(Attempt::default());
+    let saving = on_thread("state-file", {
+        let (wheel, file, attempt) = (Arc::clone(&wheel), Arc::clone(&file), Arc::clone(&attempt));
+        move || write(&wheel, &file, &attempt, moment)
+    });
+    let mut unfinished = Unfinished { wheel, file, attempt, is_armed: true };
+    let saved = saving.await;
+    unfinished.is_armed = false;
+    saved.map_err(|error| unfinished.failed(error))
+}
+
+/// Returns in words what was kept, or why not.
+fn write(wheel: &MemoryWheel, file: &StateFile, attempt: &Attempt, moment: Moment) -> Result<String, String> {
+    let saved = Saved::of(wheel, moment);
+    let (in_flight, batches) = (wheel.in_flight.count(), wheel.outbox.queue.lock().batches.len());
+    let written = file.save(&saved, attempt);
+    if written.is_ok() || (in_flight == 0 && batches == 0) {
+        file.mark_in_use(false);
+    }
+    written.map_err(|error| error.to_string())?;
+    let batches = match batches {
+        0 => String::new(),
+        count => format!(", with {count} batches that were not acknowledged"),
+    };
+    Ok(format!("{in_flight} messages in flight are kept in {}{batches}", file.path.display()))
+}
+
+/// Runs this on a thread. The error says why there is no result.
+fn on_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> impl Future<Output = Result<T, String>> {
+    let (answer, done) = oneshot::channel();
+    let started = thread::Builder::new().name(String::from(name)).spawn(move || {
+        // The receiver may have given up.
+        let _ = answer.send(work());
+    });
+    async move {
+        started.map_err(|error| format!("no thread could be started to write it: {error}"))?;
+        done.await.unwrap_or_else(|_| Err(String::from("the thread that wrote it has ended")))
+    }
+}
+
+/// A state that is being written; dropping it abandons the attempt.
+struct Unfinished {
+    wheel: Arc<MemoryWheel>,
+    file: Arc<StateFile>,
+    attempt: Arc<Attempt>,
+    is_armed: bool,
+}
+
+impl Unfinished {
+    fn failed(&self, error: String) -> Refusal {
+        error!(
+            error,
+            in_flight = self.wheel.in_flight.count(),
+            "the wheel could not be kept, and ends with this process, with what the outbox holds: no subscriber gets these \
+             messages; make room where --state is, and have the logic nodes add again what they wait for"
+        );
+        Refusal::new(Reason::StoreTimeout, error)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if self.is_armed && self.attempt.abandon() {
+            self.file.remove_unfinished();
+            self.failed(String::from("the state file was not written before the drain ended: is its disk slow?"));
+        }
+    }
+}

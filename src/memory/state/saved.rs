@@ -1,31 +1,44 @@
-//! The content of a state file: ring and outbox of a memory store.
+//! The content of a state file: the ring and the outbox of a memory store.
+//!
+//! Messages and batches are written from where they are: a list of them would take as much memory as the ring or the
+//! outbox, and there may be no more. Ephemeral groups are left out: they are deleted with their last subscriber, and none
+//! survives the process.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::outbox::{self as saved_outbox, SavedBatch, SavedOutbox, StoredBatches};
+use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
+use crate::core::group::{GroupName, MAX_NAME_LENGTH};
 use crate::core::latency_histogram::Stamp;
 use crate::core::message::Message;
+use crate::core::outbox::GroupOptions;
 use crate::core::store::Moment;
 use crate::core::tick::{Tick, Wheel};
 use crate::memory::entry::{Entry, Marks, ShortTick};
-use crate::memory::outbox::MemoryOutbox;
+use crate::memory::outbox::{Group, MemoryOutbox, Queue, Stored};
+use crate::memory::table::Hash;
 use crate::memory::wheel::MemoryWheel;
 
-/// The most bytes that a message in flight takes, or one that is remembered: numbers are as long as they are large.
-const MESSAGE_BYTES: u64 = 10 + 10 + 6 + 5 + 1 + 1;
+/// The most bytes of a message in flight or remembered: numbers are as long as they are large.
+const ENTRY_BYTES: u64 = 10 + 10 + 6 + 5 + 1 + 1;
+/// The most bytes of a message of a batch.
+const TIMED_OUT_BYTES: u64 = 10 + 10 + 1;
+/// The most bytes of a batch without its messages.
+const BATCH_BYTES: u64 = 1 + 10 + 10 + 3 + 5 + 10 + 10 + 3 + 15 + 5;
+/// The most bytes of a group without the batches that it holds.
+const GROUP_BYTES: u64 = 2 + MAX_NAME_LENGTH as u64 + 10 + 5 + 15;
+/// The most bytes of a batch that a group holds.
+const HELD_BYTES: u64 = 10 + 5;
 /// Bytes for the rest without the outbox: counts of ticks, heads of batches, and what arrives in the last moment.
 const OTHER_BYTES: u64 = 1 << 20;
-/// The pointer moves on for so long at most between the room that is made and what is saved.
+/// The pointer moves on for so long at most after the room was reserved and before the state is saved.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// The content of a state file. Ages count from `unix_ms`. Messages are a sequence of [`SavedMessage`], and batches one of
-/// [`SavedBatch`]. Both are written from where they are: a list would take as much memory as ring or outbox, when there
-/// may be no more.
+/// The content of a state file. Ages count from `unix_ms`. It is written with [`RingMessages`] and [`OutboxBatches`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::memory) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<Option<SavedBatch>>> {
     slots: u16,
@@ -33,7 +46,7 @@ pub(in crate::memory) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<O
     unix_ms: u64,
     pub(in crate::memory) epoch: u64,
     pub(in crate::memory) pointer: u64,
-    messages: Messages,
+    pub(in crate::memory) messages: Messages,
     /// Messages acknowledged so far of open ticks.
     acked: Vec<(u64, u64)>,
     outbox: SavedOutbox<Batches>,
@@ -50,51 +63,90 @@ pub(in crate::memory) struct SavedMessage {
     late_counted: bool,
 }
 
+/// The outbox. Positions count from the oldest batch. A position without a batch was settled by all groups.
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedOutbox<Batches = Vec<Option<SavedBatch>>> {
+    batches: Batches,
+    groups: Vec<SavedGroup>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::memory) struct SavedBatch {
+    tick: u64,
+    epoch: u64,
+    ring: u16,
+    seq: u32,
+    added: u64,
+    acked: u64,
+    storm: bool,
+    drained: bool,
+    last: bool,
+    age: Duration,
+    /// msg_id, client, attempt.
+    messages: Vec<(u64, u64, u8)>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedGroup {
+    name: String,
+    next: u64,
+    /// Positions before `next` that are not settled, with their delivery counts.
+    held: Vec<(u64, u32)>,
+    unattended: Duration,
+}
+
 impl Saved {
     /// The bytes that the store takes at most, now and at the end of a drain that begins now.
-    pub(in crate::memory) fn most_bytes(wheel: &MemoryWheel, outbox: &MemoryOutbox) -> u64 {
+    pub(super) fn most_bytes(wheel: &MemoryWheel) -> u64 {
         let messages = wheel.shards.len();
         // Messages that time out meanwhile go to the outbox too, and are remembered in the table.
         let moves = DRAIN.as_millis().div_ceil(wheel.options.wheel.tick_length().as_millis()) as usize;
         let open = wheel.shards.open_ticks(wheel.pointer());
-        let timing_out: u64 = open.take(moves + 1).map(|tick| wheel.shards.counts(tick).left).sum();
-        messages as u64 * MESSAGE_BYTES
-            + timing_out * saved_outbox::MESSAGE_BYTES
-            + outbox.most_saved_bytes()
+        let timing_out: u64 = open.take(moves + 1).map(|tick| wheel.shards.counts(tick).in_flight).sum();
+        messages as u64 * ENTRY_BYTES
+            + timing_out * TIMED_OUT_BYTES
+            + SavedOutbox::most_bytes(&wheel.outbox)
             + OTHER_BYTES
     }
 
     /// The dimensions of the ring.
-    pub(in crate::memory) fn wheel(&self) -> Result<Wheel, String> {
+    pub(super) fn wheel(&self) -> Result<Wheel, String> {
         Wheel::new(self.slots, Duration::from_millis(u64::from(self.tick_ms))).map_err(|error| error.to_string())
     }
 
-    /// Puts everything back; returns the number of messages in flight.
-    pub(in crate::memory) fn restore(self, wheel: &MemoryWheel, outbox: &MemoryOutbox, moment: Moment) -> u64 {
+    /// Restores an empty ring and its outbox; returns the number of messages in flight.
+    pub(in crate::memory) fn restore(self, wheel: &MemoryWheel, moment: Moment) -> u64 {
         let now = moment.now;
-        // By a clock that may have been set meanwhile: the age of a batch shows it, and nothing depends on it.
+        // The wall clock may have been set meanwhile. This shows in the age of a batch, and nothing depends on it.
         let away = Duration::from_millis(moment.unix_ms().saturating_sub(self.unix_ms));
-        let stamp = wheel.stamp(now);
-        let acked: Vec<(Tick, u64)> = self.acked.iter().map(|(tick, acked)| (Tick(*tick), *acked)).collect();
-        let entries = self.messages.iter().map(|saved| saved.entry(stamp));
-        let in_flight = wheel.restore(entries, &acked, now);
-        let mut remembered: BTreeMap<Tick, u64> = BTreeMap::new();
-        for message in self.messages.iter().filter(|message| message.deadline < self.pointer) {
-            *remembered.entry(Tick(message.deadline)).or_default() += 1;
+        let position = wheel.position(&wheel.state.read(), now);
+        let (mut in_flight, mut remembered) = (0, BTreeMap::<u64, u64>::new());
+        for message in &self.messages {
+            let entry = message.entry(position.now);
+            let hash = Hash::of(entry.message, &wheel.shards.hasher);
+            let shard = &wheel.shards.list[hash.shard(wheel.shards.bits)];
+            if shard.lock().restore(hash, entry, &position) {
+                in_flight += 1;
+            } else {
+                *remembered.entry(message.deadline).or_default() += 1;
+            }
+        }
+        wheel.in_flight.change(in_flight);
+        for (tick, acked) in self.acked {
+            // Counts of a tick are summed over the shards, so any of them may keep these.
+            wheel.shards.list[0].lock().of_tick(Tick(tick), wheel.options.wheel).acked += acked;
         }
         let mut expiry = wheel.expiry.lock();
-        for (tick, messages) in remembered {
-            expiry.remember(tick, messages);
-        }
+        remembered.into_iter().for_each(|(tick, messages)| expiry.remember(Tick(tick), messages));
         drop(expiry);
-        outbox.restore(self.outbox, away, now);
+        self.outbox.restore(&wheel.outbox, away, now);
         in_flight
     }
 }
 
-impl<'a> Saved<StoredMessages<'a>, StoredBatches<'a>> {
-    /// The state to keep of both, which do not change any more from here on.
-    pub(in crate::memory) fn of(wheel: &'a MemoryWheel, outbox: &'a MemoryOutbox, moment: Moment) -> Self {
+impl<'a> Saved<RingMessages<'a>, OutboxBatches<'a>> {
+    /// The state of a ring and its outbox, which do not change any more from here on.
+    pub(in crate::memory) fn of(wheel: &'a MemoryWheel, moment: Moment) -> Self {
         let now = moment.now;
         wheel.state.write().saved = true;
         while wheel.publish_expired(now).more {}
@@ -106,62 +158,34 @@ impl<'a> Saved<StoredMessages<'a>, StoredBatches<'a>> {
             unix_ms: moment.unix_ms(),
             epoch: wheel.options.epoch,
             pointer: pointer.0,
-            messages: StoredMessages {
-                wheel,
-                pointer,
-                handed_out: wheel.next_expired().is_none(),
-                stamp: wheel.stamp(now),
-            },
+            messages: RingMessages { wheel, pointer, now: wheel.stamp(now) },
             acked: acked.filter(|(_, acked)| *acked > 0).collect(),
-            outbox: outbox.save(now),
+            outbox: SavedOutbox::of(&wheel.outbox, now),
         }
-    }
-
-    /// How many messages are in flight.
-    pub(in crate::memory) fn in_flight(&self) -> usize {
-        self.messages.count(|message| message.deadline >= self.pointer)
-    }
-
-    /// How many batches it holds that some group has not acknowledged.
-    pub(in crate::memory) fn batches(&self) -> usize {
-        self.outbox.count()
     }
 }
 
-/// The messages of a ring that are to be kept.
-pub(in crate::memory) struct StoredMessages<'a> {
+/// The messages of a ring.
+pub(in crate::memory) struct RingMessages<'a> {
     wheel: &'a MemoryWheel,
     pointer: Tick,
-    /// Whether what was in flight is in the outbox.
-    handed_out: bool,
-    stamp: Stamp,
+    now: Stamp,
 }
 
-impl StoredMessages<'_> {
-    fn try_each<E>(&self, mut to: impl FnMut(&SavedMessage) -> Result<(), E>) -> Result<(), E> {
-        for shard in self.wheel.shards.iter() {
-            let shard = shard.lock();
-            let messages = shard.table.iter().map(|entry| SavedMessage::of(entry, self.pointer, self.stamp));
-            let mut kept = messages.filter(|message| !self.handed_out || message.deadline < self.pointer.0);
-            kept.try_for_each(|message| to(&message))?;
-        }
-        Ok(())
-    }
-
-    fn count(&self, of: impl Fn(&SavedMessage) -> bool) -> usize {
-        let mut count = 0;
-        let Ok(()) = self.try_each::<Infallible>(|message| {
-            count += usize::from(of(message));
-            Ok(())
-        });
-        count
-    }
-}
-
-impl Serialize for StoredMessages<'_> {
+impl Serialize for RingMessages<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut sequence = serializer.serialize_seq(Some(self.count(|_| true)))?;
-        self.try_each(|message| sequence.serialize_element(message))?;
+        // After a drain that expired all ticks, the messages from the pointer on are in the outbox.
+        let all_expired = self.wheel.next_expired().is_none();
+        let is_kept = |entry: &&Entry| !all_expired || entry.deadline.is_before(ShortTick::of(self.pointer));
+        let shards = &self.wheel.shards.list;
+        let count = shards.iter().map(|shard| shard.lock().table.iter().filter(is_kept).count()).sum();
+        let mut sequence = serializer.serialize_seq(Some(count))?;
+        for shard in shards {
+            let shard = shard.lock();
+            for entry in shard.table.iter().filter(is_kept) {
+                sequence.serialize_element(&SavedMessage::of(entry, self.pointer, self.now))?;
+            }
+        }
         sequence.end()
     }
 }
@@ -179,7 +203,7 @@ impl SavedMessage {
     }
 
     fn entry(&self, now: Stamp) -> Entry {
-        // While the sidecar was not there, no time passed for the message.
+        // While there was no sidecar, no time passed for the message.
         let added_at = Stamp(now.0.wrapping_sub(self.age_units));
         let message = Message::new(self.msg_id, self.client);
         let mut entry = Entry::in_flight(message, ShortTick::of(Tick(self.deadline)), added_at, self.attempt);
@@ -190,16 +214,137 @@ impl SavedMessage {
     }
 }
 
+/// The batches of an outbox.
+pub(in crate::memory) struct OutboxBatches<'a> {
+    outbox: &'a MemoryOutbox,
+    now: Instant,
+}
+
+impl Serialize for OutboxBatches<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let positions = self.outbox.queue.lock().positions();
+        let mut sequence = serializer.serialize_seq(Some(positions.clone().count()))?;
+        for position in positions {
+            // Nothing is locked while it is written.
+            let save = |stored: &Stored| (Arc::clone(&stored.batch), stored.expired_at);
+            let batch = self.outbox.queue.lock().batches.get(&position).map(save);
+            let batch = batch.map(|(batch, expired_at)| SavedBatch::of(&batch, expired_at, self.now));
+            sequence.serialize_element(&batch)?;
+        }
+        sequence.end()
+    }
+}
+
+impl<'a> SavedOutbox<OutboxBatches<'a>> {
+    fn of(outbox: &'a MemoryOutbox, now: Instant) -> Self {
+        let queue = outbox.queue.lock();
+        let first = queue.positions().start;
+        let save_group = |(name, group): (&GroupName, &Group)| SavedGroup {
+            name: name.to_string(),
+            next: group.next.max(first) - first,
+            held: (group.taken.iter().chain(&group.released))
+                .map(|(position, count)| (position - first, *count))
+                .collect(),
+            unattended: now.saturating_duration_since(group.attended_at),
+        };
+        let groups = queue.groups.iter().filter(|(_, group)| !group.ephemeral).map(save_group).collect();
+        SavedOutbox { batches: OutboxBatches { outbox, now }, groups }
+    }
+}
+
+impl SavedOutbox {
+    fn most_bytes(outbox: &MemoryOutbox) -> u64 {
+        let queue = outbox.queue.lock();
+        let held: usize = queue.groups.values().map(|group| group.taken.len() + group.released.len()).sum();
+        queue.ids * TIMED_OUT_BYTES
+            + queue.positions().count() as u64 * BATCH_BYTES
+            + queue.groups.len() as u64 * GROUP_BYTES
+            + held as u64 * HELD_BYTES
+    }
+
+    /// Restores an outbox that was saved `away` ago. After a restart no subscriber holds a batch: all are released. Retention
+    /// starts again, since no subscriber could take them before; so a wrong clock drops nothing.
+    fn restore(self, outbox: &MemoryOutbox, away: Duration, now: Instant) {
+        let before = |age: Duration| now.checked_sub(age.saturating_add(away)).unwrap_or(now);
+        let mut queue = Queue::default();
+        for group in self.groups {
+            let Ok(name) = group.name.parse::<GroupName>() else { continue };
+            let group = Group {
+                next: group.next,
+                taken: BTreeMap::new(),
+                released: group.held.into_iter().collect(),
+                unsettled: 0,
+                // While the sidecar was away no subscriber could attend.
+                attended_at: now.checked_sub(group.unattended).unwrap_or(now),
+                ephemeral: false,
+            };
+            queue.groups.insert(name, group);
+        }
+        for (position, batch) in (0..).zip(self.batches) {
+            let wants = |group: &&mut Group| position >= group.next || group.released.contains_key(&position);
+            let mut unsettled = 0;
+            for group in queue.groups.values_mut().filter(wants) {
+                group.unsettled += u64::from(batch.is_some());
+                unsettled += 1;
+            }
+            match batch {
+                // A batch that only an ephemeral group had not settled is dropped.
+                Some(batch) if unsettled > 0 => {
+                    let expired_at = before(batch.age);
+                    queue.append(Stored {
+                        batch: Arc::new(batch.restore()),
+                        expired_at,
+                        kept_since: now,
+                        unsettled,
+                    });
+                }
+                _ => queue.end += 1,
+            }
+        }
+        queue.open_group(&GroupName::default_group(), GroupOptions::default(), now);
+        queue.restored_at = Some(now);
+        *outbox.queue.lock() = queue;
+    }
+}
+
+impl SavedBatch {
+    fn of(batch: &TimeoutBatch, expired_at: Instant, now: Instant) -> SavedBatch {
+        let TimeoutBatch { id, counts, last, messages } = batch;
+        let message =
+            |timed_out: &TimedOut| (timed_out.message.msg_id.0, timed_out.message.client.0, timed_out.attempt);
+        SavedBatch {
+            tick: id.tick.0,
+            epoch: id.epoch,
+            ring: id.ring,
+            seq: id.seq,
+            added: counts.added,
+            acked: counts.acked,
+            storm: counts.storm,
+            drained: counts.drained,
+            last: *last,
+            age: now.saturating_duration_since(expired_at),
+            messages: messages.iter().map(message).collect(),
+        }
+    }
+
+    fn restore(self) -> TimeoutBatch {
+        let message = |(msg_id, client, attempt)| TimedOut { message: Message::new(msg_id, client), attempt };
+        TimeoutBatch {
+            id: BatchId { tick: Tick(self.tick), epoch: self.epoch, ring: self.ring, seq: self.seq },
+            counts: TickCounts { added: self.added, acked: self.acked, storm: self.storm, drained: self.drained },
+            last: self.last,
+            messages: self.messages.into_iter().map(message).collect(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::Instant;
-
     use futures_util::FutureExt;
 
     use super::*;
     use crate::core::batch::StormRule;
-    use crate::core::outbox::Retention;
+    use crate::core::outbox::{Dropped, Outbox, Retention};
     use crate::core::ring::{Advance, Ring};
     use crate::core::single_request::{AddNewMsg, SingleRequest};
     use crate::memory::{MemoryRing, RingOptions};
@@ -216,14 +361,14 @@ mod tests {
             epoch: 1,
             pointer: Tick(u64::MAX / 4),
         };
-        let ring = MemoryRing::new(options, Arc::clone(&outbox), start);
+        let ring = MemoryRing::new(options, outbox, start);
         for ticks in 1..=15_u16 {
             let messages: Vec<Message> =
                 (0..7_000).map(|id| Message::new(u64::MAX - id, u64::MAX - u64::from(ticks))).collect();
             let request = AddNewMsg { messages: &messages, ack_timeout_ticks: ticks, attempt: 1 };
             ring.add_new_msg(request, start).now_or_never().unwrap().unwrap();
         }
-        let said = Saved::most_bytes(&ring.wheel, &outbox);
+        let said = Saved::most_bytes(&ring.wheel);
         let mut now = start;
         for _ in 0..16 {
             now += tick;
@@ -231,9 +376,84 @@ mod tests {
             assert!(matches!(advanced, Advance::Moved { .. }), "{advanced:?}");
             while ring.wheel.publish_expired(now).more {}
         }
-        let saved = Saved::of(&ring.wheel, &outbox, Moment { now, unix_time: Duration::ZERO });
-        assert_eq!((saved.in_flight(), saved.messages.count(|_| true)), (0, 15 * 7_000));
-        let bytes = postcard::to_stdvec(&saved).unwrap().len() as u64;
+        let saved =
+            postcard::to_stdvec(&Saved::of(&ring.wheel, Moment { now, unix_time: Duration::ZERO })).unwrap();
+        let messages = postcard::from_bytes::<Saved>(&saved).unwrap().messages.len();
+        assert_eq!((ring.wheel.in_flight.count(), messages), (0, 15 * 7_000));
+        let bytes = saved.len() as u64;
         assert!(bytes <= said, "{bytes} bytes of {said}");
+    }
+
+    /// The outbox after a round through a state file.
+    fn reread(saved: &SavedOutbox<OutboxBatches<'_>>) -> SavedOutbox {
+        postcard::from_bytes(&postcard::to_stdvec(saved).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_group_was_not_left_alone_while_the_sidecar_was_away() {
+        let (begun, hour) = (Instant::now(), Duration::from_secs(3_600));
+        let retention = Retention { time: 3 * hour, ..Retention::default() };
+        let group: GroupName = "logic".parse().unwrap();
+        let outbox = MemoryOutbox::new(retention, begun);
+        outbox.open_group(&group, GroupOptions::default(), begun).now_or_never().unwrap().unwrap();
+        // For two hours there is no subscriber, then for ten no sidecar, and then again no subscriber.
+        let saved = SavedOutbox::of(&outbox, begun + 2 * hour);
+        let back = begun + 12 * hour;
+        let restored = MemoryOutbox::new(retention, back);
+        reread(&saved).restore(&restored, 10 * hour, back);
+        let dropped = |now| restored.maintain(&[], now).now_or_never().unwrap().unwrap().groups;
+        assert_eq!(dropped(back + hour / 2), []);
+        assert_eq!(dropped(back + 2 * hour), [group]);
+    }
+
+    #[test]
+    fn retention_counts_anew_after_a_restart_however_long_the_clock_says_it_took() {
+        let (begun, hour) = (Instant::now(), Duration::from_secs(3_600));
+        let retention = Retention { time: 3 * hour, ..Retention::default() };
+        let outbox = MemoryOutbox::new(retention, begun);
+        let group: GroupName = "logic".parse().unwrap();
+        outbox.open_group(&group, GroupOptions::default(), begun).now_or_never().unwrap().unwrap();
+        let id = BatchId { tick: Tick(7), epoch: 1, ring: 0, seq: 0 };
+        let counts = TickCounts { added: 1, acked: 0, storm: false, drained: false };
+        let message = TimedOut { message: Message::from(1), attempt: 1 };
+        outbox.publish(Arc::new(TimeoutBatch { id, counts, last: true, messages: vec![message] }), begun);
+        let saved = reread(&SavedOutbox::of(&outbox, begun + 2 * hour));
+        let back = begun + 4 * hour;
+        let restored = MemoryOutbox::new(retention, back);
+        // The clock was set ten years forwards.
+        let years = 87_600 * hour;
+        saved.restore(&restored, years, back);
+        let dropped = |now| restored.maintain(&[], now).now_or_never().unwrap().unwrap();
+        assert_eq!(dropped(back + hour), Dropped::default());
+        assert_eq!(dropped(back + 3 * hour).batches, 0, "as long as any other");
+        let taken = restored.take(&group, 1, back + hour).now_or_never().unwrap().unwrap();
+        assert_eq!(taken, [], "the group was gone by then, and the batch is there for the default group");
+        let taken = restored.take(&GroupName::default_group(), 1, back + hour).now_or_never().unwrap().unwrap();
+        assert_eq!(taken.len(), 1);
+        assert_eq!(dropped(back + 3 * hour + Duration::from_secs(1)).batches, 1);
+    }
+
+    #[test]
+    fn no_outbox_takes_more_than_it_says() {
+        let now = Instant::now();
+        let outbox = MemoryOutbox::new(Retention::default(), now);
+        let group: GroupName = "g".repeat(MAX_NAME_LENGTH).parse().unwrap();
+        outbox.open_group(&group, GroupOptions::default(), now).now_or_never().unwrap().unwrap();
+        let most = |outbox: &MemoryOutbox| {
+            let bytes = postcard::to_stdvec(&SavedOutbox::of(outbox, now)).unwrap().len() as u64;
+            let said = SavedOutbox::most_bytes(outbox);
+            assert!(bytes <= said, "{bytes} bytes of {said}");
+        };
+        most(&outbox);
+        for seq in 0..2_000 {
+            let id = BatchId { tick: Tick(u64::MAX), epoch: u64::MAX, ring: u16::MAX, seq: u32::MAX - seq };
+            let counts = TickCounts { added: u64::MAX, acked: 0, storm: false, drained: false };
+            let message = TimedOut { message: Message::new(u64::MAX, u64::MAX), attempt: u8::MAX };
+            let batch = TimeoutBatch { id, counts, last: true, messages: vec![message] };
+            outbox.publish(Arc::new(batch), now);
+        }
+        most(&outbox);
+        while !outbox.take(&group, u64::MAX, now).now_or_never().unwrap().unwrap().is_empty() {}
+        most(&outbox);
     }
 }

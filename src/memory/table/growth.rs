@@ -1,53 +1,66 @@
-//! Growing, shrinking and scanning: each step is bounded by the size of a segment or two.
+//! Grows, shrinks and scans a table: each step is bounded by the size of a segment or two.
+
+use std::hash::BuildHasher;
 
 use super::super::entry::{Entry, ShortTick};
-use super::group_mask::PLACES;
-use super::segment::Segment;
-use super::{Hash, HashMessage, Table, fetch, fetch_whole};
+use super::group::CELLS;
+use super::segment::{Found, Segment};
+use super::{Hash, Table, fetch, fetch_whole};
 
-/// Entries that a scan asks for before it visits the first of them.
+/// Entries that a scan requests before it visits the first of them.
 const AHEAD: usize = 128;
 
 /// Messages a segment has on average when another is made. With a quarter of it a pair takes a seventh longer at ten
 /// million in flight (docs/PERFORMANCE.md); the more, the longer a step takes. Unit tests are to see many splits.
 pub(super) const MEAN_SEGMENT: usize = if cfg!(test) { 1_024 } else { 4_096 };
 
-/// A segment emptier than this is made smaller when memory is given back.
+/// A segment emptier than this is made smaller when memory is reclaimed.
 const MIN_LOAD_PERCENT: usize = 45;
 
-/// Where an entry is.
+/// The position of an entry.
 #[derive(Clone, Copy, Debug)]
-struct Spot {
+struct Location {
     segment: usize,
     group: usize,
-    place: usize,
+    cell: usize,
 }
 
-impl<S: HashMessage> Table<S> {
-    /// Makes room where an entry of this hash goes, and that is full: by splitting a segment, if the table has too few of
-    /// them, and by growing its own if that has not helped.
+impl<S: BuildHasher> Table<S> {
+    /// Makes room for an entry of this hash, whose segment is full: splits a segment if the table has too few, and enlarges
+    /// that of the entry if this did not help.
     pub(super) fn make_room(&mut self, hash: Hash) {
         if self.len >= self.segments.len() * MEAN_SEGMENT {
             self.split();
         }
         let segment = self.segment_of(hash);
-        if self.segments.room(segment).is_none() {
+        if self.free[segment] == 0 {
             let groups = self.segments[segment].groups.len();
             self.rebuild(segment, if groups < 8 { groups * 2 } else { groups + groups / 8 });
         }
     }
 
-    /// Puts in an entry that is not there, and for which there is room.
+    /// Inserts an entry whose message is not there, and that fits.
     #[inline]
     pub(super) fn move_in(&mut self, entry: &Entry) {
-        let hash = self.hasher.hash_of(entry.message);
+        let hash = Hash::of(entry.message, &self.hasher);
         let home = self.home(hash);
-        let (segment, room) = self.segments.at(home.segment as usize);
-        segment.insert(room, hash.tag(), home.group as usize, entry);
+        let (segment, free) = (&mut self.segments[home.segment as usize], &mut self.free[home.segment as usize]);
+        segment.insert(free, hash.tag(), home.group as usize, entry);
+    }
+
+    pub(super) fn entries_in(&self, segment: usize) -> usize {
+        (self.segments[segment].limit() - self.free[segment]) as usize
+    }
+
+    /// Replaces a segment with an empty one, and returns it.
+    fn replace(&mut self, segment: usize, groups: usize) -> Segment {
+        let empty = Segment::with_groups(groups);
+        self.free[segment] = empty.limit();
+        std::mem::replace(&mut self.segments[segment], empty)
     }
 
     fn rebuild(&mut self, segment: usize, groups: usize) {
-        let old = self.segments.replace(segment, Segment::with_groups(groups));
+        let old = self.replace(segment, groups);
         self.shape = self.shape.wrapping_add(1);
         old.iter().for_each(|entry| self.move_in(entry));
     }
@@ -65,122 +78,100 @@ impl<S: HashMessage> Table<S> {
 
     /// Splits the segment whose turn it is.
     fn split(&mut self) {
-        let fresh = self.segments.len();
-        let partner = Self::partner(fresh);
+        let partner = Self::partner(self.segments.len());
         // A little more than half, for half of a random choice is seldom exactly that.
-        let room = self.segments.entries_in(partner) * 9 / 16 + 8;
-        let old = self.segments.replace(partner, Segment::with_room(room));
-        self.segments.push(Segment::with_room(room));
+        let groups = Segment::groups_for(self.entries_in(partner) * 9 / 16 + 8);
+        let old = self.replace(partner, groups);
+        let appended = Segment::with_groups(groups);
+        self.free.push(appended.limit());
+        self.segments.push(appended);
         self.reshape();
         for entry in old.iter() {
-            let segment = self.segment_of(self.hasher.hash_of(entry.message));
-            if self.segments.room(segment).is_none() {
+            let segment = self.segment_of(Hash::of(entry.message, &self.hasher));
+            if self.free[segment] == 0 {
                 self.rebuild(segment, self.segments[segment].groups.len() + 1);
             }
             self.move_in(entry);
         }
     }
 
-    /// Gives memory back: of the last segment, if there are too many, else of this one; whether there was any to give.
-    pub(in crate::memory) fn shrink(&mut self, segment: usize) -> bool {
-        if self.len * 2 < (self.segments.len() - 1) * MEAN_SEGMENT {
-            let last = self.segments.len() - 1;
+    /// Reclaims memory once, from segment number `position` on, which moves. Returns whether the scan is complete.
+    pub(in crate::memory) fn reclaim(&mut self, position: &mut usize) -> bool {
+        while *position < self.segments.len() {
+            if self.shrink(*position) {
+                return false;
+            }
+            *position += 1;
+        }
+        true
+    }
+
+    /// Merges the last segment with its partner if there are too many, else makes this one smaller if it is sparse. Returns
+    /// whether it did.
+    fn shrink(&mut self, segment: usize) -> bool {
+        let last = self.segments.len() - 1;
+        if self.len * 2 < last * MEAN_SEGMENT {
             let partner = Self::partner(last);
-            let both = Segment::with_room(self.segments.entries_in(last) + self.segments.entries_in(partner) + 8);
-            let first = self.segments.replace(partner, both);
+            let groups = Segment::groups_for(self.entries_in(last) + self.entries_in(partner) + 8);
+            let first = self.replace(partner, groups);
             let last = self.segments.pop().expect("there is more than one");
+            self.free.pop();
             self.reshape();
             first.iter().chain(last.iter()).for_each(|entry| self.move_in(entry));
             return true;
         }
-        let (len, groups) = (self.segments.entries_in(segment), self.segments[segment].groups.len());
+        let (len, groups) = (self.entries_in(segment), self.segments[segment].groups.len());
         let wanted = Segment::groups_for(len * 9 / 8);
-        let is_sparse = len * 100 < groups * PLACES * MIN_LOAD_PERCENT && wanted < groups;
+        let is_sparse = len * 100 < groups * CELLS * MIN_LOAD_PERCENT && wanted < groups;
         if is_sparse {
             self.rebuild(segment, wanted);
         }
         is_sparse
     }
 
-    /// How many segments there are.
-    pub(in crate::memory) fn segments(&self) -> usize {
-        self.segments.len()
-    }
-
-    /// Visits the entries whose deadline may be `tick` (its lowest bits are), in whole segments from number
-    /// `position` on, which moves, until about `budget` places were looked at; removes those for which `visit` says
-    /// so. Entries that are added meanwhile may be missed; others are not, unless [`Table::shrink`] is called
-    /// between two parts of a scan.
+    /// Visits the entries whose deadline has the lowest bits of `tick`, or all entries without one. Visits whole segments from
+    /// number `position` on, which moves, until about `budget` cells were scanned. Removes the entries for which `keep`
+    /// returns false. Returns whether the scan is complete.
+    ///
+    /// Entries that are added between two parts of a scan may be missed. Others are not, unless [`Table::reclaim`] was called.
     pub(in crate::memory) fn scan(
         &mut self,
         position: &mut usize,
         budget: usize,
-        tick: ShortTick,
-        mut visit: impl FnMut(&mut Entry) -> Kept,
-    ) {
-        let (mut looked_at, mut found) = (0, Vec::with_capacity(2 * AHEAD));
-        while *position < self.segments.len() && looked_at < budget {
-            // The next segment's groups lie elsewhere, where no processor looks by itself.
+        tick: Option<ShortTick>,
+        mut keep: impl FnMut(&mut Entry) -> bool,
+    ) -> bool {
+        let (mut scanned, mut found) = (0, Vec::with_capacity(2 * AHEAD));
+        while *position < self.segments.len() && scanned < budget {
+            // The groups of the next segment lie elsewhere, and no processor prefetches them.
             if let Some(next) = self.segments.get(*position + 1) {
                 next.groups.iter().for_each(fetch);
             }
             let segment = &self.segments[*position];
-            looked_at += segment.entries.len() * PLACES;
-            // First all places of some segments, so that their entries are on the way when the first is visited.
-            for (group, ticks) in segment.groups.iter().enumerate() {
-                for place in ticks.ticking(tick.lowest()) {
-                    fetch_whole(&segment.entries[group][place]);
-                    found.push(Spot { segment: *position, group, place });
+            scanned += segment.entries.len() * CELLS;
+            // First all cells of some segments, so that their entries are on the way when the first is visited.
+            for (group, head) in segment.groups.iter().enumerate() {
+                for cell in tick.map_or_else(|| head.occupied(), |tick| head.ticking(tick.lowest())) {
+                    fetch_whole(&segment.entries[group][cell]);
+                    found.push(Location { segment: *position, group, cell });
                 }
             }
             *position += 1;
             if found.len() >= AHEAD {
-                found.drain(..).for_each(|spot| self.visit_spot(spot, &mut visit));
+                found.drain(..).for_each(|location| self.visit(location, &mut keep));
             }
         }
-        found.drain(..).for_each(|spot| self.visit_spot(spot, &mut visit));
+        found.drain(..).for_each(|location| self.visit(location, &mut keep));
+        *position >= self.segments.len()
     }
 
-    /// Visits all entries, in whole segments from number `position` on, which moves, until about `budget` places were
-    /// looked at.
-    pub(in crate::memory) fn visit(
-        &mut self,
-        position: &mut usize,
-        budget: usize,
-        mut visit: impl FnMut(&mut Entry),
-    ) {
-        let mut looked_at = 0;
-        while *position < self.segments.len() && looked_at < budget {
-            let (segment, _) = self.segments.at(*position);
-            looked_at += segment.entries.len() * PLACES;
-            segment.visit(&mut visit);
-            *position += 1;
+    fn visit(&mut self, location: Location, keep: &mut impl FnMut(&mut Entry) -> bool) {
+        let Location { segment, group: at, cell } = location;
+        let Segment { groups, entries } = &mut self.segments[segment];
+        let entry = &mut entries[at][cell];
+        if !keep(entry) {
+            let home = Hash::of(entry.message, &self.hasher).group(groups.len());
+            Found { entry, groups, home, at, cell, free: &mut self.free[segment], len: &mut self.len }.remove();
         }
     }
-
-    fn visit_spot(
-        &mut self,
-        Spot { segment: number, group, place }: Spot,
-        visit: &mut impl FnMut(&mut Entry) -> Kept,
-    ) {
-        let (segment, room) = self.segments.at(number);
-        let entry = &mut segment.entries[group][place];
-        if visit(entry) == Kept::No {
-            let home = self.hasher.hash_of(entry.message).group(segment.groups.len());
-            segment.remove(room, home, group, place);
-            self.len -= 1;
-        }
-    }
-
-    /// Whether a scan that stands at `position` is over.
-    pub(in crate::memory) fn is_scanned(&self, position: usize) -> bool {
-        position >= self.segments.len()
-    }
-}
-
-/// Whether an entry stays where it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::memory) enum Kept {
-    Yes,
-    No,
 }

@@ -1,4 +1,6 @@
 use std::collections::HashMap;
+use std::hash::Hasher;
+use std::ops::Range;
 
 use proptest::prelude::*;
 
@@ -6,31 +8,47 @@ use super::*;
 use crate::core::latency_histogram::Stamp;
 use crate::memory::entry::ShortTick;
 
+/// Hashes a message by a function of its id.
+struct ById<F>(F);
+
+impl<F: Fn(u64) -> u64 + Copy> BuildHasher for ById<F> {
+    type Hasher = IdHasher<F>;
+
+    fn build_hasher(&self) -> IdHasher<F> {
+        IdHasher { of: self.0, id: None }
+    }
+}
+
+struct IdHasher<F> {
+    of: F,
+    id: Option<u64>,
+}
+
+impl<F: Fn(u64) -> u64> Hasher for IdHasher<F> {
+    fn finish(&self) -> u64 {
+        (self.of)(self.id.expect("a message has an id"))
+    }
+
+    fn write(&mut self, _bytes: &[u8]) {
+        unreachable!("ids are written as numbers");
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.id.get_or_insert(number);
+    }
+}
+
 /// Hashes that differ in few bits, so that groups overflow and tags are the same.
-struct Poor;
-
-/// Their tags: that of an empty place, the one it counts as, and one whose overflows another byte has.
-const POOR_TAGS: [u64; 3] = [0, 1, 9];
-
-impl HashMessage for Poor {
-    fn hash_of(&self, message: Message) -> Hash {
-        let id = message.msg_id.0;
-        Hash(((id % 7) << 26) | (POOR_TAGS[(id % 3) as usize] << 49) | (id % 5))
-    }
+fn poor(id: u64) -> u64 {
+    /// That of an empty cell, the one it counts as, and one whose overflows another byte has.
+    const TAGS: [u64; 3] = [0, 1, 9];
+    ((id % 7) << 26) | (TAGS[(id % 3) as usize] << 49) | (id % 5)
 }
 
-/// The first so many ids in one half of the segments, those up to another in the other half, and all others in the first.
-struct Halves {
-    first: u64,
-    second: u64,
-}
-
-impl HashMessage for Halves {
-    fn hash_of(&self, message: Message) -> Hash {
-        let id = message.msg_id.0;
-        let segment = u64::from((self.first..self.second).contains(&id));
-        Hash(id.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !0x03ff_ffff | segment)
-    }
+/// Puts these ids in one half of the segments, and all others in the other half.
+fn in_halves(second: Range<u64>) -> impl Fn(u64) -> u64 + Copy {
+    let (from, to) = (second.start, second.end);
+    move |id| id.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !0x03ff_ffff | u64::from((from..to).contains(&id))
 }
 
 fn entry(id: u64, deadline: u16) -> Entry {
@@ -43,57 +61,51 @@ struct Pair<S> {
     map: HashMap<Message, u16>,
 }
 
-impl<S: HashMessage> Pair<S> {
+impl<S: BuildHasher> Pair<S> {
     fn new(hasher: S) -> Pair<S> {
         Pair { table: Table::new(hasher), map: HashMap::new() }
     }
 
     fn put(&mut self, id: u64, deadline: u16) {
         let entry = entry(id, deadline);
-        let hash = self.table.hasher.hash_of(entry.message);
+        let hash = Hash::of(entry.message, &self.table.hasher);
         let earlier = self.table.put(hash, self.table.home(hash), entry);
         assert_eq!(earlier.map(|entry| entry.deadline.0), self.map.insert(entry.message, deadline));
     }
 
     fn remove(&mut self, id: u64) {
         let message = entry(id, 0).message;
-        let hash = self.table.hasher.hash_of(message);
+        let hash = Hash::of(message, &self.table.hasher);
         let mut found = self.table.find(hash, self.table.home(hash), message);
-        assert_eq!(found.as_mut().map(|found| found.entry().deadline.0), self.map.remove(&message));
+        assert_eq!(found.as_mut().map(|found| found.entry.deadline.0), self.map.remove(&message));
         if let Some(found) = found {
             found.remove();
         }
     }
 
-    /// Removes all of a tick, in parts of so many places.
+    /// Removes all of a tick, in parts of so many cells.
     fn remove_tick(&mut self, deadline: u16, budget: usize) {
         let mut at = 0;
-        while !self.table.is_scanned(at) {
-            self.table.scan(&mut at, budget, ShortTick(deadline), |entry| {
-                if entry.deadline.0 != deadline {
-                    return Kept::Yes;
-                }
-                assert_eq!(self.map.remove(&entry.message), Some(deadline));
-                Kept::No
-            });
-        }
+        while !self.table.scan(&mut at, budget, Some(ShortTick(deadline)), |entry| {
+            let keep = entry.deadline.0 != deadline;
+            assert!(keep || self.map.remove(&entry.message) == Some(deadline));
+            keep
+        }) {}
         assert!(self.map.values().all(|found| *found != deadline), "a scan misses none");
     }
 
     fn shrink(&mut self) {
         let mut at = 0;
-        while at < self.table.segments() {
-            at += usize::from(!self.table.shrink(at));
-        }
+        while !self.table.reclaim(&mut at) {}
     }
 
     fn check(&self) {
-        assert_eq!(self.table.len(), self.map.len());
+        assert_eq!(self.table.len, self.map.len());
         let found: HashMap<Message, u16> =
             self.table.iter().map(|entry| (entry.message, entry.deadline.0)).collect();
         assert_eq!(found, self.map);
         for (number, segment) in self.table.segments.iter().enumerate() {
-            assert_eq!(self.table.segments.entries_in(number), segment.iter().count(), "segment {number}");
+            assert_eq!(self.table.entries_in(number), segment.iter().count(), "segment {number}");
         }
     }
 }
@@ -118,7 +130,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn walk(pair: &mut Pair<impl HashMessage>, steps: Vec<Step>) {
+fn walk(pair: &mut Pair<impl BuildHasher>, steps: Vec<Step>) {
     for step in steps {
         match step {
             Step::Put(id, deadline) => pair.put(id, deadline),
@@ -134,26 +146,26 @@ fn walk(pair: &mut Pair<impl HashMessage>, steps: Vec<Step>) {
 proptest! {
     #[test]
     fn the_table_does_what_a_map_does(steps in prop::collection::vec(step(), 0..1_500)) {
-        walk(&mut Pair::new(Keyed::default()), steps);
+        walk(&mut Pair::new(RandomState::default()), steps);
     }
 
     #[test]
     fn hashes_that_fall_together_cost_time_and_nothing_else(steps in prop::collection::vec(step(), 0..1_500)) {
-        walk(&mut Pair::new(Poor), steps);
+        walk(&mut Pair::new(ById(poor)), steps);
     }
 }
 
 #[test]
 fn a_segment_that_a_split_leaves_full_has_room_made_for_the_next() {
-    let mut all_in_one = Pair::new(Halves { first: u64::MAX, second: u64::MAX });
+    let mut all_in_one = Pair::new(ById(in_halves(0..0)));
     let split_by = (0..10_000).find(|id| {
         all_in_one.put(*id, 1);
-        all_in_one.table.segments() == 2
+        all_in_one.table.segments.len() == 2
     });
     let before = split_by.expect("it grows");
     // Wherever the limit of a half is, one of these meets it.
     for first in before / 2..before * 2 / 3 {
-        let mut pair = Pair::new(Halves { first, second: before });
+        let mut pair = Pair::new(ById(in_halves(first..before)));
         (0..=before).for_each(|id| pair.put(id, 1));
         pair.check();
         (before + 1..before + 20).for_each(|id| pair.put(id, 1));
@@ -164,13 +176,13 @@ fn a_segment_that_a_split_leaves_full_has_room_made_for_the_next() {
 #[test]
 fn it_grows_and_shrinks_by_segments_and_is_never_much_larger_than_it_must() {
     const MANY: u64 = 150_000;
-    let mut pair = Pair::new(Keyed::default());
+    let mut pair = Pair::new(RandomState::default());
     for id in 0..MANY {
         pair.put(id, u16::try_from(id % 15).unwrap());
     }
     pair.check();
-    assert!(pair.table.segments() > 100, "{} segments", pair.table.segments());
-    let largest = (0..pair.table.segments()).map(|segment| pair.table.segments.entries_in(segment)).max().unwrap();
+    assert!(pair.table.segments.len() > 100, "{} segments", pair.table.segments.len());
+    let largest = (0..pair.table.segments.len()).map(|segment| pair.table.entries_in(segment)).max().unwrap();
     assert!(largest < 3 * growth::MEAN_SEGMENT, "the largest step would move {largest}");
     let capacity = pair.table.capacity();
     assert!(capacity as u64 * 100 < MANY * 170, "room for {capacity}");
@@ -181,6 +193,24 @@ fn it_grows_and_shrinks_by_segments_and_is_never_much_larger_than_it_must() {
     assert!(pair.table.capacity() * 4 < capacity, "room for {} of {capacity} is kept", pair.table.capacity());
     (0..MANY).for_each(|id| pair.remove(id));
     pair.shrink();
-    assert_eq!((pair.table.segments(), pair.table.len()), (1, 0));
+    assert_eq!((pair.table.segments.len(), pair.table.len), (1, 0));
     assert!(pair.table.capacity() < 100);
+}
+
+#[test]
+fn each_bit_of_a_hash_belongs_to_one_part() {
+    const GROUPS: usize = 1 << 23;
+    let plain = Hash(0);
+    for bit in 0..u64::BITS {
+        let hash = Hash(1 << bit);
+        let changed = [
+            hash.segment() != plain.segment(),
+            hash.group(GROUPS) != plain.group(GROUPS),
+            // The tag of 0 is that of 1.
+            hash.tag() != plain.tag() || bit == 49,
+            hash.shard(MAX_SHARD_BITS) != plain.shard(MAX_SHARD_BITS),
+        ];
+        assert_eq!(changed.iter().filter(|changed| **changed).count(), 1, "bit {bit}");
+        assert_ne!(hash.tag(), 0);
+    }
 }

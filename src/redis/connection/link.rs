@@ -175,7 +175,10 @@ impl Link {
         let answered = self.exchange(session, call).await;
         // A call that timed out took at least as long.
         if answered.as_ref().err().is_none_or(|fault| fault.kind == FaultKind::Timeout) {
-            self.metrics.redis_round_trips.of(script.name).record(self.clock.now().saturating_duration_since(begun));
+            self.metrics
+                .redis_round_trips
+                .of(script.name)
+                .record(self.clock.now().saturating_duration_since(begun));
         }
         let value = answered.map_err(|fault| self.report(session, fault))?;
         session.timeouts.store(0, Ordering::Relaxed);
