@@ -1,4 +1,4 @@
-//! The ring in Redis.
+//! Implements the ring in Redis: requests, the pointer, expiry and the status.
 //!
 //! Every outcome is decided in a script, by comparing a message's deadline with the pointer in `meta`; so the
 //! winner rule of the memory ring is kept by Redis running one script at a time.
