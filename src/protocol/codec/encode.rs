@@ -3,9 +3,9 @@
 use bytes::{BufMut, BytesMut};
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Frame, FrameType, GoAway, HEAD_LENGTH, Hello, MAGIC,
-    MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed, TIMED_OUT_LENGTH,
-    TimeoutBatch, Welcome,
+    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, COUNTED_HEAD_LENGTH, DelMsg, Frame, FrameType, GoAway,
+    HEAD_LENGTH, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe,
+    Subscribed, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
 };
 use super::{LENGTH_LENGTH, flag};
 use crate::core::batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
@@ -16,6 +16,11 @@ use crate::core::tick::Tick;
 
 /// Bytes 0 to 3 of a frame are its length and byte 5 its flags: both are known only after the body.
 const FLAGS_AT: usize = 5;
+
+/// Bytes of the fields of an AddNewMsg before its count, of a count, and of an id.
+const LONGEST_FIELDS: usize = 4;
+const COUNT: usize = size_of::<u32>();
+const ID: usize = size_of::<u64>();
 
 /// Appends the bytes of a frame.
 pub(super) fn frame(frame: &Frame, out: &mut BytesMut) {
@@ -35,34 +40,48 @@ pub(super) fn frame(frame: &Frame, out: &mut BytesMut) {
     }
 }
 
-/// Appends an AddNewMsg or a DelMsg, the frames that come most: room is made once for all of it.
+/// Appends an AddNewMsg or a DelMsg.
 pub(super) fn request(correlation: u32, operation: Operation, messages: &[Message], out: &mut BytesMut) {
-    debug_assert!((1..=MAX_MESSAGES).contains(&messages.len()), "checked where the request is built");
-    let with_clients = messages.iter().any(|message| message.client != Client(0));
-    let column = messages.len() * size_of::<u64>();
-    let (frame_type, flags, fields, fields_length) = match operation {
+    match operation {
         Operation::Add { ack_timeout_ticks, attempt } => {
             let [high, low] = ack_timeout_ticks.to_be_bytes();
-            (FrameType::AddNewMsg, 0, [high, low, attempt, 0], 4)
+            put_request(FrameType::AddNewMsg, 0, correlation, [high, low, attempt, 0], messages, out);
         }
-        Operation::Del { withdraw } => (FrameType::DelMsg, bit(withdraw, flag::WITHDRAW), [0; 4], 0),
-    };
-    let count_at = HEAD_LENGTH + fields_length;
-    let ids_at = count_at + size_of::<u32>();
-    let (start, length) = (out.len(), ids_at + column * if with_clients { 2 } else { 1 });
-    out.resize(start + length, 0);
-    let frame = &mut out[start..];
-    frame[..LENGTH_LENGTH].copy_from_slice(&u32_of(length - LENGTH_LENGTH).to_be_bytes());
-    frame[LENGTH_LENGTH] = frame_type as u8;
-    frame[FLAGS_AT] = flags | bit(with_clients, flag::CLIENTS);
-    frame[HEAD_LENGTH - size_of::<u32>()..HEAD_LENGTH].copy_from_slice(&correlation.to_be_bytes());
-    // The count comes after, and is at the place of the fields of a DelMsg, which has none.
-    frame[HEAD_LENGTH..HEAD_LENGTH + fields.len()].copy_from_slice(&fields);
-    frame[count_at..ids_at].copy_from_slice(&u32_of(messages.len()).to_be_bytes());
-    let (ids, clients) = frame[ids_at..].split_at_mut(column);
-    fill(ids, messages.iter().map(|message| message.msg_id.0));
+        Operation::Del { withdraw } => {
+            put_request(FrameType::DelMsg, bit(withdraw, flag::WITHDRAW), correlation, [], messages, out);
+        }
+    }
+}
+
+/// Appends a request whose fields before its messages are `fields`. The first id is appended together with all that is
+/// before it: most requests have one message and no client, and each append costs as much as making all these bytes.
+fn put_request<const FIELDS: usize>(
+    frame_type: FrameType,
+    flags: u8,
+    correlation: u32,
+    fields: [u8; FIELDS],
+    messages: &[Message],
+    out: &mut BytesMut,
+) {
+    debug_assert!((1..=MAX_MESSAGES).contains(&messages.len()), "checked where the request is built");
+    let with_clients = messages.iter().any(|message| message.client != Client(0));
+    let counted = COUNTED_HEAD_LENGTH + FIELDS + COUNT + messages.len() * if with_clients { 2 * ID } else { ID };
+    let mut bytes = [0; HEAD_LENGTH + LONGEST_FIELDS + COUNT + ID];
+    bytes[..LENGTH_LENGTH].copy_from_slice(&u32_of(counted).to_be_bytes());
+    bytes[LENGTH_LENGTH] = frame_type as u8;
+    bytes[FLAGS_AT] = flags | bit(with_clients, flag::CLIENTS);
+    bytes[HEAD_LENGTH - size_of::<u32>()..HEAD_LENGTH].copy_from_slice(&correlation.to_be_bytes());
+    bytes[HEAD_LENGTH..HEAD_LENGTH + FIELDS].copy_from_slice(&fields);
+    let (count_at, ids_at) = (HEAD_LENGTH + FIELDS, HEAD_LENGTH + FIELDS + COUNT);
+    bytes[count_at..ids_at].copy_from_slice(&u32_of(messages.len()).to_be_bytes());
+    let [first, others @ ..] = messages else { return out.extend_from_slice(&bytes[..ids_at]) };
+    bytes[ids_at..ids_at + ID].copy_from_slice(&first.msg_id.0.to_be_bytes());
+    out.extend_from_slice(&bytes[..ids_at + ID]);
+    if !others.is_empty() {
+        put_u64s(others.iter().map(|message| message.msg_id.0), out);
+    }
     if with_clients {
-        fill(clients, messages.iter().map(|message| message.client.0));
+        put_u64s(messages.iter().map(|message| message.client.0), out);
     }
 }
 
@@ -111,7 +130,11 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
     match body {
         Body::Hello(body) => hello(body, out),
         Body::Welcome(body) => welcome(body, out),
-        Body::Ping(payload) | Body::Pong(payload) => echo(payload, out),
+        Body::Ping(payload) | Body::Pong(payload) => {
+            debug_assert!(payload.len() <= MAX_PING_LENGTH, "checked where the Ping is built");
+            out.put_slice(payload);
+            0
+        }
         Body::GoAway(body) => go_away(*body, out),
         Body::AddNewMsg(_) | Body::DelMsg(_) => unreachable!("they are written by `request`"),
         Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => {
@@ -119,7 +142,10 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
         }
         Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, |outcome| del_outcome(*outcome), out),
         Body::Subscribe(body) => subscribe(body, out),
-        Body::Subscribed(body) => subscribed(body, out),
+        Body::Subscribed(Subscribed { group, created }) => {
+            put_short_text(group, out);
+            bit(*created, flag::CREATED)
+        }
         Body::TimeoutBatch(TimeoutBatch { id, delivery_count, age_ms, counts, last, messages }) => {
             let header = BatchHeader {
                 id: *id,
@@ -135,7 +161,11 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
             out.put_u32(*settled);
             0
         }
-        Body::BatchNack(body) => batch_nack(*body, out),
+        Body::BatchNack(BatchNack { batch, delay_ms }) => {
+            put_batch_id(*batch, out);
+            out.put_u32(*delay_ms);
+            0
+        }
         Body::BatchNackAnswer { held } => bit(*held, flag::HELD),
         Body::GroupDelete(group) => {
             put_short_text(group, out);
@@ -172,12 +202,6 @@ fn welcome(welcome: &Welcome, out: &mut BytesMut) -> u8 {
     out.put_u32(welcome.ping_interval_ms);
     put_short_text(&welcome.store, out);
     put_short_text(&welcome.server_name, out);
-    0
-}
-
-fn echo(payload: &[u8], out: &mut BytesMut) -> u8 {
-    debug_assert!(payload.len() <= MAX_PING_LENGTH, "checked where the Ping is built");
-    out.put_slice(payload);
     0
 }
 
@@ -237,11 +261,6 @@ fn subscribe(request: &Subscribe, out: &mut BytesMut) -> u8 {
     bit(request.ephemeral, flag::EPHEMERAL) | bit(request.from_end, flag::FROM_END)
 }
 
-fn subscribed(answer: &Subscribed, out: &mut BytesMut) -> u8 {
-    put_short_text(&answer.group, out);
-    bit(answer.created, flag::CREATED)
-}
-
 /// The fields of a TimeoutBatch before its messages.
 struct BatchHeader {
     id: BatchId,
@@ -277,12 +296,6 @@ fn batch_ack(batches: &[BatchId], out: &mut BytesMut) -> u8 {
     0
 }
 
-fn batch_nack(request: BatchNack, out: &mut BytesMut) -> u8 {
-    put_batch_id(request.batch, out);
-    out.put_u32(request.delay_ms);
-    0
-}
-
 fn error(text: &str, promise: Promise, retryable: bool, out: &mut BytesMut) -> u8 {
     out.put_slice(text.as_bytes());
     bit(promise == Promise::OutcomeUnknown, flag::OUTCOME_UNKNOWN) | bit(retryable, flag::RETRYABLE)
@@ -300,12 +313,8 @@ fn put_batch_id(id: BatchId, out: &mut BytesMut) {
 fn put_u64s(column: impl ExactSizeIterator<Item = u64>, out: &mut BytesMut) {
     let start = out.len();
     out.resize(start + column.len() * size_of::<u64>(), 0);
-    fill(&mut out[start..], column);
-}
-
-/// Writes a column of numbers into its place.
-fn fill(bytes: &mut [u8], column: impl Iterator<Item = u64>) {
-    for (place, number) in bytes.as_chunks_mut().0.iter_mut().zip(column) {
+    let (places, _) = out[start..].as_chunks_mut();
+    for (place, number) in places.iter_mut().zip(column) {
         *place = number.to_be_bytes();
     }
 }
