@@ -138,8 +138,8 @@ impl Connection {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), String>> {
         let was_full = self.output.len() >= WRITE_AHEAD;
-        let written = self.poll_write(context).map_err(lost)?;
-        if self.poll_read(context).map_err(lost)?.is_ready() || (was_full && written.is_ready()) {
+        let written = self.poll_write(context).map_err(|error| lost(&error))?;
+        if self.poll_read(context).map_err(|error| lost(&error))?.is_ready() || (was_full && written.is_ready()) {
             return Poll::Ready(Ok(()));
         }
         if self.period > 0 && self.timer.poll(context).is_ready() {
@@ -180,7 +180,7 @@ impl Connection {
     }
 }
 
-fn lost(error: io::Error) -> String {
+fn lost(error: &io::Error) -> String {
     format!("a connection was lost: {error}")
 }
 
@@ -210,6 +210,6 @@ async fn answer_pings(socket: &mut OpenConnection) -> Result<Infallible, String>
                 _ => Ok(()),
             }
         };
-        exchanged.await.map_err(lost)?;
+        exchanged.await.map_err(|error| lost(&error))?;
     }
 }

@@ -42,7 +42,7 @@ struct Measured {
     server: Result<Option<ServerFigures>, String>,
 }
 
-impl<'a> Coordinator<'a> {
+impl Coordinator<'_> {
     /// Leads the load to its end.
     pub(super) async fn run(mut self) -> Result<Report, BenchError> {
         let is_wheel = self.shared.options.op == Op::Wheel;

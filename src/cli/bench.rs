@@ -71,9 +71,9 @@ impl Bench {
         }
         let mut out = stdout().lock();
         if self.json {
-            serde_json::to_writer(&mut out, &report).map_err(io::Error::from)?
+            serde_json::to_writer(&mut out, &report).map_err(io::Error::from)?;
         } else {
-            draw(&mut out, &report)?
+            draw(&mut out, &report)?;
         }
         writeln!(out)?;
         out.flush()?;

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
     use crate::core::batch::StormRule;
     use crate::core::group::MAX_GROUPS;
-    use crate::core::outbox::{Retention, StartPosition};
+    use crate::core::outbox::Retention;
     use crate::core::outboxes::Outboxes;
     use crate::core::store::{RingParts, Store};
     use crate::core::tick::Wheel;

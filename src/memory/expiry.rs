@@ -519,7 +519,8 @@ pub(super) mod tests {
 
         /// The sizes of all batches, and the ids in them.
         fn taken(&self) -> (Vec<usize>, HashSet<u64>) {
-            let taken = self.outbox.take(&GroupName::default_group(), u64::MAX, self.now);
+            let group = GroupName::default_group();
+            let taken = self.outbox.take(&group, u64::MAX, self.now);
             let batches: Vec<_> = taken.now_or_never().unwrap().unwrap();
             let ids = batches.iter().flat_map(|delivery| &delivery.batch.messages);
             let sizes: Vec<usize> = batches.iter().map(|delivery| delivery.batch.messages.len()).collect();

@@ -84,7 +84,7 @@ impl Server {
 }
 
 fn shared(op: Op, acked: f64, ids_per_frame: u64) -> Arc<Shared> {
-    shared_of(BenchOptions { op, acked, ..options(ids_per_frame) })
+    shared_of(BenchOptions { acked, op, ..options(ids_per_frame) })
 }
 
 fn options(ids_per_frame: u64) -> BenchOptions {
