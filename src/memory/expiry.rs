@@ -270,7 +270,9 @@ impl TickList {
         let more = shards.scan(&mut self.position, |shard, segment| {
             shard.list(&ticks, segment, |_, timed_out| found.push(timed_out))
         });
-        found.into_iter().for_each(|timed_out| self.push(timed_out));
+        for timed_out in found {
+            self.push(timed_out);
+        }
         more
     }
 

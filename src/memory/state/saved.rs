@@ -137,7 +137,9 @@ impl Saved {
             wheel.shards.list[0].lock().of_tick(Tick(tick), wheel.options.wheel).acked += acked;
         }
         let mut expiry = wheel.expiry.lock();
-        remembered.into_iter().for_each(|(tick, messages)| expiry.remember(Tick(tick), messages));
+        for (tick, messages) in remembered {
+            expiry.remember(Tick(tick), messages);
+        }
         drop(expiry);
         self.outbox.restore(&wheel.outbox, away, now);
         in_flight
