@@ -14,9 +14,7 @@ mod wire;
 use std::hint::black_box;
 use std::time::Duration;
 
-use ackwheel::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
-use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::tick::Tick;
+use ackwheel::core::{BatchId, MAX_BATCH_MESSAGES, RequestBatch, Tick, TickCounts, TimedOut};
 use ackwheel::protocol::frame::TimeoutBatch;
 use ackwheel::protocol::{Body, Codec, Decoded, Frame};
 use bytes::BytesMut;

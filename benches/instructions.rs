@@ -16,7 +16,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use ackwheel::bench::Order;
-use ackwheel::core::request_batch::{Outcome, RequestBatch};
+use ackwheel::core::{Outcome, RequestBatch};
 use ackwheel::protocol::Codec;
 use bytes::BytesMut;
 

@@ -20,8 +20,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use ackwheel::bench::Order;
-use ackwheel::core::message::Message;
-use ackwheel::core::request_batch::Outcome;
+use ackwheel::core::{Message, Outcome};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use hashbrown::HashMap;

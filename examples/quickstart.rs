@@ -12,7 +12,7 @@ use std::time::Duration;
 use ackwheel::app::Sidecar;
 use ackwheel::client::{AddOptions, Client, ClientOptions, SubscribeOptions};
 use ackwheel::config::Settings;
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

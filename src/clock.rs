@@ -4,8 +4,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::RwLock;
 
-use crate::core::stall_aware_clock::StallAwareClock;
-use crate::core::store::Moment;
+use crate::core::{Moment, StallAwareClock};
 
 /// A monotonic clock, with a second reading that does not count stalls of the process.
 ///
@@ -17,26 +16,22 @@ pub struct Clock {
 
 impl Clock {
     /// A clock that starts now.
-    #[must_use]
     pub fn start() -> Clock {
         Clock { stall_aware: RwLock::new(StallAwareClock::new(monotonic())) }
     }
 
     /// The monotonic time.
-    #[must_use]
     pub fn now(&self) -> Instant {
         monotonic()
     }
 
     /// The time by the monotonic clock and by the wall clock.
-    #[must_use]
     pub fn moment(&self) -> Moment {
         let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Moment { now: monotonic(), unix_time }
     }
 
     /// The stall-aware time: for judging the silence of peers.
-    #[must_use]
     pub fn stall_aware_now(&self) -> Instant {
         self.stall_aware.read().at(monotonic())
     }
@@ -53,7 +48,6 @@ impl Clock {
 }
 
 /// The monotonic time.
-#[must_use]
 pub fn monotonic() -> Instant {
     tokio::time::Instant::now().into_std()
 }

@@ -43,7 +43,7 @@
 //! | [`app`] | builds a running sidecar from the settings |
 //! | [`cli`] | the subcommands of the command line |
 //!
-//! For an overview, read [`core::tick`], [`core::ring`], `memory/ring.rs`, `core/dispatch.rs`, [`ticker`] and
+//! For an overview, read `core/tick.rs`, `core/ring.rs`, `memory/wheel.rs`, `core/dispatch.rs`, [`ticker`] and
 //! `server/session.rs`. docs/ARCHITECTURE.md says which file to change for a task.
 
 // Unit tests share code of tests/, which names the library.

@@ -11,12 +11,9 @@ use std::time::{Duration, Instant};
 use ackwheel::app::Sidecar;
 use ackwheel::client::{AddOptions, Client, ClientOptions, SubscribeOptions, Subscription};
 use ackwheel::config::Settings;
-use ackwheel::core::batch::{BatchId, StormRule};
-use ackwheel::core::group::GroupName;
-use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::{Outbox, Retention};
-use ackwheel::core::ring::Ring;
-use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::core::{
+    AddOutcome, BatchId, DelOutcome, GroupName, Message, Outbox, Retention, Ring, StormRule, Tick, Wheel,
+};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
 use rand::rngs::SmallRng;

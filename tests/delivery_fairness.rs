@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ackwheel::clock::Clock;
-use ackwheel::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
-use ackwheel::core::group::GroupName;
-use ackwheel::core::message::Message;
-use ackwheel::core::outbox::{GroupOptions, Outbox, Retention};
-use ackwheel::core::tick::Tick;
+use ackwheel::core::{
+    BatchId, GroupName, GroupOptions, Message, Outbox, Retention, Tick, TickCounts, TimedOut, TimeoutBatch,
+};
 use ackwheel::delivery::Delivery;
 use ackwheel::memory::MemoryOutbox;
 use ackwheel::metrics::Metrics;

@@ -2,12 +2,7 @@
 
 use std::time::Duration;
 
-use ackwheel::core::lease::Leadership;
-use ackwheel::core::message::Message;
-use ackwheel::core::refusal::Promise;
-use ackwheel::core::ring::Ring;
-use ackwheel::core::store::{RingParts, Store};
-use ackwheel::core::tick::Wheel;
+use ackwheel::core::{Leadership, Message, Promise, Ring, RingParts, Store, Wheel};
 use ackwheel::redis::{RedisOptions, RedisStore};
 
 use crate::support::frozen_redis::{self, FrozenRedis};

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ackwheel::core::refusal::Reason;
+use ackwheel::core::Reason;
 
 use crate::support::process::{Run, program};
 use crate::support::sidecar::Sidecar;

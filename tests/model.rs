@@ -8,12 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ackwheel::core::batch::{StormRule, TickCounts, TimedOut, TimeoutBatch};
-use ackwheel::core::group::GroupName;
-use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::Outbox;
-use ackwheel::core::ring::{Advance, Ring};
-use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::core::{
+    AddOutcome, Advance, DelOutcome, GroupName, Message, Outbox, Ring, StormRule, Tick, TickCounts, TimedOut,
+    TimeoutBatch, Wheel,
+};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
 use proptest::prelude::*;
@@ -167,7 +165,7 @@ impl Subject {
     fn new(slots: u16) -> Subject {
         let start = Instant::now();
         let wheel = Wheel::new(slots, Duration::from_millis(TICK_MS)).unwrap();
-        let outbox = Arc::new(MemoryOutbox::new(ackwheel::core::outbox::Retention::default(), start));
+        let outbox = Arc::new(MemoryOutbox::new(ackwheel::core::Retention::default(), start));
         let options = RingOptions {
             wheel,
             storm: StormRule { min: 4, share: 0.5 },

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ackwheel::admin::status::StatusReport;
 use ackwheel::core::Message;
-use ackwheel::core::rings::ring_of;
+use ackwheel::core::ring_of;
 use serde_json::{Value, json};
 
 use crate::replay;

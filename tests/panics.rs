@@ -13,15 +13,11 @@ use std::time::Instant;
 use ackwheel::app;
 use ackwheel::clock::Clock;
 use ackwheel::config::Settings;
-use ackwheel::core::batch::{BatchId, Delivery, StormRule};
-use ackwheel::core::completions::Completions;
-use ackwheel::core::group::GroupName;
-use ackwheel::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, Retention, Settled};
-use ackwheel::core::refusal::Refusal;
-use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
-use ackwheel::core::store::{Moment, RingParts, Store};
-use ackwheel::core::tick::Wheel;
+use ackwheel::core::{
+    Advance, Backlog, BatchId, Completions, ConnectionId, Delivery, DrainOutcome, Dropped, GroupName,
+    GroupOptions, Moment, Outbox, PublishStep, Refusal, RequestBatch, Retention, Ring, RingParts, RingStatus,
+    Settled, Store, StormRule, Submitted, Wheel,
+};
 use ackwheel::memory::{MemoryOptions, MemoryStore};
 use ackwheel::process::panics;
 use async_trait::async_trait;

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ackwheel::core::batch::MAX_BATCH_MESSAGES;
-use ackwheel::core::group::{MAX_GROUPS, MAX_NAME_LENGTH};
-use ackwheel::core::refusal::{Promise, Reason};
+use ackwheel::core::{MAX_BATCH_MESSAGES, MAX_GROUPS, MAX_NAME_LENGTH, Promise, Reason};
 use ackwheel::protocol::frame::{
     DEFAULT_MAX_FRAME_LENGTH, FrameType, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH,
 };

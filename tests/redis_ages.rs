@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use ackwheel::core::outbox::{Dropped, GroupOptions, Retention};
-use ackwheel::core::store::Store;
-use ackwheel::core::tick::Wheel;
+use ackwheel::core::{Dropped, GroupOptions, Retention, Store, Wheel};
 use ackwheel::redis::RedisOptions;
 
 use crate::redis_faults::take_until;

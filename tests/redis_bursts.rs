@@ -4,14 +4,10 @@ use std::collections::HashSet;
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use ackwheel::core::completions::Completions;
-use ackwheel::core::lease::Leadership;
-use ackwheel::core::message::Message;
-use ackwheel::core::refusal::Reason;
-use ackwheel::core::request_batch::{Operation, Outcome, RequestBatch};
-use ackwheel::core::ring::{ConnectionId, Ring, Submitted};
-use ackwheel::core::store::Store;
-use ackwheel::core::tick::Wheel;
+use ackwheel::core::{
+    Completions, ConnectionId, Leadership, Message, Operation, Outcome, Reason, RequestBatch, Ring, Store,
+    Submitted, Wheel,
+};
 use ackwheel::redis::{RedisOptions, RedisStore};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as ProptestConfig, TestRunner};

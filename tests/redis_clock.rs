@@ -2,11 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ackwheel::core::lease::Leadership;
-use ackwheel::core::message::Message;
-use ackwheel::core::ring::Advance;
-use ackwheel::core::store::{RingParts, Store};
-use ackwheel::core::tick::Wheel;
+use ackwheel::core::{Advance, Leadership, Message, RingParts, Store, Wheel};
 use ackwheel::redis::RedisOptions;
 
 use crate::support::clock::Clock;

@@ -1,7 +1,6 @@
 //! A Redis Cluster: each ring is on one of its nodes, and is found there, also when that is another one.
 
-use ackwheel::core::message::Message;
-use ackwheel::core::rings::ring_of;
+use ackwheel::core::{Message, ring_of};
 
 use crate::redis_faults::{MAX_HELD_ACKS, PATIENT, take_until};
 use crate::sentinels::{assert_nothing_is_lost, sidecar};

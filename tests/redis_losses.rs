@@ -2,11 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ackwheel::core::message::Message;
-use ackwheel::core::outbox::{Dropped, GroupOptions, Outbox, Retention};
-use ackwheel::core::ring::Advance;
-use ackwheel::core::store::{RingParts, Store};
-use ackwheel::core::tick::Wheel;
+use ackwheel::core::{Advance, Dropped, GroupOptions, Message, Outbox, Retention, RingParts, Store, Wheel};
 use ackwheel::redis::RedisOptions;
 
 use crate::redelivery::add_one_a_tick;

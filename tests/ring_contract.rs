@@ -9,13 +9,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ackwheel::core::batch::{BatchId, Delivery, TimedOut};
-use ackwheel::core::group::GroupName;
-use ackwheel::core::message::{AddNewMsgAnswer, AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::{Dropped, GroupOptions, Outbox};
-use ackwheel::core::refusal::{Promise, Reason};
-use ackwheel::core::ring::{Advance, Ring};
-use ackwheel::core::store::RingParts;
+use ackwheel::core::{
+    AddNewMsgAnswer, AddOutcome, Advance, BatchId, DelOutcome, Delivery, Dropped, GroupName, GroupOptions,
+    Message, Outbox, Promise, Reason, Ring, RingParts, TimedOut,
+};
 
 use mounts::{Memory, Mount, RETENTION_TICKS, Redis};
 

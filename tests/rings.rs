@@ -8,18 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use ackwheel::core::batch::{BatchId, StormRule};
-use ackwheel::core::completions::Completions;
-use ackwheel::core::group::GroupName;
-use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::outbox::{Backlog, GroupOptions, Outbox, Retention, Settled};
-use ackwheel::core::outboxes::{Outboxes, merge_backlogs};
-use ackwheel::core::refusal::{Promise, Reason, Refusal};
-use ackwheel::core::request_batch::RequestBatch;
-use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
-use ackwheel::core::rings::{Rings, ring_of};
-use ackwheel::core::store::{Moment, RingParts, Store};
-use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::core::{
+    AddOutcome, Advance, Backlog, BatchId, Completions, ConnectionId, DelOutcome, DrainOutcome, GroupName,
+    GroupOptions, Message, Moment, Outbox, Outboxes, Promise, PublishStep, Reason, Refusal, RequestBatch,
+    Retention, Ring, RingParts, RingStatus, Rings, Settled, Store, StormRule, Submitted, Tick, Wheel,
+    merge_backlogs, ring_of,
+};
 use ackwheel::memory::{MemoryOptions, MemoryStore};
 use async_trait::async_trait;
 
@@ -297,12 +291,7 @@ impl Outbox for Away {
         away()
     }
 
-    async fn take(
-        &self,
-        _: &GroupName,
-        _: u64,
-        _: Instant,
-    ) -> Result<Vec<ackwheel::core::batch::Delivery>, Refusal> {
+    async fn take(&self, _: &GroupName, _: u64, _: Instant) -> Result<Vec<ackwheel::core::Delivery>, Refusal> {
         away()
     }
 
@@ -311,7 +300,7 @@ impl Outbox for Away {
         _: &GroupName,
         _: &[BatchId],
         _: Instant,
-    ) -> Result<Vec<ackwheel::core::batch::Delivery>, Refusal> {
+    ) -> Result<Vec<ackwheel::core::Delivery>, Refusal> {
         away()
     }
 
@@ -323,7 +312,7 @@ impl Outbox for Away {
         away()
     }
 
-    async fn maintain(&self, _: &[GroupName], _: Instant) -> Result<ackwheel::core::outbox::Dropped, Refusal> {
+    async fn maintain(&self, _: &[GroupName], _: Instant) -> Result<ackwheel::core::Dropped, Refusal> {
         away()
     }
 

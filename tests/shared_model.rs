@@ -10,14 +10,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ackwheel::core::batch::Delivery;
-use ackwheel::core::group::GroupName;
-use ackwheel::core::lease::Leadership;
-use ackwheel::core::message::Message;
-use ackwheel::core::refusal::{Promise, Reason};
-use ackwheel::core::ring::Advance;
-use ackwheel::core::store::{RingParts, Store};
-use ackwheel::core::tick::Wheel;
+use ackwheel::core::{
+    Advance, Delivery, GroupName, Leadership, Message, Promise, Reason, RingParts, Store, Wheel,
+};
 use ackwheel::redis::{RedisOptions, RedisStore};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;

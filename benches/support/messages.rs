@@ -1,6 +1,6 @@
 //! Random messages, the same in every run.
 
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 

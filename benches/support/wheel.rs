@@ -5,13 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ackwheel::bench::Order;
-use ackwheel::core::batch::StormRule;
-use ackwheel::core::completions::Completions;
-use ackwheel::core::message::Message;
-use ackwheel::core::outbox::Retention;
-use ackwheel::core::request_batch::{Operation, Outcome, RequestBatch};
-use ackwheel::core::ring::{Advance, ConnectionId, Ring, Submitted};
-use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::core::{
+    Advance, Completions, ConnectionId, Message, Operation, Outcome, RequestBatch, Retention, Ring, StormRule,
+    Submitted, Tick, Wheel,
+};
 use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
 use rand::rngs::SmallRng;

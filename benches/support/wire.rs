@@ -1,7 +1,6 @@
 //! Requests of clients as bytes, and completed request batches to encode.
 
-use ackwheel::core::message::Message;
-use ackwheel::core::request_batch::{Operation, Outcome, RequestBatch};
+use ackwheel::core::{Message, Operation, Outcome, RequestBatch};
 use ackwheel::protocol::frame::{AddNewMsg, DelMsg};
 use ackwheel::protocol::{Body, Codec, Frame};
 use bytes::BytesMut;

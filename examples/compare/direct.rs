@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use ackwheel::core::message::{Client, Message};
+use ackwheel::core::{Client, Message};
 use ackwheel::redis::SCHEMA;
 use anyhow::{Context, ensure};
 use redis::io::tcp::TcpSettings;

@@ -1,6 +1,6 @@
 //! Message ids: random to look at, distinct, and computed from a counter, so that nobody has to keep them.
 
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 
 /// The finalizer of splitmix64: it maps u64 to u64 one to one.
 pub fn id(number: u64) -> u64 {

@@ -6,8 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use ackwheel::client::ClientError;
-use ackwheel::core::batch::BatchId;
-use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
+use ackwheel::core::{AddOutcome, BatchId, DelOutcome, Message};
 use ackwheel::protocol::frame::TimeoutBatch;
 use hdrhistogram::Histogram;
 use tokio::time::Instant;

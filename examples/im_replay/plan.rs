@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ackwheel::client::{AddOptions, Client, Subscription};
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 use anyhow::Context;
 use futures_util::future::join_all;
 use tokio::task::JoinSet;

@@ -27,7 +27,7 @@ use std::time::Duration;
 use ackwheel::app::Sidecar;
 use ackwheel::client::{Address, Client, ClientOptions, SubscribeOptions};
 use ackwheel::config::Settings;
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

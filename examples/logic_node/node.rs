@@ -4,9 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ackwheel::client::{AddOptions, Client, ClientError, SubscribeOptions, Subscription};
-use ackwheel::core::batch::TimedOut;
-use ackwheel::core::message::Message;
-use ackwheel::core::refusal::Reason;
+use ackwheel::core::{Message, Reason, TimedOut};
 use ackwheel::protocol::frame::TimeoutBatch;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::sleep;
@@ -222,8 +220,7 @@ fn says_offline(batch: &TimeoutBatch) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use ackwheel::core::batch::{BatchId, TickCounts};
-    use ackwheel::core::tick::Tick;
+    use ackwheel::core::{BatchId, Tick, TickCounts};
 
     use super::*;
 

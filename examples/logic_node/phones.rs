@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 use ackwheel::protocol::frame::Welcome;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -3,8 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Instant;
 
-use ackwheel::core::batch::BatchId;
-use ackwheel::core::message::{DelOutcome, Message};
+use ackwheel::core::{BatchId, DelOutcome, Message};
 
 /// Everything that the node writes down.
 #[derive(Debug, Default)]

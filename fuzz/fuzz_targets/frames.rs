@@ -6,8 +6,7 @@
 
 #![no_main]
 
-use ackwheel::core::refusal::Reason;
-use ackwheel::core::request_batch::{Operation, RequestBatch};
+use ackwheel::core::{Operation, Reason, RequestBatch};
 use ackwheel::protocol::frame::{AddNewMsg, DelMsg, Error, MAX_PING_LENGTH};
 use ackwheel::protocol::{Body, Codec, DecodeError, Decoded, Frame};
 use bytes::BytesMut;

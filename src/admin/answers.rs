@@ -43,7 +43,6 @@ pub struct SharedAnswer {
 
 impl SharedAnswer {
     /// Makes the answer on this thread, which may wait for locks of the store.
-    #[must_use]
     pub fn made_on(thread: &Arc<RuntimeThread>) -> SharedAnswer {
         SharedAnswer { thread: Arc::clone(thread), last: Arc::default() }
     }

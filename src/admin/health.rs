@@ -9,12 +9,7 @@ use tracing::{debug, warn};
 
 use super::answers::SharedAnswer;
 use super::status::{GroupReport, RingReport, StatusReport};
-use crate::core::group::GroupName;
-use crate::core::outbox::{Backlog, GroupBacklog};
-use crate::core::outboxes::merge_backlogs;
-use crate::core::refusal::Refusal;
-use crate::core::ring::RingStatus;
-use crate::core::stall_aware_clock::BEAT;
+use crate::core::{Backlog, CLOCK_BEAT, GroupBacklog, GroupName, Refusal, RingStatus, merge_backlogs};
 use crate::metrics::gauge_value;
 use crate::server::{Certificate, Shared};
 use crate::ticker::{LIVENESS, TickerHandle};
@@ -45,7 +40,7 @@ impl Health {
         };
         silence()?;
         // If the whole process stalled, the ticker runs again soon, as this does.
-        tokio::time::sleep(BEAT * 2).await;
+        tokio::time::sleep(CLOCK_BEAT * 2).await;
         silence()
     }
 

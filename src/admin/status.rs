@@ -2,10 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::batch::TickCounts;
-use crate::core::outbox::GroupBacklog;
-use crate::core::ring::RingStatus;
-use crate::core::tick::Tick;
+use crate::core::{GroupBacklog, RingStatus, Tick, TickCounts};
 
 /// The report that `GET /status` and `ackwheel status --json` print.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -91,7 +88,6 @@ pub struct GroupReport {
 
 impl RingReport {
     /// A report of the status of a ring, and of the last ticks that its ticker remembers.
-    #[must_use]
     pub fn new(status: RingStatus, recent: &[(Tick, TickCounts)]) -> RingReport {
         RingReport {
             ring: status.ring,
@@ -119,7 +115,6 @@ impl TickReport {
 
 impl GroupReport {
     /// A report of a group's outbox, and of its subscribers at this sidecar.
-    #[must_use]
     pub fn new(backlog: &GroupBacklog, subscribers: u64) -> GroupReport {
         GroupReport {
             group: backlog.group.to_string(),

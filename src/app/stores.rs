@@ -7,7 +7,7 @@ use tracing::{error, info};
 use super::start_error::StartError;
 use crate::clock::Clock;
 use crate::config::{Config, RedisConfig, without_password};
-use crate::core::store::Store;
+use crate::core::Store;
 use crate::memory::{MemoryOptions, MemoryStore, Recovery, StateError};
 use crate::metrics::Metrics;
 use crate::redis::{RedisOptions, RedisStore};

@@ -6,7 +6,7 @@
 use bytes::BytesMut;
 
 use super::requests::{Kind, Sent};
-use crate::core::message::{AddOutcome, DelOutcome};
+use crate::core::{AddOutcome, DelOutcome};
 use crate::protocol::frame::{
     Body, COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH, MAX_PING_LENGTH,
 };
@@ -147,8 +147,7 @@ fn decode(frame: &[u8]) -> Result<Frame, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::message::Message;
-    use crate::core::tick::Tick;
+    use crate::core::{Message, Tick};
     use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer};
 
     const COUNTS: [u32; 5] = [1, 2, 8, 9, 512];

@@ -4,7 +4,7 @@
 //! message that timed out tells its connection and its number. The load stores counters, not ids, so it can keep
 //! twenty million messages in flight.
 
-use crate::core::message::Message;
+use crate::core::Message;
 
 /// Bits of an id, before it is mixed, that hold the number; those above hold the connection.
 const NUMBER_BITS: u32 = 40;
@@ -101,7 +101,6 @@ const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 /// theirs: a message stays in flight a quarter longer than on average at most. A block of which the end was not added
 /// yet keeps its order, so that nothing is acknowledged before it was added. A connection that begins such a block adds
 /// no more messages.
-#[must_use]
 pub const fn acknowledged(nth: u64, in_flight: u64, added: u64) -> u64 {
     let Some(bits) = (in_flight / 4).checked_ilog2() else { return nth };
     // The lowest bits are the remainder of a power of two. A division would cost as much as all the rest.
@@ -142,7 +141,7 @@ mod tests {
     fn messages_of_others_are_recognised() {
         let (ids, others) = (Ids::new(1, 1.0, false, 8), Ids::new(u64::MAX / 3, 1.0, false, 8));
         assert!((0..1_000).all(|number| ids.origin(others.message(0, number)).is_none()));
-        let with_client = Message { client: crate::core::message::Client(1), ..ids.message(0, 0) };
+        let with_client = Message { client: crate::core::Client(1), ..ids.message(0, 0) };
         assert_eq!(ids.origin(with_client), None);
     }
 

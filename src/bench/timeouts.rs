@@ -9,7 +9,7 @@ use super::counters::{Counters, Errors};
 use super::ids::Ids;
 use super::latency::{TickTimes, histogram};
 use crate::client::Delivered;
-use crate::core::batch::BatchId;
+use crate::core::BatchId;
 use crate::protocol::frame::TimeoutBatch;
 
 /// The error if a message times out before the load deletes it: too many are in flight, or the server is wrong.

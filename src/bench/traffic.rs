@@ -23,8 +23,7 @@ use super::requests::{Kind, Outstanding, Sent};
 use super::schedule::Schedule;
 use super::shared::{Phase, Shared};
 use super::{Op, Order};
-use crate::core::message::Message;
-use crate::core::request_batch::Operation;
+use crate::core::{Message, Operation};
 use crate::protocol::Codec;
 
 /// Requests are put together up to so many bytes ahead of what the server takes.

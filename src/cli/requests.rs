@@ -9,8 +9,7 @@ use super::Failure;
 use super::connect::Connect;
 use super::text::plain;
 use crate::client::AddOptions;
-use crate::core::group::GroupName;
-use crate::core::message::{AddOutcome, Message};
+use crate::core::{AddOutcome, GroupName, Message};
 use crate::protocol::frame::Welcome;
 
 /// Take messages into flight: before they are pushed

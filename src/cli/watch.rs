@@ -12,7 +12,7 @@ use super::Failure;
 use super::connect::Connect;
 use super::text::{COLUMNS, span};
 use crate::client::{ClientError, Delivered, SubscribeOptions, Subscription};
-use crate::core::group::GroupName;
+use crate::core::GroupName;
 use crate::protocol::frame::TimeoutBatch;
 
 /// Age from which a plain line says how old its batch is: its clients may have come back meanwhile.
@@ -193,9 +193,7 @@ fn plain_line(batch: &TimeoutBatch) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::batch::{BatchId, TickCounts, TimedOut};
-    use crate::core::message::Message;
-    use crate::core::tick::Tick;
+    use crate::core::{BatchId, Message, Tick, TickCounts, TimedOut};
 
     fn batch(count: u64) -> TimeoutBatch {
         TimeoutBatch {

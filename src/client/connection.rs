@@ -18,9 +18,7 @@ use super::handshake::{Dialer, FIRST_REQUEST, Incoming, OpenConnection, Outgoing
 use super::inbox::{AckState, DeliverOutcome, Inbox};
 use super::keep_alive::{Action, KeepAlive};
 use super::pending_requests::PendingRequests;
-use crate::core::batch::BatchId;
-use crate::core::refusal::Reason;
-use crate::core::stall_aware_clock::{BEAT, STALL};
+use crate::core::{BatchId, CLOCK_BEAT, Reason, SHORTEST_STALL};
 use crate::protocol::frame::{BatchNack, Body, Frame, GoAway, GoAwayReason};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
@@ -227,11 +225,11 @@ impl Connection<'_> {
     /// that arrived meanwhile is read first, for a moment, and the server's silence is measured from now.
     async fn timer_fired(&mut self) -> io::Result<()> {
         let now = Instant::now();
-        if now.saturating_duration_since(self.timer.deadline()) > STALL {
+        if now.saturating_duration_since(self.timer.deadline()) > SHORTEST_STALL {
             self.keep_alive.stalled(now);
             if !self.is_postponed {
                 self.is_postponed = true;
-                self.timer.as_mut().reset(now + BEAT);
+                self.timer.as_mut().reset(now + CLOCK_BEAT);
                 return Ok(());
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::address::Address;
-use crate::core::refusal::{Promise, Reason};
+use crate::core::{Promise, Reason};
 use crate::protocol::frame;
 
 /// Why a call failed. [`promise`](ClientError::promise) says whether it may have been applied.
@@ -89,7 +89,6 @@ pub enum ClientError {
 
 impl ClientError {
     /// The promise about the request: that nothing of it was applied, or none at all.
-    #[must_use]
     pub fn promise(&self) -> Promise {
         match self {
             ClientError::Refused(error) => error.promise,
@@ -106,7 +105,6 @@ impl ClientError {
     }
 
     /// Whether the same request can succeed later, or at another sidecar.
-    #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
             ClientError::Refused(error) => error.retryable,
@@ -120,7 +118,6 @@ impl ClientError {
     }
 
     /// Why the server refused, if it did and this build knows the reason.
-    #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         match self {
             ClientError::Refused(error) => error.reason(),

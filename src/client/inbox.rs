@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::error::ClientError;
-use crate::core::batch::BatchId;
+use crate::core::BatchId;
 use crate::protocol::frame::{MAX_BATCH_IDS, TimeoutBatch};
 
 /// The batches of a subscription.
@@ -197,9 +197,7 @@ impl Drop for Acknowledgement<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::batch::{TickCounts, TimedOut};
-    use crate::core::message::Message;
-    use crate::core::tick::Tick;
+    use crate::core::{Message, Tick, TickCounts, TimedOut};
 
     fn batch(seq: u32, messages: u64, delivery_count: u32) -> TimeoutBatch {
         let id = BatchId { tick: Tick(1), epoch: 1, ring: 0, seq };

@@ -23,7 +23,7 @@ use super::handshake::{Dialer, OpenConnection};
 use super::inbox::Inbox;
 use super::pending_requests::{Answer, LEAST_WEIGHT, PendingRequests, Request};
 use super::task::{Status, Task};
-use crate::core::refusal::Promise;
+use crate::core::Promise;
 use crate::protocol::frame::{Body, MAX_MESSAGES};
 
 /// The most messages in requests that wait to be written: 16 MiB.

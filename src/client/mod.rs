@@ -76,8 +76,7 @@ pub use task::Outage;
 #[cfg(feature = "tls")]
 pub use tls::Tls;
 
-use crate::core::message::{DelOutcome, Message};
-use crate::core::tick::Tick;
+use crate::core::{DelOutcome, Message, Tick};
 use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 use handshake::Dialer;
 use link::{Link, unexpected};
@@ -203,19 +202,16 @@ impl Client {
 
     /// Since when there is no connection, and why; none while there is one. Requests made meanwhile wait for one, up
     /// to the request timeout.
-    #[must_use]
     pub fn outage(&self) -> Option<Outage> {
         self.link.status.borrow().outage.clone()
     }
 
     /// The Welcome of the current connection, or of the last one.
-    #[must_use]
     pub fn welcome(&self) -> Welcome {
         self.link.status.borrow().welcome.clone()
     }
 
     /// Where the client connects to.
-    #[must_use]
     pub fn address(&self) -> &Address {
         &self.link.dialer.address
     }

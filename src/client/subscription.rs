@@ -17,7 +17,7 @@ use super::inbox::Inbox;
 use super::link::{Link, unexpected};
 use super::options::{ClientOptions, SubscribeOptions};
 use super::task::Outage;
-use crate::core::batch::BatchId;
+use crate::core::BatchId;
 use crate::protocol::frame::{BatchNack, Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
 
 /// A stream of timeout batches.
@@ -122,25 +122,21 @@ impl Subscription {
 
     /// The group joined: the name that the server chose, if none was given. It changes when an ephemeral
     /// group was lost with its connection.
-    #[must_use]
     pub fn group(&self) -> String {
         self.shared.inbox.group()
     }
 
     /// How often a connection was lost and the subscription renewed on another.
-    #[must_use]
     pub fn reconnects(&self) -> u64 {
         self.shared.inbox.reconnects()
     }
 
     /// Since when there is no connection, and why; none while there is one. No batch arrives meanwhile.
-    #[must_use]
     pub fn outage(&self) -> Option<Outage> {
         self.shared.link.status.borrow().outage.clone()
     }
 
     /// The Welcome of the current connection, or of the last one.
-    #[must_use]
     pub fn welcome(&self) -> Welcome {
         self.shared.link.status.borrow().welcome.clone()
     }
@@ -207,7 +203,6 @@ impl Delivered {
     }
 
     /// The batch alone, which can no longer be acknowledged by itself.
-    #[must_use]
     pub fn into_batch(self) -> TimeoutBatch {
         self.batch
     }

@@ -13,7 +13,7 @@ use clap::{Args, ValueHint, value_parser};
 use humantime::parse_duration;
 use serde::Deserialize;
 
-use crate::core::rings::MAX_RINGS;
+use crate::core::MAX_RINGS;
 use crate::logging::LogFormat;
 use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
 use crate::redis::MAX_CATCH_UP;

@@ -43,7 +43,6 @@ pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
 
 /// A URL as it may be shown: only those parts that cannot be a secret. A user without a password may be a password in the
 /// wrong place, and so may a port or a database that is no number.
-#[must_use]
 pub fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| is_word(scheme, "+-")) else {
         return HIDDEN.to_owned();

@@ -63,9 +63,8 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::Wake;
 
+    use crate::core::{Operation, Outcome, Tick};
     use super::*;
-    use crate::core::request_batch::{Operation, Outcome};
-    use crate::core::tick::Tick;
 
     #[derive(Default)]
     struct Woken(AtomicU32);

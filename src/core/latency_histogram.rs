@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// The upper bounds of the buckets, in units of [`Stamp`] (100 µs): 100 µs to 30 s. One more bucket counts longer
 /// latencies.
-pub const BOUNDS: [u32; 20] = [
+pub const LATENCY_BOUNDS: [u32; 20] = [
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 50_000, 75_000, 100_000, 125_000,
     150_000, 300_000,
 ];
@@ -41,8 +41,8 @@ impl Stamp {
 /// The number of latencies in each bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatencyHistogram {
-    /// One count for each bound of [`BOUNDS`], not cumulative, and one for all longer latencies.
-    pub counts: [u64; BOUNDS.len() + 1],
+    /// One count for each bound of [`LATENCY_BOUNDS`], not cumulative, and one for all longer latencies.
+    pub counts: [u64; LATENCY_BOUNDS.len() + 1],
     /// The sum of all latencies in µs.
     pub sum_micros: u64,
 }
@@ -50,7 +50,7 @@ pub struct LatencyHistogram {
 /// The bounds, and behind them some that no latency exceeds.
 const PADDED: [u32; 32] = {
     let mut padded = [u32::MAX; 32];
-    padded.split_at_mut(BOUNDS.len()).0.copy_from_slice(&BOUNDS);
+    padded.split_at_mut(LATENCY_BOUNDS.len()).0.copy_from_slice(&LATENCY_BOUNDS);
     padded
 };
 
@@ -113,17 +113,17 @@ mod tests {
         histogram.record(Duration::from_millis(1), 2);
         histogram.record(Duration::from_micros(1_001), 1);
         histogram.record(Duration::from_secs(31), 1);
-        assert_eq!((histogram.counts[3], histogram.counts[4], histogram.counts[BOUNDS.len()]), (2, 1, 1));
-        assert_eq!(BOUNDS[3], 10, "a millisecond");
+        assert_eq!((histogram.counts[3], histogram.counts[4], histogram.counts[LATENCY_BOUNDS.len()]), (2, 1, 1));
+        assert_eq!(LATENCY_BOUNDS[3], 10, "a millisecond");
         assert_eq!(histogram.sum_micros, 31_003_001);
     }
 
     #[test]
     fn every_latency_has_the_first_bucket_whose_bound_it_does_not_exceed() {
-        let near = BOUNDS.iter().flat_map(|bound| [bound - 1, *bound, bound + 1]);
+        let near = LATENCY_BOUNDS.iter().flat_map(|bound| [bound - 1, *bound, bound + 1]);
         for units in near.chain([0, 33, 400_000, u32::MAX]) {
-            let first = BOUNDS.iter().position(|bound| *bound >= units);
-            assert_eq!(bucket(units), first.unwrap_or(BOUNDS.len()), "{units}");
+            let first = LATENCY_BOUNDS.iter().position(|bound| *bound >= units);
+            assert_eq!(bucket(units), first.unwrap_or(LATENCY_BOUNDS.len()), "{units}");
         }
     }
 

@@ -2,35 +2,62 @@
 //!
 //! The core does no I/O, starts no task and reads no clock. `now` is a parameter, and effects are return values. The
 //! stores (`memory`, `redis`) implement the contracts. Server, delivery and ticker use only the contracts.
+//!
+//! Its names are used as `core::Tick`, whatever file they are in.
 
-pub mod batch;
+mod batch;
 #[cfg(feature = "sidecar")]
-pub mod completions;
+mod completions;
 #[cfg(feature = "sidecar")]
-pub(crate) mod dispatch;
-pub mod group;
-pub mod latency_histogram;
+mod dispatch;
+mod group;
+mod latency_histogram;
 #[cfg(feature = "sidecar")]
-pub mod lease;
-pub mod message;
+mod lease;
+mod message;
 #[cfg(feature = "sidecar")]
-pub mod outbox;
+mod outbox;
 #[cfg(feature = "sidecar")]
-pub mod outboxes;
-pub mod refusal;
-pub mod request_batch;
+mod outboxes;
+mod refusal;
+mod request_batch;
 #[cfg(feature = "sidecar")]
-pub mod ring;
+mod ring;
 #[cfg(feature = "sidecar")]
-pub mod rings;
-#[cfg(test)]
-#[cfg(feature = "sidecar")]
+mod rings;
+#[cfg(all(test, feature = "sidecar"))]
 #[path = "../../tests/support/single_request.rs"]
 pub(crate) mod single_request;
-pub mod stall_aware_clock;
+mod stall_aware_clock;
 #[cfg(feature = "sidecar")]
-pub mod store;
-pub mod tick;
-pub mod tick_schedule;
+mod store;
+mod tick;
+mod tick_schedule;
 
-pub use message::{AddOutcome, Client, DelOutcome, Message, MsgId};
+pub use batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, StormRule, TickCounts, TimedOut, TimeoutBatch};
+#[cfg(feature = "sidecar")]
+pub use completions::Completions;
+#[cfg(feature = "sidecar")]
+pub(crate) use dispatch::{Dispatch, MemberId};
+pub use group::{GroupName, GroupNameError, MAX_GROUPS, MAX_NAME_LENGTH};
+pub use latency_histogram::{LATENCY_BOUNDS, LatencyHistogram, STAMP_UNIT, Stamp};
+#[cfg(feature = "sidecar")]
+pub(crate) use lease::{Candidate, Observed, PointerPosition};
+#[cfg(feature = "sidecar")]
+pub use lease::{Leadership, Lease};
+pub use message::{AddNewMsgAnswer, AddOutcome, Client, DelOutcome, Message, MsgId};
+#[cfg(feature = "sidecar")]
+pub use outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, MAX_RETAKEN, Outbox, Retention, Settled};
+#[cfg(feature = "sidecar")]
+pub use outboxes::{Outboxes, merge_backlogs};
+pub use refusal::{Promise, Reason, Refusal};
+pub use request_batch::{Operation, Outcome, Request, RequestBatch};
+#[cfg(feature = "sidecar")]
+pub use ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Published, Ring, RingStatus, Submitted};
+#[cfg(feature = "sidecar")]
+pub use rings::{MAX_RINGS, Requester, Rings, ring_of};
+pub use stall_aware_clock::{CLOCK_BEAT, SHORTEST_STALL, StallAwareClock, WAKING_TIME};
+#[cfg(feature = "sidecar")]
+pub use store::{Moment, RingParts, Store};
+pub use tick::{MAX_SLOTS, Tick, Wheel};
+pub use tick_schedule::{DueAction, TickSchedule};

@@ -6,15 +6,15 @@
 use std::time::{Duration, Instant};
 
 /// The interval of beats.
-pub const BEAT: Duration = Duration::from_millis(50);
+pub const CLOCK_BEAT: Duration = Duration::from_millis(50);
 
 /// A longer time without a beat is a stall.
-pub const STALL: Duration = Duration::from_millis(150);
+pub const SHORTEST_STALL: Duration = Duration::from_millis(150);
 
 /// How long after a stall data that was sent during it may still be on its way.
-pub const WAKING: Duration = Duration::from_secs(1);
+pub const WAKING_TIME: Duration = Duration::from_secs(1);
 
-const _: () = assert!(STALL.as_millis() >= 2 * BEAT.as_millis(), "a single late beat is no stall");
+const _: () = assert!(SHORTEST_STALL.as_millis() >= 2 * CLOCK_BEAT.as_millis(), "a single late beat is no stall");
 
 /// A clock that does not count stalls.
 #[derive(Clone, Copy, Debug)]
@@ -42,9 +42,9 @@ impl StallAwareClock {
         stalled
     }
 
-    /// Whether a stall has ended within the last [`WAKING`].
+    /// Whether a stall has ended within the last [`WAKING_TIME`].
     pub fn is_waking(&self, now: Instant) -> bool {
-        let since = |woken| now.saturating_duration_since(woken) < WAKING;
+        let since = |woken| now.saturating_duration_since(woken) < WAKING_TIME;
         self.woken.is_some_and(since) || !self.stalled_since_beat(now).is_zero()
     }
 
@@ -55,7 +55,7 @@ impl StallAwareClock {
 
     fn stalled_since_beat(&self, now: Instant) -> Duration {
         let gap = now.saturating_duration_since(self.last_beat);
-        if gap > STALL { gap.saturating_sub(BEAT) } else { Duration::ZERO }
+        if gap > SHORTEST_STALL { gap.saturating_sub(CLOCK_BEAT) } else { Duration::ZERO }
     }
 }
 
@@ -67,15 +67,15 @@ mod tests {
     fn a_stall_does_not_count_before_and_after_it_is_detected() {
         let start = Instant::now();
         let mut clock = StallAwareClock::new(start);
-        assert_eq!(clock.beat(start + BEAT), Duration::ZERO);
-        let woken = start + BEAT + Duration::from_secs(60);
-        assert_eq!(clock.at(woken), start + BEAT * 2);
-        assert!(!clock.is_waking(start + BEAT * 2) && clock.is_waking(woken), "before it is detected too");
-        assert_eq!(clock.beat(woken), Duration::from_secs(60).saturating_sub(BEAT));
-        assert_eq!(clock.at(woken + BEAT), start + BEAT * 3);
-        assert!(clock.is_waking(woken + BEAT));
-        let beats = (1..).map(|beat| woken + BEAT * beat).take_while(|beat| *beat <= woken + WAKING);
+        assert_eq!(clock.beat(start + CLOCK_BEAT), Duration::ZERO);
+        let woken = start + CLOCK_BEAT + Duration::from_secs(60);
+        assert_eq!(clock.at(woken), start + CLOCK_BEAT * 2);
+        assert!(!clock.is_waking(start + CLOCK_BEAT * 2) && clock.is_waking(woken), "before it is detected too");
+        assert_eq!(clock.beat(woken), Duration::from_secs(60).saturating_sub(CLOCK_BEAT));
+        assert_eq!(clock.at(woken + CLOCK_BEAT), start + CLOCK_BEAT * 3);
+        assert!(clock.is_waking(woken + CLOCK_BEAT));
+        let beats = (1..).map(|beat| woken + CLOCK_BEAT * beat).take_while(|beat| *beat <= woken + WAKING_TIME);
         beats.for_each(|beat| assert_eq!(clock.beat(beat), Duration::ZERO));
-        assert!(!clock.is_waking(woken + WAKING));
+        assert!(!clock.is_waking(woken + WAKING_TIME));
     }
 }

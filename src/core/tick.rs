@@ -33,7 +33,6 @@ pub struct Tick(pub u64);
 
 impl Tick {
     /// The tick `ticks` later; saturates.
-    #[must_use]
     pub const fn plus(self, ticks: u64) -> Tick {
         Tick(self.0.saturating_add(ticks))
     }

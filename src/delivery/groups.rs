@@ -12,11 +12,9 @@ use tokio::task::yield_now;
 use tracing::{debug, info, warn};
 
 use super::{BatchSender, Command, Delivery, GroupHandle, LOCKS};
-use crate::core::batch::{BatchId, Delivery as Delivered};
-use crate::core::dispatch::{Dispatch, MemberId};
-use crate::core::group::GroupName;
-use crate::core::outbox::{GroupOptions, MAX_RETAKEN};
-use crate::core::refusal::Refusal;
+use crate::core::{
+    BatchId, Delivery as Delivered, Dispatch, GroupName, GroupOptions, MAX_RETAKEN, MemberId, Refusal,
+};
 
 /// The pause after a refusal of the store.
 const RETRY: Duration = Duration::from_millis(200);

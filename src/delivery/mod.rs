@@ -15,11 +15,9 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
-use crate::core::batch::{BatchId, Delivery as Delivered};
-use crate::core::dispatch::MemberId;
-use crate::core::group::GroupName;
-use crate::core::outbox::{Backlog, Dropped, GroupOptions, Outbox};
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::{
+    Backlog, BatchId, Delivery as Delivered, Dropped, GroupName, GroupOptions, MemberId, Outbox, Reason, Refusal,
+};
 use crate::metrics::Metrics;
 use crate::process::panics;
 
@@ -53,7 +51,6 @@ pub struct Delivery {
 
 impl Delivery {
     /// Delivers from `outbox`. An unacknowledged batch is redelivered after `redeliver_after`.
-    #[must_use]
     pub fn new(
         outbox: Arc<dyn Outbox>,
         clock: Arc<Clock>,
@@ -137,7 +134,6 @@ impl Delivery {
     }
 
     /// Number of subscribers of a group on this sidecar.
-    #[must_use]
     pub fn subscribers(&self, group: &GroupName) -> u64 {
         self.handles.lock().get(group).map_or(0, |handle| handle.members)
     }
@@ -152,7 +148,6 @@ impl Delivery {
     }
 
     /// The groups with subscribers on this sidecar, each with their number.
-    #[must_use]
     pub fn attended(&self) -> Vec<(GroupName, u64)> {
         let handles = self.handles.lock();
         handles.iter().map(|(group, handle)| (group.clone(), handle.members)).collect()
@@ -305,12 +300,7 @@ impl Drop for Subscription {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::batch::StormRule;
-    use crate::core::group::MAX_GROUPS;
-    use crate::core::outbox::Retention;
-    use crate::core::outboxes::Outboxes;
-    use crate::core::store::{RingParts, Store};
-    use crate::core::tick::Wheel;
+    use crate::core::{MAX_GROUPS, Outboxes, Retention, RingParts, Store, StormRule, Wheel};
     use crate::memory::{MemoryOptions, MemoryStore};
 
     fn seat(clock: &Clock) -> RingParts {

@@ -125,7 +125,6 @@ pub fn flush() {
 }
 
 /// How many log lines this process has dropped.
-#[must_use]
 pub fn dropped_lines() -> u64 {
     LOG.get().map_or(0, |(_, writer)| writer.dropped())
 }

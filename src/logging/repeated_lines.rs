@@ -14,8 +14,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::core::group::MAX_GROUPS;
-use crate::core::rings::MAX_RINGS;
+use crate::core::{MAX_GROUPS, MAX_RINGS};
 
 /// How long a budget lasts.
 pub const WINDOW: Duration = Duration::from_secs(10);

@@ -1,9 +1,6 @@
 //! The entry of a message in the table, in 24 bytes.
 
-use crate::core::batch::TimedOut;
-use crate::core::latency_histogram::Stamp;
-use crate::core::message::Message;
-use crate::core::tick::{MAX_SLOTS, Tick};
+use crate::core::{MAX_SLOTS, Message, Stamp, Tick, TimedOut};
 
 /// A tick near the pointer, in two bytes.
 ///

@@ -23,10 +23,9 @@ use foldhash::quality::RandomState;
 use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
 use super::shards::{LOCKS_PER_STEP, ScanPosition, Shards};
-use crate::core::batch::{BatchId, MAX_BATCH_MESSAGES, TickCounts, TimedOut, TimeoutBatch};
-use crate::core::message::Message;
-use crate::core::ring::{PublishStep, Published};
-use crate::core::tick::Tick;
+use crate::core::{
+    BatchId, MAX_BATCH_MESSAGES, Message, PublishStep, Published, Tick, TickCounts, TimedOut, TimeoutBatch,
+};
 
 /// A prelist with more messages than this grows no further: the others are listed when their tick expires. Prelisted
 /// messages are in memory twice until then.
@@ -304,13 +303,8 @@ pub(super) mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::core::batch::StormRule;
-    use crate::core::group::GroupName;
-    use crate::core::message::DelOutcome;
-    use crate::core::outbox::{Outbox, Retention};
-    use crate::core::ring::{Advance, Ring};
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
-    use crate::core::tick::Wheel;
+    use crate::core::{Advance, DelOutcome, GroupName, Outbox, Retention, Ring, StormRule, Wheel};
     use crate::memory::MemoryRing;
 
     /// A ring of three slots of a second that stands at `pointer`.

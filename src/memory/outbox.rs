@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use parking_lot::{Mutex, RwLock};
 
-use crate::core::batch::{BatchId, Delivery, TimeoutBatch};
-use crate::core::group::{GroupName, MAX_GROUPS};
-use crate::core::outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, Outbox, Retention, Settled};
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::{
+    Backlog, BatchId, Delivery, Dropped, GroupBacklog, GroupName, GroupOptions, MAX_GROUPS, Outbox, Reason,
+    Refusal, Retention, Settled, TimeoutBatch,
+};
 
 type Listener = Box<dyn Fn() + Send + Sync>;
 
@@ -72,7 +72,6 @@ pub(super) struct Group {
 
 impl MemoryOutbox {
     /// An empty outbox with the default group.
-    #[must_use]
     pub fn new(retention: Retention, now: Instant) -> MemoryOutbox {
         let mut queue = Queue::default();
         queue.open_group(&GroupName::default_group(), GroupOptions::default(), now);

@@ -5,8 +5,7 @@ use std::ops::Range;
 
 use super::entry::ShortTick;
 use super::table::{Hash, MAX_SHARD_BITS};
-use crate::core::message::Message;
-use crate::core::request_batch::{Operation, Request, RequestBatch};
+use crate::core::{Message, Operation, Request, RequestBatch};
 
 /// A message of a request batch, with its operation: a quarter of a cache line, in the order of their use.
 #[derive(Clone, Copy, Debug)]

@@ -10,11 +10,7 @@ use foldhash::quality::RandomState;
 use super::entry::{Entry, Marks, ShortTick};
 use super::partition::{Item, Verb};
 use super::table::{Hash, Home, Table};
-use crate::core::batch::TimedOut;
-use crate::core::latency_histogram::{LatencyHistogram, Stamp};
-use crate::core::message::Message;
-use crate::core::request_batch::{Outcome, RequestBatch};
-use crate::core::tick::{Tick, Wheel};
+use crate::core::{LatencyHistogram, Message, Outcome, RequestBatch, Stamp, Tick, TimedOut, Wheel};
 
 /// Messages whose memory is requested together: twice as many as a processor has memory requests in flight.
 const FETCHED: usize = 64;

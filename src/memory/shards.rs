@@ -5,7 +5,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::shard::{Shard, TickCount, horizon};
 use super::table::MAX_SHARD_BITS;
-use crate::core::tick::{Tick, Wheel};
+use crate::core::{Tick, Wheel};
 
 /// Shards for each thread: so many that two threads seldom want the same, and so few that a request batch has several
 /// messages for each. A single thread has one shard, and its request batches need no partition.

@@ -10,13 +10,10 @@ use super::options::{MemoryOptions, RingOptions};
 use super::outbox::MemoryOutbox;
 use super::state::{self, StateError, StateFile};
 use super::wheel::MemoryWheel;
-use crate::core::completions::Completions;
-use crate::core::lease::{Leadership, Lease};
-use crate::core::refusal::Refusal;
-use crate::core::request_batch::RequestBatch;
-use crate::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
-use crate::core::store::{Moment, RingParts, Store};
-use crate::core::tick::{Tick, Wheel};
+use crate::core::{
+    Advance, Completions, ConnectionId, DrainOutcome, Leadership, Lease, Moment, PublishStep, Refusal,
+    RequestBatch, Ring, RingParts, RingStatus, Store, Submitted, Tick, Wheel,
+};
 
 /// A store that lives in the process.
 pub struct MemoryStore {
@@ -120,7 +117,6 @@ pub struct MemoryRing {
 
 impl MemoryRing {
     /// An empty ring whose batches go to `outbox`.
-    #[must_use]
     pub fn new(options: RingOptions, outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryRing {
         MemoryRing { wheel: Arc::new(MemoryWheel::new(options, outbox, now)), state_file: None }
     }
@@ -213,11 +209,8 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::core::batch::StormRule;
-    use crate::core::message::Message;
-    use crate::core::outbox::Retention;
     use crate::core::single_request::{AddNewMsg, SingleRequest};
-    use crate::core::tick::Tick;
+    use crate::core::{Message, Retention, StormRule, Tick};
 
     const TICK: Duration = Duration::from_secs(1);
 

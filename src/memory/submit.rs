@@ -12,9 +12,7 @@ use super::partition::Partition;
 use super::shard::Position;
 use super::table::{Hash, MAX_SHARD_BITS};
 use super::wheel::{MemoryWheel, WheelState};
-use crate::core::message::Message;
-use crate::core::refusal::{Reason, Refusal};
-use crate::core::request_batch::{Request, RequestBatch};
+use crate::core::{Message, Reason, Refusal, Request, RequestBatch};
 
 const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit for each shard");
 
@@ -238,13 +236,8 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::core::batch::StormRule;
-    use crate::core::outbox::Retention;
-    use crate::core::request_batch::{Operation, Outcome};
-    use crate::core::ring::{DrainOutcome, Ring};
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
-    use crate::core::store::Moment;
-    use crate::core::tick::{Tick, Wheel};
+    use crate::core::{DrainOutcome, Moment, Operation, Outcome, Retention, Ring, StormRule, Tick, Wheel};
     use crate::memory::state::Saved;
     use crate::memory::{MemoryOutbox, MemoryRing, RingOptions};
 

@@ -34,11 +34,7 @@ use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
 use super::shard::{Position, horizon, index};
 use super::shards::Shards;
-use crate::core::latency_histogram::Stamp;
-use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::{Advance, DrainOutcome, PublishStep};
-use crate::core::tick::Tick;
-use crate::core::tick_schedule::{DueAction, TickSchedule};
+use crate::core::{Advance, DrainOutcome, DueAction, PublishStep, Reason, Refusal, Stamp, Tick, TickSchedule};
 
 /// The position of the pointer, the time of its next move, and the phase of a drain.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use prometheus::Opts;
 use prometheus::core::{Metric, MetricVec, MetricVecBuilder};
 use prometheus::proto::{self, LabelPair};
 
-use crate::core::latency_histogram::{BOUNDS, LatencyHistogram, STAMP_UNIT};
+use crate::core::{LATENCY_BOUNDS, LatencyHistogram, STAMP_UNIT};
 
 /// A histogram of latencies. A frame of 32,768 Acks costs a few additions.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub struct Latencies(Arc<Counters>);
 #[derive(Debug, Default)]
 struct Counters {
     labels: Vec<LabelPair>,
-    counts: [AtomicU64; BOUNDS.len() + 1],
+    counts: [AtomicU64; LATENCY_BOUNDS.len() + 1],
     sum_micros: AtomicU64,
 }
 
@@ -45,15 +45,15 @@ impl Metric for Latencies {
     #[expect(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
     fn metric(&self) -> proto::Metric {
         let mut cumulative = 0;
-        let mut buckets = Vec::with_capacity(BOUNDS.len());
-        for (count, bound) in self.0.counts.iter().zip(BOUNDS) {
+        let mut buckets = Vec::with_capacity(LATENCY_BOUNDS.len());
+        for (count, bound) in self.0.counts.iter().zip(LATENCY_BOUNDS) {
             cumulative += count.load(Ordering::Relaxed);
             let mut bucket = proto::Bucket::default();
             bucket.set_cumulative_count(cumulative);
             bucket.set_upper_bound((STAMP_UNIT * bound).as_secs_f64());
             buckets.push(bucket);
         }
-        cumulative += self.0.counts[BOUNDS.len()].load(Ordering::Relaxed);
+        cumulative += self.0.counts[LATENCY_BOUNDS.len()].load(Ordering::Relaxed);
         let mut histogram = proto::Histogram::default();
         histogram.set_bucket(buckets);
         histogram.set_sample_count(cumulative);

@@ -12,12 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use self::latencies::Latencies;
 use self::register::{Labelled, Register, opts};
-use crate::core::group::GroupName;
-use crate::core::message::DelOutcome;
-use crate::core::outbox::Backlog;
-use crate::core::refusal::Reason;
-use crate::core::request_batch::{Outcome, RequestBatch};
-use crate::core::ring::RingStatus;
+use crate::core::{Backlog, DelOutcome, GroupName, Outcome, Reason, RequestBatch, RingStatus};
 use crate::logging;
 use crate::protocol::frame::FrameType;
 
@@ -198,7 +193,6 @@ impl Metrics {
     /// # Panics
     ///
     /// If a metric cannot be written: a mistake in this file.
-    #[must_use]
     pub fn render(&self) -> String {
         // Two scrapes at the same time may count in the other order.
         self.cpu_time.inc_by((cpu_time().as_secs_f64() - self.cpu_time.get()).max(0.0));
@@ -214,7 +208,6 @@ impl Metrics {
 }
 
 /// CPU time that this process has used, user and system, in all its threads.
-#[must_use]
 pub fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::try_from(time).unwrap_or_default()
@@ -235,7 +228,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::core::latency_histogram::LatencyHistogram;
+    use crate::core::LatencyHistogram;
 
     #[test]
     fn fixed_labels_are_there_from_the_start() {

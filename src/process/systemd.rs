@@ -18,7 +18,7 @@ use tokio::net::UnixDatagram;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::core::stall_aware_clock::BEAT;
+use crate::core::CLOCK_BEAT;
 
 /// So many keep-alive messages are sent within the time in which one must come. Several may be lost, and nearly the whole
 /// time is left for a stall of the process.
@@ -39,7 +39,6 @@ pub struct ServiceManager {
 
 impl ServiceManager {
     /// The manager that the environment of this process names. A wrong variable is logged.
-    #[must_use]
     pub fn of_process() -> ServiceManager {
         let (manager, wrong) = ServiceManager::of_environment(|name| env::var_os(name), process::id());
         if let Some(wrong) = wrong {
@@ -127,7 +126,7 @@ impl ServiceManager {
 
 /// The time between keep-alive messages. The loop that they report on shows that it runs with each beat, and not more often.
 fn pause(watchdog: Duration) -> Duration {
-    (watchdog / KEEP_ALIVES).max(BEAT)
+    (watchdog / KEEP_ALIVES).max(CLOCK_BEAT)
 }
 
 /// The time within which the manager expects a keep-alive message of this process. An error names the wrong variable.
@@ -224,8 +223,8 @@ mod tests {
     #[test]
     fn signs_of_life_are_many_and_no_oftener_than_beats() {
         assert_eq!(pause(Duration::from_secs(60)), Duration::from_secs(6));
-        assert_eq!(pause(Duration::from_millis(100)), BEAT);
-        assert_eq!(pause(Duration::from_micros(1)), BEAT);
+        assert_eq!(pause(Duration::from_millis(100)), CLOCK_BEAT);
+        assert_eq!(pause(Duration::from_micros(1)), CLOCK_BEAT);
     }
 
     #[tokio::test]

@@ -3,11 +3,9 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use crate::core::batch::{BatchId, TickCounts, TimedOut};
-use crate::core::message::{DelOutcome, Message};
-use crate::core::refusal::{Promise, Reason, Refusal};
+use crate::core::{BatchId, DelOutcome, Message, Promise, Reason, Refusal, TickCounts, TimedOut};
 
-pub use crate::core::message::AddNewMsgAnswer;
+pub use crate::core::AddNewMsgAnswer;
 
 /// The first four bytes of every Hello's body: `ACKW`.
 pub const MAGIC: [u8; 4] = *b"ACKW";
@@ -45,8 +43,7 @@ pub const MAX_TOKEN_LENGTH: usize = 1_024;
 // An AddNewMsg of full size, with clients, fits the default limit.
 const _: () = assert!(MAX_TOKEN_LENGTH + 255 + 64 < MAX_GREETING_LENGTH as usize);
 const _: () = assert!(MAX_MESSAGES * 16 + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
-const _: () =
-    assert!(crate::core::batch::MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
+const _: () = assert!(crate::core::MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
 
 macro_rules! frame_types {
     ($($name:ident = $number:literal, $label:literal;)+) => {
@@ -63,7 +60,6 @@ macro_rules! frame_types {
             pub const ALL: [FrameType; [$($number,)+].len()] = [$(FrameType::$name,)+];
 
             /// The type with this number.
-            #[must_use]
             pub const fn from_number(number: u8) -> Option<FrameType> {
                 match number {
                     $($number => Some(FrameType::$name),)+
@@ -72,7 +68,6 @@ macro_rules! frame_types {
             }
 
             /// The word in the metrics label and in docs/PROTOCOL.md.
-            #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(FrameType::$name => $label,)+ }
             }
@@ -80,7 +75,6 @@ macro_rules! frame_types {
 
         impl Body {
             /// The type of the frame.
-            #[must_use]
             pub const fn frame_type(&self) -> FrameType {
                 match self { $(Body::$name { .. } => FrameType::$name,)+ }
             }
@@ -121,7 +115,6 @@ pub struct Frame {
 
 impl Frame {
     /// A frame.
-    #[must_use]
     pub const fn new(correlation: u32, body: Body) -> Frame {
         Frame { correlation, body }
     }
@@ -325,7 +318,6 @@ pub struct Error {
 
 impl Error {
     /// The reason, if this build knows it.
-    #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         Reason::from_code(self.code)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::ToRedisArgs;
 
-use crate::core::refusal::Refusal;
+use crate::core::Refusal;
 use crate::redis::connection::link::{Link, Session};
 use crate::redis::leader::term::{CurrentTerm, Identity};
 use crate::redis::options::RedisOptions;

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::batch::StormRule;
-use crate::core::outbox::Retention;
-use crate::core::tick::Wheel;
+use crate::core::{Retention, StormRule, Wheel};
 
 /// Redis is unreachable if it answers nothing for so long while requests wait. Much longer than any script takes, and
 /// short enough that an AddNewMsg is refused within a second. A single answer may take longer

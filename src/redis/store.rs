@@ -12,8 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
-use crate::core::refusal::Refusal;
-use crate::core::store::{Moment, RingParts, Store};
+use crate::core::{Moment, Refusal, RingParts, Store};
 use crate::metrics::Metrics;
 use crate::redis::batching::driver::BatchDriver;
 use crate::redis::connection::errors::{Fault, FaultKind};

@@ -19,8 +19,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::core::batch::MAX_BATCH_MESSAGES;
-use crate::core::request_batch::RequestBatch;
+use crate::core::{MAX_BATCH_MESSAGES, RequestBatch};
 use crate::protocol::codec::EchoedPings;
 use crate::protocol::frame::TIMED_OUT_LENGTH;
 use crate::protocol::{Codec, DecodeError, Decoded};

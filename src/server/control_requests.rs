@@ -8,10 +8,7 @@ use tracing::{Span, debug, info, warn};
 use super::pending_requests::{Completed, Weight};
 use super::session::{Session, State};
 use super::shared::MAX_CREDIT;
-use crate::core::batch::BatchId;
-use crate::core::group::GroupNameError;
-use crate::core::outbox::GroupOptions;
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::{BatchId, GroupNameError, GroupOptions, Reason, Refusal};
 use crate::protocol::Codec;
 use crate::protocol::frame::{self, Body, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
 

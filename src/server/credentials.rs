@@ -34,7 +34,6 @@ impl Token {
     }
 
     /// Whether `presented` is the token. Takes the same time however much of it is right.
-    #[must_use]
     pub fn admits(&self, presented: &[u8]) -> bool {
         self.0.current().value.ct_eq(presented).into()
     }
@@ -88,19 +87,16 @@ impl Certificate {
     }
 
     /// Makes TLS handshakes with the certificate as it was read last.
-    #[must_use]
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.0.current().value.config))
     }
 
     /// When the certificate expires, in seconds since 1970, if it can be read.
-    #[must_use]
     pub fn expiry(&self) -> Option<i64> {
         self.0.current().value.validity.as_ref().map(|validity| validity.not_after.timestamp())
     }
 
     /// Why clients refuse the certificate today, if it has run out or is not valid yet.
-    #[must_use]
     pub fn untimely(&self) -> Option<String> {
         let current = self.0.current();
         let (now, chain) = (ASN1Time::now(), current.value.chain.display());

@@ -5,7 +5,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::{Reason, Refusal};
 
 /// If the Hello waits in the socket when its time is over, it may take so much longer to be read.
 const HELLO_LENIENCE: Duration = Duration::from_secs(1);

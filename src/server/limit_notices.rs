@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use tokio::time::sleep;
 use tracing::error;
 
-use crate::core::refusal::Reason;
+use crate::core::Reason;
 use crate::logging::WINDOW;
 use crate::metrics::Metrics;
 

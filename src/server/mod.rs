@@ -31,7 +31,7 @@ pub use self::socket_file::SocketFile;
 use self::buffered_stream::{Socket, Stream};
 use self::session::Session;
 use self::shared::Phase;
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::{Reason, Refusal};
 use crate::process::panics::contained;
 use crate::protocol::Codec;
 use crate::protocol::frame::FrameType;

@@ -11,9 +11,7 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-use crate::core::refusal::Refusal;
-use crate::core::request_batch::{Operation, Request, RequestBatch};
-use crate::core::rings::Requester;
+use crate::core::{Operation, Refusal, Request, RequestBatch, Requester};
 use crate::delivery::Subscription;
 use crate::metrics::Metrics;
 use crate::process::panics::uncontained;

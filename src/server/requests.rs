@@ -17,10 +17,7 @@ use super::buffered_stream::{IoEvent, READ_SIZE};
 use super::control_requests::not_hello;
 use super::pending_requests::Weight;
 use super::session::{Session, State};
-use crate::core::refusal::{Reason, Refusal};
-use crate::core::request_batch::{Request, RequestBatch};
-use crate::core::ring::Submitted;
-use crate::core::stall_aware_clock::{STALL, WAKING};
+use crate::core::{Reason, Refusal, Request, RequestBatch, SHORTEST_STALL, Submitted, WAKING_TIME};
 use crate::process::panics;
 use crate::protocol::frame::FrameType;
 use crate::protocol::{DecodeError, Decoded};
@@ -194,10 +191,10 @@ impl Session {
     pub(super) async fn read_waiting(&mut self) {
         let clock = Arc::clone(&self.shared.clock);
         let (mut spent, mut last) = (Duration::ZERO, clock.now());
-        while self.read_socket().await >= READ_SIZE && clock.is_waking() && spent < WAKING {
+        while self.read_socket().await >= READ_SIZE && clock.is_waking() && spent < WAKING_TIME {
             // In another stall the peer had no time to send.
             let now = clock.now();
-            spent += now.saturating_duration_since(last).min(STALL);
+            spent += now.saturating_duration_since(last).min(SHORTEST_STALL);
             last = now;
             tokio::time::sleep(REFILL).await;
         }

@@ -23,12 +23,7 @@ use self::precise_timer::PreciseTimer;
 use self::read_barrier::ReadBarrier;
 use self::reports::Reports;
 use crate::clock::Clock;
-use crate::core::batch::TickCounts;
-use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::DrainOutcome;
-use crate::core::stall_aware_clock::BEAT;
-use crate::core::store::RingParts;
-use crate::core::tick::Tick;
+use crate::core::{CLOCK_BEAT, DrainOutcome, Reason, Refusal, RingParts, Tick, TickCounts};
 use crate::metrics::Metrics;
 
 /// The process is live if the loop of each ticker ran within this time.
@@ -91,7 +86,6 @@ impl Role {
 
 impl Ticker {
     /// A ticker for a ring, and its handle.
-    #[must_use]
     pub fn new(
         parts: &RingParts,
         clock: Arc<Clock>,
@@ -141,7 +135,7 @@ impl Ticker {
             }
             let now = self.clock.now();
             tokio::select! {
-                () = timer.until(now, now + wait.min(BEAT)) => {}
+                () = timer.until(now, now + wait.min(CLOCK_BEAT)) => {}
                 () = self.vacancy.notified(), if self.role == Role::Follower => {
                     self.next_lease_call = Some(self.clock.now());
                 }
@@ -199,7 +193,7 @@ impl Ticker {
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                () = tokio::time::sleep(BEAT) => self.beat(),
+                () = tokio::time::sleep(CLOCK_BEAT) => self.beat(),
             }
         }
     }
@@ -225,13 +219,11 @@ impl TickerHandle {
     }
 
     /// The time since the loop of the ticker ran last.
-    #[must_use]
     pub fn silence(&self, now: Instant) -> Duration {
         now.saturating_duration_since(*self.heartbeat.lock())
     }
 
     /// The last expired ticks, oldest first: at most [`RECENT_TICKS`], each once.
-    #[must_use]
     pub fn recent(&self) -> Vec<(Tick, TickCounts)> {
         self.recent_ticks.lock().iter().copied().collect()
     }

@@ -24,7 +24,6 @@ impl PreciseTimer {
     /// # Panics
     ///
     /// Outside of a runtime with I/O and time.
-    #[must_use]
     pub fn precise() -> PreciseTimer {
         #[cfg(target_os = "linux")]
         if let Ok(timer) = linux::KernelTimer::new() {
@@ -38,7 +37,6 @@ impl PreciseTimer {
     /// # Panics
     ///
     /// Outside of a runtime with time.
-    #[must_use]
     pub fn from_runtime() -> PreciseTimer {
         PreciseTimer(Kind::Runtime(Box::pin(tokio::time::sleep(Duration::ZERO)), Duration::ZERO))
     }

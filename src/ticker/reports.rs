@@ -6,11 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use tracing::{error, warn};
 
-use crate::core::batch::TickCounts;
-use crate::core::latency_histogram::LatencyHistogram;
-use crate::core::refusal::Refusal;
-use crate::core::ring::{PublishStep, Ring};
-use crate::core::tick::Tick;
+use crate::core::{LatencyHistogram, PublishStep, Refusal, Ring, Tick, TickCounts};
 use crate::metrics::Metrics;
 
 /// Expiry that is behind at every tick for this long is logged. A single large tick is not.

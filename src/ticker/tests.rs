@@ -11,14 +11,10 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 
 use super::*;
-use crate::core::batch::{BatchId, Delivery};
-use crate::core::completions::Completions;
-use crate::core::group::GroupName;
-use crate::core::lease::{Leadership, Lease};
-use crate::core::outbox::{Backlog, Dropped, GroupOptions, Outbox, Settled};
-use crate::core::request_batch::RequestBatch;
-use crate::core::ring::{Advance, ConnectionId, PublishStep, Ring, RingStatus, Submitted};
-use crate::core::tick::Wheel;
+use crate::core::{
+    Advance, Backlog, BatchId, Completions, ConnectionId, Delivery, Dropped, GroupName, GroupOptions, Leadership,
+    Lease, Outbox, PublishStep, RequestBatch, Ring, RingStatus, Settled, Submitted, Wheel,
+};
 
 const TICK: Duration = Duration::from_secs(1);
 /// How long a step of expiry takes.

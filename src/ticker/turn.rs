@@ -8,10 +8,7 @@ use futures_util::FutureExt;
 use tracing::{debug, info, warn};
 
 use super::{Role, Ticker};
-use crate::core::lease::Leadership;
-use crate::core::refusal::Refusal;
-use crate::core::ring::{Advance, PublishStep};
-use crate::core::stall_aware_clock::BEAT;
+use crate::core::{Advance, CLOCK_BEAT, Leadership, PublishStep, Refusal};
 
 /// The pause after a refusal of the store.
 const RETRY: Duration = Duration::from_millis(100);
@@ -67,7 +64,7 @@ impl Ticker {
     async fn step(&mut self) -> Result<Duration, Refusal> {
         let now = self.clock.now();
         if self.role == Role::Resigned {
-            return Ok(BEAT);
+            return Ok(CLOCK_BEAT);
         }
         if let Some(wait) = self.maintain_lease(now).await? {
             return Ok(wait);

@@ -2,11 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ackwheel::core::batch::StormRule;
-use ackwheel::core::lease::Leadership;
-use ackwheel::core::outbox::Retention;
-use ackwheel::core::store::{Moment, Store};
-use ackwheel::core::tick::Wheel;
+use ackwheel::core::{Leadership, Moment, Retention, Store, StormRule, Wheel};
 use ackwheel::redis::RedisOptions;
 
 use super::{MAX_IN_FLIGHT, SLOTS, TICK};

@@ -3,10 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ackwheel::core::batch::{TickCounts, TimedOut};
-use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-use ackwheel::core::ring::Advance;
-use ackwheel::core::tick::Tick;
+use ackwheel::core::{AddOutcome, Advance, DelOutcome, Message, Tick, TickCounts, TimedOut};
 
 use super::{CATCH_UP, SLACK_MS, STORES, TICK_MS};
 use crate::support::frozen_redis::FrozenRedis;

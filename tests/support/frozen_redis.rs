@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ackwheel::clock::Clock;
-use ackwheel::core::batch::StormRule;
-use ackwheel::core::outbox::Retention;
-use ackwheel::core::tick::Wheel;
+use ackwheel::core::{Retention, StormRule, Wheel};
 use ackwheel::metrics::Metrics;
 use ackwheel::redis::{RedisOptions, RedisStore};
 

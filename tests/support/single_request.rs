@@ -5,12 +5,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ackwheel::core::completions::Completions;
-use ackwheel::core::latency_histogram::LatencyHistogram;
-use ackwheel::core::message::{AddNewMsgAnswer, DelOutcome, Message};
-use ackwheel::core::refusal::Refusal;
-use ackwheel::core::request_batch::{Operation, RequestBatch};
-use ackwheel::core::ring::{ConnectionId, Ring, Submitted};
+use ackwheel::core::{
+    AddNewMsgAnswer, Completions, ConnectionId, DelOutcome, LatencyHistogram, Message, Operation, Refusal,
+    RequestBatch, Ring, Submitted,
+};
 
 /// An AddNewMsg.
 #[derive(Clone, Copy, Debug)]

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ackwheel::core::batch::{BatchId, MAX_BATCH_MESSAGES, StormRule, TickCounts, TimedOut, TimeoutBatch};
-use ackwheel::core::ring::{PublishStep, Published};
-use ackwheel::core::tick::Tick;
+use ackwheel::core::{
+    BatchId, MAX_BATCH_MESSAGES, PublishStep, Published, StormRule, Tick, TickCounts, TimedOut, TimeoutBatch,
+};
 
 use super::ring::DashRing;
 use super::slots::{Piece, Slot};

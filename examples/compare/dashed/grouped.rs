@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 use dashmap::DashMap;
 use foldhash::fast::RandomState;
 

@@ -13,9 +13,7 @@ use std::sync::Arc;
 use ackwheel::app::{Sidecar, StartError};
 use ackwheel::clock::Clock;
 use ackwheel::config::Config;
-use ackwheel::core::refusal::Refusal;
-use ackwheel::core::store::{Moment, RingParts, Store};
-use ackwheel::core::tick::Tick;
+use ackwheel::core::{Moment, Refusal, RingParts, Store, Tick};
 use ackwheel::memory::{AlwaysLeads, MemoryOutbox, RingOptions};
 use async_trait::async_trait;
 

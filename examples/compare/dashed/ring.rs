@@ -9,13 +9,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ackwheel::core::completions::Completions;
-use ackwheel::core::latency_histogram::Stamp;
-use ackwheel::core::refusal::Refusal;
-use ackwheel::core::request_batch::{Operation, Outcome, Request, RequestBatch};
-use ackwheel::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
-use ackwheel::core::tick::{Tick, Wheel};
-use ackwheel::core::tick_schedule::{DueAction, TickSchedule};
+use ackwheel::core::{
+    Advance, Completions, ConnectionId, DrainOutcome, DueAction, Operation, Outcome, PublishStep, Refusal,
+    Request, RequestBatch, Ring, RingStatus, Stamp, Submitted, Tick, TickSchedule, Wheel,
+};
 use ackwheel::memory::{MemoryOutbox, RingOptions};
 use async_trait::async_trait;
 use dashmap::SharedValue;
@@ -223,10 +220,7 @@ impl Ring for DashRing {
 mod tests {
     use std::time::Duration;
 
-    use ackwheel::core::batch::{StormRule, TimedOut};
-    use ackwheel::core::group::GroupName;
-    use ackwheel::core::message::{AddOutcome, DelOutcome, Message};
-    use ackwheel::core::outbox::{Outbox, Retention};
+    use ackwheel::core::{AddOutcome, DelOutcome, GroupName, Message, Outbox, Retention, StormRule, TimedOut};
     use futures_util::FutureExt;
 
     use super::*;

@@ -1,10 +1,6 @@
 //! tick → ids, as the other half of the ring on dashmap: one row of slots for each shard of the map.
 
-use ackwheel::core::batch::TimedOut;
-use ackwheel::core::latency_histogram::Stamp;
-use ackwheel::core::message::Message;
-use ackwheel::core::request_batch::Outcome;
-use ackwheel::core::tick::{Tick, Wheel};
+use ackwheel::core::{Message, Outcome, Stamp, Tick, TimedOut, Wheel};
 
 use super::grouped::Key;
 

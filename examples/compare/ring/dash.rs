@@ -1,6 +1,6 @@
 //! A concurrent map alone: dashmap with foldhash, as it is usually used and as well as it can be.
 
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 use dashmap::SharedValue;
 
 use super::subject::Subject;

@@ -1,6 +1,6 @@
 //! A map alone: hashbrown with foldhash, on one thread.
 
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use ackwheel::core::message::Message;
+use ackwheel::core::Message;
 
 use super::Found;
 use crate::child::resident_bytes;

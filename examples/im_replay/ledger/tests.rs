@@ -1,5 +1,4 @@
-use ackwheel::core::batch::{TickCounts, TimedOut};
-use ackwheel::core::tick::Tick;
+use ackwheel::core::{Tick, TickCounts, TimedOut};
 
 use super::*;
 

@@ -1,6 +1,5 @@
 use super::*;
-use crate::core::batch::{TickCounts, TimedOut};
-use crate::core::tick::Tick;
+use crate::core::{Tick, TickCounts, TimedOut};
 
 const CONNECTION: u64 = 1;
 
@@ -70,7 +69,7 @@ fn messages_of_others_are_counted_apart() {
     let errors = Errors::default();
     let mut timeouts = Timeouts::new(ids());
     let mut foreign = batch(20, 0, 1, &[]);
-    foreign.messages.push(TimedOut { message: crate::core::message::Message::new(101, 7), attempt: 1 });
+    foreign.messages.push(TimedOut { message: crate::core::Message::new(101, 7), attempt: 1 });
     timeouts.take(&foreign, 100, &errors);
     timeouts.compare(&[counters(0, 0)], &errors);
     assert_eq!((timeouts.count, timeouts.of_others), (0, 1));

@@ -2,9 +2,7 @@ use std::time::Duration;
 
 use super::super::BenchOptions;
 use super::*;
-use crate::core::message::AddNewMsgAnswer;
-use crate::core::message::{AddOutcome, DelOutcome};
-use crate::core::tick::Tick;
+use crate::core::{AddNewMsgAnswer, AddOutcome, DelOutcome, Tick};
 use crate::protocol::Decoded;
 use crate::protocol::frame::{Body, Frame};
 
@@ -335,7 +333,7 @@ fn what_the_server_says_unasked_is_answered_or_ends_the_connection() {
     let text = "too slow".to_owned();
     let error = crate::protocol::frame::Error {
         code: 1,
-        promise: crate::core::refusal::Promise::NotApplied,
+        promise: crate::core::Promise::NotApplied,
         retryable: false,
         text,
     };

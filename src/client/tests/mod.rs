@@ -17,9 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::core::message::AddOutcome;
-use crate::core::refusal::{Promise, Reason, Refusal};
-use crate::core::stall_aware_clock::STALL;
+use crate::core::{AddOutcome, Promise, Reason, Refusal, SHORTEST_STALL};
 use crate::protocol::frame::{Error, Frame, GoAway, GoAwayReason, Hello};
 use crate::protocol::{Codec, Decoded};
 
@@ -163,7 +161,7 @@ impl Session {
 /// A step of the clock that nobody takes for a stall.
 const STEP: Duration = Duration::from_millis(10);
 
-const _: () = assert!(STEP.as_millis() < STALL.as_millis());
+const _: () = assert!(STEP.as_millis() < SHORTEST_STALL.as_millis());
 
 /// Keeps a paused clock from jumping to the next timer whenever all tasks wait for a socket.
 struct HeldClock {

@@ -3,7 +3,7 @@
 use futures_util::StreamExt;
 
 use super::*;
-use crate::core::batch::{BatchId, TickCounts, TimedOut};
+use crate::core::{BatchId, TickCounts, TimedOut};
 use crate::protocol::frame::{BatchNack, Subscribe, Subscribed, TimeoutBatch};
 
 const SUBSCRIPTION: u32 = 2;

@@ -22,7 +22,7 @@ use serde::Serialize;
 use tracing::warn;
 
 use super::saved::Saved;
-use crate::core::tick::Wheel;
+use crate::core::Wheel;
 
 /// The first bytes of a state file; the digit is the version of its layout.
 const MAGIC: &[u8; 16] = b"ackwheel state 1";

@@ -14,9 +14,7 @@ use tracing::error;
 
 use self::file::Attempt;
 use super::wheel::MemoryWheel;
-use crate::core::refusal::{Reason, Refusal};
-use crate::core::ring::DrainOutcome;
-use crate::core::store::Moment;
+use crate::core::{DrainOutcome, Moment, Reason, Refusal};
 
 pub use self::file::StateError;
 pub(super) use self::file::StateFile;

@@ -11,13 +11,10 @@ use std::time::{Duration, Instant};
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::core::batch::{BatchId, TickCounts, TimedOut, TimeoutBatch};
-use crate::core::group::{GroupName, MAX_NAME_LENGTH};
-use crate::core::latency_histogram::Stamp;
-use crate::core::message::Message;
-use crate::core::outbox::GroupOptions;
-use crate::core::store::Moment;
-use crate::core::tick::{Tick, Wheel};
+use crate::core::{
+    BatchId, GroupName, GroupOptions, MAX_NAME_LENGTH, Message, Moment, Stamp, Tick, TickCounts, TimedOut,
+    TimeoutBatch, Wheel,
+};
 use crate::memory::entry::{Entry, Marks, ShortTick};
 use crate::memory::outbox::{Group, MemoryOutbox, Queue, Stored};
 use crate::memory::table::Hash;
@@ -345,10 +342,8 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::core::batch::StormRule;
-    use crate::core::outbox::{Dropped, Outbox, Retention};
-    use crate::core::ring::{Advance, Ring};
     use crate::core::single_request::{AddNewMsg, SingleRequest};
+    use crate::core::{Advance, Dropped, Outbox, Retention, Ring, StormRule};
     use crate::memory::{MemoryRing, RingOptions};
 
     #[test]

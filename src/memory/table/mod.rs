@@ -33,7 +33,7 @@ use foldhash::quality::RandomState;
 
 use self::segment::{Found, Segment};
 use super::entry::Entry;
-use crate::core::message::Message;
+use crate::core::Message;
 
 /// The hash of a message. Each part has bits of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::super::entry::Entry;
 use super::group::{CELLS, Group};
-use crate::core::message::Message;
+use crate::core::Message;
 
 /// A segment is never fuller than this.
 const MAX_LOAD_PERCENT: usize = 78;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::latency_histogram::Stamp;
+use crate::core::Stamp;
 use crate::memory::entry::ShortTick;
 
 /// Hashes a message by a function of its id.

@@ -7,11 +7,9 @@ use super::super::frame::{
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
 use super::{Decoded, RawFrame, flag};
-use crate::core::batch::{MAX_BATCH_MESSAGES, TickCounts, TimedOut};
-use crate::core::message::{AddOutcome, DelOutcome};
-use crate::core::refusal::{Promise, Reason, Refusal};
-use crate::core::request_batch::Operation;
-use crate::core::tick::Tick;
+use crate::core::{
+    AddOutcome, DelOutcome, MAX_BATCH_MESSAGES, Operation, Promise, Reason, Refusal, Tick, TickCounts, TimedOut,
+};
 
 /// Decodes a whole frame.
 pub(super) fn frame(frame: &RawFrame<'_>) -> Decoded {

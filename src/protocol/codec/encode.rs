@@ -8,11 +8,10 @@ use super::super::frame::{
     Subscribed, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
 };
 use super::{Codec, LENGTH_LENGTH, flag};
-use crate::core::batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, TickCounts, TimedOut};
-use crate::core::message::{AddOutcome, Client, Message};
-use crate::core::refusal::{Promise, Refusal};
-use crate::core::request_batch::Operation;
-use crate::core::tick::Tick;
+use crate::core::{
+    AddOutcome, BatchId, Client, Delivery, MAX_BATCH_MESSAGES, Message, Operation, Promise, Refusal, Tick,
+    TickCounts, TimedOut,
+};
 
 /// Bytes 0 to 3 of a frame are its length and byte 5 its flags: both are known only after the body.
 const FLAGS_AT: usize = 5;
@@ -325,8 +324,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::core::batch;
-    use crate::core::tick::Tick;
+    use crate::core::Tick;
 
     #[test]
     fn a_delivery_has_the_bytes_of_the_frame_that_says_the_same() {
@@ -335,7 +333,7 @@ mod tests {
         let id = BatchId { tick: Tick(17), epoch: 1 << 40, ring: 5, seq: 2 };
         let counts = TickCounts { added: 900, acked: 600, storm: true, drained: false };
         for last in [false, true] {
-            let batch = batch::TimeoutBatch { id, counts, last, messages: messages.clone() };
+            let batch = crate::core::TimeoutBatch { id, counts, last, messages: messages.clone() };
             let sent = Delivery { batch: Arc::new(batch), delivery_count: 4, age: Duration::from_micros(7_900) };
             let body = TimeoutBatch { id, delivery_count: 4, age_ms: 7, counts, last, messages: messages.clone() };
             let (mut found, mut expected) = (BytesMut::new(), BytesMut::new());

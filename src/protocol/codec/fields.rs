@@ -4,10 +4,7 @@ use std::fmt;
 
 use super::super::frame::{FrameType, MAX_MESSAGES};
 use super::flag;
-use crate::core::batch::BatchId;
-use crate::core::message::Message;
-use crate::core::refusal::{Reason, Refusal};
-use crate::core::tick::Tick;
+use crate::core::{BatchId, Message, Reason, Refusal, Tick};
 
 /// Bytes of a batch id.
 pub(super) const BATCH_ID_LENGTH: usize = 24;

@@ -29,8 +29,7 @@ pub use requests::EchoedPings;
 use tokio_util::codec::{Decoder, Encoder};
 
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
-use crate::core::message::DelOutcome;
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::{DelOutcome, Reason, Refusal};
 
 /// Bytes of the length itself, which it does not count.
 const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
@@ -114,7 +113,6 @@ pub struct DecodeError {
 
 impl Codec {
     /// A codec that accepts frames whose length says at most `max_frame_length`.
-    #[must_use]
     pub const fn new(max_frame_length: u32) -> Codec {
         Codec { max_frame_length }
     }

@@ -8,8 +8,7 @@ use super::super::frame::{FrameType, MAX_PING_LENGTH};
 use super::fields::{numbers, pair};
 use super::single_message::{self, correlation_id};
 use super::{Codec, RawFrame, decode, encode};
-use crate::core::message::Message;
-use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
+use crate::core::{Message, Operation, Outcome, Request, RequestBatch};
 
 /// The result of [`Codec::echo_pings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +25,6 @@ impl Codec {
     /// Moves AddNewMsg and DelMsg frames from the front of what was received into a request batch, until another frame comes
     /// or the batch has `most` messages. An AddNewMsg that names no ack timeout asks for a `revolution`, in ticks. Returns
     /// how many bytes they had.
-    #[must_use]
     pub fn take_requests(&self, received: &[u8], batch: &mut RequestBatch, most: usize, revolution: u16) -> usize {
         let mut taken = 0;
         while batch.messages().len() < most {
@@ -103,7 +101,7 @@ mod tests {
     use super::super::super::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Frame};
     use super::super::Decoded;
     use super::*;
-    use crate::core::tick::Tick;
+    use crate::core::Tick;
 
     const REVOLUTION: u16 = 15;
 

@@ -9,8 +9,7 @@ use bytes::BytesMut;
 
 use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH};
 use super::flag;
-use crate::core::message::Message;
-use crate::core::request_batch::{Operation, Outcome, Request, RequestBatch};
+use crate::core::{Message, Operation, Outcome, Request, RequestBatch};
 
 /// Bytes before the message of a DelMsg; an AddNewMsg has four more, which come first.
 const DEL_FIXED: usize = HEAD_LENGTH + 4;

@@ -9,10 +9,7 @@ use super::super::frame::{
     MAX_MESSAGES, Subscribe, Subscribed, TimeoutBatch, Welcome,
 };
 use super::{Codec, DecodeError, Decoded};
-use crate::core::batch::{BatchId, TickCounts, TimedOut};
-use crate::core::message::{AddOutcome, DelOutcome, Message};
-use crate::core::refusal::{Promise, Reason};
-use crate::core::tick::Tick;
+use crate::core::{AddOutcome, BatchId, DelOutcome, Message, Promise, Reason, Tick, TickCounts, TimedOut};
 
 fn bytes_of(frame: &Frame) -> BytesMut {
     let mut bytes = BytesMut::new();

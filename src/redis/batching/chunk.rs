@@ -9,9 +9,7 @@ use std::fmt::Write as _;
 
 use redis::Cmd;
 
-use crate::core::message::{Client, Message};
-use crate::core::request_batch::Operation;
-use crate::core::tick::Tick;
+use crate::core::{Client, Message, Operation, Tick};
 use crate::redis::batching::inbox::Frame;
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;

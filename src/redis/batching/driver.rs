@@ -20,10 +20,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info};
 
-use crate::core::completions::Completions;
-use crate::core::refusal::{Reason, Refusal};
-use crate::core::request_batch::{Request, RequestBatch};
-use crate::core::ring::ConnectionId;
+use crate::core::{Completions, ConnectionId, Reason, Refusal, Request, RequestBatch};
 use crate::redis::batching::chunk::{Applied, Chunk};
 use crate::redis::batching::congestion::{DEPTH, LEAST_FOR_SECOND, Window, second_script_threshold};
 use crate::redis::batching::inbox::{Inbox, Item};

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::core::ring::ConnectionId;
+use crate::core::ConnectionId;
 use crate::redis::batching::chunk::Slice;
 
 /// Messages after which a turn ends; a frame is not cut for it.

@@ -10,12 +10,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
-use crate::core::completions::Completions;
-use crate::core::message::Message;
-use crate::core::refusal::Refusal;
-use crate::core::request_batch::{Operation, Outcome, RequestBatch};
-use crate::core::ring::ConnectionId;
-use crate::core::tick::Tick;
+use crate::core::{Completions, ConnectionId, Message, Operation, Outcome, Refusal, RequestBatch, Tick};
 use crate::redis::connection::errors::refusal_while_unreachable;
 
 /// A request that is not answered. It is refused if it is dropped.
@@ -185,7 +180,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::refusal::Reason;
+    use crate::core::Reason;
 
     const DEL: Operation = Operation::Del { withdraw: false };
 

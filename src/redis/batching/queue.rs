@@ -22,9 +22,7 @@ use std::time::{Duration, Instant};
 use redis::Cmd;
 use tokio::sync::oneshot;
 
-use crate::core::refusal::{Reason, Refusal};
-use crate::core::request_batch::Operation;
-use crate::core::ring::ConnectionId;
+use crate::core::{ConnectionId, Operation, Reason, Refusal};
 use crate::redis::batching::chunk::{Applied, Chunk, ChunkWriter, MAX_CHUNK, Slice};
 use crate::redis::batching::fair_queue::FairQueue;
 use crate::redis::batching::inbox::{Frame, Item};
@@ -336,7 +334,7 @@ mod frame_tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::core::message::Message;
+    use crate::core::Message;
 
     fn push(frames: &mut Frames, ids: Range<u64>) -> u64 {
         let messages: Vec<Message> = ids.map(Message::from).collect();

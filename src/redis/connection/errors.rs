@@ -2,7 +2,7 @@
 
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::{Reason, Refusal};
 
 /// Why a command has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::core::refusal::Refusal;
+use crate::core::Refusal;
 use crate::metrics::Metrics;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::peer::{Peer, Peers};

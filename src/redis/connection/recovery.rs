@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, info, warn};
 
-use crate::core::message::Message;
-use crate::core::refusal::Refusal;
+use crate::core::{Message, Refusal};
 use crate::redis::connection::link::{Link, Session};
 use crate::redis::scripts::{Answer, SCRIPTS};
 

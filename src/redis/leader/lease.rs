@@ -7,9 +7,7 @@ use async_trait::async_trait;
 use parking_lot::{Mutex, RwLock};
 use tracing::{error, info, warn};
 
-use crate::core::lease::{Candidate, Leadership, Lease, PointerPosition};
-use crate::core::refusal::Refusal;
-use crate::core::tick::Tick;
+use crate::core::{Candidate, Leadership, Lease, PointerPosition, Refusal, Tick};
 use crate::redis::connection::link::Session;
 use crate::redis::connection::stall_detector::Look;
 use crate::redis::context::RingContext;

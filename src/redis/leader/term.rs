@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::core::tick::{Tick, Wheel};
+use crate::core::{Tick, Wheel};
 
 /// How far the leader's and Redis' clock may differ within a tick before one counts as set.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_millis(50);

@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use tracing::error;
 
-use crate::core::batch::{BatchId, Delivery, TickCounts, TimedOut, TimeoutBatch};
-use crate::core::group::GroupName;
-use crate::core::refusal::Refusal;
-use crate::core::tick::Tick;
+use crate::core::{BatchId, Delivery, GroupName, Refusal, Tick, TickCounts, TimedOut, TimeoutBatch};
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
 
@@ -90,7 +87,7 @@ mod tests {
     use redis::Value;
 
     use super::*;
-    use crate::core::message::Message;
+    use crate::core::Message;
     use crate::redis::scripts::SCRIPTS;
 
     fn reply(values: [&str; 9]) -> Answer {

@@ -11,10 +11,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use crate::core::group::GroupName;
-use crate::core::lease::Observed;
-use crate::core::outbox::{Dropped, Retention};
-use crate::core::refusal::Refusal;
+use crate::core::{Dropped, GroupName, Observed, Refusal, Retention};
 use crate::redis::connection::errors::Fault;
 use crate::redis::context::RingContext;
 use crate::redis::leader::term::{Term, whole_ms};

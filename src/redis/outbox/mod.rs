@@ -44,10 +44,10 @@ use tokio::sync::Notify;
 
 use self::entry::{entry_id, group_name, ids_and_epochs};
 use self::state::{Maintenance, Ownership};
-use crate::core::batch::{BatchId, Delivery};
-use crate::core::group::{GroupName, MAX_GROUPS};
-use crate::core::outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, MAX_RETAKEN, Outbox, Settled};
-use crate::core::refusal::{Reason, Refusal};
+use crate::core::{
+    Backlog, BatchId, Delivery, Dropped, GroupBacklog, GroupName, GroupOptions, MAX_GROUPS, MAX_RETAKEN, Outbox,
+    Reason, Refusal, Settled,
+};
 use crate::redis::context::RingContext;
 use crate::redis::scripts::{Answer, SCRIPTS, Script};
 

@@ -7,10 +7,7 @@ use redis::ToRedisArgs;
 use tokio::sync::Mutex;
 use tracing::error;
 
-use crate::core::batch::{BatchId, Delivery};
-use crate::core::group::GroupName;
-use crate::core::outbox::Settled;
-use crate::core::refusal::{Promise, Refusal};
+use crate::core::{BatchId, Delivery, GroupName, Promise, Refusal, Settled};
 use crate::redis::outbox::entry::{delivery, entry_id, ids_and_epochs};
 use crate::redis::outbox::state::Ownership;
 use crate::redis::outbox::{MAX_READ, MOST_BATCHES, RedisOutbox};

@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::core::batch::BatchId;
-use crate::core::lease::Observed;
-use crate::core::refusal::Refusal;
+use crate::core::{BatchId, Observed, Refusal};
 
 /// The batches of one group that this sidecar knows to hold.
 #[derive(Debug, Default)]

@@ -4,10 +4,7 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
-use crate::core::batch::StormRule;
-use crate::core::refusal::Refusal;
-use crate::core::ring::Advance;
-use crate::core::tick::Tick;
+use crate::core::{Advance, Refusal, StormRule, Tick};
 use crate::redis::connection::link::Session;
 use crate::redis::connection::stall_detector::Look;
 use crate::redis::context::RingContext;

@@ -31,11 +31,10 @@ use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::repair_state::Repair;
-use crate::core::completions::Completions;
-use crate::core::refusal::Refusal;
-use crate::core::request_batch::RequestBatch;
-use crate::core::ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Ring, RingStatus, Submitted};
-use crate::core::tick::{Tick, Wheel};
+use crate::core::{
+    Advance, Completions, ConnectionId, DrainOutcome, PublishStep, Refusal, RequestBatch, Ring, RingStatus,
+    Submitted, Tick, Wheel,
+};
 use crate::redis::batching::driver::BatchDriver;
 use crate::redis::context::RingContext;
 use crate::redis::keys::MAX_CATCH_UP;

@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::batch::TickCounts;
-use crate::core::refusal::Refusal;
-use crate::core::ring::{PublishStep, Published};
-use crate::core::tick::Tick;
+use crate::core::{PublishStep, Published, Refusal, Tick, TickCounts};
 use crate::redis::connection::link::Session;
 use crate::redis::context::RingContext;
 use crate::redis::leader::term::Term;

@@ -9,8 +9,7 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 use tracing::{error, info, warn};
 
-use crate::core::refusal::Refusal;
-use crate::core::tick::Tick;
+use crate::core::{Refusal, Tick};
 use crate::redis::connection::link::Session;
 use crate::redis::context::RingContext;
 use crate::redis::ring::RedisRing;

@@ -1,6 +1,6 @@
 //! The state of the repair in one term of a leader: the scan that is under way, and whether the pointer waits for it.
 
-use crate::core::tick::{Tick, Wheel};
+use crate::core::{Tick, Wheel};
 
 /// How often the pointer waits for a scan before it moves: a Redis that loses lists all the time does not stop the
 /// wheel.

@@ -115,7 +115,6 @@ impl Topology {
     }
 
     /// How Redis is deployed.
-    #[must_use]
     pub const fn kind(&self) -> TopologyKind {
         match self.finder {
             Finder::Standalone(_) => TopologyKind::Standalone,

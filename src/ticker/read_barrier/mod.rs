@@ -70,7 +70,6 @@ struct MemberState {
 
 impl ReadBarrier {
     /// A barrier without members.
-    #[must_use]
     pub fn new() -> Arc<ReadBarrier> {
         Arc::new(ReadBarrier {
             sockets: ReadableSockets::new(),
@@ -151,7 +150,6 @@ pub struct Member {
 
 impl Member {
     /// The flag that the connection sets while it reads.
-    #[must_use]
     pub fn unprocessed_input(&self) -> UnprocessedInput {
         self.state.unprocessed_input.clone()
     }
@@ -202,7 +200,6 @@ impl UnprocessedInput {
     }
 
     /// Whether the connection may have unprocessed bytes.
-    #[must_use]
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }

@@ -2,11 +2,7 @@
 
 use super::*;
 use crate::clock::Clock;
-use crate::core::completions::Completions;
-use crate::core::message::Message;
-use crate::core::refusal::Promise;
-use crate::core::request_batch::{Outcome, RequestBatch};
-use crate::core::tick::Tick;
+use crate::core::{Completions, Message, Outcome, Promise, RequestBatch, Tick};
 use std::task::Context;
 
 const MAX: u64 = 1_000_000;
@@ -82,7 +78,7 @@ impl Bench {
             return Vec::new();
         }
         let (measured, latency_ms) = (batch.ack_latency.counts.iter().sum(), batch.ack_latency.sum_micros / 1000);
-        let answer = |request: &crate::core::request_batch::Request| Answer {
+        let answer = |request: &crate::core::Request| Answer {
             id: request.id,
             deadline: request.deadline,
             outcomes: batch.outcomes()[request.range()].to_vec(),
