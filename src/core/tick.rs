@@ -50,13 +50,13 @@ impl fmt::Display for Tick {
 }
 
 /// The fewest slots of a ring.
-pub const MIN_SLOTS: u16 = 1;
+pub(crate) const MIN_SLOTS: u16 = 1;
 /// The most slots of a ring: one hour at one tick per second.
 pub const MAX_SLOTS: u16 = 3_600;
 /// The shortest tick. Timers of the operating system are not exact to a tenth of a shorter one.
-pub const MIN_TICK: Duration = Duration::from_millis(10);
+pub(crate) const MIN_TICK: Duration = Duration::from_millis(10);
 /// The longest tick.
-pub const MAX_TICK: Duration = Duration::from_secs(30);
+pub(crate) const MAX_TICK: Duration = Duration::from_secs(30);
 
 /// The dimensions of a ring: number of slots and length of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,14 +32,14 @@ use crate::redis::topology::majority::Slot;
 /// The version of this schema.
 pub const SCHEMA: u32 = 1;
 /// The oldest schema that this version serves too, so that sidecars can be updated one by one.
-pub const OLDEST_SCHEMA: u32 = 1;
+pub(crate) const OLDEST_SCHEMA: u32 = 1;
 
 /// Lists beyond one a slot.
-pub const SPARE_LISTS: u16 = 34;
+pub(crate) const SPARE_LISTS: u16 = 34;
 /// The most ticks that an idle pointer can be behind the clock in the eyes of an add.
 pub const MAX_CATCH_UP: u16 = 16;
 /// The most ticks that are decided and not yet published.
-pub const MAX_FROZEN: u16 = 16;
+pub(crate) const MAX_FROZEN: u16 = 16;
 /// The most slots of a ring in Redis: each script names every list.
 pub const MAX_SLOTS: u16 = 240;
 

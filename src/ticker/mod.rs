@@ -3,8 +3,8 @@
 //! One task turns one ring. It maintains the lease and moves the pointer. Before each move, the connections read
 //! their sockets ([`read_barrier`]). Between the moves it publishes expired messages to the outbox in small steps.
 
-pub mod precise_timer;
-pub mod read_barrier;
+pub(crate) mod precise_timer;
+pub(crate) mod read_barrier;
 mod reports;
 mod stall_aware_timeout;
 mod turn;

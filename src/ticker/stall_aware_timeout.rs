@@ -11,7 +11,7 @@ const SHORTEST_PART: Duration = Duration::from_millis(5);
 
 /// Awaits `awaited` for at most `timeout`. A stall of this process uses up a quarter of a timeout of 20 ms or more.
 /// During the stall, peers had no time to answer, or were not read.
-pub async fn stall_aware_timeout<T>(timeout: Duration, awaited: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn stall_aware_timeout<T>(timeout: Duration, awaited: impl Future<Output = T>) -> Option<T> {
     let mut awaited = pin!(awaited);
     let parts = if timeout < SHORTEST_PART * PARTS { 1 } else { PARTS };
     for _ in 0..parts {
