@@ -120,7 +120,7 @@ fn the_image_is_built_with_the_oldest_compiler_and_runs_the_program_itself() {
     deployed::assert_right(&command.iter().map(String::as_str).collect::<Vec<_>>(), &BTreeMap::new());
     assert_eq!(values("STOPSIGNAL"), ["SIGTERM"]);
     assert!(values("USER")[0].split(':').all(|id| id.parse::<u32>().is_ok_and(|id| id > 0)), "a number, not 0");
-    let sidecar = read("src/config/mod.rs");
+    let sidecar = read("src/config/settings.rs");
     for port in values("EXPOSE")[0].split(' ') {
         assert!(sidecar.contains(&format!("\"127.0.0.1:{port}\"")), "{port} is no default port");
     }

@@ -69,7 +69,7 @@ fn a_status_that_is_shown_is_one_of_the_program() {
             }
         }
     }
-    assert_nothing_wrong(checked, 4, &faults);
+    assert_nothing_wrong(checked, 3, &faults);
 }
 
 #[test]
