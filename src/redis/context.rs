@@ -35,10 +35,7 @@ impl RingContext {
         arguments: impl ToRedisArgs,
     ) -> Result<(String, Answer), Refusal> {
         let keys: Vec<&str> = keys.iter().map(AsRef::as_ref).collect();
-        let running = self.link.write_in(session, script, &keys, |call| {
-            call.arg(arguments);
-        });
-        let mut answer = running.await?;
+        let mut answer = self.link.write_in(session, script, &keys, arguments).await?;
         Ok((answer.text()?, answer))
     }
 }

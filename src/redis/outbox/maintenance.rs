@@ -58,13 +58,13 @@ impl RedisOutbox {
             |(group, ephemeral): (&GroupName, &bool)| format!(" {group}{}", if *ephemeral { "/e" } else { "" });
         let arguments = (self.context.sidecar(), groups.iter().map(entry).collect::<String>());
         let (word, mut answer) =
-            self.context.run(&session, &SCRIPTS.heartbeat, &[&link.keys().sidecars], arguments).await?;
+            self.context.run(&session, &SCRIPTS.heartbeat, &[&link.keys.sidecars], arguments).await?;
         match word.as_str() {
             "beaten" => {
                 drop(joined);
                 let (bounds, leader, number) = (answer.text()?, answer.text()?, answer.text()?);
                 self.compare_bounds(&bounds);
-                let now = link.clock().now();
+                let now = link.clock.now();
                 if self.context.term.lasting(now).is_none() {
                     let leader = number.parse().ok().map(|number| (leader, number));
                     self.maintenance.seen.lock().record(session.number, leader, self.context.options.lease, now);
@@ -127,7 +127,7 @@ impl RedisOutbox {
         let old_links: Vec<String> = (0..links).map(|_| answer.text()).collect::<Result<_, _>>()?;
         let found = answer.rest(|answer| Ok::<_, Fault>((answer.text()?, answer.count()?)))?;
         self.report_made(made);
-        let now = link.clock().now();
+        let now = link.clock.now();
         let dead = self.maintenance.seen.lock().record(session, found, self.context.options.lease, now);
         for (sidecar, heartbeat) in dead.iter().filter(|(sidecar, _)| sidecar != self.context.sidecar()) {
             let (batches, is_alive) = self.reap(sidecar, &heartbeat.to_string()).await?;
@@ -138,7 +138,7 @@ impl RedisOutbox {
             }
         }
         for sidecar in old_links {
-            let link = link.keys().link_of(&sidecar);
+            let link = link.keys.link_of(&sidecar);
             self.run(&SCRIPTS.drop_link, &[&link], sidecar).await?;
         }
         Ok(())
@@ -158,7 +158,7 @@ impl RedisOutbox {
         loop {
             let arguments = (sidecar, heartbeat, MOST_BATCHES, MOST_DELETED);
             let (word, mut answer) =
-                self.run(&SCRIPTS.reap, &[&self.context.link.keys().held_acks], arguments).await?;
+                self.run(&SCRIPTS.reap, &[&self.context.link.keys.held_acks], arguments).await?;
             match word.as_str() {
                 "more" => batches += answer.count()?,
                 "reaped" => return Ok((batches + answer.count()?, false)),

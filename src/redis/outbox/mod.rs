@@ -205,7 +205,7 @@ impl Outbox for RedisOutbox {
         }
         let mut dropped = Dropped::default();
         let (mut kept, mut inspected) = (Ok(()), Ok(()));
-        if let Some(term) = self.context.term.lasting(link.clock().now()) {
+        if let Some(term) = self.context.term.lasting(link.clock.now()) {
             kept = self.keep_bounds(term, now, &mut dropped).await;
             inspected = self.inspect().await;
         }
@@ -219,8 +219,9 @@ impl Outbox for RedisOutbox {
 
     async fn backlog(&self, _now: Instant) -> Result<Backlog, Refusal> {
         let link = &self.context.link;
-        let keys = link.keys();
-        let mut answer = link.read(&SCRIPTS.backlogs, &[&keys.meta, &keys.outbox, &keys.groups], |_| {}).await?;
+        let keys = &link.keys;
+        let mut answer =
+            link.read(&SCRIPTS.backlogs, &[&keys.meta, &keys.outbox, &keys.groups], None::<&str>).await?;
         let ids = answer.count()?;
         let mut groups = answer.rest(|answer| {
             let mut backlog = answer.nested()?;
@@ -270,7 +271,7 @@ impl RedisOutbox {
         arguments: impl ToRedisArgs,
     ) -> Result<(String, Answer), Refusal> {
         let link = &self.context.link;
-        let keys = link.keys();
+        let keys = &link.keys;
         let outbox: [&str; 5] = [&keys.outbox, &keys.groups, &keys.sidecars, &keys.departed, &keys.news];
         self.context.run(&*link.session()?, script, &[&outbox, more].concat(), arguments).await
     }

@@ -21,7 +21,6 @@
 mod advance;
 mod publish;
 mod repair;
-mod repair_state;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +29,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::repair_state::Repair;
+use self::repair::Repair;
 use crate::core::{
     Advance, Completions, ConnectionId, DrainOutcome, PublishStep, Refusal, RequestBatch, Ring, RingStatus,
     Submitted, Tick, Wheel,
@@ -91,9 +90,9 @@ impl Ring for RedisRing {
 
     async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
         let RingContext { ring, options, identity, link, term: current } = &*self.context;
-        let keys = link.keys();
+        let keys = &link.keys;
         let names = keys.and_lists(&[&keys.meta, &keys.lease]);
-        let mut answer = link.read(&SCRIPTS.status, &names, |_| {}).await?;
+        let mut answer = link.read(&SCRIPTS.status, &names, None::<&str>).await?;
         let wheel = options.wheel;
         let mut status = RingStatus { ring: *ring, slots: vec![0; wheel.slots().into()], ..RingStatus::default() };
         if answer.is_empty() {
@@ -132,7 +131,7 @@ impl Ring for RedisRing {
 async fn watch(context: Arc<RingContext>) {
     let RingContext { link, term, .. } = &*context;
     loop {
-        let now = link.clock().now();
+        let now = link.clock.now();
         let early = term.get().map_or(WATCH, |term| term.next.at.saturating_duration_since(now + WATCH));
         if early.is_zero() {
             if let Ok(session) = link.session() {
