@@ -21,6 +21,7 @@
 mod advance;
 mod publish;
 mod repair;
+mod repair_state;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::repair::Repair;
+use self::repair_state::Repair;
 use crate::core::{
     Advance, Completions, ConnectionId, DrainOutcome, PublishStep, Refusal, RequestBatch, Ring, RingStatus,
     Submitted, Tick, Wheel,
@@ -46,13 +47,13 @@ const WATCH_EVERY: Duration = Duration::from_millis(25);
 /// A ring that lives in Redis.
 pub(super) struct RedisRing {
     context: Arc<RingContext>,
-    driver: Arc<BatchDriver>,
+    driver: BatchDriver,
     repair: Mutex<Repair>,
     _watch: AbortOnDropHandle<()>,
 }
 
 impl RedisRing {
-    pub(super) fn new(context: Arc<RingContext>, driver: Arc<BatchDriver>) -> RedisRing {
+    pub(super) fn new(context: Arc<RingContext>, driver: BatchDriver) -> RedisRing {
         let watch = AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(&context))));
         RedisRing { context, driver, repair: Mutex::default(), _watch: watch }
     }
