@@ -21,11 +21,6 @@ pub(super) struct RingContext {
 }
 
 impl RingContext {
-    /// The name of this sidecar in Redis.
-    pub(super) fn sidecar(&self) -> &str {
-        &self.identity.sidecar
-    }
-
     /// Runs a script that writes, in this session and no other. Returns the first word of its answer, and the rest.
     pub(super) async fn run(
         &self,

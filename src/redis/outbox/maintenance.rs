@@ -56,7 +56,7 @@ impl RedisOutbox {
         let groups = joined.get_mut();
         let entry =
             |(group, ephemeral): (&GroupName, &bool)| format!(" {group}{}", if *ephemeral { "/e" } else { "" });
-        let arguments = (self.context.sidecar(), groups.iter().map(entry).collect::<String>());
+        let arguments = (&*self.context.identity.sidecar, groups.iter().map(entry).collect::<String>());
         let (word, mut answer) =
             self.context.run(&session, &SCRIPTS.heartbeat, &[&link.keys.sidecars], arguments).await?;
         match word.as_str() {
@@ -74,7 +74,7 @@ impl RedisOutbox {
             "differs" => {
                 let kinds: Vec<(&str, &str)> =
                     groups.iter().map(|(name, is)| (name.as_str(), kind(*is))).collect();
-                let arguments = (self.context.sidecar(), MOST_BATCHES, kinds);
+                let arguments = (&*self.context.identity.sidecar, MOST_BATCHES, kinds);
                 let mut answer = self.run_expecting("announced", &SCRIPTS.announce, arguments).await?;
                 self.report_made(answer.count()?);
                 Ok(())
@@ -121,7 +121,7 @@ impl RedisOutbox {
     pub(super) async fn inspect(&self) -> Result<(), Refusal> {
         let RingContext { ring, link, .. } = &*self.context;
         let session = link.session()?.number;
-        let arguments = (self.context.sidecar(), whole_ms(LINK_LIFETIME), MOST_LINKS);
+        let arguments = (&*self.context.identity.sidecar, whole_ms(LINK_LIFETIME), MOST_LINKS);
         let mut answer = self.run_expecting("inspected", &SCRIPTS.inspect, arguments).await?;
         let (made, links) = (answer.count()?, answer.count()?);
         let old_links: Vec<String> = (0..links).map(|_| answer.text()).collect::<Result<_, _>>()?;
@@ -129,7 +129,7 @@ impl RedisOutbox {
         self.report_made(made);
         let now = link.clock.now();
         let dead = self.maintenance.seen.lock().record(session, found, self.context.options.lease, now);
-        for (sidecar, heartbeat) in dead.iter().filter(|(sidecar, _)| sidecar != self.context.sidecar()) {
+        for (sidecar, heartbeat) in dead.iter().filter(|(sidecar, _)| **sidecar != self.context.identity.sidecar) {
             let (batches, is_alive) = self.reap(sidecar, &heartbeat.to_string()).await?;
             if is_alive {
                 info!(ring, sidecar, batches, "a sidecar that seemed dead sends heartbeats again");
@@ -148,7 +148,7 @@ impl RedisOutbox {
     pub(in crate::redis) async fn depart(&self, heartbeats: &AbortOnDropHandle<()>) -> Result<(), Refusal> {
         let _joined = self.joined.write().await;
         heartbeats.abort();
-        self.reap(self.context.sidecar(), "ends").await.map(drop)
+        self.reap(&*self.context.identity.sidecar, "ends").await.map(drop)
     }
 
     /// Frees the batches of a sidecar, if its last heartbeat is still this one. Returns how many it freed, and whether

@@ -1,0 +1,91 @@
+//! The state of the repair in one term of a leader: the scan that is under way, and whether the pointer waits for it.
+
+use crate::core::{Tick, Wheel};
+
+/// How often the pointer waits for a scan before it moves: a Redis that loses lists all the time does not stop the
+/// wheel.
+const SCANS_BEFORE_A_MOVE: u8 = 3;
+
+/// The repair in one term of a leader.
+#[derive(Debug, Default)]
+pub(super) struct Repair {
+    pub(super) epoch: u64,
+    /// The scan that is under way.
+    pub(super) scan: Option<Scan>,
+    /// How many scans the pointer has waited for since it moved. After a move it waits again for later losses.
+    pub(super) scans: u8,
+    /// The pointer at the last scan that tidied.
+    pub(super) tidied_at: Option<Tick>,
+    /// Whether the Redis user of this sidecar lacks the permission.
+    pub(super) is_denied: bool,
+}
+
+/// A scan of all messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Scan {
+    /// Whether the pointer waits for it: it is about to decide a tick without messages that belong to it.
+    pub(super) is_awaited: bool,
+    /// The session in which the cursor is valid.
+    pub(super) session: u64,
+    pub(super) cursor: u64,
+    pub(super) put_back: u64,
+    pub(super) deleted: u64,
+}
+
+impl Repair {
+    /// Whether the pointer waits where messages are missing.
+    pub(super) fn may_wait(&self) -> bool {
+        self.scans < SCANS_BEFORE_A_MOVE && !self.is_denied
+    }
+
+    /// Whether to tidy, at a pointer: once a revolution, since messages that have just become late are found in the
+    /// next.
+    pub(super) fn may_tidy(&self, pointer: Tick, wheel: Wheel) -> bool {
+        !self.is_denied && self.tidied_at.is_none_or(|then| pointer.0 >= then.0 + u64::from(wheel.slots()))
+    }
+
+    /// Begins a scan, in a session.
+    pub(super) fn begin(&mut self, is_awaited: bool, pointer: Tick, session: u64) {
+        if !is_awaited {
+            self.tidied_at = Some(pointer);
+        }
+        self.scan = Some(Scan { is_awaited, session, cursor: 0, put_back: 0, deleted: 0 });
+    }
+
+    /// Ends a scan.
+    pub(super) fn end(&mut self, scan: Scan) {
+        self.scan = None;
+        if scan.is_awaited {
+            // After a scan that has put nothing back, another is of no use.
+            self.scans = if scan.put_back > 0 { self.scans + 1 } else { SCANS_BEFORE_A_MOVE };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_pointer_waits_while_messages_are_put_back_and_not_without_end() {
+        let (mut repair, pointer) = (Repair::default(), Tick(7));
+        let look_through = |repair: &mut Repair, put_back| {
+            repair.begin(true, pointer, 1);
+            let begun = repair.scan.expect("it is under way");
+            repair.end(Scan { put_back, ..begun });
+            repair.may_wait()
+        };
+        assert_eq!([7, 7, 7].map(|put_back| look_through(&mut repair, put_back)), [true, true, false]);
+        repair.scans = 0;
+        assert!(repair.may_wait(), "later losses are scanned for again");
+        assert!(!look_through(&mut repair, 0), "there is nothing to put back");
+        repair.scans = 0;
+        repair.begin(false, pointer, 1);
+        assert!(repair.may_wait(), "a scan that tidies counts for nothing");
+        let wheel = Wheel::new(15, Duration::from_secs(1)).unwrap();
+        assert!(!repair.may_tidy(pointer.plus(14), wheel));
+        assert!(repair.may_tidy(pointer.plus(15), wheel));
+    }
+}
