@@ -21,11 +21,6 @@ pub(super) struct RingContext {
 }
 
 impl RingContext {
-    /// The name of this sidecar in Redis.
-    pub(super) fn sidecar(&self) -> &str {
-        &self.identity.sidecar
-    }
-
     /// Runs a script that writes, in this session and no other. Returns the first word of its answer, and the rest.
     pub(super) async fn run(
         &self,
@@ -35,10 +30,7 @@ impl RingContext {
         arguments: impl ToRedisArgs,
     ) -> Result<(String, Answer), Refusal> {
         let keys: Vec<&str> = keys.iter().map(AsRef::as_ref).collect();
-        let running = self.link.write_in(session, script, &keys, |call| {
-            call.arg(arguments);
-        });
-        let mut answer = running.await?;
+        let mut answer = self.link.write_in(session, script, &keys, arguments).await?;
         Ok((answer.text()?, answer))
     }
 }

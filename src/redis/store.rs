@@ -99,7 +99,7 @@ impl RedisStore {
         let leaderships = Arc::new(Leaderships::new(identity.clone(), options.lease, options.rings));
         let (mut rings, mut outboxes) = (Vec::new(), Vec::new());
         for (link, term) in links.iter().zip(&leaderships.terms) {
-            let driver = Arc::new(BatchDriver::new(Arc::clone(link), Arc::clone(&links)));
+            let driver = BatchDriver::new(Arc::clone(link), Arc::clone(&links));
             let context = Arc::new(RingContext {
                 ring: link.ring,
                 options: link.options.clone(),

@@ -157,7 +157,7 @@ impl Driver {
         loop {
             let session = self.wait_for_session().await;
             self.show_held_acks(0);
-            self.queue.begin_session(&session.answers, self.link.clock().now());
+            self.queue.begin_session(&session.answers, self.link.clock.now());
             if let Some(lost) = self.queue.take_lost(session.chunk) {
                 recovery::reapply(&self.link, &session, lost).await;
             }
@@ -196,7 +196,7 @@ impl Driver {
             session,
             in_flight: InFlight::with_capacity(DEPTH),
             second_threshold: LEAST_FOR_SECOND,
-            window: Window::new(self.link.clock().now()),
+            window: Window::new(self.link.clock.now()),
         };
         loop {
             self.take_inbox(Queue::push);
@@ -236,16 +236,16 @@ impl Driver {
             || scripts.in_flight.len() < scripts.window.scripts()
                 && self.queue.is_worth_a_script(scripts.second_threshold)
         {
-            let most = scripts.window.messages(self.link.clock().now());
+            let most = scripts.window.messages(self.link.clock.now());
             let Some(chunk) = self.queue.next_chunk(scripts.next_number, most) else { return };
             scripts.next_number += 1;
-            let keys = self.link.keys();
+            let keys = &self.link.keys;
             let names = keys.and_lists(&[&keys.messages, &keys.ticks]);
             let mut call = self.link.guarded(&scripts.session, &SCRIPTS.apply, &names);
             self.queue.write(&chunk, &mut call);
             let (link, session) = (Arc::clone(&self.link), Arc::clone(&scripts.session));
             let exchange = async move {
-                let sent_at = link.clock().now();
+                let sent_at = link.clock.now();
                 (link.send(&session, &SCRIPTS.apply, &call).await, sent_at)
             };
             send(&mut scripts.in_flight, chunk, exchange).await;
@@ -254,7 +254,7 @@ impl Driver {
 
     /// Adapts the window and the threshold to the first answer.
     fn adapt(&mut self, scripts: &mut Scripts, sent_at: Instant) {
-        let now = self.link.clock().now();
+        let now = self.link.clock.now();
         let round_trip = now.saturating_duration_since(sent_at);
         let waited = round_trip.saturating_sub(scripts.session.peer.stall_detector.least_round_trip());
         let messages = scripts.in_flight.front().map_or(0, |(chunk, _)| chunk.messages());
@@ -276,7 +276,7 @@ impl Driver {
                     info!("Redis has memory again, and new messages are taken");
                 }
                 let (chunk, _) = scripts.in_flight.pop_front().expect("its answer has just come");
-                self.queue.apply(chunk, &applied, self.link.clock().now());
+                self.queue.apply(chunk, &applied, self.link.clock.now());
                 return Ok(());
             }
             Err(Fault { kind: FaultKind::NoScript, .. }) => {

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisResult, Value};
+use redis::{Cmd, RedisResult, ToRedisArgs, Value};
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -86,14 +86,6 @@ pub(crate) struct Progress {
 }
 
 impl Link {
-    pub(crate) fn keys(&self) -> &Keys {
-        &self.keys
-    }
-
-    pub(crate) fn clock(&self) -> &Clock {
-        &self.clock
-    }
-
     /// The stall detector of its Redis; one that knows of no stall if there is no session.
     pub(crate) fn silence(&self) -> Arc<StallDetector> {
         self.session().map_or_else(|_| Arc::default(), |session| Arc::clone(&session.peer.stall_detector))
@@ -121,10 +113,9 @@ impl Link {
         session: &Session,
         script: &'static Script,
         keys: &[&str],
-        arguments: impl FnOnce(&mut Cmd),
+        arguments: impl ToRedisArgs,
     ) -> Result<Answer, Refusal> {
-        let mut call = self.guarded(session, script, keys);
-        arguments(&mut call);
+        let call = self.guarded(session, script, keys).arg(arguments).take();
         Ok(self.run(session, script, &call).await?)
     }
 
@@ -133,11 +124,10 @@ impl Link {
         &self,
         script: &'static Script,
         keys: &[&str],
-        arguments: impl FnOnce(&mut Cmd),
+        arguments: impl ToRedisArgs,
     ) -> Result<Answer, Refusal> {
         let session = self.session()?;
-        let mut call = script.call(keys);
-        arguments(&mut call);
+        let call = script.call(keys).arg(arguments).take();
         Ok(self.run(&session, script, &call).await?)
     }
 

@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use crate::core::{Message, Refusal};
 use crate::redis::connection::link::{Link, Session};
-use crate::redis::scripts::{Answer, SCRIPTS};
+use crate::redis::scripts::SCRIPTS;
 
 /// How long answered Acks are kept: longer than a replica lags behind, and than an append-only file that is
 /// synchronised every second.
@@ -115,16 +115,11 @@ pub(crate) async fn reapply(link: &Link, session: &Session, Lost { chunks, added
 }
 
 async fn reapply_part(link: &Link, session: &Session, acks: &[Ack]) -> Result<u64, Refusal> {
-    let keys = link.keys();
+    let keys = &link.keys;
     let letters: String = acks.iter().map(|ack| if ack.is_withdrawal { 'w' } else { 'k' }).collect();
     let names = keys.and_lists(&[&keys.messages, &keys.ticks]);
-    let call = link.write_in(session, &SCRIPTS.reapply, &names, |call| {
-        call.arg(letters);
-        for Ack { message, added_ms, .. } in acks {
-            call.arg(message.to_string()).arg(added_ms);
-        }
-    });
-    let mut answer: Answer = call.await?;
+    let times: Vec<_> = acks.iter().map(|ack| (ack.message.to_string(), ack.added_ms)).collect();
+    let mut answer = link.write_in(session, &SCRIPTS.reapply, &names, (letters, times)).await?;
     match answer.text()?.as_str() {
         "reapplied" => Ok(answer.count()?),
         word => Err(answer.strange(word).into()),
@@ -133,12 +128,9 @@ async fn reapply_part(link: &Link, session: &Session, acks: &[Ack]) -> Result<u6
 
 /// Tells Redis that the pointer need not wait for this sidecar any longer.
 pub(crate) async fn end_wait(link: &Link, session: &Session) {
-    let keys = link.keys();
+    let keys = &link.keys;
     let names = [keys.held_acks.as_str()];
-    let applied = link.write_in(session, &SCRIPTS.acks_applied, &names, |call| {
-        call.arg(&keys.sidecar);
-    });
-    match applied.await {
+    match link.write_in(session, &SCRIPTS.acks_applied, &names, &keys.sidecar).await {
         Ok(_) => info!(ring = link.ring, "all acknowledgements that were held are applied"),
         Err(refusal) => warn!(%refusal, "the leader was not told that all held acknowledgements are applied"),
     }

@@ -62,7 +62,7 @@ impl Lease for RedisLease {
         let Some(candidates) = self.renew(&session, term, may_hand_over).await? else {
             return self.stand_for_election(now, &session).await;
         };
-        let now = now.max(link.clock().now());
+        let now = now.max(link.clock.now());
         current.update(term.epoch, |term| term.lease_until = now + options.lease);
         if may_hand_over
             && self.can_hand_over(now)
@@ -87,7 +87,7 @@ impl Lease for RedisLease {
 
     /// Also where another leads: a sidecar that drains is no candidate any more.
     async fn release(&self, _now: Instant) -> Result<(), Refusal> {
-        self.leaderships.withdraw(self.context.link.clock().now());
+        self.leaderships.withdraw(self.context.link.clock.now());
         let is_held = self.state.lock().possession != Possession::NotHeld;
         if !is_held && !self.leaderships.are_shared() {
             return Ok(());
@@ -130,14 +130,14 @@ impl RedisLease {
         term.session == session.number
             && is_grace_over
             && term.is_calm(now, options.wheel.tick_length())
-            && link.silence().look(link.clock().now()) == Look::Answers
+            && link.silence().look(link.clock.now()) == Look::Answers
     }
 
     /// Renews the lease if this sidecar still has it; returns the candidates, if they are wanted.
     async fn renew(&self, session: &Session, term: Term, wanted: bool) -> Result<Option<Vec<Candidacy>>, Refusal> {
         let RingContext { ring, options, identity, link, term: current } = &*self.context;
         let arguments = (&identity.token, term.epoch, whole_ms(options.lease), wanted);
-        let keys = link.keys();
+        let keys = &link.keys;
         let keys = &[&keys.lease, &keys.candidates];
         let (word, mut answer) = self.context.run(session, &SCRIPTS.renew, keys, arguments).await?;
         match word.as_str() {
@@ -167,7 +167,7 @@ impl RedisLease {
     async fn stand_for_election(&self, now: Instant, session: &Session) -> Result<Leadership, Refusal> {
         let RingContext { options, identity, link, term: current, .. } = &*self.context;
         let recovered_at = link.confirmed(session)?;
-        let begun = now.max(link.clock().now());
+        let begun = now.max(link.clock.now());
         let before = current.get();
         // The first grace since the pointer moved counts, so that a Redis with many short outages does not stop the
         // wheel.
@@ -190,10 +190,10 @@ impl RedisLease {
                 (self.leaderships.announcement(begun), position.due_ms),
             )
         };
-        let keys = link.keys();
+        let keys = &link.keys;
         let keys = &[&keys.lease, &keys.candidates];
         let (word, mut answer) = self.context.run(session, &SCRIPTS.acquire, keys, arguments).await?;
-        let now = now.max(link.clock().now());
+        let now = now.max(link.clock.now());
         match word.as_str() {
             "won" => self.lead(&mut answer, session, before, (recovered_at, grace_until), now),
             "held" => self.follow(&mut answer, now),
@@ -274,7 +274,7 @@ impl RedisLease {
     async fn give_up(&self, hint: (&str, &str)) -> Result<Leadership, Refusal> {
         let RingContext { identity, link, term: current, .. } = &*self.context;
         current.end();
-        let keys = link.keys();
+        let keys = &link.keys;
         let keys = &[&keys.lease, &keys.candidates, &keys.news];
         self.context.run(&*link.session()?, &SCRIPTS.release, keys, (&identity.token, hint)).await?;
         self.state.lock().possession = Possession::NotHeld;

@@ -56,15 +56,15 @@ impl RedisOutbox {
         let groups = joined.get_mut();
         let entry =
             |(group, ephemeral): (&GroupName, &bool)| format!(" {group}{}", if *ephemeral { "/e" } else { "" });
-        let arguments = (self.context.sidecar(), groups.iter().map(entry).collect::<String>());
+        let arguments = (&*self.context.identity.sidecar, groups.iter().map(entry).collect::<String>());
         let (word, mut answer) =
-            self.context.run(&session, &SCRIPTS.heartbeat, &[&link.keys().sidecars], arguments).await?;
+            self.context.run(&session, &SCRIPTS.heartbeat, &[&link.keys.sidecars], arguments).await?;
         match word.as_str() {
             "beaten" => {
                 drop(joined);
                 let (bounds, leader, number) = (answer.text()?, answer.text()?, answer.text()?);
                 self.compare_bounds(&bounds);
-                let now = link.clock().now();
+                let now = link.clock.now();
                 if self.context.term.lasting(now).is_none() {
                     let leader = number.parse().ok().map(|number| (leader, number));
                     self.maintenance.seen.lock().record(session.number, leader, self.context.options.lease, now);
@@ -74,7 +74,7 @@ impl RedisOutbox {
             "differs" => {
                 let kinds: Vec<(&str, &str)> =
                     groups.iter().map(|(name, is)| (name.as_str(), kind(*is))).collect();
-                let arguments = (self.context.sidecar(), MOST_BATCHES, kinds);
+                let arguments = (&*self.context.identity.sidecar, MOST_BATCHES, kinds);
                 let mut answer = self.run_expecting("announced", &SCRIPTS.announce, arguments).await?;
                 self.report_made(answer.count()?);
                 Ok(())
@@ -121,15 +121,15 @@ impl RedisOutbox {
     pub(super) async fn inspect(&self) -> Result<(), Refusal> {
         let RingContext { ring, link, .. } = &*self.context;
         let session = link.session()?.number;
-        let arguments = (self.context.sidecar(), whole_ms(LINK_LIFETIME), MOST_LINKS);
+        let arguments = (&*self.context.identity.sidecar, whole_ms(LINK_LIFETIME), MOST_LINKS);
         let mut answer = self.run_expecting("inspected", &SCRIPTS.inspect, arguments).await?;
         let (made, links) = (answer.count()?, answer.count()?);
         let old_links: Vec<String> = (0..links).map(|_| answer.text()).collect::<Result<_, _>>()?;
         let found = answer.rest(|answer| Ok::<_, Fault>((answer.text()?, answer.count()?)))?;
         self.report_made(made);
-        let now = link.clock().now();
+        let now = link.clock.now();
         let dead = self.maintenance.seen.lock().record(session, found, self.context.options.lease, now);
-        for (sidecar, heartbeat) in dead.iter().filter(|(sidecar, _)| sidecar != self.context.sidecar()) {
+        for (sidecar, heartbeat) in dead.iter().filter(|(sidecar, _)| **sidecar != self.context.identity.sidecar) {
             let (batches, is_alive) = self.reap(sidecar, &heartbeat.to_string()).await?;
             if is_alive {
                 info!(ring, sidecar, batches, "a sidecar that seemed dead sends heartbeats again");
@@ -138,7 +138,7 @@ impl RedisOutbox {
             }
         }
         for sidecar in old_links {
-            let link = link.keys().link_of(&sidecar);
+            let link = link.keys.link_of(&sidecar);
             self.run(&SCRIPTS.drop_link, &[&link], sidecar).await?;
         }
         Ok(())
@@ -148,7 +148,7 @@ impl RedisOutbox {
     pub(in crate::redis) async fn depart(&self, heartbeats: &AbortOnDropHandle<()>) -> Result<(), Refusal> {
         let _joined = self.joined.write().await;
         heartbeats.abort();
-        self.reap(self.context.sidecar(), "ends").await.map(drop)
+        self.reap(&*self.context.identity.sidecar, "ends").await.map(drop)
     }
 
     /// Frees the batches of a sidecar, if its last heartbeat is still this one. Returns how many it freed, and whether
@@ -158,7 +158,7 @@ impl RedisOutbox {
         loop {
             let arguments = (sidecar, heartbeat, MOST_BATCHES, MOST_DELETED);
             let (word, mut answer) =
-                self.run(&SCRIPTS.reap, &[&self.context.link.keys().held_acks], arguments).await?;
+                self.run(&SCRIPTS.reap, &[&self.context.link.keys.held_acks], arguments).await?;
             match word.as_str() {
                 "more" => batches += answer.count()?,
                 "reaped" => return Ok((batches + answer.count()?, false)),

@@ -84,7 +84,8 @@ impl Outbox for RedisOutbox {
     async fn open_group(&self, group: &GroupName, opening: GroupOptions, _now: Instant) -> Result<bool, Refusal> {
         let joined = self.joined.read().await;
         let start = if opening.from_end { "$" } else { "0" };
-        let arguments = (self.context.sidecar(), group.as_str(), MAX_GROUPS, start, kind(opening.ephemeral));
+        let arguments =
+            (&*self.context.identity.sidecar, group.as_str(), MAX_GROUPS, start, kind(opening.ephemeral));
         let (word, mut answer) = self.run(&SCRIPTS.open_group, &[], arguments).await?;
         match word.as_str() {
             "open" => {
@@ -107,7 +108,7 @@ impl Outbox for RedisOutbox {
         joined.lock().remove(group);
         let mut joined = Some(joined);
         loop {
-            let arguments = (self.context.sidecar(), group.as_str(), MOST_BATCHES);
+            let arguments = (&*self.context.identity.sidecar, group.as_str(), MOST_BATCHES);
             let mut answer = self.run_expecting("left", &SCRIPTS.leave_group, arguments).await?;
             if answer.count()? != 1 {
                 return Ok(());
@@ -118,7 +119,7 @@ impl Outbox for RedisOutbox {
 
     async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
         let joined = self.joined.read().await;
-        let arguments = (self.context.sidecar(), group.as_str());
+        let arguments = (&*self.context.identity.sidecar, group.as_str());
         let (word, mut answer) = self.run(&SCRIPTS.delete_group, &[], arguments).await?;
         if word == "in use" {
             let others = answer.count()?;
@@ -150,7 +151,7 @@ impl Outbox for RedisOutbox {
         self.recover(group, &mut owned).await?;
         loop {
             let lent: Vec<String> = owned.lent.iter().map(|batch| entry_id(*batch)).collect();
-            let arguments = (self.context.sidecar(), group.as_str(), window, MAX_READ, lent);
+            let arguments = (&*self.context.identity.sidecar, group.as_str(), window, MAX_READ, lent);
             let (found, taken) = self.claim(group, &mut owned, &SCRIPTS.take, arguments, &[]).await?;
             if found == 0 || !taken.is_empty() {
                 return Ok(taken);
@@ -172,7 +173,7 @@ impl Outbox for RedisOutbox {
         let mut owned = owned.lock().await;
         // If the answer is lost, Redis may hold lent batches for this sidecar: then it gives them back, for others to
         // take.
-        let arguments = (self.context.sidecar(), group.as_str(), ids_and_epochs(&batches));
+        let arguments = (&*self.context.identity.sidecar, group.as_str(), ids_and_epochs(&batches));
         let (_, taken) = self.claim(group, &mut owned, &SCRIPTS.retake, arguments, &batches).await?;
         Ok(taken)
     }
@@ -205,7 +206,7 @@ impl Outbox for RedisOutbox {
         }
         let mut dropped = Dropped::default();
         let (mut kept, mut inspected) = (Ok(()), Ok(()));
-        if let Some(term) = self.context.term.lasting(link.clock().now()) {
+        if let Some(term) = self.context.term.lasting(link.clock.now()) {
             kept = self.keep_bounds(term, now, &mut dropped).await;
             inspected = self.inspect().await;
         }
@@ -219,8 +220,9 @@ impl Outbox for RedisOutbox {
 
     async fn backlog(&self, _now: Instant) -> Result<Backlog, Refusal> {
         let link = &self.context.link;
-        let keys = link.keys();
-        let mut answer = link.read(&SCRIPTS.backlogs, &[&keys.meta, &keys.outbox, &keys.groups], |_| {}).await?;
+        let keys = &link.keys;
+        let mut answer =
+            link.read(&SCRIPTS.backlogs, &[&keys.meta, &keys.outbox, &keys.groups], None::<&str>).await?;
         let ids = answer.count()?;
         let mut groups = answer.rest(|answer| {
             let mut backlog = answer.nested()?;
@@ -270,7 +272,7 @@ impl RedisOutbox {
         arguments: impl ToRedisArgs,
     ) -> Result<(String, Answer), Refusal> {
         let link = &self.context.link;
-        let keys = link.keys();
+        let keys = &link.keys;
         let outbox: [&str; 5] = [&keys.outbox, &keys.groups, &keys.sidecars, &keys.departed, &keys.news];
         self.context.run(&*link.session()?, script, &[&outbox, more].concat(), arguments).await
     }

@@ -43,7 +43,7 @@ impl RedisOutbox {
             owned.lent.extend(batches);
         }
         for part in batches.chunks(MAX_READ) {
-            let arguments = (self.context.sidecar(), group.as_str(), ids_and_epochs(part));
+            let arguments = (&*self.context.identity.sidecar, group.as_str(), ids_and_epochs(part));
             self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
         }
         owned.verified_in = verified_in;
@@ -68,18 +68,16 @@ impl RedisOutbox {
         }
         let held = owned.held.iter().map(|batch| entry_id(*batch));
         let known: HashSet<String> = held.chain(owned.unreadable.iter().cloned()).collect();
-        let keys: &[&str] = &[&link.keys().outbox, &link.keys().groups];
+        let keys: &[&str] = &[&link.keys.outbox, &link.keys.groups];
         let mut last = String::new();
         loop {
-            let read = link.read(&SCRIPTS.held, keys, |call| {
-                call.arg((self.context.sidecar(), group.as_str(), &last, MOST_BATCHES));
-            });
-            let page = read.await?.rest(Answer::text)?;
+            let arguments = (&*self.context.identity.sidecar, group.as_str(), &last, MOST_BATCHES);
+            let page = link.read(&SCRIPTS.held, keys, arguments).await?.rest(Answer::text)?;
             // Without an epoch, it is an entry of any.
             let unknown: Vec<_> =
                 page.iter().filter(|entry| !known.contains(*entry)).map(|entry| (entry, "")).collect();
             if !unknown.is_empty() {
-                let arguments = (self.context.sidecar(), group.as_str(), unknown);
+                let arguments = (&*self.context.identity.sidecar, group.as_str(), unknown);
                 self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
             }
             if page.len() < MOST_BATCHES {
@@ -128,7 +126,7 @@ impl RedisOutbox {
                     taken.push(delivery);
                 }
                 Err(fault) => {
-                    let outbox = &self.context.link.keys().outbox;
+                    let outbox = &self.context.link.keys.outbox;
                     error!(
                         ring = self.context.ring,
                         %group,

@@ -55,7 +55,7 @@ impl RedisRing {
         if link.session()?.number != session.number {
             return Ok(Advance::Waiting(now));
         }
-        let at = now.max(link.clock().now());
+        let at = now.max(link.clock.now());
         if let Some(until) = self.stalled_until(term, at) {
             return Ok(Advance::Waiting(until));
         }
@@ -71,7 +71,7 @@ impl RedisRing {
             (min, share, MAX_FROZEN, whole_ms(term.next.ahead)),
             (longest_silence, !may_wait_for_repair, term.has_waited_for_held_acks(at)),
         );
-        let keys = link.keys();
+        let keys = &link.keys;
         let keys = keys.and_lists(&[&keys.lease, &keys.ticks, &keys.held_acks]);
         let (word, mut answer) = self.context.run(&session, &SCRIPTS.advance, &keys, arguments).await?;
         self.advanced(term, &word, &mut answer, at)
@@ -110,7 +110,7 @@ impl RedisRing {
 
     fn look(&self) -> Look {
         let link = &self.context.link;
-        link.silence().look(link.clock().now())
+        link.silence().look(link.clock.now())
     }
 
     /// Puts the next move off, since Redis stalled for so long; returns until when.
@@ -122,7 +122,7 @@ impl RedisRing {
 
     fn advanced(&self, term: Term, word: &str, answer: &mut Answer, asked: Instant) -> Result<Advance, Refusal> {
         let RingContext { ring, options, link, term: current, .. } = &*self.context;
-        let at = asked.max(link.clock().now());
+        let at = asked.max(link.clock.now());
         match word {
             "moved" => {
                 let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);

@@ -47,13 +47,13 @@ const WATCH_EVERY: Duration = Duration::from_millis(25);
 /// A ring that lives in Redis.
 pub(super) struct RedisRing {
     context: Arc<RingContext>,
-    driver: Arc<BatchDriver>,
+    driver: BatchDriver,
     repair: Mutex<Repair>,
     _watch: AbortOnDropHandle<()>,
 }
 
 impl RedisRing {
-    pub(super) fn new(context: Arc<RingContext>, driver: Arc<BatchDriver>) -> RedisRing {
+    pub(super) fn new(context: Arc<RingContext>, driver: BatchDriver) -> RedisRing {
         let watch = AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(&context))));
         RedisRing { context, driver, repair: Mutex::default(), _watch: watch }
     }
@@ -91,9 +91,9 @@ impl Ring for RedisRing {
 
     async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
         let RingContext { ring, options, identity, link, term: current } = &*self.context;
-        let keys = link.keys();
+        let keys = &link.keys;
         let names = keys.and_lists(&[&keys.meta, &keys.lease]);
-        let mut answer = link.read(&SCRIPTS.status, &names, |_| {}).await?;
+        let mut answer = link.read(&SCRIPTS.status, &names, None::<&str>).await?;
         let wheel = options.wheel;
         let mut status = RingStatus { ring: *ring, slots: vec![0; wheel.slots().into()], ..RingStatus::default() };
         if answer.is_empty() {
@@ -132,7 +132,7 @@ impl Ring for RedisRing {
 async fn watch(context: Arc<RingContext>) {
     let RingContext { link, term, .. } = &*context;
     loop {
-        let now = link.clock().now();
+        let now = link.clock.now();
         let early = term.get().map_or(WATCH, |term| term.next.at.saturating_duration_since(now + WATCH));
         if early.is_zero() {
             if let Ok(session) = link.session() {

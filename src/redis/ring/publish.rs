@@ -23,7 +23,7 @@ impl RedisRing {
             return self.forget(&session, term).await;
         }
         link.confirmed(&session)?;
-        let keys = link.keys();
+        let keys = &link.keys;
         let keys = [&keys.lease, &keys.ticks, keys.list(term.frozen.0), &keys.outbox, &keys.late, &keys.news];
         let arguments = (&identity.token, term.epoch, term.frozen.0, term.seq, MAX_PUBLISHED);
         let (word, mut answer) = self.context.run(&session, &SCRIPTS.expire, &keys, arguments).await?;
@@ -77,7 +77,7 @@ impl RedisRing {
             return Ok(repairing);
         }
         let RingContext { options, link, .. } = &*self.context;
-        let keys = link.keys();
+        let keys = &link.keys;
         let (word, answer) =
             self.context.run(session, &SCRIPTS.forget, &[&keys.messages, &keys.late], MAX_PUBLISHED).await?;
         match word.as_str() {

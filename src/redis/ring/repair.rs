@@ -34,7 +34,7 @@ impl RedisRing {
 
     /// Scans for a while.
     pub(super) async fn scan_for_a_while(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
-        let clock = self.context.link.clock();
+        let clock = &self.context.link.clock;
         let begun = clock.now();
         while self.repair(epoch).scan.is_some() && clock.now().saturating_duration_since(begun) < AT_A_TIME {
             self.scan(session, epoch).await?;
@@ -50,7 +50,7 @@ impl RedisRing {
             // The cursor may mean nothing to the server of another session.
             (scan.session, scan.cursor) = (session.number, 0);
         }
-        let keys = link.keys().and_lists(&[&link.keys().messages]);
+        let keys = link.keys.and_lists(&[&link.keys.messages]);
         let (word, mut answer) = self.context.run(session, &SCRIPTS.mend, &keys, (scan.cursor, SCANNED)).await?;
         match word.as_str() {
             "looked" => {
