@@ -46,6 +46,9 @@
 //! For an overview, read `core/tick.rs`, `core/ring.rs`, `memory/wheel.rs`, `core/dispatch.rs`, [`ticker`] and
 //! `server/session.rs`. docs/ARCHITECTURE.md says which file to change for a task.
 
+// Tests and examples have no other crate to keep out.
+#![warn(unreachable_pub)]
+
 // Unit tests share code of tests/, which names the library.
 #[cfg(test)]
 extern crate self as ackwheel;

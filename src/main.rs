@@ -73,7 +73,7 @@ async fn run_sidecar(config: Config) -> Result<(), Failure> {
     tokio::select! {
         drained = drain => drained.map_err(Failure::run),
         signal = signals.next_request() => Err(Failure::Run(format!(
-            "{signal} ended the drain, before what was in flight could be kept or handed out"
+            "{signal} ended the drain, before what was in flight could be kept or delivered"
         ))),
     }
 }

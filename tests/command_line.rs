@@ -257,6 +257,6 @@ fn a_watch_comes_back_when_the_sidecar_does() {
     assert_eq!(add("2").output(), "2 added\n");
     let batch = watch.next();
     assert_eq!((batch.plain_ids(), batch.delivery), (vec![2], 1));
-    assert_names(&watch.remark(), &["the connection was lost and made anew"]);
+    assert_names(&watch.remark(), &["the connection was lost and made again"]);
     restarted.wait_for_settled("default");
 }

@@ -263,9 +263,9 @@ fn a_tick_that_is_not_counted_says_why_and_one_to_come_is_no_storm() {
         let ring = json!({ "pointer": 1_000, "leads": leads, "recent": recent, "lease_age_seconds": age });
         browser.value(&format!("tickWords(999, undefined, {ring})"))
     };
-    let (handed_out, not_counted) = ("tick 999: being handed out", "tick 999: not counted by this sidecar");
-    assert_eq!(words(true, 998, None), handed_out, "the next to be counted");
-    assert_eq!(words(true, 998, Some(60)), handed_out);
+    let (published, not_counted) = ("tick 999: being published", "tick 999: not counted by this sidecar");
+    assert_eq!(words(true, 998, None), published, "the next to be counted");
+    assert_eq!(words(true, 998, Some(60)), published);
     assert_eq!(words(true, 900, Some(3)), not_counted, "another led when it was decided");
     assert_eq!(words(false, 998, None), not_counted, "another leads");
     let mut found = |tick: u64| {

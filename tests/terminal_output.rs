@@ -97,10 +97,7 @@ fn every_problem_in_the_status_fits_80_columns() {
     let one = drawn(&status(&[stormy(0, 3_600)]), &[]);
     let storm =
         "\n! storm in tick 1792000000, the last of 60:\n  1,000,000,000 of 1,000,000,000 messages timed out; ";
-    assert_names(
-        &one,
-        &[storm, "\n! led, but the pointer stands still: 1 of 1 rings; ", ", stands still, 24h behind\n"],
-    );
+    assert_names(&one, &[storm, "\n! led, but the pointer is stalled: 1 of 1 rings; ", ", stalled, 24h behind\n"]);
     assert!(one.lines().count() <= 50, "more than a screen: {one}");
     let rings = drawn(&status(&(0..64).map(|number| stormy(number, 15)).collect::<Vec<_>>()), &[]);
     assert_names(&rings, &["\n! storm of ring 63 in tick 1792000000, the last of 3840:\n", " 64 of 64 rings; "]);

@@ -94,7 +94,7 @@ async fn status(State(health): State<Arc<Health>>) -> Answer {
 /// The page may run its own script, use its own style, show the icon that it carries, and ask this sidecar. The hashes are
 /// those of the two blocks; if the page has changed, `tests/admin.rs` prints the new ones.
 const POLICY: &str = "default-src 'none'; \
-    script-src 'sha256-m4Kc7dDo12nWgQr5VzEm0uzRgz8k+ZTVhIed4M+hHFs='; \
+    script-src 'sha256-oAPQbWS7aN92D0WTR6pgPunOXijlNjuKoegY6YUljfo='; \
     style-src 'sha256-JrmH8Ct4DkT07JJ+cyVKwUC6tSa/70HOwKG343cLrTc='; \
     img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

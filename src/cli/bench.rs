@@ -19,8 +19,8 @@ const OTHER_FILES: u64 = 64;
 /// Measure a sidecar: load over the real protocol, every answer checked
 ///
 /// The wheel is filled to --in-flight messages; then, for --seconds, every connection adds new messages and deletes its
-/// old ones, as fast as possible or at a --rate; then all is deleted. What --acked leaves over times out, and is taken
-/// from a group of its own: other groups keep it too, so better measure a sidecar that serves nobody else.
+/// old ones, as fast as possible or at a --rate; then all is deleted. Messages that --acked leaves over time out, and are
+/// taken from a group of its own. Other groups keep them too, so measure a sidecar that serves nobody else.
 ///
 /// Exit code 1 says that something went wrong on the way: an answer that was not the right one, a message that is
 /// missing.

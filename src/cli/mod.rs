@@ -30,8 +30,8 @@ const EXIT_USAGE: u8 = 64;
 /// Learn which pushed messages were never acknowledged.
 ///
 /// ackwheel keeps account of messages on their way to phones. A logic node adds a message before it pushes
-/// it and deletes it when its Ack arrives. What is still there after the ack timeout (15 seconds unless you
-/// say otherwise) comes back in a timeout batch: that client is offline.
+/// it and deletes it when its Ack arrives. A message that is not acknowledged in time (15 seconds by default)
+/// comes back in a timeout batch. docs/INTEGRATION.md says how to judge from that whether a client is offline.
 #[derive(Debug, Parser)]
 #[command(name = "ackwheel", version, after_help = FIRST_STEPS)]
 pub struct Cli {

@@ -16,7 +16,7 @@ use crate::redis::RedisStoreError;
 /// comes before the environment, that before the file, that before the default. A DURATION is written 200ms, 3s, 5m
 /// or 24h.
 ///
-/// SIGTERM, SIGINT and SIGHUP drain: new messages are refused, what is in flight is handed out (with --state or in
+/// SIGTERM, SIGINT and SIGHUP drain: new messages are refused, what is in flight is delivered (with --state or in
 /// Redis it is kept), exit 0 within 10 s.
 #[derive(Args, Debug)]
 pub struct Serve {

@@ -128,7 +128,7 @@ fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
     let deserted = groups.iter().filter(alone).count();
     let limit = span(LONG_WAIT);
     note(text, "led by nobody", unled, &all_rings, STOPPED)?;
-    note(text, "led, but the pointer stands still", standing, &all_rings, STOPPED)?;
+    note(text, "led, but the pointer is stalled", standing, &all_rings, STOPPED)?;
     if let [why, ..] = held_up[..] {
         let (count, why) = (held_up.len(), fitted(why, COLUMNS - 2));
         writeln!(text, "! this sidecar may not turn {count} of {all_rings}:\n  {why}")?;
@@ -200,7 +200,7 @@ fn draw_ring(text: &mut String, ring: &RingReport, tick_ms: u32) -> fmt::Result 
     let at = usize::try_from(ring.pointer.checked_rem(slots as u64).unwrap_or_default()).unwrap_or_default();
     write!(text, "pointer {} (slot {at}), epoch {}", ring.pointer, ring.epoch)?;
     if stands_still(ring, tick_ms) {
-        write!(text, ", stands still, {} behind", span_of_seconds(ring.pointer_lag_seconds))?;
+        write!(text, ", stalled, {} behind", span_of_seconds(ring.pointer_lag_seconds))?;
     }
     writeln!(text, "\n{} in flight, {} closing", whole(ring.in_flight), whole(ring.closing))?;
     let per_row = slots.div_ceil(MAX_ROWS).max(1);
@@ -364,7 +364,7 @@ mod tests {
             report.tick_ms = tick_ms;
             report
         };
-        let note = "\n! led, but the pointer stands still: 1 of 2 rings; nothing times out there\n";
+        let note = "\n! led, but the pointer is stalled: 1 of 2 rings; nothing times out there\n";
         for (tick_ms, seconds, stands) in [
             (1_000, 2.0, false),
             (1_000, 2.1, true),
@@ -379,11 +379,11 @@ mod tests {
             assert_eq!(text.contains(note), stands, "{text}");
             assert_eq!(text.contains("\nok: "), !stands, "{text}");
             assert_eq!((text.contains("\n!    1  a "), text.contains("\n     0  b ")), (stands, true), "{text}");
-            assert_eq!(drawn(&report, Some(1)).contains(", stands still, "), stands);
+            assert_eq!(drawn(&report, Some(1)).contains(", stalled, "), stands);
         }
         let mut unled = behind(1_000, 60.0);
         unled.rings[0].leader = None;
-        assert!(!drawn(&unled, None).contains("stands still"), "it is told once what is wrong");
+        assert!(!drawn(&unled, None).contains("stalled"), "it is told once what is wrong");
     }
 
     #[test]

@@ -27,8 +27,8 @@ const LOOK: Duration = Duration::from_millis(500);
 /// member of that group and share its batches.
 ///
 /// A line is at most 80 columns long: the tick (and the ring, unless it is 0), the messages in this batch and those of
-/// its tick that timed out, and the messages, as many as fit. It says so if the batch is old, handed out again, of a
-/// storm, or drained. A lost connection is made anew.
+/// its tick that timed out, and the messages, as many as fit. It says so if the batch is old, redelivered, of a
+/// storm, or drained. A lost connection is made again.
 #[derive(Args, Debug)]
 pub(super) struct Watch {
     /// The group to join, as the logic nodes do
@@ -89,9 +89,12 @@ impl Watch {
             let delivered = delivered?;
             if subscription.reconnects() > reconnects {
                 reconnects = subscription.reconnects();
-                let missing =
-                    if self.group.is_none() { ", and what was handed out meanwhile is not here" } else { "" };
-                remark(format_args!("the connection was lost and made anew{missing}"));
+                let missing = if self.group.is_none() {
+                    ", and batches that were delivered meanwhile are missing"
+                } else {
+                    ""
+                };
+                remark(format_args!("the connection was lost and made again{missing}"));
             }
             print(if self.json { json_line(&delivered) } else { plain_line(&delivered) }).await?;
             printed += 1;

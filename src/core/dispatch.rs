@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overdue_batch_goes_to_another_member_whoever_has_the_turn() {
+    fn an_overdue_batch_goes_to_another_member_in_any_turn() {
         let (mut dispatch, now) = group_of(&[(A, 100), (B, 5)]);
         for (seq, member) in [(0, A), (1, B)] {
             assert_eq!(dispatch.next_member(), Some(member));

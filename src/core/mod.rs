@@ -27,6 +27,7 @@ mod ring;
 mod rings;
 #[cfg(all(test, feature = "sidecar"))]
 #[path = "../../tests/support/single_request.rs"]
+#[expect(unreachable_pub, reason = "it is a file of the integration tests")]
 pub(crate) mod single_request;
 mod stall_aware_clock;
 #[cfg(feature = "sidecar")]

@@ -75,6 +75,7 @@ impl Operation {
 
     /// The same operation, with an ack timeout of 0 replaced by this one.
     #[inline]
+    #[must_use]
     pub const fn with_default_timeout(self, ticks: u16) -> Operation {
         match self {
             Operation::Add { ack_timeout_ticks: 0, attempt } => {

@@ -33,6 +33,7 @@ pub struct Tick(pub u64);
 
 impl Tick {
     /// The tick `ticks` later; saturates.
+    #[must_use]
     pub const fn plus(self, ticks: u64) -> Tick {
         Tick(self.0.saturating_add(ticks))
     }

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_that_repeats_is_written_thrice_and_counted() {
+    fn a_fault_that_repeats_is_written_three_times_and_counted() {
         logged(|limit, clock, written| {
             for _ in 0..415 {
                 warn!(cause = "too many open files", "no connection could be accepted");
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_line_is_written_thrice_and_then_counted() {
+    fn the_same_line_is_written_three_times_and_then_counted() {
         let begin = Instant::now();
         let mut budget = Budget::new(begin);
         for millis in 0..415 {

@@ -98,7 +98,7 @@ metrics! {
     held_acks: IntGauge = gauge("held_acks", "DelMsg messages held while the store is unreachable.");
     max_held_acks: IntGauge = gauge("max_held_acks", "The most DelMsg messages held; 0 where none are.");
     max_in_flight: IntGauge = gauge("max_in_flight", "The most messages in flight accepted, over all rings.");
-    rings: IntGauge = gauge("rings", "Rings of the store, whichever sidecar leads them.");
+    rings: IntGauge = gauge("rings", "Rings of the store, with or without a leader.");
     rings_led: IntGauge = gauge("rings_led", "Rings that this sidecar leads.");
     rings_unconfirmed: IntGauge = gauge("rings_unconfirmed", "Rings whose Redis no majority confirms.");
     ack_timeout: Gauge = gauge_f64("ack_timeout_seconds", "The default ack timeout: one revolution.");

@@ -160,7 +160,7 @@ impl BufferedStream {
         SockRef::from(&descriptor(&self.stream)).recv_buffer_size().unwrap_or_default().max(READ_SIZE)
     }
 
-    /// Reads or writes, whichever is possible first. Cancel-safe.
+    /// Reads or writes: the first that is possible. Cancel-safe.
     pub(super) async fn read_or_write(&mut self, read: bool) -> io::Result<IoEvent> {
         poll_fn(|context| {
             match self.poll_write(context) {

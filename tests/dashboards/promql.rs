@@ -78,7 +78,8 @@ fn collect(expr: &Expr, calls: &mut Vec<Call>, found: &mut Vec<Selector>) {
             calls.pop();
         }
         Expr::Binary(binary) => {
-            [&binary.lhs, &binary.rhs].into_iter().for_each(|side| collect(side, calls, found))
+            collect(&binary.lhs, calls, found);
+            collect(&binary.rhs, calls, found);
         }
         Expr::Unary(unary) => collect(&unary.expr, calls, found),
         Expr::Paren(paren) => collect(&paren.expr, calls, found),

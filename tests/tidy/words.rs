@@ -29,11 +29,8 @@ const BANNED: &[(&str, &str)] = &[
 ];
 
 /// Files that may say a banned word, each with the reason.
-const EXCEPTIONS: &[(&str, &str)] = &[("tests/tidy/words.rs", "it lists them")];
-
-/// Findings that are not yet rewritten. Lower these numbers when you rewrite some, and never raise them.
-const WORDS_LEFT: usize = 47;
-const SENTENCES_LEFT: usize = 5;
+const EXCEPTIONS: &[(&str, &str)] =
+    &[("tests/tidy/words.rs", "it lists them"), ("tests/tidy/prose.rs", "it looks for one of them")];
 
 fn texts() -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = ["src", "tests", "examples", "benches", "fuzz/fuzz_targets"]
@@ -71,10 +68,14 @@ fn no_file_says_a_private_word() {
         }
     }
     assert!(
-        found.len() <= WORDS_LEFT,
-        "{} private words, more than {WORDS_LEFT}:\n{}",
+        found.is_empty(),
+        "{} private words:
+{}",
         found.len(),
-        found.join("\n")
+        found.join(
+            "
+"
+        )
     );
 }
 
@@ -102,8 +103,16 @@ fn no_comment_opens_with_a_clause_for_a_subject() {
             }
         }
     }
-    let count = found.len();
-    assert!(count <= SENTENCES_LEFT, "{count} sentences, more than {SENTENCES_LEFT}:\n{}", found.join("\n"));
+    assert!(
+        found.is_empty(),
+        "{} sentences:
+{}",
+        found.len(),
+        found.join(
+            "
+"
+        )
+    );
 }
 
 fn ends_sentence(line: &str) -> bool {

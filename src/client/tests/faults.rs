@@ -138,7 +138,7 @@ async fn a_stall_of_our_own_is_no_silence_of_the_server() {
     let peer = Peer::new().await;
     let (client, mut session) = peer.connect().await;
     clock.pass(SECOND * 6).await;
-    // The answer to this Ping lies in the socket while the process stands still.
+    // The answer to this Ping lies in the socket while the process is stalled.
     session.pong().await;
     clock.stall(SECOND * 3_600).await;
     clock.pass(SECOND).await;

@@ -202,7 +202,7 @@ impl HeldClock {
         settle().await;
     }
 
-    /// Lets the process stand still: time passes at once.
+    /// Stalls the process: time passes at once.
     async fn stall(&self, duration: Duration) {
         tokio::time::advance(duration).await;
         settle().await;

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn retention_counts_anew_after_a_restart_however_long_the_clock_says_it_took() {
+    fn retention_starts_again_after_a_restart_of_any_length() {
         let (begun, hour) = (Instant::now(), Duration::from_secs(3_600));
         let retention = Retention { time: 3 * hour, ..Retention::default() };
         let outbox = MemoryOutbox::new(retention, begun);

@@ -61,7 +61,7 @@ impl Codec {
                 request(FrameType::AddNewMsg, 0, correlation, [high, low, attempt, 0], messages, out);
             }
             Operation::Del { withdraw } => {
-                request(FrameType::DelMsg, u8::from(withdraw) * flag::WITHDRAW, correlation, [], messages, out);
+                request(FrameType::DelMsg, bit(withdraw, flag::WITHDRAW), correlation, [], messages, out);
             }
         }
     }
@@ -105,7 +105,7 @@ fn request<const FIELDS: usize>(
     let mut bytes = [0; HEAD_LENGTH + LONGEST_FIELDS + COUNT + ID];
     bytes[..LENGTH_LENGTH].copy_from_slice(&u32_of(counted).to_be_bytes());
     bytes[LENGTH_LENGTH] = frame_type as u8;
-    bytes[FLAGS_AT] = flags | u8::from(with_clients) * flag::CLIENTS;
+    bytes[FLAGS_AT] = flags | bit(with_clients, flag::CLIENTS);
     bytes[HEAD_LENGTH - size_of::<u32>()..HEAD_LENGTH].copy_from_slice(&correlation.to_be_bytes());
     bytes[HEAD_LENGTH..HEAD_LENGTH + FIELDS].copy_from_slice(&fields);
     let (count_at, ids_at) = (HEAD_LENGTH + FIELDS, HEAD_LENGTH + FIELDS + COUNT);
@@ -164,11 +164,11 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
         Body::Subscribe(Subscribe { group, credit, ephemeral, from_end }) => {
             out.put_u32(*credit);
             put_short_text(group, out);
-            u8::from(*ephemeral) * flag::EPHEMERAL | u8::from(*from_end) * flag::FROM_END
+            bit(*ephemeral, flag::EPHEMERAL) | bit(*from_end, flag::FROM_END)
         }
         Body::Subscribed(Subscribed { group, created }) => {
             put_short_text(group, out);
-            u8::from(*created) * flag::CREATED
+            bit(*created, flag::CREATED)
         }
         Body::TimeoutBatch(batch) => timeout_batch(batch, &batch.messages, out),
         Body::BatchAck(batches) => batch_ack(batches, out),
@@ -181,7 +181,7 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
             out.put_u32(*delay_ms);
             0
         }
-        Body::BatchNackAnswer { held } => u8::from(*held) * flag::HELD,
+        Body::BatchNackAnswer { held } => bit(*held, flag::HELD),
         Body::GroupDelete(group) => {
             put_short_text(group, out);
             0
@@ -269,7 +269,7 @@ fn timeout_batch(header: &TimeoutBatch, messages: &[TimedOut], out: &mut BytesMu
     put_u64s(messages.iter().map(|timed_out| timed_out.message.client.0), out);
     let attempts = extended(out, messages.len());
     attempts.iter_mut().zip(messages).for_each(|(byte, timed_out)| *byte = timed_out.attempt);
-    u8::from(header.last) * flag::LAST | u8::from(storm) * flag::STORM | u8::from(drained) * flag::DRAINED
+    bit(header.last, flag::LAST) | bit(storm, flag::STORM) | bit(drained, flag::DRAINED)
 }
 
 fn batch_ack(batches: &[BatchId], out: &mut BytesMut) -> u8 {
@@ -283,7 +283,7 @@ fn batch_ack(batches: &[BatchId], out: &mut BytesMut) -> u8 {
 
 fn error(text: &str, promise: Promise, retryable: bool, out: &mut BytesMut) -> u8 {
     out.put_slice(text.as_bytes());
-    u8::from(promise == Promise::OutcomeUnknown) * flag::OUTCOME_UNKNOWN | u8::from(retryable) * flag::RETRYABLE
+    bit(promise == Promise::OutcomeUnknown, flag::OUTCOME_UNKNOWN) | bit(retryable, flag::RETRYABLE)
 }
 
 fn put_batch_id(id: BatchId, out: &mut BytesMut) {
@@ -312,6 +312,11 @@ fn put_short_text(text: &str, out: &mut BytesMut) {
     }
     out.put_u8(u8::try_from(end).expect("it is cut to fit"));
     out.put_slice(&text.as_bytes()[..end]);
+}
+
+/// The flag, if it is set.
+fn bit(is_set: bool, flag: u8) -> u8 {
+    if is_set { flag } else { 0 }
 }
 
 fn u32_of(number: usize) -> u32 {

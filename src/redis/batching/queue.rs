@@ -83,7 +83,7 @@ impl Queue {
     pub(crate) fn push_while_unreachable(&mut self, item: Item) {
         match item {
             Item::Frame(mut frame) if frame.is_add() => {
-                self.wakers.extend(frame.refuse(refusal_while_unreachable()))
+                self.wakers.extend(frame.refuse(refusal_while_unreachable()));
             }
             Item::Frame(_) => self.push(item),
             Item::Barrier(passed) => drop(passed),

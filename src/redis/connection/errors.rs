@@ -77,7 +77,7 @@ impl FaultKind {
             FaultKind::Disconnected => ("disconnected", true, false),
             FaultKind::ReadOnly => ("readonly", true, true),
             FaultKind::Unwritable => ("unwritable", true, true),
-            FaultKind::Clustered => ("other", true, true),
+            FaultKind::Clustered | FaultKind::Unfit => ("other", true, true),
             FaultKind::OpenSlot => ("open_slot", true, true),
             FaultKind::Loading => ("loading", true, true),
             FaultKind::Busy => ("busy", true, true),
@@ -87,7 +87,6 @@ impl FaultKind {
             FaultKind::Unreachable => ("other", false, true),
             FaultKind::Forbidden => ("forbidden", true, false),
             FaultKind::Denied => ("forbidden", false, false),
-            FaultKind::Unfit => ("other", true, true),
             FaultKind::Other => ("other", false, false),
         }
     }

@@ -148,7 +148,7 @@ impl RedisOutbox {
     pub(in crate::redis) async fn depart(&self, heartbeats: &AbortOnDropHandle<()>) -> Result<(), Refusal> {
         let _joined = self.joined.write().await;
         heartbeats.abort();
-        self.reap(&*self.context.identity.sidecar, "ends").await.map(drop)
+        self.reap(&self.context.identity.sidecar, "ends").await.map(drop)
     }
 
     /// Frees the batches of a sidecar, if its last heartbeat is still this one. Returns how many it freed, and whether

@@ -87,7 +87,7 @@ impl RedisRing {
         error!(
             ring = self.context.ring,
             %tick,
-            "Redis has lost {lost} from this tick on: they come again under a new epoch, and some messages may be \
+            "Redis has lost {lost} from this tick on: they are published again under a new epoch, and some messages may be \
              reported twice; find out why Redis went back (a restored snapshot, a failover behind a proxy)"
         );
         self.context.term.end();
