@@ -14,7 +14,7 @@ use crate::support::process::{Run, program};
 use crate::support::sidecar::Sidecar;
 
 /// Flags that stand alone in code and are those of the examples.
-const FLAGS_OF_OTHERS: &[&str] = &["--example", "--quick", "--rounds"];
+const FLAGS_OF_OTHERS: &[&str] = &["--quick", "--rounds"];
 
 /// The endings of files that a page names in code.
 const FILE_ENDINGS: &[&str] = &[".rs", ".md", ".toml", ".lua", ".txt", ".json", ".yml", ".yaml", "/"];
