@@ -7,21 +7,13 @@ use bytes::BytesMut;
 
 use super::requests::{Kind, Sent};
 use crate::core::{AddOutcome, DelOutcome};
+use crate::protocol::codec::{Codec, DecodeError, Decoded, LENGTH_LENGTH, begin};
 use crate::protocol::frame::{
     Body, COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH, MAX_PING_LENGTH,
 };
-use crate::protocol::{Codec, DecodeError, Decoded};
-
-/// Bytes of the length, which it does not count.
-const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
 
 /// The outcome of a DelMsg that took the message out of flight.
 const ACKED: u8 = 1;
-
-/// The first eight bytes of a frame without flags, which also say how long it is.
-const fn head(frame_type: FrameType, length: usize) -> u64 {
-    ((length - LENGTH_LENGTH) as u64) << 32 | (frame_type as u64) << 24
-}
 
 /// Bytes of an AddNewMsg's body with that many messages.
 pub(super) const fn add_body_length(messages: usize, with_clients: bool) -> usize {
@@ -35,7 +27,7 @@ const FILLING: [u8; 8] = [0xa5; 8];
 /// that of every AddNewMsg's body is.
 pub(super) fn put_ping(out: &mut BytesMut, correlation: u32, number: u64, length: usize) {
     let mut ping = [FILLING[0]; HEAD_LENGTH + MAX_PING_LENGTH];
-    ping[..8].copy_from_slice(&head(FrameType::Ping, HEAD_LENGTH + length).to_be_bytes());
+    ping[..8].copy_from_slice(&begin(HEAD_LENGTH + length, FrameType::Ping, 0).to_be_bytes());
     ping[8..12].copy_from_slice(&correlation.to_be_bytes());
     ping[12..20].copy_from_slice(&number.to_be_bytes());
     out.extend_from_slice(&ping[..HEAD_LENGTH + length]);
@@ -68,7 +60,7 @@ pub(super) fn added(frame: &[u8], count: u32) -> Option<u64> {
     let length = HEAD_LENGTH + 16 + (count as usize).div_ceil(8);
     let (found, deadline, counts) = (u64_at(frame, 0)?, u64_at(frame, 12)?, u64_at(frame, 20)?);
     // The lower half of `counts` is the number of those that were re-armed.
-    let right = found == head(FrameType::AddNewMsgAnswer, length)
+    let right = found == begin(length, FrameType::AddNewMsgAnswer, 0)
         && counts == u64::from(count) << 32
         && frame[HEAD_LENGTH + 16..].iter().all(|bits| *bits == 0);
     right.then_some(deadline)
@@ -76,14 +68,14 @@ pub(super) fn added(frame: &[u8], count: u32) -> Option<u64> {
 
 /// Whether the frame answers a DelMsg of `count` messages and all of them were acknowledged.
 pub(super) fn acked(frame: &[u8], count: u32) -> bool {
-    u64_at(frame, 0) == Some(head(FrameType::DelMsgAnswer, HEAD_LENGTH + 4 + count as usize))
+    u64_at(frame, 0) == Some(begin(HEAD_LENGTH + 4 + count as usize, FrameType::DelMsgAnswer, 0))
         && u32_at(frame, 12) == Some(count)
         && frame[HEAD_LENGTH + 4..].iter().all(|outcome| *outcome == ACKED)
 }
 
 /// Whether the frame answers the Ping that carried this.
 pub(super) fn echoed(frame: &[u8], number: u64, length: usize) -> bool {
-    u64_at(frame, 0) == Some(head(FrameType::Pong, HEAD_LENGTH + length))
+    u64_at(frame, 0) == Some(begin(HEAD_LENGTH + length, FrameType::Pong, 0))
         && u64_at(frame, HEAD_LENGTH) == Some(number)
         && frame[HEAD_LENGTH + 8..].chunks(FILLING.len()).all(|eight| eight == FILLING)
 }

@@ -1,7 +1,5 @@
 //! Records latencies, and the time at which the server was at each tick.
 
-use std::collections::BTreeMap;
-
 use hdrhistogram::Histogram;
 
 /// The longest latency that the histograms distinguish, in ns: a minute. Longer ones count as a minute.
@@ -77,44 +75,34 @@ impl Run {
 /// moved on before the latest request was sent that was still answered with it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TickTimes {
-    /// The deadline answered last. Most answers have it, and then the map need not be asked.
-    latest: (u64, u64),
-    before: BTreeMap<u64, u64>,
+    /// Deadlines in the order in which they were answered, and the times of the requests. A deadline comes again where
+    /// answers with another were in between.
+    seen: Vec<(u64, u64)>,
 }
 
 impl TickTimes {
     /// A request that was sent at `sent_at`, in ns since the load began, was answered with this deadline.
     pub(super) fn record(&mut self, deadline: u64, sent_at: u64) {
-        if self.latest.0 != deadline {
-            let (left, left_at) = std::mem::replace(&mut self.latest, (deadline, sent_at));
-            self.merge_one(left, left_at);
+        match self.seen.last_mut() {
+            Some((latest, latest_at)) if *latest == deadline => *latest_at = sent_at.max(*latest_at),
+            _ => self.seen.push((deadline, sent_at)),
         }
-        self.latest.1 = self.latest.1.max(sent_at);
     }
 
     /// When the latest request was sent of those that got the deadline answered last.
-    pub(super) const fn latest_at(&self) -> u64 {
-        self.latest.1
-    }
-
-    fn merge_one(&mut self, deadline: u64, sent_at: u64) {
-        let latest = self.before.entry(deadline).or_default();
-        *latest = sent_at.max(*latest);
+    pub(super) fn latest_at(&self) -> u64 {
+        self.seen.last().map_or(0, |(_, sent_at)| *sent_at)
     }
 
     /// Adds what another has seen.
     pub(super) fn merge(&mut self, other: &TickTimes) {
-        for (deadline, sent_at) in other.before.iter().map(|(d, s)| (*d, *s)).chain([other.latest]) {
-            self.merge_one(deadline, sent_at);
-        }
+        self.seen.extend_from_slice(&other.seen);
     }
 
     /// The latest time at which the deadline answered was surely not yet beyond `deadline`; none if no request was
     /// answered with it or an earlier one.
     pub(super) fn last_at_or_before(&self, deadline: u64) -> Option<u64> {
-        let seen = self.before.range(..=deadline).map(|(_, sent_at)| *sent_at);
-        let latest = (self.latest.0 <= deadline).then_some(self.latest.1);
-        seen.chain(latest).max().filter(|sent_at| *sent_at > 0)
+        self.seen.iter().filter(|(seen, _)| *seen <= deadline).map(|(_, sent_at)| *sent_at).max()
     }
 }
 

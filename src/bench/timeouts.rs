@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 
-use super::counters::{Counters, Errors};
 use super::ids::Ids;
 use super::latency::{TickTimes, histogram};
+use super::shared::{Counters, Errors};
 use crate::client::Delivered;
 use crate::core::BatchId;
 use crate::protocol::frame::TimeoutBatch;

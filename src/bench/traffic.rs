@@ -15,13 +15,12 @@ use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
 
-use super::counters::Counters;
 use super::frames;
 use super::ids::acknowledged;
 use super::latency::{Run, TickTimes};
 use super::requests::{Kind, Outstanding, Sent};
 use super::schedule::Schedule;
-use super::shared::{Phase, Shared};
+use super::shared::{Counters, Phase, Shared};
 use super::{Op, Order};
 use crate::core::{Message, Operation};
 use crate::protocol::Codec;

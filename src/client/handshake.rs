@@ -32,7 +32,7 @@ pub(crate) struct Incoming {
 
 impl Incoming {
     /// Reads the bytes that are there. Cancel-safe. The end of the stream is an error.
-    pub(super) async fn read(&mut self) -> io::Result<()> {
+    pub(crate) async fn read(&mut self) -> io::Result<()> {
         if self.bytes.capacity() - self.bytes.len() < READ_LENGTH / 4 {
             self.bytes.reserve(READ_LENGTH);
         }
@@ -59,7 +59,7 @@ impl Incoming {
 pub(crate) struct Outgoing {
     pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
     /// Bytes that are not yet written.
-    pub(super) bytes: BytesMut,
+    pub(crate) bytes: BytesMut,
     /// Whether the stream holds bytes back that were written to it, as TLS can.
     is_unflushed: bool,
 }
@@ -88,7 +88,7 @@ impl Outgoing {
         Ok(())
     }
 
-    pub(super) async fn write_all(&mut self) -> io::Result<()> {
+    pub(crate) async fn write_all(&mut self) -> io::Result<()> {
         while self.has_unwritten() {
             self.write().await?;
         }
@@ -141,7 +141,8 @@ impl Dialer {
         let hello = Body::Hello(self.hello.clone());
         let welcome = match ask(&mut incoming, &mut outgoing, HELLO, hello).await? {
             Body::Welcome(welcome) => welcome,
-            body => return refused(&body),
+            Body::Error(error) => return Ok(Err(error)),
+            body => return Err(unexpected(&body)),
         };
         if !VERSIONS.contains(&welcome.version) {
             let version = welcome.version;
@@ -152,7 +153,8 @@ impl Dialer {
             let subscribe = Body::Subscribe(subscribe.clone());
             match ask(&mut incoming, &mut outgoing, SUBSCRIBE, subscribe).await? {
                 Body::Subscribed(subscribed) => group = subscribed.group,
-                body => return refused(&body),
+                Body::Error(error) => return Ok(Err(error)),
+                body => return Err(unexpected(&body)),
             }
         }
         Ok(Ok(OpenConnection { incoming, outgoing, welcome, group }))
@@ -212,14 +214,6 @@ async fn ask(incoming: &mut Incoming, outgoing: &mut Outgoing, correlation: u32,
             body if frame.correlation == correlation => return Ok(body),
             body => return Err(unexpected(&body)),
         }
-    }
-}
-
-/// The outcome of a handshake that was answered with this frame.
-fn refused(body: &Body) -> io::Result<Result<OpenConnection, Error>> {
-    match body {
-        Body::Error(error) => Ok(Err(error.clone())),
-        body => Err(unexpected(body)),
     }
 }
 

@@ -14,9 +14,8 @@ use super::address::Address;
 use super::error::ClientError;
 use super::handshake::Dialer;
 use super::inbox::Inbox;
-use super::link::{Link, unexpected};
+use super::link::{Link, Outage, unexpected};
 use super::options::{ClientOptions, SubscribeOptions};
-use super::task::Outage;
 use crate::core::BatchId;
 use crate::protocol::frame::{BatchNack, Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
 

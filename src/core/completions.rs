@@ -63,8 +63,8 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::Wake;
 
-    use crate::core::{Operation, Outcome, Tick};
     use super::*;
+    use crate::core::{Operation, Outcome, Tick};
 
     #[derive(Default)]
     struct Woken(AtomicU32);

@@ -314,8 +314,8 @@ impl Dispatch {
 
 #[cfg(test)]
 mod tests {
-    use crate::core::Tick;
     use super::*;
+    use crate::core::Tick;
 
     const A: MemberId = MemberId(1);
     const B: MemberId = MemberId(2);

@@ -3,12 +3,12 @@
 use super::super::frame::{
     AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Error, Frame, FrameType, GoAway, GoAwayReason, Hello,
     MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed,
-    TIMED_OUT_LENGTH, TimeoutBatch, VERSIONS, Welcome,
+    TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
 use super::{Decoded, RawFrame, flag};
 use crate::core::{
-    AddOutcome, DelOutcome, MAX_BATCH_MESSAGES, Operation, Promise, Reason, Refusal, Tick, TickCounts, TimedOut,
+    AddOutcome, DelOutcome, MAX_BATCH_MESSAGES, Operation, Promise, Refusal, Tick, TickCounts, TimedOut,
 };
 
 /// Decodes a whole frame.
@@ -20,10 +20,8 @@ pub(super) fn frame(frame: &RawFrame<'_>) -> Decoded {
 }
 
 fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
-    let Some(frame_type) = FrameType::from_number(frame.number) else { return Err(unknown_type(frame.number)) };
-    let mut fields = Fields { frame_type, flags: frame.flags, rest: frame.body };
-    fields.check_head(frame.status)?;
-    let body = match frame_type {
+    let mut fields = Fields::of(frame)?;
+    let body = match fields.frame_type {
         FrameType::Hello => Body::Hello(hello(&mut fields)?),
         FrameType::Welcome => Body::Welcome(welcome(&mut fields)?),
         FrameType::Ping => Body::Ping(echo(&mut fields)?),
@@ -64,16 +62,6 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
     };
     fields.end()?;
     Ok(body)
-}
-
-#[cold]
-fn unknown_type(number: u8) -> Refusal {
-    let version = VERSIONS.end();
-    let text = format!(
-        "frames of type {number:#04x} are not known to version {version} of the protocol: send only the types \
-         that docs/PROTOCOL.md lists"
-    );
-    Refusal::new(Reason::UnknownType, text)
 }
 
 fn hello(fields: &mut Fields<'_>) -> Result<Hello, Refusal> {
@@ -137,12 +125,10 @@ fn go_away(fields: &mut Fields<'_>) -> Result<GoAway, Refusal> {
 
 /// Reads an AddNewMsg or a DelMsg; none if the frame is neither, or has a fault.
 pub(super) fn request<'a>(frame: &RawFrame<'a>) -> Option<(Operation, Messages<'a>)> {
-    let frame_type = FrameType::from_number(frame.number)?;
-    if !matches!(frame_type, FrameType::AddNewMsg | FrameType::DelMsg) {
+    if frame.number != FrameType::AddNewMsg as u8 && frame.number != FrameType::DelMsg as u8 {
         return None;
     }
-    let mut fields = Fields { frame_type, flags: frame.flags, rest: frame.body };
-    fields.check_head(frame.status).ok()?;
+    let mut fields = Fields::of(frame).ok()?;
     Some((operation(&mut fields).ok()?, fields.messages().ok()?))
 }
 
