@@ -119,7 +119,7 @@ pub(super) fn unsolicited(frame: &[u8], out: &mut BytesMut) -> Result<Option<Str
             Codec::default().encode_frame(&Frame::new(correlation, Body::Pong(payload)), out);
             Ok(None)
         }
-        Body::GoAway(_) => Err("the server says that it will close the connection".to_owned()),
+        Body::GoAway { .. } => Err("the server says that it will close the connection".to_owned()),
         Body::Error(error) => Err(format!("the server said: {}", error.text)),
         body => Ok(Some(format!("the server sent a {} that nobody asked for", body.frame_type().as_str()))),
     }

@@ -48,7 +48,7 @@ struct Arrived {
 }
 
 /// The messages that timed out so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Timeouts {
     ids: Ids,
     /// The numbers of the messages of each connection.
@@ -67,16 +67,7 @@ pub(super) struct Timeouts {
 
 impl Timeouts {
     pub(super) fn new(ids: Ids) -> Timeouts {
-        Timeouts {
-            ids,
-            seen: BTreeMap::new(),
-            batches: HashSet::new(),
-            unchecked: Vec::new(),
-            arrived: Vec::new(),
-            count: 0,
-            of_others: 0,
-            redelivered: 0,
-        }
+        Timeouts { ids, ..Timeouts::default() }
     }
 
     /// Checks all batches that have arrived.

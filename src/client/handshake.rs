@@ -152,7 +152,7 @@ impl Dialer {
         if let Some(subscribe) = &self.subscribe {
             let subscribe = Body::Subscribe(subscribe.clone());
             match ask(&mut incoming, &mut outgoing, SUBSCRIBE, subscribe).await? {
-                Body::Subscribed(subscribed) => group = subscribed.group,
+                Body::Subscribed { group: joined, .. } => group = joined,
                 Body::Error(error) => return Ok(Err(error)),
                 body => return Err(unexpected(&body)),
             }
@@ -209,7 +209,7 @@ async fn ask(incoming: &mut Incoming, outgoing: &mut Outgoing, correlation: u32,
                 outgoing.encode(frame.correlation, Body::Pong(payload));
                 outgoing.write_all().await?;
             }
-            Body::GoAway(_) => {}
+            Body::GoAway { .. } => {}
             Body::Error(_) => return Ok(frame.body),
             body if frame.correlation == correlation => return Ok(body),
             body => return Err(unexpected(&body)),

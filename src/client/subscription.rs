@@ -17,7 +17,7 @@ use super::inbox::Inbox;
 use super::link::{Link, Outage, unexpected};
 use super::options::{ClientOptions, SubscribeOptions};
 use crate::core::BatchId;
-use crate::protocol::frame::{BatchNack, Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
+use crate::protocol::frame::{Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
 
 /// A stream of timeout batches.
 ///
@@ -60,7 +60,7 @@ impl Shared {
     /// Returns a batch to the server. Returns whether this connection held it.
     async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
         let delay_ms = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
-        match self.link.ask(Body::BatchNack(BatchNack { batch, delay_ms })).await? {
+        match self.link.ask(Body::BatchNack { batch, delay_ms }).await? {
             Body::BatchNackAnswer { held } => Ok(held),
             body => Err(unexpected(&body)),
         }

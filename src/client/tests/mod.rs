@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::core::{AddOutcome, Promise, Reason, Refusal, SHORTEST_STALL};
-use crate::protocol::frame::{Error, Frame, GoAway, GoAwayReason, Hello};
+use crate::protocol::frame::{Error, Frame, GoAwayReason, Hello};
 use crate::protocol::{Codec, Decoded};
 
 /// The Welcome of the peer.
@@ -152,7 +152,7 @@ impl Session {
     /// Expects the end of the connection, and that the client said so.
     async fn expect_goodbye(mut self) {
         let frame = self.frame().await;
-        let done = matches!(frame.body, Body::GoAway(GoAway { reason: GoAwayReason::Done, .. }));
+        let done = matches!(frame.body, Body::GoAway { reason: GoAwayReason::Done, .. });
         assert!(done, "{frame:?}");
         assert_eq!(self.read().await, None);
     }

@@ -1,9 +1,8 @@
 //! Decodes frames. A number in a frame is compared with the bytes received before it is used.
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Error, Frame, FrameType, GoAway, GoAwayReason, Hello,
-    MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed,
-    TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
+    AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Error, Frame, FrameType, GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS,
+    MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
 use super::{Decoded, RawFrame, flag};
@@ -26,7 +25,7 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
         FrameType::Welcome => Body::Welcome(welcome(&mut fields)?),
         FrameType::Ping => Body::Ping(echo(&mut fields)?),
         FrameType::Pong => Body::Pong(echo(&mut fields)?),
-        FrameType::GoAway => Body::GoAway(go_away(&mut fields)?),
+        FrameType::GoAway => go_away(&mut fields)?,
         FrameType::AddNewMsg | FrameType::DelMsg => match operation(&mut fields)? {
             Operation::Add { ack_timeout_ticks, attempt } => {
                 Body::AddNewMsg(AddNewMsg { messages: fields.messages()?.to_vec(), ack_timeout_ticks, attempt })
@@ -44,7 +43,7 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
             from_end: fields.has(flag::FROM_END),
         }),
         FrameType::Subscribed => {
-            Body::Subscribed(Subscribed { group: fields.short_text("group")?, created: fields.has(flag::CREATED) })
+            Body::Subscribed { group: fields.short_text("group")?, created: fields.has(flag::CREATED) }
         }
         FrameType::TimeoutBatch => Body::TimeoutBatch(timeout_batch(&mut fields)?),
         FrameType::BatchAck => {
@@ -52,9 +51,7 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
             Body::BatchAck((0..count).map(|_| fields.batch_id()).collect::<Result<_, _>>()?)
         }
         FrameType::BatchAckAnswer => Body::BatchAckAnswer { settled: fields.u32("settled")? },
-        FrameType::BatchNack => {
-            Body::BatchNack(BatchNack { batch: fields.batch_id()?, delay_ms: fields.u32("delay_ms")? })
-        }
+        FrameType::BatchNack => Body::BatchNack { batch: fields.batch_id()?, delay_ms: fields.u32("delay_ms")? },
         FrameType::BatchNackAnswer => Body::BatchNackAnswer { held: fields.has(flag::HELD) },
         FrameType::GroupDelete => Body::GroupDelete(fields.short_text("group")?),
         FrameType::GroupDeleteAnswer => Body::GroupDeleteAnswer,
@@ -113,14 +110,14 @@ fn echo(fields: &mut Fields<'_>) -> Result<Vec<u8>, Refusal> {
     Ok(payload.to_vec())
 }
 
-fn go_away(fields: &mut Fields<'_>) -> Result<GoAway, Refusal> {
+fn go_away(fields: &mut Fields<'_>) -> Result<Body, Refusal> {
     // Whatever a later version's reason is, the connection is going to end: as when the sender drains.
     let reason = match fields.u16("reason")? {
         number if number == GoAwayReason::Done as u16 => GoAwayReason::Done,
         _ => GoAwayReason::Draining,
     };
     fields.reserved::<2>()?;
-    Ok(GoAway { reason, grace_ms: fields.u32("grace_ms")? })
+    Ok(Body::GoAway { reason, grace_ms: fields.u32("grace_ms")? })
 }
 
 /// Reads an AddNewMsg or a DelMsg; none if the frame is neither, or has a fault.
