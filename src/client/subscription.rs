@@ -122,12 +122,12 @@ impl Subscription {
     /// The group joined: the name that the server chose, if none was given. It changes when an ephemeral
     /// group was lost with its connection.
     pub fn group(&self) -> String {
-        self.shared.inbox.group()
+        self.shared.inbox.state().group.clone()
     }
 
     /// How often a connection was lost and the subscription renewed on another.
     pub fn reconnects(&self) -> u64 {
-        self.shared.inbox.reconnects()
+        self.shared.inbox.state().reconnects
     }
 
     /// Since when there is no connection, and why; none while there is one. No batch arrives meanwhile.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use crate::core::{BatchId, DelOutcome, Message, Promise, Reason, Refusal, TickCounts, TimedOut};
+use crate::core::{BatchId, DelOutcome, Message, Promise, Reason, TickCounts, TimedOut};
 
 pub use crate::core::AddNewMsgAnswer;
 
@@ -308,16 +308,5 @@ impl Error {
     /// The reason, if this build knows it.
     pub fn reason(&self) -> Option<Reason> {
         Reason::from_code(self.code)
-    }
-}
-
-impl From<&Refusal> for Error {
-    fn from(refusal: &Refusal) -> Error {
-        Error {
-            code: refusal.reason.code(),
-            promise: refusal.reason.promise(),
-            retryable: refusal.reason.retryable(),
-            text: refusal.text.clone().into_owned(),
-        }
     }
 }

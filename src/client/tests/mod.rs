@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::core::{AddOutcome, Promise, Reason, Refusal, SHORTEST_STALL};
+use crate::core::{AddOutcome, Promise, Reason, SHORTEST_STALL};
 use crate::protocol::frame::{Error, Frame, GoAwayReason, Hello};
 use crate::protocol::{Codec, Decoded};
 
@@ -42,7 +42,8 @@ fn quick() -> ClientOptions {
 }
 
 fn refusal(reason: Reason) -> Body {
-    Body::Error(Error::from(&Refusal::new(reason, "because")))
+    let (code, promise, retryable) = (reason.code(), reason.promise(), reason.retryable());
+    Body::Error(Error { code, promise, retryable, text: "because".to_owned() })
 }
 
 fn messages(count: u64) -> Vec<Message> {
