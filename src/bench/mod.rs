@@ -4,8 +4,7 @@
 //!   run ── coordinator: phases, progress, timeouts, the server's figures       (one thread)
 //!    │
 //!    ├──── worker: connection ─ traffic ─ frames                               (a thread or more)
-//!    │     worker: …     │        ├── requests     requests without an answer
-//!    │                   │        ├── ids          messages, computed from their numbers
+//!    │     worker: …     │        ├── ids          messages, computed from their numbers
 //!    │                   │        ├── schedule     when a request is due, at a fixed rate
 //!    │                   │        └── latency      histograms
 //!    │                 sockets
@@ -35,7 +34,6 @@ mod latency;
 mod observers;
 mod options;
 mod report;
-mod requests;
 mod schedule;
 mod shared;
 mod timeouts;

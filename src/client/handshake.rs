@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::address::Address;
 use super::error::ClientError;
 use super::options::ClientOptions;
-use crate::protocol::frame::{Body, Error, Frame, Hello, Subscribe, VERSIONS, Welcome};
+use crate::protocol::frame::{Body, Error, Frame, Subscribe, VERSIONS, Welcome};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
 /// Bytes that are read at once, if they are there.
@@ -110,35 +110,25 @@ pub(crate) struct OpenConnection {
 pub(super) struct Dialer {
     pub(super) address: Address,
     pub(super) options: ClientOptions,
-    hello: Hello,
-    subscribe: Option<Subscribe>,
+    pub(super) subscribe: Option<Subscribe>,
 }
 
 impl Dialer {
-    pub(super) fn new(
-        address: Address,
-        options: ClientOptions,
-        subscribe: Option<Subscribe>,
-    ) -> Result<Dialer, ClientError> {
-        let hello = options.hello()?;
-        Ok(Dialer { address, options, hello, subscribe })
-    }
-
     /// Makes a connection within the connect timeout.
     pub(super) async fn dial(&self) -> Result<OpenConnection, ClientError> {
+        let hello = Body::Hello(self.options.hello()?);
         let limit = self.options.connect_timeout;
         let too_slow = |_| {
             let text = format!("it did not answer within {limit:?}");
             Err(io::Error::new(io::ErrorKind::TimedOut, text))
         };
-        let dialed = timeout(limit, self.dial_untimed()).await.unwrap_or_else(too_slow);
+        let dialed = timeout(limit, self.dial_untimed(hello)).await.unwrap_or_else(too_slow);
         let failed = |cause| ClientError::Connect { address: self.address.clone(), cause: Arc::new(cause) };
         dialed.map_err(failed)?.map_err(ClientError::Refused)
     }
 
-    async fn dial_untimed(&self) -> io::Result<Result<OpenConnection, Error>> {
+    async fn dial_untimed(&self, hello: Body) -> io::Result<Result<OpenConnection, Error>> {
         let (mut incoming, mut outgoing) = self.connect().await?;
-        let hello = Body::Hello(self.hello.clone());
         let welcome = match ask(&mut incoming, &mut outgoing, HELLO, hello).await? {
             Body::Welcome(welcome) => welcome,
             Body::Error(error) => return Ok(Err(error)),
@@ -194,7 +184,8 @@ where
 /// Makes a connection for a caller that speaks the protocol itself.
 #[cfg(feature = "sidecar")]
 pub(crate) async fn open(address: &Address, options: &ClientOptions) -> Result<OpenConnection, ClientError> {
-    Dialer::new(address.clone(), options.clone(), None)?.dial().await
+    let dialer = Dialer { address: address.clone(), options: options.clone(), subscribe: None };
+    dialer.dial().await
 }
 
 /// Sends a request and waits for its answer, or for an Error. Answers Pings and ignores a GoAway meanwhile.

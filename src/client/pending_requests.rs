@@ -208,7 +208,8 @@ mod tests {
 
     /// No requests yet. Correlation ids begin with `first`.
     fn pending(first: u32) -> PendingRequests {
-        let dialer = Dialer::new("127.0.0.1:7415".parse().unwrap(), ClientOptions::default(), None).unwrap();
+        let (address, options) = ("127.0.0.1:7415".parse().unwrap(), ClientOptions::default());
+        let dialer = Dialer { address, options, subscribe: None };
         let mut requests = PendingRequests::new(Arc::new(dialer), unbounded_channel().1);
         requests.next = first.into();
         requests

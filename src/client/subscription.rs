@@ -60,10 +60,9 @@ impl Shared {
     /// Returns a batch to the server. Returns whether this connection held it.
     async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
         let delay_ms = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
-        match self.link.ask(Body::BatchNack { batch, delay_ms }).await? {
-            Body::BatchNackAnswer { held } => Ok(held),
-            body => Err(unexpected(&body)),
-        }
+        // An answer of another type is an error already.
+        let answer = self.link.ask(Body::BatchNack { batch, delay_ms }).await?;
+        Ok(matches!(answer, Body::BatchNackAnswer { held: true }))
     }
 }
 
@@ -79,7 +78,7 @@ impl Subscription {
         options: ClientOptions,
     ) -> Result<Subscription, ClientError> {
         let credit = subscription.credit;
-        let dialer = Dialer::new(address, options, Some(subscription.subscribe()?))?;
+        let dialer = Dialer { address, options, subscribe: Some(subscription.subscribe()?) };
         let mut open = dialer.dial().await?;
         let inbox = Arc::new(Inbox::new(credit, std::mem::take(&mut open.group)));
         let link = Link::start(dialer, open, Some(Arc::clone(&inbox)));

@@ -25,7 +25,13 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
         FrameType::Welcome => Body::Welcome(welcome(&mut fields)?),
         FrameType::Ping => Body::Ping(echo(&mut fields)?),
         FrameType::Pong => Body::Pong(echo(&mut fields)?),
-        FrameType::GoAway => go_away(&mut fields)?,
+        FrameType::GoAway => {
+            // Whatever a later version's reason is, the connection is going to end: as when the sender drains.
+            let is_done = fields.u16("reason")? == GoAwayReason::Done as u16;
+            let reason = if is_done { GoAwayReason::Done } else { GoAwayReason::Draining };
+            fields.reserved::<2>()?;
+            Body::GoAway { reason, grace_ms: fields.u32("grace_ms")? }
+        }
         FrameType::AddNewMsg | FrameType::DelMsg => match operation(&mut fields)? {
             Operation::Add { ack_timeout_ticks, attempt } => {
                 Body::AddNewMsg(AddNewMsg { messages: fields.messages()?.to_vec(), ack_timeout_ticks, attempt })
@@ -55,7 +61,16 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
         FrameType::BatchNackAnswer => Body::BatchNackAnswer { held: fields.has(flag::HELD) },
         FrameType::GroupDelete => Body::GroupDelete(fields.short_text("group")?),
         FrameType::GroupDeleteAnswer => Body::GroupDeleteAnswer,
-        FrameType::Error => Body::Error(error(&mut fields, frame.status)?),
+        FrameType::Error => {
+            let text = fields.all();
+            let unknown = fields.has(flag::OUTCOME_UNKNOWN);
+            Body::Error(Error {
+                code: frame.status,
+                promise: if unknown { Promise::OutcomeUnknown } else { Promise::NotApplied },
+                retryable: fields.has(flag::RETRYABLE),
+                text: fields.text(text, "text")?,
+            })
+        }
     };
     fields.end()?;
     Ok(body)
@@ -108,16 +123,6 @@ fn echo(fields: &mut Fields<'_>) -> Result<Vec<u8>, Refusal> {
         return Err(fields.wrong(text));
     }
     Ok(payload.to_vec())
-}
-
-fn go_away(fields: &mut Fields<'_>) -> Result<Body, Refusal> {
-    // Whatever a later version's reason is, the connection is going to end: as when the sender drains.
-    let reason = match fields.u16("reason")? {
-        number if number == GoAwayReason::Done as u16 => GoAwayReason::Done,
-        _ => GoAwayReason::Draining,
-    };
-    fields.reserved::<2>()?;
-    Ok(Body::GoAway { reason, grace_ms: fields.u32("grace_ms")? })
 }
 
 /// Reads an AddNewMsg or a DelMsg; none if the frame is neither, or has a fault.
@@ -191,16 +196,5 @@ fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
         counts: TickCounts { added, acked, storm, drained },
         last: fields.has(flag::LAST),
         messages: messages.map(|(message, attempt)| TimedOut { message, attempt: *attempt }).collect(),
-    })
-}
-
-fn error(fields: &mut Fields<'_>, code: u16) -> Result<Error, Refusal> {
-    let bytes = fields.all();
-    let unknown = fields.has(flag::OUTCOME_UNKNOWN);
-    Ok(Error {
-        code,
-        promise: if unknown { Promise::OutcomeUnknown } else { Promise::NotApplied },
-        retryable: fields.has(flag::RETRYABLE),
-        text: fields.text(bytes, "text")?,
     })
 }

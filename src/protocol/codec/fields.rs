@@ -21,7 +21,14 @@ impl<'a> Fields<'a> {
     /// Errors: this build does not know their meaning, so it must not ignore them.
     pub(super) fn of(frame: &RawFrame<'a>) -> Result<Fields<'a>, Refusal> {
         let RawFrame { number, flags, status, body, .. } = *frame;
-        let Some(frame_type) = FrameType::from_number(number) else { return Err(unknown_type(number)) };
+        let Some(frame_type) = FrameType::from_number(number) else {
+            let version = VERSIONS.end();
+            let text = format!(
+                "frames of type {number:#04x} are not known to version {version} of the protocol: send only the types \
+                 that docs/PROTOCOL.md lists"
+            );
+            return Err(Refusal::new(Reason::UnknownType, text));
+        };
         let fields = Fields { frame_type, flags, rest: body };
         let undefined = flags & !flag::defined(frame_type);
         if undefined != 0 {
@@ -180,16 +187,6 @@ impl<'a> Fields<'a> {
             "ends in its field {field}: {length} bytes are needed there, {remaining} are left"
         ))
     }
-}
-
-#[cold]
-fn unknown_type(number: u8) -> Refusal {
-    let version = VERSIONS.end();
-    let text = format!(
-        "frames of type {number:#04x} are not known to version {version} of the protocol: send only the types \
-         that docs/PROTOCOL.md lists"
-    );
-    Refusal::new(Reason::UnknownType, text)
 }
 
 /// The messages of a request, as bytes of its frame. Without clients, all clients are 0.
