@@ -13,8 +13,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
 
 use super::frames::{next_frame, unsolicited};
+use super::records::Counters;
 use super::schedule::Schedule;
-use super::shared::{Counters, Phase, Shared};
+use super::shared::{Phase, Shared};
 use super::traffic::{Traffic, WRITE_AHEAD};
 use crate::client::OpenConnection;
 use crate::ticker::precise_timer::PreciseTimer;

@@ -8,10 +8,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep_until};
 
 use super::connection::Arrival;
-use super::latency::Recorder;
 use super::observers;
+use super::records::{Counters, Recorder};
 use super::report::{Latency, of_server};
-use super::shared::{Counters, Phase, Shared};
+use super::shared::{Phase, Shared};
 use super::{BenchError, Op, Progress, Report, ServerFigures, as_float, lost};
 use crate::metrics::cpu_time;
 use crate::protocol::frame::Welcome;

@@ -6,7 +6,7 @@
 //!    ├──── worker: connection ─ traffic ─ frames                               (a thread or more)
 //!    │     worker: …     │        ├── ids          messages, computed from their numbers
 //!    │                   │        ├── schedule     when a request is due, at a fixed rate
-//!    │                   │        └── latency      histograms
+//!    │                   │        └── records      histograms
 //!    │                 sockets
 //! ```
 //!
@@ -30,9 +30,9 @@ mod connection;
 mod coordinator;
 mod frames;
 mod ids;
-mod latency;
 mod observers;
 mod options;
+mod records;
 mod report;
 mod schedule;
 mod shared;

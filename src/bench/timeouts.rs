@@ -6,8 +6,7 @@ use std::sync::Arc;
 use hdrhistogram::Histogram;
 
 use super::ids::Ids;
-use super::latency::{TickTimes, histogram};
-use super::shared::{Counters, Errors};
+use super::records::{Counters, Errors, TickTimes, histogram};
 use crate::client::Delivered;
 use crate::core::BatchId;
 use crate::protocol::frame::TimeoutBatch;

@@ -17,9 +17,9 @@ use bytes::BytesMut;
 
 use super::frames::{self, Kind, Outstanding, Sent};
 use super::ids::acknowledged;
-use super::latency::{Run, TickTimes};
+use super::records::{Counters, Run, TickTimes};
 use super::schedule::Schedule;
-use super::shared::{Counters, Phase, Shared};
+use super::shared::{Phase, Shared};
 use super::{Op, Order};
 use crate::core::{Message, Operation};
 use crate::protocol::Codec;
