@@ -228,7 +228,9 @@ impl Client {
         body: impl Fn(Vec<Message>) -> Body,
         read: impl Fn(Body) -> Result<(Tick, Vec<O>), ClientError>,
     ) -> Result<(Tick, Vec<O>), ClientError> {
-        let most = messages_per_frame(&self.link.status.borrow().welcome);
+        let Welcome { max_frame_length, max_messages, .. } = self.link.status.borrow().welcome;
+        let by_length = max_frame_length.saturating_sub(OVERHEAD) / MESSAGE_LENGTH;
+        let most = (by_length.min(max_messages) as usize).clamp(1, MAX_MESSAGES);
         let read = |answer, messages| {
             let (deadline, outcomes) = read(answer)?;
             if outcomes.len() == messages {
@@ -241,13 +243,6 @@ impl Client {
         let (deadlines, outcomes): (Vec<Tick>, Vec<Vec<O>>) = answers.into_iter().unzip();
         Ok((deadlines.into_iter().max().unwrap_or(Tick(0)), outcomes.concat()))
     }
-}
-
-/// The most messages in a frame that the server accepts.
-fn messages_per_frame(welcome: &Welcome) -> usize {
-    let by_length = welcome.max_frame_length.saturating_sub(OVERHEAD) / MESSAGE_LENGTH;
-    let limit = by_length.min(welcome.max_messages).max(1);
-    usize::try_from(limit).unwrap_or(MAX_MESSAGES).min(MAX_MESSAGES)
 }
 
 impl fmt::Debug for Client {
