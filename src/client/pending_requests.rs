@@ -149,7 +149,9 @@ impl PendingRequests {
 
     /// Fails all requests that wait.
     pub(super) fn fail_waiting(&mut self, error: &ClientError) {
-        self.waiting.drain(..).for_each(|(_, caller)| caller.give(Err(error.clone())));
+        for (_, caller) in self.waiting.drain(..) {
+            caller.give(Err(error.clone()));
+        }
     }
 
     /// Fails all requests in flight, because their connection was lost.

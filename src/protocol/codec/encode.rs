@@ -174,7 +174,9 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
         Body::BatchAck(batches) => {
             debug_assert!((1..=MAX_BATCH_IDS).contains(&batches.len()), "checked where the BatchAck is built");
             out.put_u32(u32_of(batches.len()));
-            batches.iter().for_each(|batch| put_batch_id(*batch, out));
+            for batch in batches {
+                put_batch_id(*batch, out);
+            }
             0
         }
         Body::BatchAckAnswer { settled } => {
