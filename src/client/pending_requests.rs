@@ -156,7 +156,9 @@ impl PendingRequests {
 
     /// Fails all requests in flight, because their connection was lost.
     pub(super) fn fail_in_flight(&mut self, error: &ClientError) {
-        std::mem::take(&mut self.in_flight).into_values().for_each(|caller| caller.give(Err(error.clone())));
+        for caller in std::mem::take(&mut self.in_flight).into_values() {
+            caller.give(Err(error.clone()));
+        }
         self.next = FIRST_REQUEST.into();
     }
 
