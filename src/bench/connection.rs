@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
 
-use super::counters::Counters;
 use super::frames::{next_frame, unsolicited};
+use super::records::Counters;
 use super::schedule::Schedule;
 use super::shared::{Phase, Shared};
 use super::traffic::{Traffic, WRITE_AHEAD};
@@ -173,7 +173,7 @@ impl Connection {
         let incoming = &mut self.socket.incoming;
         incoming.bytes.reserve(READ_LENGTH);
         if ready!(pin!(incoming.reader.read_buf(&mut incoming.bytes)).poll(context))? == 0 {
-            return Poll::Ready(Err(closed()));
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed it")));
         }
         self.heard_at = self.shared.now();
         Poll::Ready(Ok(()))
@@ -184,10 +184,6 @@ fn lost(error: &io::Error) -> String {
     format!("a connection was lost: {error}")
 }
 
-fn closed() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed it")
-}
-
 /// Serves a connection that only answers Pings. Its end is an error of the load.
 pub(super) async fn idle(mut socket: OpenConnection, shared: Arc<Shared>) {
     let Err(cause) = answer_pings(&mut socket).await;
@@ -195,20 +191,16 @@ pub(super) async fn idle(mut socket: OpenConnection, shared: Arc<Shared>) {
 }
 
 async fn answer_pings(socket: &mut OpenConnection) -> Result<Infallible, String> {
-    let mut out = BytesMut::new();
+    let OpenConnection { incoming, outgoing, .. } = socket;
     loop {
-        while let Some(frame) = next_frame(&socket.incoming.bytes)? {
+        while let Some(frame) = next_frame(&incoming.bytes)? {
             let length = frame.len();
-            unsolicited(frame, &mut out)?;
-            socket.incoming.bytes.advance(length);
+            unsolicited(frame, &mut outgoing.bytes)?;
+            incoming.bytes.advance(length);
         }
         let exchanged = async {
-            socket.outgoing.writer.write_all_buf(&mut out).await?;
-            socket.outgoing.writer.flush().await?;
-            match socket.incoming.reader.read_buf(&mut socket.incoming.bytes).await? {
-                0 => Err(closed()),
-                _ => Ok(()),
-            }
+            outgoing.write_all().await?;
+            incoming.read().await
         };
         exchanged.await.map_err(|error| lost(&error))?;
     }

@@ -8,9 +8,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep_until};
 
 use super::connection::Arrival;
-use super::counters::Counters;
-use super::latency::Recorder;
 use super::observers;
+use super::records::{Counters, Recorder};
 use super::report::{Latency, of_server};
 use super::shared::{Phase, Shared};
 use super::{BenchError, Op, Progress, Report, ServerFigures, as_float, lost};

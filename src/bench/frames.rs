@@ -1,27 +1,18 @@
-//! Encodes the Pings of a load, and checks answers without decoding them.
+//! Keeps the unanswered requests of a connection, encodes Pings, and checks answers without decoding them.
 //!
 //! A load shares its machine with the server that it measures, so that a frame must cost it some nanoseconds. An answer
 //! that is exactly the expected one is recognised by its bytes. Any other frame is decoded by [`Codec`].
 
 use bytes::BytesMut;
 
-use super::requests::{Kind, Sent};
 use crate::core::{AddOutcome, DelOutcome};
+use crate::protocol::codec::{Codec, DecodeError, Decoded, LENGTH_LENGTH, begin};
 use crate::protocol::frame::{
     Body, COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH, MAX_PING_LENGTH,
 };
-use crate::protocol::{Codec, DecodeError, Decoded};
-
-/// Bytes of the length, which it does not count.
-const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
 
 /// The outcome of a DelMsg that took the message out of flight.
 const ACKED: u8 = 1;
-
-/// The first eight bytes of a frame without flags, which also say how long it is.
-const fn head(frame_type: FrameType, length: usize) -> u64 {
-    ((length - LENGTH_LENGTH) as u64) << 32 | (frame_type as u64) << 24
-}
 
 /// Bytes of an AddNewMsg's body with that many messages.
 pub(super) const fn add_body_length(messages: usize, with_clients: bool) -> usize {
@@ -35,7 +26,7 @@ const FILLING: [u8; 8] = [0xa5; 8];
 /// that of every AddNewMsg's body is.
 pub(super) fn put_ping(out: &mut BytesMut, correlation: u32, number: u64, length: usize) {
     let mut ping = [FILLING[0]; HEAD_LENGTH + MAX_PING_LENGTH];
-    ping[..8].copy_from_slice(&head(FrameType::Ping, HEAD_LENGTH + length).to_be_bytes());
+    ping[..8].copy_from_slice(&begin(HEAD_LENGTH + length, FrameType::Ping, 0).to_be_bytes());
     ping[8..12].copy_from_slice(&correlation.to_be_bytes());
     ping[12..20].copy_from_slice(&number.to_be_bytes());
     out.extend_from_slice(&ping[..HEAD_LENGTH + length]);
@@ -68,7 +59,7 @@ pub(super) fn added(frame: &[u8], count: u32) -> Option<u64> {
     let length = HEAD_LENGTH + 16 + (count as usize).div_ceil(8);
     let (found, deadline, counts) = (u64_at(frame, 0)?, u64_at(frame, 12)?, u64_at(frame, 20)?);
     // The lower half of `counts` is the number of those that were re-armed.
-    let right = found == head(FrameType::AddNewMsgAnswer, length)
+    let right = found == begin(length, FrameType::AddNewMsgAnswer, 0)
         && counts == u64::from(count) << 32
         && frame[HEAD_LENGTH + 16..].iter().all(|bits| *bits == 0);
     right.then_some(deadline)
@@ -76,14 +67,14 @@ pub(super) fn added(frame: &[u8], count: u32) -> Option<u64> {
 
 /// Whether the frame answers a DelMsg of `count` messages and all of them were acknowledged.
 pub(super) fn acked(frame: &[u8], count: u32) -> bool {
-    u64_at(frame, 0) == Some(head(FrameType::DelMsgAnswer, HEAD_LENGTH + 4 + count as usize))
+    u64_at(frame, 0) == Some(begin(HEAD_LENGTH + 4 + count as usize, FrameType::DelMsgAnswer, 0))
         && u32_at(frame, 12) == Some(count)
         && frame[HEAD_LENGTH + 4..].iter().all(|outcome| *outcome == ACKED)
 }
 
 /// Whether the frame answers the Ping that carried this.
 pub(super) fn echoed(frame: &[u8], number: u64, length: usize) -> bool {
-    u64_at(frame, 0) == Some(head(FrameType::Pong, HEAD_LENGTH + length))
+    u64_at(frame, 0) == Some(begin(HEAD_LENGTH + length, FrameType::Pong, 0))
         && u64_at(frame, HEAD_LENGTH) == Some(number)
         && frame[HEAD_LENGTH + 8..].chunks(FILLING.len()).all(|eight| eight == FILLING)
 }
@@ -127,7 +118,7 @@ pub(super) fn unsolicited(frame: &[u8], out: &mut BytesMut) -> Result<Option<Str
             Codec::default().encode_frame(&Frame::new(correlation, Body::Pong(payload)), out);
             Ok(None)
         }
-        Body::GoAway(_) => Err("the server says that it will close the connection".to_owned()),
+        Body::GoAway { .. } => Err("the server says that it will close the connection".to_owned()),
         Body::Error(error) => Err(format!("the server said: {}", error.text)),
         body => Ok(Some(format!("the server sent a {} that nobody asked for", body.frame_type().as_str()))),
     }
@@ -141,6 +132,133 @@ fn decode(frame: &[u8]) -> Result<Frame, String> {
             Err(format!("the server sent a frame that cannot be read: {}", refusal.text))
         }
         Ok(None) => Err("the server sent a frame that does not end".to_owned()),
+    }
+}
+
+/// The type of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// An AddNewMsg.
+    Add,
+    /// A DelMsg.
+    Del,
+    /// A Ping.
+    Ping,
+}
+
+/// A request on its way. It takes half of a cache line: a load of many connections goes through all that they have had
+/// unanswered before it comes back to the first, and it shares caches with the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sent {
+    /// When it was sent, or should have been at a fixed rate, in ns since the load began.
+    pub(super) at: u64,
+    /// The number of its first message, or that of the Ping.
+    pub(super) first: u64,
+    correlation: u32,
+    /// By how much later than `at` it was made, in ns. More than four seconds counts as four: a request may be taken to
+    /// have been made too early, and never too late.
+    made_after: u32,
+    /// How many messages it has; 0 once it is answered.
+    pub(super) count: u32,
+    /// Its type.
+    pub(super) kind: Kind,
+}
+
+const _: () = assert!(size_of::<Sent>() == 32, "two of them are a cache line");
+
+impl Sent {
+    /// A request that was due `at` and made at `made_at`.
+    pub(super) fn new(kind: Kind, first: u64, count: u32, at: u64, made_at: u64) -> Sent {
+        let made_after = u32::try_from(made_at.saturating_sub(at)).unwrap_or(u32::MAX);
+        Sent { at, first, correlation: 0, made_after, count, kind }
+    }
+
+    /// When it was made: it was sent then, or later.
+    pub(super) fn made_at(&self) -> u64 {
+        self.at + u64::from(self.made_after)
+    }
+}
+
+/// Room for this many times as many requests as may be unanswered: answers may come in any order, and the place of one
+/// that is answered is free only when all before it are.
+const SPARE: usize = 2;
+
+/// Unanswered requests by their correlation id: a ring of places, each found without a search.
+#[derive(Debug)]
+pub(super) struct Outstanding {
+    slots: Box<[Sent]>,
+    /// How many may be unanswered.
+    pipeline: usize,
+    /// How many are unanswered.
+    count: usize,
+    /// The sequence number of the next request; its lower half is the correlation id.
+    next: u64,
+    /// No request before this one is unanswered.
+    oldest: u64,
+}
+
+impl Outstanding {
+    /// For up to `pipeline` requests; `first` is the first correlation id that may be used.
+    pub(super) fn new(pipeline: usize, first: u32) -> Outstanding {
+        let slots = vec![Sent::new(Kind::Add, 0, 0, 0, 0); (pipeline * SPARE).next_power_of_two()];
+        let first = u64::from(first);
+        Outstanding { slots: slots.into_boxed_slice(), pipeline, count: 0, next: first, oldest: first }
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether another request may be made.
+    pub(super) const fn has_room(&self) -> bool {
+        // One place stays free for the correlation id that is skipped.
+        self.count < self.pipeline && self.next - self.oldest < self.slots.len() as u64 - 1
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the ring has fewer places than a usize has values")]
+    const fn place(&self, sequence: u64) -> usize {
+        sequence as usize & (self.slots.len() - 1)
+    }
+
+    /// The correlation id that the next request will have. Never 0, under which a server speaks unasked.
+    #[expect(clippy::cast_possible_truncation, reason = "correlation ids start again after four billion")]
+    pub(super) const fn next_correlation(&mut self) -> u32 {
+        if self.next as u32 == 0 {
+            self.next += 1;
+        }
+        self.next as u32
+    }
+
+    /// Notes a request, of one message at least, under [`next_correlation`](Outstanding::next_correlation).
+    pub(super) fn push(&mut self, sent: Sent) {
+        debug_assert!(sent.count > 0, "a place without messages is free");
+        let correlation = self.next_correlation();
+        let place = self.place(self.next);
+        self.slots[place] = Sent { correlation, ..sent };
+        self.next += 1;
+        self.count += 1;
+    }
+
+    /// Takes the request out that is answered under this correlation id; none if there is no such request.
+    pub(super) fn take(&mut self, correlation: u32) -> Option<Sent> {
+        let place = self.place(u64::from(correlation));
+        let slot = &mut self.slots[place];
+        if slot.correlation != correlation || slot.count == 0 {
+            return None;
+        }
+        let sent = *slot;
+        slot.count = 0;
+        self.count -= 1;
+        if self.count == 0 {
+            // From the first place on: a load that comes in groups stays in the caches.
+            self.next = self.next.next_multiple_of(self.slots.len() as u64);
+            self.oldest = self.next;
+            return Some(sent);
+        }
+        while self.oldest < self.next && self.slots[self.place(self.oldest)].count == 0 {
+            self.oldest += 1;
+        }
+        Some(sent)
     }
 }
 
@@ -235,5 +353,89 @@ mod tests {
         for (bytes, length) in [(&[0, 0, 0, 7], "length is 7,"), (b"HTTP", "length is 1213486160,")] {
             assert!(next_frame(bytes).is_err_and(|text| text.contains(length)));
         }
+    }
+
+    fn sent(first: u64) -> Sent {
+        Sent::new(Kind::Add, first, 1, 0, 0)
+    }
+
+    #[test]
+    fn every_request_is_answered_once_in_whatever_order() {
+        let mut outstanding = Outstanding::new(3, 5);
+        let mut ids = Vec::new();
+        while outstanding.has_room() {
+            ids.push(outstanding.next_correlation());
+            outstanding.push(sent(u64::from(*ids.last().unwrap())));
+        }
+        assert_eq!(ids, [5, 6, 7]);
+        for id in [6, 7, 5] {
+            assert_eq!(outstanding.take(id).map(|sent| sent.first), Some(u64::from(id)));
+            assert_eq!(outstanding.take(id), None);
+        }
+        assert!(outstanding.is_empty() && outstanding.take(8).is_none() && outstanding.take(0).is_none());
+    }
+
+    #[test]
+    fn a_request_is_what_it_was_when_it_is_answered_and_was_made_no_later() {
+        for (late_by, reported) in [(0, 0), (77, 77), (5_000_000_000, u64::from(u32::MAX))] {
+            for kind in [Kind::Add, Kind::Del, Kind::Ping] {
+                let mut outstanding = Outstanding::new(1, 1);
+                outstanding.push(Sent::new(kind, u64::MAX, 32_768, 1 << 50, (1 << 50) + late_by));
+                let taken = outstanding.take(1).expect("it was asked");
+                assert_eq!((taken.kind, taken.first, taken.count), (kind, u64::MAX, 32_768));
+                assert_eq!((taken.at, taken.made_at()), (1 << 50, (1 << 50) + reported));
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_that_is_never_answered_holds_up_the_ring_and_is_not_overwritten() {
+        let mut outstanding = Outstanding::new(2, 1);
+        outstanding.push(sent(77));
+        let mut others = 0;
+        while outstanding.has_room() {
+            let id = outstanding.next_correlation();
+            outstanding.push(sent(0));
+            assert!(outstanding.take(id).is_some());
+            others += 1;
+        }
+        assert_eq!((others, outstanding.take(1).map(|sent| sent.first)), (2, Some(77)));
+        assert!(outstanding.has_room());
+    }
+
+    #[test]
+    fn correlation_ids_start_again_after_the_last_and_skip_0() {
+        let mut outstanding = Outstanding::new(2, u32::MAX - 1);
+        let mut ids = vec![outstanding.next_correlation()];
+        outstanding.push(sent(9));
+        for _ in 0..7 {
+            ids.push(outstanding.next_correlation());
+            outstanding.push(sent(9));
+            // One is always unanswered.
+            assert_eq!(outstanding.take(ids[ids.len() - 2]).map(|sent| sent.first), Some(9));
+        }
+        assert_eq!(ids, [u32::MAX - 1, u32::MAX, 1, 2, 3, 4, 5, 6]);
+        assert!(outstanding.take(6).is_some() && outstanding.is_empty() && outstanding.has_room());
+    }
+
+    #[test]
+    fn the_first_places_are_used_again_when_nothing_is_unanswered() {
+        let mut outstanding = Outstanding::new(8, u32::MAX - 20);
+        let mut places = Vec::new();
+        for _ in 0..4 {
+            let ids = [0; 3].map(|_| {
+                let id = outstanding.next_correlation();
+                assert_eq!(id, outstanding.next_correlation(), "to ask twice changes nothing");
+                places.push(id % 16);
+                outstanding.push(sent(9));
+                id
+            });
+            for id in ids {
+                assert_eq!(outstanding.take(id).map(|sent| sent.first), Some(9));
+            }
+            assert!(outstanding.is_empty() && outstanding.has_room());
+        }
+        // Behind the last correlation id comes 1.
+        assert_eq!(places, [11, 12, 13, 0, 1, 2, 1, 2, 3, 0, 1, 2]);
     }
 }

@@ -40,7 +40,7 @@ const fn unmix(mixed: u64) -> u64 {
 }
 
 /// Computes the id of each message, and whether it is to be acknowledged.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ids {
     seed: u64,
     /// A message is to be acknowledged if its hash lies below this.

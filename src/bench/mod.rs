@@ -4,10 +4,9 @@
 //!   run ── coordinator: phases, progress, timeouts, the server's figures       (one thread)
 //!    │
 //!    ├──── worker: connection ─ traffic ─ frames                               (a thread or more)
-//!    │     worker: …     │        ├── requests     requests without an answer
-//!    │                   │        ├── ids          messages, computed from their numbers
+//!    │     worker: …     │        ├── ids          messages, computed from their numbers
 //!    │                   │        ├── schedule     when a request is due, at a fixed rate
-//!    │                   │        └── latency      histograms
+//!    │                   │        └── records      histograms
 //!    │                 sockets
 //! ```
 //!
@@ -29,14 +28,12 @@
 
 mod connection;
 mod coordinator;
-mod counters;
 mod frames;
 mod ids;
-mod latency;
 mod observers;
 mod options;
+mod records;
 mod report;
-mod requests;
 mod schedule;
 mod shared;
 mod timeouts;
@@ -47,6 +44,7 @@ mod workers;
 pub use ids::acknowledged;
 pub use options::{BenchOptions, Op, Order};
 pub use report::{Latency, Report, ServerFigures};
+pub use workers::run;
 #[doc(hidden)]
 pub use workers::stay_awake;
 
@@ -73,23 +71,6 @@ pub struct Progress {
     pub share: f64,
     /// Requests answered per second since the last time.
     pub frames_per_second: f64,
-}
-
-/// Makes a load and waits for its end. It blocks and uses threads of its own: within a runtime, call it where blocking
-/// is allowed. Errors of the server are in the report.
-///
-/// # Errors
-///
-/// If the options are not possible, or a connection cannot be made or is lost.
-pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) -> Result<Report, BenchError> {
-    options.check().map_err(BenchError::Options)?;
-    let name = concat!("ackwheel-bench/", env!("CARGO_PKG_VERSION"));
-    let options = BenchOptions {
-        client: options.client.clone().client_name(name).request_timeout(connection::PATIENCE),
-        pipeline: Some(options.pipeline()),
-        ..options.clone()
-    };
-    workers::run(options, &progress)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "what a load counts stays far below 2^53")]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -33,13 +33,11 @@ pub(super) async fn collect_timeouts(shared: &Arc<Shared>) -> Result<(), BenchEr
     let options = &shared.options;
     let subscription = Subscription::open(options.address.clone(), group, options.client.clone()).await;
     let subscription = subscription.map_err(|error| lost(error.to_string()))?;
-    let came = Arc::new(Notify::new());
-    tokio::spawn(check(Arc::clone(shared), Arc::clone(&came)));
-    tokio::spawn(collect(subscription, Arc::clone(shared), came));
+    tokio::spawn(collect(subscription, Arc::clone(shared)));
     Ok(())
 }
 
-async fn collect(mut subscription: Subscription, shared: Arc<Shared>, came: Arc<Notify>) {
+async fn collect(mut subscription: Subscription, shared: Arc<Shared>) {
     let mut reconnects = 0;
     while let Some(next) = subscription.next().await {
         let delivered = match next {
@@ -47,7 +45,6 @@ async fn collect(mut subscription: Subscription, shared: Arc<Shared>, came: Arc<
             Err(error) => return shared.errors.record(format!("the subscription ended: {error}")),
         };
         shared.timeouts.lock().unchecked.push((Arc::clone(&delivered), shared.now()));
-        came.notify_one();
         if subscription.reconnects() > reconnects {
             reconnects = subscription.reconnects();
             shared.errors.record("the subscription was lost, and batches with it");
@@ -58,16 +55,9 @@ async fn collect(mut subscription: Subscription, shared: Arc<Shared>, came: Arc<
             if let Err(error) = delivered.ack().await {
                 shared.errors.record(format!("a batch could not be acknowledged: {error}"));
             }
+            sleep(UNLOOKED_AT).await;
+            shared.timeouts.lock().check(&shared.errors);
         });
-    }
-}
-
-/// Checks the batches that have come, a little later, for as long as the runtime lives.
-async fn check(shared: Arc<Shared>, came: Arc<Notify>) {
-    loop {
-        came.notified().await;
-        sleep(UNLOOKED_AT).await;
-        shared.timeouts.lock().check(&shared.errors);
     }
 }
 

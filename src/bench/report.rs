@@ -1,6 +1,7 @@
 //! The report of a bench.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -100,13 +101,11 @@ pub(super) fn of_server(admin: &str) -> Result<ServerFigures, String> {
 }
 
 fn parse(text: &str) -> Option<ServerFigures> {
-    let value = |name| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "memory is a whole number of bytes"
-    )]
-    Some(ServerFigures { cpu_seconds: value(CPU)?, rss_bytes: value(MEMORY)? as u64 })
+    Some(ServerFigures { cpu_seconds: value(text, CPU)?, rss_bytes: value(text, MEMORY)? })
+}
+
+fn value<T: FromStr>(text: &str, name: &str) -> Option<T> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
 #[cfg(test)]

@@ -26,16 +26,16 @@ pub(super) struct Schedule {
     pub(super) due_at: u64,
 }
 
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "2^53 ns are a hundred days, no time is negative, and a burst has a length"
+)]
 impl Schedule {
     /// The schedule of connection `connection` of `connections` that make `per_second` requests together, evenly
     /// spread, from `from` on; those that fall into the time `every` are one burst, and bursts begin where a [`ROUND`]
     /// does.
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "2^53 ns are a hundred days, and a burst has a length"
-    )]
     pub(super) fn new(
         from: u64,
         per_second: f64,
@@ -52,7 +52,6 @@ impl Schedule {
     }
 
     /// From one burst to the next, in ns, rounded up: a check too early would find nothing due.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no period is negative")]
     pub(super) fn period(&self) -> u64 {
         (self.interval.ceil() as u64).max(1)
     }
@@ -73,12 +72,6 @@ impl Schedule {
     }
 
     /// Computed once a burst: a load asks for each request when it is due.
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "2^53 ns are a hundred days, and no time is negative"
-    )]
     fn begin_next(&mut self) {
         self.bursts += 1;
         self.made = 0;

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::BenchOptions;
-use super::counters::Errors;
 use super::ids::Ids;
-use super::latency::Recorder;
+use super::records::{Errors, Recorder};
 use super::timeouts::Timeouts;
 use crate::clock::Clock;
 use crate::protocol::frame::Welcome;

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 
-use super::counters::{Counters, Errors};
 use super::ids::Ids;
-use super::latency::{TickTimes, histogram};
+use super::records::{Counters, Errors, TickTimes, histogram};
 use crate::client::Delivered;
 use crate::core::BatchId;
 use crate::protocol::frame::TimeoutBatch;
@@ -48,7 +47,7 @@ struct Arrived {
 }
 
 /// The messages that timed out so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Timeouts {
     ids: Ids,
     /// The numbers of the messages of each connection.
@@ -67,16 +66,7 @@ pub(super) struct Timeouts {
 
 impl Timeouts {
     pub(super) fn new(ids: Ids) -> Timeouts {
-        Timeouts {
-            ids,
-            seen: BTreeMap::new(),
-            batches: HashSet::new(),
-            unchecked: Vec::new(),
-            arrived: Vec::new(),
-            count: 0,
-            of_others: 0,
-            redelivered: 0,
-        }
+        Timeouts { ids, ..Timeouts::default() }
     }
 
     /// Checks all batches that have arrived.

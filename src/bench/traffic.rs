@@ -15,11 +15,9 @@ use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
 
-use super::counters::Counters;
-use super::frames;
+use super::frames::{self, Kind, Outstanding, Sent};
 use super::ids::acknowledged;
-use super::latency::{Run, TickTimes};
-use super::requests::{Kind, Outstanding, Sent};
+use super::records::{Counters, Run, TickTimes};
 use super::schedule::Schedule;
 use super::shared::{Phase, Shared};
 use super::{Op, Order};

@@ -8,17 +8,26 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::connection::{Arrival, Connection, idle};
+use super::connection::{Arrival, Connection, PATIENCE, idle};
 use super::coordinator::Coordinator;
 use super::shared::{Phase, Shared};
 use super::{BenchError, BenchOptions, Progress, Report};
 use crate::client;
 
-/// Makes a load whose options are possible.
-pub(super) fn run(
-    options: BenchOptions,
-    progress: &(dyn Fn(Progress) + Send + Sync),
-) -> Result<Report, BenchError> {
+/// Makes a load and waits for its end. It blocks and uses threads of its own: within a runtime, call it where blocking
+/// is allowed. Errors of the server are in the report.
+///
+/// # Errors
+///
+/// If the options are not possible, or a connection cannot be made or is lost.
+pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) -> Result<Report, BenchError> {
+    options.check().map_err(BenchError::Options)?;
+    let name = concat!("ackwheel-bench/", env!("CARGO_PKG_VERSION"));
+    let options = BenchOptions {
+        client: options.client.clone().client_name(name).request_timeout(PATIENCE),
+        pipeline: Some(options.pipeline()),
+        ..options.clone()
+    };
     // Each load has ids of its own, so that it does not count what an earlier load left behind. The hash seeds of the
     // standard library are random.
     let seed = RandomState::new().build_hasher().finish();
@@ -35,7 +44,7 @@ pub(super) fn run(
                 thread.spawn_scoped(scope, || finish(runtime, work))?;
             }
             let shared = Arc::clone(&shared);
-            let (phases, counters_of, reported) = (&phases, Vec::new(), (0, 0));
+            let (phases, progress, counters_of, reported) = (&phases, &progress, Vec::new(), (0, 0));
             let coordinator = Coordinator { shared, phases, arrived, progress, counters_of, reported };
             // On a thread of its own, since the caller's may belong to a runtime already.
             let thread = thread::Builder::new().name("load".to_owned());

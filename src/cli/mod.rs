@@ -1,9 +1,8 @@
 //! The command line: parses it and runs a verb.
 
 mod bench;
-mod completions;
 mod connect;
-mod man;
+mod generate;
 mod origin;
 mod requests;
 mod serve;
@@ -59,8 +58,8 @@ enum Verb {
     #[command(subcommand)]
     Group(requests::Group),
     Bench(Box<bench::Bench>),
-    Completions(completions::Completions),
-    Man(man::Manual),
+    Completions(generate::Completions),
+    Man(generate::Manual),
 }
 
 /// Why a verb failed.

@@ -2,7 +2,6 @@
 
 use std::fmt::{self, Write as _};
 use std::io::{Write, stdout};
-use std::slice;
 use std::time::Duration;
 
 use clap::Args;
@@ -89,20 +88,18 @@ impl Status {
 }
 
 fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
-    let all = &report.rings[..];
-    let rings =
-        match only {
-            None => all,
-            Some(number) => all.iter().find(|ring| ring.ring == number).map(slice::from_ref).ok_or_else(|| {
-                Failure::Usage(format!("--ring {number}: there are {} rings, from 0 on", all.len()))
-            })?,
-        };
+    let drawn = |ring: &&RingReport| only.is_none_or(|only| only == ring.ring);
+    let rings: Vec<&RingReport> = report.rings.iter().filter(drawn).collect();
+    if let (Some(number), []) = (only, &rings[..]) {
+        let count = report.rings.len();
+        return Err(Failure::Usage(format!("--ring {number}: there are {count} rings, from 0 on")));
+    }
     let mut text = String::new();
-    draw_status(&mut text, report, rings).expect("a string takes every text");
+    draw_status(&mut text, report, &rings).expect("a string takes every text");
     Ok(text)
 }
 
-fn draw_status(text: &mut String, report: &StatusReport, rings: &[RingReport]) -> fmt::Result {
+fn draw_status(text: &mut String, report: &StatusReport, rings: &[&RingReport]) -> fmt::Result {
     let tick = humantime::format_duration(Duration::from_millis(u64::from(report.tick_ms)));
     writeln!(text, "store {}, {} slots of {tick}", fitted(&report.store, MAX_LEADER), report.slots)?;
     draw_notes(text, report)?;
@@ -228,7 +225,7 @@ fn length(count: u64, most: u64) -> usize {
 }
 
 /// Several rings, a line each.
-fn draw_rings(text: &mut String, rings: &[RingReport], tick_ms: u32) -> fmt::Result {
+fn draw_rings(text: &mut String, rings: &[&RingReport], tick_ms: u32) -> fmt::Result {
     let [age, number, in_flight, closing] = ["for", "pointer", "in flight", "closing"];
     writeln!(text, "\n  ring  {:<LEADER$} {age:>5} {number:>13} {in_flight:>13} {closing:>13}", "led by")?;
     for ring in rings {

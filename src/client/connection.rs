@@ -19,7 +19,7 @@ use super::inbox::{AckState, DeliverOutcome, Inbox};
 use super::keep_alive::{Action, KeepAlive};
 use super::pending_requests::PendingRequests;
 use crate::core::{BatchId, CLOCK_BEAT, Reason, SHORTEST_STALL};
-use crate::protocol::frame::{BatchNack, Body, Frame, GoAway, GoAwayReason};
+use crate::protocol::frame::{Body, Frame, GoAwayReason};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
 /// Requests are encoded up to this many bytes ahead of what the server takes.
@@ -156,7 +156,7 @@ impl Connection<'_> {
                 return Err(io::Error::other("the server sends Pings and does not read the Pongs"));
             }
             Body::Ping(payload) => self.outgoing.encode(correlation, Body::Pong(payload)),
-            Body::GoAway(GoAway { reason, .. }) => {
+            Body::GoAway { reason, .. } => {
                 self.farewell = Some(match reason {
                     GoAwayReason::Draining => "the server is shutting down".to_owned(),
                     GoAwayReason::Done => "the server ends the connection".to_owned(),
@@ -166,7 +166,7 @@ impl Connection<'_> {
                 let id = batch.id;
                 match self.inbox.map(|inbox| inbox.deliver(batch)) {
                     Some(DeliverOutcome::NoRoom) => {
-                        self.send(Body::BatchNack(BatchNack { batch: id, delay_ms: RETURN_DELAY_MS }));
+                        self.send(Body::BatchNack { batch: id, delay_ms: RETURN_DELAY_MS });
                     }
                     Some(DeliverOutcome::Acknowledged(AckState::Unanswered)) => self.repeat_acks(vec![id]),
                     _ => {}
@@ -266,7 +266,7 @@ impl Connection<'_> {
 
     /// Ends when the server has closed its side too.
     async fn say_goodbye(&mut self) -> io::Result<()> {
-        self.send(Body::GoAway(GoAway { reason: GoAwayReason::Done, grace_ms: GOODBYE_MS }));
+        self.send(Body::GoAway { reason: GoAwayReason::Done, grace_ms: GOODBYE_MS });
         self.outgoing.write_all().await?;
         self.outgoing.writer.shutdown().await?;
         // Closing with unread bytes would reset the connection, and the server might lose what it has of us.

@@ -97,10 +97,7 @@ impl ClientError {
             | ClientError::NotConnected { .. }
             | ClientError::InvalidRequest(_)
             | ClientError::Closed { .. } => Promise::NotApplied,
-            ClientError::Timeout { written: true, .. }
-            | ClientError::ConnectionLost { .. }
-            | ClientError::Protocol(_)
-            | ClientError::Partial { .. } => Promise::OutcomeUnknown,
+            _ => Promise::OutcomeUnknown,
         }
     }
 

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::address::Address;
 use super::error::ClientError;
 use super::options::ClientOptions;
-use crate::protocol::frame::{Body, Error, Frame, Hello, Subscribe, VERSIONS, Welcome};
+use crate::protocol::frame::{Body, Error, Frame, Subscribe, VERSIONS, Welcome};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
 /// Bytes that are read at once, if they are there.
@@ -32,7 +32,7 @@ pub(crate) struct Incoming {
 
 impl Incoming {
     /// Reads the bytes that are there. Cancel-safe. The end of the stream is an error.
-    pub(super) async fn read(&mut self) -> io::Result<()> {
+    pub(crate) async fn read(&mut self) -> io::Result<()> {
         if self.bytes.capacity() - self.bytes.len() < READ_LENGTH / 4 {
             self.bytes.reserve(READ_LENGTH);
         }
@@ -59,7 +59,7 @@ impl Incoming {
 pub(crate) struct Outgoing {
     pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
     /// Bytes that are not yet written.
-    pub(super) bytes: BytesMut,
+    pub(crate) bytes: BytesMut,
     /// Whether the stream holds bytes back that were written to it, as TLS can.
     is_unflushed: bool,
 }
@@ -88,7 +88,7 @@ impl Outgoing {
         Ok(())
     }
 
-    pub(super) async fn write_all(&mut self) -> io::Result<()> {
+    pub(crate) async fn write_all(&mut self) -> io::Result<()> {
         while self.has_unwritten() {
             self.write().await?;
         }
@@ -110,38 +110,29 @@ pub(crate) struct OpenConnection {
 pub(super) struct Dialer {
     pub(super) address: Address,
     pub(super) options: ClientOptions,
-    hello: Hello,
-    subscribe: Option<Subscribe>,
+    pub(super) subscribe: Option<Subscribe>,
 }
 
 impl Dialer {
-    pub(super) fn new(
-        address: Address,
-        options: ClientOptions,
-        subscribe: Option<Subscribe>,
-    ) -> Result<Dialer, ClientError> {
-        let hello = options.hello()?;
-        Ok(Dialer { address, options, hello, subscribe })
-    }
-
     /// Makes a connection within the connect timeout.
     pub(super) async fn dial(&self) -> Result<OpenConnection, ClientError> {
+        let hello = Body::Hello(self.options.hello()?);
         let limit = self.options.connect_timeout;
         let too_slow = |_| {
             let text = format!("it did not answer within {limit:?}");
             Err(io::Error::new(io::ErrorKind::TimedOut, text))
         };
-        let dialed = timeout(limit, self.dial_untimed()).await.unwrap_or_else(too_slow);
+        let dialed = timeout(limit, self.dial_untimed(hello)).await.unwrap_or_else(too_slow);
         let failed = |cause| ClientError::Connect { address: self.address.clone(), cause: Arc::new(cause) };
         dialed.map_err(failed)?.map_err(ClientError::Refused)
     }
 
-    async fn dial_untimed(&self) -> io::Result<Result<OpenConnection, Error>> {
+    async fn dial_untimed(&self, hello: Body) -> io::Result<Result<OpenConnection, Error>> {
         let (mut incoming, mut outgoing) = self.connect().await?;
-        let hello = Body::Hello(self.hello.clone());
         let welcome = match ask(&mut incoming, &mut outgoing, HELLO, hello).await? {
             Body::Welcome(welcome) => welcome,
-            body => return refused(&body),
+            Body::Error(error) => return Ok(Err(error)),
+            body => return Err(unexpected(&body)),
         };
         if !VERSIONS.contains(&welcome.version) {
             let version = welcome.version;
@@ -151,8 +142,9 @@ impl Dialer {
         if let Some(subscribe) = &self.subscribe {
             let subscribe = Body::Subscribe(subscribe.clone());
             match ask(&mut incoming, &mut outgoing, SUBSCRIBE, subscribe).await? {
-                Body::Subscribed(subscribed) => group = subscribed.group,
-                body => return refused(&body),
+                Body::Subscribed { group: joined, .. } => group = joined,
+                Body::Error(error) => return Ok(Err(error)),
+                body => return Err(unexpected(&body)),
             }
         }
         Ok(Ok(OpenConnection { incoming, outgoing, welcome, group }))
@@ -192,7 +184,8 @@ where
 /// Makes a connection for a caller that speaks the protocol itself.
 #[cfg(feature = "sidecar")]
 pub(crate) async fn open(address: &Address, options: &ClientOptions) -> Result<OpenConnection, ClientError> {
-    Dialer::new(address.clone(), options.clone(), None)?.dial().await
+    let dialer = Dialer { address: address.clone(), options: options.clone(), subscribe: None };
+    dialer.dial().await
 }
 
 /// Sends a request and waits for its answer, or for an Error. Answers Pings and ignores a GoAway meanwhile.
@@ -207,19 +200,11 @@ async fn ask(incoming: &mut Incoming, outgoing: &mut Outgoing, correlation: u32,
                 outgoing.encode(frame.correlation, Body::Pong(payload));
                 outgoing.write_all().await?;
             }
-            Body::GoAway(_) => {}
+            Body::GoAway { .. } => {}
             Body::Error(_) => return Ok(frame.body),
             body if frame.correlation == correlation => return Ok(body),
             body => return Err(unexpected(&body)),
         }
-    }
-}
-
-/// The outcome of a handshake that was answered with this frame.
-fn refused(body: &Body) -> io::Result<Result<OpenConnection, Error>> {
-    match body {
-        Body::Error(error) => Ok(Err(error.clone())),
-        body => Err(unexpected(body)),
     }
 }
 

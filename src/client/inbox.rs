@@ -51,14 +51,16 @@ pub(super) enum AckState {
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     /// In the order of their ids: earlier ticks first.
     unread: BTreeMap<BatchId, TimeoutBatch>,
     unread_messages: usize,
     /// At most as many as one BatchAck carries. One more is not remembered: it is read again.
     acknowledged: HashMap<BatchId, AckState>,
-    group: String,
-    reconnects: u64,
+    /// The group joined.
+    pub(super) group: String,
+    /// How often the subscription was renewed on a new connection.
+    pub(super) reconnects: u64,
     ended: bool,
     /// Why it ended, until the reader has learnt it.
     error: Option<ClientError>,
@@ -70,16 +72,6 @@ impl Inbox {
     pub(super) fn new(credit: u32, group: String) -> Inbox {
         let credit = usize::try_from(credit).unwrap_or(usize::MAX);
         Inbox { credit, state: Mutex::new(State { group, ..State::default() }) }
-    }
-
-    /// The group joined.
-    pub(super) fn group(&self) -> String {
-        self.state().group.clone()
-    }
-
-    /// How often the subscription was renewed on a new connection.
-    pub(super) fn reconnects(&self) -> u64 {
-        self.state().reconnects
     }
 
     /// The reader acknowledges batches. Copies of them that it has not read are dropped.
@@ -163,7 +155,7 @@ impl Inbox {
         Poll::Pending
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

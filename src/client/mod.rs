@@ -52,7 +52,6 @@ mod link;
 mod options;
 mod pending_requests;
 mod subscription;
-mod task;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "tls")]
@@ -68,11 +67,11 @@ pub use address::{Address, AddressError};
 pub use error::ClientError;
 #[cfg(feature = "sidecar")]
 pub(crate) use handshake::{OpenConnection, open};
+pub use link::Outage;
 #[cfg(not(feature = "tls"))]
 pub use options::Tls;
 pub use options::{AddOptions, ClientOptions, SubscribeOptions};
 pub use subscription::{Delivered, Subscription};
-pub use task::Outage;
 #[cfg(feature = "tls")]
 pub use tls::Tls;
 
@@ -109,7 +108,7 @@ impl Client {
     /// When no connection can be made, or the server refuses it. Only the first connection fails like this;
     /// a lost one is made again for as long as there is a client.
     pub async fn connect(address: Address, options: ClientOptions) -> Result<Client, ClientError> {
-        let dialer = Dialer::new(address, options, None)?;
+        let dialer = Dialer { address, options, subscribe: None };
         let open = dialer.dial().await?;
         Ok(Client { link: Arc::new(Link::start(dialer, open, None)) })
     }
@@ -170,11 +169,10 @@ impl Client {
         let asked = Instant::now();
         match self.link.ask(Body::Ping(payload.to_vec())).await? {
             Body::Pong(echo) if echo == payload => Ok(asked.elapsed()),
-            Body::Pong(_) => {
+            _ => {
                 let address = self.address();
                 Err(ClientError::Protocol(format!("{address} answered a ping with other bytes than it carried")))
             }
-            body => Err(unexpected(&body)),
         }
     }
 
@@ -185,10 +183,8 @@ impl Client {
     /// When there is no such group, or it has subscribers, or is the default group; else see [`ClientError`].
     pub async fn group_delete(&self, name: &str) -> Result<(), ClientError> {
         check_length("the group's name", name.len(), MAX_TEXT_LENGTH)?;
-        match self.link.ask(Body::GroupDelete(name.to_owned())).await? {
-            Body::GroupDeleteAnswer => Ok(()),
-            body => Err(unexpected(&body)),
-        }
+        // An answer of another type is an error already.
+        self.link.ask(Body::GroupDelete(name.to_owned())).await.map(drop)
     }
 
     /// Subscribes on a connection of its own, to the same address and with the same options.
@@ -232,7 +228,9 @@ impl Client {
         body: impl Fn(Vec<Message>) -> Body,
         read: impl Fn(Body) -> Result<(Tick, Vec<O>), ClientError>,
     ) -> Result<(Tick, Vec<O>), ClientError> {
-        let most = messages_per_frame(&self.link.status.borrow().welcome);
+        let Welcome { max_frame_length, max_messages, .. } = self.link.status.borrow().welcome;
+        let by_length = max_frame_length.saturating_sub(OVERHEAD) / MESSAGE_LENGTH;
+        let most = (by_length.min(max_messages) as usize).clamp(1, MAX_MESSAGES);
         let read = |answer, messages| {
             let (deadline, outcomes) = read(answer)?;
             if outcomes.len() == messages {
@@ -245,13 +243,6 @@ impl Client {
         let (deadlines, outcomes): (Vec<Tick>, Vec<Vec<O>>) = answers.into_iter().unzip();
         Ok((deadlines.into_iter().max().unwrap_or(Tick(0)), outcomes.concat()))
     }
-}
-
-/// The most messages in a frame that the server accepts.
-fn messages_per_frame(welcome: &Welcome) -> usize {
-    let by_length = welcome.max_frame_length.saturating_sub(OVERHEAD) / MESSAGE_LENGTH;
-    let limit = by_length.min(welcome.max_messages).max(1);
-    usize::try_from(limit).unwrap_or(MAX_MESSAGES).min(MAX_MESSAGES)
 }
 
 impl fmt::Debug for Client {

@@ -21,26 +21,26 @@ pub(super) const LEAST_WEIGHT: usize = 8;
 /// The answer to a request.
 pub(super) type Answer = Result<Body, ClientError>;
 
-/// A request that waits to be written.
+/// The caller of a request that is not answered.
 #[derive(Debug)]
-pub(super) struct Request {
-    pub(super) body: Body,
-    /// When its caller gives up.
+pub(super) struct Caller {
+    pub(super) asked: FrameType,
+    /// When it gives up.
     pub(super) deadline: Instant,
-    /// To the caller that waits for the answer.
     pub(super) answer: oneshot::Sender<Answer>,
-    /// Its room in the window of the link.
+    /// The room of its request in the window of the link.
     pub(super) room: OwnedSemaphorePermit,
 }
 
-/// A request that was written and is not answered.
-#[derive(Debug)]
-struct InFlight {
-    asked: FrameType,
-    deadline: Instant,
-    answer: oneshot::Sender<Answer>,
-    _room: OwnedSemaphorePermit,
+impl Caller {
+    /// Gives the answer to the caller. One that is gone needs none.
+    fn give(self, answer: Answer) {
+        let _ = self.answer.send(answer);
+    }
 }
+
+/// A request that waits to be written.
+pub(super) type Request = (Body, Caller);
 
 /// The requests of a link. All callers of a link have the same timeout, so requests are in the order of their deadlines.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(super) struct PendingRequests {
     queue: UnboundedReceiver<Request>,
     waiting: VecDeque<Request>,
     /// By sequence number, whose lower half is the correlation id.
-    in_flight: BTreeMap<u64, InFlight>,
+    in_flight: BTreeMap<u64, Caller>,
     next: u64,
 }
 
@@ -77,7 +77,7 @@ impl PendingRequests {
     /// Whether no caller waits for an answer, nor will.
     pub(super) fn is_done(&self) -> bool {
         let mut in_flight = self.in_flight.values();
-        self.is_closed() && self.waiting.is_empty() && in_flight.all(|request| request.answer.is_closed())
+        self.is_closed() && self.waiting.is_empty() && in_flight.all(|caller| caller.answer.is_closed())
     }
 
     /// A correlation id that no request in flight has, nor the handshake: that of the Subscribe stays in use.
@@ -90,12 +90,11 @@ impl PendingRequests {
     /// Takes the next request whose caller still waits, and makes its frame.
     pub(super) fn next_frame(&mut self) -> Option<Frame> {
         let mut requests = std::iter::from_fn(|| self.waiting.pop_front());
-        let Request { body, deadline, answer, mut room } = requests.find(|request| !request.answer.is_closed())?;
+        let (body, mut caller) = requests.find(|(_, caller)| !caller.answer.is_closed())?;
         // The messages are about to be bytes; a request in flight needs less room.
-        let room = room.split(LEAST_WEIGHT).unwrap_or(room);
+        caller.room = caller.room.split(LEAST_WEIGHT).unwrap_or(caller.room);
         let correlation = self.next_correlation();
-        let in_flight = InFlight { asked: body.frame_type(), deadline, answer, _room: room };
-        self.in_flight.insert(self.next - 1, in_flight);
+        self.in_flight.insert(self.next - 1, caller);
         Some(Frame::new(correlation, body))
     }
 
@@ -103,7 +102,8 @@ impl PendingRequests {
     /// to send it: it has the right type, and its request was sent, though it may have timed out since.
     pub(super) fn answer(&mut self, correlation: u32, answer: Answer) -> bool {
         let Some(sequence) = self.sequence(correlation) else { return matches!(answer, Ok(Body::Pong(_))) };
-        let Some(InFlight { asked, answer: caller, .. }) = self.in_flight.remove(&sequence) else { return true };
+        let Some(caller) = self.in_flight.remove(&sequence) else { return true };
+        let asked = caller.asked;
         let answer = answer.and_then(|body| {
             let got = body.frame_type();
             if got as u8 == asked as u8 | ANSWER_BIT {
@@ -113,27 +113,26 @@ impl PendingRequests {
             Err(ClientError::Protocol(format!("{address} answered {asked} with {got}")))
         });
         let is_right = !matches!(answer, Err(ClientError::Protocol(_)));
-        // A caller that is gone needs no answer, here and below.
-        let _ = caller.send(answer);
+        caller.give(answer);
         is_right
     }
 
     /// When the first request times out.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let in_flight = self.in_flight.first_key_value().map(|(_, request)| request.deadline);
+        let in_flight = self.in_flight.first_key_value().map(|(_, caller)| caller.deadline);
         in_flight.into_iter().chain(self.first_waiting_deadline()).min()
     }
 
     fn first_waiting_deadline(&self) -> Option<Instant> {
-        self.waiting.front().map(|request| request.deadline)
+        self.waiting.front().map(|(_, caller)| caller.deadline)
     }
 
     /// Fails requests that waited too long to be written. If there is no connection, `cause` says why.
     pub(super) fn expire_waiting(&mut self, now: Instant, cause: Option<&Arc<str>>) {
-        let expired = self.waiting.partition_point(|request| request.deadline <= now);
-        for request in self.waiting.drain(..expired) {
+        let expired = self.waiting.partition_point(|(_, caller)| caller.deadline <= now);
+        for (_, caller) in self.waiting.drain(..expired) {
             let (address, waited) = (self.dialer.address.clone(), self.dialer.options.request_timeout);
-            let _ = request.answer.send(Err(match cause.cloned() {
+            caller.give(Err(match cause.cloned() {
                 None => ClientError::Timeout { address, waited, written: false },
                 Some(cause) => ClientError::NotConnected { address, waited, cause },
             }));
@@ -144,21 +143,21 @@ impl PendingRequests {
     pub(super) fn expire_in_flight(&mut self, now: Instant) {
         while let Some(first) = self.in_flight.first_entry().filter(|first| first.get().deadline <= now) {
             let (address, waited) = (self.dialer.address.clone(), self.dialer.options.request_timeout);
-            let _ = first.remove().answer.send(Err(ClientError::Timeout { address, waited, written: true }));
+            first.remove().give(Err(ClientError::Timeout { address, waited, written: true }));
         }
     }
 
     /// Fails all requests that wait.
     pub(super) fn fail_waiting(&mut self, error: &ClientError) {
-        for request in self.waiting.drain(..) {
-            let _ = request.answer.send(Err(error.clone()));
+        for (_, caller) in self.waiting.drain(..) {
+            caller.give(Err(error.clone()));
         }
     }
 
     /// Fails all requests in flight, because their connection was lost.
     pub(super) fn fail_in_flight(&mut self, error: &ClientError) {
-        for request in std::mem::take(&mut self.in_flight).into_values() {
-            let _ = request.answer.send(Err(error.clone()));
+        for caller in std::mem::take(&mut self.in_flight).into_values() {
+            caller.give(Err(error.clone()));
         }
         self.next = FIRST_REQUEST.into();
     }
@@ -213,7 +212,8 @@ mod tests {
 
     /// No requests yet. Correlation ids begin with `first`.
     fn pending(first: u32) -> PendingRequests {
-        let dialer = Dialer::new("127.0.0.1:7415".parse().unwrap(), ClientOptions::default(), None).unwrap();
+        let (address, options) = ("127.0.0.1:7415".parse().unwrap(), ClientOptions::default());
+        let dialer = Dialer { address, options, subscribe: None };
         let mut requests = PendingRequests::new(Arc::new(dialer), unbounded_channel().1);
         requests.next = first.into();
         requests
@@ -223,7 +223,8 @@ mod tests {
     fn ask(requests: &mut PendingRequests, deadline: Instant) -> (u32, oneshot::Receiver<Answer>) {
         let (answer, answered) = oneshot::channel();
         let room = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        requests.waiting.push_back(Request { body: Body::Ping(vec![]), deadline, answer, room });
+        let caller = Caller { asked: FrameType::Ping, deadline, answer, room };
+        requests.waiting.push_back((Body::Ping(vec![]), caller));
         (requests.next_frame().unwrap().correlation, answered)
     }
 

@@ -14,11 +14,10 @@ use super::address::Address;
 use super::error::ClientError;
 use super::handshake::Dialer;
 use super::inbox::Inbox;
-use super::link::{Link, unexpected};
+use super::link::{Link, Outage, unexpected};
 use super::options::{ClientOptions, SubscribeOptions};
-use super::task::Outage;
 use crate::core::BatchId;
-use crate::protocol::frame::{BatchNack, Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
+use crate::protocol::frame::{Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
 
 /// A stream of timeout batches.
 ///
@@ -61,10 +60,9 @@ impl Shared {
     /// Returns a batch to the server. Returns whether this connection held it.
     async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
         let delay_ms = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
-        match self.link.ask(Body::BatchNack(BatchNack { batch, delay_ms })).await? {
-            Body::BatchNackAnswer { held } => Ok(held),
-            body => Err(unexpected(&body)),
-        }
+        // An answer of another type is an error already.
+        let answer = self.link.ask(Body::BatchNack { batch, delay_ms }).await?;
+        Ok(matches!(answer, Body::BatchNackAnswer { held: true }))
     }
 }
 
@@ -80,7 +78,7 @@ impl Subscription {
         options: ClientOptions,
     ) -> Result<Subscription, ClientError> {
         let credit = subscription.credit;
-        let dialer = Dialer::new(address, options, Some(subscription.subscribe()?))?;
+        let dialer = Dialer { address, options, subscribe: Some(subscription.subscribe()?) };
         let mut open = dialer.dial().await?;
         let inbox = Arc::new(Inbox::new(credit, std::mem::take(&mut open.group)));
         let link = Link::start(dialer, open, Some(Arc::clone(&inbox)));
@@ -123,12 +121,12 @@ impl Subscription {
     /// The group joined: the name that the server chose, if none was given. It changes when an ephemeral
     /// group was lost with its connection.
     pub fn group(&self) -> String {
-        self.shared.inbox.group()
+        self.shared.inbox.state().group.clone()
     }
 
     /// How often a connection was lost and the subscription renewed on another.
     pub fn reconnects(&self) -> u64 {
-        self.shared.inbox.reconnects()
+        self.shared.inbox.state().reconnects
     }
 
     /// Since when there is no connection, and why; none while there is one. No batch arrives meanwhile.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use crate::core::{BatchId, DelOutcome, Message, Promise, Reason, Refusal, TickCounts, TimedOut};
+use crate::core::{BatchId, DelOutcome, Message, Promise, Reason, TickCounts, TimedOut};
 
 pub use crate::core::AddNewMsgAnswer;
 
@@ -132,7 +132,12 @@ pub enum Body {
     /// Its answer, with the same bytes.
     Pong(Vec<u8>),
     /// The sender will close the connection.
-    GoAway(GoAway),
+    GoAway {
+        /// The reason.
+        reason: GoAwayReason,
+        /// How long the sender still reads and answers, in ms.
+        grace_ms: u32,
+    },
     /// Messages that were pushed.
     AddNewMsg(AddNewMsg),
     /// Its answer.
@@ -144,7 +149,12 @@ pub enum Body {
     /// Asks for timeout batches.
     Subscribe(Subscribe),
     /// Its answer; batches follow under the same correlation id.
-    Subscribed(Subscribed),
+    Subscribed {
+        /// The group joined.
+        group: String,
+        /// Whether it is new.
+        created: bool,
+    },
     /// A timeout batch, under the correlation id of its Subscribe. Not answered, but acknowledged.
     TimeoutBatch(TimeoutBatch),
     /// Settles batches for the subscription's group; at most [`MAX_BATCH_IDS`].
@@ -155,7 +165,12 @@ pub enum Body {
         settled: u32,
     },
     /// Returns a batch to the server.
-    BatchNack(BatchNack),
+    BatchNack {
+        /// Its id.
+        batch: BatchId,
+        /// How long the same subscriber does not get it again, in ms.
+        delay_ms: u32,
+    },
     /// Its answer.
     BatchNackAnswer {
         /// Whether this connection held the batch.
@@ -226,15 +241,6 @@ pub enum GoAwayReason {
     Done = 2,
 }
 
-/// Announces the end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GoAway {
-    /// The reason.
-    pub reason: GoAwayReason,
-    /// How long the sender still reads and answers, in ms.
-    pub grace_ms: u32,
-}
-
 /// Messages that were pushed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddNewMsg {
@@ -268,15 +274,6 @@ pub struct Subscribe {
     pub from_end: bool,
 }
 
-/// The answer to Subscribe.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subscribed {
-    /// The group joined.
-    pub group: String,
-    /// Whether it is new.
-    pub created: bool,
-}
-
 /// Messages of one expired tick.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimeoutBatch {
@@ -292,15 +289,6 @@ pub struct TimeoutBatch {
     pub last: bool,
     /// The messages that timed out.
     pub messages: Vec<TimedOut>,
-}
-
-/// Returns a batch to the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchNack {
-    /// Its id.
-    pub batch: BatchId,
-    /// How long the same subscriber does not get it again, in ms.
-    pub delay_ms: u32,
 }
 
 /// Why a request was refused, or the connection is closed.
@@ -320,16 +308,5 @@ impl Error {
     /// The reason, if this build knows it.
     pub fn reason(&self) -> Option<Reason> {
         Reason::from_code(self.code)
-    }
-}
-
-impl From<&Refusal> for Error {
-    fn from(refusal: &Refusal) -> Error {
-        Error {
-            code: refusal.reason.code(),
-            promise: refusal.reason.promise(),
-            retryable: refusal.reason.retryable(),
-            text: refusal.text.clone().into_owned(),
-        }
     }
 }

@@ -10,7 +10,7 @@ use super::session::{Session, State};
 use super::shared::MAX_CREDIT;
 use crate::core::{BatchId, GroupNameError, GroupOptions, Reason, Refusal};
 use crate::protocol::Codec;
-use crate::protocol::frame::{self, Body, Frame, FrameType, Hello, Subscribe, Subscribed, VERSIONS, Welcome};
+use crate::protocol::frame::{Body, Frame, FrameType, Hello, MAX_MESSAGES, Subscribe, VERSIONS, Welcome};
 
 impl Session {
     pub(super) fn handle_frame(&mut self, frame: Frame) {
@@ -25,10 +25,10 @@ impl Session {
             Body::Ping(payload) => return self.send(&Frame::new(correlation, Body::Pong(payload))),
             // It only shows that the peer is alive.
             Body::Pong(_) => return,
-            Body::GoAway(_) => return self.end(),
+            Body::GoAway { .. } => return self.end(),
             Body::Subscribe(request) => self.subscribe(correlation, &request),
             Body::BatchAck(batches) => self.batch_ack(correlation, batches),
-            Body::BatchNack(request) => self.batch_nack(correlation, &request),
+            Body::BatchNack { batch, delay_ms } => self.batch_nack(correlation, batch, delay_ms),
             Body::GroupDelete(name) => self.group_delete(correlation, &name),
             other => {
                 let text = format!("{} is not a request that a client can make here", other.frame_type().as_str());
@@ -48,8 +48,8 @@ impl Session {
         match completed {
             Completed::Answer(correlation, Ok(body)) => self.send(&Frame::new(correlation, body)),
             Completed::Subscribe(correlation, Ok(subscription)) => {
-                let answer = Subscribed { group: subscription.group.to_string(), created: subscription.created };
-                self.send(&Frame::new(correlation, Body::Subscribed(answer)));
+                let (group, created) = (subscription.group.to_string(), subscription.created);
+                self.send(&Frame::new(correlation, Body::Subscribed { group, created }));
                 if self.state == State::Serving && !self.stream.write_failed {
                     self.subscription = Some((correlation, subscription));
                 }
@@ -116,7 +116,7 @@ impl Session {
             slots: wheel.slots(),
             tick_ms: wheel.tick_ms(),
             max_frame_length: options.max_frame_length,
-            max_messages: u32::try_from(frame::MAX_MESSAGES).unwrap_or(u32::MAX),
+            max_messages: u32::try_from(MAX_MESSAGES).unwrap_or(u32::MAX),
             max_credit: MAX_CREDIT,
             ping_interval_ms: u32::try_from(options.ping_interval.as_millis()).unwrap_or(u32::MAX),
             store: String::from(shared.store.kind()),
@@ -166,9 +166,9 @@ impl Session {
         Ok(())
     }
 
-    fn batch_nack(&mut self, correlation: u32, request: &frame::BatchNack) -> Result<(), Refusal> {
+    fn batch_nack(&mut self, correlation: u32, batch: BatchId, delay_ms: u32) -> Result<(), Refusal> {
         let (_, subscription) = self.subscription.as_ref().ok_or_else(not_subscribed)?;
-        let held = subscription.nack(request.batch, Duration::from_millis(u64::from(request.delay_ms)));
+        let held = subscription.nack(batch, Duration::from_millis(u64::from(delay_ms)));
         self.pending.push(Weight::Other(0), async move {
             Completed::Answer(correlation, Ok(Body::BatchNackAnswer { held: held.await }))
         });

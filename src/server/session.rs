@@ -23,7 +23,7 @@ use crate::core::{Delivery as Delivered, Refusal, RequestBatch, Requester};
 use crate::delivery::Subscription;
 use crate::process::panics::contained;
 use crate::protocol::Codec;
-use crate::protocol::frame::{Body, Frame, FrameType, GoAway, GoAwayReason, MAX_GREETING_LENGTH};
+use crate::protocol::frame::{Body, Frame, FrameType, GoAwayReason, MAX_GREETING_LENGTH};
 use crate::ticker::read_barrier::Member;
 use crate::ticker::stall_aware_timeout;
 
@@ -228,8 +228,7 @@ impl Session {
             Phase::Serving => {}
             Phase::Draining => {
                 let grace_ms = u32::try_from(DRAIN_GRACE.as_millis()).unwrap_or(u32::MAX);
-                let go_away = GoAway { reason: GoAwayReason::Draining, grace_ms };
-                self.send(&Frame::new(0, Body::GoAway(go_away)));
+                self.send(&Frame::new(0, Body::GoAway { reason: GoAwayReason::Draining, grace_ms }));
             }
             // The server closed while it accepted this connection.
             Phase::Closed => self.state = State::Ended,

@@ -17,8 +17,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::core::{AddOutcome, Promise, Reason, Refusal, SHORTEST_STALL};
-use crate::protocol::frame::{Error, Frame, GoAway, GoAwayReason, Hello};
+use crate::core::{AddOutcome, Promise, Reason, SHORTEST_STALL};
+use crate::protocol::frame::{Error, Frame, GoAwayReason, Hello};
 use crate::protocol::{Codec, Decoded};
 
 /// The Welcome of the peer.
@@ -42,7 +42,8 @@ fn quick() -> ClientOptions {
 }
 
 fn refusal(reason: Reason) -> Body {
-    Body::Error(Error::from(&Refusal::new(reason, "because")))
+    let (code, promise, retryable) = (reason.code(), reason.promise(), reason.retryable());
+    Body::Error(Error { code, promise, retryable, text: "because".to_owned() })
 }
 
 fn messages(count: u64) -> Vec<Message> {
@@ -152,7 +153,7 @@ impl Session {
     /// Expects the end of the connection, and that the client said so.
     async fn expect_goodbye(mut self) {
         let frame = self.frame().await;
-        let done = matches!(frame.body, Body::GoAway(GoAway { reason: GoAwayReason::Done, .. }));
+        let done = matches!(frame.body, Body::GoAway { reason: GoAwayReason::Done, .. });
         assert!(done, "{frame:?}");
         assert_eq!(self.read().await, None);
     }

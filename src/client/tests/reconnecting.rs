@@ -123,7 +123,7 @@ async fn a_refused_connection_fails_who_waits_and_is_not_tried_again_fast() {
 async fn a_server_that_goes_away_is_used_until_it_closes() {
     let peer = Peer::new().await;
     let (client, mut session) = peer.connect().await;
-    session.send(0, Body::GoAway(GoAway { reason: GoAwayReason::Draining, grace_ms: 10_000 })).await;
+    session.send(0, Body::GoAway { reason: GoAwayReason::Draining, grace_ms: 10_000 }).await;
     let (delete, mut session) = tokio::join!(client.group_delete("a"), async {
         let request = session.frame().await;
         let (ping, ()) = tokio::join!(client.ping(b"new"), session.pong());

@@ -4,7 +4,7 @@ use futures_util::StreamExt;
 
 use super::*;
 use crate::core::{BatchId, TickCounts, TimedOut};
-use crate::protocol::frame::{BatchNack, Subscribe, Subscribed, TimeoutBatch};
+use crate::protocol::frame::{Subscribe, TimeoutBatch};
 
 const SUBSCRIPTION: u32 = 2;
 
@@ -36,7 +36,7 @@ impl Peer {
 }
 
 fn subscribed(group: &str) -> Body {
-    Body::Subscribed(Subscribed { group: group.to_owned(), created: false })
+    Body::Subscribed { group: group.to_owned(), created: false }
 }
 
 fn default_group() -> SubscribeOptions {
@@ -74,7 +74,7 @@ async fn batches_are_yielded_and_acknowledged_from_anywhere() {
     let (held, asked) =
         tokio::join!(second.nack(Duration::from_secs(2)), session.answer(Body::BatchNackAnswer { held: true }));
     assert!(held.unwrap());
-    assert_eq!(asked, Body::BatchNack(BatchNack { batch: batch(1).id, delay_ms: 2_000 }));
+    assert_eq!(asked, Body::BatchNack { batch: batch(1).id, delay_ms: 2_000 });
 
     let ids = [batch(1).id, third.id];
     let (settled, asked) =
@@ -178,7 +178,7 @@ async fn what_there_is_no_room_for_is_given_back() {
     session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(0))).await;
     session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(1))).await;
     let asked = session.answer(Body::BatchNackAnswer { held: true }).await;
-    assert_eq!(asked, Body::BatchNack(BatchNack { batch: batch(1).id, delay_ms: 5_000 }));
+    assert_eq!(asked, Body::BatchNack { batch: batch(1).id, delay_ms: 5_000 });
     assert_eq!(subscription.next().await.unwrap().unwrap().id, batch(0).id);
     session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 2, ..batch(1) })).await;
     let again = subscription.next().await.unwrap().unwrap();

@@ -1,14 +1,13 @@
 //! Decodes frames. A number in a frame is compared with the bytes received before it is used.
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Error, Frame, FrameType, GoAway, GoAwayReason, Hello,
-    MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, Subscribed,
-    TIMED_OUT_LENGTH, TimeoutBatch, VERSIONS, Welcome,
+    AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Error, Frame, FrameType, GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS,
+    MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
 use super::{Decoded, RawFrame, flag};
 use crate::core::{
-    AddOutcome, DelOutcome, MAX_BATCH_MESSAGES, Operation, Promise, Reason, Refusal, Tick, TickCounts, TimedOut,
+    AddOutcome, DelOutcome, MAX_BATCH_MESSAGES, Operation, Promise, Refusal, Tick, TickCounts, TimedOut,
 };
 
 /// Decodes a whole frame.
@@ -20,15 +19,19 @@ pub(super) fn frame(frame: &RawFrame<'_>) -> Decoded {
 }
 
 fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
-    let Some(frame_type) = FrameType::from_number(frame.number) else { return Err(unknown_type(frame.number)) };
-    let mut fields = Fields { frame_type, flags: frame.flags, rest: frame.body };
-    fields.check_head(frame.status)?;
-    let body = match frame_type {
+    let mut fields = Fields::of(frame)?;
+    let body = match fields.frame_type {
         FrameType::Hello => Body::Hello(hello(&mut fields)?),
         FrameType::Welcome => Body::Welcome(welcome(&mut fields)?),
         FrameType::Ping => Body::Ping(echo(&mut fields)?),
         FrameType::Pong => Body::Pong(echo(&mut fields)?),
-        FrameType::GoAway => Body::GoAway(go_away(&mut fields)?),
+        FrameType::GoAway => {
+            // Whatever a later version's reason is, the connection is going to end: as when the sender drains.
+            let is_done = fields.u16("reason")? == GoAwayReason::Done as u16;
+            let reason = if is_done { GoAwayReason::Done } else { GoAwayReason::Draining };
+            fields.reserved::<2>()?;
+            Body::GoAway { reason, grace_ms: fields.u32("grace_ms")? }
+        }
         FrameType::AddNewMsg | FrameType::DelMsg => match operation(&mut fields)? {
             Operation::Add { ack_timeout_ticks, attempt } => {
                 Body::AddNewMsg(AddNewMsg { messages: fields.messages()?.to_vec(), ack_timeout_ticks, attempt })
@@ -46,7 +49,7 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
             from_end: fields.has(flag::FROM_END),
         }),
         FrameType::Subscribed => {
-            Body::Subscribed(Subscribed { group: fields.short_text("group")?, created: fields.has(flag::CREATED) })
+            Body::Subscribed { group: fields.short_text("group")?, created: fields.has(flag::CREATED) }
         }
         FrameType::TimeoutBatch => Body::TimeoutBatch(timeout_batch(&mut fields)?),
         FrameType::BatchAck => {
@@ -54,26 +57,23 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
             Body::BatchAck((0..count).map(|_| fields.batch_id()).collect::<Result<_, _>>()?)
         }
         FrameType::BatchAckAnswer => Body::BatchAckAnswer { settled: fields.u32("settled")? },
-        FrameType::BatchNack => {
-            Body::BatchNack(BatchNack { batch: fields.batch_id()?, delay_ms: fields.u32("delay_ms")? })
-        }
+        FrameType::BatchNack => Body::BatchNack { batch: fields.batch_id()?, delay_ms: fields.u32("delay_ms")? },
         FrameType::BatchNackAnswer => Body::BatchNackAnswer { held: fields.has(flag::HELD) },
         FrameType::GroupDelete => Body::GroupDelete(fields.short_text("group")?),
         FrameType::GroupDeleteAnswer => Body::GroupDeleteAnswer,
-        FrameType::Error => Body::Error(error(&mut fields, frame.status)?),
+        FrameType::Error => {
+            let text = fields.all();
+            let unknown = fields.has(flag::OUTCOME_UNKNOWN);
+            Body::Error(Error {
+                code: frame.status,
+                promise: if unknown { Promise::OutcomeUnknown } else { Promise::NotApplied },
+                retryable: fields.has(flag::RETRYABLE),
+                text: fields.text(text, "text")?,
+            })
+        }
     };
     fields.end()?;
     Ok(body)
-}
-
-#[cold]
-fn unknown_type(number: u8) -> Refusal {
-    let version = VERSIONS.end();
-    let text = format!(
-        "frames of type {number:#04x} are not known to version {version} of the protocol: send only the types \
-         that docs/PROTOCOL.md lists"
-    );
-    Refusal::new(Reason::UnknownType, text)
 }
 
 fn hello(fields: &mut Fields<'_>) -> Result<Hello, Refusal> {
@@ -125,24 +125,12 @@ fn echo(fields: &mut Fields<'_>) -> Result<Vec<u8>, Refusal> {
     Ok(payload.to_vec())
 }
 
-fn go_away(fields: &mut Fields<'_>) -> Result<GoAway, Refusal> {
-    // Whatever a later version's reason is, the connection is going to end: as when the sender drains.
-    let reason = match fields.u16("reason")? {
-        number if number == GoAwayReason::Done as u16 => GoAwayReason::Done,
-        _ => GoAwayReason::Draining,
-    };
-    fields.reserved::<2>()?;
-    Ok(GoAway { reason, grace_ms: fields.u32("grace_ms")? })
-}
-
 /// Reads an AddNewMsg or a DelMsg; none if the frame is neither, or has a fault.
 pub(super) fn request<'a>(frame: &RawFrame<'a>) -> Option<(Operation, Messages<'a>)> {
-    let frame_type = FrameType::from_number(frame.number)?;
-    if !matches!(frame_type, FrameType::AddNewMsg | FrameType::DelMsg) {
+    if frame.number != FrameType::AddNewMsg as u8 && frame.number != FrameType::DelMsg as u8 {
         return None;
     }
-    let mut fields = Fields { frame_type, flags: frame.flags, rest: frame.body };
-    fields.check_head(frame.status).ok()?;
+    let mut fields = Fields::of(frame).ok()?;
     Some((operation(&mut fields).ok()?, fields.messages().ok()?))
 }
 
@@ -208,16 +196,5 @@ fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
         counts: TickCounts { added, acked, storm, drained },
         last: fields.has(flag::LAST),
         messages: messages.map(|(message, attempt)| TimedOut { message, attempt: *attempt }).collect(),
-    })
-}
-
-fn error(fields: &mut Fields<'_>, code: u16) -> Result<Error, Refusal> {
-    let bytes = fields.all();
-    let unknown = fields.has(flag::OUTCOME_UNKNOWN);
-    Ok(Error {
-        code,
-        promise: if unknown { Promise::OutcomeUnknown } else { Promise::NotApplied },
-        retryable: fields.has(flag::RETRYABLE),
-        text: fields.text(bytes, "text")?,
     })
 }

@@ -3,9 +3,9 @@
 use bytes::{BufMut, BytesMut};
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, COUNTED_HEAD_LENGTH, DelMsg, Frame, FrameType, GoAway,
-    HEAD_LENGTH, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe,
-    Subscribed, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
+    AddNewMsg, AddNewMsgAnswer, Body, COUNTED_HEAD_LENGTH, DelMsg, Frame, FrameType, HEAD_LENGTH, Hello, MAGIC,
+    MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch,
+    Welcome,
 };
 use super::{Codec, LENGTH_LENGTH, flag};
 use crate::core::{
@@ -150,7 +150,7 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
             out.put_slice(payload);
             0
         }
-        Body::GoAway(GoAway { reason, grace_ms }) => {
+        Body::GoAway { reason, grace_ms } => {
             out.put_u16(*reason as u16);
             out.put_u16(0);
             out.put_u32(*grace_ms);
@@ -166,17 +166,24 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
             put_short_text(group, out);
             bit(*ephemeral, flag::EPHEMERAL) | bit(*from_end, flag::FROM_END)
         }
-        Body::Subscribed(Subscribed { group, created }) => {
+        Body::Subscribed { group, created } => {
             put_short_text(group, out);
             bit(*created, flag::CREATED)
         }
         Body::TimeoutBatch(batch) => timeout_batch(batch, &batch.messages, out),
-        Body::BatchAck(batches) => batch_ack(batches, out),
+        Body::BatchAck(batches) => {
+            debug_assert!((1..=MAX_BATCH_IDS).contains(&batches.len()), "checked where the BatchAck is built");
+            out.put_u32(u32_of(batches.len()));
+            for batch in batches {
+                put_batch_id(*batch, out);
+            }
+            0
+        }
         Body::BatchAckAnswer { settled } => {
             out.put_u32(*settled);
             0
         }
-        Body::BatchNack(BatchNack { batch, delay_ms }) => {
+        Body::BatchNack { batch, delay_ms } => {
             put_batch_id(*batch, out);
             out.put_u32(*delay_ms);
             0
@@ -270,15 +277,6 @@ fn timeout_batch(header: &TimeoutBatch, messages: &[TimedOut], out: &mut BytesMu
     let attempts = extended(out, messages.len());
     attempts.iter_mut().zip(messages).for_each(|(byte, timed_out)| *byte = timed_out.attempt);
     bit(header.last, flag::LAST) | bit(storm, flag::STORM) | bit(drained, flag::DRAINED)
-}
-
-fn batch_ack(batches: &[BatchId], out: &mut BytesMut) -> u8 {
-    debug_assert!((1..=MAX_BATCH_IDS).contains(&batches.len()), "checked where the BatchAck is built");
-    out.put_u32(u32_of(batches.len()));
-    for batch in batches {
-        put_batch_id(*batch, out);
-    }
-    0
 }
 
 fn error(text: &str, promise: Promise, retryable: bool, out: &mut BytesMut) -> u8 {

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::super::frame::{FrameType, MAX_MESSAGES};
-use super::flag;
+use super::super::frame::{FrameType, MAX_MESSAGES, VERSIONS};
+use super::{RawFrame, flag};
 use crate::core::{BatchId, Message, Reason, Refusal, Tick};
 
 /// Bytes of a batch id.
@@ -17,19 +17,30 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Refuses flags that the type does not define, and a status outside of Errors: this build does not know their
-    /// meaning, so it must not ignore them.
-    pub(super) fn check_head(&self, status: u16) -> Result<(), Refusal> {
-        let undefined = self.flags & !flag::defined(self.frame_type);
-        if undefined != 0 {
-            return Err(
-                self.wrong(format_args!("has flags {undefined:#04x} that it does not define: leave them 0"))
+    /// The fields of a frame. Refuses an unknown type, flags that the type does not define, and a status outside of
+    /// Errors: this build does not know their meaning, so it must not ignore them.
+    pub(super) fn of(frame: &RawFrame<'a>) -> Result<Fields<'a>, Refusal> {
+        let RawFrame { number, flags, status, body, .. } = *frame;
+        let Some(frame_type) = FrameType::from_number(number) else {
+            let version = VERSIONS.end();
+            let text = format!(
+                "frames of type {number:#04x} are not known to version {version} of the protocol: send only the types \
+                 that docs/PROTOCOL.md lists"
             );
+            return Err(Refusal::new(Reason::UnknownType, text));
+        };
+        let fields = Fields { frame_type, flags, rest: body };
+        let undefined = flags & !flag::defined(frame_type);
+        if undefined != 0 {
+            let text = format_args!("has flags {undefined:#04x} that it does not define: leave them 0");
+            return Err(fields.wrong(text));
         }
-        match (self.frame_type, status) {
-            (FrameType::Error, 0) => Err(self.wrong(format_args!("has status 0, but must have the error's code"))),
-            (FrameType::Error, _) | (_, 0) => Ok(()),
-            _ => Err(self.wrong(format_args!("has status {status}, but must have 0: it is no error"))),
+        match (frame_type, status) {
+            (FrameType::Error, 0) => {
+                Err(fields.wrong(format_args!("has status 0, but must have the error's code")))
+            }
+            (FrameType::Error, _) | (_, 0) => Ok(fields),
+            _ => Err(fields.wrong(format_args!("has status {status}, but must have 0: it is no error"))),
         }
     }
 

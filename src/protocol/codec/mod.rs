@@ -22,17 +22,14 @@ mod single_message;
 #[cfg(test)]
 mod tests;
 
-use std::io;
-
 use bytes::{Buf, BytesMut};
 pub use requests::EchoedPings;
-use tokio_util::codec::{Decoder, Encoder};
 
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
 use crate::core::{DelOutcome, Reason, Refusal};
 
 /// Bytes of the length itself, which it does not count.
-const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
+pub(crate) const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
 
 // The numbers of outcomes in the protocol are those of the enum.
 const _: () = assert!(DelOutcome::Unknown as u8 == 0 && DelOutcome::Acked as u8 == 1);
@@ -180,6 +177,11 @@ fn too_short(length: usize) -> DecodeError {
     DecodeError { correlation: 0, refusal: Refusal::new(Reason::MalformedFrame, text) }
 }
 
+/// The first bytes of a frame: the head without the correlation id.
+pub(crate) const fn begin(whole: usize, frame_type: FrameType, flags: u8) -> u64 {
+    ((whole - LENGTH_LENGTH) as u64) << 32 | (frame_type as u64) << 24 | (flags as u64) << 16
+}
+
 /// The parts of a whole frame at the front of what was received.
 struct RawFrame<'a> {
     number: u8,
@@ -224,25 +226,5 @@ fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
 impl Default for Codec {
     fn default() -> Codec {
         Codec::new(DEFAULT_MAX_FRAME_LENGTH)
-    }
-}
-
-/// Decoding for a `Framed` of tokio-util.
-impl Decoder for Codec {
-    type Item = Decoded;
-    type Error = io::Error;
-
-    fn decode(&mut self, received: &mut BytesMut) -> io::Result<Option<Decoded>> {
-        Codec::decode(self, received).map_err(io::Error::other)
-    }
-}
-
-/// Encoding for a `Framed` of tokio-util.
-impl Encoder<&Frame> for Codec {
-    type Error = io::Error;
-
-    fn encode(&mut self, frame: &Frame, out: &mut BytesMut) -> io::Result<()> {
-        self.encode_frame(frame, out);
-        Ok(())
     }
 }

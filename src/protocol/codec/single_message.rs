@@ -7,8 +7,8 @@ use std::hint::select_unpredictable;
 
 use bytes::BytesMut;
 
-use super::super::frame::{COUNTED_HEAD_LENGTH, FrameType, HEAD_LENGTH};
-use super::flag;
+use super::super::frame::{FrameType, HEAD_LENGTH};
+use super::{LENGTH_LENGTH, begin, flag};
 use crate::core::{Message, Operation, Outcome, Request, RequestBatch};
 
 /// Bytes before the message of a DelMsg; an AddNewMsg has four more, which come first.
@@ -23,12 +23,6 @@ const NUMBER: usize = 8;
 
 /// The longest request of one message: what is looked at of what was received.
 const LONGEST: usize = DEL_FIXED + MORE_OF_ADD + 2 * NUMBER;
-
-/// The first bytes of a frame: the head without the correlation id.
-const fn begin(whole: usize, frame_type: FrameType, flags: u8) -> u64 {
-    let length = whole - HEAD_LENGTH + COUNTED_HEAD_LENGTH;
-    (length as u64) << 32 | (frame_type as u64) << 24 | (flags as u64) << 16
-}
 
 /// The first bytes of a request of one message: without its client and with it, each a DelMsg and an AddNewMsg.
 const BEGINS: [[u64; 2]; 2] = [
@@ -77,12 +71,6 @@ const fn kind(window: &Window) -> (bool, bool) {
     (frame_type == FrameType::AddNewMsg as u8, flags & flag::CLIENTS != 0)
 }
 
-/// Where the message of a request stands.
-#[inline]
-fn message_at(is_add: bool) -> usize {
-    DEL_FIXED + MORE_OF_ADD * usize::from(is_add)
-}
-
 /// The bytes of the frame, if it is a request without a fault.
 #[inline]
 fn length(window: &Window) -> Option<usize> {
@@ -92,7 +80,7 @@ fn length(window: &Window) -> Option<usize> {
     // The count, and of an AddNewMsg the byte before it, which must be 0.
     let count = select_unpredictable(is_add, fields & 0xff_ffff_ffff, fields >> 32);
     // All of these are shorter than 256 bytes. Where the next begins is known sooner so than by what kind this is.
-    let length = HEAD_LENGTH - COUNTED_HEAD_LENGTH + usize::from(window[3]);
+    let length = LENGTH_LENGTH + usize::from(window[3]);
     (begins && count == 1).then_some(length)
 }
 
@@ -104,7 +92,7 @@ fn push(window: &Window, batch: &mut RequestBatch, revolution: u16) {
     let [high, low, attempt, _] = chunk(window, HEAD_LENGTH);
     let add = Operation::Add { ack_timeout_ticks: u16::from_be_bytes([high, low]), attempt };
     let add = add.with_default_timeout(revolution);
-    let at = message_at(is_add);
+    let at = DEL_FIXED + MORE_OF_ADD * usize::from(is_add);
     // A node that sends clients always sends them.
     let client = if has_client { u64_at(window, at + NUMBER) } else { 0 };
     batch.push_single(

@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, BatchNack, Body, DelMsg, Error, Frame, FrameType, GoAway, GoAwayReason, Hello,
-    MAX_MESSAGES, Subscribe, Subscribed, TimeoutBatch, Welcome,
+    AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Error, Frame, FrameType, GoAwayReason, Hello, MAX_MESSAGES,
+    Subscribe, TimeoutBatch, Welcome,
 };
 use super::{Codec, DecodeError, Decoded};
 use crate::core::{AddOutcome, BatchId, DelOutcome, Message, Promise, Reason, Tick, TickCounts, TimedOut};
@@ -87,7 +87,7 @@ fn session_body() -> impl Strategy<Value = Body> {
         });
     let go_away = any::<(bool, u32)>().prop_map(|(done, grace_ms)| {
         let reason = if done { GoAwayReason::Done } else { GoAwayReason::Draining };
-        Body::GoAway(GoAway { reason, grace_ms })
+        Body::GoAway { reason, grace_ms }
     });
     let error =
         (1..=u16::MAX, any::<(bool, bool)>(), ".{0,200}").prop_map(|(code, (unknown, retryable), text)| {
@@ -118,8 +118,8 @@ fn batch_body() -> impl Strategy<Value = Body> {
         ("[a-z.]{0,64}", any::<(u32, bool, bool)>()).prop_map(|(group, (credit, ephemeral, from_end))| {
             Body::Subscribe(Subscribe { group, credit, ephemeral, from_end })
         });
-    let subscribed = ("[a-z.]{0,64}", any::<bool>())
-        .prop_map(|(group, created)| Body::Subscribed(Subscribed { group, created }));
+    let subscribed =
+        ("[a-z.]{0,64}", any::<bool>()).prop_map(|(group, created)| Body::Subscribed { group, created });
     let timed_out = any::<(u64, u64, u8)>()
         .prop_map(|(msg_id, client, attempt)| TimedOut { message: Message::new(msg_id, client), attempt });
     let batch = (batch_id(), any::<(u32, u64, [u64; 2], [bool; 3])>(), vec(timed_out, 1..40)).prop_map(
@@ -129,8 +129,7 @@ fn batch_body() -> impl Strategy<Value = Body> {
             Body::TimeoutBatch(TimeoutBatch { id, delivery_count, age_ms, counts, last, messages })
         },
     );
-    let nack =
-        (batch_id(), any::<u32>()).prop_map(|(batch, delay_ms)| Body::BatchNack(BatchNack { batch, delay_ms }));
+    let nack = (batch_id(), any::<u32>()).prop_map(|(batch, delay_ms)| Body::BatchNack { batch, delay_ms });
     prop_oneof![
         subscribe,
         subscribed,
@@ -336,6 +335,6 @@ fn later_versions_may_extend_hello_and_go_away() {
     assert_eq!(decode(&mut with_length(&hello)), Some(Decoded::Frame(Frame::new(7, Body::Hello(expected)))));
 
     let go_away = [&head(0x03, 0, 0)[..], &[0x12, 0x34, 0, 0, 0, 0, 0, 1]].concat();
-    let expected = GoAway { reason: GoAwayReason::Draining, grace_ms: 1 };
-    assert_eq!(decode(&mut with_length(&go_away)), Some(Decoded::Frame(Frame::new(7, Body::GoAway(expected)))));
+    let expected = Body::GoAway { reason: GoAwayReason::Draining, grace_ms: 1 };
+    assert_eq!(decode(&mut with_length(&go_away)), Some(Decoded::Frame(Frame::new(7, expected))));
 }

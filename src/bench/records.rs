@@ -1,8 +1,9 @@
-//! Records latencies, and the time at which the server was at each tick.
+//! Records what a load measures: latencies, when the server was at each tick, counters, and errors.
 
-use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use hdrhistogram::Histogram;
+use parking_lot::Mutex;
 
 /// The longest latency that the histograms distinguish, in ns: a minute. Longer ones count as a minute.
 const LONGEST: u64 = 60_000_000_000;
@@ -77,44 +78,88 @@ impl Run {
 /// moved on before the latest request was sent that was still answered with it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TickTimes {
-    /// The deadline answered last. Most answers have it, and then the map need not be asked.
-    latest: (u64, u64),
-    before: BTreeMap<u64, u64>,
+    /// Deadlines in the order in which they were answered, and the times of the requests. A deadline comes again where
+    /// answers with another were in between.
+    seen: Vec<(u64, u64)>,
 }
 
 impl TickTimes {
     /// A request that was sent at `sent_at`, in ns since the load began, was answered with this deadline.
     pub(super) fn record(&mut self, deadline: u64, sent_at: u64) {
-        if self.latest.0 != deadline {
-            let (left, left_at) = std::mem::replace(&mut self.latest, (deadline, sent_at));
-            self.merge_one(left, left_at);
+        match self.seen.last_mut() {
+            Some((latest, latest_at)) if *latest == deadline => *latest_at = sent_at.max(*latest_at),
+            _ => self.seen.push((deadline, sent_at)),
         }
-        self.latest.1 = self.latest.1.max(sent_at);
     }
 
     /// When the latest request was sent of those that got the deadline answered last.
-    pub(super) const fn latest_at(&self) -> u64 {
-        self.latest.1
-    }
-
-    fn merge_one(&mut self, deadline: u64, sent_at: u64) {
-        let latest = self.before.entry(deadline).or_default();
-        *latest = sent_at.max(*latest);
+    pub(super) fn latest_at(&self) -> u64 {
+        self.seen.last().map_or(0, |(_, sent_at)| *sent_at)
     }
 
     /// Adds what another has seen.
     pub(super) fn merge(&mut self, other: &TickTimes) {
-        for (deadline, sent_at) in other.before.iter().map(|(d, s)| (*d, *s)).chain([other.latest]) {
-            self.merge_one(deadline, sent_at);
-        }
+        self.seen.extend_from_slice(&other.seen);
     }
 
     /// The latest time at which the deadline answered was surely not yet beyond `deadline`; none if no request was
     /// answered with it or an earlier one.
     pub(super) fn last_at_or_before(&self, deadline: u64) -> Option<u64> {
-        let seen = self.before.range(..=deadline).map(|(_, sent_at)| *sent_at);
-        let latest = (self.latest.0 <= deadline).then_some(self.latest.1);
-        seen.chain(latest).max().filter(|sent_at| *sent_at > 0)
+        self.seen.iter().filter(|(seen, _)| *seen <= deadline).map(|(_, sent_at)| *sent_at).max()
+    }
+}
+
+/// The counters of one connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counters {
+    /// The number of the connection.
+    pub(super) connection: usize,
+    /// Messages added while it was measured.
+    pub(super) added: u64,
+    /// Messages acknowledged while it was measured.
+    pub(super) acked: u64,
+    /// Requests answered while it was measured.
+    pub(super) frames: u64,
+    /// Pairs, or Pings, that were due at a fixed rate and never made.
+    pub(super) not_made: u64,
+    /// Messages in flight that are not to be acknowledged, since the beginning.
+    pub(super) left_to_time_out: u64,
+    /// Numbers that were given to messages, since the beginning.
+    pub(super) numbers: u64,
+}
+
+/// How many different texts are kept.
+const KEPT: usize = 8;
+
+/// The errors of a load.
+#[derive(Debug, Default)]
+pub(super) struct Errors {
+    inner: Mutex<(u64, Vec<String>)>,
+}
+
+impl Errors {
+    /// Counts an error. A text that is known already is not kept again.
+    pub(super) fn record(&self, text: impl Into<String>) {
+        let text = text.into();
+        self.count(|known| *known == text, || text.clone());
+    }
+
+    /// Counts an error of a kind; only the first example is kept.
+    pub(super) fn record_kind(&self, kind: &str, example: impl Display) {
+        self.count(|known| known.starts_with(kind), || format!("{kind} ({example})"));
+    }
+
+    fn count(&self, is_known: impl FnMut(&String) -> bool, text: impl FnOnce() -> String) {
+        let (count, texts) = &mut *self.inner.lock();
+        *count += 1;
+        if texts.len() < KEPT && !texts.iter().any(is_known) {
+            texts.push(text());
+        }
+    }
+
+    /// How many there were, and the first different ones.
+    pub(super) fn first(&self) -> (u64, Vec<String>) {
+        self.inner.lock().clone()
     }
 }
 
@@ -144,5 +189,18 @@ mod tests {
         one.merge(&other);
         let seen: Vec<_> = (19..=24).map(|deadline| one.last_at_or_before(deadline)).collect();
         assert_eq!(seen, [None, Some(12), Some(15), Some(15), Some(40), Some(40)]);
+    }
+
+    #[test]
+    fn all_are_counted_and_the_first_different_ones_kept() {
+        let errors = Errors::default();
+        for number in 0..100 {
+            errors.record("the same");
+            errors.record_kind("a kind", number);
+            errors.record(format!("number {number}"));
+        }
+        let (count, texts) = errors.first();
+        assert_eq!((count, texts.len()), (300, KEPT));
+        assert_eq!(texts[..4], ["the same", "a kind (0)", "number 0", "number 1"]);
     }
 }
