@@ -1,9 +1,8 @@
 //! Builds and runs a sidecar from its configuration. `serve`, tests and examples use it.
 
 mod drain;
-mod start_error;
-mod stores;
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,18 +12,18 @@ use rustix::system::uname;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tracing::{Instrument, Span, error_span, warn};
+use tracing::{Instrument, Span, error, error_span, info, warn};
 
-pub use self::start_error::StartError;
-use self::stores::open_store;
 use crate::admin::{self, Health, SharedAnswer};
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, RedisConfig, without_password};
 use crate::core::{Outboxes, Rings, Store};
 use crate::delivery::Delivery;
 use crate::logging;
+use crate::memory::{MemoryOptions, MemoryStore, Recovery, StateError};
 use crate::metrics::{Metrics, gauge_value};
 use crate::process::thread::RuntimeThread;
+use crate::redis::{RedisOptions, RedisStore, RedisStoreError};
 use crate::server::{self, Certificate, Listener, Server, SocketFile, Token};
 use crate::ticker::Ticker;
 use crate::ticker::precise_timer::PreciseTimer;
@@ -134,6 +133,58 @@ impl Sidecar {
     }
 }
 
+/// Opens the store; `name` is that of the sidecar.
+async fn open_store(
+    config: &Config,
+    name: &str,
+    clock: &Arc<Clock>,
+    metrics: &Arc<Metrics>,
+) -> Result<Arc<dyn Store>, StartError> {
+    let Some(RedisConfig(options)) = &config.redis else {
+        return Ok(Arc::new(open_memory(config, clock, metrics)?));
+    };
+    let options = RedisOptions { name: name.to_owned(), ..options.clone() };
+    match RedisStore::open(&options, clock, metrics).await {
+        Ok(store) => Ok(Arc::new(store)),
+        Err(cause) => Err(StartError::Redis { url: without_password(&options.url), cause }),
+    }
+}
+
+fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<MemoryStore, StateError> {
+    let options = MemoryOptions {
+        wheel: config.wheel,
+        storm: config.storm,
+        retention: config.retention,
+        max_in_flight: config.max_in_flight,
+        threads: config.threads,
+        state_file: config.state_file.clone(),
+    };
+    let (store, recovery) = MemoryStore::open(options, clock.moment())?;
+    let path = config.state_file.as_ref().map(|path| path.display().to_string());
+    match recovery {
+        Recovery::Restored(messages) => {
+            info!(messages, path, "messages in flight taken over from the state file");
+            if messages > 0 {
+                // Reading the file took time that the clients did not have.
+                store.wait_for_clients(clock.now());
+            }
+        }
+        Recovery::Lost => {
+            metrics.memory_lost.set(1);
+            error!(
+                path,
+                "the sidecar before this one ended without a drain, and what it had in flight is lost: nobody is told of it; \
+                 look at the sessions that were pushed to within the last ack timeout"
+            );
+        }
+        Recovery::Empty if path.is_some() => {
+            info!(path, "there is no state file yet, and the wheel begins empty");
+        }
+        Recovery::Empty => {}
+    }
+    Ok(store)
+}
+
 /// Opens the listeners for logic nodes; returns the address of the first too.
 async fn open_listeners(config: &Config) -> Result<(Vec<Listener>, SocketAddr), StartError> {
     let (listener, address) = listen("--listen", config.listen).await?;
@@ -194,4 +245,40 @@ fn export_settings(config: &Config, rings: usize, metrics: &Metrics) {
 /// The span of log lines about a ring. If there are several rings it names the ring, also with `--log error`.
 fn span_of(ring: usize, store: &dyn Store) -> Span {
     if store.rings().len() > 1 { error_span!(logging::RING, ring) } else { Span::none() }
+}
+
+/// The reason why a sidecar could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address could not be listened on.
+    #[error("cannot listen on {address}: {cause}{}; choose another {flag}", likely_cause(cause))]
+    Listen {
+        /// The flag that names the address.
+        flag: &'static str,
+        /// The address.
+        address: String,
+        /// The cause.
+        cause: io::Error,
+    },
+    /// A thread for the tickers, or for the admin endpoints, could not be started.
+    #[error(
+        "a thread for the wheel or for --admin could not be started: {0}; look at the limits of processes and open files"
+    )]
+    Thread(io::Error),
+    /// The memory store could not be opened.
+    #[error(transparent)]
+    Memory(#[from] StateError),
+    /// The Redis store could not be opened.
+    #[error("--store {url}: {cause}")]
+    Redis {
+        /// Its URL, without a password.
+        url: String,
+        /// The cause.
+        cause: RedisStoreError,
+    },
+}
+
+/// The likely reason why an address cannot be listened on.
+fn likely_cause(cause: &io::Error) -> &'static str {
+    if cause.kind() == io::ErrorKind::AddrInUse { "; is another sidecar running there?" } else { "" }
 }

@@ -1,10 +1,17 @@
-//! The clock of the process: the only place that reads the time.
+//! The clock of the process: the only place that reads the time. Timeouts that a stall does not use up.
 
+use std::pin::pin;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::RwLock;
 
 use crate::core::{Moment, StallAwareClock};
+
+/// The number of parts of a timeout. A stall uses up only one of them.
+const TIMEOUT_PARTS: u32 = 4;
+
+/// The shortest part, since the timers of the runtime count in ms.
+const SHORTEST_PART: Duration = Duration::from_millis(5);
 
 /// A monotonic clock, with a second reading that does not count stalls of the process.
 ///
@@ -50,4 +57,17 @@ impl Clock {
 /// The monotonic time.
 pub fn monotonic() -> Instant {
     tokio::time::Instant::now().into_std()
+}
+
+/// Awaits `awaited` for at most `timeout`. A stall of this process uses up a quarter of a timeout of 20 ms or more.
+/// During the stall, peers had no time to answer, or were not read.
+pub(crate) async fn stall_aware_timeout<T>(timeout: Duration, awaited: impl Future<Output = T>) -> Option<T> {
+    let mut awaited = pin!(awaited);
+    let parts = if timeout < SHORTEST_PART * TIMEOUT_PARTS { 1 } else { TIMEOUT_PARTS };
+    for _ in 0..parts {
+        if let Ok(output) = tokio::time::timeout(timeout / parts, &mut awaited).await {
+            return Some(output);
+        }
+    }
+    None
 }

@@ -8,8 +8,10 @@ use futures_util::future::{join_all, try_join_all};
 use tracing::{debug, warn};
 
 use super::answers::SharedAnswer;
-use super::status::{GroupReport, RingReport, StatusReport};
-use crate::core::{Backlog, CLOCK_BEAT, GroupBacklog, GroupName, Refusal, RingStatus, merge_backlogs};
+use super::status::{GroupReport, RingReport, StatusReport, TickReport};
+use crate::core::{
+    Backlog, CLOCK_BEAT, GroupBacklog, GroupName, Refusal, RingStatus, Tick, TickCounts, merge_backlogs,
+};
 use crate::metrics::gauge_value;
 use crate::server::{Certificate, Shared};
 use crate::ticker::{LIVENESS, TickerHandle};
@@ -64,12 +66,7 @@ impl Health {
         self.set_metrics(&led, &backlog, &self.shared.delivery.attended());
     }
 
-    /// Sets the gauges to 0, for a store that does not answer. Takes no lock of the delivery.
-    pub(super) fn clear_metrics(&self) {
-        self.set_metrics(&[], &Backlog::default(), &[]);
-    }
-
-    fn set_metrics(&self, led: &[RingStatus], backlog: &Backlog, subscribers: &[(GroupName, u64)]) {
+    pub(super) fn set_metrics(&self, led: &[RingStatus], backlog: &Backlog, subscribers: &[(GroupName, u64)]) {
         let Shared { options, free_connections, metrics, certificate, store, .. } = &*self.shared;
         let expiry = certificate.as_ref().and_then(Certificate::expiry);
         metrics.certificate_expiry.set(expiry.unwrap_or_default());
@@ -84,21 +81,42 @@ impl Health {
         let Shared { store, delivery, clock, .. } = &*self.shared;
         let (rings, now) = (store.rings(), clock.now());
         // Before the pointers, so that no tick is reported as expired that a pointer has not left.
-        let recent: Vec<_> = self.tickers.iter().map(TickerHandle::recent).collect();
+        let tick = |(tick, counts): (Tick, TickCounts)| {
+            let TickCounts { added, acked, storm, .. } = counts;
+            TickReport { tick: tick.0, added, acked, timed_out: counts.timed_out(), storm }
+        };
+        let recent = |ticker: &TickerHandle| ticker.recent().into_iter().map(tick).collect();
+        let recent: Vec<Vec<TickReport>> = self.tickers.iter().map(recent).collect();
         let statuses = try_join_all(rings.iter().map(|parts| parts.ring.status(now))).await?;
         let backlog = delivery.backlog().await?;
-        let group = |backlog: &GroupBacklog| GroupReport::new(backlog, delivery.subscribers(&backlog.group));
+        let ring = |(status, recent): (RingStatus, Vec<TickReport>)| RingReport {
+            ring: status.ring,
+            pointer: status.pointer.0,
+            epoch: status.epoch,
+            leader: status.leader,
+            lease_age_seconds: status.lease_age.map(|age| age.as_secs_f64()),
+            leads: status.leads,
+            pointer_lag_seconds: status.pointer_lag.as_secs_f64(),
+            waits: status.waits,
+            in_flight: status.in_flight,
+            slots: status.slots,
+            closing: status.closing,
+            recent,
+        };
+        let group = |backlog: &GroupBacklog| GroupReport {
+            group: backlog.group.to_string(),
+            subscribers: delivery.subscribers(&backlog.group),
+            outbox_batches: backlog.batches,
+            unacked_batches: backlog.unacked,
+            oldest_seconds: backlog.oldest.as_secs_f64(),
+        };
         let wheel = rings[0].ring.wheel();
         Ok(StatusReport {
             sidecar: self.name.clone(),
             store: store.kind().to_owned(),
             slots: wheel.slots(),
             tick_ms: wheel.tick_ms(),
-            rings: statuses
-                .into_iter()
-                .zip(&recent)
-                .map(|(status, recent)| RingReport::new(status, recent))
-                .collect(),
+            rings: statuses.into_iter().zip(recent).map(ring).collect(),
             groups: backlog.groups.iter().map(group).collect(),
         })
     }

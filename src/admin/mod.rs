@@ -3,12 +3,13 @@
 //! The endpoints change nothing.
 
 mod answers;
-mod connections;
 mod health;
 pub mod status;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -16,15 +17,32 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use tokio::net::TcpListener;
-use tracing::warn;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{debug, warn};
 
 pub use self::answers::SharedAnswer;
 use self::answers::{ANSWER_TIMEOUT, Answer};
-use self::connections::Connections;
-pub use self::connections::MAX_CONNECTIONS;
 pub use self::health::Health;
+use crate::core::Backlog;
+use crate::process::panics::contained;
 use crate::server::accept;
+
+/// The maximum number of connections.
+pub const MAX_CONNECTIONS: usize = 256;
+
+/// The longest head of a request, in bytes.
+const MAX_HEAD_LENGTH: usize = 16 * 1_024;
+
+/// How long the head of a request may take to come.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection may last. Each has one request: a peer that does not read must not keep its place.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves the endpoints until the task is aborted.
 pub async fn serve(listener: TcpListener, health: Arc<Health>) {
@@ -36,10 +54,40 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
         .route("/status", get(status))
         .fallback(async || (StatusCode::NOT_FOUND, "here are / /metrics /livez /readyz /status\n"))
         .with_state(health);
-    let mut connections = Connections::default();
+    // The task of each open connection, and whether its request was read; in the order of their arrival.
+    let mut open: VecDeque<(AbortOnDropHandle<()>, Arc<AtomicBool>)> = VecDeque::new();
     loop {
         let (stream, _) = accept("a connection to the admin port", || listener.accept()).await;
-        connections.serve(stream, &routes);
+        open.retain(|(task, _)| !task.is_finished());
+        if open.len() >= MAX_CONNECTIONS {
+            // The oldest that has asked nothing, or the oldest if all have asked: a probe gets its answer even during a
+            // port scan.
+            let silent = open.iter().position(|(_, has_asked)| !has_asked.load(Ordering::Relaxed));
+            open.remove(silent.unwrap_or(0));
+            debug!("a connection to the admin port was closed: there are too many, and it was the oldest");
+        }
+        let has_asked = Arc::new(AtomicBool::new(false));
+        let task = tokio::spawn(contained(serve_one(stream, routes.clone(), Arc::clone(&has_asked))));
+        open.push_back((AbortOnDropHandle::new(task), has_asked));
+    }
+}
+
+/// Serves one request of a connection.
+async fn serve_one(stream: TcpStream, routes: Router, has_asked: Arc<AtomicBool>) {
+    let routes = TowerToHyperService::new(routes);
+    let service = service_fn(|request| {
+        has_asked.store(true, Ordering::Relaxed);
+        routes.call(request)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD_LENGTH)
+        .keep_alive(false);
+    match tokio::time::timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), service)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%error, "a connection to the admin port ended"),
+        Err(_) => debug!("a connection to the admin port took too long"),
     }
 }
 
@@ -54,7 +102,8 @@ async fn metrics(State(health): State<Arc<Health>>) -> Answer {
     });
     fresh.await.unwrap_or_else(|| {
         warn!("the store did not say within {ANSWER_TIMEOUT:?} how its rings are; their gauges are 0: look at the store");
-        health.clear_metrics();
+        // For a store that does not answer; takes no lock of the delivery.
+        health.set_metrics(&[], &Backlog::default(), &[]);
         text(&health)
     })
 }

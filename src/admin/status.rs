@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::{GroupBacklog, RingStatus, Tick, TickCounts};
-
 /// The report that `GET /status` and `ackwheel status --json` print.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
@@ -84,46 +82,6 @@ pub struct GroupReport {
     pub unacked_batches: u64,
     /// Age of its oldest batch in seconds; 0 without one.
     pub oldest_seconds: f64,
-}
-
-impl RingReport {
-    /// A report of the status of a ring, and of the last ticks that its ticker remembers.
-    pub fn new(status: RingStatus, recent: &[(Tick, TickCounts)]) -> RingReport {
-        RingReport {
-            ring: status.ring,
-            pointer: status.pointer.0,
-            epoch: status.epoch,
-            leader: status.leader,
-            lease_age_seconds: status.lease_age.map(|age| age.as_secs_f64()),
-            leads: status.leads,
-            pointer_lag_seconds: status.pointer_lag.as_secs_f64(),
-            waits: status.waits,
-            in_flight: status.in_flight,
-            slots: status.slots,
-            closing: status.closing,
-            recent: recent.iter().map(|(tick, counts)| TickReport::new(*tick, *counts)).collect(),
-        }
-    }
-}
-
-impl TickReport {
-    fn new(tick: Tick, counts: TickCounts) -> TickReport {
-        let TickCounts { added, acked, storm, .. } = counts;
-        TickReport { tick: tick.0, added, acked, timed_out: counts.timed_out(), storm }
-    }
-}
-
-impl GroupReport {
-    /// A report of a group's outbox, and of its subscribers at this sidecar.
-    pub fn new(backlog: &GroupBacklog, subscribers: u64) -> GroupReport {
-        GroupReport {
-            group: backlog.group.to_string(),
-            subscribers,
-            outbox_batches: backlog.batches,
-            unacked_batches: backlog.unacked,
-            oldest_seconds: backlog.oldest.as_secs_f64(),
-        }
-    }
 }
 
 #[cfg(test)]

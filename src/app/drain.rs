@@ -54,7 +54,15 @@ impl Sidecar {
         server.close(CLOSE_TIMEOUT).await;
         health.shared.delivery.wait_until_groups_left(LEAVE_TIMEOUT).await;
         if handover == DrainOutcome::Published {
-            log_unacknowledged(&health.shared.delivery).await;
+            for GroupBacklog { group, batches, .. } in unacknowledged(&health.shared.delivery).await {
+                error!(
+                    %group,
+                    batches,
+                    "this group did not acknowledge its last batches, and they end with the process, unless a state \
+                     file with room for them keeps them: subscribe before the sidecar stops, or keep the \
+                     wheel with --state"
+                );
+            }
         }
         tasks.shutdown().await;
         let last = (begun + STORE_DEADLINE).min(health.shared.clock.now() + STORE_TIMEOUT);
@@ -112,18 +120,6 @@ async fn wait_for_subscribers(health: &Health, deadline: Instant) {
         && unacknowledged(delivery).await.iter().any(|backlog| delivery.subscribers(&backlog.group) > 0)
     {
         tokio::time::sleep(BACKLOG_POLL).await;
-    }
-}
-
-async fn log_unacknowledged(delivery: &Delivery) {
-    for GroupBacklog { group, batches, .. } in unacknowledged(delivery).await {
-        error!(
-            %group,
-            batches,
-            "this group did not acknowledge its last batches, and they end with the process, unless a state \
-             file with room for them keeps them: subscribe before the sidecar stops, or keep the \
-             wheel with --state"
-        );
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::ConfigError;
+use super::settings::ConfigError;
 use crate::redis::{Topology, TopologyKind};
 
 /// Stands in the place of text that may be a secret.

@@ -85,8 +85,8 @@ impl Wheel {
     ///
     /// # Errors
     ///
-    /// If `slots` is outside [`MIN_SLOTS`]..=[`MAX_SLOTS`] or `tick_length` outside [`MIN_TICK`]..=[`MAX_TICK`], or the
-    /// tick is not a whole number of milliseconds (the protocol states it in ms).
+    /// If `slots` is not from 1 to [`MAX_SLOTS`], or `tick_length` is not from 10 ms to 30 s, or not a whole number of
+    /// milliseconds.
     pub fn new(slots: u16, tick_length: Duration) -> Result<Wheel, WheelError> {
         if !(MIN_SLOTS..=MAX_SLOTS).contains(&slots) {
             return Err(WheelError::Slots(u64::from(slots)));

@@ -45,14 +45,7 @@ impl Delivery {
         if let Some(handle) = self.handles.lock().get_mut(group).filter(is_open) {
             return Ok((false, handle.join(join)));
         }
-        let created = self.open_group(group, options).await?;
-        let mut handles = self.handles.lock();
-        let new_task = || GroupTask::spawn(group.clone(), Arc::clone(self));
-        Ok((created, handles.entry(group.clone()).or_insert_with(new_task).join(join)))
-    }
-
-    /// Opens a group in all rings or, if possible, in none. Its lock is held.
-    async fn open_group(&self, group: &GroupName, options: GroupOptions) -> Result<bool, Refusal> {
+        // In all rings or, if possible, in none.
         let opened = self.outbox.open_group(group, options, self.clock.now()).await;
         if opened.is_err()
             && !self.handles.lock().contains_key(group)
@@ -60,8 +53,12 @@ impl Delivery {
         {
             debug!(%group, %refusal, "a group that could not be opened could not be left either; that follows later");
         }
-        opened
+        let created = opened?;
+        let mut handles = self.handles.lock();
+        let new_task = || GroupTask::spawn(group.clone(), Arc::clone(self));
+        Ok((created, handles.entry(group.clone()).or_insert_with(new_task).join(join)))
     }
+
     /// Locks a group for opening and joining it, and for leaving or deleting it once it is found empty. These steps
     /// must not interleave for the same group. They may take several round trips to the store, for which other groups
     /// do not wait.

@@ -1,6 +1,5 @@
 //! The metrics of a sidecar: one table with the name, the type and the help text of each.
 
-mod latencies;
 mod register;
 
 use std::time::Duration;
@@ -10,8 +9,7 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{Counter, Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 use rustix::time::{ClockId, clock_gettime};
 
-use self::latencies::Latencies;
-use self::register::{Labelled, Register, opts};
+use self::register::{Labelled, Latencies, Register, opts};
 use crate::core::{Backlog, DelOutcome, GroupName, Outcome, Reason, RequestBatch, RingStatus};
 use crate::logging;
 use crate::protocol::frame::FrameType;
@@ -63,7 +61,7 @@ metrics! {
         latencies("timeout_lateness_seconds",
             "Time from the end of a message's deadline tick to its publication in a batch.");
     pointer_tick: IntGauge = gauge("pointer_tick", "The tick at the pointer: the next one to expire.");
-    pointer_lag: Gauge = gauge_f64("pointer_lag_seconds", "How long the pointer is behind its time.");
+    pointer_lag: Gauge = gauge("pointer_lag_seconds", "How long the pointer is behind its time.");
     shifted_ticks: IntCounter = counter("shifted_ticks_total", "Ticks by which stalls shifted every deadline.");
     stalls: IntCounter = counter("stalls_total", "Times that the process stalled for 150 ms or more.");
     expiry_behind_ticks: IntCounter =
@@ -79,7 +77,7 @@ metrics! {
     batches_redelivered: IntCounter = counter("batches_redelivered_total", "Redeliveries of batches.");
     outbox_batches: IntGaugeVec =
         gauge_vec("outbox_batches", "Batches that a group has not acknowledged.", "group");
-    outbox_oldest: GaugeVec = gauge_f64_vec("outbox_oldest_seconds", "Age of a group's oldest batch.", "group");
+    outbox_oldest: GaugeVec = gauge_vec("outbox_oldest_seconds", "Age of a group's oldest batch.", "group");
     outbox_ids: IntGauge = gauge("outbox_ids", "Messages in batches that not every group has acknowledged.");
     outbox_max_ids: IntGauge = gauge("outbox_max_ids", "The most messages kept in the outbox, over all rings.");
     outbox_dropped_ids: IntCounter = counter("outbox_dropped_ids_total", "Messages lost to the outbox's bounds.");
@@ -101,7 +99,7 @@ metrics! {
     rings: IntGauge = gauge("rings", "Rings of the store, with or without a leader.");
     rings_led: IntGauge = gauge("rings_led", "Rings that this sidecar leads.");
     rings_unconfirmed: IntGauge = gauge("rings_unconfirmed", "Rings whose Redis no majority confirms.");
-    ack_timeout: Gauge = gauge_f64("ack_timeout_seconds", "The default ack timeout: one revolution.");
+    ack_timeout: Gauge = gauge("ack_timeout_seconds", "The default ack timeout: one revolution.");
     store_up: IntGauge = gauge("store_up", "1 if the store answers, else 0.");
     memory_lost: IntGauge = gauge("memory_lost", "1 if the sidecar before, with --state, did not drain.");
     redis_round_trips: Labelled<&'static str, Latencies> =
@@ -139,11 +137,6 @@ impl Metrics {
         if count > 0 {
             self.frames.of(frame_type).inc_by(count);
         }
-    }
-
-    /// Counts a refusal.
-    pub fn count_refusal(&self, reason: Reason) {
-        self.refusals.of(reason).inc();
     }
 
     /// Counts the outcomes of completed requests.

@@ -1,12 +1,15 @@
-//! Makes metrics and registers them.
+//! Makes metrics and registers them. Its histograms take many latencies at once.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
-use prometheus::proto::MetricType;
-use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::core::{Atomic, Collector, GenericGauge, GenericGaugeVec, Metric, MetricVec, MetricVecBuilder};
+use prometheus::proto::{self, LabelPair, MetricType};
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
-use super::latencies::{Builder, Latencies, LatenciesVec};
+use crate::core::{LATENCY_BOUNDS, LatencyHistogram, STAMP_UNIT};
 
 /// The names of all metrics begin with this.
 const PREFIX: &str = "ackwheel_";
@@ -57,20 +60,17 @@ impl Register {
         self.labelled(IntCounterVec::new(opts(name, help), &[label]), values, text)
     }
 
-    pub(super) fn gauge(&self, name: &str, help: &str) -> IntGauge {
-        self.add(IntGauge::with_opts(opts(name, help)))
+    pub(super) fn gauge<N: Atomic + 'static>(&self, name: &str, help: &str) -> GenericGauge<N> {
+        self.add(GenericGauge::with_opts(opts(name, help)))
     }
 
-    pub(super) fn gauge_f64(&self, name: &str, help: &str) -> Gauge {
-        self.add(Gauge::with_opts(opts(name, help)))
-    }
-
-    pub(super) fn gauge_vec(&self, name: &str, help: &str, label: &str) -> IntGaugeVec {
-        self.add(IntGaugeVec::new(opts(name, help), &[label]))
-    }
-
-    pub(super) fn gauge_f64_vec(&self, name: &str, help: &str, label: &str) -> GaugeVec {
-        self.add(GaugeVec::new(opts(name, help), &[label]))
+    pub(super) fn gauge_vec<N: Atomic + 'static>(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+    ) -> GenericGaugeVec<N> {
+        self.add(GenericGaugeVec::new(opts(name, help), &[label]))
     }
 
     pub(super) fn latencies(&self, name: &str, help: &str) -> Latencies {
@@ -100,10 +100,83 @@ impl Register {
     }
 }
 
-fn histograms(opts: Opts) -> prometheus::Result<LatenciesVec> {
+fn histograms(opts: Opts) -> prometheus::Result<MetricVec<Builder>> {
     MetricVec::create(MetricType::HISTOGRAM, Builder, opts)
 }
 
 pub(super) fn opts(name: &str, help: &str) -> Opts {
     Opts::new(format!("{PREFIX}{name}"), help)
+}
+
+/// A histogram of latencies. A frame of 32,768 Acks costs a few additions.
+#[derive(Clone, Debug)]
+pub struct Latencies(Arc<Counters>);
+
+#[derive(Debug, Default)]
+struct Counters {
+    labels: Vec<LabelPair>,
+    counts: [AtomicU64; LATENCY_BOUNDS.len() + 1],
+    sum_micros: AtomicU64,
+}
+
+impl Latencies {
+    /// Adds all latencies of a histogram.
+    pub fn add(&self, histogram: &LatencyHistogram) {
+        if histogram.is_empty() {
+            return;
+        }
+        for (counter, count) in self.0.counts.iter().zip(histogram.counts) {
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
+        self.0.sum_micros.fetch_add(histogram.sum_micros, Ordering::Relaxed);
+    }
+
+    /// Records one latency.
+    pub fn record(&self, latency: Duration) {
+        let mut histogram = LatencyHistogram::default();
+        histogram.record(latency, 1);
+        self.add(&histogram);
+    }
+}
+
+impl Metric for Latencies {
+    #[expect(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
+    fn metric(&self) -> proto::Metric {
+        let mut cumulative = 0;
+        let mut buckets = Vec::with_capacity(LATENCY_BOUNDS.len());
+        for (count, bound) in self.0.counts.iter().zip(LATENCY_BOUNDS) {
+            cumulative += count.load(Ordering::Relaxed);
+            let mut bucket = proto::Bucket::default();
+            bucket.set_cumulative_count(cumulative);
+            bucket.set_upper_bound((STAMP_UNIT * bound).as_secs_f64());
+            buckets.push(bucket);
+        }
+        cumulative += self.0.counts[LATENCY_BOUNDS.len()].load(Ordering::Relaxed);
+        let mut histogram = proto::Histogram::default();
+        histogram.set_bucket(buckets);
+        histogram.set_sample_count(cumulative);
+        histogram.set_sample_sum(self.0.sum_micros.load(Ordering::Relaxed) as f64 / 1e6);
+        let mut metric = proto::Metric::from_label(self.0.labels.clone());
+        metric.set_histogram(histogram);
+        metric
+    }
+}
+
+/// Makes histograms with the same labels, each with other values.
+#[derive(Clone, Debug)]
+struct Builder;
+
+impl MetricVecBuilder for Builder {
+    type M = Latencies;
+    type P = Opts;
+
+    fn build<V: AsRef<str>>(&self, opts: &Opts, values: &[V]) -> prometheus::Result<Latencies> {
+        let labels = opts.variable_labels.iter().zip(values).map(|(name, value)| {
+            let mut label = LabelPair::default();
+            label.set_name(name.clone());
+            label.set_value(value.as_ref().to_owned());
+            label
+        });
+        Ok(Latencies(Arc::new(Counters { labels: labels.collect(), ..Counters::default() })))
+    }
 }

@@ -73,7 +73,7 @@ impl Session {
             debug!(%refusal, "refused");
         }
         self.before_write();
-        self.shared.metrics.count_refusal(refusal.reason);
+        self.shared.metrics.refusals.of(refusal.reason).inc();
         self.shared.metrics.count_frame(FrameType::Error);
         self.stream.write(|codec, out| codec.encode_refusal(correlation, refusal, out));
         if refusal.reason.closes() || self.state == State::Greeting {

@@ -31,11 +31,11 @@ pub use self::socket_file::SocketFile;
 use self::buffered_stream::{Socket, Stream};
 use self::session::Session;
 use self::shared::Phase;
+use crate::clock::stall_aware_timeout;
 use crate::core::{Reason, Refusal};
 use crate::process::panics::contained;
 use crate::protocol::Codec;
 use crate::protocol::frame::FrameType;
-use crate::ticker::stall_aware_timeout;
 
 /// After a failed accept the listener pauses: without files it would fail again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -138,7 +138,7 @@ impl Acceptor {
             Reason::TooManyConnections,
             format!("this sidecar has {max} connections already: share connections, or raise --max-connections"),
         );
-        self.shared.metrics.count_refusal(refusal.reason);
+        self.shared.metrics.refusals.of(refusal.reason).inc();
         let mut bytes = BytesMut::new();
         Codec::default().encode_refusal(0, &refusal, &mut bytes);
         // If it fails, the peer still sees that the connection is closed.
@@ -202,6 +202,6 @@ async fn handshake(shared: &Shared, socket: Socket) -> Option<Stream> {
         ),
         None => debug!("the TLS handshake took too long"),
     }
-    shared.metrics.count_refusal(Reason::TlsHandshake);
+    shared.metrics.refusals.of(Reason::TlsHandshake).inc();
     None
 }

@@ -123,14 +123,14 @@ impl PendingRequests {
                 () = poll_fn(|context| requester.poll(context, &mut completed)) => {
                     for request in &completed.requests {
                         self.end(Weight::of(request));
-                        request.refusal.iter().for_each(|refusal| metrics.count_refusal(refusal.reason));
+                        request.refusal.iter().for_each(|refusal| metrics.refusals.of(refusal.reason).inc());
                     }
                     metrics.count_requests(&completed);
                     completed.clear(0);
                 }
                 Some(completed) = self.next() => {
                     if let Completed::Answer(_, Err(refusal)) | Completed::Subscribe(_, Err(refusal)) = completed {
-                        metrics.count_refusal(refusal.reason);
+                        metrics.refusals.of(refusal.reason).inc();
                     }
                 }
             }

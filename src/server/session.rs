@@ -19,13 +19,13 @@ use super::buffered_stream::{BufferedStream, Stream, descriptor};
 use super::keep_alive::{Action, KeepAlive};
 use super::pending_requests::{MAX_REQUESTS, PendingRequests};
 use super::shared::{DRAIN_GRACE, Phase, Shared};
+use crate::clock::stall_aware_timeout;
 use crate::core::{Delivery as Delivered, Refusal, RequestBatch, Requester};
 use crate::delivery::Subscription;
 use crate::process::panics::contained;
 use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, GoAwayReason, MAX_GREETING_LENGTH};
 use crate::ticker::read_barrier::Member;
-use crate::ticker::stall_aware_timeout;
 
 /// A connection that is not read from because too much waits for the store checks this often whether the store is up:
 /// no other event may come for as long as the store is unreachable.

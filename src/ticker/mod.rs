@@ -1,12 +1,11 @@
 //! The ticker of a ring: it moves the pointer, and is the only caller of advance.
 //!
 //! One task turns one ring. It maintains the lease and moves the pointer. Before each move, the connections read
-//! their sockets ([`read_barrier`]). Between the moves it publishes expired messages to the outbox in small steps.
+//! their sockets (`read_barrier`). Between the moves it publishes expired messages to the outbox in small steps.
 
 pub(crate) mod precise_timer;
 pub(crate) mod read_barrier;
 mod reports;
-mod stall_aware_timeout;
 mod turn;
 
 use std::collections::VecDeque;
@@ -16,8 +15,6 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::warn;
-
-pub(crate) use stall_aware_timeout::stall_aware_timeout;
 
 use self::precise_timer::PreciseTimer;
 use self::read_barrier::ReadBarrier;
@@ -104,7 +101,7 @@ impl Ticker {
             clock,
             read_barrier,
             handle: handle.clone(),
-            reports: Reports::new(metrics),
+            reports: Reports { metrics, behind_since: None, refused_at: None },
             vacancy,
             role: Role::Unknown,
             last_epoch: None,

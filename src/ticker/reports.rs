@@ -19,16 +19,12 @@ const CALM: Duration = Duration::from_secs(2);
 pub(super) struct Reports {
     pub(super) metrics: Arc<Metrics>,
     /// When the first of the last ticks in a row expired before expiry was done with earlier ticks.
-    behind_since: Option<Instant>,
+    pub(super) behind_since: Option<Instant>,
     /// When the store refused last, if refusals were logged and the recovery was not.
-    refused_at: Option<Instant>,
+    pub(super) refused_at: Option<Instant>,
 }
 
 impl Reports {
-    pub(super) fn new(metrics: Arc<Metrics>) -> Reports {
-        Reports { metrics, behind_since: None, refused_at: None }
-    }
-
     /// The process was stalled for this long; zero if it was not.
     pub(super) fn stall(&self, stalled: Duration) {
         if !stalled.is_zero() {

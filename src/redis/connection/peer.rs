@@ -19,11 +19,11 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::clock::Clock;
+use crate::clock::stall_aware_timeout;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::stall_detector::{StallDetector, Unanswered};
 use crate::redis::options::RESPONSE_TIMEOUT;
 use crate::redis::topology::nodes::Found;
-use crate::ticker::stall_aware_timeout;
 
 /// The wait for [`RESPONSE_TIMEOUT`] has so many parts: a pause of this process takes away one of them.
 const PARTS: u32 = 4;

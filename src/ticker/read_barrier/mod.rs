@@ -32,8 +32,8 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use self::readable_sockets::ReadableSockets;
+use crate::clock::stall_aware_timeout;
 use crate::process::panics;
-use crate::ticker::stall_aware_timeout;
 
 /// Waits for the connections to read.
 #[derive(Debug)]
@@ -121,20 +121,14 @@ impl ReadBarrier {
         for (number, member) in &members.by_number {
             let has_waiting = |waiting: &HashSet<u64>| waiting.contains(number);
             if !member.watched || member.unprocessed_input.is_set() || waiting.as_ref().is_none_or(has_waiting) {
-                member.ask(&request);
+                let mut pending = member.request.lock();
+                *pending = Some(request.clone());
+                member.is_requested.store(true, Ordering::Release);
+                drop(pending);
+                member.waker.wake();
             }
         }
         (members.rounds, requests)
-    }
-}
-
-impl MemberState {
-    fn ask(&self, request: &ReadRequest) {
-        let mut pending = self.request.lock();
-        *pending = Some(request.clone());
-        self.is_requested.store(true, Ordering::Release);
-        drop(pending);
-        self.waker.wake();
     }
 }
 
