@@ -33,7 +33,8 @@ async fn main() -> anyhow::Result<()> {
     let outcomes = client.del_msg(&messages[..1]).await?;
     println!("deleted 101:7, which is {}", outcomes[0]);
 
-    // One revolution later: phones 8 and 9 never answered, so they are offline.
+    // One revolution later: the messages that phones 8 and 9 did not acknowledge. docs/INTEGRATION.md says how to judge
+    // whether a phone is offline.
     println!("waiting for those that are never acknowledged …");
     if let Some(batch) = timeouts.next().await.transpose()? {
         let silent: Vec<String> = batch.messages.iter().map(|timed_out| timed_out.message.to_string()).collect();

@@ -1,8 +1,8 @@
 //! ackwheel: an ack-timeout tracker for IM servers, as a sidecar and as a client library.
 //!
 //! A logic node adds a message before it pushes it to a phone, and deletes it when the Ack of the phone arrives. A
-//! message that is still in flight after its ack timeout is delivered in a timeout batch: its client is probably
-//! offline.
+//! message that is still in flight after its ack timeout is delivered in a timeout batch. That is evidence, not a verdict:
+//! docs/INTEGRATION.md says how to judge whether a client is offline.
 //!
 //! # The tour
 //!

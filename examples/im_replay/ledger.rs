@@ -244,7 +244,7 @@ impl Ledger {
     }
 
     /// Clients of whose messages the last in the plan timed out: where an online table would have them.
-    pub fn marked_offline(&self, plan: &[Planned]) -> usize {
+    pub fn clients_without_ack(&self, plan: &[Planned]) -> usize {
         let mut offline = HashMap::new();
         for planned in plan {
             if let Some(entry) = self.known(planned.message) {

@@ -92,7 +92,7 @@ The last line of the output:
   pushed                  messages that were added
   acked                   messages whose Ack was answered `acked`
   timed_out               messages that were in a timeout batch
-  clients_marked_offline  clients of whose messages the last one timed out
+  clients_without_ack     clients of whose messages the last one timed out
   mismatches              outcomes that the trace does not allow; stderr describes the first
   ack_latency_ms          from AddNewMsg to `acked`, the phone's round trip included
   timeout_lateness_ms     from the ack timeout after the answer to AddNewMsg to the batch;

@@ -15,7 +15,7 @@ pub struct Report {
     pushed: usize,
     acked: usize,
     timed_out: usize,
-    clients_marked_offline: usize,
+    clients_without_ack: usize,
     /// How often something went otherwise than the trace says.
     pub mismatches: u64,
     mismatches_by_kind: BTreeMap<&'static str, u64>,
@@ -39,7 +39,7 @@ impl Report {
             pushed: ledger.pushed(),
             acked: ledger.acked(),
             timed_out: ledger.timed_out(),
-            clients_marked_offline: ledger.marked_offline(plan),
+            clients_without_ack: ledger.clients_without_ack(plan),
             mismatches: ledger.mismatches().total(),
             mismatches_by_kind: ledger.mismatches().by_kind().collect(),
             ack_latency_ms: Percentiles::of(ledger.ack_latency()),
@@ -50,9 +50,9 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { pushed, acked, timed_out, clients_marked_offline, mismatches, .. } = self;
+        let Report { pushed, acked, timed_out, clients_without_ack, mismatches, .. } = self;
         write!(f, "pushed={pushed} acked={acked} timed_out={timed_out} ")?;
-        write!(f, "clients_marked_offline={clients_marked_offline} mismatches={mismatches} ")?;
+        write!(f, "clients_without_ack={clients_without_ack} mismatches={mismatches} ")?;
         write!(f, "ack_latency_ms={} timeout_lateness_ms={}", self.ack_latency_ms, self.timeout_lateness_ms)
     }
 }

@@ -16,7 +16,7 @@
 //! // … push it to client 7, and when its Ack arrives:
 //! client.del_msg(&[Message::new(101, 7)]).await?;
 //!
-//! // Elsewhere: a client that did not acknowledge is offline.
+//! // Elsewhere: messages that were not acknowledged in time. docs/INTEGRATION.md says how to judge them.
 //! let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
 //! while let Some(batch) = timeouts.next().await {
 //!     let batch = batch?;

@@ -4,7 +4,7 @@
         await client.add_new_msg([Message(101, client=7)])            # and then push it
         [outcome] = await client.del_msg([Message(101, client=7)])    # its Ack has come
         async for batch in client.batches():                          # nobody acknowledged these
-            await store_offline(batch.messages)
+            await store_for_later(batch.messages)
             try:
                 await client.batch_ack(batch)                         # after it was dealt with, never before
             except AckwheelError as error:

@@ -49,7 +49,7 @@ fn what_ends_as_the_trace_says_is_no_mismatch() {
     ledger.close();
     assert_eq!(kinds(&ledger), [""; 0], "a redelivery neither");
     assert_eq!((ledger.pushed(), ledger.acked(), ledger.timed_out(), ledger.settled()), (2, 1, 1, 2));
-    assert_eq!(ledger.marked_offline(&plan), 1);
+    assert_eq!(ledger.clients_without_ack(&plan), 1);
     assert!(ledger.ack_latency().equivalent(ledger.ack_latency().max(), 1_000_000), "in µs");
 }
 
