@@ -4,6 +4,39 @@
 //! message that is still in flight after its ack timeout is delivered in a timeout batch. That is evidence, not a verdict:
 //! docs/INTEGRATION.md says how to judge whether a client is offline.
 //!
+//! ```
+//! use std::time::Duration;
+//!
+//! use ackwheel::app::Sidecar;
+//! use ackwheel::client::{AddOptions, Client, ClientOptions, SubscribeOptions};
+//! use ackwheel::config::Settings;
+//! use ackwheel::core::Message;
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A sidecar in this process, with an ack timeout of 15 ticks of 100 ms. `ackwheel serve` runs one beside it.
+//! let any_port = Some("127.0.0.1:0".to_owned());
+//! let tick = Some(Duration::from_millis(100));
+//! let settings = Settings { listen: any_port.clone(), admin: any_port, tick, ..Settings::default() };
+//! let sidecar = Sidecar::start(settings.check()?).await?;
+//!
+//! let client = Client::connect(sidecar.address.into(), ClientOptions::default()).await?;
+//! let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
+//!
+//! // Add before you push: an Ack can then never overtake its message.
+//! let [acked, silent] = [Message::new(101, 7), Message::new(102, 9)];
+//! client.add_new_msg(&[acked, silent], AddOptions::default()).await?;
+//! client.del_msg(&[acked]).await?;
+//!
+//! // After 1.5 s the other one is in a timeout batch.
+//! let batch = timeouts.next().await.transpose()?.expect("the subscription goes on");
+//! assert_eq!(batch.messages[0].message, silent);
+//! batch.ack().await?;
+//! sidecar.drain().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # The tour
 //!
 //! ```text

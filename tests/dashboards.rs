@@ -10,7 +10,6 @@ mod drawing;
 mod model;
 mod picture;
 mod promql;
-mod traffic;
 mod units;
 mod variables;
 

@@ -2,11 +2,12 @@
 //! in the dark, and when something is wrong.
 //!
 //! `cargo test --release page::screenshots` writes pictures to `target/page-screenshots`, and
-//! `cargo test --release page::picture -- --ignored` makes `docs/page.png` again.
+//! `cargo test --release page::picture -- --ignored` makes `docs/page-light.png` and `docs/page-dark.png` again.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use ackwheel::admin::status::StatusReport;
 use ackwheel::core::Message;
@@ -19,6 +20,8 @@ use crate::support::frames;
 use crate::support::process::{Process, program};
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
+use crate::support::traffic;
+use crate::support::watch::Watch;
 use crate::support::{PATIENCE, wait_for, wait_until};
 
 const DESKTOP: View = View { width: 1_280, height: 900, dark: false };
@@ -433,18 +436,28 @@ fn screenshots() {
     take(&mut browser, &sidecar, &shots);
 }
 
+/// How long the traffic for the picture lasts: until the strip of sixty ticks is full, with a margin.
+const PICTURED: Duration = Duration::from_secs(110);
+
 #[test]
-#[ignore = "makes docs/page.png, in the minute and a half that a strip of usual ticks takes to be full of life"]
+#[ignore = "makes the pictures in docs, in the two minutes that a strip of usual ticks takes to be full"]
 fn picture() {
     let mut browser = Browser::start().expect("a picture needs a browser");
     let sidecar = Sidecar::start(&["--name", "logic-node-17"]);
-    let _replay = replayed(&sidecar, 300);
-    let begun = Instant::now();
-    while sidecar.status().rings[0].recent.first().is_none_or(|oldest| oldest.added == 0) {
-        assert!(begun.elapsed() < Duration::from_secs(180), "the strip is not full of life");
-        std::thread::sleep(Duration::from_millis(200));
+    let _subscribers = [Watch::start(&sidecar, &[]), Watch::start(&sidecar, &["--group", "default"])];
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let shots =
+        [(docs.join("page-light.png"), README), (docs.join("page-dark.png"), View { dark: true, ..README })];
+    thread::scope(|scope| {
+        scope.spawn(|| traffic::run(sidecar.listen, 1, PICTURED));
+        let begun = Instant::now();
+        while sidecar.status().rings[0].recent.first().is_none_or(|oldest| oldest.timed_out == 0) {
+            assert!(begun.elapsed() < PICTURED, "the strip is not full");
+            thread::sleep(Duration::from_millis(200));
+        }
+        take(&mut browser, &sidecar, &shots);
+    });
+    for (path, _) in shots {
+        assert!(fs::metadata(path).unwrap().len() < 150_000, "the picture is too large for a README");
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/page.png");
-    take(&mut browser, &sidecar, &[(path.clone(), README)]);
-    assert!(std::fs::metadata(path).unwrap().len() < 150_000, "the picture is too large for a README");
 }

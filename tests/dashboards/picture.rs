@@ -9,16 +9,17 @@ use std::{fs, iter};
 
 use serde_json::json;
 
+use super::Programs;
 use super::drawing::{Chart, Line};
 use super::model::{Dashboard, FILES, GridPos, Panel, Target};
 use super::units::formatted;
 use super::variables::{Choice, RANGE, substituted};
-use super::{Programs, traffic};
 use crate::support::browser::{Browser, View};
 use crate::support::png;
 use crate::support::prometheus::Prometheus;
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
+use crate::support::traffic;
 use crate::support::watch::Watch;
 
 /// As wide as a README is read.

@@ -28,6 +28,7 @@ pub mod settings;
 pub mod sidecar;
 pub mod single_request;
 pub mod skipped;
+pub mod traffic;
 pub mod watch;
 
 use std::thread;

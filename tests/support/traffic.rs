@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::support::frames;
-use crate::support::raw::Raw;
-use crate::support::sleep_until;
+use super::frames;
+use super::raw::Raw;
+use super::sleep_until;
 
 /// From one frame to the next.
 const ROUND: Duration = Duration::from_millis(20);
