@@ -1,9 +1,10 @@
 //! A memory store that is full: adds are refused exactly, cheaply and without a line each, and Acks are as fast as before.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
 
 use crate::support::frames::{self, ACKED, ERROR, RETRYABLE};
 use crate::support::process::assert_names;
@@ -93,14 +94,14 @@ const ACKS: usize = 300;
 const ROUNDS: usize = 5;
 
 /// Adds messages in pipelined requests, so many in each, and acknowledges them in the same way, again and again.
-fn flood(address: SocketAddr, number: u64, a_request: usize, is_over: &AtomicBool) {
+fn flood(address: SocketAddr, number: u64, a_request: usize, is_over: &CancellationToken) {
     let mut connection = Raw::greeted(address);
     let ids: Vec<u64> = (number << 32..(number << 32) + AT_ONCE).collect();
     let of_all = |request: fn(&[u64]) -> frames::Request| -> Vec<u8> {
         (1..).zip(ids.chunks(a_request)).flat_map(|(number, ids)| request(ids).bytes(number)).collect()
     };
     let (adds, dels) = (of_all(|ids| frames::add(ids, LONG, 1)), of_all(frames::del));
-    while !is_over.load(Ordering::Relaxed) {
+    while !is_over.is_cancelled() {
         for requests in [&adds, &dels] {
             connection.send(requests);
             ids.chunks(a_request).for_each(|_| drop(connection.next_answer()));
@@ -127,9 +128,10 @@ impl Loaded {
 
     /// The 99th percentile of the time to the answer of an Ack.
     fn p99(&mut self) -> Duration {
-        let (address, a_request, is_over) = (self.sidecar.listen, self.a_request, AtomicBool::new(false));
+        let (address, a_request, is_over) = (self.sidecar.listen, self.a_request, CancellationToken::new());
         let acked = &self.others[..ACKS];
         let mut times: Vec<Duration> = thread::scope(|scope| {
+            let _end_the_floods = is_over.clone().drop_guard();
             (1..=FLOODS).for_each(|number| {
                 drop(scope.spawn({
                     let is_over = &is_over;
@@ -145,9 +147,7 @@ impl Loaded {
                 assert_eq!(self.probe.ask(&frames::del(&[*id])).outcomes(), [ACKED]);
                 begun.elapsed()
             };
-            let times = acked.iter().map(time).collect();
-            is_over.store(true, Ordering::Relaxed);
-            times
+            acked.iter().map(time).collect()
         });
         add(&mut self.probe, acked);
         times.sort_unstable();

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ackwheel::app::Sidecar;
@@ -18,6 +18,7 @@ use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
 use futures_util::FutureExt;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::single_request::{AddNewMsg, DelMsg, SingleRequest};
 
@@ -69,7 +70,7 @@ struct Race {
     ring: MemoryRing,
     outbox: Arc<MemoryOutbox>,
     added: AtomicU64,
-    stopped: AtomicBool,
+    stopped: CancellationToken,
 }
 
 impl Race {
@@ -91,7 +92,7 @@ impl Race {
             ring,
             outbox,
             added: AtomicU64::new(0),
-            stopped: AtomicBool::new(false),
+            stopped: CancellationToken::new(),
         }
     }
 
@@ -104,7 +105,7 @@ impl Race {
         let mut random = SmallRng::seed_from_u64(seed);
         let (mut counts, mut deadlines) = (Counts::new(), Deadlines::new());
         for operation in 0_u64.. {
-            if self.stopped.load(Ordering::Relaxed) {
+            if self.stopped.is_cancelled() {
                 break;
             }
             if operation % 64 == 0 {
@@ -177,6 +178,7 @@ fn every_life_ends_once_however_threads_race_with_the_decision() {
                 })
             })
             .collect();
+        let stop = race.stopped.clone().drop_guard();
         let timed_out = |counts: &Counts| counts.values().map(|count| count.timed_out).sum::<u64>();
         let enough = |counts: &Counts| {
             race.added.load(Ordering::Relaxed) >= MESSAGES && timed_out(counts) >= MESSAGES / 200
@@ -185,7 +187,7 @@ fn every_life_ends_once_however_threads_race_with_the_decision() {
         while !enough(&counts) && Instant::now() < deadline {
             counted_acked += race.turn(&mut counts, &mut ticks);
         }
-        race.stopped.store(true, Ordering::Relaxed);
+        drop(stop);
         for work in working {
             let (worked, answered) = work.join().unwrap();
             merge(&mut counts, worked);

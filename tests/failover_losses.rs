@@ -3,9 +3,10 @@
 //! Measures and asserts little; `cargo test --release --test main -- failover_losses --ignored --nocapture` prints it.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
 
 use crate::sentinels::sidecar;
 use crate::support::cluster::Cluster;
@@ -20,9 +21,9 @@ const ROUNDS: u64 = 5;
 const FLAGS: [&str; 4] = ["--tick", "500ms", "--slots", "15"];
 
 /// Adds and acknowledges frames of messages until told to end; returns those whose Ack was answered `acked`.
-fn load(mut connection: Raw, first: u64, ended: &AtomicBool) -> BTreeSet<u64> {
+fn load(mut connection: Raw, first: u64, ended: &CancellationToken) -> BTreeSet<u64> {
     let (mut acked, mut next) = (BTreeSet::new(), first);
-    while !ended.load(Ordering::Relaxed) {
+    while !ended.is_cancelled() {
         let ids: Vec<u64> = (next..next + 500).collect();
         next += 500;
         if connection.ask(&frames::add(&ids, 15, 1)).kind != frames::ADD_ANSWER {
@@ -39,7 +40,7 @@ fn load(mut connection: Raw, first: u64, ended: &AtomicBool) -> BTreeSet<u64> {
 
 /// Fails over once under load; returns how many messages were acknowledged, and how many of those were reported.
 fn fail_over(sidecar: &Sidecar, kill: impl FnOnce()) -> (usize, usize) {
-    let ended = AtomicBool::new(false);
+    let ended = CancellationToken::new();
     let mut subscriber = sidecar.connect().subscribed("default");
     let acked: BTreeSet<u64> = thread::scope(|scope| {
         let loads: Vec<_> = (0..4)
@@ -48,10 +49,11 @@ fn fail_over(sidecar: &Sidecar, kill: impl FnOnce()) -> (usize, usize) {
                 scope.spawn(move || load(connection, nth << 40, ended))
             })
             .collect();
+        let end = ended.clone().drop_guard();
         sleep_until(Instant::now() + Duration::from_secs(2));
         kill();
         sidecar.wait_until_ready();
-        ended.store(true, Ordering::Relaxed);
+        drop(end);
         loads.into_iter().flat_map(|load| load.join().expect("it ends")).collect()
     });
     // Whatever is in flight has timed out before these.

@@ -1,8 +1,9 @@
 //! More is asked of Redis than it does at once: requests get slower, and nothing collapses.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
 
 use crate::support::frames::{self, ACKED};
 use crate::support::proxy::Proxy;
@@ -83,12 +84,12 @@ fn busy_with_others<T>(
 ) -> T {
     let script = "local function now() local time = redis.call('TIME') return time[1] * 1e6 + time[2] end \
                   local till = now() + ARGV[1] * 1000 while now() < till do end";
-    let ended = AtomicBool::new(false);
+    let ended = CancellationToken::new();
     thread::scope(|scope| {
         for _ in 0..others {
             scope.spawn(|| {
                 let mut connection = redis.connect().unwrap();
-                while !ended.load(Ordering::Relaxed) {
+                while !ended.is_cancelled() {
                     if is_busy() {
                         ask::<()>(&mut connection, &["EVAL", script, "0", &ms.to_string()]).unwrap();
                     } else {
@@ -97,9 +98,8 @@ fn busy_with_others<T>(
                 }
             });
         }
-        let result = done();
-        ended.store(true, Ordering::Relaxed);
-        result
+        let _end_the_others = ended.clone().drop_guard();
+        done()
     })
 }
 

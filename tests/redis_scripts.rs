@@ -1,8 +1,9 @@
 //! Redis forgets its scripts all the time: what was sent is sent again, and no client sees it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
 
 use crate::support::flow::{Flow, Plan};
 use crate::support::frames::{self, ACKED, UNKNOWN};
@@ -13,19 +14,20 @@ use crate::support::{SLACK, sleep_until, wait_until};
 
 /// Has Redis forget its scripts every few milliseconds for as long as something is done; says how often it did.
 fn forgetting<T>(redis: &Redis, done: impl FnOnce() -> T) -> (T, u32) {
-    let ended = AtomicBool::new(false);
+    let ended = CancellationToken::new();
     thread::scope(|scope| {
         let flusher = scope.spawn(|| {
             let (mut connection, mut flushes) = (redis.connect().unwrap(), 0);
-            while !ended.load(Ordering::Relaxed) {
+            while !ended.is_cancelled() {
                 ask::<()>(&mut connection, &["SCRIPT", "FLUSH"]).unwrap();
                 flushes += 1;
                 thread::sleep(Duration::from_millis(3));
             }
             flushes
         });
+        let end = ended.clone().drop_guard();
         let result = done();
-        ended.store(true, Ordering::Relaxed);
+        drop(end);
         (result, flusher.join().unwrap())
     })
 }
