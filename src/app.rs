@@ -157,9 +157,8 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
         retention: config.retention,
         max_in_flight: config.max_in_flight,
         threads: config.threads,
-        state_file: config.state_file.clone(),
     };
-    let (store, recovery) = MemoryStore::open(options, clock.moment())?;
+    let (store, recovery) = MemoryStore::open(options, config.state_file.clone(), clock.moment())?;
     let path = config.state_file.as_ref().map(|path| path.display().to_string());
     match recovery {
         Recovery::Restored(messages) => {

@@ -31,10 +31,9 @@ fn seats(now: Instant, max_in_flight: u64) -> Vec<RingParts> {
             retention: Retention::default(),
             max_in_flight,
             threads: 1,
-            state_file: None,
         };
         let moment = Moment { now, unix_time: Duration::from_secs(1_000_000) };
-        MemoryStore::open(options, moment).unwrap().0.rings()[0].clone()
+        MemoryStore::open(options, None, moment).unwrap().0.rings()[0].clone()
     };
     (0..COUNT).map(open).collect()
 }

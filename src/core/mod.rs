@@ -54,7 +54,9 @@ pub use outboxes::{Outboxes, merge_backlogs};
 pub use refusal::{Promise, Reason, Refusal};
 pub use request_batch::{Operation, Outcome, Request, RequestBatch};
 #[cfg(feature = "sidecar")]
-pub use ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Published, Ring, RingStatus, Submitted};
+pub use ring::{
+    Advance, ConnectionId, DrainOutcome, PublishStep, Published, Ring, RingStatus, Submitted, TickReport,
+};
 #[cfg(feature = "sidecar")]
 pub use rings::{MAX_RINGS, Requester, Rings, ring_of};
 pub use stall_aware_clock::{CLOCK_BEAT, SHORTEST_STALL, StallAwareClock, WAKING_TIME};

@@ -310,9 +310,8 @@ mod tests {
             retention: Retention::default(),
             max_in_flight: 10,
             threads: 1,
-            state_file: None,
         };
-        MemoryStore::open(options, clock.moment()).unwrap().0.rings()[0].clone()
+        MemoryStore::open(options, None, clock.moment()).unwrap().0.rings()[0].clone()
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@ mod submit;
 mod table;
 mod wheel;
 
-pub use options::{MemoryOptions, RingOptions, expiry_time, most_kept};
+pub use options::{MemoryOptions, expiry_time, most_kept};
 pub use outbox::MemoryOutbox;
 pub use state::StateError;
 pub use store::{AlwaysLeads, MemoryRing, MemoryStore, Recovery};

@@ -239,18 +239,17 @@ mod tests {
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
     use crate::core::{DrainOutcome, Moment, Operation, Outcome, Retention, Ring, StormRule, Tick, Wheel};
     use crate::memory::state::Saved;
-    use crate::memory::{MemoryOutbox, MemoryRing, RingOptions};
+    use crate::memory::{MemoryOptions, MemoryOutbox, MemoryRing};
 
     fn ring(max_in_flight: u64, now: Instant) -> MemoryRing {
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: Wheel::new(15, Duration::from_secs(1)).unwrap(),
             storm: StormRule::default(),
+            retention: Retention::default(),
             max_in_flight,
             threads: 2,
-            epoch: 1,
-            pointer: Tick(1),
         };
-        MemoryRing::new(options, Arc::new(MemoryOutbox::new(Retention::default(), now)), now)
+        MemoryRing::new(options, (1, Tick(1)), Arc::new(MemoryOutbox::new(Retention::default(), now)), now)
     }
 
     #[test]

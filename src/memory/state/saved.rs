@@ -97,7 +97,7 @@ impl Saved {
     pub(super) fn most_bytes(wheel: &MemoryWheel) -> u64 {
         let messages = wheel.shards.len();
         // Messages that time out meanwhile go to the outbox too, and are remembered in the table.
-        let moves = DRAIN.as_millis().div_ceil(wheel.options.wheel.tick_length().as_millis()) as usize;
+        let moves = DRAIN.as_millis().div_ceil(wheel.shards.options.wheel.tick_length().as_millis()) as usize;
         let open = wheel.shards.open_ticks(wheel.pointer());
         let timing_out: u64 = open.take(moves + 1).map(|tick| wheel.shards.counts(tick).in_flight).sum();
         messages as u64 * ENTRY_BYTES
@@ -131,7 +131,7 @@ impl Saved {
         wheel.in_flight.change(in_flight);
         for (tick, acked) in self.acked {
             // Counts of a tick are summed over the shards, so any of them may keep these.
-            wheel.shards.list[0].lock().of_tick(Tick(tick), wheel.options.wheel).acked += acked;
+            wheel.shards.list[0].lock().of_tick(Tick(tick), wheel.shards.options.wheel).acked += acked;
         }
         let mut expiry = wheel.expiry.lock();
         for (tick, messages) in remembered {
@@ -152,10 +152,10 @@ impl<'a> Saved<RingMessages<'a>, OutboxBatches<'a>> {
         let pointer = wheel.pointer();
         let acked = wheel.shards.open_ticks(pointer).map(|tick| (tick.0, wheel.shards.counts(tick).acked));
         Saved {
-            slots: wheel.options.wheel.slots(),
-            tick_ms: wheel.options.wheel.tick_ms(),
+            slots: wheel.shards.options.wheel.slots(),
+            tick_ms: wheel.shards.options.wheel.tick_ms(),
             unix_ms: moment.unix_ms(),
-            epoch: wheel.options.epoch,
+            epoch: wheel.epoch,
             pointer: pointer.0,
             messages: RingMessages { wheel, pointer, now: wheel.stamp(now) },
             acked: acked.filter(|(_, acked)| *acked > 0).collect(),
@@ -344,21 +344,20 @@ mod tests {
     use super::*;
     use crate::core::single_request::{AddNewMsg, SingleRequest};
     use crate::core::{Advance, Dropped, Outbox, Retention, Ring, StormRule};
-    use crate::memory::{MemoryRing, RingOptions};
+    use crate::memory::{MemoryOptions, MemoryRing};
 
     #[test]
     fn room_is_made_for_what_times_out_while_it_drains() {
         let (start, tick) = (Instant::now(), Duration::from_millis(10));
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), start));
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: Wheel::new(15, tick).unwrap(),
             storm: StormRule::default(),
+            retention: Retention::default(),
             max_in_flight: 1_000_000,
             threads: 1,
-            epoch: 1,
-            pointer: Tick(u64::MAX / 4),
         };
-        let ring = MemoryRing::new(options, outbox, start);
+        let ring = MemoryRing::new(options, (1, Tick(u64::MAX / 4)), outbox, start);
         for ticks in 1..=15_u16 {
             let messages: Vec<Message> =
                 (0..7_000).map(|id| Message::new(u64::MAX - id, u64::MAX - u64::from(ticks))).collect();
