@@ -52,8 +52,7 @@ pub(in crate::memory) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<O
 /// A message in flight, or remembered for `late`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::memory) struct SavedMessage {
-    msg_id: u64,
-    client: u64,
+    message: Message,
     deadline: u64,
     age_units: u32,
     attempt: u8,
@@ -69,18 +68,11 @@ struct SavedOutbox<Batches = Vec<Option<SavedBatch>>> {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::memory) struct SavedBatch {
-    tick: u64,
-    epoch: u64,
-    ring: u16,
-    seq: u32,
-    added: u64,
-    acked: u64,
-    storm: bool,
-    drained: bool,
+    id: BatchId,
+    counts: TickCounts,
     last: bool,
     age: Duration,
-    /// msg_id, client, attempt.
-    messages: Vec<(u64, u64, u8)>,
+    messages: Vec<TimedOut>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -192,8 +184,7 @@ impl Serialize for RingMessages<'_> {
 impl SavedMessage {
     fn of(entry: &Entry, pointer: Tick, now: Stamp) -> SavedMessage {
         SavedMessage {
-            msg_id: entry.message.msg_id.0,
-            client: entry.message.client.0,
+            message: entry.message,
             deadline: entry.deadline.seen_from(pointer).0,
             age_units: now.0.wrapping_sub(entry.added_at.0),
             attempt: entry.attempt,
@@ -204,8 +195,7 @@ impl SavedMessage {
     fn entry(&self, now: Stamp) -> Entry {
         // While there was no sidecar, no time passed for the message.
         let added_at = Stamp(now.0.wrapping_sub(self.age_units));
-        let message = Message::new(self.msg_id, self.client);
-        let mut entry = Entry::in_flight(message, ShortTick::of(Tick(self.deadline)), added_at, self.attempt);
+        let mut entry = Entry::in_flight(self.message, ShortTick::of(Tick(self.deadline)), added_at, self.attempt);
         if self.late_counted {
             entry.marks.set(Marks::LATE_COUNTED);
         }
@@ -288,14 +278,9 @@ impl SavedOutbox {
             }
             match batch {
                 // A batch that only an ephemeral group had not settled is dropped.
-                Some(batch) if unsettled > 0 => {
-                    let expired_at = before(batch.age);
-                    queue.append(Stored {
-                        batch: Arc::new(batch.restore()),
-                        expired_at,
-                        kept_since: now,
-                        unsettled,
-                    });
+                Some(SavedBatch { id, counts, last, age, messages }) if unsettled > 0 => {
+                    let batch = Arc::new(TimeoutBatch { id, counts, last, messages });
+                    queue.append(Stored { batch, expired_at: before(age), kept_since: now, unsettled });
                 }
                 _ => queue.end += 1,
             }
@@ -308,32 +293,8 @@ impl SavedOutbox {
 
 impl SavedBatch {
     fn of(batch: &TimeoutBatch, expired_at: Instant, now: Instant) -> SavedBatch {
-        let TimeoutBatch { id, counts, last, messages } = batch;
-        let message =
-            |timed_out: &TimedOut| (timed_out.message.msg_id.0, timed_out.message.client.0, timed_out.attempt);
-        SavedBatch {
-            tick: id.tick.0,
-            epoch: id.epoch,
-            ring: id.ring,
-            seq: id.seq,
-            added: counts.added,
-            acked: counts.acked,
-            storm: counts.storm,
-            drained: counts.drained,
-            last: *last,
-            age: now.saturating_duration_since(expired_at),
-            messages: messages.iter().map(message).collect(),
-        }
-    }
-
-    fn restore(self) -> TimeoutBatch {
-        let message = |(msg_id, client, attempt)| TimedOut { message: Message::new(msg_id, client), attempt };
-        TimeoutBatch {
-            id: BatchId { tick: Tick(self.tick), epoch: self.epoch, ring: self.ring, seq: self.seq },
-            counts: TickCounts { added: self.added, acked: self.acked, storm: self.storm, drained: self.drained },
-            last: self.last,
-            messages: self.messages.into_iter().map(message).collect(),
-        }
+        let TimeoutBatch { id, counts, last, messages } = batch.clone();
+        SavedBatch { id, counts, last, age: now.saturating_duration_since(expired_at), messages }
     }
 }
 
