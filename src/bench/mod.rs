@@ -43,6 +43,7 @@ mod workers;
 #[doc(hidden)]
 pub use ids::acknowledged;
 pub use options::{BenchOptions, Op, Order};
+pub(crate) use report::get;
 pub use report::{Latency, Report, ServerFigures};
 pub use workers::run;
 #[doc(hidden)]

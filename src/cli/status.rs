@@ -11,6 +11,7 @@ use super::Failure;
 use super::connect::{DEFAULT_ADMIN, admin, patience};
 use super::text::{COLUMNS, fitted, padded, plain, span, span_of_seconds, whole};
 use crate::admin::status::{GroupReport, StatusReport};
+use crate::bench;
 use crate::core::{RingStatus, Tick, TickReport};
 use crate::ticker::RECENT_TICKS;
 
@@ -61,19 +62,7 @@ pub(super) struct Status {
 impl Status {
     pub(super) fn run(self) -> Result<(), Failure> {
         let url = format!("http://{}/status", self.admin);
-        // The sidecar is near: no proxy lies between. The text of an error status is worth reading.
-        let config = ureq::Agent::config_builder()
-            .timeout_global(Some(self.timeout))
-            .proxy(None)
-            .http_status_as_error(false)
-            .build();
-        let (code, text) = ureq::Agent::new_with_config(config)
-            .get(&url)
-            .call()
-            .and_then(|mut answer| Ok((answer.status(), answer.body_mut().read_to_string()?)))
-            .map_err(|error| {
-                Failure::Run(format!("{url}: {error}; is --admin the admin address of a sidecar?"))
-            })?;
+        let (code, text) = bench::get(&url, self.timeout).map_err(Failure::Run)?;
         if code != StatusCode::OK {
             let words = text.trim().chars().take(MAX_WORDS);
             let words: String = words.map(|one| if one == '\n' { one } else { plain(one) }).collect();

@@ -148,8 +148,7 @@ impl Link {
 /// The room that a request takes in the window, in messages.
 fn weight(body: &Body) -> u32 {
     let messages = match body {
-        Body::AddNewMsg(add) => add.messages.len(),
-        Body::DelMsg(del) => del.messages.len(),
+        Body::AddNewMsg { messages, .. } | Body::DelMsg { messages, .. } => messages.len(),
         Body::BatchAck(batches) => batches.len(),
         _ => 0,
     };

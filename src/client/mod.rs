@@ -76,7 +76,7 @@ pub use subscription::{Delivered, Subscription};
 pub use tls::Tls;
 
 use crate::core::{DelOutcome, Message, Tick};
-use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
+use crate::protocol::frame::{AddNewMsgAnswer, Body, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 use handshake::Dialer;
 use link::{Link, unexpected};
 use options::{MAX_TEXT_LENGTH, check_length};
@@ -130,7 +130,7 @@ impl Client {
         }
         let ack_timeout_ticks = options.ack_timeout_ticks.unwrap_or(0);
         let attempt = options.attempt;
-        let body = |messages| Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt });
+        let body = |messages| Body::AddNewMsg { messages, ack_timeout_ticks, attempt };
         let read = |body| match body {
             Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => Ok((deadline, outcomes)),
             body => Err(unexpected(&body)),
@@ -213,7 +213,7 @@ impl Client {
     }
 
     async fn delete(&self, messages: &[Message], withdraw: bool) -> Result<Vec<DelOutcome>, ClientError> {
-        let body = |messages| Body::DelMsg(DelMsg { messages, withdraw });
+        let body = |messages| Body::DelMsg { messages, withdraw };
         let read = |body| match body {
             Body::DelMsgAnswer(outcomes) => Ok((Tick(0), outcomes)),
             body => Err(unexpected(&body)),

@@ -58,6 +58,8 @@ pub use ring::{
     Advance, ConnectionId, DrainOutcome, PublishStep, Published, Ring, RingStatus, Submitted, TickReport,
 };
 #[cfg(feature = "sidecar")]
+pub(crate) use rings::mix;
+#[cfg(feature = "sidecar")]
 pub use rings::{MAX_RINGS, Requester, Rings, ring_of};
 pub use stall_aware_clock::{CLOCK_BEAT, SHORTEST_STALL, StallAwareClock, WAKING_TIME};
 #[cfg(feature = "sidecar")]

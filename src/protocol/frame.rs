@@ -139,11 +139,23 @@ pub enum Body {
         grace_ms: u32,
     },
     /// Messages that were pushed.
-    AddNewMsg(AddNewMsg),
+    AddNewMsg {
+        /// The messages, 1 to [`MAX_MESSAGES`].
+        messages: Vec<Message>,
+        /// Ticks that they may stay in flight; 0 for the default, one revolution.
+        ack_timeout_ticks: u16,
+        /// The timeout batch repeats it.
+        attempt: u8,
+    },
     /// Its answer.
     AddNewMsgAnswer(AddNewMsgAnswer),
     /// Messages whose Ack arrived, or whose push failed.
-    DelMsg(DelMsg),
+    DelMsg {
+        /// The messages, 1 to [`MAX_MESSAGES`].
+        messages: Vec<Message>,
+        /// Whether their push failed at once.
+        withdraw: bool,
+    },
     /// Its answer: an outcome per message, in order.
     DelMsgAnswer(Vec<DelOutcome>),
     /// Asks for timeout batches.
@@ -239,26 +251,6 @@ pub enum GoAwayReason {
     Draining = 1,
     /// The sender no longer needs the connection.
     Done = 2,
-}
-
-/// Messages that were pushed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AddNewMsg {
-    /// The messages, 1 to [`MAX_MESSAGES`].
-    pub messages: Vec<Message>,
-    /// Ticks that they may stay in flight; 0 for the default, one revolution.
-    pub ack_timeout_ticks: u16,
-    /// The timeout batch repeats it.
-    pub attempt: u8,
-}
-
-/// Messages whose Ack arrived, or whose push failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DelMsg {
-    /// The messages, 1 to [`MAX_MESSAGES`].
-    pub messages: Vec<Message>,
-    /// Whether their push failed at once.
-    pub withdraw: bool,
 }
 
 /// Asks for timeout batches.

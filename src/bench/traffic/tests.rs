@@ -52,8 +52,8 @@ impl Server {
 
     fn answer_one(&mut self, Frame { correlation, body }: Frame) -> Frame {
         let body = match body {
-            Body::AddNewMsg(add) => {
-                let ids = ids(&add.messages);
+            Body::AddNewMsg { messages, .. } => {
+                let ids = ids(&messages);
                 let outcomes = ids
                     .iter()
                     .map(|id| if self.in_flight.insert(*id) { AddOutcome::Added } else { AddOutcome::Rearmed });
@@ -62,8 +62,8 @@ impl Server {
                 self.most_in_flight = self.most_in_flight.max(self.in_flight.len());
                 Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline: Tick(115), outcomes })
             }
-            Body::DelMsg(del) => {
-                let ids = ids(&del.messages);
+            Body::DelMsg { messages, .. } => {
+                let ids = ids(&messages);
                 let outcomes = ids
                     .iter()
                     .map(|id| if self.in_flight.remove(id) { DelOutcome::Acked } else { DelOutcome::Unknown });

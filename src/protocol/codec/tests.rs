@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Error, Frame, FrameType, GoAwayReason, Hello, MAX_MESSAGES,
-    Subscribe, TimeoutBatch, Welcome,
+    AddNewMsgAnswer, Body, Error, Frame, FrameType, GoAwayReason, Hello, MAX_MESSAGES, Subscribe, TimeoutBatch,
+    Welcome,
 };
 use super::{Codec, DecodeError, Decoded};
 use crate::core::{AddOutcome, BatchId, DelOutcome, Message, Promise, Reason, Tick, TickCounts, TimedOut};
@@ -100,15 +100,14 @@ fn session_body() -> impl Strategy<Value = Body> {
 
 fn message_body() -> impl Strategy<Value = Body> {
     let add = (messages(), any::<(u16, u8)>()).prop_map(|(messages, (ack_timeout_ticks, attempt))| {
-        Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt })
+        Body::AddNewMsg { messages, ack_timeout_ticks, attempt }
     });
     let added = (any::<u64>(), vec(any::<bool>(), 1..80)).prop_map(|(deadline, rearmed)| {
         let outcome = |rearmed| if rearmed { AddOutcome::Rearmed } else { AddOutcome::Added };
         let outcomes = rearmed.into_iter().map(outcome).collect();
         Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline: Tick(deadline), outcomes })
     });
-    let del =
-        (messages(), any::<bool>()).prop_map(|(messages, withdraw)| Body::DelMsg(DelMsg { messages, withdraw }));
+    let del = (messages(), any::<bool>()).prop_map(|(messages, withdraw)| Body::DelMsg { messages, withdraw });
     let deleted = vec(prop::sample::select(&DelOutcome::ALL[..]), 1..80).prop_map(Body::DelMsgAnswer);
     prop_oneof![add, added, del, deleted]
 }
@@ -268,7 +267,7 @@ fn other_protocols_are_told_what_this_port_speaks() {
 #[test]
 fn the_largest_requests_fit_the_default_limit() {
     let messages: Vec<Message> = (0..MAX_MESSAGES as u64).map(|i| Message::new(i, !i)).collect();
-    let largest = Frame::new(7, Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks: 0, attempt: 1 }));
+    let largest = Frame::new(7, Body::AddNewMsg { messages, ack_timeout_ticks: 0, attempt: 1 });
     assert_eq!(decode(&mut bytes_of(&largest)), Some(Decoded::Frame(largest)));
 }
 
