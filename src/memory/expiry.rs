@@ -73,18 +73,14 @@ impl Expiry {
     pub(super) fn push(&mut self, tick: Tick, counts: TickCounts, due_at: Instant, unlisted: Vec<Vec<Message>>) {
         let mut list = self.prelist.take_if(|list| list.tick == tick).unwrap_or_else(|| TickList::new(tick));
         list.unlisted.extend(unlisted.into_iter().flatten());
-        // A drain expires all ticks at once.
-        let behind = if counts.drained { 0 } else { self.expired.len() + self.overdue(tick) };
+        // Ticks that were to be forgotten before this one expired. A drain expires all ticks at once.
+        let overdue = self.remembered.iter().take_while(|(of, _)| !self.wheel.is_late_known(*of, tick));
+        let behind = if counts.drained { 0 } else { self.expired.len() + overdue.count() };
         if counts.drained {
             self.drain.get_or_insert_default();
         }
         let (reported, published, batches) = (false, 0, 0);
         self.expired.push_back(ExpiredTick { list, due_at, counts, reported, behind, published, batches });
-    }
-
-    /// Ticks that were to be forgotten before this one expired.
-    fn overdue(&self, tick: Tick) -> usize {
-        self.remembered.iter().take_while(|(of, _)| !self.wheel.is_late_known(*of, tick)).count()
     }
 
     /// Does a step of listing the messages of the tick that expires next; returns whether there is more to do.

@@ -9,7 +9,7 @@ async fn every_request_is_asked_as_the_protocol_says_and_answered() {
     let (client, session) = tokio::join!(Client::connect(peer.address(), options), async {
         let mut session = peer.accept().await;
         let hello = session.hello().await;
-        assert_eq!((hello.token.as_slice(), hello.client_name.as_str()), (&b"secret"[..], "node-7"));
+        assert_eq!((hello.token.0.as_slice(), hello.client_name.as_str()), (&b"secret"[..], "node-7"));
         session.send(1, Body::Welcome(welcome())).await;
         session
     });

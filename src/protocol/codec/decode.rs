@@ -2,7 +2,7 @@
 
 use super::super::frame::{
     AddNewMsgAnswer, Body, Error, Frame, FrameType, GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES,
-    MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
+    MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Secret, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
 use super::{Decoded, RawFrame, flag};
@@ -91,7 +91,7 @@ fn hello(fields: &mut Fields<'_>) -> Result<Hello, Refusal> {
         let text = format_args!("has a token of {token_length} bytes, but the longest is {MAX_TOKEN_LENGTH}");
         return Err(fields.wrong(text));
     }
-    let token = fields.bytes(token_length, "token")?.to_vec();
+    let token = Secret(fields.bytes(token_length, "token")?.to_vec());
     let client_name = fields.short_text("client name")?;
     // Later versions may say more in their Hello; this one must be able to answer that it does not speak them.
     fields.rest = &[];

@@ -4,7 +4,7 @@ use bytes::{BufMut, BytesMut};
 
 use super::super::frame::{
     AddNewMsgAnswer, Body, COUNTED_HEAD_LENGTH, Frame, FrameType, HEAD_LENGTH, Hello, MAGIC, MAX_BATCH_IDS,
-    MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
+    MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Secret, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
 };
 use super::{Codec, LENGTH_LENGTH, flag};
 use crate::core::{
@@ -201,8 +201,9 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
 }
 
 fn hello(hello: &Hello, out: &mut BytesMut) -> u8 {
-    debug_assert!(hello.token.len() <= MAX_TOKEN_LENGTH, "checked where the token is read");
-    let token = &hello.token[..hello.token.len().min(usize::from(u16::MAX))];
+    let Secret(token) = &hello.token;
+    debug_assert!(token.len() <= MAX_TOKEN_LENGTH, "checked where the token is read");
+    let token = &token[..token.len().min(usize::from(u16::MAX))];
     out.put_slice(&MAGIC);
     out.put_u8(hello.lowest_version);
     out.put_u8(hello.highest_version);
