@@ -17,7 +17,7 @@ use tracing::{Instrument, Span, error, error_span, info, warn};
 use crate::admin::{self, Health, SharedAnswer};
 use crate::clock::Clock;
 use crate::config::{Config, RedisConfig, without_password};
-use crate::core::{Outboxes, Rings, Store};
+use crate::core::{CombinedOutbox, Rings, Store};
 use crate::delivery::Delivery;
 use crate::logging;
 use crate::memory::{MemoryOptions, MemoryStore, Recovery, StateError};
@@ -84,7 +84,7 @@ impl Sidecar {
         // Waiting for Redis was no stall.
         clock.beat();
         export_settings(&config, store.rings().len(), &metrics);
-        let outbox = Outboxes::of(store.rings());
+        let outbox = CombinedOutbox::of(store.rings());
         let delivery = Delivery::new(outbox, Arc::clone(&clock), Arc::clone(&metrics), config.redeliver_after);
         let read_barrier = ReadBarrier::new();
         let (mut tickers, mut ticker_handles) = (JoinSet::new(), Vec::new());

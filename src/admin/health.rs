@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{join_all, try_join_all};
 use tracing::{debug, warn};
 
-use super::answers::SharedAnswer;
+use super::shared_answer::SharedAnswer;
 use super::status::{GroupReport, StatusReport};
 use crate::core::{
     Backlog, CLOCK_BEAT, GroupBacklog, GroupName, Refusal, RingStatus, Tick, TickCounts, TickReport,

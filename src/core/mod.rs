@@ -7,6 +7,8 @@
 
 mod batch;
 #[cfg(feature = "sidecar")]
+mod combined_outbox;
+#[cfg(feature = "sidecar")]
 mod completions;
 #[cfg(feature = "sidecar")]
 mod dispatch;
@@ -17,8 +19,6 @@ mod lease;
 mod message;
 #[cfg(feature = "sidecar")]
 mod outbox;
-#[cfg(feature = "sidecar")]
-mod outboxes;
 mod refusal;
 mod request_batch;
 #[cfg(feature = "sidecar")]
@@ -47,10 +47,10 @@ pub use tick_schedule::{DueAction, TickSchedule};
 
 #[cfg(feature = "sidecar")]
 pub use self::{
+    combined_outbox::{CombinedOutbox, merge_backlogs},
     completions::Completions,
     lease::{Leadership, Lease},
     outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, MAX_RETAKEN, Outbox, Retention, Settled},
-    outboxes::{Outboxes, merge_backlogs},
     ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Published, Ring, RingStatus, Submitted, TickReport},
     rings::{MAX_RINGS, Requester, Rings, ring_of},
     store::{Moment, RingParts, Store},

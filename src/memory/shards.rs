@@ -9,7 +9,7 @@ use super::table::MAX_SHARD_BITS;
 use crate::core::Tick;
 
 /// Shards for each thread: so many that two threads seldom want the same, and so few that a request batch has several
-/// messages for each. A single thread has one shard, and its request batches need no partition.
+/// messages for each. A single thread has one shard, and its request batches are not sorted.
 const SHARDS_PER_THREAD: usize = 4;
 
 /// The most locks that one step of expiry takes: a tenth of a millisecond together, or more if it finds many messages.

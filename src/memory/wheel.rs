@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use super::expiry::Expiry;
-use super::in_flight::InFlight;
+use super::in_flight_limit::InFlightLimit;
 use super::options::MemoryOptions;
 use super::outbox::MemoryOutbox;
 use super::shard::{Position, horizon, index};
@@ -55,7 +55,7 @@ pub(super) struct MemoryWheel {
     pub(super) epoch: u64,
     pub(super) shards: Shards,
     pub(super) state: RwLock<WheelState>,
-    pub(super) in_flight: InFlight,
+    pub(super) in_flight: InFlightLimit,
     /// The refusal of adds at the limit: the same for all.
     pub(super) full: Arc<Refusal>,
     pub(super) expiry: Mutex<Expiry>,
@@ -84,7 +84,7 @@ impl MemoryWheel {
                 all_expired: false,
                 saved: false,
             }),
-            in_flight: InFlight::new(options.max_in_flight),
+            in_flight: InFlightLimit::new(options.max_in_flight),
             full: Arc::new(Refusal::new(
                 Reason::MaxInFlight,
                 "as many messages are in flight as --max-in-flight allows: try again when some are acknowledged or have \
