@@ -17,7 +17,7 @@ use tracing::{Instrument, Span, error, error_span, info, warn};
 use crate::admin::{self, Health, SharedAnswer};
 use crate::clock::Clock;
 use crate::config::{Config, RedisConfig, without_password};
-use crate::core::{Outboxes, Rings, Store};
+use crate::core::{CombinedOutbox, Rings, Store};
 use crate::delivery::Delivery;
 use crate::logging;
 use crate::memory::{MemoryOptions, MemoryStore, Recovery, StateError};
@@ -84,7 +84,7 @@ impl Sidecar {
         // Waiting for Redis was no stall.
         clock.beat();
         export_settings(&config, store.rings().len(), &metrics);
-        let outbox = Outboxes::of(store.rings());
+        let outbox = CombinedOutbox::of(store.rings());
         let delivery = Delivery::new(outbox, Arc::clone(&clock), Arc::clone(&metrics), config.redeliver_after);
         let read_barrier = ReadBarrier::new();
         let (mut tickers, mut ticker_handles) = (JoinSet::new(), Vec::new());
@@ -157,9 +157,8 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
         retention: config.retention,
         max_in_flight: config.max_in_flight,
         threads: config.threads,
-        state_file: config.state_file.clone(),
     };
-    let (store, recovery) = MemoryStore::open(options, clock.moment())?;
+    let (store, recovery) = MemoryStore::open(options, config.state_file.clone(), clock.moment())?;
     let path = config.state_file.as_ref().map(|path| path.display().to_string());
     match recovery {
         Recovery::Restored(messages) => {

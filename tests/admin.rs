@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use ackwheel::admin::status::{RingReport, TickReport};
+use ackwheel::core::{RingStatus, Tick, TickReport};
 use base64::Engine as _;
 use ring::digest::{SHA256, digest};
 
@@ -162,7 +162,7 @@ fn assert_recent_ticks_are_told(sidecar: &Sidecar) {
     assert_eq!(told, TickReport { tick: stormy, added: 10, acked: 2, timed_out: 8, storm: true });
     // And so it is with the many ticks that have no messages, until the oldest are forgotten.
     let full = wait_for("sixty ticks without messages", || {
-        let RingReport { recent, pointer, leads, .. } = sidecar.status().rings.remove(0);
+        let RingStatus { recent, pointer: Tick(pointer), leads, .. } = sidecar.status().rings.remove(0);
         assert!(leads && recent.iter().all(|one| one.tick < pointer), "{recent:?} at {pointer}");
         (recent.first()?.tick > stormy).then_some(recent)
     });

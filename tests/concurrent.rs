@@ -14,7 +14,7 @@ use ackwheel::config::Settings;
 use ackwheel::core::{
     AddOutcome, BatchId, DelOutcome, GroupName, Message, Outbox, Retention, Ring, StormRule, Tick, Wheel,
 };
-use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
+use ackwheel::memory::{MemoryOptions, MemoryOutbox, MemoryRing};
 use futures_util::FutureExt;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -77,15 +77,14 @@ impl Race {
     fn new() -> Race {
         let start = Instant::now();
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), start));
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: Wheel::new(3, TICK).unwrap(),
             storm: StormRule::default(),
+            retention: Retention::default(),
             max_in_flight: 1_000_000,
             threads: 8,
-            epoch: 1,
-            pointer: Tick(1),
         };
-        let ring = MemoryRing::new(options, Arc::clone(&outbox), start);
+        let ring = MemoryRing::new(options, (1, Tick(1)), Arc::clone(&outbox), start);
         Race {
             start,
             elapsed_ms: AtomicU64::new(0),

@@ -65,7 +65,7 @@ fn every_promised_metric_is_there_from_the_start() {
     assert_eq!((metrics.count("rings"), metrics.count("rings_led")), (1, 1));
     assert!((metrics.value("ack_timeout_seconds") - 15.0).abs() < 1e-9);
     let ring = &sidecar.status().rings[0];
-    assert!(metrics.count("pointer_tick") <= ring.pointer && metrics.count("pointer_tick") > 1_000_000_000);
+    assert!(metrics.count("pointer_tick") <= ring.pointer.0 && metrics.count("pointer_tick") > 1_000_000_000);
     assert_eq!(metrics.count("leader_epoch"), ring.epoch);
     let version = format!("build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
     assert_eq!(metrics.count(&version), 1);

@@ -12,7 +12,7 @@ use ackwheel::core::{
     AddOutcome, Advance, DelOutcome, GroupName, Message, Outbox, Ring, StormRule, Tick, TickCounts, TimedOut,
     TimeoutBatch, Wheel,
 };
-use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
+use ackwheel::memory::{MemoryOptions, MemoryOutbox, MemoryRing};
 use futures_util::FutureExt;
 use proptest::prelude::*;
 
@@ -166,18 +166,17 @@ impl Subject {
         let start = Instant::now();
         let wheel = Wheel::new(slots, Duration::from_millis(TICK_MS)).unwrap();
         let outbox = Arc::new(MemoryOutbox::new(ackwheel::core::Retention::default(), start));
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel,
             storm: StormRule { min: 4, share: 0.5 },
+            retention: ackwheel::core::Retention::default(),
             max_in_flight: 1_000,
             threads: 2,
-            epoch: 1,
-            pointer: Tick(FIRST_TICK),
         };
         Subject {
             counted: RefCell::default(),
             start,
-            ring: MemoryRing::new(options, Arc::clone(&outbox), start),
+            ring: MemoryRing::new(options, (1, Tick(FIRST_TICK)), Arc::clone(&outbox), start),
             outbox,
         }
     }

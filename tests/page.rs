@@ -46,7 +46,7 @@ const FIGURES: &str = "(() => {
 /// The texts that the page must show for a report.
 fn figures(report: &StatusReport) -> Value {
     let ring = &report.rings[0];
-    let recent = ring.recent.iter().filter(|tick| tick.tick + 60 >= ring.pointer);
+    let recent = ring.recent.iter().filter(|tick| tick.tick + 60 >= ring.pointer.0);
     let sums = recent.fold([0, 0, 0], |[added, acked, timed_out], tick| {
         [added + tick.added, acked + tick.acked, timed_out + tick.timed_out]
     });
@@ -148,7 +148,7 @@ fn every_slot_shows_its_figure_to_mouse_and_keyboard() {
     browser.wait_until("document.body.dataset.state === 'live'");
     browser.press("Tab", 9);
     browser.press("Enter", 13);
-    let pointer = usize::try_from(ring.pointer % 15).unwrap();
+    let pointer = usize::try_from(ring.pointer.0 % 15).unwrap();
     assert_eq!(text(&mut browser, "chosen-title"), format!("Slot {pointer}"));
     let outline = "getComputedStyle(document.activeElement.querySelector('.track')).strokeWidth";
     assert_eq!(browser.value(outline), "4px", "the focus is seen");

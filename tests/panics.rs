@@ -76,9 +76,8 @@ impl Faulty {
             retention: Retention::default(),
             max_in_flight: 1_000,
             threads: 1,
-            state_file: None,
         };
-        let (store, _) = MemoryStore::open(options, Clock::start().moment()).unwrap();
+        let (store, _) = MemoryStore::open(options, None, Clock::start().moment()).unwrap();
         let fault = Arc::new(Fault { place, calls: AtomicU64::new(0) });
         let RingParts { ring, outbox, lease } = store.rings()[0].clone();
         let seat = RingParts {

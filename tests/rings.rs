@@ -9,8 +9,8 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use ackwheel::core::{
-    AddOutcome, Advance, Backlog, BatchId, Completions, ConnectionId, DelOutcome, DrainOutcome, GroupName,
-    GroupOptions, Message, Moment, Outbox, Outboxes, Promise, PublishStep, Reason, Refusal, RequestBatch,
+    AddOutcome, Advance, Backlog, BatchId, CombinedOutbox, Completions, ConnectionId, DelOutcome, DrainOutcome,
+    GroupName, GroupOptions, Message, Moment, Outbox, Promise, PublishStep, Reason, Refusal, RequestBatch,
     Retention, Ring, RingParts, RingStatus, Rings, Settled, Store, StormRule, Submitted, Tick, Wheel,
     merge_backlogs, ring_of,
 };
@@ -31,10 +31,9 @@ fn seats(now: Instant, max_in_flight: u64) -> Vec<RingParts> {
             retention: Retention::default(),
             max_in_flight,
             threads: 1,
-            state_file: None,
         };
         let moment = Moment { now, unix_time: Duration::from_secs(1_000_000) };
-        MemoryStore::open(options, moment).unwrap().0.rings()[0].clone()
+        MemoryStore::open(options, None, moment).unwrap().0.rings()[0].clone()
     };
     (0..COUNT).map(open).collect()
 }
@@ -225,7 +224,7 @@ async fn all_rings_are_asked_in_the_call_and_awaited_together() {
 async fn batches_of_all_rings_are_taken_in_turns_within_the_window() {
     let mut now = Instant::now();
     let seats = seats(now, 1_000);
-    let (rings, outbox) = (AllRings::new(&seats), Outboxes::of(&seats));
+    let (rings, outbox) = (AllRings::new(&seats), CombinedOutbox::of(&seats));
     let told = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&told);
     outbox.on_new_batches(Box::new(move || {
@@ -261,7 +260,7 @@ async fn batches_of_all_rings_are_taken_in_turns_within_the_window() {
 #[tokio::test]
 async fn a_batch_of_a_ring_that_there_is_not_is_no_batch() {
     let now = Instant::now();
-    let outbox = Outboxes::of(&seats(now, 10));
+    let outbox = CombinedOutbox::of(&seats(now, 10));
     let group = GroupName::default_group();
     let batch = BatchId { tick: Tick(1), epoch: 1, ring: COUNT, seq: 0 };
     assert_eq!(outbox.settle(&group, &[batch]).await.unwrap().count, 0);
@@ -337,7 +336,7 @@ async fn a_ring_that_is_away_does_not_hide_what_the_others_hold() {
     let (mut now, group) = (Instant::now(), GroupName::default_group());
     let mut seats = seats_with_batches(&mut now).await;
     seats[1].outbox = Arc::new(Away);
-    let outbox = Outboxes::of(&seats);
+    let outbox = CombinedOutbox::of(&seats);
     assert_eq!(outbox.take(&group, u64::MAX, now).await.unwrap().len(), 2);
     assert_eq!(outbox.take(&group, 1, now).await.unwrap_err().reason, Reason::StoreUnreachable);
     let late = now + Retention::default().time + TICK;
@@ -356,7 +355,7 @@ async fn a_ring_that_is_away_does_not_hide_what_the_others_settled() {
     let here = seats[0].outbox.take(&group, 1, now).await.unwrap()[0].batch.id;
     let there = BatchId { ring: 1, ..here };
     seats[1].outbox = Arc::new(Away);
-    let outbox = Outboxes::of(&seats);
+    let outbox = CombinedOutbox::of(&seats);
     let settled = outbox.settle(&group, &[there, here]).await.unwrap();
     assert_eq!((settled.count, settled.batches), (1, vec![here]));
     assert_eq!(settled.refusal.unwrap().reason, Reason::StoreTimeout, "the client is to repeat it");

@@ -43,7 +43,7 @@ fn messages_in_flight_and_their_deadlines_survive_a_restart() {
     assert_names(&sidecar.log().text(), &["taken over", "messages=4"]);
     let status = sidecar.status();
     assert_eq!(status.rings[0].in_flight, 4);
-    assert!((pointer..=first).contains(&status.rings[0].pointer), "the wheel goes on where it stood");
+    assert!((pointer..=first).contains(&status.rings[0].pointer.0), "the wheel goes on where it stood");
     let mut connection = sidecar.connect();
     assert_eq!(connection.ask(&frames::del(&[2, 3])).outcomes(), [UNKNOWN; 2]);
     assert_eq!(connection.ask(&frames::add(&[5], 15, 3)).added().1, [true], "5 is re-armed");

@@ -9,7 +9,7 @@ use ackwheel::core::{
     Advance, Completions, ConnectionId, Message, Operation, Outcome, RequestBatch, Retention, Ring, StormRule,
     Submitted, Tick, Wheel,
 };
-use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
+use ackwheel::memory::{MemoryOptions, MemoryOutbox, MemoryRing};
 use futures_util::FutureExt;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -40,16 +40,15 @@ impl Subject {
     pub fn new() -> Subject {
         let now = Instant::now();
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: Wheel::new(SLOTS, TICK).expect("usual dimensions"),
             storm: StormRule::default(),
+            retention: Retention::default(),
             max_in_flight: u64::MAX,
             threads: 1,
-            epoch: 1,
-            pointer: Tick(1),
         };
         Subject {
-            ring: MemoryRing::new(options, outbox, now),
+            ring: MemoryRing::new(options, (1, Tick(1)), outbox, now),
             now,
             batch: RequestBatch::default(),
             completions: Arc::default(),

@@ -1,7 +1,6 @@
 //! Requests of clients as bytes, and completed request batches to encode.
 
 use ackwheel::core::{Message, Operation, Outcome, RequestBatch};
-use ackwheel::protocol::frame::{AddNewMsg, DelMsg};
 use ackwheel::protocol::{Body, Codec, Frame};
 use bytes::BytesMut;
 use rand::rngs::SmallRng;
@@ -19,13 +18,13 @@ fn random_bools() -> impl FnMut() -> bool {
 
 /// The bytes of AddNewMsg frames with `per_frame` messages each.
 pub fn add_frames(messages: &[Message], per_frame: usize) -> BytesMut {
-    let body = |messages| Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks: 0, attempt: 1 });
+    let body = |messages| Body::AddNewMsg { messages, ack_timeout_ticks: 0, attempt: 1 };
     frames(messages, per_frame, body)
 }
 
 /// The bytes of DelMsg frames with `per_frame` messages each.
 pub fn del_frames(messages: &[Message], per_frame: usize) -> BytesMut {
-    frames(messages, per_frame, |messages| Body::DelMsg(DelMsg { messages, withdraw: false }))
+    frames(messages, per_frame, |messages| Body::DelMsg { messages, withdraw: false })
 }
 
 fn frames(messages: &[Message], per_frame: usize, body: impl Fn(Vec<Message>) -> Body) -> BytesMut {

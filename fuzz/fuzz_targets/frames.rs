@@ -7,7 +7,7 @@
 #![no_main]
 
 use ackwheel::core::{Operation, Reason, RequestBatch};
-use ackwheel::protocol::frame::{AddNewMsg, DelMsg, Error, MAX_PING_LENGTH};
+use ackwheel::protocol::frame::{Error, MAX_PING_LENGTH};
 use ackwheel::protocol::{Body, Codec, DecodeError, Decoded, Frame};
 use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
@@ -93,16 +93,16 @@ fn takes_the_same_requests(bytes: &[u8], most: usize) {
         let messages = batch.messages()[request.range()].to_vec();
         let body = match request.operation {
             Operation::Add { ack_timeout_ticks, attempt } => {
-                Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt })
+                Body::AddNewMsg { messages, ack_timeout_ticks, attempt }
             }
-            Operation::Del { withdraw } => Body::DelMsg(DelMsg { messages, withdraw }),
+            Operation::Del { withdraw } => Body::DelMsg { messages, withdraw },
         };
         Decoded::Frame(Frame::new(u32::try_from(request.id).expect("it was a correlation id"), body))
     });
     assert_eq!(requests.collect::<Vec<_>>(), decoded, "it takes what the decoder reads, and passes over nothing");
     if batch.messages().len() < most {
         let next = Codec::new(MAX_FRAME_LENGTH).decode(&mut BytesMut::from(left));
-        let is_request = |body: &Body| matches!(body, Body::AddNewMsg(_) | Body::DelMsg(_));
+        let is_request = |body: &Body| matches!(body, Body::AddNewMsg { .. } | Body::DelMsg { .. });
         assert!(!matches!(&next, Ok(Some(Decoded::Frame(frame))) if is_request(&frame.body)), "{next:?} was left");
     }
 }

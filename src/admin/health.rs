@@ -7,10 +7,11 @@ use std::time::Duration;
 use futures_util::future::{join_all, try_join_all};
 use tracing::{debug, warn};
 
-use super::answers::SharedAnswer;
-use super::status::{GroupReport, RingReport, StatusReport, TickReport};
+use super::shared_answer::SharedAnswer;
+use super::status::{GroupReport, StatusReport};
 use crate::core::{
-    Backlog, CLOCK_BEAT, GroupBacklog, GroupName, Refusal, RingStatus, Tick, TickCounts, merge_backlogs,
+    Backlog, CLOCK_BEAT, GroupBacklog, GroupName, Refusal, RingStatus, Tick, TickCounts, TickReport,
+    merge_backlogs,
 };
 use crate::metrics::gauge_value;
 use crate::server::{Certificate, Shared};
@@ -89,20 +90,7 @@ impl Health {
         let recent: Vec<Vec<TickReport>> = self.tickers.iter().map(recent).collect();
         let statuses = try_join_all(rings.iter().map(|parts| parts.ring.status(now))).await?;
         let backlog = delivery.backlog().await?;
-        let ring = |(status, recent): (RingStatus, Vec<TickReport>)| RingReport {
-            ring: status.ring,
-            pointer: status.pointer.0,
-            epoch: status.epoch,
-            leader: status.leader,
-            lease_age_seconds: status.lease_age.map(|age| age.as_secs_f64()),
-            leads: status.leads,
-            pointer_lag_seconds: status.pointer_lag.as_secs_f64(),
-            waits: status.waits,
-            in_flight: status.in_flight,
-            slots: status.slots,
-            closing: status.closing,
-            recent,
-        };
+        let ring = |(status, recent)| RingStatus { recent, ..status };
         let group = |backlog: &GroupBacklog| GroupReport {
             group: backlog.group.to_string(),
             subscribers: delivery.subscribers(&backlog.group),

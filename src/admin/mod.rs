@@ -2,8 +2,8 @@
 //!
 //! The endpoints change nothing.
 
-mod answers;
 mod health;
+mod shared_answer;
 pub mod status;
 
 use std::collections::VecDeque;
@@ -25,9 +25,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
-pub use self::answers::SharedAnswer;
-use self::answers::{ANSWER_TIMEOUT, Answer};
 pub use self::health::Health;
+pub use self::shared_answer::SharedAnswer;
+use self::shared_answer::{ANSWER_TIMEOUT, Answer};
 use crate::core::Backlog;
 use crate::process::panics::contained;
 use crate::server::accept;

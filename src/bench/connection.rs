@@ -13,9 +13,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
 
 use super::frames::{next_frame, unsolicited};
+use super::load_state::{LoadState, Phase};
 use super::records::Counters;
 use super::schedule::Schedule;
-use super::shared::{Phase, Shared};
 use super::traffic::{Traffic, WRITE_AHEAD};
 use crate::client::OpenConnection;
 use crate::ticker::precise_timer::PreciseTimer;
@@ -31,7 +31,7 @@ pub(super) type Arrival = Result<Counters, String>;
 
 /// One connection that carries load.
 pub(super) struct Connection {
-    shared: Arc<Shared>,
+    shared: Arc<LoadState>,
     number: usize,
     /// The socket, with the bytes that were read and not yet decoded.
     socket: OpenConnection,
@@ -49,7 +49,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OpenConnection, shared: Arc<Shared>, number: usize) -> Connection {
+    pub(super) fn new(socket: OpenConnection, shared: Arc<LoadState>, number: usize) -> Connection {
         Connection {
             socket,
             output: BytesMut::with_capacity(READ_LENGTH),
@@ -185,7 +185,7 @@ fn lost(error: &io::Error) -> String {
 }
 
 /// Serves a connection that only answers Pings. Its end is an error of the load.
-pub(super) async fn idle(mut socket: OpenConnection, shared: Arc<Shared>) {
+pub(super) async fn idle(mut socket: OpenConnection, shared: Arc<LoadState>) {
     let Err(cause) = answer_pings(&mut socket).await;
     shared.errors.record(format!("an idle connection ended: {cause}"));
 }

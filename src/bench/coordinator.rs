@@ -8,10 +8,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep_until};
 
 use super::connection::Arrival;
-use super::observers;
+use super::lateness_clients;
+use super::load_state::{LoadState, Phase};
 use super::records::{Counters, Recorder};
 use super::report::{Latency, of_server};
-use super::shared::{Phase, Shared};
 use super::{BenchError, Op, Progress, Report, ServerFigures, as_float, lost};
 use crate::metrics::cpu_time;
 use crate::protocol::frame::Welcome;
@@ -24,7 +24,7 @@ const LENIENCE: Duration = Duration::from_secs(5);
 
 /// The coordinator of a load.
 pub(super) struct Coordinator<'a> {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<LoadState>,
     pub(super) phases: &'a watch::Sender<Phase>,
     pub(super) arrived: mpsc::UnboundedReceiver<Arrival>,
     pub(super) progress: &'a (dyn Fn(Progress) + Send + Sync),
@@ -50,9 +50,9 @@ impl Coordinator<'_> {
         self.shared.options.check_with(&welcome).map_err(BenchError::Options)?;
         let mut clock = None;
         if is_wheel {
-            observers::collect_timeouts(&self.shared).await?;
+            lateness_clients::collect_timeouts(&self.shared).await?;
             if !self.shared.ids.all_are_acked {
-                clock = Some(observers::ask_for_ticks(&self.shared, self.phases.subscribe()).await?);
+                clock = Some(lateness_clients::ask_for_ticks(&self.shared, self.phases.subscribe()).await?);
             }
             self.publish(Phase::Fill);
             self.all_arrive("filling", None).await?;
@@ -158,7 +158,7 @@ impl Coordinator<'_> {
     }
 
     fn report(self, welcome: &Welcome, measured: Measured) -> Report {
-        let Shared { options, ids, errors, .. } = &*self.shared;
+        let LoadState { options, ids, errors, .. } = &*self.shared;
         let sum = |of: fn(&Counters) -> u64| measured.counters_of.iter().map(of).sum::<u64>();
         let per_second = |count| as_float(count) / options.seconds;
         let mut times = Recorder::default();

@@ -266,7 +266,7 @@ impl Outstanding {
 mod tests {
     use super::*;
     use crate::core::{Message, Tick};
-    use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer};
+    use crate::protocol::frame::AddNewMsgAnswer;
 
     const COUNTS: [u32; 5] = [1, 2, 8, 9, 512];
 
@@ -286,8 +286,8 @@ mod tests {
     fn pings_are_those_of_the_codec_and_as_long_as_adds() {
         for (count, with_clients) in COUNTS.into_iter().flat_map(|count| [(count, false), (count, true)]) {
             let messages = (0..u64::from(count)).map(|n| Message::new(!n, if with_clients { n + 1 } else { 0 }));
-            let body = AddNewMsg { messages: messages.collect(), ack_timeout_ticks: 3, attempt: 1 };
-            let length = encoded(7, Body::AddNewMsg(body)).len() - HEAD_LENGTH;
+            let body = Body::AddNewMsg { messages: messages.collect(), ack_timeout_ticks: 3, attempt: 1 };
+            let length = encoded(7, body).len() - HEAD_LENGTH;
             assert_eq!(length, add_body_length(count as usize, with_clients));
         }
         for length in [8, 16, 64] {

@@ -4,35 +4,21 @@
 //! message that timed out tells its connection and its number. The load stores counters, not ids, so it can keep
 //! twenty million messages in flight.
 
-use crate::core::Message;
+use crate::core::{Message, mix};
 
 /// Bits of an id, before it is mixed, that hold the number; those above hold the connection.
 const NUMBER_BITS: u32 = 40;
-
-/// The multipliers of the finalizer of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-/// generators", 2014; these constants are Stafford's variant 13).
-const FIRST: u64 = 0xbf58_476d_1ce4_e5b9;
-const SECOND: u64 = 0x94d0_49bb_1331_11eb;
 
 /// Keep the share acknowledged, the clients and the order independent of the ids.
 const ORDER_SALT: u64 = 0xa076_1d64_78bd_642f;
 const FATE_SALT: u64 = 0x9e37_79b9_7f4a_7c15;
 const CLIENT_SALT: u64 = 0xd1b5_4a32_d192_ed03;
 
-/// The factors that undo a multiplication by these.
+/// The inverses of the multipliers of the mixer.
 const FIRST_INVERSE: u64 = 0x96de_1b17_3f11_9089;
 const SECOND_INVERSE: u64 = 0x3196_42b2_d24d_8ec3;
 
-const _: () = assert!(FIRST.wrapping_mul(FIRST_INVERSE) == 1 && SECOND.wrapping_mul(SECOND_INVERSE) == 1);
-
-/// Scatters the numbers over all of u64, each to a place of its own.
-const fn mix(number: u64) -> u64 {
-    let number = (number ^ number >> 30).wrapping_mul(FIRST);
-    let number = (number ^ number >> 27).wrapping_mul(SECOND);
-    number ^ number >> 31
-}
-
-/// The number that was scattered to this place.
+/// The number of which [`mix`] made this.
 const fn unmix(mixed: u64) -> u64 {
     let number = (mixed ^ mixed >> 31 ^ mixed >> 62).wrapping_mul(SECOND_INVERSE);
     let number = (number ^ number >> 27 ^ number >> 54).wrapping_mul(FIRST_INVERSE);

@@ -30,12 +30,12 @@ mod connection;
 mod coordinator;
 mod frames;
 mod ids;
-mod observers;
+mod lateness_clients;
+mod load_state;
 mod options;
 mod records;
 mod report;
 mod schedule;
-mod shared;
 mod timeouts;
 mod traffic;
 mod workers;
@@ -43,6 +43,7 @@ mod workers;
 #[doc(hidden)]
 pub use ids::acknowledged;
 pub use options::{BenchOptions, Op, Order};
+pub(crate) use report::get;
 pub use report::{Latency, Report, ServerFigures};
 pub use workers::run;
 #[doc(hidden)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use ureq::http::StatusCode;
 
 use super::BenchOptions;
 
@@ -91,13 +92,21 @@ const MEMORY: &str = "process_resident_memory_bytes";
 /// Asks the admin endpoint at this address for the figures since the start of the server. Blocks.
 pub(super) fn of_server(admin: &str) -> Result<ServerFigures, String> {
     let url = format!("http://{admin}/metrics");
-    let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).proxy(None).build();
-    let text = ureq::Agent::new_with_config(config)
-        .get(&url)
-        .call()
-        .and_then(|mut answer| answer.body_mut().read_to_string())
-        .map_err(|error| format!("{url}: {error}; is --admin the admin address of the sidecar?"))?;
-    parse(&text).ok_or_else(|| format!("{url} does not say {CPU} and {MEMORY}"))
+    let (_, text) = get(&url, PATIENCE)?;
+    parse(&text).ok_or_else(|| {
+        format!("{url} does not say {CPU} and {MEMORY}; is --admin the admin address of a sidecar?")
+    })
+}
+
+/// The answer of an admin endpoint: its status and its text. Blocks.
+pub(crate) fn get(url: &str, timeout: Duration) -> Result<(StatusCode, String), String> {
+    // The sidecar is near: no proxy lies between. The text of an error status is worth reading.
+    let config =
+        ureq::Agent::config_builder().timeout_global(Some(timeout)).proxy(None).http_status_as_error(false);
+    let answer = ureq::Agent::new_with_config(config.build()).get(url).call();
+    answer
+        .and_then(|mut answer| Ok((answer.status(), answer.body_mut().read_to_string()?)))
+        .map_err(|error| format!("{url}: {error}; is --admin the admin address of a sidecar?"))
 }
 
 fn parse(text: &str) -> Option<ServerFigures> {

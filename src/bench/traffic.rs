@@ -17,9 +17,9 @@ use bytes::BytesMut;
 
 use super::frames::{self, Kind, Outstanding, Sent};
 use super::ids::acknowledged;
+use super::load_state::{LoadState, Phase};
 use super::records::{Counters, Run, TickTimes};
 use super::schedule::Schedule;
-use super::shared::{Phase, Shared};
 use super::{Op, Order};
 use crate::core::{Message, Operation};
 use crate::protocol::Codec;
@@ -44,7 +44,7 @@ const ATTEMPT: u8 = 1;
 /// The traffic of one connection.
 #[derive(Debug)]
 pub(super) struct Traffic {
-    shared: Arc<Shared>,
+    shared: Arc<LoadState>,
     connection: u64,
     /// Messages that are kept in flight.
     window: u64,
@@ -69,7 +69,7 @@ pub(super) struct Traffic {
 
 impl Traffic {
     /// That of a connection which keeps `window` messages in flight.
-    pub(super) fn new(shared: Arc<Shared>, connection: usize, window: u64) -> Traffic {
+    pub(super) fn new(shared: Arc<LoadState>, connection: usize, window: u64) -> Traffic {
         let options = &shared.options;
         Traffic {
             connection: connection as u64,

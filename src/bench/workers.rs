@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::connection::{Arrival, Connection, PATIENCE, idle};
 use super::coordinator::Coordinator;
-use super::shared::{Phase, Shared};
+use super::load_state::{LoadState, Phase};
 use super::{BenchError, BenchOptions, Progress, Report};
 use crate::client;
 
@@ -31,7 +31,7 @@ pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) ->
     // Each load has ids of its own, so that it does not count what an earlier load left behind. The hash seeds of the
     // standard library are random.
     let seed = RandomState::new().build_hasher().finish();
-    let shared = Arc::new(Shared::new(options, seed));
+    let shared = Arc::new(LoadState::new(options, seed));
     let (phases, _) = watch::channel(Phase::Rest);
     let (arrivals, arrived) = mpsc::unbounded_channel();
     let coordinating = runtime()?;
@@ -71,7 +71,7 @@ fn finish<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
 
 /// The work of a thread: makes its share of the connections and has them work until the load is over.
 async fn work(
-    shared: Arc<Shared>,
+    shared: Arc<LoadState>,
     number: usize,
     mut phases: watch::Receiver<Phase>,
     arrivals: mpsc::UnboundedSender<Arrival>,
@@ -91,7 +91,7 @@ async fn work(
 
 /// Makes connections and has them work, without end; an error if one cannot.
 async fn connect_all(
-    shared: &Arc<Shared>,
+    shared: &Arc<LoadState>,
     thread: usize,
     phases: watch::Receiver<Phase>,
     arrivals: &mpsc::UnboundedSender<Arrival>,

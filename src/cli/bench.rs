@@ -142,11 +142,7 @@ fn quantiles(out: &mut impl Write, name: &str, Latency { p50, p99, p999, max }: 
     writeln!(out, "{name:<22} {p50:>10.1} {p99:>10.1} {p999:>10} {max:>10.1}")
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a rate is neither negative nor that high"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no rate is negative or that high")]
 fn rounded(number: f64) -> u64 {
     number.round() as u64
 }

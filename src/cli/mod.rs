@@ -3,9 +3,9 @@
 mod bench;
 mod connect;
 mod generate;
-mod origin;
 mod requests;
 mod serve;
+mod setting_sources;
 mod status;
 mod text;
 mod watch;
@@ -110,8 +110,8 @@ pub fn parse() -> Result<Cli, ExitCode> {
         // Help goes to stdout and errors to stderr; a closed one cannot be helped.
         let _ = error.print();
         if matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
-            let origins = origin::of_flags_in(&error.to_string(), None);
-            let _ = if origins.is_empty() { Ok(()) } else { writeln!(stderr(), "{origins}") };
+            let sources = setting_sources::of_flags_in(&error.to_string(), None);
+            let _ = if sources.is_empty() { Ok(()) } else { writeln!(stderr(), "{sources}") };
         }
         if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
     })
@@ -151,8 +151,8 @@ pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCo
         Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,
         Err(Failure::Run(text)) => print_failure(&text, EXIT_FAILURE),
         Err(Failure::Usage(text)) => {
-            let origins = origin::of_flags_in(&text, file.as_deref());
-            print_failure(&(text + &origins), EXIT_USAGE)
+            let sources = setting_sources::of_flags_in(&text, file.as_deref());
+            print_failure(&(text + &sources), EXIT_USAGE)
         }
     };
     logging::flush();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
-use super::{Failure, origin};
+use super::{Failure, setting_sources};
 use crate::app::StartError;
 use crate::config::{Config, Settings};
 use crate::redis::RedisStoreError;
@@ -39,7 +39,7 @@ impl Serve {
     pub fn check(self) -> Result<Option<Config>, Failure> {
         let file = self.config.as_deref().map(Settings::from_file).transpose().map_err(Failure::usage)?;
         let mut config = self.settings.or(file.unwrap_or_default()).check().map_err(Failure::usage)?;
-        config.warnings.splice(0..0, origin::strangers());
+        config.warnings.splice(0..0, setting_sources::unknown_variables());
         if !self.check_config {
             return Ok(Some(config));
         }

@@ -10,7 +10,9 @@ use ureq::http::StatusCode;
 use super::Failure;
 use super::connect::{DEFAULT_ADMIN, admin, patience};
 use super::text::{COLUMNS, fitted, padded, plain, span, span_of_seconds, whole};
-use crate::admin::status::{GroupReport, RingReport, StatusReport, TickReport};
+use crate::admin::status::{GroupReport, StatusReport};
+use crate::bench;
+use crate::core::{RingStatus, Tick, TickReport};
 use crate::ticker::RECENT_TICKS;
 
 /// The most rows of a ring: with the lines around them they fit a screen. More slots are summed.
@@ -60,19 +62,7 @@ pub(super) struct Status {
 impl Status {
     pub(super) fn run(self) -> Result<(), Failure> {
         let url = format!("http://{}/status", self.admin);
-        // The sidecar is near: no proxy lies between. The text of an error status is worth reading.
-        let config = ureq::Agent::config_builder()
-            .timeout_global(Some(self.timeout))
-            .proxy(None)
-            .http_status_as_error(false)
-            .build();
-        let (code, text) = ureq::Agent::new_with_config(config)
-            .get(&url)
-            .call()
-            .and_then(|mut answer| Ok((answer.status(), answer.body_mut().read_to_string()?)))
-            .map_err(|error| {
-                Failure::Run(format!("{url}: {error}; is --admin the admin address of a sidecar?"))
-            })?;
+        let (code, text) = bench::get(&url, self.timeout).map_err(Failure::Run)?;
         if code != StatusCode::OK {
             let words = text.trim().chars().take(MAX_WORDS);
             let words: String = words.map(|one| if one == '\n' { one } else { plain(one) }).collect();
@@ -88,8 +78,8 @@ impl Status {
 }
 
 fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
-    let drawn = |ring: &&RingReport| only.is_none_or(|only| only == ring.ring);
-    let rings: Vec<&RingReport> = report.rings.iter().filter(drawn).collect();
+    let drawn = |ring: &&RingStatus| only.is_none_or(|only| only == ring.ring);
+    let rings: Vec<&RingStatus> = report.rings.iter().filter(drawn).collect();
     if let (Some(number), []) = (only, &rings[..]) {
         let count = report.rings.len();
         return Err(Failure::Usage(format!("--ring {number}: there are {count} rings, from 0 on")));
@@ -99,7 +89,7 @@ fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
     Ok(text)
 }
 
-fn draw_status(text: &mut String, report: &StatusReport, rings: &[&RingReport]) -> fmt::Result {
+fn draw_status(text: &mut String, report: &StatusReport, rings: &[&RingStatus]) -> fmt::Result {
     let tick = humantime::format_duration(Duration::from_millis(u64::from(report.tick_ms)));
     writeln!(text, "store {}, {} slots of {tick}", fitted(&report.store, MAX_LEADER), report.slots)?;
     draw_notes(text, report)?;
@@ -166,13 +156,14 @@ fn draw_storms(text: &mut String, report: &StatusReport) -> fmt::Result {
 }
 
 /// The storms of a ring among the ticks that its pointer left last.
-fn storms(ring: &RingReport) -> impl Iterator<Item = &TickReport> {
-    let last = ring.pointer.saturating_sub(RECENT_TICKS as u64)..ring.pointer;
+fn storms(ring: &RingStatus) -> impl Iterator<Item = &TickReport> {
+    let Tick(pointer) = ring.pointer;
+    let last = pointer.saturating_sub(RECENT_TICKS as u64)..pointer;
     ring.recent.iter().filter(move |tick| tick.storm && last.contains(&tick.tick))
 }
 
 /// Whether the ring has a leader and its pointer does not move.
-fn stands_still(ring: &RingReport, tick_ms: u32) -> bool {
+fn stands_still(ring: &RingStatus, tick_ms: u32) -> bool {
     let ticks = Duration::from_millis(tick_ms.into()) * TICKS_BEHIND;
     ring.leader.is_some() && ring.pointer_lag_seconds > LONG_BEHIND.max(ticks).as_secs_f64()
 }
@@ -186,7 +177,7 @@ fn mark(marked: bool, mark: char) -> char {
 }
 
 /// One ring, slot by slot.
-fn draw_ring(text: &mut String, ring: &RingReport, tick_ms: u32) -> fmt::Result {
+fn draw_ring(text: &mut String, ring: &RingStatus, tick_ms: u32) -> fmt::Result {
     write!(text, "\nring {}, led by ", ring.ring)?;
     match (&ring.leader, ring.lease_age_seconds) {
         (None, _) => writeln!(text, "nobody: its pointer stands until a sidecar is elected")?,
@@ -194,7 +185,7 @@ fn draw_ring(text: &mut String, ring: &RingReport, tick_ms: u32) -> fmt::Result 
         (Some(name), Some(age)) => writeln!(text, "{} for {}", fitted(name, MAX_LEADER), span_of_seconds(age))?,
     }
     let slots = ring.slots.len();
-    let at = usize::try_from(ring.pointer.checked_rem(slots as u64).unwrap_or_default()).unwrap_or_default();
+    let at = usize::try_from(ring.pointer.0.checked_rem(slots as u64).unwrap_or_default()).unwrap_or_default();
     write!(text, "pointer {} (slot {at}), epoch {}", ring.pointer, ring.epoch)?;
     if stands_still(ring, tick_ms) {
         write!(text, ", stalled, {} behind", span_of_seconds(ring.pointer_lag_seconds))?;
@@ -225,7 +216,7 @@ fn length(count: u64, most: u64) -> usize {
 }
 
 /// Several rings, a line each.
-fn draw_rings(text: &mut String, rings: &[&RingReport], tick_ms: u32) -> fmt::Result {
+fn draw_rings(text: &mut String, rings: &[&RingStatus], tick_ms: u32) -> fmt::Result {
     let [age, number, in_flight, closing] = ["for", "pointer", "in flight", "closing"];
     writeln!(text, "\n  ring  {:<LEADER$} {age:>5} {number:>13} {in_flight:>13} {closing:>13}", "led by")?;
     for ring in rings {
@@ -269,10 +260,10 @@ fn group_row(text: &mut String, mark: char, name: &str, columns: [String; 4]) ->
 mod tests {
     use super::*;
 
-    fn ring(number: u16, leader: Option<&str>, slots: Vec<u64>) -> RingReport {
-        RingReport {
+    fn ring(number: u16, leader: Option<&str>, slots: Vec<u64>) -> RingStatus {
+        RingStatus {
             ring: number,
-            pointer: 1_792_000_001,
+            pointer: Tick(1_792_000_001),
             epoch: 1_792_000_000_000,
             leader: leader.map(String::from),
             lease_age_seconds: leader.map(|_| 86_399.6),
@@ -291,7 +282,7 @@ mod tests {
         GroupReport { group, subscribers: 2, outbox_batches, unacked_batches: 3, oldest_seconds }
     }
 
-    fn report(rings: Vec<RingReport>, groups: Vec<GroupReport>) -> StatusReport {
+    fn report(rings: Vec<RingStatus>, groups: Vec<GroupReport>) -> StatusReport {
         let slots = rings.first().map_or(0, |ring| u16::try_from(ring.slots.len()).unwrap());
         StatusReport { sidecar: String::new(), store: "redis".into(), slots, tick_ms: 1_000, rings, groups }
     }
@@ -356,7 +347,7 @@ mod tests {
     #[test]
     fn a_pointer_that_stands_still_is_told_unless_it_is_about_to_move() {
         let behind = |tick_ms: u32, seconds: f64| {
-            let ring = RingReport { pointer_lag_seconds: seconds, ..ring(1, Some("a"), vec![0; 15]) };
+            let ring = RingStatus { pointer_lag_seconds: seconds, ..ring(1, Some("a"), vec![0; 15]) };
             let mut report = report(vec![ring, super::tests::ring(0, Some("b"), vec![0; 15])], Vec::new());
             report.tick_ms = tick_ms;
             report
@@ -385,9 +376,9 @@ mod tests {
 
     #[test]
     fn a_storm_among_the_last_ticks_is_told() {
-        let pointer = ring(0, None, Vec::new()).pointer;
+        let Tick(pointer) = ring(0, None, Vec::new()).pointer;
         let tick = |tick: u64, storm: bool| TickReport { tick, added: 2_000, acked: 188, timed_out: 1_812, storm };
-        let of = |recent: Vec<TickReport>| RingReport { recent, ..ring(3, Some("a"), vec![0; 15]) };
+        let of = |recent: Vec<TickReport>| RingStatus { recent, ..ring(3, Some("a"), vec![0; 15]) };
         // Too old; not one; and of a ring that was lost, whose ticks are to come.
         for recent in [vec![tick(pointer - 61, true)], vec![tick(pointer - 1, false)], vec![tick(pointer, true)]] {
             let text = drawn(&report(vec![of(recent)], Vec::new()), None);
@@ -431,7 +422,7 @@ mod tests {
         assert!(text.contains("      0             3       -\n"), "without a batch there is no oldest: {text}");
         assert!(text.contains("\n  default ") && text.contains("\n  audit "), "{text}");
         assert!(!text.contains("\nok: "), "{text}");
-        let led = RingReport { leads: true, ..ring(0, Some("a"), vec![0]) };
+        let led = RingStatus { leads: true, ..ring(0, Some("a"), vec![0]) };
         let mut alone = report(vec![led], vec![GroupReport { subscribers: 0, ..group("default", 1, 0.0) }]);
         assert!(drawn(&alone, None).contains("\nok: "), "of others' subscribers nothing is known here");
         alone.store = String::from("memory");

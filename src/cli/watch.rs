@@ -12,7 +12,7 @@ use super::Failure;
 use super::connect::Connect;
 use super::text::{COLUMNS, span};
 use crate::client::{ClientError, Delivered, SubscribeOptions, Subscription};
-use crate::core::GroupName;
+use crate::core::{BatchId, GroupName, TickCounts};
 use crate::protocol::frame::TimeoutBatch;
 
 /// Age from which a plain line says how old its batch is: its clients may have come back meanwhile.
@@ -54,16 +54,12 @@ pub(super) struct Watch {
 /// A batch as a line of JSON. Ids are strings: many readers of JSON lose the last digits of a u64.
 #[derive(Serialize)]
 struct Line {
-    ring: u16,
-    epoch: u64,
-    tick: u64,
-    seq: u32,
+    #[serde(flatten)]
+    id: BatchId,
     delivery: u32,
     age_ms: u64,
-    added: u64,
-    acked: u64,
-    storm: bool,
-    drained: bool,
+    #[serde(flatten)]
+    counts: TickCounts,
     ids: Vec<String>,
     clients: Vec<String>,
     attempts: Vec<u8>,
@@ -141,21 +137,11 @@ async fn print(line: String) -> Result<(), Failure> {
 }
 
 fn json_line(batch: &TimeoutBatch) -> String {
-    let line = Line {
-        ring: batch.id.ring,
-        epoch: batch.id.epoch,
-        tick: batch.id.tick.0,
-        seq: batch.id.seq,
-        delivery: batch.delivery_count,
-        age_ms: batch.age_ms,
-        added: batch.counts.added,
-        acked: batch.counts.acked,
-        storm: batch.counts.storm,
-        drained: batch.counts.drained,
-        ids: batch.messages.iter().map(|timed_out| timed_out.message.msg_id.0.to_string()).collect(),
-        clients: batch.messages.iter().map(|timed_out| timed_out.message.client.0.to_string()).collect(),
-        attempts: batch.messages.iter().map(|timed_out| timed_out.attempt).collect(),
-    };
+    let TimeoutBatch { id, delivery_count: delivery, age_ms, counts, ref messages, .. } = *batch;
+    let ids = messages.iter().map(|timed_out| timed_out.message.msg_id.0.to_string()).collect();
+    let clients = messages.iter().map(|timed_out| timed_out.message.client.0.to_string()).collect();
+    let attempts = messages.iter().map(|timed_out| timed_out.attempt).collect();
+    let line = Line { id, delivery, age_ms, counts, ids, clients, attempts };
     serde_json::to_string(&line).expect("numbers and strings can be written as JSON")
 }
 
@@ -196,7 +182,7 @@ fn plain_line(batch: &TimeoutBatch) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{BatchId, Message, Tick, TickCounts, TimedOut};
+    use crate::core::{Message, Tick, TimedOut};
 
     fn batch(count: u64) -> TimeoutBatch {
         TimeoutBatch {

@@ -15,9 +15,9 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use super::error::ClientError;
 use super::handshake::{Dialer, FIRST_REQUEST, Incoming, OpenConnection, Outgoing, SUBSCRIBE};
-use super::inbox::{AckState, DeliverOutcome, Inbox};
 use super::keep_alive::{Action, KeepAlive};
 use super::pending_requests::PendingRequests;
+use super::received_batches::{AckState, DeliverOutcome, ReceivedBatches};
 use crate::core::{BatchId, CLOCK_BEAT, Reason, SHORTEST_STALL};
 use crate::protocol::frame::{Body, Frame, GoAwayReason};
 use crate::protocol::{Codec, DecodeError, Decoded};
@@ -41,7 +41,7 @@ const RETURN_DELAY_MS: u32 = 5_000;
 struct Connection<'a> {
     dialer: &'a Dialer,
     requests: &'a mut PendingRequests,
-    inbox: Option<&'a Inbox>,
+    received: Option<&'a ReceivedBatches>,
     incoming: Incoming,
     outgoing: Outgoing,
     keep_alive: KeepAlive,
@@ -60,13 +60,13 @@ pub(super) async fn serve(
     open: OpenConnection,
     dialer: &Dialer,
     requests: &mut PendingRequests,
-    inbox: Option<&Inbox>,
+    received: Option<&ReceivedBatches>,
 ) -> Result<(), Arc<str>> {
     let keep_alive = KeepAlive::new(open.welcome.ping_interval_ms, Instant::now());
     let mut connection = Connection {
         dialer,
         requests,
-        inbox,
+        received,
         incoming: open.incoming,
         outgoing: open.outgoing,
         timer: Box::pin(sleep_until(keep_alive.next_check())),
@@ -89,8 +89,8 @@ pub(super) async fn serve(
 
 impl Connection<'_> {
     async fn work(&mut self) -> io::Result<()> {
-        if let Some(inbox) = self.inbox {
-            self.repeat_acks(inbox.unanswered());
+        if let Some(received) = self.received {
+            self.repeat_acks(received.unanswered());
         }
         // The first batches may have arrived with the answer to Subscribe.
         self.decode()?;
@@ -116,7 +116,7 @@ impl Connection<'_> {
                 read = self.incoming.read() => {
                     read?;
                     self.decode()?;
-                    if self.inbox.is_some() {
+                    if self.received.is_some() {
                         // The reader, perhaps on this thread, gets what has arrived before more is read.
                         tokio::task::yield_now().await;
                     }
@@ -162,9 +162,9 @@ impl Connection<'_> {
                     GoAwayReason::Done => "the server ends the connection".to_owned(),
                 });
             }
-            Body::TimeoutBatch(batch) if correlation == SUBSCRIBE && self.inbox.is_some() => {
+            Body::TimeoutBatch(batch) if correlation == SUBSCRIBE && self.received.is_some() => {
                 let id = batch.id;
-                match self.inbox.map(|inbox| inbox.deliver(batch)) {
+                match self.received.map(|received| received.deliver(batch)) {
                     Some(DeliverOutcome::NoRoom) => {
                         self.send(Body::BatchNack { batch: id, delay_ms: RETURN_DELAY_MS });
                     }
@@ -174,7 +174,7 @@ impl Connection<'_> {
             }
             Body::BatchAckAnswer { .. } if self.repeated.contains_key(&correlation) => {
                 let settled = self.repeated.remove(&correlation).unwrap_or_default();
-                self.inbox.iter().for_each(|inbox| inbox.settled(&settled));
+                self.received.iter().for_each(|received| received.settled(&settled));
             }
             Body::Error(error) => {
                 if correlation < FIRST_REQUEST || error.reason().is_some_and(Reason::closes) {

@@ -34,23 +34,23 @@
 //! # Inside
 //!
 //! ```text
-//!   Client, Subscription ── link ══ queue ══▶ task ── connection ── handshake
-//!              ▲                               ├─ pending_requests
-//!              ╚═══════════ inbox ◀════════════╝  └─ keep_alive
+//!   Client, Subscription ── reconnecting_connection ══ queue ══▶ task ── connection ── handshake
+//!              ▲                                                  ├─ pending_requests
+//!              ╚══════════════ received_batches ◀════════════════╝  └─ keep_alive
 //! ```
 //!
-//! The background task of a link owns the connection and everything that can change about it; callers only
-//! queue and wait. The parts without I/O (`pending_requests`, `keep_alive`, `inbox`) have tests without any.
+//! The background task owns the connection and everything that can change about it; callers only
+//! queue and wait. The parts without I/O (`pending_requests`, `keep_alive`, `received_batches`) have tests without any.
 
 mod address;
 mod connection;
 mod error;
 mod handshake;
-mod inbox;
 mod keep_alive;
-mod link;
 mod options;
 mod pending_requests;
+mod received_batches;
+mod reconnecting_connection;
 mod subscription;
 #[cfg(test)]
 mod tests;
@@ -67,19 +67,19 @@ pub use address::{Address, AddressError};
 pub use error::ClientError;
 #[cfg(feature = "sidecar")]
 pub(crate) use handshake::{OpenConnection, open};
-pub use link::Outage;
 #[cfg(not(feature = "tls"))]
 pub use options::Tls;
 pub use options::{AddOptions, ClientOptions, SubscribeOptions};
+pub use reconnecting_connection::Outage;
 pub use subscription::{Delivered, Subscription};
 #[cfg(feature = "tls")]
 pub use tls::Tls;
 
 use crate::core::{DelOutcome, Message, Tick};
-use crate::protocol::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
+use crate::protocol::frame::{AddNewMsgAnswer, Body, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 use handshake::Dialer;
-use link::{Link, unexpected};
 use options::{MAX_TEXT_LENGTH, check_length};
+use reconnecting_connection::{ReconnectingConnection, unexpected};
 
 /// Bytes of a message in a frame, and of everything else in that frame at most.
 const MESSAGE_LENGTH: u32 = 16;
@@ -96,7 +96,7 @@ const OVERHEAD: u32 = 64;
 /// server's [`Refused`](ClientError::Refused).
 #[derive(Clone)]
 pub struct Client {
-    link: Arc<Link>,
+    connection: Arc<ReconnectingConnection>,
 }
 
 impl Client {
@@ -110,7 +110,7 @@ impl Client {
     pub async fn connect(address: Address, options: ClientOptions) -> Result<Client, ClientError> {
         let dialer = Dialer { address, options, subscribe: None };
         let open = dialer.dial().await?;
-        Ok(Client { link: Arc::new(Link::start(dialer, open, None)) })
+        Ok(Client { connection: Arc::new(ReconnectingConnection::start(dialer, open, None)) })
     }
 
     /// Takes messages into flight: call it before they are pushed. Slices of any length are sent in as many
@@ -130,7 +130,7 @@ impl Client {
         }
         let ack_timeout_ticks = options.ack_timeout_ticks.unwrap_or(0);
         let attempt = options.attempt;
-        let body = |messages| Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt });
+        let body = |messages| Body::AddNewMsg { messages, ack_timeout_ticks, attempt };
         let read = |body| match body {
             Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => Ok((deadline, outcomes)),
             body => Err(unexpected(&body)),
@@ -167,7 +167,7 @@ impl Client {
     pub async fn ping(&self, payload: &[u8]) -> Result<Duration, ClientError> {
         check_length("the payload", payload.len(), MAX_PING_LENGTH)?;
         let asked = Instant::now();
-        match self.link.ask(Body::Ping(payload.to_vec())).await? {
+        match self.connection.ask(Body::Ping(payload.to_vec())).await? {
             Body::Pong(echo) if echo == payload => Ok(asked.elapsed()),
             _ => {
                 let address = self.address();
@@ -184,7 +184,7 @@ impl Client {
     pub async fn group_delete(&self, name: &str) -> Result<(), ClientError> {
         check_length("the group's name", name.len(), MAX_TEXT_LENGTH)?;
         // An answer of another type is an error already.
-        self.link.ask(Body::GroupDelete(name.to_owned())).await.map(drop)
+        self.connection.ask(Body::GroupDelete(name.to_owned())).await.map(drop)
     }
 
     /// Subscribes on a connection of its own, to the same address and with the same options.
@@ -193,27 +193,27 @@ impl Client {
     ///
     /// As [`Subscription::open`].
     pub async fn subscribe(&self, subscription: SubscribeOptions) -> Result<Subscription, ClientError> {
-        Subscription::open(self.address().clone(), subscription, self.link.dialer.options.clone()).await
+        Subscription::open(self.address().clone(), subscription, self.connection.dialer.options.clone()).await
     }
 
     /// Since when there is no connection, and why; none while there is one. Requests made meanwhile wait for one, up
     /// to the request timeout.
     pub fn outage(&self) -> Option<Outage> {
-        self.link.status.borrow().outage.clone()
+        self.connection.status.borrow().outage.clone()
     }
 
     /// The Welcome of the current connection, or of the last one.
     pub fn welcome(&self) -> Welcome {
-        self.link.status.borrow().welcome.clone()
+        self.connection.status.borrow().welcome.clone()
     }
 
     /// Where the client connects to.
     pub fn address(&self) -> &Address {
-        &self.link.dialer.address
+        &self.connection.dialer.address
     }
 
     async fn delete(&self, messages: &[Message], withdraw: bool) -> Result<Vec<DelOutcome>, ClientError> {
-        let body = |messages| Body::DelMsg(DelMsg { messages, withdraw });
+        let body = |messages| Body::DelMsg { messages, withdraw };
         let read = |body| match body {
             Body::DelMsgAnswer(outcomes) => Ok((Tick(0), outcomes)),
             body => Err(unexpected(&body)),
@@ -228,7 +228,7 @@ impl Client {
         body: impl Fn(Vec<Message>) -> Body,
         read: impl Fn(Body) -> Result<(Tick, Vec<O>), ClientError>,
     ) -> Result<(Tick, Vec<O>), ClientError> {
-        let Welcome { max_frame_length, max_messages, .. } = self.link.status.borrow().welcome;
+        let Welcome { max_frame_length, max_messages, .. } = self.connection.status.borrow().welcome;
         let by_length = max_frame_length.saturating_sub(OVERHEAD) / MESSAGE_LENGTH;
         let most = (by_length.min(max_messages) as usize).clamp(1, MAX_MESSAGES);
         let read = |answer, messages| {
@@ -239,7 +239,7 @@ impl Client {
             let (address, outcomes) = (self.address(), outcomes.len());
             Err(ClientError::Protocol(format!("{address} answered {messages} messages with {outcomes} outcomes")))
         };
-        let answers = self.link.ask_in_frames(messages, most, body, read).await?;
+        let answers = self.connection.ask_in_frames(messages, most, body, read).await?;
         let (deadlines, outcomes): (Vec<Tick>, Vec<Vec<O>>) = answers.into_iter().unzip();
         Ok((deadlines.into_iter().max().unwrap_or(Tick(0)), outcomes.concat()))
     }

@@ -1,12 +1,11 @@
 //! The options of clients, AddNewMsgs and subscriptions, with defaults that fit most uses.
 
-use std::fmt;
 use std::time::Duration;
 
 use super::error::ClientError;
 #[cfg(feature = "tls")]
 use super::tls::Tls;
-use crate::protocol::frame::{Hello, MAX_TOKEN_LENGTH, Subscribe, VERSIONS};
+use crate::protocol::frame::{Hello, MAX_TOKEN_LENGTH, Secret, Subscribe, VERSIONS};
 
 /// The longest text of the protocol: its length is one byte.
 pub(super) const MAX_TEXT_LENGTH: usize = 255;
@@ -31,10 +30,10 @@ macro_rules! setters {
 }
 
 /// How a client connects, waits and reconnects.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientOptions {
     /// The secret that the server requires, if it requires one.
-    pub token: Option<Vec<u8>>,
+    pub token: Option<Secret>,
     /// The trusted certificates, if the server speaks TLS on its TCP port. Needs the feature `tls`.
     pub tls: Option<Tls>,
     /// A name for the server's logs, at most 255 bytes.
@@ -66,7 +65,7 @@ impl Default for ClientOptions {
 setters! {
     ClientOptions {
         /// Sets the secret that the server requires.
-        token(token: impl Into<Vec<u8>>) = Some(token.into());
+        token(token: impl Into<Vec<u8>>) = Some(Secret(token.into()));
         /// Makes the client speak TLS on TCP.
         #[cfg(feature = "tls")]
         tls(tls: Tls) = Some(tls);
@@ -90,24 +89,9 @@ impl ClientOptions {
 
     pub(super) fn hello(&self) -> Result<Hello, ClientError> {
         let (token, client_name) = (self.token.clone().unwrap_or_default(), self.client_name.clone());
-        check_length("the token", token.len(), MAX_TOKEN_LENGTH)?;
+        check_length("the token", token.0.len(), MAX_TOKEN_LENGTH)?;
         check_length("the client's name", client_name.len(), MAX_TEXT_LENGTH)?;
         Ok(Hello { lowest_version: *VERSIONS.start(), highest_version: *VERSIONS.end(), token, client_name })
-    }
-}
-
-/// The token stays out of logs.
-impl fmt::Debug for ClientOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientOptions")
-            .field("token", &self.token.as_ref().map(|_| "…"))
-            .field("tls", &self.tls)
-            .field("client_name", &self.client_name)
-            .field("request_timeout", &self.request_timeout)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("first_backoff", &self.first_backoff)
-            .field("max_backoff", &self.max_backoff)
-            .finish()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The requests of a link on the side of its background task: those that wait to be written, and those in flight.
+//! The requests of a connection on the side of its background task: those that wait to be written, and those in flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -28,7 +28,7 @@ pub(super) struct Caller {
     /// When it gives up.
     pub(super) deadline: Instant,
     pub(super) answer: oneshot::Sender<Answer>,
-    /// The room of its request in the window of the link.
+    /// The room of its request in the window of the connection.
     pub(super) room: OwnedSemaphorePermit,
 }
 
@@ -42,7 +42,7 @@ impl Caller {
 /// A request that waits to be written.
 pub(super) type Request = (Body, Caller);
 
-/// The requests of a link. All callers of a link have the same timeout, so requests are in the order of their deadlines.
+/// The requests of a connection. All its callers have the same timeout, so requests are in the order of their deadlines.
 #[derive(Debug)]
 pub(super) struct PendingRequests {
     dialer: Arc<Dialer>,

@@ -13,9 +13,9 @@ use futures_core::Stream;
 use super::address::Address;
 use super::error::ClientError;
 use super::handshake::Dialer;
-use super::inbox::Inbox;
-use super::link::{Link, Outage, unexpected};
 use super::options::{ClientOptions, SubscribeOptions};
+use super::received_batches::ReceivedBatches;
+use super::reconnecting_connection::{Outage, ReconnectingConnection, unexpected};
 use crate::core::BatchId;
 use crate::protocol::frame::{Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
 
@@ -39,21 +39,21 @@ pub struct Subscription {
 
 /// The parts that a subscription and its batches share.
 struct Shared {
-    link: Link,
-    inbox: Arc<Inbox>,
+    connection: ReconnectingConnection,
+    received: Arc<ReceivedBatches>,
 }
 
 impl Shared {
     /// Acknowledges batches. Returns how many of them were not settled before.
     async fn ack(&self, batches: &[BatchId]) -> Result<u64, ClientError> {
         // If this is dropped before the batches are settled, the acknowledgement is repeated.
-        let _acknowledgement = self.inbox.acknowledge(batches);
+        let _acknowledgement = self.received.acknowledge(batches);
         let read = |answer, _| match answer {
             Body::BatchAckAnswer { settled } => Ok(u64::from(settled)),
             body => Err(unexpected(&body)),
         };
-        let settled = self.link.ask_in_frames(batches, MAX_BATCH_IDS, Body::BatchAck, read).await?;
-        self.inbox.settled(batches);
+        let settled = self.connection.ask_in_frames(batches, MAX_BATCH_IDS, Body::BatchAck, read).await?;
+        self.received.settled(batches);
         Ok(settled.into_iter().sum())
     }
 
@@ -61,7 +61,7 @@ impl Shared {
     async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
         let delay_ms = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
         // An answer of another type is an error already.
-        let answer = self.link.ask(Body::BatchNack { batch, delay_ms }).await?;
+        let answer = self.connection.ask(Body::BatchNack { batch, delay_ms }).await?;
         Ok(matches!(answer, Body::BatchNackAnswer { held: true }))
     }
 }
@@ -80,9 +80,9 @@ impl Subscription {
         let credit = subscription.credit;
         let dialer = Dialer { address, options, subscribe: Some(subscription.subscribe()?) };
         let mut open = dialer.dial().await?;
-        let inbox = Arc::new(Inbox::new(credit, std::mem::take(&mut open.group)));
-        let link = Link::start(dialer, open, Some(Arc::clone(&inbox)));
-        Ok(Subscription { shared: Arc::new(Shared { link, inbox }) })
+        let received = Arc::new(ReceivedBatches::new(credit, std::mem::take(&mut open.group)));
+        let connection = ReconnectingConnection::start(dialer, open, Some(Arc::clone(&received)));
+        Ok(Subscription { shared: Arc::new(Shared { connection, received }) })
     }
 
     /// The next batch; none after the end. Cancel-safe: no batch is lost if this future is dropped.
@@ -121,27 +121,27 @@ impl Subscription {
     /// The group joined: the name that the server chose, if none was given. It changes when an ephemeral
     /// group was lost with its connection.
     pub fn group(&self) -> String {
-        self.shared.inbox.state().group.clone()
+        self.shared.received.state().group.clone()
     }
 
     /// How often a connection was lost and the subscription renewed on another.
     pub fn reconnects(&self) -> u64 {
-        self.shared.inbox.state().reconnects
+        self.shared.received.state().reconnects
     }
 
     /// Since when there is no connection, and why; none while there is one. No batch arrives meanwhile.
     pub fn outage(&self) -> Option<Outage> {
-        self.shared.link.status.borrow().outage.clone()
+        self.shared.connection.status.borrow().outage.clone()
     }
 
     /// The Welcome of the current connection, or of the last one.
     pub fn welcome(&self) -> Welcome {
-        self.shared.link.status.borrow().welcome.clone()
+        self.shared.connection.status.borrow().welcome.clone()
     }
 
     fn poll(&self, context: &Context<'_>) -> Poll<Option<Result<Delivered, ClientError>>> {
         let delivered = |batch| Delivered { batch, shared: Arc::clone(&self.shared) };
-        self.shared.inbox.poll(context).map(|next| next.map(|batch| batch.map(delivered)))
+        self.shared.received.poll(context).map(|next| next.map(|batch| batch.map(delivered)))
     }
 }
 
@@ -155,15 +155,15 @@ impl Stream for Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // Delivered batches keep the link, but a subscription without a reader must not take more of them.
-        self.shared.link.close();
+        // Delivered batches keep the connection, but a subscription without a reader must not take more of them.
+        self.shared.connection.close();
     }
 }
 
 impl fmt::Debug for Subscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subscription")
-            .field("address", &self.shared.link.dialer.address)
+            .field("address", &self.shared.connection.dialer.address)
             .field("group", &self.group())
             .field("reconnects", &self.reconnects())
             .finish_non_exhaustive()

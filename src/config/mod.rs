@@ -18,7 +18,7 @@ use self::settings::Values;
 pub use self::settings::{ConfigError, MAX_DURATION, Settings};
 use self::store_url::check_store_url;
 pub use self::store_url::without_password;
-use crate::core::{Retention, StormRule, Wheel};
+use crate::core::{self, GroupName, Retention, StormRule, Wheel};
 use crate::logging::{self, LogFormat};
 use crate::memory;
 use crate::redis::{MAX_SLOTS, RedisOptions};
@@ -66,9 +66,6 @@ pub struct Config {
     /// Warnings about settings that are possible but unwise.
     pub warnings: Vec<String>,
 }
-
-/// The longest namespace, in bytes.
-const MAX_NAMESPACE_LENGTH: usize = 64;
 
 /// The options of a store in Redis. Its debug output hides secrets in the URL.
 pub struct RedisConfig(pub RedisOptions);
@@ -163,7 +160,14 @@ impl Config {
             return refuse_redis_settings(given).map(|()| None);
         }
         check_store_url(&values.store)?;
-        check_namespace(&values.namespace)?;
+        // The rule is that of group names: both are parts of keys.
+        let namespace = &values.namespace;
+        if namespace.parse::<GroupName>().is_err() {
+            return Err(ConfigError(format!(
+                "--namespace {namespace:?} is not a namespace: use 1 to {} of the characters A-Z a-z 0-9 _ . -",
+                core::MAX_NAME_LENGTH
+            )));
+        }
         if let Some(state) = &self.state_file {
             return Err(ConfigError(format!(
                 "--state {} belongs to the memory store: Redis keeps the wheel across restarts; leave it out",
@@ -246,16 +250,6 @@ fn refuse_redis_settings(given: &Settings) -> Result<(), ConfigError> {
     let Some((flag, _)) = given.iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
     Err(ConfigError(format!(
         "{flag} belongs to a Redis store, and --store is memory: leave it out, or say --store redis://HOST:PORT/DB"
-    )))
-}
-
-fn check_namespace(namespace: &str) -> Result<(), ConfigError> {
-    let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
-    if (1..=MAX_NAMESPACE_LENGTH).contains(&namespace.len()) && namespace.bytes().all(is_legal) {
-        return Ok(());
-    }
-    Err(ConfigError(format!(
-        "--namespace {namespace:?} is not a namespace: use 1 to {MAX_NAMESPACE_LENGTH} of the characters A-Z a-z 0-9 _ . -"
     )))
 }
 

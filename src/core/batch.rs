@@ -14,6 +14,7 @@ pub const MAX_BATCH_MESSAGES: usize = 4_096;
 ///
 /// Ids sort in the order of delivery: earlier ticks first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct BatchId {
     /// The tick that expired.
     pub tick: Tick,
@@ -34,6 +35,7 @@ impl fmt::Display for BatchId {
 
 /// A message that was not acknowledged in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct TimedOut {
     /// The message.
     pub message: Message,
@@ -43,6 +45,7 @@ pub struct TimedOut {
 
 /// The counts and flags of an expired tick. Each of its batches carries them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct TickCounts {
     /// Messages whose last deadline was this tick: acknowledged plus timed out.
     pub added: u64,

@@ -8,16 +8,19 @@ use super::tick::Tick;
 
 /// The id that a logic node gave to a message. Any u64 is legal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct MsgId(pub u64);
 
 /// The client that must acknowledge a message, ideally a session id that is never reused. 0 if none was given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct Client(pub u64);
 
 /// A message in flight: the pair of a message id and the client that it was pushed to.
 ///
 /// One `msg_id` pushed to 500 members of a chat, or to three devices of one user, is 500 or 3 messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct Message {
     /// The id that the logic node gave it.
     pub msg_id: MsgId,

@@ -7,6 +7,8 @@
 
 mod batch;
 #[cfg(feature = "sidecar")]
+mod combined_outbox;
+#[cfg(feature = "sidecar")]
 mod completions;
 #[cfg(feature = "sidecar")]
 mod dispatch;
@@ -17,8 +19,6 @@ mod lease;
 mod message;
 #[cfg(feature = "sidecar")]
 mod outbox;
-#[cfg(feature = "sidecar")]
-mod outboxes;
 mod refusal;
 mod request_batch;
 #[cfg(feature = "sidecar")]
@@ -36,29 +36,29 @@ mod tick;
 mod tick_schedule;
 
 pub use batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, StormRule, TickCounts, TimedOut, TimeoutBatch};
-#[cfg(feature = "sidecar")]
-pub use completions::Completions;
-#[cfg(feature = "sidecar")]
-pub(crate) use dispatch::{Dispatch, MemberId};
 pub use group::{GroupName, GroupNameError, MAX_GROUPS, MAX_NAME_LENGTH};
 pub use latency_histogram::{LATENCY_BOUNDS, LatencyHistogram, STAMP_UNIT, Stamp};
-#[cfg(feature = "sidecar")]
-pub(crate) use lease::{Candidate, Observed, PointerPosition};
-#[cfg(feature = "sidecar")]
-pub use lease::{Leadership, Lease};
 pub use message::{AddNewMsgAnswer, AddOutcome, Client, DelOutcome, Message, MsgId};
-#[cfg(feature = "sidecar")]
-pub use outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, MAX_RETAKEN, Outbox, Retention, Settled};
-#[cfg(feature = "sidecar")]
-pub use outboxes::{Outboxes, merge_backlogs};
 pub use refusal::{Promise, Reason, Refusal};
 pub use request_batch::{Operation, Outcome, Request, RequestBatch};
-#[cfg(feature = "sidecar")]
-pub use ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Published, Ring, RingStatus, Submitted};
-#[cfg(feature = "sidecar")]
-pub use rings::{MAX_RINGS, Requester, Rings, ring_of};
 pub use stall_aware_clock::{CLOCK_BEAT, SHORTEST_STALL, StallAwareClock, WAKING_TIME};
-#[cfg(feature = "sidecar")]
-pub use store::{Moment, RingParts, Store};
 pub use tick::{MAX_SLOTS, Tick, Wheel};
 pub use tick_schedule::{DueAction, TickSchedule};
+
+#[cfg(feature = "sidecar")]
+pub use self::{
+    combined_outbox::{CombinedOutbox, merge_backlogs},
+    completions::Completions,
+    lease::{Leadership, Lease},
+    outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, MAX_RETAKEN, Outbox, Retention, Settled},
+    ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Published, Ring, RingStatus, Submitted, TickReport},
+    rings::{MAX_RINGS, Requester, Rings, ring_of},
+    store::{Moment, RingParts, Store},
+};
+
+#[cfg(feature = "sidecar")]
+pub(crate) use self::{
+    dispatch::{Dispatch, MemberId},
+    lease::{Candidate, Observed, PointerPosition},
+    rings::mix,
+};

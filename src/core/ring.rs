@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 
 use super::batch::TickCounts;
 use super::completions::Completions;
@@ -90,24 +91,28 @@ pub enum DrainOutcome {
     Published,
 }
 
-/// The state of a ring for `/status` and the metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The state of a ring for the metrics and, as JSON, for `/status`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RingStatus {
     /// The number of the ring.
     pub ring: u16,
     /// The tick at which the pointer stands.
     pub pointer: Tick,
-    /// How long the pointer is behind its due time.
-    pub pointer_lag: Duration,
     /// The epoch of its leader.
     pub epoch: u64,
-    /// The name of its leader; `None` if no sidecar leads.
+    /// The name of its leader; null if no sidecar leads.
     pub leader: Option<String>,
-    /// How long the leader has led; `None` if no other sidecar could lead.
-    pub lease_age: Option<Duration>,
+    /// How long the leader has led; absent if no other sidecar could lead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_age_seconds: Option<f64>,
     /// Whether this sidecar leads it.
+    #[serde(default)]
     pub leads: bool,
-    /// Why this sidecar may not move the pointer although its store answers; `None` if it may.
+    /// How long the pointer is behind its due time.
+    #[serde(default)]
+    pub pointer_lag_seconds: f64,
+    /// Why this sidecar may not move the pointer although its store answers; absent if it may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
     /// Messages in flight, those in the closing tick included.
     pub in_flight: u64,
@@ -115,6 +120,24 @@ pub struct RingStatus {
     pub slots: Vec<u64>,
     /// Messages of the closing tick. They can still be acknowledged.
     pub closing: u64,
+    /// The ticks that this sidecar expired last, the oldest first, at most 60. The ticker knows them, not the ring.
+    #[serde(default)]
+    pub recent: Vec<TickReport>,
+}
+
+/// The final counts of an expired tick.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TickReport {
+    /// The number of the tick.
+    pub tick: u64,
+    /// Messages whose final deadline it was: those acknowledged and those timed out.
+    pub added: u64,
+    /// Messages that were acknowledged in time.
+    pub acked: u64,
+    /// Messages that timed out.
+    pub timed_out: u64,
+    /// Whether so many timed out that a fault on our side is likelier than that many dead clients.
+    pub storm: bool,
 }
 
 /// When the requests of a submitted batch complete.

@@ -218,8 +218,9 @@ pub fn ring_of(message: Message, rings: u16) -> u16 {
     u16::try_from(hash % u64::from(rings)).expect("a remainder of a u16 fits a u16")
 }
 
-/// The finalizer of splitmix64: each bit of the input affects each bit of the output.
-const fn mix(mut bits: u64) -> u64 {
+/// The finalizer of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014, with the
+/// constants of Stafford's variant 13): each bit of the input affects each bit of the output.
+pub(crate) const fn mix(mut bits: u64) -> u64 {
     bits ^= bits >> 30;
     bits = bits.wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits ^= bits >> 27;

@@ -29,6 +29,7 @@ use std::time::Duration;
 
 /// One step of the wheel: an absolute count, never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct Tick(pub u64);
 
 impl Tick {

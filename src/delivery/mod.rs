@@ -300,7 +300,7 @@ impl Drop for Subscription {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{MAX_GROUPS, Outboxes, Retention, RingParts, Store, StormRule, Wheel};
+    use crate::core::{CombinedOutbox, MAX_GROUPS, Retention, RingParts, Store, StormRule, Wheel};
     use crate::memory::{MemoryOptions, MemoryStore};
 
     fn seat(clock: &Clock) -> RingParts {
@@ -310,9 +310,8 @@ mod tests {
             retention: Retention::default(),
             max_in_flight: 10,
             threads: 1,
-            state_file: None,
         };
-        MemoryStore::open(options, clock.moment()).unwrap().0.rings()[0].clone()
+        MemoryStore::open(options, None, clock.moment()).unwrap().0.rings()[0].clone()
     }
 
     #[tokio::test]
@@ -323,7 +322,7 @@ mod tests {
             let group = format!("group-{number}").parse().unwrap();
             assert!(seats[1].outbox.open_group(&group, GroupOptions::default(), clock.now()).await.unwrap());
         }
-        let outbox = Outboxes::of(&seats);
+        let outbox = CombinedOutbox::of(&seats);
         let delivery =
             Delivery::new(outbox, Arc::clone(&clock), Arc::new(Metrics::default()), Duration::from_secs(1));
         let options = GroupOptions { from_end: true, ephemeral: true };

@@ -20,11 +20,10 @@ use std::time::Instant;
 
 use foldhash::quality::RandomState;
 
-use super::options::RingOptions;
 use super::outbox::MemoryOutbox;
 use super::shards::{LOCKS_PER_STEP, ScanPosition, Shards};
 use crate::core::{
-    BatchId, MAX_BATCH_MESSAGES, Message, PublishStep, Published, Tick, TickCounts, TimedOut, TimeoutBatch,
+    BatchId, MAX_BATCH_MESSAGES, Message, PublishStep, Published, Tick, TickCounts, TimedOut, TimeoutBatch, Wheel,
 };
 
 /// A prelist with more messages than this grows no further: the others are listed when their tick expires. Prelisted
@@ -32,9 +31,9 @@ use crate::core::{
 const MAX_PRELISTED: usize = 16 * MAX_BATCH_MESSAGES;
 
 /// Expired ticks and the work that is left for them.
+#[derive(Default)]
 pub(super) struct Expiry {
-    options: RingOptions,
-    outbox: Arc<MemoryOutbox>,
+    wheel: Wheel,
     /// The tick that expires next, once its prelist has begun.
     pub(super) prelist: Option<TickList>,
     expired: VecDeque<ExpiredTick>,
@@ -66,38 +65,22 @@ struct ExpiredTick {
 }
 
 impl Expiry {
-    pub(super) fn new(options: RingOptions, outbox: Arc<MemoryOutbox>) -> Expiry {
-        Expiry {
-            options,
-            outbox,
-            prelist: None,
-            expired: VecDeque::new(),
-            drain: None,
-            remembered: VecDeque::new(),
-            remembered_messages: 0,
-            listed: Vec::new(),
-            forgotten: ScanPosition::default(),
-            reclaimed: ScanPosition::default(),
-        }
+    pub(super) fn new(wheel: Wheel) -> Expiry {
+        Expiry { wheel, ..Expiry::default() }
     }
 
     /// Appends a tick when it expires. `unlisted` are the messages that left it after they were prelisted.
     pub(super) fn push(&mut self, tick: Tick, counts: TickCounts, due_at: Instant, unlisted: Vec<Vec<Message>>) {
         let mut list = self.prelist.take_if(|list| list.tick == tick).unwrap_or_else(|| TickList::new(tick));
         list.unlisted.extend(unlisted.into_iter().flatten());
-        // A drain expires all ticks at once.
-        let behind = if counts.drained { 0 } else { self.expired.len() + self.overdue(tick) };
+        // Ticks that were to be forgotten before this one expired. A drain expires all ticks at once.
+        let overdue = self.remembered.iter().take_while(|(of, _)| !self.wheel.is_late_known(*of, tick));
+        let behind = if counts.drained { 0 } else { self.expired.len() + overdue.count() };
         if counts.drained {
             self.drain.get_or_insert_default();
         }
         let (reported, published, batches) = (false, 0, 0);
         self.expired.push_back(ExpiredTick { list, due_at, counts, reported, behind, published, batches });
-    }
-
-    /// Ticks that were to be forgotten before this one expired.
-    fn overdue(&self, tick: Tick) -> usize {
-        let slots = u64::from(self.options.wheel.slots());
-        self.remembered.iter().take_while(|(of, _)| of.0 + slots < tick.0).count()
     }
 
     /// Does a step of listing the messages of the tick that expires next; returns whether there is more to do.
@@ -119,7 +102,14 @@ impl Expiry {
     }
 
     /// Does a step; returns what it did, and whether there is more to do.
-    pub(super) fn step(&mut self, shards: &Shards, pointer: Tick, now: Instant) -> PublishStep {
+    pub(super) fn step(
+        &mut self,
+        shards: &Shards,
+        outbox: &MemoryOutbox,
+        epoch: u64,
+        pointer: Tick,
+        now: Instant,
+    ) -> PublishStep {
         let Some(front) = self.expired.front_mut() else {
             // Ticks must be forgotten as fast as they expire; reclaiming memory may wait.
             if self.forget(shards, pointer) {
@@ -136,7 +126,7 @@ impl Expiry {
             return PublishStep { more: true, ..PublishStep::default() };
         }
         front.list(shards, &mut self.listed);
-        let batch = front.next_batch(&mut self.listed, self.options.epoch);
+        let batch = front.next_batch(&mut self.listed, epoch);
         let (counts, due_at) = (front.counts, front.due_at);
         if front.published == counts.timed_out() {
             let (tick, messages) = (front.list.tick, front.published);
@@ -149,7 +139,7 @@ impl Expiry {
         }
         let published = batch.map(|batch| {
             let messages = batch.messages.len() as u64;
-            self.outbox.publish(Arc::new(batch), due_at);
+            outbox.publish(Arc::new(batch), due_at);
             Published { messages, lateness: (!counts.drained).then(|| now.saturating_duration_since(due_at)) }
         });
         PublishStep { published, more: true, ..PublishStep::default() }
@@ -175,8 +165,8 @@ impl Expiry {
     /// flight: short ack timeouts on a long ring would fill the memory. Returns whether it had something to do.
     fn forget(&mut self, shards: &Shards, pointer: Tick) -> bool {
         let Some((tick, messages)) = self.remembered.front().copied() else { return false };
-        let is_due = !self.options.wheel.is_late_known(tick, pointer);
-        if !is_due && self.remembered_messages <= self.options.max_in_flight {
+        let is_due = !self.wheel.is_late_known(tick, pointer);
+        if !is_due && self.remembered_messages <= shards.options.max_in_flight {
             return false;
         }
         if !shards.scan(&mut self.forgotten, |shard, segment| shard.forget(tick, segment)) {
@@ -304,8 +294,8 @@ pub(super) mod tests {
 
     use super::*;
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
-    use crate::core::{Advance, DelOutcome, GroupName, Outbox, Retention, Ring, StormRule, Wheel};
-    use crate::memory::MemoryRing;
+    use crate::core::{Advance, DelOutcome, GroupName, Outbox, Retention, Ring, StormRule};
+    use crate::memory::{MemoryOptions, MemoryRing};
 
     /// A ring of three slots of a second that stands at `pointer`.
     pub(in crate::memory) fn ring_at(pointer: Tick, now: Instant) -> (MemoryRing, Arc<MemoryOutbox>) {
@@ -314,15 +304,14 @@ pub(super) mod tests {
 
     fn ring_of(slots: u16, max_in_flight: u64, pointer: Tick, now: Instant) -> (MemoryRing, Arc<MemoryOutbox>) {
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: Wheel::new(slots, Duration::from_secs(1)).unwrap(),
             storm: StormRule::default(),
+            retention: Retention::default(),
             max_in_flight,
             threads: 1,
-            epoch: 1,
-            pointer,
         };
-        (MemoryRing::new(options, Arc::clone(&outbox), now), outbox)
+        (MemoryRing::new(options, (1, pointer), Arc::clone(&outbox), now), outbox)
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The memory store: the wheel lives in the process, and one logic node owns it.
 
+mod batch_by_shard;
 mod entry;
 mod expiry;
-mod in_flight;
+mod in_flight_limit;
 mod options;
 mod outbox;
-mod partition;
 mod shard;
 mod shards;
 mod state;
@@ -14,7 +14,7 @@ mod submit;
 mod table;
 mod wheel;
 
-pub use options::{MemoryOptions, RingOptions, expiry_time, most_kept};
+pub use options::{MemoryOptions, expiry_time, most_kept};
 pub use outbox::MemoryOutbox;
 pub use state::StateError;
 pub use store::{AlwaysLeads, MemoryRing, MemoryStore, Recovery};

@@ -1,9 +1,8 @@
-//! The options of a memory store and of its ring, and the time that expiring a tick takes.
+//! The options of a memory store, and the time that expiring a tick takes.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::core::{Retention, StormRule, Tick, Wheel};
+use crate::core::{Retention, StormRule, Wheel};
 
 /// The most ns for each message in flight that the two scans of an expired tick take. docs/PERFORMANCE.md says how this was
 /// measured.
@@ -20,7 +19,7 @@ pub fn most_kept(tick_length: Duration) -> u64 {
 }
 
 /// The options of a memory store.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct MemoryOptions {
     /// The dimensions of its ring.
     pub wheel: Wheel,
@@ -32,23 +31,4 @@ pub struct MemoryOptions {
     pub max_in_flight: u64,
     /// Number of threads that submit requests, at least 1.
     pub threads: usize,
-    /// The file that keeps its messages and batches across a planned restart.
-    pub state_file: Option<PathBuf>,
-}
-
-/// The options of a ring in memory.
-#[derive(Clone, Copy, Debug)]
-pub struct RingOptions {
-    /// Its dimensions.
-    pub wheel: Wheel,
-    /// When a tick is a storm.
-    pub storm: StormRule,
-    /// The most messages in flight.
-    pub max_in_flight: u64,
-    /// Number of threads that submit requests, at least 1.
-    pub threads: usize,
-    /// The epoch of its batches.
-    pub epoch: u64,
-    /// The first position of its pointer.
-    pub pointer: Tick,
 }

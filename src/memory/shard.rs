@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use foldhash::quality::RandomState;
 
+use super::batch_by_shard::{Item, Verb};
 use super::entry::{Entry, Marks, ShortTick};
-use super::partition::{Item, Verb};
 use super::table::{Hash, Home, Table};
 use crate::core::{LatencyHistogram, Message, Outcome, RequestBatch, Stamp, Tick, TimedOut, Wheel};
 

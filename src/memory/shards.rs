@@ -3,12 +3,13 @@
 use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::options::MemoryOptions;
 use super::shard::{Shard, TickCount, horizon};
 use super::table::MAX_SHARD_BITS;
-use crate::core::{Tick, Wheel};
+use crate::core::Tick;
 
 /// Shards for each thread: so many that two threads seldom want the same, and so few that a request batch has several
-/// messages for each. A single thread has one shard, and its request batches need no partition.
+/// messages for each. A single thread has one shard, and its request batches are not sorted.
 const SHARDS_PER_THREAD: usize = 4;
 
 /// The most locks that one step of expiry takes: a tenth of a millisecond together, or more if it finds many messages.
@@ -17,7 +18,7 @@ pub(super) const LOCKS_PER_STEP: usize = 4;
 /// The shards of a ring, each under a lock of its own.
 #[derive(Debug)]
 pub(super) struct Shards {
-    wheel: Wheel,
+    pub(super) options: MemoryOptions,
     pub(super) hasher: RandomState,
     /// The number of shards, as a power of two.
     pub(super) bits: u32,
@@ -33,22 +34,22 @@ pub(super) struct ScanPosition {
 
 impl Shards {
     /// Shards for this number of threads.
-    pub(super) fn new(wheel: Wheel, threads: usize) -> Shards {
-        let shards = if threads > 1 { threads * SHARDS_PER_THREAD } else { 1 };
+    pub(super) fn new(options: MemoryOptions) -> Shards {
+        let shards = if options.threads > 1 { options.threads * SHARDS_PER_THREAD } else { 1 };
         let bits = shards.next_power_of_two().ilog2().min(MAX_SHARD_BITS);
         let hasher = RandomState::default();
-        let shard = |_| Mutex::new(Shard::new(wheel, hasher.clone()));
-        Shards { wheel, bits, list: (0..1 << bits).map(shard).collect(), hasher }
+        let shard = |_| Mutex::new(Shard::new(options.wheel, hasher.clone()));
+        Shards { options, bits, list: (0..1 << bits).map(shard).collect(), hasher }
     }
 
     /// The counts of a tick.
     pub(super) fn counts(&self, tick: Tick) -> TickCount {
-        self.sum(|shard| *shard.of_tick(tick, self.wheel))
+        self.sum(|shard| *shard.of_tick(tick, self.options.wheel))
     }
 
     /// Resets the counts of a tick that expires, and returns them.
     pub(super) fn take_counts(&self, tick: Tick) -> TickCount {
-        self.sum(|shard| std::mem::take(shard.of_tick(tick, self.wheel)))
+        self.sum(|shard| std::mem::take(shard.of_tick(tick, self.options.wheel)))
     }
 
     fn sum(&self, count: impl Fn(&mut Shard) -> TickCount) -> TickCount {
@@ -60,7 +61,7 @@ impl Shards {
 
     /// The ticks that can have messages in flight while the pointer stands at `pointer`.
     pub(super) fn open_ticks(&self, pointer: Tick) -> impl Iterator<Item = Tick> + use<> {
-        (pointer.0..pointer.0 + horizon(self.wheel)).map(Tick)
+        (pointer.0..pointer.0 + horizon(self.options.wheel)).map(Tick)
     }
 
     /// The number of messages in all tables, in flight or remembered.

@@ -1,12 +1,13 @@
 //! The memory store: a ring, its outbox, a lease that never ends, and the state file.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tracing::error;
 
-use super::options::{MemoryOptions, RingOptions};
+use super::options::MemoryOptions;
 use super::outbox::MemoryOutbox;
 use super::state::{self, StateError, StateFile};
 use super::wheel::MemoryWheel;
@@ -42,19 +43,22 @@ impl MemoryStore {
     ///
     /// If the state file cannot be read, is damaged, or was written by a ring of other dimensions, and if another process
     /// keeps its wheel there. The file is left as it is.
-    pub fn open(options: MemoryOptions, moment: Moment) -> Result<(MemoryStore, Recovery), StateError> {
-        let MemoryOptions { wheel, storm, retention, max_in_flight, threads, state_file } = options;
+    pub fn open(
+        options: MemoryOptions,
+        state_file: Option<PathBuf>,
+        moment: Moment,
+    ) -> Result<(MemoryStore, Recovery), StateError> {
         let state_file = state_file.map(StateFile::open).transpose()?.map(Arc::new);
-        let saved = state_file.as_ref().map(|file| file.load(wheel)).transpose()?.flatten();
+        let saved = state_file.as_ref().map(|file| file.load(options.wheel)).transpose()?.flatten();
         let (now, start_ms) = (moment.now, moment.unix_ms());
         let (last_epoch, pointer) = saved.as_ref().map_or_else(
-            || (0, Tick(start_ms / u64::from(wheel.tick_ms()))),
+            || (0, Tick(start_ms / u64::from(options.wheel.tick_ms()))),
             |saved| (saved.epoch, Tick(saved.pointer)),
         );
         let epoch = start_ms.max(last_epoch + 1);
-        let outbox = Arc::new(MemoryOutbox::new(retention, now));
-        let ring_options = RingOptions { wheel, storm, max_in_flight, threads, epoch, pointer };
-        let ring = MemoryRing { state_file, ..MemoryRing::new(ring_options, Arc::clone(&outbox), now) };
+        let outbox = Arc::new(MemoryOutbox::new(options.retention, now));
+        let wheel = Arc::new(MemoryWheel::new(options, (epoch, pointer), Arc::clone(&outbox), now));
+        let ring = MemoryRing { wheel, state_file };
         let recovery = match (saved, &ring.state_file) {
             (Some(saved), _) => Recovery::Restored(saved.restore(&ring.wheel, moment)),
             (None, Some(file)) if file.is_in_use() => Recovery::Lost,
@@ -117,15 +121,15 @@ pub struct MemoryRing {
 
 impl MemoryRing {
     /// An empty ring whose batches go to `outbox`.
-    pub fn new(options: RingOptions, outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryRing {
-        MemoryRing { wheel: Arc::new(MemoryWheel::new(options, outbox, now)), state_file: None }
+    pub fn new(options: MemoryOptions, start: (u64, Tick), outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryRing {
+        MemoryRing { wheel: Arc::new(MemoryWheel::new(options, start, outbox, now)), state_file: None }
     }
 }
 
 #[async_trait]
 impl Ring for MemoryRing {
     fn wheel(&self) -> Wheel {
-        self.wheel.options.wheel
+        self.wheel.shards.options.wheel
     }
 
     fn submit(
@@ -165,14 +169,14 @@ impl Ring for MemoryRing {
     async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
         let wheel = &self.wheel;
         let schedule = wheel.state.read().schedule;
-        let mut slots = vec![0; usize::from(wheel.options.wheel.slots())];
+        let mut slots = vec![0; usize::from(wheel.shards.options.wheel.slots())];
         for tick in wheel.shards.open_ticks(schedule.pointer()).skip(1) {
-            slots[wheel.options.wheel.slot(tick)] += wheel.shards.counts(tick).in_flight;
+            slots[wheel.shards.options.wheel.slot(tick)] += wheel.shards.counts(tick).in_flight;
         }
         Ok(RingStatus {
             pointer: schedule.pointer(),
-            pointer_lag: now.saturating_duration_since(schedule.next_advance()),
-            epoch: wheel.options.epoch,
+            pointer_lag_seconds: now.saturating_duration_since(schedule.next_advance()).as_secs_f64(),
+            epoch: wheel.epoch,
             leader: Some(String::from("this process")),
             leads: true,
             in_flight: wheel.in_flight.count(),
@@ -218,15 +222,14 @@ mod tests {
     fn a_ticker_that_was_held_up_after_it_read_the_time_shifts_all_the_same() {
         let start = Instant::now();
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), start));
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: Wheel::new(3, TICK).unwrap(),
             storm: StormRule::default(),
+            retention: Retention::default(),
             max_in_flight: 10,
             threads: 1,
-            epoch: 1,
-            pointer: Tick(7),
         };
-        let ring = MemoryRing::new(options, outbox, start);
+        let ring = MemoryRing::new(options, (1, Tick(7)), outbox, start);
         // The move is due at start + 1. The ticker reads that time and is held up; an add comes at 2.5.
         let woken = start + TICK * 5 / 2;
         let request = AddNewMsg { messages: &[Message::new(1, 0)], ack_timeout_ticks: 1, attempt: 1 };

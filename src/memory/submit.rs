@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use parking_lot::RwLockReadGuard;
 
-use super::in_flight::Shortage;
-use super::partition::Partition;
+use super::batch_by_shard::BatchByShard;
+use super::in_flight_limit::Shortage;
 use super::shard::Position;
 use super::table::{Hash, MAX_SHARD_BITS};
 use super::wheel::{MemoryWheel, WheelState};
@@ -18,7 +18,7 @@ const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit for each shard")
 
 thread_local! {
     /// Reused by every request batch of a thread.
-    static PARTITION: RefCell<Partition> = RefCell::default();
+    static BATCH_BY_SHARD: RefCell<BatchByShard> = RefCell::default();
 }
 
 impl MemoryWheel {
@@ -120,10 +120,10 @@ impl MemoryWheel {
         number: usize,
         position: &Position,
     ) -> Result<Option<u64>, Shortage> {
-        PARTITION.with_borrow_mut(|partition| {
-            self.partition(partition, batch, number..number + 1);
+        BATCH_BY_SHARD.with_borrow_mut(|sorted| {
+            self.sort(sorted, batch, number..number + 1);
             let mut messages = Vec::new();
-            for (shard, items) in partition.groups() {
+            for (shard, items) in sorted.groups() {
                 let before = messages.len();
                 messages.extend(self.shards.list[shard].lock().new_messages(items, batch, position));
                 if messages.len() > before {
@@ -143,10 +143,10 @@ impl MemoryWheel {
     /// All of its shards are locked meanwhile, in ascending order: a message that is to be re-armed must not leave.
     /// Nothing else locks a shard while it holds another.
     fn add_and_rearm(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Result<(), Shortage> {
-        PARTITION.with_borrow_mut(|partition| {
-            self.partition(partition, batch, number..number + 1);
+        BATCH_BY_SHARD.with_borrow_mut(|sorted| {
+            self.sort(sorted, batch, number..number + 1);
             let (mut shards, mut new) = (Vec::new(), 0);
-            for (shard, items) in partition.groups() {
+            for (shard, items) in sorted.groups() {
                 let mut shard = self.shards.list[shard].lock();
                 match self.in_flight.check(new + 1) {
                     Ok(()) => new += count_distinct(shard.new_messages(items, batch, position).collect()),
@@ -168,8 +168,8 @@ impl MemoryWheel {
         })
     }
 
-    fn partition(&self, partition: &mut Partition, batch: &RequestBatch, requests: Range<usize>) {
-        partition.sort(batch, requests, self.shards.bits, |message| Hash::of(message, &self.shards.hasher));
+    fn sort(&self, sorted: &mut BatchByShard, batch: &RequestBatch, requests: Range<usize>) {
+        sorted.sort(batch, requests, self.shards.bits, |message| Hash::of(message, &self.shards.hasher));
     }
 
     /// Completes these requests. Returns by how many the number of messages in flight has changed, as a number that wraps
@@ -177,17 +177,17 @@ impl MemoryWheel {
     fn run(&self, batch: &mut RequestBatch, requests: Range<usize>, position: &Position) -> u64 {
         set_deadlines(&mut batch.requests[requests.clone()], position);
         let before = batch.in_flight_change();
-        PARTITION.with_borrow_mut(|partition| {
-            self.partition(partition, batch, requests);
+        BATCH_BY_SHARD.with_borrow_mut(|sorted| {
+            self.sort(sorted, batch, requests);
             // Shards that other threads hold come last: threads that wait for each other would stay in step.
             let mut held = 0_u128;
-            for (number, items) in partition.groups() {
+            for (number, items) in sorted.groups() {
                 match self.shards.list[number].try_lock() {
                     Some(mut shard) => shard.run(items, batch, position),
                     None => held |= 1 << number,
                 }
             }
-            for (number, items) in partition.groups().filter(|(number, _)| held >> number & 1 == 1) {
+            for (number, items) in sorted.groups().filter(|(number, _)| held >> number & 1 == 1) {
                 self.shards.list[number].lock().run(items, batch, position);
             }
         });
@@ -239,18 +239,17 @@ mod tests {
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
     use crate::core::{DrainOutcome, Moment, Operation, Outcome, Retention, Ring, StormRule, Tick, Wheel};
     use crate::memory::state::Saved;
-    use crate::memory::{MemoryOutbox, MemoryRing, RingOptions};
+    use crate::memory::{MemoryOptions, MemoryOutbox, MemoryRing};
 
     fn ring(max_in_flight: u64, now: Instant) -> MemoryRing {
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: Wheel::new(15, Duration::from_secs(1)).unwrap(),
             storm: StormRule::default(),
+            retention: Retention::default(),
             max_in_flight,
             threads: 2,
-            epoch: 1,
-            pointer: Tick(1),
         };
-        MemoryRing::new(options, Arc::new(MemoryOutbox::new(Retention::default(), now)), now)
+        MemoryRing::new(options, (1, Tick(1)), Arc::new(MemoryOutbox::new(Retention::default(), now)), now)
     }
 
     #[test]

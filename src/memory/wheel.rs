@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use super::expiry::Expiry;
-use super::in_flight::InFlight;
-use super::options::RingOptions;
+use super::in_flight_limit::InFlightLimit;
+use super::options::MemoryOptions;
 use super::outbox::MemoryOutbox;
 use super::shard::{Position, horizon, index};
 use super::shards::Shards;
@@ -52,10 +52,10 @@ pub(super) struct WheelState {
 
 /// The wheel of a ring in memory.
 pub(super) struct MemoryWheel {
-    pub(super) options: RingOptions,
+    pub(super) epoch: u64,
     pub(super) shards: Shards,
     pub(super) state: RwLock<WheelState>,
-    pub(super) in_flight: InFlight,
+    pub(super) in_flight: InFlightLimit,
     /// The refusal of adds at the limit: the same for all.
     pub(super) full: Arc<Refusal>,
     pub(super) expiry: Mutex<Expiry>,
@@ -67,24 +67,30 @@ pub(super) struct MemoryWheel {
 }
 
 impl MemoryWheel {
-    pub(super) fn new(options: RingOptions, outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryWheel {
+    pub(super) fn new(
+        options: MemoryOptions,
+        start: (u64, Tick),
+        outbox: Arc<MemoryOutbox>,
+        now: Instant,
+    ) -> Self {
+        let (epoch, pointer) = start;
         MemoryWheel {
-            options,
-            shards: Shards::new(options.wheel, options.threads),
+            epoch,
+            shards: Shards::new(options),
             state: RwLock::new(WheelState {
-                schedule: TickSchedule::new(options.wheel.tick_length(), options.pointer, now),
-                expired_below: options.pointer,
+                schedule: TickSchedule::new(options.wheel.tick_length(), pointer, now),
+                expired_below: pointer,
                 draining: false,
                 all_expired: false,
                 saved: false,
             }),
-            in_flight: InFlight::new(options.max_in_flight),
+            in_flight: InFlightLimit::new(options.max_in_flight),
             full: Arc::new(Refusal::new(
                 Reason::MaxInFlight,
                 "as many messages are in flight as --max-in-flight allows: try again when some are acknowledged or have \
                  timed out, or raise --max-in-flight",
             )),
-            expiry: Mutex::new(Expiry::new(options, Arc::clone(&outbox))),
+            expiry: Mutex::new(Expiry::new(options.wheel)),
             outbox,
             origin: now,
             latest_ns: AtomicU64::new(0),
@@ -101,7 +107,7 @@ impl MemoryWheel {
 
     /// The position for a request batch that is processed at `now`.
     pub(super) fn position(&self, state: &WheelState, now: Instant) -> Position {
-        let (wheel, pointer) = (self.options.wheel, state.schedule.pointer());
+        let (wheel, pointer) = (self.shards.options.wheel, state.schedule.pointer());
         Position {
             wheel,
             pointer,
@@ -150,7 +156,7 @@ impl MemoryWheel {
         let mut state = self.state.write();
         state.all_expired = true;
         let first = state.schedule.pointer();
-        let below = first.plus(horizon(self.options.wheel));
+        let below = first.plus(horizon(self.shards.options.wheel));
         self.expire(state, first..below, now, true);
         DrainOutcome::Published
     }
@@ -171,7 +177,7 @@ impl MemoryWheel {
         for tick in (ticks.start.0..ticks.end.0).map(Tick) {
             let count = self.shards.take_counts(tick);
             self.in_flight.change(count.in_flight.wrapping_neg());
-            expired.push((tick, self.options.storm.count(count.acked, count.in_flight, drained)));
+            expired.push((tick, self.shards.options.storm.count(count.acked, count.in_flight, drained)));
         }
         drop(state);
         let mut expiry = self.expiry.lock();
@@ -184,6 +190,6 @@ impl MemoryWheel {
     /// Does a step of publishing expired messages, or of removing them from memory.
     pub(super) fn publish_expired(&self, now: Instant) -> PublishStep {
         let mut expiry = self.expiry.lock();
-        expiry.step(&self.shards, self.pointer(), now)
+        expiry.step(&self.shards, &self.outbox, self.epoch, self.pointer(), now)
     }
 }

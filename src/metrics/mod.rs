@@ -158,8 +158,7 @@ impl Metrics {
         self.leader_epoch.set(most(|ring| ring.epoch));
         self.messages_in_flight.set(gauge_value(led.iter().map(|ring| ring.in_flight).sum()));
         self.pointer_tick.set(most(|ring| ring.pointer.0));
-        let lag = led.iter().map(|ring| ring.pointer_lag).max().unwrap_or_default();
-        self.pointer_lag.set(lag.as_secs_f64());
+        self.pointer_lag.set(led.iter().map(|ring| ring.pointer_lag_seconds).fold(0.0, f64::max));
     }
 
     /// Sets the gauges of the outboxes of the rings that are led here, and of the subscribers here.

@@ -139,11 +139,23 @@ pub enum Body {
         grace_ms: u32,
     },
     /// Messages that were pushed.
-    AddNewMsg(AddNewMsg),
+    AddNewMsg {
+        /// The messages, 1 to [`MAX_MESSAGES`].
+        messages: Vec<Message>,
+        /// Ticks that they may stay in flight; 0 for the default, one revolution.
+        ack_timeout_ticks: u16,
+        /// The timeout batch repeats it.
+        attempt: u8,
+    },
     /// Its answer.
     AddNewMsgAnswer(AddNewMsgAnswer),
     /// Messages whose Ack arrived, or whose push failed.
-    DelMsg(DelMsg),
+    DelMsg {
+        /// The messages, 1 to [`MAX_MESSAGES`].
+        messages: Vec<Message>,
+        /// Whether their push failed at once.
+        withdraw: bool,
+    },
     /// Its answer: an outcome per message, in order.
     DelMsgAnswer(Vec<DelOutcome>),
     /// Asks for timeout batches.
@@ -185,26 +197,25 @@ pub enum Body {
 }
 
 /// The first frame of a connection.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The lowest version of the protocol that the client speaks.
     pub lowest_version: u8,
     /// The highest.
     pub highest_version: u8,
     /// The secret that the server requires; empty if it requires none.
-    pub token: Vec<u8>,
+    pub token: Secret,
     /// A name for logs, at most 255 bytes.
     pub client_name: String,
 }
 
-/// The token stays out of logs.
-impl fmt::Debug for Hello {
+/// Bytes that stay out of logs.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(pub Vec<u8>);
+
+impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hello")
-            .field("lowest_version", &self.lowest_version)
-            .field("highest_version", &self.highest_version)
-            .field("client_name", &self.client_name)
-            .finish_non_exhaustive()
+        f.write_str("…")
     }
 }
 
@@ -239,26 +250,6 @@ pub enum GoAwayReason {
     Draining = 1,
     /// The sender no longer needs the connection.
     Done = 2,
-}
-
-/// Messages that were pushed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AddNewMsg {
-    /// The messages, 1 to [`MAX_MESSAGES`].
-    pub messages: Vec<Message>,
-    /// Ticks that they may stay in flight; 0 for the default, one revolution.
-    pub ack_timeout_ticks: u16,
-    /// The timeout batch repeats it.
-    pub attempt: u8,
-}
-
-/// Messages whose Ack arrived, or whose push failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DelMsg {
-    /// The messages, 1 to [`MAX_MESSAGES`].
-    pub messages: Vec<Message>,
-    /// Whether their push failed at once.
-    pub withdraw: bool,
 }
 
 /// Asks for timeout batches.

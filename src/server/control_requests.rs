@@ -102,8 +102,8 @@ impl Session {
             );
             return Err(Refusal::new(Reason::UnsupportedVersion, text));
         }
-        if shared.token.as_ref().is_some_and(|token| !token.admits(&hello.token)) {
-            let text = if hello.token.is_empty() {
+        if shared.token.as_ref().is_some_and(|token| !token.admits(&hello.token.0)) {
+            let text = if hello.token.0.is_empty() {
                 "this server asks for a token: send the one in its --token-file"
             } else {
                 "the token is not the one in the server's --token-file"

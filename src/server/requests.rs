@@ -17,8 +17,9 @@ use super::buffered_stream::{IoEvent, READ_SIZE};
 use super::control_requests::not_hello;
 use super::pending_requests::Weight;
 use super::session::{Session, State};
-use crate::core::{Reason, Refusal, Request, RequestBatch, SHORTEST_STALL, Submitted, WAKING_TIME};
+use crate::core::{Reason, Refusal, RequestBatch, SHORTEST_STALL, Submitted, WAKING_TIME};
 use crate::process::panics;
+use crate::protocol::codec::correlation_id;
 use crate::protocol::frame::FrameType;
 use crate::protocol::{DecodeError, Decoded};
 
@@ -214,11 +215,6 @@ impl Session {
         }
         all - most
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
-const fn correlation_id(request: &Request) -> u32 {
-    request.id as u32
 }
 
 fn bad_ack_timeout(ack_timeout_ticks: u16, slots: u16) -> Refusal {

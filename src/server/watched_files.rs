@@ -71,15 +71,13 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
     /// the value is new.
     pub(super) async fn next_check(&self, what: &str, remedy: &str) -> bool {
         sleep(INTERVAL).await;
-        match self.check().await {
+        let checked = self.check().await;
+        match &checked {
             Ok(true) => info!(paths = ?self.current().files, "the {what} has changed and was read again"),
-            Ok(false) => return false,
-            Err(error) => {
-                warn!(%error, "the changed {what} cannot be used, and the old {what} stays: {remedy}");
-                return false;
-            }
+            Ok(false) => {}
+            Err(error) => warn!(%error, "the changed {what} cannot be used, and the old {what} stays: {remedy}"),
         }
-        true
+        checked.unwrap_or(false)
     }
 
     /// Returns whether the value was made of new content, or why new content cannot be used: each reason once.

@@ -39,10 +39,9 @@ impl Mount for Memory {
             retention: retention(),
             max_in_flight: MAX_IN_FLIGHT,
             threads: 1,
-            state_file: None,
         };
         let moment = Moment { now: Instant::now(), unix_time: Duration::from_secs(1_000_000) };
-        let (store, _) = ackwheel::memory::MemoryStore::open(options, moment).unwrap();
+        let (store, _) = ackwheel::memory::MemoryStore::open(options, None, moment).unwrap();
         Memory { store, now: moment.now }
     }
 

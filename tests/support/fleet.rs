@@ -119,7 +119,7 @@ impl Pointers {
                 let answered = Instant::now();
                 let status = serde_json::from_str::<StatusReport>(&text).ok().filter(|_| code == 200);
                 if let Some(ring) = status.and_then(|status| status.rings.into_iter().next()) {
-                    all.push(Seen { asked, answered, pointer: ring.pointer });
+                    all.push(Seen { asked, answered, pointer: ring.pointer.0 });
                 }
                 thread::sleep(Duration::from_millis(50));
             }

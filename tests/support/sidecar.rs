@@ -147,7 +147,7 @@ impl Sidecar {
     }
 
     pub fn pointer(&self) -> u64 {
-        self.status().rings[0].pointer
+        self.status().rings[0].pointer.0
     }
 
     /// The status of a group, if it is there.

@@ -107,7 +107,7 @@ impl Decided {
         }
         let messages = self.timed_out.split_off(known.saturating_sub(MAX_BATCH_MESSAGES));
         let count = messages.len() as u64;
-        let id = BatchId { tick: self.tick, epoch: ring.options.epoch, ring: 0, seq: self.batches };
+        let id = BatchId { tick: self.tick, epoch: ring.epoch, ring: 0, seq: self.batches };
         let batch = TimeoutBatch { id, counts: self.counts, last: count == left, messages };
         ring.outbox.publish(Arc::new(batch), self.due_at);
         self.batches += 1;

@@ -14,7 +14,7 @@ use ackwheel::app::{Sidecar, StartError};
 use ackwheel::clock::Clock;
 use ackwheel::config::Config;
 use ackwheel::core::{Moment, Refusal, RingParts, Store, Tick};
-use ackwheel::memory::{AlwaysLeads, MemoryOutbox, RingOptions};
+use ackwheel::memory::{AlwaysLeads, MemoryOptions, MemoryOutbox};
 use async_trait::async_trait;
 
 pub use ring::DashRing;
@@ -25,16 +25,20 @@ struct DashStore(RingParts);
 impl DashStore {
     fn open(config: &Config, moment: Moment) -> DashStore {
         let epoch = moment.unix_ms();
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: config.wheel,
             storm: config.storm,
+            retention: config.retention,
             max_in_flight: config.max_in_flight,
             threads: config.threads,
-            epoch,
-            pointer: Tick(epoch / u64::from(config.wheel.tick_ms())),
         };
         let outbox = Arc::new(MemoryOutbox::new(config.retention, moment.now));
-        let ring = Arc::new(DashRing::new(options, Arc::clone(&outbox), moment.now));
+        let ring = Arc::new(DashRing::new(
+            options,
+            (epoch, Tick(epoch / u64::from(config.wheel.tick_ms()))),
+            Arc::clone(&outbox),
+            moment.now,
+        ));
         DashStore(RingParts { ring, outbox, lease: Arc::new(AlwaysLeads { epoch }) })
     }
 }

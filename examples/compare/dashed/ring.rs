@@ -13,7 +13,7 @@ use ackwheel::core::{
     Advance, Completions, ConnectionId, DrainOutcome, DueAction, Operation, Outcome, PublishStep, Refusal,
     Request, RequestBatch, Ring, RingStatus, Stamp, Submitted, Tick, TickSchedule, Wheel,
 };
-use ackwheel::memory::{MemoryOutbox, RingOptions};
+use ackwheel::memory::{MemoryOptions, MemoryOutbox};
 use async_trait::async_trait;
 use dashmap::SharedValue;
 use parking_lot::{Mutex, RwLock};
@@ -46,7 +46,8 @@ thread_local! {
 
 /// A ring on dashmap.
 pub struct DashRing {
-    pub(super) options: RingOptions,
+    pub(super) options: MemoryOptions,
+    pub(super) epoch: u64,
     origin: Instant,
     /// id → tick, with what else is to be known of a message.
     pub(super) map: Map<Flight>,
@@ -60,16 +61,22 @@ pub struct DashRing {
 
 impl DashRing {
     /// An empty ring whose batches go to `outbox`.
-    pub fn new(options: RingOptions, outbox: Arc<MemoryOutbox>, now: Instant) -> DashRing {
+    pub fn new(
+        options: MemoryOptions,
+        (epoch, pointer): (u64, Tick),
+        outbox: Arc<MemoryOutbox>,
+        now: Instant,
+    ) -> DashRing {
         // As many as our ring would have; dashmap wants two at least.
         let shards = if options.threads > 1 { (options.threads * 4).next_power_of_two() } else { 2 };
         let map = Map::with_hasher_and_shard_amount(foldhash::fast::RandomState::default(), shards);
         DashRing {
             options,
+            epoch,
             origin: now,
             map,
             slots: (0..shards).map(|_| Mutex::new(Slots::new(options.wheel))).collect(),
-            pace: RwLock::new(TickSchedule::new(options.wheel.tick_length(), options.pointer, now)),
+            pace: RwLock::new(TickSchedule::new(options.wheel.tick_length(), pointer, now)),
             expiry: Mutex::default(),
             outbox,
         }
@@ -204,8 +211,8 @@ impl Ring for DashRing {
         let closing = left(pointer);
         Ok(RingStatus {
             pointer,
-            pointer_lag: now.saturating_duration_since(pace.next_advance()),
-            epoch: self.options.epoch,
+            pointer_lag_seconds: now.saturating_duration_since(pace.next_advance()).as_secs_f64(),
+            epoch: self.epoch,
             leader: Some(String::from("this process")),
             leads: true,
             in_flight: closing + by_slot.iter().sum::<u64>(),
@@ -233,15 +240,14 @@ mod tests {
     }
 
     fn ring(start: Instant) -> DashRing {
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: Wheel::new(3, TICK).unwrap(),
             storm: StormRule::default(),
+            retention: Retention::default(),
             max_in_flight: 100,
             threads: 1,
-            epoch: 1,
-            pointer: Tick(7),
         };
-        DashRing::new(options, Arc::new(MemoryOutbox::new(Retention::default(), start)), start)
+        DashRing::new(options, (1, Tick(7)), Arc::new(MemoryOutbox::new(Retention::default(), start)), start)
     }
 
     fn add(ring: &DashRing, ids: &[u64], ack_timeout_ticks: u16, attempt: u8, now: Instant) -> Vec<AddOutcome> {

@@ -8,7 +8,7 @@ use ackwheel::core::{
     Advance, Completions, ConnectionId, Message, Operation, Outcome, RequestBatch, Retention, Ring, StormRule,
     Submitted, Tick, Wheel,
 };
-use ackwheel::memory::{MemoryOutbox, MemoryRing, RingOptions};
+use ackwheel::memory::{MemoryOptions, MemoryOutbox, MemoryRing};
 use futures_util::FutureExt;
 
 use super::Found;
@@ -55,19 +55,21 @@ impl Wheeled<DashRing> {
 }
 
 impl<R: Ring> Wheeled<R> {
-    fn new(threads: usize, make: impl FnOnce(RingOptions, Arc<MemoryOutbox>, Instant) -> R) -> Wheeled<R> {
+    fn new(
+        threads: usize,
+        make: impl FnOnce(MemoryOptions, (u64, Tick), Arc<MemoryOutbox>, Instant) -> R,
+    ) -> Wheeled<R> {
         let now = Instant::now();
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: Wheel::default(),
             storm: StormRule::default(),
+            retention: Retention::default(),
             max_in_flight: u64::MAX >> 1,
             threads,
-            epoch: 1,
-            pointer: Tick(1),
         };
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
         Wheeled {
-            ring: Arc::new(make(options, outbox, now)),
+            ring: Arc::new(make(options, (1, Tick(1)), outbox, now)),
             batch: RequestBatch::default(),
             completions: Arc::default(),
             next: Some(now),

@@ -52,8 +52,8 @@ impl Server {
 
     fn answer_one(&mut self, Frame { correlation, body }: Frame) -> Frame {
         let body = match body {
-            Body::AddNewMsg(add) => {
-                let ids = ids(&add.messages);
+            Body::AddNewMsg { messages, .. } => {
+                let ids = ids(&messages);
                 let outcomes = ids
                     .iter()
                     .map(|id| if self.in_flight.insert(*id) { AddOutcome::Added } else { AddOutcome::Rearmed });
@@ -62,8 +62,8 @@ impl Server {
                 self.most_in_flight = self.most_in_flight.max(self.in_flight.len());
                 Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline: Tick(115), outcomes })
             }
-            Body::DelMsg(del) => {
-                let ids = ids(&del.messages);
+            Body::DelMsg { messages, .. } => {
+                let ids = ids(&messages);
                 let outcomes = ids
                     .iter()
                     .map(|id| if self.in_flight.remove(id) { DelOutcome::Acked } else { DelOutcome::Unknown });
@@ -81,7 +81,7 @@ impl Server {
     }
 }
 
-fn shared(op: Op, acked: f64, ids_per_frame: u64) -> Arc<Shared> {
+fn shared(op: Op, acked: f64, ids_per_frame: u64) -> Arc<LoadState> {
     shared_of(BenchOptions { acked, op, ..options(ids_per_frame) })
 }
 
@@ -90,11 +90,11 @@ fn options(ids_per_frame: u64) -> BenchOptions {
     BenchOptions { connections: 2, pipeline: Some(16), ids_per_frame, ..BenchOptions::default() }
 }
 
-fn shared_of(options: BenchOptions) -> Arc<Shared> {
-    Arc::new(Shared::new(options, 7))
+fn shared_of(options: BenchOptions) -> Arc<LoadState> {
+    Arc::new(LoadState::new(options, 7))
 }
 
-fn traffic(shared: &Arc<Shared>, window: u64) -> Traffic {
+fn traffic(shared: &Arc<LoadState>, window: u64) -> Traffic {
     Traffic::new(Arc::clone(shared), 1, window)
 }
 
@@ -198,7 +198,7 @@ fn what_is_not_to_be_acknowledged_is_left_and_counted() {
 }
 
 /// The messages in flight, in the order in which they were added.
-fn traffic_order<'a>(server: &'a Server, shared: &'a Shared) -> impl Iterator<Item = u64> + 'a {
+fn traffic_order<'a>(server: &'a Server, shared: &'a LoadState) -> impl Iterator<Item = u64> + 'a {
     let mut numbers: Vec<u64> = server
         .in_flight
         .iter()

@@ -52,8 +52,7 @@ pub(in crate::memory) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<O
 /// A message in flight, or remembered for `late`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::memory) struct SavedMessage {
-    msg_id: u64,
-    client: u64,
+    message: Message,
     deadline: u64,
     age_units: u32,
     attempt: u8,
@@ -69,18 +68,11 @@ struct SavedOutbox<Batches = Vec<Option<SavedBatch>>> {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::memory) struct SavedBatch {
-    tick: u64,
-    epoch: u64,
-    ring: u16,
-    seq: u32,
-    added: u64,
-    acked: u64,
-    storm: bool,
-    drained: bool,
+    id: BatchId,
+    counts: TickCounts,
     last: bool,
     age: Duration,
-    /// msg_id, client, attempt.
-    messages: Vec<(u64, u64, u8)>,
+    messages: Vec<TimedOut>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -97,7 +89,7 @@ impl Saved {
     pub(super) fn most_bytes(wheel: &MemoryWheel) -> u64 {
         let messages = wheel.shards.len();
         // Messages that time out meanwhile go to the outbox too, and are remembered in the table.
-        let moves = DRAIN.as_millis().div_ceil(wheel.options.wheel.tick_length().as_millis()) as usize;
+        let moves = DRAIN.as_millis().div_ceil(wheel.shards.options.wheel.tick_length().as_millis()) as usize;
         let open = wheel.shards.open_ticks(wheel.pointer());
         let timing_out: u64 = open.take(moves + 1).map(|tick| wheel.shards.counts(tick).in_flight).sum();
         messages as u64 * ENTRY_BYTES
@@ -131,7 +123,7 @@ impl Saved {
         wheel.in_flight.change(in_flight);
         for (tick, acked) in self.acked {
             // Counts of a tick are summed over the shards, so any of them may keep these.
-            wheel.shards.list[0].lock().of_tick(Tick(tick), wheel.options.wheel).acked += acked;
+            wheel.shards.list[0].lock().of_tick(Tick(tick), wheel.shards.options.wheel).acked += acked;
         }
         let mut expiry = wheel.expiry.lock();
         for (tick, messages) in remembered {
@@ -152,10 +144,10 @@ impl<'a> Saved<RingMessages<'a>, OutboxBatches<'a>> {
         let pointer = wheel.pointer();
         let acked = wheel.shards.open_ticks(pointer).map(|tick| (tick.0, wheel.shards.counts(tick).acked));
         Saved {
-            slots: wheel.options.wheel.slots(),
-            tick_ms: wheel.options.wheel.tick_ms(),
+            slots: wheel.shards.options.wheel.slots(),
+            tick_ms: wheel.shards.options.wheel.tick_ms(),
             unix_ms: moment.unix_ms(),
-            epoch: wheel.options.epoch,
+            epoch: wheel.epoch,
             pointer: pointer.0,
             messages: RingMessages { wheel, pointer, now: wheel.stamp(now) },
             acked: acked.filter(|(_, acked)| *acked > 0).collect(),
@@ -192,8 +184,7 @@ impl Serialize for RingMessages<'_> {
 impl SavedMessage {
     fn of(entry: &Entry, pointer: Tick, now: Stamp) -> SavedMessage {
         SavedMessage {
-            msg_id: entry.message.msg_id.0,
-            client: entry.message.client.0,
+            message: entry.message,
             deadline: entry.deadline.seen_from(pointer).0,
             age_units: now.0.wrapping_sub(entry.added_at.0),
             attempt: entry.attempt,
@@ -204,8 +195,7 @@ impl SavedMessage {
     fn entry(&self, now: Stamp) -> Entry {
         // While there was no sidecar, no time passed for the message.
         let added_at = Stamp(now.0.wrapping_sub(self.age_units));
-        let message = Message::new(self.msg_id, self.client);
-        let mut entry = Entry::in_flight(message, ShortTick::of(Tick(self.deadline)), added_at, self.attempt);
+        let mut entry = Entry::in_flight(self.message, ShortTick::of(Tick(self.deadline)), added_at, self.attempt);
         if self.late_counted {
             entry.marks.set(Marks::LATE_COUNTED);
         }
@@ -288,14 +278,9 @@ impl SavedOutbox {
             }
             match batch {
                 // A batch that only an ephemeral group had not settled is dropped.
-                Some(batch) if unsettled > 0 => {
-                    let expired_at = before(batch.age);
-                    queue.append(Stored {
-                        batch: Arc::new(batch.restore()),
-                        expired_at,
-                        kept_since: now,
-                        unsettled,
-                    });
+                Some(SavedBatch { id, counts, last, age, messages }) if unsettled > 0 => {
+                    let batch = Arc::new(TimeoutBatch { id, counts, last, messages });
+                    queue.append(Stored { batch, expired_at: before(age), kept_since: now, unsettled });
                 }
                 _ => queue.end += 1,
             }
@@ -308,32 +293,8 @@ impl SavedOutbox {
 
 impl SavedBatch {
     fn of(batch: &TimeoutBatch, expired_at: Instant, now: Instant) -> SavedBatch {
-        let TimeoutBatch { id, counts, last, messages } = batch;
-        let message =
-            |timed_out: &TimedOut| (timed_out.message.msg_id.0, timed_out.message.client.0, timed_out.attempt);
-        SavedBatch {
-            tick: id.tick.0,
-            epoch: id.epoch,
-            ring: id.ring,
-            seq: id.seq,
-            added: counts.added,
-            acked: counts.acked,
-            storm: counts.storm,
-            drained: counts.drained,
-            last: *last,
-            age: now.saturating_duration_since(expired_at),
-            messages: messages.iter().map(message).collect(),
-        }
-    }
-
-    fn restore(self) -> TimeoutBatch {
-        let message = |(msg_id, client, attempt)| TimedOut { message: Message::new(msg_id, client), attempt };
-        TimeoutBatch {
-            id: BatchId { tick: Tick(self.tick), epoch: self.epoch, ring: self.ring, seq: self.seq },
-            counts: TickCounts { added: self.added, acked: self.acked, storm: self.storm, drained: self.drained },
-            last: self.last,
-            messages: self.messages.into_iter().map(message).collect(),
-        }
+        let TimeoutBatch { id, counts, last, messages } = batch.clone();
+        SavedBatch { id, counts, last, age: now.saturating_duration_since(expired_at), messages }
     }
 }
 
@@ -344,21 +305,20 @@ mod tests {
     use super::*;
     use crate::core::single_request::{AddNewMsg, SingleRequest};
     use crate::core::{Advance, Dropped, Outbox, Retention, Ring, StormRule};
-    use crate::memory::{MemoryRing, RingOptions};
+    use crate::memory::{MemoryOptions, MemoryRing};
 
     #[test]
     fn room_is_made_for_what_times_out_while_it_drains() {
         let (start, tick) = (Instant::now(), Duration::from_millis(10));
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), start));
-        let options = RingOptions {
+        let options = MemoryOptions {
             wheel: Wheel::new(15, tick).unwrap(),
             storm: StormRule::default(),
+            retention: Retention::default(),
             max_in_flight: 1_000_000,
             threads: 1,
-            epoch: 1,
-            pointer: Tick(u64::MAX / 4),
         };
-        let ring = MemoryRing::new(options, outbox, start);
+        let ring = MemoryRing::new(options, (1, Tick(u64::MAX / 4)), outbox, start);
         for ticks in 1..=15_u16 {
             let messages: Vec<Message> =
                 (0..7_000).map(|id| Message::new(u64::MAX - id, u64::MAX - u64::from(ticks))).collect();

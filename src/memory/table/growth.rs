@@ -17,14 +17,6 @@ pub(super) const MEAN_SEGMENT: usize = if cfg!(test) { 1_024 } else { 4_096 };
 /// A segment emptier than this is made smaller when memory is reclaimed.
 const MIN_LOAD_PERCENT: usize = 45;
 
-/// The position of an entry.
-#[derive(Clone, Copy, Debug)]
-struct Location {
-    segment: usize,
-    group: usize,
-    cell: usize,
-}
-
 impl<S: BuildHasher> Table<S> {
     /// Makes room for an entry of this hash, whose segment is full: splits a segment if the table has too few, and enlarges
     /// that of the entry if this did not help.
@@ -153,20 +145,19 @@ impl<S: BuildHasher> Table<S> {
             for (group, head) in segment.groups.iter().enumerate() {
                 for cell in tick.map_or_else(|| head.occupied(), |tick| head.ticking(tick.lowest())) {
                     fetch_whole(&segment.entries[group][cell]);
-                    found.push(Location { segment: *position, group, cell });
+                    found.push((*position, group, cell));
                 }
             }
             *position += 1;
             if found.len() >= AHEAD {
-                found.drain(..).for_each(|location| self.visit(location, &mut keep));
+                found.drain(..).for_each(|found| self.visit(found, &mut keep));
             }
         }
-        found.drain(..).for_each(|location| self.visit(location, &mut keep));
+        found.drain(..).for_each(|found| self.visit(found, &mut keep));
         *position >= self.segments.len()
     }
 
-    fn visit(&mut self, location: Location, keep: &mut impl FnMut(&mut Entry) -> bool) {
-        let Location { segment, group: at, cell } = location;
+    fn visit(&mut self, (segment, at, cell): (usize, usize, usize), keep: &mut impl FnMut(&mut Entry) -> bool) {
         let Segment { groups, entries } = &mut self.segments[segment];
         let entry = &mut entries[at][cell];
         if !keep(entry) {

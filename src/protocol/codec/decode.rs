@@ -1,8 +1,8 @@
 //! Decodes frames. A number in a frame is compared with the bytes received before it is used.
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Error, Frame, FrameType, GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS,
-    MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
+    AddNewMsgAnswer, Body, Error, Frame, FrameType, GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES,
+    MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Secret, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
 use super::{Decoded, RawFrame, flag};
@@ -34,11 +34,9 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
         }
         FrameType::AddNewMsg | FrameType::DelMsg => match operation(&mut fields)? {
             Operation::Add { ack_timeout_ticks, attempt } => {
-                Body::AddNewMsg(AddNewMsg { messages: fields.messages()?.to_vec(), ack_timeout_ticks, attempt })
+                Body::AddNewMsg { messages: fields.messages()?.to_vec(), ack_timeout_ticks, attempt }
             }
-            Operation::Del { withdraw } => {
-                Body::DelMsg(DelMsg { messages: fields.messages()?.to_vec(), withdraw })
-            }
+            Operation::Del { withdraw } => Body::DelMsg { messages: fields.messages()?.to_vec(), withdraw },
         },
         FrameType::AddNewMsgAnswer => Body::AddNewMsgAnswer(add_new_msg_answer(&mut fields)?),
         FrameType::DelMsgAnswer => Body::DelMsgAnswer(del_msg_answer(&mut fields)?),
@@ -93,7 +91,7 @@ fn hello(fields: &mut Fields<'_>) -> Result<Hello, Refusal> {
         let text = format_args!("has a token of {token_length} bytes, but the longest is {MAX_TOKEN_LENGTH}");
         return Err(fields.wrong(text));
     }
-    let token = fields.bytes(token_length, "token")?.to_vec();
+    let token = Secret(fields.bytes(token_length, "token")?.to_vec());
     let client_name = fields.short_text("client name")?;
     // Later versions may say more in their Hello; this one must be able to answer that it does not speak them.
     fields.rest = &[];

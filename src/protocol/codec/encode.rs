@@ -3,9 +3,8 @@
 use bytes::{BufMut, BytesMut};
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, Body, COUNTED_HEAD_LENGTH, DelMsg, Frame, FrameType, HEAD_LENGTH, Hello, MAGIC,
-    MAX_BATCH_IDS, MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch,
-    Welcome,
+    AddNewMsgAnswer, Body, COUNTED_HEAD_LENGTH, Frame, FrameType, HEAD_LENGTH, Hello, MAGIC, MAX_BATCH_IDS,
+    MAX_MESSAGES, MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Secret, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
 };
 use super::{Codec, LENGTH_LENGTH, flag};
 use crate::core::{
@@ -33,11 +32,11 @@ impl Codec {
     pub fn encode_frame(&self, frame: &Frame, out: &mut BytesMut) {
         let Frame { correlation, body: frame } = frame;
         match frame {
-            Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt }) => {
+            Body::AddNewMsg { messages, ack_timeout_ticks, attempt } => {
                 let operation = Operation::Add { ack_timeout_ticks: *ack_timeout_ticks, attempt: *attempt };
                 self.encode_request(*correlation, operation, messages, out);
             }
-            Body::DelMsg(DelMsg { messages, withdraw }) => {
+            Body::DelMsg { messages, withdraw } => {
                 self.encode_request(*correlation, Operation::Del { withdraw: *withdraw }, messages, out);
             }
             frame => {
@@ -156,7 +155,7 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
             out.put_u32(*grace_ms);
             0
         }
-        Body::AddNewMsg(_) | Body::DelMsg(_) => unreachable!("`encode_request` encodes them"),
+        Body::AddNewMsg { .. } | Body::DelMsg { .. } => unreachable!("`encode_request` encodes them"),
         Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => {
             add_new_msg_answer(*deadline, outcomes, |outcome| *outcome == AddOutcome::Rearmed, out)
         }
@@ -202,8 +201,9 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
 }
 
 fn hello(hello: &Hello, out: &mut BytesMut) -> u8 {
-    debug_assert!(hello.token.len() <= MAX_TOKEN_LENGTH, "checked where the token is read");
-    let token = &hello.token[..hello.token.len().min(usize::from(u16::MAX))];
+    let Secret(token) = &hello.token;
+    debug_assert!(token.len() <= MAX_TOKEN_LENGTH, "checked where the token is read");
+    let token = &token[..token.len().min(usize::from(u16::MAX))];
     out.put_slice(&MAGIC);
     out.put_u8(hello.lowest_version);
     out.put_u8(hello.highest_version);

@@ -98,7 +98,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    use super::super::super::frame::{AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Frame};
+    use super::super::super::frame::{AddNewMsgAnswer, Body, Frame};
     use super::super::Decoded;
     use super::*;
     use crate::core::Tick;
@@ -111,11 +111,11 @@ mod tests {
             return None;
         };
         let (operation, messages) = match frame.body {
-            Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt }) => {
+            Body::AddNewMsg { messages, ack_timeout_ticks, attempt } => {
                 let ack_timeout_ticks = if ack_timeout_ticks == 0 { REVOLUTION } else { ack_timeout_ticks };
                 (Operation::Add { ack_timeout_ticks, attempt }, messages)
             }
-            Body::DelMsg(DelMsg { messages, withdraw }) => (Operation::Del { withdraw }, messages),
+            Body::DelMsg { messages, withdraw } => (Operation::Del { withdraw }, messages),
             _ => return None,
         };
         Some((frame.correlation, operation, messages))
@@ -132,10 +132,9 @@ mod tests {
         };
         let ack_timeouts = prop_oneof![Just(0), any::<u16>()];
         let add = (messages(), ack_timeouts, any::<u8>()).prop_map(|(messages, ack_timeout_ticks, attempt)| {
-            Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt })
+            Body::AddNewMsg { messages, ack_timeout_ticks, attempt }
         });
-        let del = (messages(), any::<bool>())
-            .prop_map(|(messages, withdraw)| Body::DelMsg(DelMsg { messages, withdraw }));
+        let del = (messages(), any::<bool>()).prop_map(|(messages, withdraw)| Body::DelMsg { messages, withdraw });
         let ping = vec(any::<u8>(), 0..64).prop_map(Body::Ping);
         let body = prop_oneof![5 => add, 5 => del, 1 => ping];
         vec((any::<u32>(), body).prop_map(|(correlation, body)| Frame::new(correlation, body)), 1..12)

@@ -147,6 +147,6 @@ pub(super) fn put_answer(request: &Request, outcome: Outcome, out: &mut BytesMut
 
 /// The correlation id of a request, which is its id here.
 #[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
-pub(super) const fn correlation_id(request: &Request) -> u32 {
+pub const fn correlation_id(request: &Request) -> u32 {
     request.id as u32
 }

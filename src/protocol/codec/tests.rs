@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::super::frame::{
-    AddNewMsg, AddNewMsgAnswer, Body, DelMsg, Error, Frame, FrameType, GoAwayReason, Hello, MAX_MESSAGES,
-    Subscribe, TimeoutBatch, Welcome,
+    AddNewMsgAnswer, Body, Error, Frame, FrameType, GoAwayReason, Hello, MAX_MESSAGES, Secret, Subscribe,
+    TimeoutBatch, Welcome,
 };
 use super::{Codec, DecodeError, Decoded};
 use crate::core::{AddOutcome, BatchId, DelOutcome, Message, Promise, Reason, Tick, TickCounts, TimedOut};
@@ -67,7 +67,7 @@ fn batch_id() -> impl Strategy<Value = BatchId> {
 fn session_body() -> impl Strategy<Value = Body> {
     let hello = (any::<(u8, u8)>(), vec(any::<u8>(), 0..=1_024), ".{0,60}").prop_map(|(versions, token, name)| {
         let (lowest_version, highest_version) = (versions.0.min(versions.1), versions.0.max(versions.1));
-        Body::Hello(Hello { lowest_version, highest_version, token, client_name: name })
+        Body::Hello(Hello { lowest_version, highest_version, token: Secret(token), client_name: name })
     });
     let welcome =
         (any::<(u8, u16, [u32; 5])>(), ".{0,60}", ".{0,60}").prop_map(|(numbers, store, server_name)| {
@@ -100,15 +100,14 @@ fn session_body() -> impl Strategy<Value = Body> {
 
 fn message_body() -> impl Strategy<Value = Body> {
     let add = (messages(), any::<(u16, u8)>()).prop_map(|(messages, (ack_timeout_ticks, attempt))| {
-        Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks, attempt })
+        Body::AddNewMsg { messages, ack_timeout_ticks, attempt }
     });
     let added = (any::<u64>(), vec(any::<bool>(), 1..80)).prop_map(|(deadline, rearmed)| {
         let outcome = |rearmed| if rearmed { AddOutcome::Rearmed } else { AddOutcome::Added };
         let outcomes = rearmed.into_iter().map(outcome).collect();
         Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline: Tick(deadline), outcomes })
     });
-    let del =
-        (messages(), any::<bool>()).prop_map(|(messages, withdraw)| Body::DelMsg(DelMsg { messages, withdraw }));
+    let del = (messages(), any::<bool>()).prop_map(|(messages, withdraw)| Body::DelMsg { messages, withdraw });
     let deleted = vec(prop::sample::select(&DelOutcome::ALL[..]), 1..80).prop_map(Body::DelMsgAnswer);
     prop_oneof![add, added, del, deleted]
 }
@@ -268,7 +267,7 @@ fn other_protocols_are_told_what_this_port_speaks() {
 #[test]
 fn the_largest_requests_fit_the_default_limit() {
     let messages: Vec<Message> = (0..MAX_MESSAGES as u64).map(|i| Message::new(i, !i)).collect();
-    let largest = Frame::new(7, Body::AddNewMsg(AddNewMsg { messages, ack_timeout_ticks: 0, attempt: 1 }));
+    let largest = Frame::new(7, Body::AddNewMsg { messages, ack_timeout_ticks: 0, attempt: 1 });
     assert_eq!(decode(&mut bytes_of(&largest)), Some(Decoded::Frame(largest)));
 }
 
@@ -330,8 +329,12 @@ fn a_re_arm_bitmap_agrees_with_its_count() {
 #[test]
 fn later_versions_may_extend_hello_and_go_away() {
     let hello = [&head(0x01, 0, 0)[..], b"ACKW\x01\x09\0\x02pw\x04node", b"what version 9 adds"].concat();
-    let expected =
-        Hello { lowest_version: 1, highest_version: 9, token: b"pw".to_vec(), client_name: "node".to_owned() };
+    let expected = Hello {
+        lowest_version: 1,
+        highest_version: 9,
+        token: Secret(b"pw".to_vec()),
+        client_name: "node".to_owned(),
+    };
     assert_eq!(decode(&mut with_length(&hello)), Some(Decoded::Frame(Frame::new(7, Body::Hello(expected)))));
 
     let go_away = [&head(0x03, 0, 0)[..], &[0x12, 0x34, 0, 0, 0, 0, 0, 1]].concat();

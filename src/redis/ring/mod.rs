@@ -101,12 +101,13 @@ impl Ring for RedisRing {
         }
         status.waits = link.confirmed(&*link.session()?).err().map(|fault| fault.text);
         status.pointer = Tick(answer.count()?);
-        status.pointer_lag = Duration::from_millis(answer.count()?).saturating_sub(wheel.tick_length());
+        let lag = Duration::from_millis(answer.count()?).saturating_sub(wheel.tick_length());
+        status.pointer_lag_seconds = lag.as_secs_f64();
         status.epoch = answer.count()?;
         let (holder, leader) = (answer.text()?, answer.text()?);
         let age = Duration::from_millis(answer.count()?);
         if !holder.is_empty() {
-            (status.leader, status.lease_age) = (Some(leader), Some(age));
+            (status.leader, status.lease_age_seconds) = (Some(leader), Some(age.as_secs_f64()));
         }
         status.leads =
             holder == identity.token && current.lasting(now).is_some_and(|term| term.epoch == status.epoch);

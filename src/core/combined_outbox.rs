@@ -17,15 +17,15 @@ use super::outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, Outbox, Settle
 use super::refusal::{Refusal, all_answers};
 use super::store::RingParts;
 
-/// The outboxes of several rings.
-pub struct Outboxes {
+/// The outboxes of several rings as one.
+pub struct CombinedOutbox {
     /// By the number of the ring.
     outboxes: Vec<Arc<dyn Outbox>>,
     /// The ring that the next `take` asks first, modulo their number.
     turn: AtomicUsize,
 }
 
-impl Outboxes {
+impl CombinedOutbox {
     /// The outboxes of all rings as one. A single outbox is returned as it is.
     ///
     /// # Panics
@@ -36,7 +36,7 @@ impl Outboxes {
         match &*outboxes {
             [] => panic!("a store has at least one ring"),
             [single] => Arc::clone(single),
-            _ => Arc::new(Outboxes { outboxes, turn: AtomicUsize::new(0) }),
+            _ => Arc::new(CombinedOutbox { outboxes, turn: AtomicUsize::new(0) }),
         }
     }
 
@@ -50,7 +50,7 @@ impl Outboxes {
 }
 
 #[async_trait]
-impl Outbox for Outboxes {
+impl Outbox for CombinedOutbox {
     async fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Result<bool, Refusal> {
         let calls = self.outboxes.iter().map(|outbox| outbox.open_group(group, opening, now));
         Ok(all_answers(join_all(calls).await)?.contains(&true))

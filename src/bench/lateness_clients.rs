@@ -1,4 +1,4 @@
-//! Observes the server beside the load: a subscriber takes the timeouts, and a client asks for the tick.
+//! Two clients beside the load, for the lateness of timeouts: one collects the batches, one asks which tick it is.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use super::shared::{Phase, Shared};
+use super::load_state::{LoadState, Phase};
 use super::{BenchError, lost};
 use crate::client::{AddOptions, Client, SubscribeOptions, Subscription};
 use crate::ticker::precise_timer::PreciseTimer;
@@ -28,7 +28,7 @@ const UNLOOKED_AT: Duration = Duration::from_millis(10);
 const CREDIT: u32 = 262_144;
 
 /// Subscribes, and takes every timeout batch for as long as the runtime lives.
-pub(super) async fn collect_timeouts(shared: &Arc<Shared>) -> Result<(), BenchError> {
+pub(super) async fn collect_timeouts(shared: &Arc<LoadState>) -> Result<(), BenchError> {
     let group = SubscribeOptions { credit: CREDIT, ephemeral: true, ..SubscribeOptions::default() };
     let options = &shared.options;
     let subscription = Subscription::open(options.address.clone(), group, options.client.clone()).await;
@@ -37,7 +37,7 @@ pub(super) async fn collect_timeouts(shared: &Arc<Shared>) -> Result<(), BenchEr
     Ok(())
 }
 
-async fn collect(mut subscription: Subscription, shared: Arc<Shared>) {
+async fn collect(mut subscription: Subscription, shared: Arc<LoadState>) {
     let mut reconnects = 0;
     while let Some(next) = subscription.next().await {
         let delivered = match next {
@@ -64,7 +64,7 @@ async fn collect(mut subscription: Subscription, shared: Arc<Shared>) {
 /// Asks the server for its tick, on a connection of its own, whenever no answer to the load has named it for a while,
 /// until the load is over. The task ends once its last message is deleted.
 pub(super) async fn ask_for_ticks(
-    shared: &Arc<Shared>,
+    shared: &Arc<LoadState>,
     phases: watch::Receiver<Phase>,
 ) -> Result<JoinHandle<()>, BenchError> {
     let options = &shared.options;
@@ -74,7 +74,7 @@ pub(super) async fn ask_for_ticks(
 }
 
 /// Adds a message and deletes it, again and again: the answer to an AddNewMsg names the tick.
-async fn ask(client: Client, shared: Arc<Shared>, phases: watch::Receiver<Phase>) {
+async fn ask(client: Client, shared: Arc<LoadState>, phases: watch::Receiver<Phase>) {
     let options = AddOptions { ack_timeout_ticks: shared.options.ack_timeout_ticks, ..AddOptions::default() };
     let mut timer = PreciseTimer::precise();
     let mut number = 0;

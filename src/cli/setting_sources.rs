@@ -1,4 +1,4 @@
-//! Adds to an error that names a flag the variable or the file that has set it.
+//! Tells which variable or file has set a flag, and which variables of the environment are no settings.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -31,7 +31,7 @@ pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
 }
 
 /// A warning for each variable of the environment that looks like a setting and is none.
-pub(super) fn strangers() -> Vec<String> {
+pub(super) fn unknown_variables() -> Vec<String> {
     let command = Cli::command();
     let flags = command.get_subcommands().flat_map(clap::Command::get_arguments);
     let known: BTreeSet<&str> = flags.filter_map(Arg::get_env).filter_map(OsStr::to_str).collect();
@@ -39,14 +39,14 @@ pub(super) fn strangers() -> Vec<String> {
     let foreign = given.filter(|(name, value)| {
         name.starts_with("ACKWHEEL_") && !known.contains(name.as_str()) && !is_of_a_service(name, value)
     });
-    let mut strangers: Vec<String> = foreign.map(|(name, _)| name).collect();
-    strangers.sort();
+    let mut unknown: Vec<String> = foreign.map(|(name, _)| name).collect();
+    unknown.sort();
     let sentence = |name: &String| {
         let meant = known.iter().find(|known| known.replace('_', "") == name.replace('_', ""));
         let meant = meant.map(|known| format!(": is {known} meant?")).unwrap_or_default();
         format!("the environment has {name}, which is no setting and changes nothing{meant}")
     };
-    strangers.iter().map(sentence).collect()
+    unknown.iter().map(sentence).collect()
 }
 
 /// Whether Kubernetes sets this variable in every container, for a service whose name begins with `ackwheel`.

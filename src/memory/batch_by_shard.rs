@@ -1,4 +1,4 @@
-//! Sorts the messages of a request batch by shard.
+//! The messages of a request batch, sorted by shard.
 
 use std::hint::select_unpredictable;
 use std::ops::Range;
@@ -50,9 +50,9 @@ impl PackedVerb {
     }
 }
 
-/// Messages by shard; within a shard they keep their order.
+/// The messages of a batch by shard; within a shard they keep their order.
 #[derive(Debug)]
-pub(super) struct Partition {
+pub(super) struct BatchByShard {
     /// In the order of the batch. A ring with one shard uses this order.
     arrived: Vec<Item>,
     /// Shard by shard, if there are several.
@@ -67,13 +67,13 @@ const MOST_SHARDS: usize = 1 << MAX_SHARD_BITS;
 /// More memory than for this number of messages is not kept for the next batch.
 const KEPT: usize = 64 * 1_024;
 
-impl Default for Partition {
-    fn default() -> Partition {
-        Partition { arrived: Vec::new(), by_shard: Vec::new(), shard_bits: 0, ends: [0; MOST_SHARDS] }
+impl Default for BatchByShard {
+    fn default() -> BatchByShard {
+        BatchByShard { arrived: Vec::new(), by_shard: Vec::new(), shard_bits: 0, ends: [0; MOST_SHARDS] }
     }
 }
 
-impl Partition {
+impl BatchByShard {
     /// Sorts the messages of some requests into `1 << shard_bits` shards. The deadlines of the requests are set. Refused
     /// requests are left out.
     #[expect(clippy::cast_possible_truncation, reason = "a request batch ends far below 4 billion messages")]
@@ -85,7 +85,7 @@ impl Partition {
         hash: impl Fn(Message) -> Hash,
     ) {
         if self.arrived.capacity() > KEPT {
-            *self = Partition::default();
+            *self = BatchByShard::default();
         }
         self.arrived.clear();
         for request in batch.requests[requests].iter().filter(|request| request.refusal.is_none()) {

@@ -31,7 +31,7 @@ pub(super) enum Phase {
 
 /// The state that the threads of a bench share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct LoadState {
     pub(super) options: BenchOptions,
     pub(super) ids: Ids,
     pub(super) errors: Errors,
@@ -49,12 +49,12 @@ pub(super) struct Shared {
     begun: Instant,
 }
 
-impl Shared {
+impl LoadState {
     /// The state of a load that begins now. Its ids are drawn from `seed`.
-    pub(super) fn new(options: BenchOptions, seed: u64) -> Shared {
+    pub(super) fn new(options: BenchOptions, seed: u64) -> LoadState {
         let ids = Ids::new(seed, options.acked, options.clients, options.connections);
         let clock = Clock::start();
-        Shared {
+        LoadState {
             recorders: (0..options.threads).map(|_| Mutex::default()).collect(),
             options,
             ids,

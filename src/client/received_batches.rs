@@ -5,7 +5,7 @@
 //!
 //! The server limits batches in our hands by the credit. It gives a batch that a reader does not read for too long, or
 //! that came on a connection now lost, to another member or to us again, and then the credit no longer counts our old
-//! copy. So a copy replaces the unread one, and if the inbox holds more than the credit allows, a new batch is returned:
+//! copy. So a copy replaces the unread one, and if more is held than the credit allows, a new batch is returned:
 //! the server delivers it to others, or to us again. Batches stay here across connections: the server that sent one may
 //! have ended, and with it the only other copy.
 //!
@@ -24,8 +24,8 @@ use crate::protocol::frame::{MAX_BATCH_IDS, TimeoutBatch};
 
 /// The batches of a subscription.
 #[derive(Debug)]
-pub(super) struct Inbox {
-    /// As the server does, the inbox takes another batch while it holds fewer messages than this.
+pub(super) struct ReceivedBatches {
+    /// As the server does, it takes another batch while it holds fewer messages than this.
     credit: usize,
     state: Mutex<State>,
 }
@@ -67,11 +67,11 @@ pub(super) struct State {
     reader: Option<Waker>,
 }
 
-impl Inbox {
+impl ReceivedBatches {
     /// For a subscription with this credit that joined this group.
-    pub(super) fn new(credit: u32, group: String) -> Inbox {
+    pub(super) fn new(credit: u32, group: String) -> ReceivedBatches {
         let credit = usize::try_from(credit).unwrap_or(usize::MAX);
-        Inbox { credit, state: Mutex::new(State { group, ..State::default() }) }
+        ReceivedBatches { credit, state: Mutex::new(State { group, ..State::default() }) }
     }
 
     /// The reader acknowledges batches. Copies of them that it has not read are dropped.
@@ -85,7 +85,7 @@ impl Inbox {
                 state.acknowledged.insert(*batch, AckState::Asked);
             }
         }
-        Acknowledgement { inbox: self, batches }
+        Acknowledgement { received: self, batches }
     }
 
     /// The batches whose acknowledgement is to be repeated.
@@ -171,13 +171,13 @@ fn wake_reader(mut state: MutexGuard<'_, State>) {
 /// repeated.
 #[derive(Debug)]
 pub(super) struct Acknowledgement<'a> {
-    inbox: &'a Inbox,
+    received: &'a ReceivedBatches,
     batches: &'a [BatchId],
 }
 
 impl Drop for Acknowledgement<'_> {
     fn drop(&mut self) {
-        let mut state = self.inbox.state();
+        let mut state = self.received.state();
         for batch in self.batches {
             if let Some(ack) = state.acknowledged.get_mut(batch) {
                 *ack = AckState::Unanswered;
@@ -198,10 +198,10 @@ mod tests {
         TimeoutBatch { id, delivery_count, age_ms: 0, counts: TickCounts::default(), last: true, messages }
     }
 
-    fn read_all(inbox: &Inbox) -> Vec<(u32, u32)> {
+    fn read_all(received: &ReceivedBatches) -> Vec<(u32, u32)> {
         let context = Context::from_waker(Waker::noop());
         let mut read = Vec::new();
-        while let Poll::Ready(Some(Ok(batch))) = inbox.poll(&context) {
+        while let Poll::Ready(Some(Ok(batch))) = received.poll(&context) {
             read.push((batch.id.seq, batch.delivery_count));
         }
         read
@@ -209,86 +209,86 @@ mod tests {
 
     #[test]
     fn a_copy_replaces_what_lies_unread_and_nothing_exceeds_the_credit_by_more_than_a_batch() {
-        let inbox = Inbox::new(10, "default".to_owned());
-        assert_eq!(inbox.deliver(batch(0, 5, 1)), DeliverOutcome::Kept);
-        assert_eq!(inbox.deliver(batch(1, 4, 1)), DeliverOutcome::Kept);
-        assert_eq!(inbox.deliver(batch(0, 5, 2)), DeliverOutcome::Kept);
-        assert_eq!(inbox.deliver(batch(2, 5, 1)), DeliverOutcome::Kept);
-        assert_eq!(inbox.deliver(batch(3, 1, 1)), DeliverOutcome::NoRoom);
-        assert_eq!(read_all(&inbox), [(0, 2), (1, 1), (2, 1)], "the last did not fit");
-        assert_eq!(inbox.deliver(batch(3, 1, 2)), DeliverOutcome::Kept);
-        assert_eq!(read_all(&inbox), [(3, 2)], "and fits when it comes again");
+        let received = ReceivedBatches::new(10, "default".to_owned());
+        assert_eq!(received.deliver(batch(0, 5, 1)), DeliverOutcome::Kept);
+        assert_eq!(received.deliver(batch(1, 4, 1)), DeliverOutcome::Kept);
+        assert_eq!(received.deliver(batch(0, 5, 2)), DeliverOutcome::Kept);
+        assert_eq!(received.deliver(batch(2, 5, 1)), DeliverOutcome::Kept);
+        assert_eq!(received.deliver(batch(3, 1, 1)), DeliverOutcome::NoRoom);
+        assert_eq!(read_all(&received), [(0, 2), (1, 1), (2, 1)], "the last did not fit");
+        assert_eq!(received.deliver(batch(3, 1, 2)), DeliverOutcome::Kept);
+        assert_eq!(read_all(&received), [(3, 2)], "and fits when it comes again");
     }
 
     #[test]
     fn a_copy_with_more_or_fewer_messages_takes_as_much_of_the_credit_as_it_has() {
-        let inbox = Inbox::new(10, "default".to_owned());
+        let received = ReceivedBatches::new(10, "default".to_owned());
         for (before, after) in [(1, 25), (25, 1)] {
-            assert_eq!(inbox.deliver(batch(0, before, 1)), DeliverOutcome::Kept);
-            assert_eq!(inbox.deliver(batch(0, after, 2)), DeliverOutcome::Kept);
-            assert_eq!(inbox.deliver(batch(1, 5, 1)) == DeliverOutcome::Kept, after == 1);
+            assert_eq!(received.deliver(batch(0, before, 1)), DeliverOutcome::Kept);
+            assert_eq!(received.deliver(batch(0, after, 2)), DeliverOutcome::Kept);
+            assert_eq!(received.deliver(batch(1, 5, 1)) == DeliverOutcome::Kept, after == 1);
             let fits = if after == 1 { &[(0, 2), (1, 1)][..] } else { &[(0, 2)] };
-            assert_eq!(read_all(&inbox), fits);
+            assert_eq!(read_all(&received), fits);
         }
-        assert_eq!(inbox.deliver(batch(2, 9, 1)), DeliverOutcome::Kept);
-        assert_eq!(inbox.deliver(batch(3, 1, 1)), DeliverOutcome::Kept);
-        assert_eq!(inbox.deliver(batch(4, 1, 1)), DeliverOutcome::NoRoom);
-        assert_eq!(read_all(&inbox), [(2, 1), (3, 1)], "all of the credit is there again");
+        assert_eq!(received.deliver(batch(2, 9, 1)), DeliverOutcome::Kept);
+        assert_eq!(received.deliver(batch(3, 1, 1)), DeliverOutcome::Kept);
+        assert_eq!(received.deliver(batch(4, 1, 1)), DeliverOutcome::NoRoom);
+        assert_eq!(read_all(&received), [(2, 1), (3, 1)], "all of the credit is there again");
     }
 
     #[test]
     fn what_was_acknowledged_is_not_read_again_until_it_is_settled() {
-        let inbox = Inbox::new(10, "default".to_owned());
-        assert_eq!(inbox.deliver(batch(0, 9, 1)), DeliverOutcome::Kept);
-        assert_eq!(read_all(&inbox), [(0, 1)]);
-        assert_eq!(inbox.deliver(batch(0, 9, 2)), DeliverOutcome::Kept, "its reader may be slow");
+        let received = ReceivedBatches::new(10, "default".to_owned());
+        assert_eq!(received.deliver(batch(0, 9, 1)), DeliverOutcome::Kept);
+        assert_eq!(read_all(&received), [(0, 1)]);
+        assert_eq!(received.deliver(batch(0, 9, 2)), DeliverOutcome::Kept, "its reader may be slow");
         let ids = [batch(0, 9, 1).id];
-        let acknowledgement = inbox.acknowledge(&ids);
-        assert_eq!(read_all(&inbox), [], "the copy is of no use any more");
-        assert_eq!(inbox.deliver(batch(0, 9, 3)), DeliverOutcome::Acknowledged(AckState::Asked));
+        let acknowledgement = received.acknowledge(&ids);
+        assert_eq!(read_all(&received), [], "the copy is of no use any more");
+        assert_eq!(received.deliver(batch(0, 9, 3)), DeliverOutcome::Acknowledged(AckState::Asked));
         drop(acknowledgement);
-        assert_eq!(inbox.deliver(batch(0, 9, 4)), DeliverOutcome::Acknowledged(AckState::Unanswered));
-        assert_eq!(inbox.unanswered(), ids);
-        inbox.settled(&ids);
-        assert_eq!(inbox.deliver(batch(0, 9, 5)), DeliverOutcome::Kept);
-        assert_eq!(inbox.deliver(batch(1, 9, 1)), DeliverOutcome::Kept, "all of the credit was there");
-        assert_eq!(read_all(&inbox), [(0, 5), (1, 1)]);
+        assert_eq!(received.deliver(batch(0, 9, 4)), DeliverOutcome::Acknowledged(AckState::Unanswered));
+        assert_eq!(received.unanswered(), ids);
+        received.settled(&ids);
+        assert_eq!(received.deliver(batch(0, 9, 5)), DeliverOutcome::Kept);
+        assert_eq!(received.deliver(batch(1, 9, 1)), DeliverOutcome::Kept, "all of the credit was there");
+        assert_eq!(read_all(&received), [(0, 5), (1, 1)]);
     }
 
     #[test]
     fn what_lies_unread_comes_before_the_end() {
-        let inbox = Inbox::new(10, "default".to_owned());
-        assert_eq!(inbox.deliver(batch(0, 1, 1)), DeliverOutcome::Kept);
-        inbox.end(Some(ClientError::InvalidRequest("wrong".to_owned())));
-        inbox.end(None);
-        assert_eq!(read_all(&inbox), [(0, 1)]);
+        let received = ReceivedBatches::new(10, "default".to_owned());
+        assert_eq!(received.deliver(batch(0, 1, 1)), DeliverOutcome::Kept);
+        received.end(Some(ClientError::InvalidRequest("wrong".to_owned())));
+        received.end(None);
+        assert_eq!(read_all(&received), [(0, 1)]);
         let context = Context::from_waker(Waker::noop());
         // read_all has taken the error.
-        assert!(matches!(inbox.poll(&context), Poll::Ready(None)));
+        assert!(matches!(received.poll(&context), Poll::Ready(None)));
     }
 
     #[test]
     fn what_was_not_answered_is_repeated_and_what_is_settled_is_forgotten() {
-        let inbox = Inbox::new(10, "default".to_owned());
+        let received = ReceivedBatches::new(10, "default".to_owned());
         let (lost, settled) = ([batch(1, 1, 1).id], [batch(2, 1, 1).id]);
-        let acknowledgement = inbox.acknowledge(&lost);
-        assert_eq!(inbox.deliver(batch(1, 1, 2)), DeliverOutcome::Acknowledged(AckState::Asked));
-        assert!(inbox.unanswered().is_empty(), "its answer may still come");
+        let acknowledgement = received.acknowledge(&lost);
+        assert_eq!(received.deliver(batch(1, 1, 2)), DeliverOutcome::Acknowledged(AckState::Asked));
+        assert!(received.unanswered().is_empty(), "its answer may still come");
         drop(acknowledgement);
-        let acknowledgement = inbox.acknowledge(&settled);
-        inbox.settled(&settled);
+        let acknowledgement = received.acknowledge(&settled);
+        received.settled(&settled);
         drop(acknowledgement);
-        assert_eq!(inbox.unanswered(), lost);
-        assert_eq!(inbox.deliver(batch(2, 1, 2)), DeliverOutcome::Kept);
-        inbox.settled(&lost);
-        assert!(inbox.unanswered().is_empty());
+        assert_eq!(received.unanswered(), lost);
+        assert_eq!(received.deliver(batch(2, 1, 2)), DeliverOutcome::Kept);
+        received.settled(&lost);
+        assert!(received.unanswered().is_empty());
     }
 
     #[test]
     fn no_more_are_remembered_than_one_batch_ack_carries() {
-        let inbox = Inbox::new(10, "default".to_owned());
+        let received = ReceivedBatches::new(10, "default".to_owned());
         let many: Vec<BatchId> = (0..).take(MAX_BATCH_IDS + 1).map(|seq| batch(seq, 1, 1).id).collect();
-        drop(inbox.acknowledge(&many));
-        assert_eq!(inbox.unanswered().len(), MAX_BATCH_IDS);
+        drop(received.acknowledge(&many));
+        assert_eq!(received.unanswered().len(), MAX_BATCH_IDS);
     }
 }

@@ -23,9 +23,9 @@ const MARGIN_SHARE: u64 = 16;
 /// Twice the messages that one read of a connection can bring.
 const MOST_MARGIN: u64 = 65_536;
 
-/// Counts messages in flight.
+/// Counts messages in flight, and keeps them within the limit.
 #[derive(Debug)]
-pub(super) struct InFlight {
+pub(super) struct InFlightLimit {
     word: AtomicU64,
     max: u64,
     /// Above this a reservation is exact.
@@ -41,11 +41,11 @@ pub(super) enum Shortage {
     Unsettled,
 }
 
-impl InFlight {
-    pub(super) fn new(max: u64) -> InFlight {
+impl InFlightLimit {
+    pub(super) fn new(max: u64) -> InFlightLimit {
         let max = max.min(IN_FLIGHT);
         let provisional_max = max - (max / MARGIN_SHARE).min(MOST_MARGIN);
-        InFlight { word: AtomicU64::new(0), max, provisional_max }
+        InFlightLimit { word: AtomicU64::new(0), max, provisional_max }
     }
 
     /// Messages in flight, reservations included.
@@ -53,7 +53,7 @@ impl InFlight {
         self.word.load(Ordering::Relaxed) & IN_FLIGHT
     }
 
-    /// Reserves provisionally for this number of messages, unless the limit is near. [`InFlight::settle`] ends the
+    /// Reserves provisionally for this number of messages, unless the limit is near. [`InFlightLimit::settle`] ends the
     /// reservation.
     #[inline]
     pub(super) fn reserve_provisionally(&self, messages: u64) -> bool {
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_reached_for_certain_only_once_all_reservations_are_settled() {
-        let in_flight = InFlight::new(160);
+        let in_flight = InFlightLimit::new(160);
         assert!(in_flight.reserve_provisionally(100));
         assert!(!in_flight.reserve_provisionally(51), "a sixteenth of the limit is left for exact reservations");
         assert_eq!([in_flight.check(60), in_flight.check(61)], [Ok(()), Err(Shortage::Unsettled)]);
@@ -126,12 +126,12 @@ mod tests {
 
     #[test]
     fn no_limit_is_too_large_or_too_small_to_count() {
-        let in_flight = InFlight::new(u64::MAX);
+        let in_flight = InFlightLimit::new(u64::MAX);
         assert!(in_flight.reserve_provisionally(1 << 20));
         assert_eq!([in_flight.check(1 << 39), in_flight.check(u64::MAX)], [Ok(()), Err(Shortage::Unsettled)]);
         in_flight.settle(1 << 20, 0);
         assert_eq!((in_flight.count(), in_flight.reserve(u64::MAX)), (0, Err(Shortage::Full)));
-        let one = InFlight::new(1);
+        let one = InFlightLimit::new(1);
         assert!(one.reserve_provisionally(1) && !one.reserve_provisionally(1));
         one.settle(1, 1);
         assert_eq!(one.reserve(1), Err(Shortage::Full));
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn more_than_the_limit_can_be_restored_and_is_still_rearmed() {
-        let in_flight = InFlight::new(10);
+        let in_flight = InFlightLimit::new(10);
         in_flight.change(20);
         assert_eq!([in_flight.reserve(0), in_flight.reserve(1)], [Ok(()), Err(Shortage::Full)]);
         in_flight.change(11_u64.wrapping_neg());

@@ -1,5 +1,7 @@
-//! Both ends of a link to a server: the callers' end queues requests in order and within bounds, and waits for their
-//! answers; the background task serves one connection after the other until no caller needs one.
+//! Both ends of a connection that is made again when it is lost.
+//!
+//! The callers' end queues requests in order and within bounds, and waits for their answers. The background task serves
+//! one connection after the other until no caller needs one.
 //!
 //! ```text
 //!   caller ── order ── window ── queue ──▶ waiting ──▶ in flight
@@ -23,9 +25,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::connection::serve;
 use super::error::ClientError;
 use super::handshake::{Dialer, OpenConnection};
-use super::inbox::Inbox;
 use super::options::ClientOptions;
 use super::pending_requests::{Answer, Caller, LEAST_WEIGHT, PendingRequests, Request};
+use super::received_batches::ReceivedBatches;
 use crate::core::Promise;
 use crate::protocol::frame::{Body, MAX_MESSAGES, Welcome};
 
@@ -40,26 +42,26 @@ const _: () = assert!(WINDOW_MESSAGES >= MAX_MESSAGES && MAX_MESSAGES <= u32::MA
 
 /// The callers' end. The background task ends when this is closed or dropped.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct ReconnectingConnection {
     pub(super) dialer: Arc<Dialer>,
     pub(super) status: watch::Receiver<Status>,
     /// Held while a call queues its requests, so that calls queue in the order in which they were made.
     order: tokio::sync::Mutex<()>,
     window: Arc<Semaphore>,
-    /// None once the link is closed.
+    /// None once the connection is closed.
     queue: Mutex<Option<UnboundedSender<Request>>>,
 }
 
-impl Link {
+impl ReconnectingConnection {
     /// Starts the background task on a connection that is ready.
-    pub(super) fn start(dialer: Dialer, open: OpenConnection, inbox: Option<Arc<Inbox>>) -> Link {
+    pub(super) fn start(dialer: Dialer, open: OpenConnection, received: Option<Arc<ReceivedBatches>>) -> Self {
         let dialer = Arc::new(dialer);
         let (queue, queued) = unbounded_channel();
         let (published, status) = watch::channel(Status { welcome: open.welcome.clone(), outage: None });
         let requests = PendingRequests::new(Arc::clone(&dialer), queued);
-        let task = Task { dialer: Arc::clone(&dialer), requests, inbox, status: published, attempts: 0 };
+        let task = Task { dialer: Arc::clone(&dialer), requests, received, status: published, attempts: 0 };
         tokio::spawn(task.run(open));
-        Link {
+        ReconnectingConnection {
             dialer,
             status,
             order: tokio::sync::Mutex::new(()),
@@ -148,8 +150,7 @@ impl Link {
 /// The room that a request takes in the window, in messages.
 fn weight(body: &Body) -> u32 {
     let messages = match body {
-        Body::AddNewMsg(add) => add.messages.len(),
-        Body::DelMsg(del) => del.messages.len(),
+        Body::AddNewMsg { messages, .. } | Body::DelMsg { messages, .. } => messages.len(),
         Body::BatchAck(batches) => batches.len(),
         _ => 0,
     };
@@ -206,7 +207,7 @@ pub(super) struct Status {
 struct Task {
     dialer: Arc<Dialer>,
     requests: PendingRequests,
-    inbox: Option<Arc<Inbox>>,
+    received: Option<Arc<ReceivedBatches>>,
     status: watch::Sender<Status>,
     /// Attempts to connect since a connection was last stable.
     attempts: u32,
@@ -216,7 +217,7 @@ impl Task {
     async fn run(mut self, mut open: OpenConnection) {
         loop {
             let since = Instant::now();
-            let served = serve(open, &self.dialer, &mut self.requests, self.inbox.as_deref());
+            let served = serve(open, &self.dialer, &mut self.requests, self.received.as_deref());
             let Err(cause) = served.await else { return };
             // A server that accepts and then fails at once must not be tried again without a pause.
             if since.elapsed() >= self.dialer.options.max_backoff {
@@ -241,15 +242,15 @@ impl Task {
             let error = match self.requests.wait_for(self.dialer.dial(), &cause).await? {
                 Ok(open) => {
                     self.status.send_replace(Status { welcome: open.welcome.clone(), outage: None });
-                    self.inbox.iter().for_each(|inbox| inbox.renewed(open.group.clone()));
+                    self.received.iter().for_each(|received| received.renewed(open.group.clone()));
                     return Some(open);
                 }
                 Err(error) => error,
             };
             if let ClientError::Refused(_) = error {
                 self.requests.fail_waiting(&error);
-                if let Some(inbox) = self.inbox.as_ref().filter(|_| !error.is_retryable()) {
-                    inbox.end(Some(error.clone()));
+                if let Some(received) = self.received.as_ref().filter(|_| !error.is_retryable()) {
+                    received.end(Some(error.clone()));
                     self.requests.end(&error);
                     return None;
                 }
@@ -272,7 +273,7 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         self.requests.end(&ClientError::Closed { address: self.dialer.address.clone() });
-        self.inbox.iter().for_each(|inbox| inbox.end(None));
+        self.received.iter().for_each(|received| received.end(None));
     }
 }
 
