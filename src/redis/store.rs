@@ -78,14 +78,14 @@ impl RedisStore {
         checks.first().await?;
         warn_of_settings(&topology);
         let mut tasks = JoinSet::new();
-        let (mut links, peers) = (Vec::new(), Arc::default());
+        let (mut links, servers) = (Vec::new(), Arc::default());
         for ring in 0..options.rings {
             let link = Arc::new(Link {
                 ring,
                 options: options.of_one_ring(),
                 keys: Keys::new(&options.namespace, ring, options.wheel.slots(), &identity.sidecar),
                 topology: Arc::clone(&topology),
-                peers: Arc::clone(&peers),
+                servers: Arc::clone(&servers),
                 clock: Arc::clone(clock),
                 metrics: Arc::clone(metrics),
                 progress: Arc::default(),

@@ -23,11 +23,11 @@ use tracing::{error, info};
 use crate::core::{Completions, ConnectionId, Reason, Refusal, Request, RequestBatch};
 use crate::redis::batching::chunk::{Applied, Chunk};
 use crate::redis::batching::congestion::{DEPTH, LEAST_FOR_SECOND, Window, second_script_threshold};
-use crate::redis::batching::inbox::{Inbox, Item};
+use crate::redis::batching::incoming_requests::{Inbox, Item};
 use crate::redis::batching::queue::Queue;
 use crate::redis::connection::errors::{Fault, FaultKind, refusal_while_unreachable};
 use crate::redis::connection::link::{Link, LinkState, Session};
-use crate::redis::connection::recovery;
+use crate::redis::connection::lost_writes;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
 /// The most answered Acks that are kept over all rings, in case Redis loses them: 32 bytes each.
@@ -159,7 +159,7 @@ impl Driver {
             self.show_held_acks(0);
             self.queue.begin_session(&session.answers, self.link.clock.now());
             if let Some(lost) = self.queue.take_lost(session.chunk) {
-                recovery::reapply(&self.link, &session, lost).await;
+                lost_writes::reapply(&self.link, &session, lost).await;
             }
             self.serve(session).await;
         }
@@ -201,7 +201,7 @@ impl Driver {
         loop {
             self.take_inbox(Queue::push);
             if held_before.take_if(|frame| self.queue.frames.first >= *frame).is_some() {
-                recovery::end_wait(&self.link, &scripts.session).await;
+                lost_writes::end_wait(&self.link, &scripts.session).await;
             }
             self.send(&mut scripts).await;
             let is_idle = scripts.in_flight.is_empty();
@@ -256,7 +256,7 @@ impl Driver {
     fn adapt(&mut self, scripts: &mut Scripts, sent_at: Instant) {
         let now = self.link.clock.now();
         let round_trip = now.saturating_duration_since(sent_at);
-        let waited = round_trip.saturating_sub(scripts.session.peer.stall_detector.least_round_trip());
+        let waited = round_trip.saturating_sub(scripts.session.server.stall_detector.least_round_trip());
         let messages = scripts.in_flight.front().map_or(0, |(chunk, _)| chunk.messages());
         scripts.window.answered(messages, sent_at, waited, now);
         self.take_inbox(Queue::push);

@@ -25,10 +25,10 @@ use tokio::sync::oneshot;
 use crate::core::{ConnectionId, Operation, Reason, Refusal};
 use crate::redis::batching::chunk::{Applied, Chunk, ChunkWriter, MAX_CHUNK, Slice};
 use crate::redis::batching::fair_queue::FairQueue;
-use crate::redis::batching::inbox::{Frame, Item};
+use crate::redis::batching::incoming_requests::{Frame, Item};
 use crate::redis::connection::errors::{refusal_while_unreachable, refusal_without_answer};
 use crate::redis::connection::link::Progress;
-use crate::redis::connection::recovery::{Ack, AnsweredChunks, Lost};
+use crate::redis::connection::lost_writes::{Ack, AnsweredChunks, Lost};
 
 /// The cause of a refusal after the session of a chunk ended without its answer.
 const NO_ANSWER: &str = "no answer came in time";

@@ -25,7 +25,7 @@ use crate::clock::Clock;
 use crate::core::Refusal;
 use crate::metrics::Metrics;
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::connection::peer::{Peer, Peers};
+use crate::redis::connection::redis_health::{RedisServer, RedisServers};
 use crate::redis::connection::stall_detector::StallDetector;
 use crate::redis::keys::Keys;
 use crate::redis::options::RedisOptions;
@@ -42,7 +42,7 @@ pub(crate) struct Session {
     pub(crate) connection: MultiplexedConnection,
     /// The Redis at its other end.
     pub(crate) found: Found,
-    pub(crate) peer: Arc<Peer>,
+    pub(crate) server: Arc<RedisServer>,
     /// Counts the sessions of this link, from 1.
     pub(crate) number: u64,
     pub(crate) generation: i64,
@@ -69,7 +69,7 @@ pub(crate) struct Link {
     pub(crate) options: RedisOptions,
     pub(crate) keys: Keys,
     pub(crate) topology: Arc<Topology>,
-    pub(crate) peers: Arc<Peers>,
+    pub(crate) servers: Arc<RedisServers>,
     pub(crate) clock: Arc<Clock>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) progress: Arc<Progress>,
@@ -88,7 +88,7 @@ pub(crate) struct Progress {
 impl Link {
     /// The stall detector of its Redis; one that knows of no stall if there is no session.
     pub(crate) fn silence(&self) -> Arc<StallDetector> {
-        self.session().map_or_else(|_| Arc::default(), |session| Arc::clone(&session.peer.stall_detector))
+        self.session().map_or_else(|_| Arc::default(), |session| Arc::clone(&session.server.stall_detector))
     }
 
     /// Counts a loss of data in Redis.
@@ -189,7 +189,7 @@ impl Link {
 
     /// Sends a command and waits for its answer.
     async fn exchange(&self, session: &Session, call: &Cmd) -> Result<Value, Fault> {
-        session.peer.exchange(answer(&mut session.connection.clone(), call)).await
+        session.server.exchange(answer(&mut session.connection.clone(), call)).await
     }
 
     /// Counts a fault, and ends the session if the fault makes it useless.

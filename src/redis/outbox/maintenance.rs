@@ -75,7 +75,7 @@ impl RedisOutbox {
                 let kinds: Vec<(&str, &str)> =
                     groups.iter().map(|(name, is)| (name.as_str(), kind(*is))).collect();
                 let arguments = (&*self.context.identity.sidecar, MOST_BATCHES, kinds);
-                let mut answer = self.run_expecting("announced", &SCRIPTS.announce, arguments).await?;
+                let mut answer = self.run_expecting("announced", &SCRIPTS.announce_groups, arguments).await?;
                 self.report_made(answer.count()?);
                 Ok(())
             }
@@ -122,7 +122,7 @@ impl RedisOutbox {
         let RingContext { ring, link, .. } = &*self.context;
         let session = link.session()?.number;
         let arguments = (&*self.context.identity.sidecar, whole_ms(LINK_LIFETIME), MOST_LINKS);
-        let mut answer = self.run_expecting("inspected", &SCRIPTS.inspect, arguments).await?;
+        let mut answer = self.run_expecting("inspected", &SCRIPTS.inspect_sidecars, arguments).await?;
         let (made, links) = (answer.count()?, answer.count()?);
         let old_links: Vec<String> = (0..links).map(|_| answer.text()).collect::<Result<_, _>>()?;
         let found = answer.rest(|answer| Ok::<_, Fault>((answer.text()?, answer.count()?)))?;
@@ -139,7 +139,7 @@ impl RedisOutbox {
         }
         for sidecar in old_links {
             let link = link.keys.link_of(&sidecar);
-            self.run(&SCRIPTS.drop_link, &[&link], sidecar).await?;
+            self.run(&SCRIPTS.delete_dead_link, &[&link], sidecar).await?;
         }
         Ok(())
     }
@@ -184,7 +184,7 @@ impl RedisOutbox {
         loop {
             let number = self.maintenance.steps.load(Ordering::Relaxed) + 1;
             let arguments = (whole_ms(retention.time), retention.max_ids, may_drop_old, number);
-            let mut answer = self.run_expecting("tended", &SCRIPTS.tend, arguments).await?;
+            let mut answer = self.run_expecting("tended", &SCRIPTS.trim_outbox, arguments).await?;
             let more = answer.count()? == 1;
             let (ids, batches, groups) = (answer.count()?, answer.count()?, answer.rest(group_name)?);
             self.maintenance.steps.store(number, Ordering::Relaxed);

@@ -44,7 +44,7 @@ impl RedisOutbox {
         }
         for part in batches.chunks(MAX_READ) {
             let arguments = (&*self.context.identity.sidecar, group.as_str(), ids_and_epochs(part));
-            self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
+            self.run_expecting("returned", &SCRIPTS.return_batches, arguments).await?;
         }
         owned.verified_in = verified_in;
         Ok(())
@@ -72,13 +72,13 @@ impl RedisOutbox {
         let mut last = String::new();
         loop {
             let arguments = (&*self.context.identity.sidecar, group.as_str(), &last, MOST_BATCHES);
-            let page = link.read(&SCRIPTS.held, keys, arguments).await?.rest(Answer::text)?;
+            let page = link.read(&SCRIPTS.list_held_batches, keys, arguments).await?.rest(Answer::text)?;
             // Without an epoch, it is an entry of any.
             let unknown: Vec<_> =
                 page.iter().filter(|entry| !known.contains(*entry)).map(|entry| (entry, "")).collect();
             if !unknown.is_empty() {
                 let arguments = (&*self.context.identity.sidecar, group.as_str(), unknown);
-                self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
+                self.run_expecting("returned", &SCRIPTS.return_batches, arguments).await?;
             }
             if page.len() < MOST_BATCHES {
                 owned.verified_in = Some(session);

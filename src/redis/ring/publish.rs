@@ -78,8 +78,10 @@ impl RedisRing {
         }
         let RingContext { options, link, .. } = &*self.context;
         let keys = &link.keys;
-        let (word, answer) =
-            self.context.run(session, &SCRIPTS.forget, &[&keys.messages, &keys.late], MAX_PUBLISHED).await?;
+        let (word, answer) = self
+            .context
+            .run(session, &SCRIPTS.forget_late_messages, &[&keys.messages, &keys.late], MAX_PUBLISHED)
+            .await?;
         match word.as_str() {
             "forgot" => Ok(PublishStep { more: true, ..PublishStep::default() }),
             "left over" if self.repair(term.epoch).may_tidy(term.pointer, options.wheel) => {

@@ -51,7 +51,8 @@ impl RedisRing {
             (scan.session, scan.cursor) = (session.number, 0);
         }
         let keys = link.keys.and_lists(&[&link.keys.messages]);
-        let (word, mut answer) = self.context.run(session, &SCRIPTS.mend, &keys, (scan.cursor, SCANNED)).await?;
+        let (word, mut answer) =
+            self.context.run(session, &SCRIPTS.repair_messages, &keys, (scan.cursor, SCANNED)).await?;
         match word.as_str() {
             "looked" => {
                 scan.cursor = answer.count()?;

@@ -174,7 +174,7 @@ local function repair()
   return made
 end
 
--- The same, and the leader's next `inspect` reports it.
+-- The same, and the leader's next `inspect_sidecars` reports it.
 local function repair_unreported()
   write_without_memory()
   local made = repair()
