@@ -10,12 +10,10 @@
 //! | `leader` | the lease, the leadership term, and how sidecars share the rings |
 //! | `ring` | the ring: advance, publish, repair |
 //! | `outbox` | batches on a stream, with a consumer group for each group |
-//! | `context` | the context of one ring, which lease, ring and outbox share |
 //! | `startup_checks`, `store`, `options` | opens the store, and says why it cannot |
 
 mod batching;
 mod connection;
-mod context;
 mod keys;
 mod leader;
 mod options;

@@ -28,6 +28,7 @@ use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::redis_health::{RedisServer, RedisServers};
 use crate::redis::connection::stall_detector::StallDetector;
 use crate::redis::keys::Keys;
+use crate::redis::leader::term::{CurrentTerm, Identity};
 use crate::redis::options::RedisOptions;
 use crate::redis::scripts::{Answer, Script};
 use crate::redis::topology::Topology;
@@ -62,12 +63,15 @@ pub(crate) struct Session {
 /// The session of a link, or why there is none.
 pub(crate) type LinkState = Result<Arc<Session>, Fault>;
 
-/// The connection of one ring. [`reconnect`](crate::redis::connection::reconnect) opens its sessions.
+/// One ring, as this sidecar uses it: the connection, and what lease, ring and outbox share. [`reconnect`](crate::redis::connection::reconnect) opens its sessions.
 pub(crate) struct Link {
     pub(crate) ring: u16,
     /// The options of the store, with the bounds of one ring.
     pub(crate) options: RedisOptions,
+    pub(crate) identity: Identity,
     pub(crate) keys: Keys,
+    /// The leadership of this sidecar.
+    pub(crate) term: Arc<CurrentTerm>,
     pub(crate) topology: Arc<Topology>,
     pub(crate) servers: Arc<RedisServers>,
     pub(crate) clock: Arc<Clock>,
@@ -107,16 +111,17 @@ impl Link {
     }
 
     /// Runs a script that writes, in this session and no other: `keys` follow those of meta and link, `arguments` the
-    /// generation.
+    /// generation. Returns the first word of its answer, and the rest.
     pub(crate) async fn write_in(
         &self,
         session: &Session,
         script: &'static Script,
-        keys: &[&str],
+        keys: &[impl AsRef<str>],
         arguments: impl ToRedisArgs,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<(String, Answer), Refusal> {
         let call = self.guarded(session, script, keys).arg(arguments).take();
-        Ok(self.run(session, script, &call).await?)
+        let mut answer = self.run(session, script, &call).await?;
+        Ok((answer.text()?, answer))
     }
 
     /// Runs a script that only reads.
@@ -132,9 +137,9 @@ impl Link {
     }
 
     /// The beginning of a call that the guard accepts in this session.
-    pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[&str]) -> Cmd {
+    pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[impl AsRef<str>]) -> Cmd {
         let Keys { meta, link, .. } = &self.keys;
-        let keys: Vec<&str> = [meta.as_str(), link.as_str()].into_iter().chain(keys.iter().copied()).collect();
+        let keys: Vec<&str> = [meta.as_str(), link].into_iter().chain(keys.iter().map(AsRef::as_ref)).collect();
         let mut call = script.call(&keys);
         call.arg(session.generation);
         call

@@ -139,7 +139,7 @@ mod tests {
 
     /// The leaderships of a sidecar, and the terms of so many rings.
     fn own(rings: u16) -> (Leaderships, Vec<Arc<CurrentTerm>>) {
-        let identity = Identity { name: "me".into(), sidecar: "me-1".into(), token: "own".into() };
+        let identity = Identity { name: "me".into(), token: "own".into() };
         let leaderships = Leaderships::new(identity, LEASE, rings);
         let terms = leaderships.terms.clone();
         (leaderships, terms)

@@ -20,8 +20,6 @@ const HELD_WAIT_MAX: Duration = Duration::from_secs(30);
 pub(crate) struct Identity {
     /// In the status and in log lines.
     pub(crate) name: String,
-    /// In keys and entries in Redis; never reused.
-    pub(crate) sidecar: String,
     /// In leases; never reused.
     pub(crate) token: String,
 }

@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 use crate::core::{Advance, Refusal, StormRule, Tick};
-use crate::redis::connection::link::Session;
+use crate::redis::connection::link::{Link, Session};
 use crate::redis::connection::stall_detector::Look;
-use crate::redis::context::RingContext;
 use crate::redis::keys::MAX_FROZEN;
 use crate::redis::leader::term::{CLOCK_SLACK, NextMove, Term, whole_ms};
 use crate::redis::ring::RedisRing;
@@ -25,7 +24,7 @@ const STALL_POLL: Duration = Duration::from_millis(20);
 impl RedisRing {
     /// Moves the pointer by one tick if it is due and nothing speaks against it.
     pub(super) async fn move_pointer(&self, now: Instant) -> Result<Advance, Refusal> {
-        let RingContext { options, identity, link, term: current, .. } = &*self.context;
+        let link @ Link { options, identity, term: current, .. } = &*self.link;
         let session = link.session()?;
         let recovered_at = link.confirmed(&session)?;
         let Some(term) = self.term_after_outage(&session, recovered_at) else { return Ok(Advance::Deposed) };
@@ -73,14 +72,14 @@ impl RedisRing {
         );
         let keys = &link.keys;
         let keys = keys.and_lists(&[&keys.lease, &keys.ticks, &keys.held_acks]);
-        let (word, mut answer) = self.context.run(&session, &SCRIPTS.advance, &keys, arguments).await?;
+        let (word, mut answer) = self.link.write_in(&session, &SCRIPTS.advance, &keys, arguments).await?;
         self.advanced(term, &word, &mut answer, at)
     }
 
     /// The term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all
     /// sidecars hold; once, until it has moved, so that a Redis with many short outages does not stop the wheel.
     fn term_after_outage(&self, session: &Session, recovered_at: Option<Instant>) -> Option<Term> {
-        let RingContext { options, term: current, .. } = &*self.context;
+        let Link { options, term: current, .. } = &*self.link;
         let term = current.in_session(session.number)?;
         if recovered_at == term.recovered_at {
             return Some(term);
@@ -97,7 +96,7 @@ impl RedisRing {
     /// Until when the pointer waits at a time `at`, since Redis stalls or did so a moment ago: then all sidecars have
     /// Acks that wait for it. Once, until it has moved, so that a slow Redis does not stop the wheel.
     fn stalled_until(&self, term: Term, at: Instant) -> Option<Instant> {
-        let grace = self.context.options.outage_grace;
+        let grace = self.link.options.outage_grace;
         if term.is_aware || grace.is_zero() {
             return None;
         }
@@ -109,19 +108,19 @@ impl RedisRing {
     }
 
     fn look(&self) -> Look {
-        let link = &self.context.link;
+        let link = &self.link;
         link.silence().look(link.clock.now())
     }
 
     /// Puts the next move off, since Redis stalled for so long; returns until when.
     fn put_off(&self, term: Term, at: Instant, stall: Duration) -> Instant {
-        let until = at + stall.min(self.context.options.outage_grace);
-        self.context.term.update(term.epoch, |term| term.put_off(until));
+        let until = at + stall.min(self.link.options.outage_grace);
+        self.link.term.update(term.epoch, |term| term.put_off(until));
         until
     }
 
     fn advanced(&self, term: Term, word: &str, answer: &mut Answer, asked: Instant) -> Result<Advance, Refusal> {
-        let RingContext { ring, options, link, term: current, .. } = &*self.context;
+        let link @ Link { ring, options, term: current, .. } = &*self.link;
         let at = asked.max(link.clock.now());
         match word {
             "moved" => {
@@ -188,6 +187,6 @@ impl RedisRing {
 
     /// A quarter of a short tick: a clock that was set by less is as good as one that was not.
     fn slack(&self) -> Duration {
-        CLOCK_SLACK.min(self.context.options.wheel.tick_length() / 4)
+        CLOCK_SLACK.min(self.link.options.wheel.tick_length() / 4)
     }
 }

@@ -36,7 +36,7 @@ use crate::core::{
     Submitted, Tick, Wheel,
 };
 use crate::redis::batching::driver::BatchDriver;
-use crate::redis::context::RingContext;
+use crate::redis::connection::link::Link;
 use crate::redis::keys::MAX_CATCH_UP;
 use crate::redis::leader::term::WATCH;
 use crate::redis::scripts::{Answer, SCRIPTS};
@@ -46,23 +46,23 @@ const WATCH_EVERY: Duration = Duration::from_millis(25);
 
 /// A ring that lives in Redis.
 pub(super) struct RedisRing {
-    context: Arc<RingContext>,
+    link: Arc<Link>,
     driver: BatchDriver,
     repair: Mutex<Repair>,
     _watch: AbortOnDropHandle<()>,
 }
 
 impl RedisRing {
-    pub(super) fn new(context: Arc<RingContext>, driver: BatchDriver) -> RedisRing {
-        let watch = AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(&context))));
-        RedisRing { context, driver, repair: Mutex::default(), _watch: watch }
+    pub(super) fn new(link: Arc<Link>, driver: BatchDriver) -> RedisRing {
+        let watch = AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(&link))));
+        RedisRing { link, driver, repair: Mutex::default(), _watch: watch }
     }
 }
 
 #[async_trait]
 impl Ring for RedisRing {
     fn wheel(&self) -> Wheel {
-        self.context.options.wheel
+        self.link.options.wheel
     }
 
     fn submit(
@@ -90,7 +90,7 @@ impl Ring for RedisRing {
     }
 
     async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
-        let RingContext { ring, options, identity, link, term: current } = &*self.context;
+        let link @ Link { ring, options, identity, term: current, .. } = &*self.link;
         let keys = &link.keys;
         let names = keys.and_lists(&[&keys.meta, &keys.lease]);
         let mut answer = link.read(&SCRIPTS.status, &names, None::<&str>).await?;
@@ -129,8 +129,8 @@ impl Ring for RedisRing {
 ///
 /// A leader without requests of clients would not know that Redis stalled just before a decision, while Acks wait at the
 /// other sidecars.
-async fn watch(context: Arc<RingContext>) {
-    let RingContext { link, term, .. } = &*context;
+async fn watch(link: Arc<Link>) {
+    let link @ Link { term, .. } = &*link;
     loop {
         let now = link.clock.now();
         let early = term.get().map_or(WATCH, |term| term.next.at.saturating_duration_since(now + WATCH));
