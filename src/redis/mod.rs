@@ -32,11 +32,6 @@ pub use topology::{Topology, TopologyKind};
 
 use std::hash::{BuildHasher, RandomState};
 
-/// An unpredictable number.
-fn random() -> u64 {
-    RandomState::new().hash_one(0)
-}
-
 /// 32 unique hex digits: the keys of `RandomState` come from the operating system.
 fn random_name() -> String {
     let state = RandomState::new();

@@ -14,7 +14,6 @@ use tracing::{error, info, warn};
 use crate::clock::Clock;
 use crate::core::{Moment, Refusal, RingParts, Store};
 use crate::metrics::Metrics;
-use crate::redis::batching::driver::BatchDriver;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::hints;
 use crate::redis::connection::link::Link;
@@ -104,13 +103,16 @@ impl RedisStore {
         tasks.spawn(watch(topology, Arc::clone(&links), Arc::clone(clock), Arc::clone(metrics)));
         let (mut rings, mut outboxes) = (Vec::new(), Vec::new());
         for link in &*links {
-            let driver = BatchDriver::new(Arc::clone(link), Arc::clone(&links));
             let lease = Arc::new(RedisLease::new(Arc::clone(link), Arc::clone(&leaderships)));
             let outbox = Arc::new(RedisOutbox::new(Arc::clone(link)));
             tasks.spawn(hints::listen(Arc::clone(link), Arc::clone(&outbox), Arc::clone(&lease)));
             let heartbeats = tokio::spawn(Arc::clone(&outbox).send_heartbeats());
             outboxes.push((Arc::clone(&outbox), AbortOnDropHandle::new(heartbeats)));
-            rings.push(RingParts { ring: Arc::new(RedisRing::new(Arc::clone(link), driver)), outbox, lease });
+            rings.push(RingParts {
+                ring: Arc::new(RedisRing::new(Arc::clone(link), Arc::clone(&links))),
+                outbox,
+                lease,
+            });
         }
         tasks.spawn(checks.repeat());
         info!(namespace = options.namespace, rings = options.rings, sidecar, "the wheel is in Redis");

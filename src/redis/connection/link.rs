@@ -26,7 +26,7 @@ use crate::core::Refusal;
 use crate::metrics::Metrics;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::redis_health::{RedisServer, RedisServers};
-use crate::redis::connection::stall_detector::StallDetector;
+use crate::redis::connection::stall_detector::{Look, StallDetector};
 use crate::redis::keys::Keys;
 use crate::redis::leader::term::{CurrentTerm, Identity};
 use crate::redis::options::RedisOptions;
@@ -93,6 +93,11 @@ impl Link {
     /// The stall detector of its Redis; one that knows of no stall if there is no session.
     pub(crate) fn silence(&self) -> Arc<StallDetector> {
         self.session().map_or_else(|_| Arc::default(), |session| Arc::clone(&session.server.stall_detector))
+    }
+
+    /// Whether its Redis stalls now.
+    pub(crate) fn look(&self) -> Look {
+        self.silence().look(self.clock.now())
     }
 
     /// Counts a loss of data in Redis.
@@ -178,7 +183,8 @@ impl Link {
         let value = answered.map_err(|fault| self.report(session, fault))?;
         session.timeouts.store(0, Ordering::Relaxed);
         if is_stale(&value) {
-            return Err(self.report(session, Fault::stale()));
+            let text = "the sidecar has connected again since, or the ring does not exist any more";
+            return Err(self.report(session, Fault::new(FaultKind::Stale, text)));
         }
         Answer::new(script, value)
     }
@@ -199,10 +205,11 @@ impl Link {
 
     /// Counts a fault, and ends the session if the fault makes it useless.
     fn report(&self, session: &Session, fault: Fault) -> Fault {
-        self.metrics.redis_errors.of(fault.kind.as_str()).inc();
+        let (label, ends_the_connection, _) = fault.kind.effects();
+        self.metrics.redis_errors.of(label).inc();
         let many_timeouts = fault.kind == FaultKind::Timeout
             && session.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS;
-        if many_timeouts || fault.kind.ends_the_connection() {
+        if many_timeouts || ends_the_connection {
             self.give_up(session, &fault);
         }
         fault

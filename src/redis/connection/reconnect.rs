@@ -95,7 +95,7 @@ impl Sessions {
             };
             let Link { ring, metrics, state, .. } = &*self.link;
             if fault.kind != FaultKind::Unfit {
-                metrics.redis_errors.of(fault.kind.as_str()).inc();
+                metrics.redis_errors.of(fault.kind.effects().0).inc();
             }
             if logged.as_ref() != Some(&fault.text) {
                 let cause = fault.with_remedy();

@@ -1,5 +1,6 @@
 //! The lease of a ring in Redis: a key with a token, an epoch, and the rules of [`Candidate`] and [`Leaderships`].
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,7 +50,7 @@ impl Lease for RedisLease {
         let Some(term) = current.in_session(session.number) else {
             return self.stand_for_election(now, &session).await;
         };
-        if link.is_unconfirmed_for(&session, options.lease) {
+        if link.unconfirmed_for(&session) >= Some(options.lease) {
             info!(
                 ring,
                 "no majority confirms the primary to this sidecar, so it gives the lease up: another sidecar may have \
@@ -112,13 +113,6 @@ impl RedisLease {
         self.on_lease_free.read().iter().for_each(|listener| listener());
     }
 
-    /// The lease was given up for one of the candidates: the others look as always.
-    pub(crate) fn is_handed_to(&self, successor: &str) {
-        if successor == self.link.identity.token {
-            self.notify();
-        }
-    }
-
     /// Whether another could make the next move as well as this sidecar, which may know that Redis stalls or was
     /// unreachable.
     fn can_hand_over(&self, now: Instant) -> bool {
@@ -129,7 +123,7 @@ impl RedisLease {
         term.session == session.number
             && is_grace_over
             && term.is_calm(now, options.wheel.tick_length())
-            && link.silence().look(link.clock.now()) == Look::Answers
+            && link.look() == Look::Answers
     }
 
     /// Renews the lease if this sidecar still has it; returns the candidates, if they are wanted.
@@ -266,7 +260,8 @@ impl RedisLease {
     }
 
     fn follows(&self) -> Leadership {
-        Leadership::Follows { retry_after: self.state.lock().candidate.retry_after(crate::redis::random()) }
+        let random = RandomState::new().hash_one(0);
+        Leadership::Follows { retry_after: self.state.lock().candidate.retry_after(random) }
     }
 
     /// Gives the lease up, with a hint for the others.

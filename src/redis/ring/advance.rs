@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 use tracing::info;
 
 use crate::core::{Advance, Refusal, StormRule, Tick};
@@ -15,8 +17,14 @@ use crate::redis::scripts::{Answer, SCRIPTS};
 /// If too many ticks are not yet published, the pointer looks again this much later: meanwhile some are.
 const BUSY: Duration = Duration::from_millis(50);
 
+/// The pointer waits no longer than this for Acks that sidecars held in an outage.
+const HELD_WAIT_MAX: Duration = Duration::from_secs(30);
+
 /// While sidecars apply Acks that they held in an outage, the pointer looks again this much later.
 const HELD_POLL: Duration = Duration::from_millis(50);
+
+/// While the pointer waits, it scans for so long at a time, before the lease has its turn.
+const SCAN_AT_A_TIME: Duration = Duration::from_millis(50);
 
 /// While Redis stalls, the pointer looks again this much later.
 const STALL_POLL: Duration = Duration::from_millis(20);
@@ -36,7 +44,10 @@ impl RedisRing {
             (repair.scan.is_some_and(|scan| scan.is_awaited), repair.may_wait())
         };
         if awaits_repair {
-            self.scan_for_a_while(&session, term.epoch).await?;
+            let until = link.clock.now() + SCAN_AT_A_TIME;
+            while self.repair(term.epoch).scan.is_some() && link.clock.now() < until {
+                self.scan(&session, term.epoch).await?;
+            }
             return Ok(Advance::Waiting(now));
         }
         let (late, tick_length) = (now - term.next.at, options.wheel.tick_length());
@@ -50,7 +61,10 @@ impl RedisRing {
         }
         // Requests that this sidecar has read come before the decision. If the connection was rebuilt meanwhile, the
         // wait begins again.
-        self.driver.flush(term.flush_timeout(now, tick_length)).await;
+        let (barrier, passed) = oneshot::channel();
+        self.inbox.push_barrier(barrier);
+        // The barrier is dropped if Redis becomes unreachable: then there is nothing to wait for.
+        let _ = timeout(term.flush_timeout(now, tick_length), passed).await;
         if link.session()?.number != session.number {
             return Ok(Advance::Waiting(now));
         }
@@ -65,10 +79,11 @@ impl RedisRing {
         let StormRule { min, share } = options.storm;
         let longest_silence =
             if term.is_aware { String::new() } else { whole_ms(link.silence().patience()).to_string() };
+        let held_for = term.held_since.map(|since| at.saturating_duration_since(since));
         let arguments = (
             (&identity.token, term.epoch, term.pointer.0, whole_ms(at - term.next.at), whole_ms(self.slack())),
             (min, share, MAX_FROZEN, whole_ms(term.next.ahead)),
-            (longest_silence, !may_wait_for_repair, term.has_waited_for_held_acks(at)),
+            (longest_silence, !may_wait_for_repair, held_for >= Some(HELD_WAIT_MAX)),
         );
         let keys = &link.keys;
         let keys = keys.and_lists(&[&keys.lease, &keys.ticks, &keys.held_acks]);
@@ -100,16 +115,11 @@ impl RedisRing {
         if term.is_aware || grace.is_zero() {
             return None;
         }
-        match self.look() {
+        match self.link.look() {
             Look::Answers => None,
             Look::Silent => Some(at + STALL_POLL),
             Look::CatchesUp(left) => Some(self.put_off(term, at, left)),
         }
-    }
-
-    fn look(&self) -> Look {
-        let link = &self.link;
-        link.silence().look(link.clock.now())
     }
 
     /// Puts the next move off, since Redis stalled for so long; returns until when.
@@ -148,7 +158,7 @@ impl RedisRing {
             }
             "delayed" => {
                 // The stall may have begun before this call: other requests of this process show that.
-                let known = if let Look::CatchesUp(left) = self.look() { left } else { Duration::ZERO };
+                let known = if let Look::CatchesUp(left) = self.link.look() { left } else { Duration::ZERO };
                 let stall = Duration::from_millis(answer.count()?).max(known);
                 Ok(Advance::Waiting(self.put_off(term, at, stall)))
             }

@@ -4,8 +4,6 @@
 //! meanwhile, and no message is early. Messages are lost for good if their entries are lost too, or if they were
 //! decided and not yet published. The same scan tidies: it deletes late messages that no chunk of `late` names.
 
-use std::time::Duration;
-
 use parking_lot::MutexGuard;
 use tracing::{error, info, warn};
 
@@ -18,9 +16,6 @@ use crate::redis::scripts::SCRIPTS;
 /// About how many messages one script scans: it takes Redis about as long as a script of requests.
 const SCANNED: usize = 1_000;
 
-/// While the pointer waits, it scans for so long at a time, before the lease has its turn.
-const AT_A_TIME: Duration = Duration::from_millis(50);
-
 impl RedisRing {
     /// The repair in the term of this epoch.
     pub(super) fn repair(&self, epoch: u64) -> MutexGuard<'_, Repair> {
@@ -29,16 +24,6 @@ impl RedisRing {
             *repair = Repair { epoch, ..Repair::default() };
         }
         repair
-    }
-
-    /// Scans for a while.
-    pub(super) async fn scan_for_a_while(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
-        let clock = &self.link.clock;
-        let begun = clock.now();
-        while self.repair(epoch).scan.is_some() && clock.now().saturating_duration_since(begun) < AT_A_TIME {
-            self.scan(session, epoch).await?;
-        }
-        Ok(())
     }
 
     /// Does a step of the scan, if one is under way.

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, FromRedisValue, Value};
 
-use crate::redis::connection::errors::Fault;
+use crate::redis::connection::errors::{Fault, FaultKind};
 
 /// A script, with its label in logs and metrics. That is the name of its file, or the name that it had before: labels
 /// are public.
@@ -136,7 +136,7 @@ impl Answer {
     pub(super) fn new(script: &'static Script, value: Value) -> Result<Answer, Fault> {
         match value {
             Value::Array(values) => Ok(Answer { script, values: values.into_iter() }),
-            other => Err(Fault::strange(script.name, &format!("{other:?}"))),
+            other => Err(Answer { script, values: Vec::new().into_iter() }.strange(&format!("{other:?}"))),
         }
     }
 
@@ -181,6 +181,7 @@ impl Answer {
 
     /// The fault of an unexpected word in the answer.
     pub(super) fn strange(&self, word: &str) -> Fault {
-        Fault::strange(self.script.name, word)
+        let script = self.script.name;
+        Fault::new(FaultKind::Other, format!("the reply of the script {script} is not understood: {word}"))
     }
 }
