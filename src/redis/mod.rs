@@ -5,7 +5,7 @@
 //! | `keys` | the schema |
 //! | `scripts` | the Lua scripts, each one atomic step |
 //! | `topology` | where Redis is (standalone, Sentinel, Cluster), and the majority that confirms it |
-//! | `connection` | a connection that reconnects, its errors, stalls and hints from other sidecars |
+//! | `connection` | the link of a ring: reconnects, classifies errors, detects stalls, hears hints of other sidecars |
 //! | `batching` | adds and dels of all connections travel in shared scripts |
 //! | `leader` | the lease, the leadership term, and how sidecars share the rings |
 //! | `ring` | the ring: advance, publish, repair |

@@ -63,14 +63,15 @@ pub(crate) struct Session {
 /// The session of a link, or why there is none.
 pub(crate) type LinkState = Result<Arc<Session>, Fault>;
 
-/// One ring, as this sidecar uses it: the connection, and what lease, ring and outbox share. [`reconnect`](crate::redis::connection::reconnect) opens its sessions.
+/// One ring, as this sidecar uses it: its connection, and all that lease, ring and outbox share.
+/// [`reconnect`](crate::redis::connection::reconnect) opens its sessions.
 pub(crate) struct Link {
     pub(crate) ring: u16,
     /// The options of the store, with the bounds of one ring.
     pub(crate) options: RedisOptions,
     pub(crate) identity: Identity,
     pub(crate) keys: Keys,
-    /// The leadership of this sidecar.
+    /// The present leadership term of this sidecar.
     pub(crate) term: Arc<CurrentTerm>,
     pub(crate) topology: Arc<Topology>,
     pub(crate) servers: Arc<RedisServers>,
@@ -141,7 +142,7 @@ impl Link {
         Ok(self.run(&session, script, &call).await?)
     }
 
-    /// The beginning of a call that the guard accepts in this session.
+    /// The beginning of a call that `refuse_stale_connection.lua` accepts in this session.
     pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[impl AsRef<str>]) -> Cmd {
         let Keys { meta, link, .. } = &self.keys;
         let keys: Vec<&str> = [meta.as_str(), link].into_iter().chain(keys.iter().map(AsRef::as_ref)).collect();
@@ -240,7 +241,7 @@ pub(crate) async fn answer(connection: &mut MultiplexedConnection, call: &Cmd) -
     connection.send_packed_command(call).await.and_then(Value::extract_error)
 }
 
-/// Whether the guard of a script refused the call.
+/// Whether `refuse_stale_connection.lua` refused the call.
 fn is_stale(value: &Value) -> bool {
     matches!(value, Value::Array(values)
         if matches!(values.first(), Some(Value::BulkString(word)) if word == b"stale"))

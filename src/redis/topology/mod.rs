@@ -158,14 +158,12 @@ impl Topology {
     /// Keeps the nodes that others know, by address. A node that was known before keeps its connection.
     fn learn(&self, known: BTreeMap<String, Client>) {
         let mut learnt = self.learnt.lock();
-        let mut before = std::mem::take(&mut *learnt);
-        let is_named = |address: &String| self.named.iter().any(|node| node.address().to_string() == *address);
-        let others = known.into_iter().filter(|(address, _)| !is_named(address));
-        let nodes = others.map(|(address, client)| {
-            let node = before.remove(&address).unwrap_or_else(|| Node::new(client));
-            (address, node)
-        });
-        *learnt = nodes.collect();
+        learnt.retain(|address, _| known.contains_key(address));
+        for (address, client) in known {
+            if self.named.iter().all(|node| node.address().to_string() != address) {
+                learnt.entry(address).or_insert_with(|| Node::new(client));
+            }
+        }
     }
 
     /// Asks a node where Redis is, and keeps its view.

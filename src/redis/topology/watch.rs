@@ -41,20 +41,6 @@ impl Link {
         let missing = session.confirmation.lock().missing_for(self.clock.now());
         missing.filter(|_| self.topology.needs_majority())
     }
-
-    /// Applies the views so far: leaves a Redis that was replaced though it still answers, as one that was cut off from
-    /// the majority.
-    fn apply_views(&self, session: &Session) {
-        let Link { topology, keys, clock, .. } = self;
-        if let Some(now) = topology.replaced_by(&session.found, keys.slot) {
-            let text = format!("another Redis, {now}, is there in place of {}", session.found);
-            self.give_up(session, &Fault::new(FaultKind::ReadOnly, text));
-        }
-        if topology.needs_majority() {
-            let until = topology.views.lock().confirmed_until(&session.found, keys.slot);
-            session.confirmation.lock().update(until, clock.now());
-        }
-    }
 }
 
 /// Warns of settings that make confirmations unsafe, or missing without need.
@@ -107,7 +93,15 @@ pub(crate) async fn watch(
         let mut unconfirmed = Vec::new();
         for link in &*links {
             let Ok(session) = link.session() else { continue };
-            link.apply_views(&session);
+            if let Some(now) = topology.replaced_by(&session.found, link.keys.slot) {
+                // It still answers, as a Redis that was cut off from the majority.
+                let text = format!("another Redis, {now}, is there in place of {}", session.found);
+                link.give_up(&session, &Fault::new(FaultKind::ReadOnly, text));
+            }
+            if topology.needs_majority() {
+                let until = topology.views.lock().confirmed_until(&session.found, link.keys.slot);
+                session.confirmation.lock().update(until, clock.now());
+            }
             if link.confirmed(&session).is_err() {
                 unconfirmed.push((link, session));
             }
