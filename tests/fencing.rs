@@ -93,7 +93,7 @@ impl Leader {
             panic!("there is one sidecar");
         };
         let generation: String = self.time.redis.command(&["HGET", link, "generation"]);
-        let source = format!("{}{script}", include_str!("../src/redis/scripts/guard.lua"));
+        let source = format!("{}{script}", include_str!("../src/redis/scripts/refuse_stale_connection.lua"));
         let mut words = vec![String::from("EVAL"), source, (keys.len() + 2).to_string()];
         words.extend([String::from("{test:0}:meta"), link.clone()]);
         words.extend_from_slice(keys);

@@ -9,8 +9,8 @@ use redis::{Connection, Value};
 use crate::support::redis::{Redis, ask};
 
 /// The prefix of the scripts that work on groups.
-const GUARD: &str = include_str!("../src/redis/scripts/guard.lua");
-const GROUPS: &str = include_str!("../src/redis/scripts/groups.lua");
+const GUARD: &str = include_str!("../src/redis/scripts/refuse_stale_connection.lua");
+const GROUPS: &str = include_str!("../src/redis/scripts/group_functions.lua");
 
 const NAMES: [&str; 2] = ["default", "audit"];
 
@@ -115,9 +115,11 @@ impl Fleet<'_> {
     /// spread over `spread`.
     fn live(&mut self, seconds: u32, spread: Duration) {
         let heartbeat = self.load(&[GUARD, include_str!("../src/redis/scripts/heartbeat.lua")]);
-        let [inspect, tend] =
-            [include_str!("../src/redis/scripts/inspect.lua"), include_str!("../src/redis/scripts/tend.lua")]
-                .map(|script| self.load(&[GUARD, GROUPS, script]));
+        let [inspect, tend] = [
+            include_str!("../src/redis/scripts/inspect_sidecars.lua"),
+            include_str!("../src/redis/scripts/trim_outbox.lua"),
+        ]
+        .map(|script| self.load(&[GUARD, GROUPS, script]));
         let (begun, count) = (Instant::now(), u32::try_from(self.sidecars.len()).unwrap());
         for second in 0..seconds {
             for (number, sidecar) in (0..).zip(&mut self.sidecars) {
@@ -227,7 +229,7 @@ fn a_dead_sidecar_with_many_ephemeral_groups_holds_redis_up_for_a_few_millisecon
         let [open_group, reap, announce] = [
             include_str!("../src/redis/scripts/open_group.lua"),
             include_str!("../src/redis/scripts/reap.lua"),
-            include_str!("../src/redis/scripts/announce.lua"),
+            include_str!("../src/redis/scripts/announce_groups.lua"),
         ]
         .map(|script| fleet.load(&[GUARD, GROUPS, script]));
         let dead = fleet.sidecars[1].name.clone();

@@ -128,8 +128,8 @@ fn a_lost_ack_is_not_applied_to_a_message_that_was_added_again() {
     let lists: Vec<String> = (0..49).map(|list| format!("{{ackwheel:0}}:tick:{list}")).collect();
     let reapply = |added_ms: u64| {
         let source = concat!(
-            include_str!("../src/redis/scripts/guard.lua"),
-            include_str!("../src/redis/scripts/reapply.lua")
+            include_str!("../src/redis/scripts/refuse_stale_connection.lua"),
+            include_str!("../src/redis/scripts/reapply_lost_acks.lua")
         );
         let keys = ["{ackwheel:0}:meta", link, "{ackwheel:0}:messages", "{ackwheel:0}:ticks"];
         let (count, added_ms) = ((keys.len() + lists.len()).to_string(), added_ms.to_string());

@@ -49,7 +49,7 @@ impl DirectCalls {
         let generation: i64 = redis::from_redis_value(opened.into_iter().nth(1).context("the ring differs")?)?;
 
         let source = concat!(
-            include_str!("../../src/redis/scripts/guard.lua"),
+            include_str!("../../src/redis/scripts/refuse_stale_connection.lua"),
             include_str!("../../src/redis/scripts/apply.lua")
         );
         redis::cmd("SCRIPT").arg("LOAD").arg(source).exec(&mut connection)?;

@@ -25,7 +25,7 @@ pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
     // An unknown parameter is a mistake: above all the database, which is the path.
     let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
     let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
-    let known: &[&str] = match topology.kind() {
+    let known: &[&str] = match topology.kind {
         TopologyKind::Sentinel => &["master", "sentinel_user", "sentinel_password", "protocol"],
         TopologyKind::Standalone if is_socket => &["db", "user", "pass", "protocol"],
         TopologyKind::Cluster | TopologyKind::Standalone => &["protocol"],

@@ -59,19 +59,22 @@ macro_rules! keys {
             /// Where all of them lie, if Redis is a Cluster.
             pub(super) slot: Slot,
             lists: Vec<String>,
+            prefix: String,
         }
 
         impl Keys {
             /// The keys of a ring, as `sidecar` uses them.
             pub(super) fn new(namespace: &str, ring: u16, slots: u16, sidecar: &str) -> Keys {
-                let tag = tag(namespace, ring);
-                let key = |name: &str| format!("{{{tag}}}:{name}");
+                let tag = format!("{namespace}:{ring}");
+                let prefix = format!("{{{tag}}}:");
+                let key = |name: &str| format!("{prefix}{name}");
                 Keys {
                     $($name: key(stringify!($name)),)+
-                    link: key(&link_name(sidecar)),
+                    link: key(&format!("link:{sidecar}")),
                     sidecar: sidecar.to_owned(),
                     slot: slot_of(&tag),
                     lists: (0..slots + SPARE_LISTS).map(|list| key(&format!("tick:{list}"))).collect(),
+                    prefix,
                 }
             }
         }
@@ -81,15 +84,9 @@ macro_rules! keys {
 keys! { meta lease candidates messages ticks held_acks outbox late groups sidecars departed news }
 
 impl Keys {
-    /// The slot in which the keys of a ring lie.
-    pub(super) fn slot_of(namespace: &str, ring: u16) -> Slot {
-        slot_of(&tag(namespace, ring))
-    }
-
-    /// The link of another sidecar.
+    /// The link of a sidecar.
     pub(super) fn link_of(&self, sidecar: &str) -> String {
-        let others = self.link.strip_suffix(&link_name(&self.sidecar)).expect("it is named so");
-        format!("{others}{}", link_name(sidecar))
+        format!("{}link:{sidecar}", self.prefix)
     }
 
     /// The list of a deadline.
@@ -102,15 +99,6 @@ impl Keys {
     pub(super) fn and_lists<'a>(&'a self, first: &[&'a String]) -> Vec<&'a str> {
         first.iter().copied().chain(&self.lists).map(String::as_str).collect()
     }
-}
-
-fn link_name(sidecar: &str) -> String {
-    format!("link:{sidecar}")
-}
-
-/// The hash tag of a ring's keys, without the braces.
-fn tag(namespace: &str, ring: u16) -> String {
-    format!("{namespace}:{ring}")
 }
 
 #[cfg(test)]

@@ -5,17 +5,15 @@
 //! | `keys` | the schema |
 //! | `scripts` | the Lua scripts, each one atomic step |
 //! | `topology` | where Redis is (standalone, Sentinel, Cluster), and the majority that confirms it |
-//! | `connection` | a connection that reconnects, its errors, stalls and hints from other sidecars |
+//! | `connection` | the link of a ring: reconnects, classifies errors, detects stalls, hears hints of other sidecars |
 //! | `batching` | adds and dels of all connections travel in shared scripts |
 //! | `leader` | the lease, the leadership term, and how sidecars share the rings |
 //! | `ring` | the ring: advance, publish, repair |
 //! | `outbox` | batches on a stream, with a consumer group for each group |
-//! | `context` | the context of one ring, which lease, ring and outbox share |
 //! | `startup_checks`, `store`, `options` | opens the store, and says why it cannot |
 
 mod batching;
 mod connection;
-mod context;
 mod keys;
 mod leader;
 mod options;
@@ -33,11 +31,6 @@ pub use store::RedisStore;
 pub use topology::{Topology, TopologyKind};
 
 use std::hash::{BuildHasher, RandomState};
-
-/// An unpredictable number.
-fn random() -> u64 {
-    RandomState::new().hash_one(0)
-}
 
 /// 32 unique hex digits: the keys of `RandomState` come from the operating system.
 fn random_name() -> String {

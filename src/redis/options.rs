@@ -6,7 +6,7 @@ use crate::core::{Retention, StormRule, Wheel};
 
 /// Redis is unreachable if it answers nothing for so long while requests wait. Much longer than any script takes, and
 /// short enough that an AddNewMsg is refused within a second. A single answer may take longer
-/// ([`peer`](crate::redis::connection::peer)).
+/// ([`redis_health`](crate::redis::connection::redis_health)).
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a sidecar that starts waits for a Redis that is not there yet.

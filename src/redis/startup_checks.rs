@@ -134,7 +134,7 @@ impl StartupChecks {
         match settings {
             Ok(settings) => {
                 // Another Redis may take over.
-                let may_be_replaced = self.topology.kind() != TopologyKind::Standalone;
+                let may_be_replaced = self.topology.kind != TopologyKind::Standalone;
                 let of_replicas = may_be_replaced.then(|| replicas(&settings, self.ack_timeout)).flatten();
                 [policy(&settings), persistence(&settings).map(str::to_owned), of_replicas]
                     .into_iter()

@@ -14,12 +14,10 @@ use tracing::{error, info, warn};
 use crate::clock::Clock;
 use crate::core::{Moment, Refusal, RingParts, Store};
 use crate::metrics::Metrics;
-use crate::redis::batching::driver::BatchDriver;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::hints;
 use crate::redis::connection::link::Link;
 use crate::redis::connection::reconnect::Sessions;
-use crate::redis::context::RingContext;
 use crate::redis::keys::{Keys, MAX_SLOTS};
 use crate::redis::leader::lease::RedisLease;
 use crate::redis::leader::rebalance::Leaderships;
@@ -66,11 +64,15 @@ impl RedisStore {
         let mut topology = Topology::parse(&options.url).map_err(RedisStoreError::Address)?;
         topology.is_without_majority = options.expire_without_majority;
         let topology = Arc::new(topology);
-        let identity = identity(&options.name);
-        name_connections(&identity.name);
+        let identity = Identity { name: options.name.clone(), token: crate::redis::random_name() };
+        let sidecar = unique_sidecar(&options.name);
+        name_connections(&options.name);
+        let keys =
+            (0..options.rings).map(|ring| Keys::new(&options.namespace, ring, options.wheel.slots(), &sidecar));
+        let keys: Vec<Keys> = keys.collect();
         let mut checks = StartupChecks {
             topology: Arc::clone(&topology),
-            slots: (0..options.rings).map(|ring| Keys::slot_of(&options.namespace, ring)).collect(),
+            slots: keys.iter().map(|keys| keys.slot).collect(),
             clock: Arc::clone(clock),
             ack_timeout: options.wheel.ticks(options.wheel.slots().into()),
             known: BTreeMap::new(),
@@ -78,14 +80,17 @@ impl RedisStore {
         checks.first().await?;
         warn_of_settings(&topology);
         let mut tasks = JoinSet::new();
-        let (mut links, peers) = (Vec::new(), Arc::default());
-        for ring in 0..options.rings {
+        let (mut links, servers) = (Vec::new(), Arc::default());
+        let leaderships = Arc::new(Leaderships::new(identity.clone(), options.lease, options.rings));
+        for ((ring, keys), term) in (0..).zip(keys).zip(&leaderships.terms) {
             let link = Arc::new(Link {
                 ring,
                 options: options.of_one_ring(),
-                keys: Keys::new(&options.namespace, ring, options.wheel.slots(), &identity.sidecar),
+                identity: identity.clone(),
+                keys,
+                term: Arc::clone(term),
                 topology: Arc::clone(&topology),
-                peers: Arc::clone(&peers),
+                servers: Arc::clone(&servers),
                 clock: Arc::clone(clock),
                 metrics: Arc::clone(metrics),
                 progress: Arc::default(),
@@ -96,31 +101,21 @@ impl RedisStore {
         }
         let links: Arc<[Arc<Link>]> = links.into();
         tasks.spawn(watch(topology, Arc::clone(&links), Arc::clone(clock), Arc::clone(metrics)));
-        let leaderships = Arc::new(Leaderships::new(identity.clone(), options.lease, options.rings));
         let (mut rings, mut outboxes) = (Vec::new(), Vec::new());
-        for (link, term) in links.iter().zip(&leaderships.terms) {
-            let driver = BatchDriver::new(Arc::clone(link), Arc::clone(&links));
-            let context = Arc::new(RingContext {
-                ring: link.ring,
-                options: link.options.clone(),
-                identity: identity.clone(),
-                link: Arc::clone(link),
-                term: Arc::clone(term),
-            });
-            let lease = Arc::new(RedisLease::new(Arc::clone(&context), Arc::clone(&leaderships)));
-            let outbox = Arc::new(RedisOutbox::new(Arc::clone(&context)));
+        for link in &*links {
+            let lease = Arc::new(RedisLease::new(Arc::clone(link), Arc::clone(&leaderships)));
+            let outbox = Arc::new(RedisOutbox::new(Arc::clone(link)));
             tasks.spawn(hints::listen(Arc::clone(link), Arc::clone(&outbox), Arc::clone(&lease)));
             let heartbeats = tokio::spawn(Arc::clone(&outbox).send_heartbeats());
             outboxes.push((Arc::clone(&outbox), AbortOnDropHandle::new(heartbeats)));
-            rings.push(RingParts { ring: Arc::new(RedisRing::new(context, driver)), outbox, lease });
+            rings.push(RingParts {
+                ring: Arc::new(RedisRing::new(Arc::clone(link), Arc::clone(&links))),
+                outbox,
+                lease,
+            });
         }
         tasks.spawn(checks.repeat());
-        info!(
-            namespace = options.namespace,
-            rings = options.rings,
-            sidecar = identity.sidecar,
-            "the wheel is in Redis"
-        );
+        info!(namespace = options.namespace, rings = options.rings, sidecar, "the wheel is in Redis");
         Ok(RedisStore { rings, links, outboxes, _tasks: tasks })
     }
 }
@@ -186,10 +181,9 @@ fn held(links: &[Arc<Link>]) -> u64 {
     links.iter().map(|link| link.progress.unanswered_acks.load(Ordering::Relaxed)).sum()
 }
 
-/// Unique names for this sidecar.
-fn identity(name: &str) -> Identity {
+/// The name of this sidecar in keys and entries; never reused.
+fn unique_sidecar(name: &str) -> String {
     let legal = |character: &char| character.is_ascii_alphanumeric() || matches!(character, '.' | '_' | ':' | '-');
     let plain: String = name.chars().filter(legal).take(64).collect();
-    let random = crate::redis::random_name();
-    Identity { name: name.to_owned(), sidecar: format!("{plain}-{random}"), token: crate::redis::random_name() }
+    format!("{plain}-{}", crate::redis::random_name())
 }

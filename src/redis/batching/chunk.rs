@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use redis::Cmd;
 
 use crate::core::{Client, Message, Operation, Tick};
-use crate::redis::batching::inbox::Frame;
+use crate::redis::batching::incoming_requests::Frame;
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
 

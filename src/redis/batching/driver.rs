@@ -10,120 +10,47 @@ use std::future::poll_fn;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
 use futures_util::poll;
-use tokio::sync::{oneshot, watch};
-use tokio::time::timeout;
-use tokio_util::task::AbortOnDropHandle;
+use tokio::sync::watch;
 use tracing::{error, info};
 
-use crate::core::{Completions, ConnectionId, Reason, Refusal, Request, RequestBatch};
+use crate::core::Refusal;
 use crate::redis::batching::chunk::{Applied, Chunk};
 use crate::redis::batching::congestion::{DEPTH, LEAST_FOR_SECOND, Window, second_script_threshold};
-use crate::redis::batching::inbox::{Inbox, Item};
+use crate::redis::batching::incoming_requests::{Inbox, Item};
 use crate::redis::batching::queue::Queue;
-use crate::redis::connection::errors::{Fault, FaultKind, refusal_while_unreachable};
+use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::link::{Link, LinkState, Session};
-use crate::redis::connection::recovery;
+use crate::redis::connection::lost_writes;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
 /// The most answered Acks that are kept over all rings, in case Redis loses them: 32 bytes each.
 const KEPT_ACKS: usize = 1_000_000;
 
-/// Sends the adds and dels of all connections to a ring.
-pub(crate) struct BatchDriver {
-    inbox: Arc<Inbox>,
-    link: Arc<Link>,
-    /// The links of all rings: while all are up, Acks are not refused however many are not answered.
-    links: Arc<[Arc<Link>]>,
-    draining: AtomicBool,
-    _sending: AbortOnDropHandle<()>,
-}
-
-impl BatchDriver {
-    pub(crate) fn new(link: Arc<Link>, links: Arc<[Arc<Link>]>) -> BatchDriver {
-        let inbox = Arc::new(Inbox::default());
-        let kept_acks = KEPT_ACKS.div_ceil(link.options.rings.into());
-        let driver = Driver {
-            sessions: link.state.subscribe(),
-            link: Arc::clone(&link),
-            inbox: Arc::clone(&inbox),
-            items: Vec::new(),
-            queue: Queue::new(Arc::clone(&link.progress), link.options.max_in_flight, kept_acks),
-            shown_held_acks: 0,
-            is_out_of_memory: false,
-        };
-        let sending = AbortOnDropHandle::new(tokio::spawn(driver.run()));
-        BatchDriver { inbox, link, links, draining: AtomicBool::new(false), _sending: sending }
-    }
-
-    /// Takes the requests of a batch. Each is completed later.
-    pub(crate) fn submit(
-        &self,
-        batch: &mut RequestBatch,
-        connection: ConnectionId,
-        completions: &Arc<Completions>,
-    ) {
-        if self.draining.load(Ordering::Relaxed) {
-            batch.refuse_adds(&Refusal::new(
-                Reason::Draining,
-                "this sidecar is draining and takes no new messages: add them through another one",
-            ));
-        } else if !self.link.is_up() {
-            batch.refuse_adds(&refusal_while_unreachable());
+/// Sends the requests in `inbox` to the ring of `link`; never ends.
+pub(crate) async fn send_requests(link: Arc<Link>, inbox: Arc<Inbox>) {
+    let kept_acks = KEPT_ACKS.div_ceil(link.options.rings.into());
+    let mut driver = Driver {
+        sessions: link.state.subscribe(),
+        queue: Queue::new(Arc::clone(&link.progress), link.options.max_in_flight, kept_acks),
+        link,
+        inbox,
+        items: Vec::new(),
+        shown_held_acks: 0,
+        is_out_of_memory: false,
+    };
+    loop {
+        let session = driver.wait_for_session().await;
+        driver.show_held_acks(0);
+        driver.queue.begin_session(&session.answers, driver.link.clock.now());
+        if let Some(lost) = driver.queue.take_lost(session.chunk) {
+            lost_writes::reapply(&driver.link, &session, lost).await;
         }
-        for request in &mut batch.requests {
-            if !request.operation.is_add() && request.refusal.is_none() {
-                self.count_acks(request);
-            }
-        }
-        complete_refused(batch, completions);
-        self.inbox.push(batch, connection, completions);
-    }
-
-    /// Refuses adds from now on.
-    pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
-    }
-
-    /// Counts the messages of a del until they are answered, or refuses it if too many are held.
-    fn count_acks(&self, request: &mut Request) {
-        let count = request.range().len() as u64;
-        let unanswered = &self.link.progress.unanswered_acks;
-        let max_held_acks = self.link.options.max_held_acks;
-        let before = unanswered.fetch_add(count, Ordering::Relaxed);
-        if before + count > max_held_acks && self.links.iter().any(|link| !link.is_up()) {
-            unanswered.fetch_sub(count, Ordering::Relaxed);
-            request.refusal = Some(Arc::new(Refusal::new(
-                Reason::MaxHeldAcks,
-                format!(
-                    "Redis is unreachable, and {before} acknowledgements are held already, with a limit of \
-                     {max_held_acks}: send these again when it is back, or raise --max-held-acks"
-                ),
-            )));
-        }
-    }
-
-    /// Waits until all requests submitted before are answered or refused, at most for so long.
-    pub(crate) async fn flush(&self, longest: Duration) {
-        let (sender, passed) = oneshot::channel();
-        self.inbox.push_barrier(sender);
-        // The sender is dropped if Redis becomes unreachable: then there is nothing to wait for.
-        let _ = timeout(longest, passed).await;
-    }
-}
-
-/// Completes the requests of a batch that are refused.
-fn complete_refused(batch: &RequestBatch, completions: &Completions) {
-    let mut refused = batch.requests.iter().filter(|request| request.refusal.is_some()).peekable();
-    if refused.peek().is_some()
-        && let Some(waker) =
-            completions.put(|completed| refused.for_each(|request| completed.push_from(batch, request)))
-    {
-        waker.wake();
+        driver.serve(session).await;
     }
 }
 
@@ -153,18 +80,6 @@ struct Scripts {
 }
 
 impl Driver {
-    async fn run(mut self) {
-        loop {
-            let session = self.wait_for_session().await;
-            self.show_held_acks(0);
-            self.queue.begin_session(&session.answers, self.link.clock.now());
-            if let Some(lost) = self.queue.take_lost(session.chunk) {
-                recovery::reapply(&self.link, &session, lost).await;
-            }
-            self.serve(session).await;
-        }
-    }
-
     /// Waits until Redis is reachable, and until then refuses or holds requests.
     async fn wait_for_session(&mut self) -> Arc<Session> {
         loop {
@@ -201,7 +116,7 @@ impl Driver {
         loop {
             self.take_inbox(Queue::push);
             if held_before.take_if(|frame| self.queue.frames.first >= *frame).is_some() {
-                recovery::end_wait(&self.link, &scripts.session).await;
+                lost_writes::end_wait(&self.link, &scripts.session).await;
             }
             self.send(&mut scripts).await;
             let is_idle = scripts.in_flight.is_empty();
@@ -234,7 +149,7 @@ impl Driver {
     async fn send(&mut self, scripts: &mut Scripts) {
         while scripts.in_flight.is_empty()
             || scripts.in_flight.len() < scripts.window.scripts()
-                && self.queue.is_worth_a_script(scripts.second_threshold)
+                && (self.queue.waiting >= scripts.second_threshold || !self.queue.barriers.is_empty())
         {
             let most = scripts.window.messages(self.link.clock.now());
             let Some(chunk) = self.queue.next_chunk(scripts.next_number, most) else { return };
@@ -256,7 +171,7 @@ impl Driver {
     fn adapt(&mut self, scripts: &mut Scripts, sent_at: Instant) {
         let now = self.link.clock.now();
         let round_trip = now.saturating_duration_since(sent_at);
-        let waited = round_trip.saturating_sub(scripts.session.peer.stall_detector.least_round_trip());
+        let waited = round_trip.saturating_sub(scripts.session.server.stall_detector.least_round_trip());
         let messages = scripts.in_flight.front().map_or(0, |(chunk, _)| chunk.messages());
         scripts.window.answered(messages, sent_at, waited, now);
         self.take_inbox(Queue::push);

@@ -55,9 +55,13 @@ impl FairQueue {
 
     /// Takes the next slice, with its connection.
     pub(crate) fn pop(&mut self) -> Option<(ConnectionId, Slice)> {
-        let (connection, left) = match self.turn.take() {
-            Some(turn) => turn,
-            None => (self.next_turn()?, TURN),
+        let (connection, left) = if let Some(turn) = self.turn.take() {
+            turn
+        } else {
+            self.is_fresh_next = !self.is_fresh_next;
+            let FairQueue { fresh, others, .. } = self;
+            let (first, second) = if self.is_fresh_next { (fresh, others) } else { (others, fresh) };
+            (first.pop_front().or_else(|| second.pop_front())?, TURN)
         };
         let slices = self.slices.get_mut(&connection)?;
         let slice = slices.pop_front()?;
@@ -70,14 +74,6 @@ impl FairQueue {
             self.others.push_back(connection);
         }
         Some((connection, slice))
-    }
-
-    /// The connection whose turn begins.
-    fn next_turn(&mut self) -> Option<ConnectionId> {
-        self.is_fresh_next = !self.is_fresh_next;
-        let FairQueue { fresh, others, .. } = self;
-        let (first, second) = if self.is_fresh_next { (fresh, others) } else { (others, fresh) };
-        first.pop_front().or_else(|| second.pop_front())
     }
 }
 

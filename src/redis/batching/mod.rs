@@ -4,5 +4,5 @@ pub(crate) mod chunk;
 pub(crate) mod congestion;
 pub(crate) mod driver;
 pub(crate) mod fair_queue;
-pub(crate) mod inbox;
+pub(crate) mod incoming_requests;
 pub(crate) mod queue;

@@ -25,10 +25,10 @@ use tokio::sync::oneshot;
 use crate::core::{ConnectionId, Operation, Reason, Refusal};
 use crate::redis::batching::chunk::{Applied, Chunk, ChunkWriter, MAX_CHUNK, Slice};
 use crate::redis::batching::fair_queue::FairQueue;
-use crate::redis::batching::inbox::{Frame, Item};
+use crate::redis::batching::incoming_requests::{Frame, Item};
 use crate::redis::connection::errors::{refusal_while_unreachable, refusal_without_answer};
 use crate::redis::connection::link::Progress;
-use crate::redis::connection::recovery::{Ack, AnsweredChunks, Lost};
+use crate::redis::connection::lost_writes::{Ack, AnsweredChunks, Lost};
 
 /// The cause of a refusal after the session of a chunk ended without its answer.
 const NO_ANSWER: &str = "no answer came in time";
@@ -44,7 +44,7 @@ pub(crate) struct Queue {
     /// Messages in `by_connection`, those of refused frames included.
     pub(super) waiting: usize,
     /// Each is notified when all frames before that one are answered, in this order.
-    barriers: VecDeque<(u64, oneshot::Sender<()>)>,
+    pub(super) barriers: VecDeque<(u64, oneshot::Sender<()>)>,
     /// Chunks whose answer did not come, oldest first, each with the generation in which it was sent.
     unanswered: Vec<(i64, Chunk)>,
     /// The number of the last answered chunk, and of the Acks that are not answered, those in the inbox included.
@@ -98,11 +98,6 @@ impl Queue {
             // The receiver may have timed out.
             let _ = sender.send(());
         }
-    }
-
-    /// Whether at least so many messages wait, or a barrier does.
-    pub(crate) fn is_worth_a_script(&self, messages: usize) -> bool {
-        self.waiting >= messages || !self.barriers.is_empty()
     }
 
     /// The next chunk, of so many messages at most, if anything waits.
@@ -174,7 +169,13 @@ impl Queue {
                 frame.deadline = applied.tick_due.plus(u64::from(ack_timeout_ticks));
             }
             if letters.contains(&b'x') {
-                let refusal = max_in_flight_refusal(applied.in_flight, frame.messages.len(), self.max_in_flight);
+                let (in_flight, max) = (applied.in_flight.unwrap_or(self.max_in_flight), self.max_in_flight);
+                let text = format!(
+                    "{in_flight} messages are in flight and {count} more would exceed the limit of {max}: try again \
+                     when some are acknowledged or have timed out, or raise --max-in-flight",
+                    count = frame.messages.len(),
+                );
+                let refusal = Refusal::new(Reason::MaxInFlight, text);
                 self.end(slice.frame, |mut frame| frame.refuse(refusal));
             } else if frame.letters.len() + letters.len() == frame.messages.len() {
                 self.end(slice.frame, |frame| frame.complete(letters, latencies.drain(..)));
@@ -313,17 +314,6 @@ impl Frames {
             self.frames = VecDeque::new();
         }
     }
-}
-
-fn max_in_flight_refusal(in_flight: Option<u64>, count: usize, max: u64) -> Refusal {
-    let in_flight = in_flight.unwrap_or(max);
-    Refusal::new(
-        Reason::MaxInFlight,
-        format!(
-            "{in_flight} messages are in flight and {count} more would exceed the limit of {max}: try again when some \
-             are acknowledged or have timed out, or raise --max-in-flight"
-        ),
-    )
 }
 
 #[cfg(test)]

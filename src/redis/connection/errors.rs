@@ -12,83 +12,65 @@ pub(crate) struct Fault {
     pub(crate) text: String,
 }
 
-/// The kind of a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FaultKind {
+macro_rules! fault_kinds {
+    ($(#[doc = $doc:literal] $kind:ident => $effects:expr,)+) => {
+        /// The kind of a fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum FaultKind {
+            $(#[doc = $doc] $kind,)+
+        }
+
+        impl FaultKind {
+            /// The label of the metric, whether the connection cannot be used after one such fault, and whether Redis
+            /// certainly did not run the command.
+            pub(super) fn effects(self) -> (&'static str, bool, bool) {
+                match self {
+                    $(FaultKind::$kind => $effects,)+
+                }
+            }
+        }
+    };
+}
+
+fault_kinds! {
     /// No answer came in time.
-    Timeout,
+    Timeout => ("timeout", false, false),
     /// The connection ended.
-    Disconnected,
+    Disconnected => ("disconnected", true, false),
     /// This Redis is a replica now and takes no writes.
-    ReadOnly,
+    ReadOnly => ("readonly", true, true),
     /// It refuses every write for now: it cannot save, or has too few replicas.
-    Unwritable,
+    Unwritable => ("unwritable", true, true),
     /// It is a node of a Redis Cluster that does not serve the slot.
-    Clustered,
+    Clustered => ("other", true, true),
     /// The slot of the ring is being moved to another node of a Cluster: until that is done no script runs.
-    OpenSlot,
+    OpenSlot => ("open_slot", true, true),
     /// It is still loading its data.
-    Loading,
+    Loading => ("loading", true, true),
     /// A script of another client runs for too long and blocks everything else.
-    Busy,
+    Busy => ("busy", true, true),
     /// Its memory is full.
-    OutOfMemory,
+    OutOfMemory => ("oom", false, true),
     /// The script is not in its cache.
-    NoScript,
+    NoScript => ("noscript", false, true),
     /// The sidecar has registered a newer connection, or the ring does not exist any more.
-    Stale,
+    Stale => ("stale", true, true),
     /// It was known to be unreachable, and the command was not sent.
-    Unreachable,
+    Unreachable => ("other", false, true),
     /// User or password are wrong, or the user may not run the command.
-    Forbidden,
+    Forbidden => ("forbidden", true, false),
     /// The user may not run a command inside a script; other scripts may work.
-    Denied,
+    Denied => ("forbidden", false, false),
     /// This version of Redis, or the ring in it, does not fit this sidecar.
-    Unfit,
+    Unfit => ("other", true, true),
     /// Any other error.
-    Other,
+    Other => ("other", false, false),
 }
 
 impl FaultKind {
-    /// The label of the metric.
-    pub(crate) fn as_str(self) -> &'static str {
-        self.effects().0
-    }
-
-    /// Whether the connection cannot be used after one such fault.
-    pub(crate) fn ends_the_connection(self) -> bool {
-        self.effects().1
-    }
-
-    /// Whether Redis certainly did not run the command.
-    pub(crate) fn is_not_applied(self) -> bool {
-        self.effects().2
-    }
-
     /// Whether it usually ends soon without an operator.
-    pub(crate) fn passes(self) -> bool {
+    pub(super) fn passes(self) -> bool {
         matches!(self, FaultKind::Timeout | FaultKind::Disconnected | FaultKind::Loading | FaultKind::Busy)
-    }
-
-    /// The label of the metric, whether it ends the connection, and whether the command is certainly not applied.
-    fn effects(self) -> (&'static str, bool, bool) {
-        match self {
-            FaultKind::Timeout => ("timeout", false, false),
-            FaultKind::Disconnected => ("disconnected", true, false),
-            FaultKind::ReadOnly => ("readonly", true, true),
-            FaultKind::Unwritable => ("unwritable", true, true),
-            FaultKind::Clustered | FaultKind::Unfit => ("other", true, true),
-            FaultKind::OpenSlot => ("open_slot", true, true),
-            FaultKind::Loading => ("loading", true, true),
-            FaultKind::Busy => ("busy", true, true),
-            FaultKind::OutOfMemory => ("oom", false, true),
-            FaultKind::NoScript => ("noscript", false, true),
-            FaultKind::Stale => ("stale", true, true),
-            FaultKind::Unreachable => ("other", false, true),
-            FaultKind::Forbidden => ("forbidden", true, false),
-            FaultKind::Denied => ("forbidden", false, false),
-            FaultKind::Other => ("other", false, false),
-        }
     }
 }
 
@@ -127,16 +109,6 @@ impl Fault {
     /// The same, with the address of the node that it is about.
     pub(crate) fn at(self, address: &ConnectionAddr) -> Fault {
         Fault { text: format!("{address}: {}", self.text), ..self }
-    }
-
-    /// A reply that no script of this version gives.
-    pub(crate) fn strange(script: &str, reply: &str) -> Fault {
-        Fault::new(FaultKind::Other, format!("the reply of the script {script} is not understood: {reply}"))
-    }
-
-    /// The guard of the scripts refused a call.
-    pub(crate) fn stale() -> Fault {
-        Fault::new(FaultKind::Stale, "the sidecar has connected again since, or the ring does not exist any more")
     }
 }
 
@@ -179,16 +151,17 @@ fn is_denied(error: &RedisError) -> bool {
 
 impl From<Fault> for Refusal {
     fn from(Fault { kind, text }: Fault) -> Refusal {
+        let (_, _, is_not_applied) = kind.effects();
         let sentence = match kind {
             FaultKind::Timeout | FaultKind::Disconnected => return refusal_without_answer(&text),
             FaultKind::OutOfMemory => String::from(
                 "Redis has no memory left (maxmemory) and takes no new messages: try again when some have timed \
                  out, or give it more",
             ),
-            kind if kind.is_not_applied() => format!("Redis cannot be used now ({text}): try again"),
+            _ if is_not_applied => format!("Redis cannot be used now ({text}): try again"),
             _ => format!("Redis could not carry this out ({text}); any part of it may be applied: repeat it"),
         };
-        Refusal::new(if kind.is_not_applied() { Reason::StoreUnreachable } else { Reason::StoreTimeout }, sentence)
+        Refusal::new(if is_not_applied { Reason::StoreUnreachable } else { Reason::StoreTimeout }, sentence)
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) async fn listen(link: Arc<Link>, outbox: Arc<RedisOutbox>, lease: Arc
         let state = states.borrow_and_update().clone();
         match state {
             Ok(session) => tokio::select! {
-                Err(error) = read(&session.found, &link.keys.news, &outbox, &lease) => {
+                Err(error) = read(&session.found, &link, &outbox, &lease) => {
                     debug!(cause = %error, "no hints for now");
                 }
                 // The next session may be with another Redis.
@@ -45,7 +45,8 @@ pub(crate) async fn listen(link: Arc<Link>, outbox: Arc<RedisOutbox>, lease: Arc
 }
 
 /// Reads hints and passes them on, until an error.
-async fn read(found: &Found, stream: &str, outbox: &RedisOutbox, lease: &RedisLease) -> RedisResult<Infallible> {
+async fn read(found: &Found, link: &Link, outbox: &RedisOutbox, lease: &RedisLease) -> RedisResult<Infallible> {
+    let stream = &link.keys.news;
     let mut connection = found.connect("hints", Some(Duration::from_millis(BLOCK_MS.into()) + GRACE)).await?;
     let newest: StreamRangeReply = connection.xrevrange_count(stream, "+", "-", 1).await?;
     let mut last = newest.ids.into_iter().next().map_or_else(|| String::from("0"), |entry| entry.id);
@@ -60,7 +61,10 @@ async fn read(found: &Found, stream: &str, outbox: &RedisOutbox, lease: &RedisLe
             if entry.map.contains_key("vacant") {
                 lease.notify();
             } else if let Some(successor) = entry.get::<String>("handed") {
-                lease.is_handed_to(&successor);
+                // The other candidates look as always.
+                if successor == link.identity.token {
+                    lease.notify();
+                }
             } else {
                 has_batches = true;
             }

@@ -25,9 +25,10 @@ use crate::clock::Clock;
 use crate::core::Refusal;
 use crate::metrics::Metrics;
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::connection::peer::{Peer, Peers};
-use crate::redis::connection::stall_detector::StallDetector;
+use crate::redis::connection::redis_health::{RedisServer, RedisServers};
+use crate::redis::connection::stall_detector::{Look, StallDetector};
 use crate::redis::keys::Keys;
+use crate::redis::leader::term::{CurrentTerm, Identity};
 use crate::redis::options::RedisOptions;
 use crate::redis::scripts::{Answer, Script};
 use crate::redis::topology::Topology;
@@ -42,7 +43,7 @@ pub(crate) struct Session {
     pub(crate) connection: MultiplexedConnection,
     /// The Redis at its other end.
     pub(crate) found: Found,
-    pub(crate) peer: Arc<Peer>,
+    pub(crate) server: Arc<RedisServer>,
     /// Counts the sessions of this link, from 1.
     pub(crate) number: u64,
     pub(crate) generation: i64,
@@ -62,14 +63,18 @@ pub(crate) struct Session {
 /// The session of a link, or why there is none.
 pub(crate) type LinkState = Result<Arc<Session>, Fault>;
 
-/// The connection of one ring. [`reconnect`](crate::redis::connection::reconnect) opens its sessions.
+/// One ring, as this sidecar uses it: its connection, and all that lease, ring and outbox share.
+/// [`reconnect`](crate::redis::connection::reconnect) opens its sessions.
 pub(crate) struct Link {
     pub(crate) ring: u16,
     /// The options of the store, with the bounds of one ring.
     pub(crate) options: RedisOptions,
+    pub(crate) identity: Identity,
     pub(crate) keys: Keys,
+    /// The present leadership term of this sidecar.
+    pub(crate) term: Arc<CurrentTerm>,
     pub(crate) topology: Arc<Topology>,
-    pub(crate) peers: Arc<Peers>,
+    pub(crate) servers: Arc<RedisServers>,
     pub(crate) clock: Arc<Clock>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) progress: Arc<Progress>,
@@ -88,7 +93,12 @@ pub(crate) struct Progress {
 impl Link {
     /// The stall detector of its Redis; one that knows of no stall if there is no session.
     pub(crate) fn silence(&self) -> Arc<StallDetector> {
-        self.session().map_or_else(|_| Arc::default(), |session| Arc::clone(&session.peer.stall_detector))
+        self.session().map_or_else(|_| Arc::default(), |session| Arc::clone(&session.server.stall_detector))
+    }
+
+    /// Whether its Redis stalls now.
+    pub(crate) fn look(&self) -> Look {
+        self.silence().look(self.clock.now())
     }
 
     /// Counts a loss of data in Redis.
@@ -107,16 +117,17 @@ impl Link {
     }
 
     /// Runs a script that writes, in this session and no other: `keys` follow those of meta and link, `arguments` the
-    /// generation.
+    /// generation. Returns the first word of its answer, and the rest.
     pub(crate) async fn write_in(
         &self,
         session: &Session,
         script: &'static Script,
-        keys: &[&str],
+        keys: &[impl AsRef<str>],
         arguments: impl ToRedisArgs,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<(String, Answer), Refusal> {
         let call = self.guarded(session, script, keys).arg(arguments).take();
-        Ok(self.run(session, script, &call).await?)
+        let mut answer = self.run(session, script, &call).await?;
+        Ok((answer.text()?, answer))
     }
 
     /// Runs a script that only reads.
@@ -131,10 +142,10 @@ impl Link {
         Ok(self.run(&session, script, &call).await?)
     }
 
-    /// The beginning of a call that the guard accepts in this session.
-    pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[&str]) -> Cmd {
+    /// The beginning of a call that `refuse_stale_connection.lua` accepts in this session.
+    pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[impl AsRef<str>]) -> Cmd {
         let Keys { meta, link, .. } = &self.keys;
-        let keys: Vec<&str> = [meta.as_str(), link.as_str()].into_iter().chain(keys.iter().copied()).collect();
+        let keys: Vec<&str> = [meta.as_str(), link].into_iter().chain(keys.iter().map(AsRef::as_ref)).collect();
         let mut call = script.call(&keys);
         call.arg(session.generation);
         call
@@ -173,7 +184,8 @@ impl Link {
         let value = answered.map_err(|fault| self.report(session, fault))?;
         session.timeouts.store(0, Ordering::Relaxed);
         if is_stale(&value) {
-            return Err(self.report(session, Fault::stale()));
+            let text = "the sidecar has connected again since, or the ring does not exist any more";
+            return Err(self.report(session, Fault::new(FaultKind::Stale, text)));
         }
         Answer::new(script, value)
     }
@@ -189,15 +201,16 @@ impl Link {
 
     /// Sends a command and waits for its answer.
     async fn exchange(&self, session: &Session, call: &Cmd) -> Result<Value, Fault> {
-        session.peer.exchange(answer(&mut session.connection.clone(), call)).await
+        session.server.exchange(answer(&mut session.connection.clone(), call)).await
     }
 
     /// Counts a fault, and ends the session if the fault makes it useless.
     fn report(&self, session: &Session, fault: Fault) -> Fault {
-        self.metrics.redis_errors.of(fault.kind.as_str()).inc();
+        let (label, ends_the_connection, _) = fault.kind.effects();
+        self.metrics.redis_errors.of(label).inc();
         let many_timeouts = fault.kind == FaultKind::Timeout
             && session.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS;
-        if many_timeouts || fault.kind.ends_the_connection() {
+        if many_timeouts || ends_the_connection {
             self.give_up(session, &fault);
         }
         fault
@@ -228,7 +241,7 @@ pub(crate) async fn answer(connection: &mut MultiplexedConnection, call: &Cmd) -
     connection.send_packed_command(call).await.and_then(Value::extract_error)
 }
 
-/// Whether the guard of a script refused the call.
+/// Whether `refuse_stale_connection.lua` refused the call.
 fn is_stale(value: &Value) -> bool {
     matches!(value, Value::Array(values)
         if matches!(values.first(), Some(Value::BulkString(word)) if word == b"stale"))

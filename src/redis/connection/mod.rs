@@ -1,9 +1,9 @@
-//! The connections to Redis: requests, probes, hints, faults, and recovery after an outage.
+//! The connections to Redis: requests, probes, hints, faults, and writes that Redis lost in a failover or a restart.
 
 pub(crate) mod errors;
 pub(crate) mod hints;
 pub(crate) mod link;
-pub(crate) mod peer;
+pub(crate) mod lost_writes;
 pub(crate) mod reconnect;
-pub(crate) mod recovery;
+pub(crate) mod redis_health;
 pub(crate) mod stall_detector;

@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::link::{Link, LinkState, Session, answer};
-use crate::redis::connection::peer::Peer;
+use crate::redis::connection::redis_health::RedisServer;
 use crate::redis::keys::{Keys, OLDEST_SCHEMA, SCHEMA, SPARE_LISTS};
 use crate::redis::options::{RedisOptions, START_TIMEOUT};
 use crate::redis::scripts::{Answer, SCRIPTS};
@@ -36,14 +36,14 @@ pub(crate) struct Sessions {
     /// The incarnation of the ring in the last session.
     incarnation: Option<String>,
     /// The Redis of the last session, which knows of the stall that may have ended it.
-    peer: Option<Arc<Peer>>,
+    server: Option<Arc<RedisServer>>,
 }
 
 impl Sessions {
     /// Opens the first session; retries for up to [`START_TIMEOUT`], and only after faults that end by themselves, as
     /// when Redis loads its data.
     pub(crate) async fn begin(link: Arc<Link>) -> Result<Sessions, Fault> {
-        let mut sessions = Sessions { link, opened: 0, incarnation: None, peer: None };
+        let mut sessions = Sessions { link, opened: 0, incarnation: None, server: None };
         let Link { topology, clock, state, .. } = &*Arc::clone(&sessions.link);
         let (begun, mut is_logged) = (clock.now(), false);
         loop {
@@ -95,7 +95,7 @@ impl Sessions {
             };
             let Link { ring, metrics, state, .. } = &*self.link;
             if fault.kind != FaultKind::Unfit {
-                metrics.redis_errors.of(fault.kind.as_str()).inc();
+                metrics.redis_errors.of(fault.kind.effects().0).inc();
             }
             if logged.as_ref() != Some(&fault.text) {
                 let cause = fault.with_remedy();
@@ -110,22 +110,22 @@ impl Sessions {
 
     /// Connects, loads the scripts and registers the connection.
     async fn open(&mut self) -> LinkState {
-        let Link { ring, keys, topology, peers, clock, metrics, progress, .. } = &*self.link;
-        // `Peer::exchange` has the timeout of answers.
+        let Link { ring, keys, topology, servers, clock, metrics, progress, .. } = &*self.link;
+        // `RedisServer::exchange` has the timeout of answers.
         let found = topology.find_all(&[keys.slot], clock).await?.remove(0);
         let mut connection = found.connect("requests", None).await?;
         let mut loads = redis::pipe();
         for script in SCRIPTS.all() {
             loads.add_command(script.load()).ignore();
         }
-        let peer = peers.of(&found, clock);
-        self.peer = Some(Arc::clone(&peer));
-        peer.exchange(loads.query_async::<()>(&mut connection)).await?;
+        let server = servers.of(&found, clock);
+        self.server = Some(Arc::clone(&server));
+        server.exchange(loads.query_async::<()>(&mut connection)).await?;
         let answered = progress.answered_chunk.load(Ordering::Relaxed);
         let held = progress.unanswered_acks.load(Ordering::Relaxed);
         let registration = self.registration(answered, held);
         let begun = clock.now();
-        let registered = peer.exchange(answer(&mut connection, &registration)).await;
+        let registered = server.exchange(answer(&mut connection, &registration)).await;
         metrics.redis_round_trips.of(SCRIPTS.open.name).record(clock.now().saturating_duration_since(begun));
         let mut answer = Answer::new(&SCRIPTS.open, registered?)?;
         match answer.text()?.as_str() {
@@ -152,7 +152,7 @@ impl Sessions {
         Ok(Arc::new(Session {
             connection,
             found,
-            peer,
+            server,
             number: self.opened,
             generation,
             catch_up_max_ticks,

@@ -1,5 +1,6 @@
 //! The lease of a ring in Redis: a key with a token, an epoch, and the rules of [`Candidate`] and [`Leaderships`].
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,16 +9,15 @@ use parking_lot::{Mutex, RwLock};
 use tracing::{error, info, warn};
 
 use crate::core::{Candidate, Leadership, Lease, PointerPosition, Refusal, Tick};
-use crate::redis::connection::link::Session;
+use crate::redis::connection::link::{Link, Session};
 use crate::redis::connection::stall_detector::Look;
-use crate::redis::context::RingContext;
 use crate::redis::leader::rebalance::{Candidacy, Leaderships};
 use crate::redis::leader::term::{CLOCK_SLACK, NextMove, Term, from_now, whole_ms};
 use crate::redis::scripts::{Answer, SCRIPTS};
 
 /// The lease of one ring.
 pub(crate) struct RedisLease {
-    context: Arc<RingContext>,
+    link: Arc<Link>,
     leaderships: Arc<Leaderships>,
     state: Mutex<State>,
     on_lease_free: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
@@ -42,7 +42,7 @@ enum Possession {
 #[async_trait]
 impl Lease for RedisLease {
     async fn maintain(&self, now: Instant) -> Result<Leadership, Refusal> {
-        let RingContext { ring, options, link, term: current, .. } = &*self.context;
+        let link @ Link { ring, options, term: current, .. } = &*self.link;
         if options.never_lead {
             return Ok(Leadership::Follows { retry_after: options.lease });
         }
@@ -50,7 +50,7 @@ impl Lease for RedisLease {
         let Some(term) = current.in_session(session.number) else {
             return self.stand_for_election(now, &session).await;
         };
-        if link.is_unconfirmed_for(&session, options.lease) {
+        if link.unconfirmed_for(&session) >= Some(options.lease) {
             info!(
                 ring,
                 "no majority confirms the primary to this sidecar, so it gives the lease up: another sidecar may have \
@@ -87,7 +87,7 @@ impl Lease for RedisLease {
 
     /// Also where another leads: a sidecar that drains is no candidate any more.
     async fn release(&self, _now: Instant) -> Result<(), Refusal> {
-        self.leaderships.withdraw(self.context.link.clock.now());
+        self.leaderships.withdraw(self.link.clock.now());
         let is_held = self.state.lock().possession != Possession::NotHeld;
         if !is_held && !self.leaderships.are_shared() {
             return Ok(());
@@ -102,10 +102,10 @@ impl Lease for RedisLease {
 }
 
 impl RedisLease {
-    pub(crate) fn new(context: Arc<RingContext>, leaderships: Arc<Leaderships>) -> RedisLease {
-        let candidate = Candidate::new(context.options.lease);
+    pub(crate) fn new(link: Arc<Link>, leaderships: Arc<Leaderships>) -> RedisLease {
+        let candidate = Candidate::new(link.options.lease);
         let state = Mutex::new(State { possession: Possession::NotHeld, candidate, highest_epoch: 0 });
-        RedisLease { context, leaderships, state, on_lease_free: RwLock::default() }
+        RedisLease { link, leaderships, state, on_lease_free: RwLock::default() }
     }
 
     /// Calls the listeners: the lease may be free.
@@ -113,33 +113,26 @@ impl RedisLease {
         self.on_lease_free.read().iter().for_each(|listener| listener());
     }
 
-    /// The lease was given up for one of the candidates: the others look as always.
-    pub(crate) fn is_handed_to(&self, successor: &str) {
-        if successor == self.context.identity.token {
-            self.notify();
-        }
-    }
-
     /// Whether another could make the next move as well as this sidecar, which may know that Redis stalls or was
     /// unreachable.
     fn can_hand_over(&self, now: Instant) -> bool {
-        let RingContext { options, link, term: current, .. } = &*self.context;
+        let link @ Link { options, term: current, .. } = &*self.link;
         let (Some(term), Ok(session)) = (current.get(), link.session()) else { return false };
         let Ok(recovered_at) = link.confirmed(&session) else { return false };
         let is_grace_over = recovered_at.is_none_or(|recovered_at| now >= recovered_at + options.outage_grace);
         term.session == session.number
             && is_grace_over
             && term.is_calm(now, options.wheel.tick_length())
-            && link.silence().look(link.clock.now()) == Look::Answers
+            && link.look() == Look::Answers
     }
 
     /// Renews the lease if this sidecar still has it; returns the candidates, if they are wanted.
     async fn renew(&self, session: &Session, term: Term, wanted: bool) -> Result<Option<Vec<Candidacy>>, Refusal> {
-        let RingContext { ring, options, identity, link, term: current } = &*self.context;
+        let link @ Link { ring, options, identity, term: current, .. } = &*self.link;
         let arguments = (&identity.token, term.epoch, whole_ms(options.lease), wanted);
         let keys = &link.keys;
         let keys = &[&keys.lease, &keys.candidates];
-        let (word, mut answer) = self.context.run(session, &SCRIPTS.renew, keys, arguments).await?;
+        let (word, mut answer) = self.link.write_in(session, &SCRIPTS.renew, keys, arguments).await?;
         match word.as_str() {
             "renewed" => {
                 let candidates = answer.rest(|answer| {
@@ -165,7 +158,7 @@ impl RedisLease {
     /// Stands for election. A leader whose connection was rebuilt does so too, and gets another epoch: the Redis that
     /// it reaches now may have lost writes.
     async fn stand_for_election(&self, now: Instant, session: &Session) -> Result<Leadership, Refusal> {
-        let RingContext { options, identity, link, term: current, .. } = &*self.context;
+        let link @ Link { options, identity, term: current, .. } = &*self.link;
         let recovered_at = link.confirmed(session)?;
         let begun = now.max(link.clock.now());
         let before = current.get();
@@ -192,7 +185,7 @@ impl RedisLease {
         };
         let keys = &link.keys;
         let keys = &[&keys.lease, &keys.candidates];
-        let (word, mut answer) = self.context.run(session, &SCRIPTS.acquire, keys, arguments).await?;
+        let (word, mut answer) = self.link.write_in(session, &SCRIPTS.acquire, keys, arguments).await?;
         let now = now.max(link.clock.now());
         match word.as_str() {
             "won" => self.lead(&mut answer, session, before, (recovered_at, grace_until), now),
@@ -209,7 +202,7 @@ impl RedisLease {
         (recovered_at, grace_until): (Option<Instant>, Option<Instant>),
         now: Instant,
     ) -> Result<Leadership, Refusal> {
-        let RingContext { ring, options, link, term: current, .. } = &*self.context;
+        let link @ Link { ring, options, term: current, .. } = &*self.link;
         let (epoch, pointer) = (answer.count()?, Tick(answer.count()?));
         let next = NextMove { at: from_now(now, answer.number()?), ahead: Duration::ZERO };
         let shifted = Duration::from_millis(answer.count()?);
@@ -248,7 +241,7 @@ impl RedisLease {
     }
 
     fn follow(&self, answer: &mut Answer, now: Instant) -> Result<Leadership, Refusal> {
-        let RingContext { ring, options, term: current, .. } = &*self.context;
+        let Link { ring, options, term: current, .. } = &*self.link;
         let holder = (answer.text()?, answer.text()?);
         let (pointer, leader) = (Tick(answer.count()?), answer.text()?);
         let lease = answer.text()?.parse().map_or(options.lease, Duration::from_millis);
@@ -267,16 +260,17 @@ impl RedisLease {
     }
 
     fn follows(&self) -> Leadership {
-        Leadership::Follows { retry_after: self.state.lock().candidate.retry_after(crate::redis::random()) }
+        let random = RandomState::new().hash_one(0);
+        Leadership::Follows { retry_after: self.state.lock().candidate.retry_after(random) }
     }
 
     /// Gives the lease up, with a hint for the others.
     async fn give_up(&self, hint: (&str, &str)) -> Result<Leadership, Refusal> {
-        let RingContext { identity, link, term: current, .. } = &*self.context;
+        let link @ Link { identity, term: current, .. } = &*self.link;
         current.end();
         let keys = &link.keys;
         let keys = &[&keys.lease, &keys.candidates, &keys.news];
-        self.context.run(&*link.session()?, &SCRIPTS.release, keys, (&identity.token, hint)).await?;
+        self.link.write_in(&*link.session()?, &SCRIPTS.release, keys, (&identity.token, hint)).await?;
         self.state.lock().possession = Possession::NotHeld;
         Ok(self.follows())
     }

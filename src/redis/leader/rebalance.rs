@@ -82,7 +82,7 @@ impl Leaderships {
     /// The candidate that is to lead a ring in place of this sidecar, if one is: the one that leads the least, if this
     /// sidecar leads the most, and at least two more than that.
     pub(crate) fn successor(&self, candidates: Vec<Candidacy>, now: Instant) -> Option<Candidacy> {
-        let Identity { token, name, .. } = self.identity.clone();
+        let Identity { token, name } = self.identity.clone();
         let own = Candidacy { leads: self.count(now), token, name };
         let mut state = self.state.lock();
         if state.hands_over_from.is_some_and(|from| now < from) {
@@ -139,7 +139,7 @@ mod tests {
 
     /// The leaderships of a sidecar, and the terms of so many rings.
     fn own(rings: u16) -> (Leaderships, Vec<Arc<CurrentTerm>>) {
-        let identity = Identity { name: "me".into(), sidecar: "me-1".into(), token: "own".into() };
+        let identity = Identity { name: "me".into(), token: "own".into() };
         let leaderships = Leaderships::new(identity, LEASE, rings);
         let terms = leaderships.terms.clone();
         (leaderships, terms)

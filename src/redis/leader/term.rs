@@ -12,16 +12,11 @@ pub(crate) const CLOCK_SLACK: Duration = Duration::from_millis(50);
 /// For so long before a move the leader watches Redis: requests that waited for an earlier stall have arrived by then.
 pub(crate) const WATCH: Duration = Duration::from_millis(300);
 
-/// The pointer waits no longer than this for Acks that sidecars held in an outage.
-const HELD_WAIT_MAX: Duration = Duration::from_secs(30);
-
 /// The names of this sidecar.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     /// In the status and in log lines.
     pub(crate) name: String,
-    /// In keys and entries in Redis; never reused.
-    pub(crate) sidecar: String,
     /// In leases; never reused.
     pub(crate) token: String,
 }
@@ -77,11 +72,6 @@ impl Term {
     /// Whether the leader knows nothing, at a time `now`, that another would have to know to make the next move.
     pub(crate) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
         !self.is_aware && now + WATCH.min(tick_length / 2) < self.next.at
-    }
-
-    /// Whether the pointer has waited for held Acks for as long as it may.
-    pub(crate) fn has_waited_for_held_acks(&self, at: Instant) -> bool {
-        self.held_since.is_some_and(|since| at.saturating_duration_since(since) >= HELD_WAIT_MAX)
     }
 
     /// The whole ticks by which it was put off.

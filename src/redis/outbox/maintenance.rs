@@ -13,7 +13,6 @@ use tracing::{info, warn};
 
 use crate::core::{Dropped, GroupName, Observed, Refusal, Retention};
 use crate::redis::connection::errors::Fault;
-use crate::redis::context::RingContext;
 use crate::redis::leader::term::{Term, whole_ms};
 use crate::redis::outbox::entry::group_name;
 use crate::redis::outbox::{MOST_BATCHES, RedisOutbox, kind};
@@ -50,32 +49,32 @@ impl RedisOutbox {
     }
 
     async fn send_heartbeat(&self) -> Result<(), Refusal> {
-        let link = &self.context.link;
+        let link = &self.link;
         let mut joined = self.joined.write().await;
         let session = link.session()?;
         let groups = joined.get_mut();
         let entry =
             |(group, ephemeral): (&GroupName, &bool)| format!(" {group}{}", if *ephemeral { "/e" } else { "" });
-        let arguments = (&*self.context.identity.sidecar, groups.iter().map(entry).collect::<String>());
+        let arguments = (&*self.link.keys.sidecar, groups.iter().map(entry).collect::<String>());
         let (word, mut answer) =
-            self.context.run(&session, &SCRIPTS.heartbeat, &[&link.keys.sidecars], arguments).await?;
+            self.link.write_in(&session, &SCRIPTS.heartbeat, &[&link.keys.sidecars], arguments).await?;
         match word.as_str() {
             "beaten" => {
                 drop(joined);
                 let (bounds, leader, number) = (answer.text()?, answer.text()?, answer.text()?);
                 self.compare_bounds(&bounds);
                 let now = link.clock.now();
-                if self.context.term.lasting(now).is_none() {
+                if self.link.term.lasting(now).is_none() {
                     let leader = number.parse().ok().map(|number| (leader, number));
-                    self.maintenance.seen.lock().record(session.number, leader, self.context.options.lease, now);
+                    self.maintenance.seen.lock().record(session.number, leader, self.link.options.lease, now);
                 }
                 Ok(())
             }
             "differs" => {
                 let kinds: Vec<(&str, &str)> =
                     groups.iter().map(|(name, is)| (name.as_str(), kind(*is))).collect();
-                let arguments = (&*self.context.identity.sidecar, MOST_BATCHES, kinds);
-                let mut answer = self.run_expecting("announced", &SCRIPTS.announce, arguments).await?;
+                let arguments = (&*self.link.keys.sidecar, MOST_BATCHES, kinds);
+                let mut answer = self.run_expecting("announced", &SCRIPTS.announce_groups, arguments).await?;
                 self.report_made(answer.count()?);
                 Ok(())
             }
@@ -86,7 +85,7 @@ impl RedisOutbox {
     fn report_made(&self, groups: u64) {
         if groups > 0 {
             warn!(
-                ring = self.context.ring,
+                ring = self.link.ring,
                 groups,
                 "groups were missing in Redis and are created again: they get all batches in the outbox again, as new \
                  ones, and other batches that they had not acknowledged are lost; find out whether Redis lost data, or \
@@ -97,7 +96,7 @@ impl RedisOutbox {
 
     /// Compares the bounds here with those of the leader, which keeps its own for all sidecars.
     fn compare_bounds(&self, kept: &str) {
-        let Retention { time, max_ids } = self.context.options.retention;
+        let Retention { time, max_ids } = self.link.options.retention;
         if kept.is_empty() || kept == format!("{} {max_ids}", whole_ms(time)) {
             return;
         }
@@ -106,7 +105,7 @@ impl RedisOutbox {
             kept.clone_into(&mut reported);
             let (kept_ms, kept_ids) = kept.split_once(' ').unwrap_or_default();
             warn!(
-                ring = self.context.ring,
+                ring = self.link.ring,
                 retention_ms = whole_ms(time),
                 max_ids,
                 retention_ms_of_leader = %kept_ms,
@@ -119,17 +118,17 @@ impl RedisOutbox {
 
     /// As the leader: looks at all sidecars, repairs lost groups, and frees the batches of dead sidecars.
     pub(super) async fn inspect(&self) -> Result<(), Refusal> {
-        let RingContext { ring, link, .. } = &*self.context;
+        let (link, ring) = (&self.link, self.link.ring);
         let session = link.session()?.number;
-        let arguments = (&*self.context.identity.sidecar, whole_ms(LINK_LIFETIME), MOST_LINKS);
-        let mut answer = self.run_expecting("inspected", &SCRIPTS.inspect, arguments).await?;
+        let arguments = (&*self.link.keys.sidecar, whole_ms(LINK_LIFETIME), MOST_LINKS);
+        let mut answer = self.run_expecting("inspected", &SCRIPTS.inspect_sidecars, arguments).await?;
         let (made, links) = (answer.count()?, answer.count()?);
         let old_links: Vec<String> = (0..links).map(|_| answer.text()).collect::<Result<_, _>>()?;
         let found = answer.rest(|answer| Ok::<_, Fault>((answer.text()?, answer.count()?)))?;
         self.report_made(made);
         let now = link.clock.now();
-        let dead = self.maintenance.seen.lock().record(session, found, self.context.options.lease, now);
-        for (sidecar, heartbeat) in dead.iter().filter(|(sidecar, _)| **sidecar != self.context.identity.sidecar) {
+        let dead = self.maintenance.seen.lock().record(session, found, self.link.options.lease, now);
+        for (sidecar, heartbeat) in dead.iter().filter(|(sidecar, _)| **sidecar != self.link.keys.sidecar) {
             let (batches, is_alive) = self.reap(sidecar, &heartbeat.to_string()).await?;
             if is_alive {
                 info!(ring, sidecar, batches, "a sidecar that seemed dead sends heartbeats again");
@@ -139,7 +138,7 @@ impl RedisOutbox {
         }
         for sidecar in old_links {
             let link = link.keys.link_of(&sidecar);
-            self.run(&SCRIPTS.drop_link, &[&link], sidecar).await?;
+            self.run(&SCRIPTS.delete_dead_link, &[&link], sidecar).await?;
         }
         Ok(())
     }
@@ -148,7 +147,7 @@ impl RedisOutbox {
     pub(in crate::redis) async fn depart(&self, heartbeats: &AbortOnDropHandle<()>) -> Result<(), Refusal> {
         let _joined = self.joined.write().await;
         heartbeats.abort();
-        self.reap(&self.context.identity.sidecar, "ends").await.map(drop)
+        self.reap(&self.link.keys.sidecar, "ends").await.map(drop)
     }
 
     /// Frees the batches of a sidecar, if its last heartbeat is still this one. Returns how many it freed, and whether
@@ -157,8 +156,7 @@ impl RedisOutbox {
         let mut batches = 0;
         loop {
             let arguments = (sidecar, heartbeat, MOST_BATCHES, MOST_DELETED);
-            let (word, mut answer) =
-                self.run(&SCRIPTS.reap, &[&self.context.link.keys.held_acks], arguments).await?;
+            let (word, mut answer) = self.run(&SCRIPTS.reap, &[&self.link.keys.held_acks], arguments).await?;
             match word.as_str() {
                 "more" => batches += answer.count()?,
                 "reaped" => return Ok((batches + answer.count()?, false)),
@@ -175,16 +173,16 @@ impl RedisOutbox {
         now: Instant,
         dropped: &mut Dropped,
     ) -> Result<(), Refusal> {
-        let options = &self.context.options;
+        let options = &self.link.options;
         let retention = options.retention;
-        let session = self.context.link.session()?.number;
+        let session = self.link.session()?.number;
         let term = (session, term.epoch);
         let watched = Observed::record(&mut self.maintenance.watched.lock(), term, now, options.lease);
         let may_drop_old = watched >= retention.time.min(LONGEST_GRACE);
         loop {
             let number = self.maintenance.steps.load(Ordering::Relaxed) + 1;
             let arguments = (whole_ms(retention.time), retention.max_ids, may_drop_old, number);
-            let mut answer = self.run_expecting("tended", &SCRIPTS.tend, arguments).await?;
+            let mut answer = self.run_expecting("tended", &SCRIPTS.trim_outbox, arguments).await?;
             let more = answer.count()? == 1;
             let (ids, batches, groups) = (answer.count()?, answer.count()?, answer.rest(group_name)?);
             self.maintenance.steps.store(number, Ordering::Relaxed);

@@ -48,7 +48,7 @@ use crate::core::{
     Backlog, BatchId, Delivery, Dropped, GroupBacklog, GroupName, GroupOptions, MAX_GROUPS, MAX_RETAKEN, Outbox,
     Reason, Refusal, Settled,
 };
-use crate::redis::context::RingContext;
+use crate::redis::connection::link::Link;
 use crate::redis::scripts::{Answer, SCRIPTS, Script};
 
 /// The most batches that one script looks at or delivers, so that none holds Redis up.
@@ -64,7 +64,7 @@ const SETTLED_TOGETHER: usize = 32;
 
 /// The outbox of one ring in Redis.
 pub(super) struct RedisOutbox {
-    context: Arc<RingContext>,
+    link: Arc<Link>,
     on_new_batches: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
     /// Notified when the outbox is maintained: the first time, heartbeats begin.
     maintained: Notify,
@@ -84,8 +84,7 @@ impl Outbox for RedisOutbox {
     async fn open_group(&self, group: &GroupName, opening: GroupOptions, _now: Instant) -> Result<bool, Refusal> {
         let joined = self.joined.read().await;
         let start = if opening.from_end { "$" } else { "0" };
-        let arguments =
-            (&*self.context.identity.sidecar, group.as_str(), MAX_GROUPS, start, kind(opening.ephemeral));
+        let arguments = (&*self.link.keys.sidecar, group.as_str(), MAX_GROUPS, start, kind(opening.ephemeral));
         let (word, mut answer) = self.run(&SCRIPTS.open_group, &[], arguments).await?;
         match word.as_str() {
             "open" => {
@@ -108,7 +107,7 @@ impl Outbox for RedisOutbox {
         joined.lock().remove(group);
         let mut joined = Some(joined);
         loop {
-            let arguments = (&*self.context.identity.sidecar, group.as_str(), MOST_BATCHES);
+            let arguments = (&*self.link.keys.sidecar, group.as_str(), MOST_BATCHES);
             let mut answer = self.run_expecting("left", &SCRIPTS.leave_group, arguments).await?;
             if answer.count()? != 1 {
                 return Ok(());
@@ -119,7 +118,7 @@ impl Outbox for RedisOutbox {
 
     async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
         let joined = self.joined.read().await;
-        let arguments = (&*self.context.identity.sidecar, group.as_str());
+        let arguments = (&*self.link.keys.sidecar, group.as_str());
         let (word, mut answer) = self.run(&SCRIPTS.delete_group, &[], arguments).await?;
         if word == "in use" {
             let others = answer.count()?;
@@ -151,7 +150,7 @@ impl Outbox for RedisOutbox {
         self.recover(group, &mut owned).await?;
         loop {
             let lent: Vec<String> = owned.lent.iter().map(|batch| entry_id(*batch)).collect();
-            let arguments = (&*self.context.identity.sidecar, group.as_str(), window, MAX_READ, lent);
+            let arguments = (&*self.link.keys.sidecar, group.as_str(), window, MAX_READ, lent);
             let (found, taken) = self.claim(group, &mut owned, &SCRIPTS.take, arguments, &[]).await?;
             if found == 0 || !taken.is_empty() {
                 return Ok(taken);
@@ -173,7 +172,7 @@ impl Outbox for RedisOutbox {
         let mut owned = owned.lock().await;
         // If the answer is lost, Redis may hold lent batches for this sidecar: then it gives them back, for others to
         // take.
-        let arguments = (&*self.context.identity.sidecar, group.as_str(), ids_and_epochs(&batches));
+        let arguments = (&*self.link.keys.sidecar, group.as_str(), ids_and_epochs(&batches));
         let (_, taken) = self.claim(group, &mut owned, &SCRIPTS.retake, arguments, &batches).await?;
         Ok(taken)
     }
@@ -198,7 +197,7 @@ impl Outbox for RedisOutbox {
     ///
     /// The attended groups are not needed: Redis knows which sidecars have a subscriber of a group.
     async fn maintain(&self, _attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal> {
-        let link = &self.context.link;
+        let link = &self.link;
         self.maintained.notify_one();
         if link.is_up() {
             // Hints can be missed; nothing waits for longer than this.
@@ -206,7 +205,7 @@ impl Outbox for RedisOutbox {
         }
         let mut dropped = Dropped::default();
         let (mut kept, mut inspected) = (Ok(()), Ok(()));
-        if let Some(term) = self.context.term.lasting(link.clock.now()) {
+        if let Some(term) = self.link.term.lasting(link.clock.now()) {
             kept = self.keep_bounds(term, now, &mut dropped).await;
             inspected = self.inspect().await;
         }
@@ -219,7 +218,7 @@ impl Outbox for RedisOutbox {
     }
 
     async fn backlog(&self, _now: Instant) -> Result<Backlog, Refusal> {
-        let link = &self.context.link;
+        let link = &self.link;
         let keys = &link.keys;
         let mut answer =
             link.read(&SCRIPTS.backlogs, &[&keys.meta, &keys.outbox, &keys.groups], None::<&str>).await?;
@@ -243,9 +242,9 @@ impl Outbox for RedisOutbox {
 }
 
 impl RedisOutbox {
-    pub(super) fn new(context: Arc<RingContext>) -> RedisOutbox {
+    pub(super) fn new(link: Arc<Link>) -> RedisOutbox {
         RedisOutbox {
-            context,
+            link,
             on_new_batches: RwLock::default(),
             maintained: Notify::new(),
             maintenance: Maintenance::default(),
@@ -261,7 +260,7 @@ impl RedisOutbox {
 
     /// The batches of this ring: a client can name batches of rings that do not exist.
     fn of_this_ring(&self, batches: &[BatchId]) -> Vec<BatchId> {
-        batches.iter().copied().filter(|batch| batch.ring == self.context.ring).collect()
+        batches.iter().copied().filter(|batch| batch.ring == self.link.ring).collect()
     }
 
     /// Runs a script on the keys of the outbox, and `more`. Returns the first word of its answer, and the rest.
@@ -271,10 +270,10 @@ impl RedisOutbox {
         more: &[&str],
         arguments: impl ToRedisArgs,
     ) -> Result<(String, Answer), Refusal> {
-        let link = &self.context.link;
+        let link = &self.link;
         let keys = &link.keys;
         let outbox: [&str; 5] = [&keys.outbox, &keys.groups, &keys.sidecars, &keys.departed, &keys.news];
-        self.context.run(&*link.session()?, script, &[&outbox, more].concat(), arguments).await
+        self.link.write_in(&*link.session()?, script, &[&outbox, more].concat(), arguments).await
     }
 
     /// Runs a script whose answer always begins with this word. Returns the rest.

@@ -43,8 +43,8 @@ impl RedisOutbox {
             owned.lent.extend(batches);
         }
         for part in batches.chunks(MAX_READ) {
-            let arguments = (&*self.context.identity.sidecar, group.as_str(), ids_and_epochs(part));
-            self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
+            let arguments = (&*self.link.keys.sidecar, group.as_str(), ids_and_epochs(part));
+            self.run_expecting("returned", &SCRIPTS.return_batches, arguments).await?;
         }
         owned.verified_in = verified_in;
         Ok(())
@@ -61,7 +61,7 @@ impl RedisOutbox {
     }
 
     pub(super) async fn recover(&self, group: &GroupName, owned: &mut Ownership) -> Result<(), Refusal> {
-        let link = &self.context.link;
+        let link = &self.link;
         let session = link.session()?.number;
         if owned.verified_in == Some(session) {
             return Ok(());
@@ -71,14 +71,14 @@ impl RedisOutbox {
         let keys: &[&str] = &[&link.keys.outbox, &link.keys.groups];
         let mut last = String::new();
         loop {
-            let arguments = (&*self.context.identity.sidecar, group.as_str(), &last, MOST_BATCHES);
-            let page = link.read(&SCRIPTS.held, keys, arguments).await?.rest(Answer::text)?;
+            let arguments = (&*self.link.keys.sidecar, group.as_str(), &last, MOST_BATCHES);
+            let page = link.read(&SCRIPTS.list_held_batches, keys, arguments).await?.rest(Answer::text)?;
             // Without an epoch, it is an entry of any.
             let unknown: Vec<_> =
                 page.iter().filter(|entry| !known.contains(*entry)).map(|entry| (entry, "")).collect();
             if !unknown.is_empty() {
-                let arguments = (&*self.context.identity.sidecar, group.as_str(), unknown);
-                self.run_expecting("returned", &SCRIPTS.give_back, arguments).await?;
+                let arguments = (&*self.link.keys.sidecar, group.as_str(), unknown);
+                self.run_expecting("returned", &SCRIPTS.return_batches, arguments).await?;
             }
             if page.len() < MOST_BATCHES {
                 owned.verified_in = Some(session);
@@ -106,7 +106,7 @@ impl RedisOutbox {
         let claimed = async {
             let (word, mut answer) = self.run(script, &[], arguments).await?;
             match word.as_str() {
-                "taken" => Ok(answer.rest(|answer| delivery(answer.nested()?, self.context.ring))?),
+                "taken" => Ok(answer.rest(|answer| delivery(answer.nested()?, self.link.ring))?),
                 // The next heartbeat makes the group again.
                 "unknown" => Ok(Vec::new()),
                 word => Err(Refusal::from(answer.strange(word))),
@@ -126,9 +126,9 @@ impl RedisOutbox {
                     taken.push(delivery);
                 }
                 Err(fault) => {
-                    let outbox = &self.context.link.keys.outbox;
+                    let outbox = &self.link.keys.outbox;
                     error!(
-                        ring = self.context.ring,
+                        ring = self.link.ring,
                         %group,
                         entry,
                         why = fault.text,

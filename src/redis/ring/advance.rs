@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 use tracing::info;
 
 use crate::core::{Advance, Refusal, StormRule, Tick};
-use crate::redis::connection::link::Session;
+use crate::redis::connection::link::{Link, Session};
 use crate::redis::connection::stall_detector::Look;
-use crate::redis::context::RingContext;
 use crate::redis::keys::MAX_FROZEN;
 use crate::redis::leader::term::{CLOCK_SLACK, NextMove, Term, whole_ms};
 use crate::redis::ring::RedisRing;
@@ -16,8 +17,14 @@ use crate::redis::scripts::{Answer, SCRIPTS};
 /// If too many ticks are not yet published, the pointer looks again this much later: meanwhile some are.
 const BUSY: Duration = Duration::from_millis(50);
 
+/// The pointer waits no longer than this for Acks that sidecars held in an outage.
+const HELD_WAIT_MAX: Duration = Duration::from_secs(30);
+
 /// While sidecars apply Acks that they held in an outage, the pointer looks again this much later.
 const HELD_POLL: Duration = Duration::from_millis(50);
+
+/// While the pointer waits, it scans for so long at a time, before the lease has its turn.
+const SCAN_AT_A_TIME: Duration = Duration::from_millis(50);
 
 /// While Redis stalls, the pointer looks again this much later.
 const STALL_POLL: Duration = Duration::from_millis(20);
@@ -25,7 +32,7 @@ const STALL_POLL: Duration = Duration::from_millis(20);
 impl RedisRing {
     /// Moves the pointer by one tick if it is due and nothing speaks against it.
     pub(super) async fn move_pointer(&self, now: Instant) -> Result<Advance, Refusal> {
-        let RingContext { options, identity, link, term: current, .. } = &*self.context;
+        let link @ Link { options, identity, term: current, .. } = &*self.link;
         let session = link.session()?;
         let recovered_at = link.confirmed(&session)?;
         let Some(term) = self.term_after_outage(&session, recovered_at) else { return Ok(Advance::Deposed) };
@@ -37,7 +44,10 @@ impl RedisRing {
             (repair.scan.is_some_and(|scan| scan.is_awaited), repair.may_wait())
         };
         if awaits_repair {
-            self.scan_for_a_while(&session, term.epoch).await?;
+            let until = link.clock.now() + SCAN_AT_A_TIME;
+            while self.repair(term.epoch).scan.is_some() && link.clock.now() < until {
+                self.scan(&session, term.epoch).await?;
+            }
             return Ok(Advance::Waiting(now));
         }
         let (late, tick_length) = (now - term.next.at, options.wheel.tick_length());
@@ -51,7 +61,10 @@ impl RedisRing {
         }
         // Requests that this sidecar has read come before the decision. If the connection was rebuilt meanwhile, the
         // wait begins again.
-        self.driver.flush(term.flush_timeout(now, tick_length)).await;
+        let (barrier, passed) = oneshot::channel();
+        self.inbox.push_barrier(barrier);
+        // The barrier is dropped if Redis becomes unreachable: then there is nothing to wait for.
+        let _ = timeout(term.flush_timeout(now, tick_length), passed).await;
         if link.session()?.number != session.number {
             return Ok(Advance::Waiting(now));
         }
@@ -66,21 +79,22 @@ impl RedisRing {
         let StormRule { min, share } = options.storm;
         let longest_silence =
             if term.is_aware { String::new() } else { whole_ms(link.silence().patience()).to_string() };
+        let held_for = term.held_since.map(|since| at.saturating_duration_since(since));
         let arguments = (
             (&identity.token, term.epoch, term.pointer.0, whole_ms(at - term.next.at), whole_ms(self.slack())),
             (min, share, MAX_FROZEN, whole_ms(term.next.ahead)),
-            (longest_silence, !may_wait_for_repair, term.has_waited_for_held_acks(at)),
+            (longest_silence, !may_wait_for_repair, held_for >= Some(HELD_WAIT_MAX)),
         );
         let keys = &link.keys;
         let keys = keys.and_lists(&[&keys.lease, &keys.ticks, &keys.held_acks]);
-        let (word, mut answer) = self.context.run(&session, &SCRIPTS.advance, &keys, arguments).await?;
+        let (word, mut answer) = self.link.write_in(&session, &SCRIPTS.advance, &keys, arguments).await?;
         self.advanced(term, &word, &mut answer, at)
     }
 
     /// The term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all
     /// sidecars hold; once, until it has moved, so that a Redis with many short outages does not stop the wheel.
     fn term_after_outage(&self, session: &Session, recovered_at: Option<Instant>) -> Option<Term> {
-        let RingContext { options, term: current, .. } = &*self.context;
+        let Link { options, term: current, .. } = &*self.link;
         let term = current.in_session(session.number)?;
         if recovered_at == term.recovered_at {
             return Some(term);
@@ -97,31 +111,26 @@ impl RedisRing {
     /// Until when the pointer waits at a time `at`, since Redis stalls or did so a moment ago: then all sidecars have
     /// Acks that wait for it. Once, until it has moved, so that a slow Redis does not stop the wheel.
     fn stalled_until(&self, term: Term, at: Instant) -> Option<Instant> {
-        let grace = self.context.options.outage_grace;
+        let grace = self.link.options.outage_grace;
         if term.is_aware || grace.is_zero() {
             return None;
         }
-        match self.look() {
+        match self.link.look() {
             Look::Answers => None,
             Look::Silent => Some(at + STALL_POLL),
             Look::CatchesUp(left) => Some(self.put_off(term, at, left)),
         }
     }
 
-    fn look(&self) -> Look {
-        let link = &self.context.link;
-        link.silence().look(link.clock.now())
-    }
-
     /// Puts the next move off, since Redis stalled for so long; returns until when.
     fn put_off(&self, term: Term, at: Instant, stall: Duration) -> Instant {
-        let until = at + stall.min(self.context.options.outage_grace);
-        self.context.term.update(term.epoch, |term| term.put_off(until));
+        let until = at + stall.min(self.link.options.outage_grace);
+        self.link.term.update(term.epoch, |term| term.put_off(until));
         until
     }
 
     fn advanced(&self, term: Term, word: &str, answer: &mut Answer, asked: Instant) -> Result<Advance, Refusal> {
-        let RingContext { ring, options, link, term: current, .. } = &*self.context;
+        let link @ Link { ring, options, term: current, .. } = &*self.link;
         let at = asked.max(link.clock.now());
         match word {
             "moved" => {
@@ -149,7 +158,7 @@ impl RedisRing {
             }
             "delayed" => {
                 // The stall may have begun before this call: other requests of this process show that.
-                let known = if let Look::CatchesUp(left) = self.look() { left } else { Duration::ZERO };
+                let known = if let Look::CatchesUp(left) = self.link.look() { left } else { Duration::ZERO };
                 let stall = Duration::from_millis(answer.count()?).max(known);
                 Ok(Advance::Waiting(self.put_off(term, at, stall)))
             }
@@ -188,6 +197,6 @@ impl RedisRing {
 
     /// A quarter of a short tick: a clock that was set by less is as good as one that was not.
     fn slack(&self) -> Duration {
-        CLOCK_SLACK.min(self.context.options.wheel.tick_length() / 4)
+        CLOCK_SLACK.min(self.link.options.wheel.tick_length() / 4)
     }
 }

@@ -24,6 +24,7 @@ mod repair;
 mod repair_state;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -32,11 +33,13 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::repair_state::Repair;
 use crate::core::{
-    Advance, Completions, ConnectionId, DrainOutcome, PublishStep, Refusal, RequestBatch, Ring, RingStatus,
-    Submitted, Tick, Wheel,
+    Advance, Completions, ConnectionId, DrainOutcome, PublishStep, Reason, Refusal, Request, RequestBatch, Ring,
+    RingStatus, Submitted, Tick, Wheel,
 };
-use crate::redis::batching::driver::BatchDriver;
-use crate::redis::context::RingContext;
+use crate::redis::batching::driver::send_requests;
+use crate::redis::batching::incoming_requests::Inbox;
+use crate::redis::connection::errors::refusal_while_unreachable;
+use crate::redis::connection::link::Link;
 use crate::redis::keys::MAX_CATCH_UP;
 use crate::redis::leader::term::WATCH;
 use crate::redis::scripts::{Answer, SCRIPTS};
@@ -46,23 +49,47 @@ const WATCH_EVERY: Duration = Duration::from_millis(25);
 
 /// A ring that lives in Redis.
 pub(super) struct RedisRing {
-    context: Arc<RingContext>,
-    driver: BatchDriver,
+    link: Arc<Link>,
+    /// The links of all rings: while all are up, Acks are not refused however many are not answered.
+    links: Arc<[Arc<Link>]>,
+    inbox: Arc<Inbox>,
+    draining: AtomicBool,
     repair: Mutex<Repair>,
-    _watch: AbortOnDropHandle<()>,
+    _tasks: [AbortOnDropHandle<()>; 2],
 }
 
 impl RedisRing {
-    pub(super) fn new(context: Arc<RingContext>, driver: BatchDriver) -> RedisRing {
-        let watch = AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(&context))));
-        RedisRing { context, driver, repair: Mutex::default(), _watch: watch }
+    pub(super) fn new(link: Arc<Link>, links: Arc<[Arc<Link>]>) -> RedisRing {
+        let inbox = Arc::new(Inbox::default());
+        let sending = tokio::spawn(send_requests(Arc::clone(&link), Arc::clone(&inbox)));
+        let tasks = [sending, tokio::spawn(watch(Arc::clone(&link)))].map(AbortOnDropHandle::new);
+        let draining = AtomicBool::new(false);
+        RedisRing { link, links, inbox, draining, repair: Mutex::default(), _tasks: tasks }
+    }
+
+    /// Counts the messages of a del until they are answered, or refuses it if too many are held.
+    fn count_acks(&self, request: &mut Request) {
+        let count = request.range().len() as u64;
+        let unanswered = &self.link.progress.unanswered_acks;
+        let max_held_acks = self.link.options.max_held_acks;
+        let before = unanswered.fetch_add(count, Ordering::Relaxed);
+        if before + count > max_held_acks && self.links.iter().any(|link| !link.is_up()) {
+            unanswered.fetch_sub(count, Ordering::Relaxed);
+            request.refusal = Some(Arc::new(Refusal::new(
+                Reason::MaxHeldAcks,
+                format!(
+                    "Redis is unreachable, and {before} acknowledgements are held already, with a limit of \
+                     {max_held_acks}: send these again when it is back, or raise --max-held-acks"
+                ),
+            )));
+        }
     }
 }
 
 #[async_trait]
 impl Ring for RedisRing {
     fn wheel(&self) -> Wheel {
-        self.context.options.wheel
+        self.link.options.wheel
     }
 
     fn submit(
@@ -72,7 +99,27 @@ impl Ring for RedisRing {
         completions: &Arc<Completions>,
         _now: Instant,
     ) -> Submitted {
-        self.driver.submit(batch, connection, completions);
+        if self.draining.load(Ordering::Relaxed) {
+            batch.refuse_adds(&Refusal::new(
+                Reason::Draining,
+                "this sidecar is draining and takes no new messages: add them through another one",
+            ));
+        } else if !self.link.is_up() {
+            batch.refuse_adds(&refusal_while_unreachable());
+        }
+        for request in &mut batch.requests {
+            if !request.operation.is_add() && request.refusal.is_none() {
+                self.count_acks(request);
+            }
+        }
+        let mut refused = batch.requests.iter().filter(|request| request.refusal.is_some()).peekable();
+        if refused.peek().is_some()
+            && let Some(waker) =
+                completions.put(|completed| refused.for_each(|request| completed.push_from(batch, request)))
+        {
+            waker.wake();
+        }
+        self.inbox.push(batch, connection, completions);
         Submitted::Pending
     }
 
@@ -85,12 +132,12 @@ impl Ring for RedisRing {
     }
 
     async fn drain(&self, _now: Instant) -> Result<DrainOutcome, Refusal> {
-        self.driver.drain();
+        self.draining.store(true, Ordering::Relaxed);
         Ok(DrainOutcome::Kept)
     }
 
     async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
-        let RingContext { ring, options, identity, link, term: current } = &*self.context;
+        let link @ Link { ring, options, identity, term: current, .. } = &*self.link;
         let keys = &link.keys;
         let names = keys.and_lists(&[&keys.meta, &keys.lease]);
         let mut answer = link.read(&SCRIPTS.status, &names, None::<&str>).await?;
@@ -130,8 +177,8 @@ impl Ring for RedisRing {
 ///
 /// A leader without requests of clients would not know that Redis stalled just before a decision, while Acks wait at the
 /// other sidecars.
-async fn watch(context: Arc<RingContext>) {
-    let RingContext { link, term, .. } = &*context;
+async fn watch(link: Arc<Link>) {
+    let link @ Link { term, .. } = &*link;
     loop {
         let now = link.clock.now();
         let early = term.get().map_or(WATCH, |term| term.next.at.saturating_duration_since(now + WATCH));

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use crate::core::{PublishStep, Published, Refusal, Tick, TickCounts};
-use crate::redis::connection::link::Session;
-use crate::redis::context::RingContext;
+use crate::redis::connection::link::{Link, Session};
 use crate::redis::leader::term::Term;
 use crate::redis::ring::RedisRing;
 use crate::redis::scripts::{Answer, SCRIPTS};
@@ -15,7 +14,7 @@ const MAX_PUBLISHED: usize = 1_000;
 impl RedisRing {
     /// Does the next step: publishes a part of an expired tick, or forgets late messages.
     pub(super) async fn publish_next(&self) -> Result<PublishStep, Refusal> {
-        let RingContext { identity, link, term: current, .. } = &*self.context;
+        let link @ Link { identity, term: current, .. } = &*self.link;
         let deposed = PublishStep { deposed: true, ..PublishStep::default() };
         let session = link.session()?;
         let Some(term) = current.in_session(session.number) else { return Ok(deposed) };
@@ -26,7 +25,7 @@ impl RedisRing {
         let keys = &link.keys;
         let keys = [&keys.lease, &keys.ticks, keys.list(term.frozen.0), &keys.outbox, &keys.late, &keys.news];
         let arguments = (&identity.token, term.epoch, term.frozen.0, term.seq, MAX_PUBLISHED);
-        let (word, mut answer) = self.context.run(&session, &SCRIPTS.expire, &keys, arguments).await?;
+        let (word, mut answer) = self.link.write_in(&session, &SCRIPTS.expire, &keys, arguments).await?;
         match word.as_str() {
             "published" => self.published(term, &mut answer),
             "expected" => {
@@ -59,7 +58,7 @@ impl RedisRing {
         let lateness = Duration::from_millis(answer.count()?);
         let counts = counts(answer)?;
         self.report_lost(answer.count()?);
-        self.context.term.update(term.epoch, |now| {
+        self.link.term.update(term.epoch, |now| {
             (now.frozen, now.seq) = if is_last { (term.frozen.plus(1), 0) } else { (term.frozen, term.seq + 1) };
         });
         Ok(PublishStep {
@@ -76,10 +75,11 @@ impl RedisRing {
             self.scan(session, term.epoch).await?;
             return Ok(repairing);
         }
-        let RingContext { options, link, .. } = &*self.context;
+        let link @ Link { options, .. } = &*self.link;
         let keys = &link.keys;
-        let (word, answer) =
-            self.context.run(session, &SCRIPTS.forget, &[&keys.messages, &keys.late], MAX_PUBLISHED).await?;
+        let (word, answer) = link
+            .write_in(session, &SCRIPTS.forget_late_messages, &[&keys.messages, &keys.late], MAX_PUBLISHED)
+            .await?;
         match word.as_str() {
             "forgot" => Ok(PublishStep { more: true, ..PublishStep::default() }),
             "left over" if self.repair(term.epoch).may_tidy(term.pointer, options.wheel) => {

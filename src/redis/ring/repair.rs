@@ -4,23 +4,17 @@
 //! meanwhile, and no message is early. Messages are lost for good if their entries are lost too, or if they were
 //! decided and not yet published. The same scan tidies: it deletes late messages that no chunk of `late` names.
 
-use std::time::Duration;
-
 use parking_lot::MutexGuard;
 use tracing::{error, info, warn};
 
 use crate::core::{Refusal, Tick};
 use crate::redis::connection::link::Session;
-use crate::redis::context::RingContext;
 use crate::redis::ring::RedisRing;
 use crate::redis::ring::repair_state::{Repair, Scan};
 use crate::redis::scripts::SCRIPTS;
 
 /// About how many messages one script scans: it takes Redis about as long as a script of requests.
 const SCANNED: usize = 1_000;
-
-/// While the pointer waits, it scans for so long at a time, before the lease has its turn.
-const AT_A_TIME: Duration = Duration::from_millis(50);
 
 impl RedisRing {
     /// The repair in the term of this epoch.
@@ -32,26 +26,17 @@ impl RedisRing {
         repair
     }
 
-    /// Scans for a while.
-    pub(super) async fn scan_for_a_while(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
-        let clock = &self.context.link.clock;
-        let begun = clock.now();
-        while self.repair(epoch).scan.is_some() && clock.now().saturating_duration_since(begun) < AT_A_TIME {
-            self.scan(session, epoch).await?;
-        }
-        Ok(())
-    }
-
     /// Does a step of the scan, if one is under way.
     pub(super) async fn scan(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
-        let RingContext { ring, link, .. } = &*self.context;
+        let (link, ring) = (&self.link, self.link.ring);
         let Some(mut scan) = self.repair(epoch).scan else { return Ok(()) };
         if scan.session != session.number {
             // The cursor may mean nothing to the server of another session.
             (scan.session, scan.cursor) = (session.number, 0);
         }
         let keys = link.keys.and_lists(&[&link.keys.messages]);
-        let (word, mut answer) = self.context.run(session, &SCRIPTS.mend, &keys, (scan.cursor, SCANNED)).await?;
+        let (word, mut answer) =
+            self.link.write_in(session, &SCRIPTS.repair_messages, &keys, (scan.cursor, SCANNED)).await?;
         match word.as_str() {
             "looked" => {
                 scan.cursor = answer.count()?;
@@ -83,21 +68,21 @@ impl RedisRing {
     /// Redis has lost moves of this leader, without a rebuilt connection that would show it: the term ends, and
     /// repeated ticks have another epoch.
     pub(super) fn report_lost_moves(&self, lost: &str, tick: Tick) {
-        self.context.link.count_loss();
+        self.link.count_loss();
         error!(
-            ring = self.context.ring,
+            ring = self.link.ring,
             %tick,
             "Redis has lost {lost} from this tick on: they are published again under a new epoch, and some messages may be \
              reported twice; find out why Redis went back (a restored snapshot, a failover behind a proxy)"
         );
-        self.context.term.end();
+        self.link.term.end();
     }
 
     /// Reports that so many messages are in the list of no tick.
     pub(super) fn report_missing(&self, messages: u64) {
-        self.context.link.count_loss();
+        self.link.count_loss();
         error!(
-            ring = self.context.ring,
+            ring = self.link.ring,
             messages,
             "messages in flight are in the list of no tick: Redis has lost its key (set maxmemory-policy noeviction), \
              or refused a script halfway. The wheel waits while all messages are looked through, and missing ones are \
@@ -108,9 +93,9 @@ impl RedisRing {
     /// Reports that so many messages are lost for good, if there are any.
     pub(super) fn report_lost(&self, messages: u64) {
         if messages > 0 {
-            self.context.link.count_loss();
+            self.link.count_loss();
             error!(
-                ring = self.context.ring,
+                ring = self.link.ring,
                 messages,
                 "messages are lost with the list of their tick: they come in no batch. Logic nodes add again the \
                  messages that still need an Ack"

@@ -1,6 +1,6 @@
 -- Deletes a group that has no subscriber at another sidecar.
 --
--- KEYS as in groups.lua
+-- KEYS as in group_functions.lua
 -- ARGV[2] sidecar   ARGV[3] group
 -- Reply {'deleted'}   {'unknown'}   {'in use', number of other sidecars with a subscriber}
 local sidecar, group = ARGV[2], ARGV[3]

@@ -4,9 +4,10 @@ use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, FromRedisValue, Value};
 
-use crate::redis::connection::errors::Fault;
+use crate::redis::connection::errors::{Fault, FaultKind};
 
-/// A script, with its name in logs and metrics.
+/// A script, with its label in logs and metrics. That is the name of its file, or the name that it had before: labels
+/// are public.
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) name: &'static str,
@@ -15,7 +16,7 @@ pub(super) struct Script {
 }
 
 macro_rules! scripts {
-    ($(#[$doc:meta] $name:ident $(after $($before:literal)+)?,)+) => {
+    ($(#[$doc:meta] $name:ident $(labelled $label:literal)? $(after $($before:literal)+)?,)+) => {
         /// Every script.
         #[derive(Debug)]
         pub(super) struct Scripts {
@@ -25,7 +26,7 @@ macro_rules! scripts {
         /// The scripts, hashed once.
         pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
             $($name: Script::new(
-                stringify!($name),
+                [$($label,)? stringify!($name)][0],
                 concat!($($(include_str!($before),)+)? include_str!(concat!("", stringify!($name), ".lua"))),
             ),)+
         });
@@ -43,55 +44,55 @@ scripts! {
     /// Registers a link, and makes the ring where there is none.
     open,
     /// Adds and dels.
-    apply after "guard.lua",
+    apply after "refuse_stale_connection.lua",
     /// Applies Acks again that Redis lost.
-    reapply after "guard.lua",
+    reapply_lost_acks labelled "reapply" after "refuse_stale_connection.lua",
     /// Records that all held Acks are applied.
-    acks_applied after "guard.lua",
+    record_acks_applied labelled "acks_applied" after "refuse_stale_connection.lua",
     /// Moves the pointer.
-    advance after "guard.lua",
+    advance after "refuse_stale_connection.lua",
     /// Moves messages of an expired tick to the outbox.
-    expire after "guard.lua",
+    expire after "refuse_stale_connection.lua",
     /// Deletes messages for which `late` is no longer answered.
-    forget after "guard.lua",
+    forget_late_messages labelled "forget" after "refuse_stale_connection.lua",
     /// Puts messages back into lists that were lost, and deletes expired ones that were left over.
-    mend after "guard.lua",
+    repair_messages labelled "mend" after "refuse_stale_connection.lua",
     /// Takes the lease, or registers a candidate.
-    acquire after "guard.lua",
+    acquire after "refuse_stale_connection.lua",
     /// Renews the lease.
-    renew after "guard.lua",
+    renew after "refuse_stale_connection.lua",
     /// Gives up the lease.
-    release after "guard.lua",
+    release after "refuse_stale_connection.lua",
     /// Reads the status of the ring.
     status,
     /// Creates a group if it does not exist.
-    open_group after "guard.lua" "groups.lua",
+    open_group after "refuse_stale_connection.lua" "group_functions.lua",
     /// Deletes a group.
-    delete_group after "guard.lua" "groups.lua",
+    delete_group after "refuse_stale_connection.lua" "group_functions.lua",
     /// Removes this sidecar from the subscribers of a group.
-    leave_group after "guard.lua" "groups.lua",
+    leave_group after "refuse_stale_connection.lua" "group_functions.lua",
     /// Delivers new batches.
-    take after "guard.lua" "groups.lua",
+    take after "refuse_stale_connection.lua" "group_functions.lua",
     /// Delivers batches again.
-    retake after "guard.lua" "groups.lua",
+    retake after "refuse_stale_connection.lua" "group_functions.lua",
     /// Acknowledges batches.
-    settle after "guard.lua" "groups.lua",
+    settle after "refuse_stale_connection.lua" "group_functions.lua",
     /// Returns batches.
-    give_back after "guard.lua" "groups.lua",
+    return_batches labelled "give_back" after "refuse_stale_connection.lua" "group_functions.lua",
     /// Lists the batches that a sidecar holds.
-    held,
+    list_held_batches labelled "held",
     /// Trims the outbox to its limits.
-    tend after "guard.lua" "groups.lua",
+    trim_outbox labelled "tend" after "refuse_stale_connection.lua" "group_functions.lua",
     /// Sends the heartbeat of the sidecar.
-    heartbeat after "guard.lua",
+    heartbeat after "refuse_stale_connection.lua",
     /// Announces the groups that have subscribers at the sidecar.
-    announce after "guard.lua" "groups.lua",
+    announce_groups labelled "announce" after "refuse_stale_connection.lua" "group_functions.lua",
     /// Reads the heartbeats of all sidecars, for the leader.
-    inspect after "guard.lua" "groups.lua",
+    inspect_sidecars labelled "inspect" after "refuse_stale_connection.lua" "group_functions.lua",
     /// Frees the batches that a dead sidecar held.
-    reap after "guard.lua" "groups.lua",
+    reap after "refuse_stale_connection.lua" "group_functions.lua",
     /// Deletes the link of a sidecar that has been dead for long.
-    drop_link after "guard.lua" "groups.lua",
+    delete_dead_link labelled "drop_link" after "refuse_stale_connection.lua" "group_functions.lua",
     /// Counts the batches that each group has not acknowledged.
     backlogs,
 }
@@ -135,7 +136,7 @@ impl Answer {
     pub(super) fn new(script: &'static Script, value: Value) -> Result<Answer, Fault> {
         match value {
             Value::Array(values) => Ok(Answer { script, values: values.into_iter() }),
-            other => Err(Fault::strange(script.name, &format!("{other:?}"))),
+            other => Err(Answer { script, values: Vec::new().into_iter() }.strange(&format!("{other:?}"))),
         }
     }
 
@@ -180,6 +181,7 @@ impl Answer {
 
     /// The fault of an unexpected word in the answer.
     pub(super) fn strange(&self, word: &str) -> Fault {
-        Fault::strange(self.script.name, word)
+        let script = self.script.name;
+        Fault::new(FaultKind::Other, format!("the reply of the script {script} is not understood: {word}"))
     }
 }

@@ -1,5 +1,5 @@
--- Registers a link, and creates the ring if there is none. It has no guard: it returns the generation that the guard
--- compares.
+-- Registers a link, and creates the ring if there is none. Returns the generation that `refuse_stale_connection.lua`
+-- compares, so that does not come before it.
 --
 -- KEYS[1] meta   KEYS[2] link of the sidecar   KEYS[3] outbox   KEYS[4] groups   KEYS[5] sidecars
 -- KEYS[6] held_acks, KEYS[7..] what else is of one ring alone

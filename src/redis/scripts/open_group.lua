@@ -1,6 +1,6 @@
 -- Creates a group if it does not exist, and records that it has a subscriber at the sidecar.
 --
--- KEYS as in groups.lua
+-- KEYS as in group_functions.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4] most groups
 -- ARGV[5] where a new group begins: behind the id `0` or `$`   ARGV[6] what it is: `e` ephemeral, `-` not
 -- Reply {'open', 1 if it is new, what it is}   {'full'} there are as many groups as there may be

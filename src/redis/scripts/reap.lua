@@ -1,7 +1,7 @@
 -- Frees the batches that a sidecar held, a part at a time, and then deletes its entry: a dead one, or our own at its
 -- end.
 --
--- KEYS as in groups.lua, and KEYS[8] held_acks
+-- KEYS as in group_functions.lua, and KEYS[8] held_acks
 -- ARGV[2] the sidecar   ARGV[3] its last heartbeat, or `ends` for our own   ARGV[4] most batches   ARGV[5] most groups
 -- Reply {'reaped', batches freed}   {'more', batches freed}   {'alive'} a heartbeat has come since
 local dead, left, most_groups, ends = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[3] == 'ends'

@@ -1,6 +1,6 @@
 -- Delivers batches again that the sidecar still holds, or that were returned and not delivered since.
 --
--- KEYS as in groups.lua
+-- KEYS as in group_functions.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch
 -- Reply {'taken', batch as in take.lua...}, without those that are settled or dropped, or held by another sidecar
 --   {'unknown'} there is no such group

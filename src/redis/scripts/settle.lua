@@ -1,6 +1,6 @@
 -- Settles batches, also those that another consumer holds now.
 --
--- KEYS as in groups.lua
+-- KEYS as in group_functions.lua
 -- ARGV[2] group   ARGV[3..] id and epoch of each batch
 -- Reply {'settled', how many of them were not settled before}
 local group, settled = ARGV[2], 0

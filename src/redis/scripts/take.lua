@@ -1,6 +1,6 @@
 -- Delivers the next batches of a group: returned ones first, oldest first, then new ones.
 --
--- KEYS as in groups.lua
+-- KEYS as in group_functions.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4] messages wanted   ARGV[5] most batches
 -- ARGV[6..] ids of returned batches that are left to other sidecars
 -- Reply {'taken', batch...}, without a batch only if there is none; a batch is {id, delivery count, epoch, added, acked,

@@ -31,12 +31,12 @@ pub(crate) async fn ask(template: &ConnectionInfo, node: &Node, asked_at: Instan
         lines.lines().filter_map(|line| parse_line(template, line, node.address())).collect();
     let itself = entries.iter().find(|entry| entry.is_itself);
     Ok(View {
-        id: itself.and_then(|entry| entry.redis.node.clone()).unwrap_or_else(|| node.name()),
+        id: itself.and_then(|entry| entry.redis.node.clone()).unwrap_or_else(|| node.id.lock().clone()),
         asked_at,
         votes: itself.is_some_and(|entry| entry.votes),
         voters: entries.iter().filter(|entry| entry.votes).count(),
         good_for: node_timeout(answer()).map_or(LONGEST, |timeout| timeout.min(LONGEST)),
-        knows: entries.iter().map(|entry| (entry.redis.to_string(), entry.redis.client.clone())).collect(),
+        knows: entries.iter().map(|entry| entry.redis.client.clone()).collect(),
         entries,
     })
 }

@@ -70,8 +70,8 @@ pub(crate) struct View {
     pub(crate) entries: Vec<NodeEntry>,
     /// For how long after it was asked its confirmation is good, by its failover timer.
     pub(crate) good_for: Duration,
-    /// The nodes that it knows, by their addresses.
-    pub(crate) knows: BTreeMap<String, Client>,
+    /// The nodes that it knows.
+    pub(crate) knows: Vec<Client>,
 }
 
 /// The latest view of each node.
@@ -95,7 +95,8 @@ impl Views {
 
     /// All nodes that any of them knows, by their addresses.
     pub(crate) fn known(&self) -> BTreeMap<String, Client> {
-        self.by_node.values().flat_map(|view| view.knows.clone()).collect()
+        let known = self.by_node.values().flat_map(|view| view.knows.clone());
+        known.map(|client| (client.get_connection_info().addr().to_string(), client)).collect()
     }
 
     /// The Redis that has a slot: the one that a majority names, or, without a majority, that of the latest known
@@ -205,7 +206,7 @@ mod tests {
     }
 
     fn view(asked_at: Instant, names: Found) -> View {
-        let (entries, knows) = (vec![NodeEntry::of_all_slots(names, false)], BTreeMap::new());
+        let (entries, knows) = (vec![NodeEntry::of_all_slots(names, false)], Vec::new());
         View { id: String::new(), asked_at, votes: true, voters: 3, entries, good_for: LONGEST, knows }
     }
 

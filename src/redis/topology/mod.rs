@@ -18,8 +18,7 @@ use socket2::TcpKeepalive;
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::topology::majority::{Slot, View, Views};
-use crate::redis::topology::nodes::{Found, Node, answers, together};
-use crate::redis::topology::sentinel::Sentinels;
+use crate::redis::topology::nodes::{Found, Node, answers};
 
 /// The host of a template, which other addresses replace. It is never looked up.
 const TEMPLATE_HOST: &str = "unknown.invalid";
@@ -37,7 +36,14 @@ pub enum TopologyKind {
 
 /// Where Redis is, as `--store` says it, and the latest views of the nodes that know.
 pub struct Topology {
-    finder: Finder,
+    /// How Redis is deployed.
+    pub kind: TopologyKind,
+    /// How Redis is connected to. The host is unknown unless it is at a fixed address.
+    template: ConnectionInfo,
+    /// How the nodes that others know are connected to.
+    node_template: ConnectionInfo,
+    /// The name of the primary at the Sentinels.
+    master: String,
     /// The nodes that `--store` names.
     named: Vec<Arc<Node>>,
     /// The other nodes that they know, by address.
@@ -48,19 +54,7 @@ pub struct Topology {
     pub(super) is_without_majority: bool,
 }
 
-/// How the Redis of a ring is found.
-enum Finder {
-    Standalone(Client),
-    Sentinel(Box<Sentinels>),
-    /// How the nodes are connected to.
-    Cluster(ConnectionInfo),
-}
-
 impl Topology {
-    fn new(finder: Finder, named: Vec<Arc<Node>>) -> Topology {
-        Topology { finder, named, learnt: Mutex::default(), views: Mutex::default(), is_without_majority: false }
-    }
-
     /// Reads a URL: `redis://…` for one address, `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME`
     /// for the primary of this name at the Sentinels, or `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`.
     /// `sentinel_user` and `sentinel_password` are for the Sentinels themselves.
@@ -69,14 +63,21 @@ impl Topology {
     ///
     /// If the URL is wrong: the mistake, without the password.
     pub fn parse(url: &str) -> Result<Topology, String> {
+        let new = |kind, template: ConnectionInfo| Topology {
+            kind,
+            node_template: template.clone(),
+            template,
+            master: String::new(),
+            named: Vec::new(),
+            learnt: Mutex::default(),
+            views: Mutex::default(),
+            is_without_majority: false,
+        };
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-        let (scheme, is_sentinel, port) = match scheme.rsplit_once('-') {
-            Some((scheme, "sentinel")) => (scheme, true, 26_379),
-            Some((scheme, "cluster")) => (scheme, false, 6_379),
-            _ => {
-                let client = Client::open(connection_info(url)?).map_err(|error| error.to_string())?;
-                return Ok(Topology::new(Finder::Standalone(client), Vec::new()));
-            }
+        let (scheme, kind, port) = match scheme.rsplit_once('-') {
+            Some((scheme, "sentinel")) => (scheme, TopologyKind::Sentinel, 26_379),
+            Some((scheme, "cluster")) => (scheme, TopologyKind::Cluster, 6_379),
+            _ => return Ok(new(TopologyKind::Standalone, connection_info(url)?)),
         };
         let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         let parameter = |name: &str| {
@@ -88,44 +89,33 @@ impl Topology {
             let separator = if user.is_empty() { "" } else { "@" };
             connection_info(&format!("{scheme}://{user}{separator}{host}/{path}"))
         };
-        let nodes = |user: &str, path: &str| -> Result<Vec<Arc<Node>>, String> {
-            let node = |host| {
-                let client = Client::open(at(user, &with_port(host, port), path)?);
-                client.map(Node::new).map_err(|error| error.to_string())
-            };
-            hosts.split(',').map(node).collect()
-        };
         let protocol = parameter("protocol").map_or_else(String::new, |value| format!("?protocol={value}"));
-        let template = at(user, TEMPLATE_HOST, &format!("{db}{protocol}"))?;
-        if !is_sentinel {
-            if template.redis_settings().db() != 0 {
-                return Err(String::from("a Cluster has no other database than 0"));
-            }
-            return Ok(Topology::new(Finder::Cluster(template), nodes(user, &protocol)?));
+        let mut topology = new(kind, at(user, TEMPLATE_HOST, &format!("{db}{protocol}"))?);
+        let (mut node_user, mut node_path) = (user.to_owned(), protocol);
+        if kind == TopologyKind::Sentinel {
+            let master = parameter("master").filter(|name| !name.is_empty());
+            let master =
+                master.ok_or("it does not name the primary: ?master=NAME, as `sentinel monitor` has it")?;
+            master.clone_into(&mut topology.master);
+            node_user = match (parameter("sentinel_user").unwrap_or_default(), parameter("sentinel_password")) {
+                (user, None | Some("")) => user.to_owned(),
+                (user, Some(password)) => format!("{user}:{password}"),
+            };
+            node_path.clear();
+            topology.node_template = at(&node_user, TEMPLATE_HOST, "")?;
+        } else if topology.template.redis_settings().db() != 0 {
+            return Err(String::from("a Cluster has no other database than 0"));
         }
-        let master = parameter("master").filter(|name| !name.is_empty());
-        let master = master.ok_or("it does not name the primary: ?master=NAME, as `sentinel monitor` has it")?;
-        let user = match (parameter("sentinel_user").unwrap_or_default(), parameter("sentinel_password")) {
-            (user, None | Some("")) => user.to_owned(),
-            (user, Some(password)) => format!("{user}:{password}"),
-        };
-        let sentinel_template = at(&user, TEMPLATE_HOST, "")?;
-        let sentinels = Sentinels { sentinel_template, master: master.to_owned(), primary_template: template };
-        Ok(Topology::new(Finder::Sentinel(Box::new(sentinels)), nodes(&user, "")?))
-    }
-
-    /// How Redis is deployed.
-    pub const fn kind(&self) -> TopologyKind {
-        match self.finder {
-            Finder::Standalone(_) => TopologyKind::Standalone,
-            Finder::Sentinel(_) => TopologyKind::Sentinel,
-            Finder::Cluster(_) => TopologyKind::Cluster,
+        for host in hosts.split(',') {
+            let client = Client::open(at(&node_user, &with_port(host, port), &node_path)?);
+            topology.named.push(Node::new(client.map_err(|error| error.to_string())?));
         }
+        Ok(topology)
     }
 
     /// Whether Redis is found elsewhere soon: after a failover, or once the slot of a Cluster has moved.
     pub(super) fn finds_again(&self, fault: FaultKind) -> bool {
-        match self.kind() {
+        match self.kind {
             TopologyKind::Standalone => false,
             TopologyKind::Sentinel => fault == FaultKind::ReadOnly,
             TopologyKind::Cluster => {
@@ -136,8 +126,9 @@ impl Topology {
 
     /// Finds the Redis that has each of these slots now.
     pub(super) async fn find_all(&self, slots: &[Slot], clock: &Clock) -> Result<Vec<Found>, Fault> {
-        if let Finder::Standalone(client) = &self.finder {
-            return Ok(vec![Found { client: client.clone(), config_epoch: 0, node: None }; slots.len()]);
+        if self.kind == TopologyKind::Standalone {
+            let client = Client::open(self.template.clone())?;
+            return Ok(vec![Found { client, config_epoch: 0, node: None }; slots.len()]);
         }
         let (mut views, mut asked) = (Views::default(), BTreeSet::new());
         // Nodes that the first know are asked too: a majority may need them.
@@ -167,24 +158,22 @@ impl Topology {
     /// Keeps the nodes that others know, by address. A node that was known before keeps its connection.
     fn learn(&self, known: BTreeMap<String, Client>) {
         let mut learnt = self.learnt.lock();
-        let mut before = std::mem::take(&mut *learnt);
-        let is_named = |address: &String| self.named.iter().any(|node| node.address().to_string() == *address);
-        let others = known.into_iter().filter(|(address, _)| !is_named(address));
-        let nodes = others.map(|(address, client)| {
-            let node = before.remove(&address).unwrap_or_else(|| Node::new(client));
-            (address, node)
-        });
-        *learnt = nodes.collect();
+        learnt.retain(|address, _| known.contains_key(address));
+        for (address, client) in known {
+            if self.named.iter().all(|node| node.address().to_string() != address) {
+                learnt.entry(address).or_insert_with(|| Node::new(client));
+            }
+        }
     }
 
     /// Asks a node where Redis is, and keeps its view.
     pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<View, Fault> {
-        let view = match &self.finder {
-            Finder::Standalone(_) => unreachable!("it has no nodes that are asked"),
-            Finder::Sentinel(sentinels) => sentinels.ask(node, asked_at).await?,
-            Finder::Cluster(template) => cluster::ask(template, node, asked_at).await?,
+        let view = if self.kind == TopologyKind::Sentinel {
+            sentinel::ask(node, &self.master, &self.template, &self.node_template, asked_at).await?
+        } else {
+            cluster::ask(&self.template, node, asked_at).await?
         };
-        node.set_id(&view.id);
+        node.id.lock().clone_from(&view.id);
         let mut views = self.views.lock();
         views.put(view.clone());
         views.least_votes = self.least_votes();
@@ -201,27 +190,29 @@ impl Topology {
 
     /// Whether a tick may expire only while a majority confirms the primary.
     pub(super) fn needs_majority(&self) -> bool {
-        self.kind() != TopologyKind::Standalone && !self.is_without_majority
+        self.kind != TopologyKind::Standalone && !self.is_without_majority
     }
 
     /// The least number of votes. In a Cluster only primaries vote, and each node knows them.
     fn least_votes(&self) -> usize {
-        if self.kind() != TopologyKind::Sentinel {
+        if self.kind != TopologyKind::Sentinel {
             return 1;
         }
         // A Sentinel with several addresses counts once.
-        self.named.iter().map(|node| node.name()).collect::<BTreeSet<String>>().len()
+        self.named.iter().map(|node| node.id.lock().clone()).collect::<BTreeSet<String>>().len()
     }
 
+    /// One fault for those of all nodes. Asking again is useless only if all nodes reject the password.
     fn together(&self, faults: &[Fault]) -> Fault {
-        let Finder::Sentinel(sentinels) = &self.finder else {
-            return together(faults, "no node of the Cluster answers");
-        };
-        let mut fault = together(faults, &format!("no Sentinel names the primary {:?}", sentinels.master));
-        if fault.kind == FaultKind::Forbidden {
-            fault.text += "; theirs are sentinel_user and sentinel_password in --store";
+        let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
+        let texts = texts.join("; ");
+        let is_forbidden = faults.iter().all(|fault| fault.kind == FaultKind::Forbidden);
+        let kind = if is_forbidden { FaultKind::Forbidden } else { FaultKind::Disconnected };
+        if self.kind != TopologyKind::Sentinel {
+            return Fault::new(kind, format!("no node of the Cluster answers ({texts})"));
         }
-        fault
+        let hint = if is_forbidden { "; theirs are sentinel_user and sentinel_password in --store" } else { "" };
+        Fault::new(kind, format!("no Sentinel names the primary {:?} ({texts}){hint}", self.master))
     }
 }
 
@@ -256,8 +247,7 @@ mod tests {
     }
 
     fn primary_of(topology: &Topology, host: &str, port: u16) -> Client {
-        let Finder::Sentinel(sentinels) = &topology.finder else { panic!("it names Sentinels") };
-        client_at(&sentinels.primary_template, host, port).unwrap()
+        client_at(&topology.template, host, port).unwrap()
     }
 
     #[test]
@@ -288,7 +278,7 @@ mod tests {
             ("redis-cluster://me:secret@one,two:7000", TopologyKind::Cluster),
             ("rediss-cluster://one/0?protocol=resp3", TopologyKind::Cluster),
         ] {
-            assert_eq!(parsed(url).kind(), kind, "{url}");
+            assert_eq!(parsed(url).kind, kind, "{url}");
         }
     }
 
@@ -310,6 +300,17 @@ mod tests {
     }
 
     #[test]
+    fn a_password_is_wrong_if_all_nodes_say_so() {
+        let fault = |kind, text: &str| Fault { kind, text: text.to_owned() };
+        let (wrong, away) = (fault(FaultKind::Forbidden, "a: wrong"), fault(FaultKind::Disconnected, "b: away"));
+        let topology = parsed("redis-cluster://one");
+        let all = topology.together(&[wrong.clone(), wrong.clone()]);
+        let text = "no node of the Cluster answers (a: wrong; a: wrong)";
+        assert_eq!((all.kind, all.text.as_str()), (FaultKind::Forbidden, text));
+        assert_eq!(topology.together(&[wrong, away]).kind, FaultKind::Disconnected);
+    }
+
+    #[test]
     fn nodes_that_others_know_are_asked_too_and_kept_while_they_are_known() {
         let template = "redis://somewhere/".into_connection_info().unwrap();
         let at = |port| client_at(&template, "10.0.0.1", port).unwrap();
@@ -325,7 +326,7 @@ mod tests {
         assert!(Arc::ptr_eq(&kept, &nodes.nodes()[2]), "with its connection");
         assert_eq!(learn(&[]), "10.0.0.1:1 10.0.0.1:2");
         assert_eq!(nodes.least_votes(), 2);
-        nodes.nodes().iter().for_each(|node| node.set_id("same"));
+        nodes.nodes().iter().for_each(|node| *node.id.lock() = String::from("same"));
         assert_eq!(nodes.least_votes(), 1, "it has two addresses");
     }
 }

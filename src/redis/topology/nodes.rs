@@ -17,7 +17,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::debug;
 
-use crate::redis::connection::errors::{Fault, FaultKind};
+use crate::redis::connection::errors::Fault;
 use crate::redis::options::CONNECT_TIMEOUT;
 
 /// How long a node may take to be connected to, and for an answer to a short command.
@@ -34,26 +34,18 @@ pub(crate) struct Node {
     client: Client,
     /// The connection of the last call, if it can be used again.
     connection: Mutex<Option<MultiplexedConnection>>,
-    /// Its own id, once it has answered.
-    id: Mutex<Option<String>>,
+    /// Its own id, or its address until it has answered.
+    pub(crate) id: Mutex<String>,
 }
 
 impl Node {
     pub(crate) fn new(client: Client) -> Arc<Node> {
-        Arc::new(Node { client, connection: Mutex::default(), id: Mutex::default() })
+        let id = Mutex::new(client.get_connection_info().addr().to_string());
+        Arc::new(Node { client, connection: Mutex::default(), id })
     }
 
     pub(crate) fn address(&self) -> &ConnectionAddr {
         self.client.get_connection_info().addr()
-    }
-
-    /// Its id, or its address while the id is unknown.
-    pub(crate) fn name(&self) -> String {
-        self.id.lock().clone().unwrap_or_else(|| self.address().to_string())
-    }
-
-    pub(crate) fn set_id(&self, id: &str) {
-        *self.id.lock() = Some(id.to_owned());
     }
 
     /// The answers to several commands, or why there are none.
@@ -156,14 +148,6 @@ pub(crate) async fn answers<T>(
     Ok(answers)
 }
 
-/// One fault for those of all nodes. Asking again is useless only if all nodes reject the password.
-pub(crate) fn together(faults: &[Fault], summary: &str) -> Fault {
-    let forbidden = !faults.is_empty() && faults.iter().all(|fault| fault.kind == FaultKind::Forbidden);
-    let kind = if forbidden { FaultKind::Forbidden } else { FaultKind::Disconnected };
-    let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
-    Fault { kind, text: format!("{summary} ({})", texts.join("; ")) }
-}
-
 /// Sets the name of all connections of this process: that of the sidecar, without characters that Redis forbids.
 pub(crate) fn name_connections(sidecar: &str) {
     let legal = sidecar.chars().filter(char::is_ascii_graphic).take(64).collect();
@@ -238,6 +222,7 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
+    use crate::redis::connection::errors::FaultKind;
 
     /// An answer after so many ms, or a fault.
     async fn after(ms: u64, answer: Option<u8>) -> Result<u8, Fault> {
@@ -260,15 +245,6 @@ mod tests {
             faults.iter().map(|fault| fault.text.as_str()).collect::<Vec<_>>(),
             ["no answer within 10ms", "no answer within 20ms"]
         );
-    }
-
-    #[test]
-    fn a_password_is_wrong_if_all_nodes_say_so() {
-        let fault = |kind, text: &str| Fault { kind, text: text.to_owned() };
-        let (wrong, away) = (fault(FaultKind::Forbidden, "a: wrong"), fault(FaultKind::Disconnected, "b: away"));
-        let all = together(&[wrong.clone(), wrong.clone()], "nobody answers");
-        assert_eq!((all.kind, all.text.as_str()), (FaultKind::Forbidden, "nobody answers (a: wrong; a: wrong)"));
-        assert_eq!(together(&[wrong, away], "nobody answers").kind, FaultKind::Disconnected);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use redis::{Client, ConnectionInfo, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{ConnectionInfo, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
 
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::topology::majority::{LONGEST, NodeEntry, View};
@@ -12,86 +12,76 @@ use crate::redis::topology::nodes::{Found, Node, client_at};
 /// Flags of a primary that does not answer the Sentinel, or is being replaced.
 const DOUBTS: [&str; 4] = ["disconnected", "s_down", "o_down", "failover_in_progress"];
 
-/// The primary that Sentinels are asked for.
-pub(crate) struct Sentinels {
-    /// How Sentinels that others know are connected to.
-    pub(crate) sentinel_template: ConnectionInfo,
-    /// The name of the primary at the Sentinels.
-    pub(crate) master: String,
-    /// How the primary is connected to.
-    pub(crate) primary_template: ConnectionInfo,
-}
-
 /// An instance, as SENTINEL describes it: fields by name.
 type Instance = HashMap<String, String>;
 
-impl Sentinels {
-    /// Asks a Sentinel for its view.
-    ///
-    /// The address and the epoch in SENTINEL MASTER do not belong together at the Sentinel that leads a failover: while
-    /// it has replicas follow the new primary, it has the new epoch and the old address.
-    pub(crate) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<View, Fault> {
-        let mut commands = redis::pipe();
-        for subcommand in ["MASTER", "GET-MASTER-ADDR-BY-NAME", "SENTINELS"] {
-            commands.cmd("SENTINEL").arg(subcommand).arg(&self.master);
-        }
-        commands.cmd("SENTINEL").arg("MYID").ignore_errors();
-        let mut answers = node.ask(&commands).await.map_err(|error| self.fault(node, error))?.into_iter();
-        let mut answer = || answers.next().expect("each command has an answer");
-        let primary: Instance = read(answer()).map_err(|error| self.fault(node, error))?;
-        let known = address(&primary);
-        let address = match read::<Option<(String, u16)>>(answer()).map_err(|error| self.fault(node, error)) {
-            // The Redis user may lack the permission.
-            Err(fault) if fault.kind == FaultKind::Forbidden => known.clone(),
-            answered => answered?,
-        };
-        let client = address.as_ref().and_then(|(host, port)| client_at(&self.primary_template, host, *port).ok());
-        let client = client.ok_or_else(|| {
-            Fault::new(FaultKind::Other, "the address of the primary that it names is not understood")
-                .at(node.address())
-        })?;
-        let number = |name: &str| primary.get(name).and_then(|number| number.parse::<u64>().ok());
-        // If the addresses differ, the description is that of the primary before.
-        let is_of_this = address == known;
-        let has_doubts = |flags: &String| flags.split(',').any(|flag| DOUBTS.contains(&flag));
-        let is_doubted = is_of_this && primary.get("flags").is_some_and(has_doubts);
-        let unanswered = number("last-ping-sent").filter(|_| is_of_this).unwrap_or_default();
-        let timer = number("down-after-milliseconds").map_or(LONGEST, Duration::from_millis);
-        let found = Found { client, config_epoch: number("config-epoch").unwrap_or_default(), node: None };
-        let others: Vec<Instance> = read(answer()).unwrap_or_default();
-        Ok(View {
-            id: read(answer()).unwrap_or_else(|_| node.address().to_string()),
-            asked_at,
-            votes: true,
-            voters: 1 + usize::try_from(number("num-other-sentinels").unwrap_or_default()).unwrap_or_default(),
-            entries: vec![NodeEntry::of_all_slots(found, is_doubted)],
-            good_for: timer.saturating_sub(Duration::from_millis(unanswered)).min(LONGEST),
-            knows: others.iter().filter_map(|other| self.other(other)).collect(),
-        })
+/// Asks a Sentinel for its view of the primary that it names `master`.
+///
+/// The address and the epoch in SENTINEL MASTER do not belong together at the Sentinel that leads a failover: while
+/// it has replicas follow the new primary, it has the new epoch and the old address.
+pub(crate) async fn ask(
+    node: &Node,
+    master: &str,
+    primary_template: &ConnectionInfo,
+    sentinel_template: &ConnectionInfo,
+    asked_at: Instant,
+) -> Result<View, Fault> {
+    let mut commands = redis::pipe();
+    for subcommand in ["MASTER", "GET-MASTER-ADDR-BY-NAME", "SENTINELS"] {
+        commands.cmd("SENTINEL").arg(subcommand).arg(master);
     }
-
-    /// The address of a Sentinel that another one knows, and a client for it.
-    fn other(&self, instance: &Instance) -> Option<(String, Client)> {
-        let (host, port) = address(instance)?;
-        let client = client_at(&self.sentinel_template, &host, port).ok()?;
-        Some((client.get_connection_info().addr().to_string(), client))
-    }
-
-    fn fault(&self, node: &Node, error: RedisError) -> Fault {
+    commands.cmd("SENTINEL").arg("MYID").ignore_errors();
+    let fault = |error: RedisError| {
         let is_unknown_name = error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError)
             && error.detail().is_some_and(|detail| detail.contains("No such master"));
         let mut fault = Fault::from(error);
         if is_unknown_name {
-            fault.text = format!("knows no primary {:?}", self.master);
+            fault.text = format!("knows no primary {master:?}");
         }
         fault.at(node.address())
-    }
+    };
+    let mut answers = node.ask(&commands).await.map_err(fault)?.into_iter();
+    let mut answer = || answers.next().expect("each command has an answer");
+    let primary: Instance = read(answer()).map_err(fault)?;
+    let known = address_of(&primary);
+    let address = match read::<Option<(String, u16)>>(answer()).map_err(fault) {
+        // The Redis user may lack the permission.
+        Err(fault) if fault.kind == FaultKind::Forbidden => known.clone(),
+        answered => answered?,
+    };
+    let client = address.as_ref().and_then(|(host, port)| client_at(primary_template, host, *port).ok());
+    let client = client.ok_or_else(|| {
+        Fault::new(FaultKind::Other, "the address of the primary that it names is not understood")
+            .at(node.address())
+    })?;
+    let number = |name: &str| primary.get(name).and_then(|number| number.parse::<u64>().ok());
+    // If the addresses differ, the description is that of the primary before.
+    let is_of_this = address == known;
+    let has_doubts = |flags: &String| flags.split(',').any(|flag| DOUBTS.contains(&flag));
+    let is_doubted = is_of_this && primary.get("flags").is_some_and(has_doubts);
+    let unanswered = number("last-ping-sent").filter(|_| is_of_this).unwrap_or_default();
+    let timer = number("down-after-milliseconds").map_or(LONGEST, Duration::from_millis);
+    let found = Found { client, config_epoch: number("config-epoch").unwrap_or_default(), node: None };
+    let others: Vec<Instance> = read(answer()).unwrap_or_default();
+    let other = |instance| {
+        let (host, port) = address_of(instance)?;
+        client_at(sentinel_template, &host, port).ok()
+    };
+    Ok(View {
+        id: read(answer()).unwrap_or_else(|_| node.address().to_string()),
+        asked_at,
+        votes: true,
+        voters: 1 + usize::try_from(number("num-other-sentinels").unwrap_or_default()).unwrap_or_default(),
+        entries: vec![NodeEntry::of_all_slots(found, is_doubted)],
+        good_for: timer.saturating_sub(Duration::from_millis(unanswered)).min(LONGEST),
+        knows: others.iter().filter_map(other).collect(),
+    })
 }
 
 fn read<T: FromRedisValue>(answer: RedisResult<Value>) -> RedisResult<T> {
     Ok(T::from_redis_value(answer?)?)
 }
 
-fn address(instance: &Instance) -> Option<(String, u16)> {
+fn address_of(instance: &Instance) -> Option<(String, u16)> {
     Some((instance.get("ip")?.clone(), instance.get("port")?.parse().ok()?))
 }

@@ -31,40 +31,21 @@ impl Link {
         if self.unconfirmed_for(session).is_none() {
             return Ok(session.confirmation.lock().recovered_at);
         }
-        let voters = if self.topology.kind() == TopologyKind::Sentinel { "Sentinels" } else { "Cluster" };
+        let voters = if self.topology.kind == TopologyKind::Sentinel { "Sentinels" } else { "Cluster" };
         let text = format!("no majority of the {voters} confirms that {} is the primary", session.found);
         Err(Fault::new(FaultKind::Unreachable, text))
     }
 
-    /// Whether the session was not confirmed for this time or longer.
-    pub(crate) fn is_unconfirmed_for(&self, session: &Session, time: Duration) -> bool {
-        self.unconfirmed_for(session).is_some_and(|missing| missing >= time)
-    }
-
     /// For how long the session was not confirmed; none if it is, or need not be.
-    fn unconfirmed_for(&self, session: &Session) -> Option<Duration> {
+    pub(crate) fn unconfirmed_for(&self, session: &Session) -> Option<Duration> {
         let missing = session.confirmation.lock().missing_for(self.clock.now());
         missing.filter(|_| self.topology.needs_majority())
-    }
-
-    /// Applies the views so far: leaves a Redis that was replaced though it still answers, as one that was cut off from
-    /// the majority.
-    fn apply_views(&self, session: &Session) {
-        let Link { topology, keys, clock, .. } = self;
-        if let Some(now) = topology.replaced_by(&session.found, keys.slot) {
-            let text = format!("another Redis, {now}, is there in place of {}", session.found);
-            self.give_up(session, &Fault::new(FaultKind::ReadOnly, text));
-        }
-        if topology.needs_majority() {
-            let until = topology.views.lock().confirmed_until(&session.found, keys.slot);
-            session.confirmation.lock().update(until, clock.now());
-        }
     }
 }
 
 /// Warns of settings that make confirmations unsafe, or missing without need.
 pub(crate) fn warn_of_settings(topology: &Topology) {
-    if topology.kind() == TopologyKind::Standalone {
+    if topology.kind == TopologyKind::Standalone {
         return;
     }
     if !topology.needs_majority() {
@@ -87,7 +68,7 @@ pub(crate) async fn watch(
     clock: Arc<Clock>,
     metrics: Arc<Metrics>,
 ) {
-    if topology.kind() == TopologyKind::Standalone {
+    if topology.kind == TopologyKind::Standalone {
         return;
     }
     let (mut asked, mut being_asked) = (FuturesUnordered::new(), HashSet::new());
@@ -112,7 +93,15 @@ pub(crate) async fn watch(
         let mut unconfirmed = Vec::new();
         for link in &*links {
             let Ok(session) = link.session() else { continue };
-            link.apply_views(&session);
+            if let Some(now) = topology.replaced_by(&session.found, link.keys.slot) {
+                // It still answers, as a Redis that was cut off from the majority.
+                let text = format!("another Redis, {now}, is there in place of {}", session.found);
+                link.give_up(&session, &Fault::new(FaultKind::ReadOnly, text));
+            }
+            if topology.needs_majority() {
+                let until = topology.views.lock().confirmed_until(&session.found, link.keys.slot);
+                session.confirmation.lock().update(until, clock.now());
+            }
             if link.confirmed(&session).is_err() {
                 unconfirmed.push((link, session));
             }
@@ -139,7 +128,7 @@ fn report(topology: &Topology, unconfirmed: &[(&Arc<Link>, Arc<Session>)], is_re
         info!("a majority confirms the primary again: ticks expire");
     }
     let is_missing =
-        |(link, session): &&(&Arc<Link>, Arc<Session>)| link.is_unconfirmed_for(session, REPORT_AFTER);
+        |(link, session): &&(&Arc<Link>, Arc<Session>)| link.unconfirmed_for(session) >= Some(REPORT_AFTER);
     let Some((link, session)) = unconfirmed.iter().find(is_missing).filter(|_| !*is_reported) else { return };
     *is_reported = true;
     let (until, of) = topology.views.lock().confirmations(&session.found, link.keys.slot);

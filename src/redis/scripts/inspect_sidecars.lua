@@ -1,6 +1,6 @@
 -- Reads the heartbeats of all sidecars, for the leader, and repairs groups that were lost.
 --
--- KEYS as in groups.lua
+-- KEYS as in group_functions.lua
 -- ARGV[2] sidecar   ARGV[3] ms that the link of a dead sidecar is kept   ARGV[4] most links named
 -- Reply {'inspected', groups that had to be created again, by this or before, number of links that are too old, the sidecar of
 --   each, then for every sidecar: its name, its heartbeats}

@@ -1,7 +1,7 @@
 -- Announces all groups that have subscribers at the sidecar. It has no subscriber of any other group, and the batches
 -- that it holds of such a group are released.
 --
--- KEYS as in groups.lua
+-- KEYS as in group_functions.lua
 -- ARGV[2] sidecar   ARGV[3] most batches released in one group
 -- ARGV[4..] each group that was joined here: name, and `e` ephemeral, `-` not
 -- Reply {'announced', groups that had to be created again}

@@ -119,8 +119,8 @@ async fn reapply_part(link: &Link, session: &Session, acks: &[Ack]) -> Result<u6
     let letters: String = acks.iter().map(|ack| if ack.is_withdrawal { 'w' } else { 'k' }).collect();
     let names = keys.and_lists(&[&keys.messages, &keys.ticks]);
     let times: Vec<_> = acks.iter().map(|ack| (ack.message.to_string(), ack.added_ms)).collect();
-    let mut answer = link.write_in(session, &SCRIPTS.reapply, &names, (letters, times)).await?;
-    match answer.text()?.as_str() {
+    let (word, mut answer) = link.write_in(session, &SCRIPTS.reapply_lost_acks, &names, (letters, times)).await?;
+    match word.as_str() {
         "reapplied" => Ok(answer.count()?),
         word => Err(answer.strange(word).into()),
     }
@@ -130,7 +130,7 @@ async fn reapply_part(link: &Link, session: &Session, acks: &[Ack]) -> Result<u6
 pub(crate) async fn end_wait(link: &Link, session: &Session) {
     let keys = &link.keys;
     let names = [keys.held_acks.as_str()];
-    match link.write_in(session, &SCRIPTS.acks_applied, &names, &keys.sidecar).await {
+    match link.write_in(session, &SCRIPTS.record_acks_applied, &names, &keys.sidecar).await {
         Ok(_) => info!(ring = link.ring, "all acknowledgements that were held are applied"),
         Err(refusal) => warn!(%refusal, "the leader was not told that all held acknowledgements are applied"),
     }

@@ -1,4 +1,5 @@
--- Functions of all scripts that work on groups, between the guard and the script. All have the same keys.
+-- Defines the functions of all scripts that work on groups. Comes between `refuse_stale_connection.lua` and the script.
+-- All these scripts have the same keys.
 --
 -- KEYS[3] outbox   KEYS[4] groups   KEYS[5] sidecars   KEYS[6] departed   KEYS[7] news
 local outbox, groups, sidecars, departed, news = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
@@ -174,7 +175,7 @@ local function repair()
   return made
 end
 
--- The same, and the leader's next `inspect` reports it.
+-- The same, and the leader's next `inspect_sidecars` reports it.
 local function repair_unreported()
   write_without_memory()
   local made = repair()

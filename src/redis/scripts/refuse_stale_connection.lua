@@ -1,4 +1,4 @@
--- Comes before every script that writes: refuses a late write of a dead connection.
+-- Comes before every script that writes: refuses a late write of a dead connection, and defines functions for all.
 --
 -- KEYS[1] meta   KEYS[2] link of the sidecar
 -- ARGV[1] generation of the link, as `open` returned it

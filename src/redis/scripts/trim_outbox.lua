@@ -1,7 +1,7 @@
 -- Trims the outbox, for the leader: batches that all groups have settled are removed; batches that are too old or too
 -- many are dropped, oldest first; groups without a subscriber for too long are deleted. Ages are counted in ticks.
 --
--- KEYS as in groups.lua
+-- KEYS as in group_functions.lua
 -- ARGV[2] retention in ms   ARGV[3] most messages in the outbox   ARGV[4] 1 if what is too old may be dropped
 -- ARGV[5] number of the step: that of the previous one again if its answer was lost
 -- Reply {'tended', 1 if there is more to do, messages dropped, batches dropped, group dropped...}

@@ -1,6 +1,6 @@
 -- Returns batches that the sidecar holds, for the next consumer.
 --
--- KEYS as in groups.lua
+-- KEYS as in group_functions.lua
 -- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch; an empty epoch is any
 -- Reply {'returned', how many of them it held}
 local sidecar, group, ids = ARGV[2], ARGV[3], {}

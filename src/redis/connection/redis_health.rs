@@ -1,4 +1,4 @@
-//! Sends commands to one Redis for all links of this process, and waits for the answers.
+//! Sends the commands of all links to one Redis, and determines from the answers whether it is reachable.
 //!
 //! Redis serves connections in turns. If it has much to do, an answer takes long, and yet others come all the time. So
 //! Redis is unreachable only if it answers *nothing* for [`RESPONSE_TIMEOUT`] while requests wait. While an answer is
@@ -39,27 +39,27 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The Redis servers that links of this process use, by address.
 #[derive(Default)]
-pub(crate) struct Peers(Mutex<HashMap<String, Weak<Peer>>>);
+pub(crate) struct RedisServers(Mutex<HashMap<String, Weak<RedisServer>>>);
 
-impl Peers {
-    pub(crate) fn of(&self, found: &Found, clock: &Arc<Clock>) -> Arc<Peer> {
-        let mut peers = self.0.lock();
-        peers.retain(|_, peer| peer.strong_count() > 0);
+impl RedisServers {
+    pub(crate) fn of(&self, found: &Found, clock: &Arc<Clock>) -> Arc<RedisServer> {
+        let mut servers = self.0.lock();
+        servers.retain(|_, server| server.strong_count() > 0);
         let address = found.to_string();
-        if let Some(peer) = peers.get(&address).and_then(Weak::upgrade) {
-            return peer;
+        if let Some(server) = servers.get(&address).and_then(Weak::upgrade) {
+            return server;
         }
         let (stall_detector, late) = (Arc::<StallDetector>::default(), Arc::<Notify>::default());
         let probing = probe(found.clone(), Arc::clone(&stall_detector), Arc::clone(clock), Arc::clone(&late));
         let probing = AbortOnDropHandle::new(tokio::spawn(probing));
-        let peer = Arc::new(Peer { stall_detector, clock: Arc::clone(clock), late, _probing: probing });
-        peers.insert(address, Arc::downgrade(&peer));
-        peer
+        let server = Arc::new(RedisServer { stall_detector, clock: Arc::clone(clock), late, _probing: probing });
+        servers.insert(address, Arc::downgrade(&server));
+        server
     }
 }
 
 /// One Redis.
-pub(crate) struct Peer {
+pub(crate) struct RedisServer {
     pub(crate) stall_detector: Arc<StallDetector>,
     clock: Arc<Clock>,
     /// Notified when an answer is late.
@@ -67,7 +67,7 @@ pub(crate) struct Peer {
     _probing: AbortOnDropHandle<()>,
 }
 
-impl Peer {
+impl RedisServer {
     /// Sends a request to this Redis and waits for its answer.
     pub(crate) async fn exchange<T>(&self, request: impl Future<Output = RedisResult<T>>) -> Result<T, Fault> {
         let unanswered = self.stall_detector.request_sent(self.clock.now());
