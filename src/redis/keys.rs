@@ -1,52 +1,55 @@
-//! The schema: the keys of a ring. docs/REDIS.md describes it for operators.
+//! Defines the schema: the keys of a ring. docs/REDIS.md describes the keys for operators.
 //!
-//! All keys of ring 0 in namespace `ackwheel` begin with `{ackwheel:0}:`. The braces are a hash tag: on a
-//! Cluster the keys of a ring lie on one node, and every script declares each key that it may touch.
+//! All keys of ring 0 in namespace `ackwheel` begin with `{ackwheel:0}:`. The braces are a hash tag: in a Cluster, the
+//! keys of a ring lie on one node. Every script declares each key that it may use.
 //!
 //! | key | type | content |
 //! |---|---|---|
-//! | `meta` | hash | schema, dimensions, incarnation; pointer and when it was due; epoch and leader; counters |
-//! | `lease` | string | the leader's token, with the time it has left |
-//! | `candidates` | hash | token of a candidate → how many rings it leads, and its name, until the leader reads it |
-//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; also while it is late |
-//! | `tick:<i>` | set | the messages of each deadline D with D mod lists = i; `/attempt` follows where it is not 1 |
-//! | `ticks` | hash | `acked:D`: acknowledged so far; `frozen:D`: a decided tick on its way to the outbox |
+//! | `meta` | hash | schema, dimensions, incarnation; pointer and its `due_ms`; epoch and leader; counters |
+//! | `lease` | string | the leader's token; expires when the lease ends |
+//! | `candidates` | hash | token of a candidate → number of rings that it leads, and its name; the leader reads and
+//! deletes |
+//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`, from the add to the end of the `late`
+//! period |
+//! | `tick:<i>` | set | the messages of each deadline D with D mod lists = i; with the suffix `/attempt` unless that is
+//! 1 |
+//! | `ticks` | hash | `acked:D`: Acks so far; `frozen:D`: counts of an expired tick that is being published |
 //! | `outbox` | stream | timeout batches under the id `tick-seq`; a consumer group for each group |
-//! | `held_acks` | hash | sidecar → Acks that it held when its session began, until they are applied |
-//! | `late` | list | published messages, in chunks, until they are forgotten a revolution later |
+//! | `held_acks` | hash | sidecar → number of Acks that it held when its session began, until they are applied |
+//! | `late` | list | timed-out messages, in chunks, until they are deleted a revolution later |
 //! | `groups` | hash | group → `e` if it is ephemeral, else `-`; then the tick since which it has no subscriber |
-//! | `sidecars` | hash | sidecar → number of its last heartbeat, then each group that has a subscriber there |
+//! | `sidecars` | hash | sidecar → number of its last heartbeat, then each group that has a subscriber at the sidecar |
 //! | `departed` | sorted set | dead sidecar whose link is kept for a while → the tick at which it was found dead |
-//! | `link:<sidecar>` | hash | its connection generation, last chunks with answers, and last step of maintenance |
-//! | `news` | stream | a short tail of hints: published, returned, vacant, handed |
+//! | `link:<sidecar>` | hash | connection generation, last chunk, last two answers, last step of outbox trimming |
+//! | `news` | stream | the last few hints: published, returned, vacant, handed |
 //!
 //! # Lists
 //!
-//! A deadline can be as far ahead as `slots` plus the ticks that a pointer may lag, and a frozen tick keeps its
-//! list until it is published. With [`SPARE_LISTS`] more lists than slots no two deadlines that are alive
-//! share one: the pointer waits when [`MAX_FROZEN`] ticks are not yet published.
+//! Seen from the pointer, a deadline is at most `slots` plus [`MAX_CATCH_UP`] ticks ahead. A frozen tick keeps its list
+//! until it is published. With [`SPARE_LISTS`] more lists than slots, no two live deadlines share a list. The pointer
+//! waits while [`MAX_FROZEN`] ticks are not yet published.
 
 use crate::redis::topology::cluster::slot_of;
 use crate::redis::topology::majority::Slot;
 
 /// The version of this schema.
 pub const SCHEMA: u32 = 1;
-/// The oldest schema that this version serves too, so that sidecars can be updated one by one.
+/// The oldest schema that this version can also serve, so that sidecars can be updated one by one.
 pub(crate) const OLDEST_SCHEMA: u32 = 1;
 
-/// Lists beyond one a slot.
+/// Number of lists in addition to one per slot.
 pub(crate) const SPARE_LISTS: u16 = 34;
-/// The most ticks that an idle pointer can be behind the clock in the eyes of an add.
+/// Maximum of ticks by which the pointer may lag behind the tick due. Deadlines of adds assume no greater lag.
 pub const MAX_CATCH_UP: u16 = 16;
-/// The most ticks that are decided and not yet published.
+/// Maximum of ticks that are expired and not yet published.
 pub(crate) const MAX_FROZEN: u16 = 16;
-/// The most slots of a ring in Redis: each script names every list.
+/// Maximum of slots of a ring in Redis, because each script names every list.
 pub const MAX_SLOTS: u16 = 240;
 
 const _: () =
     assert!(SPARE_LISTS > MAX_CATCH_UP + MAX_FROZEN, "two deadlines that are alive must not share a list");
 
-/// Defines the keys: a field of each name, and its text in Redis.
+/// Defines the keys: a field for each name, with its text in Redis.
 macro_rules! keys {
     ($($name:ident)+) => {
         /// The names of a ring's keys, for one sidecar.
@@ -54,16 +57,16 @@ macro_rules! keys {
         pub(super) struct Keys {
             $(pub(super) $name: String,)+
             pub(super) link: String,
-            /// The sidecar of `link`.
+            /// The sidecar that owns `link`.
             pub(super) sidecar: String,
-            /// Where all of them lie, if Redis is a Cluster.
+            /// The Cluster slot of all these keys. Unused without a Cluster.
             pub(super) slot: Slot,
             lists: Vec<String>,
             prefix: String,
         }
 
         impl Keys {
-            /// The keys of a ring, as `sidecar` uses them.
+            /// Returns the keys of a ring for `sidecar`.
             pub(super) fn new(namespace: &str, ring: u16, slots: u16, sidecar: &str) -> Keys {
                 let tag = format!("{namespace}:{ring}");
                 let prefix = format!("{{{tag}}}:");
@@ -84,18 +87,18 @@ macro_rules! keys {
 keys! { meta lease candidates messages ticks held_acks outbox late groups sidecars departed news }
 
 impl Keys {
-    /// The link of a sidecar.
+    /// Returns the link key of a sidecar.
     pub(super) fn link_of(&self, sidecar: &str) -> String {
         format!("{}link:{sidecar}", self.prefix)
     }
 
-    /// The list of a deadline.
+    /// Returns the key of the list of a deadline.
     pub(super) fn list(&self, deadline: u64) -> &str {
         let index = deadline % self.lists.len() as u64;
         &self.lists[usize::try_from(index).expect("there are few lists")]
     }
 
-    /// These keys, and then every list.
+    /// Returns the keys `first`, followed by every list.
     pub(super) fn and_lists<'a>(&'a self, first: &[&'a String]) -> Vec<&'a str> {
         first.iter().copied().chain(&self.lists).map(String::as_str).collect()
     }

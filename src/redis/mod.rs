@@ -1,16 +1,17 @@
-//! A wheel that lives in Redis and is shared: any sidecar adds, any other acknowledges, and the leader turns it.
+//! A wheel in Redis that sidecars share. Any sidecar adds and acknowledges messages, and the leader moves the pointer.
 //!
 //! | part | purpose |
 //! |---|---|
-//! | `keys` | the schema |
+//! | `keys` | defines the schema |
 //! | `scripts` | the Lua scripts, each one atomic step |
-//! | `topology` | where Redis is (standalone, Sentinel, Cluster), and the majority that confirms it |
-//! | `connection` | the link of a ring: reconnects, classifies errors, detects stalls, hears hints of other sidecars |
-//! | `batching` | adds and dels of all connections travel in shared scripts |
+//! | `topology` | finds Redis (standalone, Sentinel, Cluster) and the majority that confirms the primary |
+//! | `connection` | the link of a ring: reconnects, classifies errors, detects stalls, receives hints of other sidecars
+//! |
+//! | `batching` | combines adds and dels of all connections in shared scripts |
 //! | `leader` | the lease, the leadership term, and how sidecars share the rings |
 //! | `ring` | the ring: advance, publish, repair |
-//! | `outbox` | batches on a stream, with a consumer group for each group |
-//! | `startup_checks`, `store`, `options` | opens the store, and says why it cannot |
+//! | `outbox` | batches in a stream, with a consumer group for each group |
+//! | `startup_checks`, `store`, `options` | check Redis and open the store |
 
 mod batching;
 mod connection;
@@ -32,7 +33,7 @@ pub use topology::{Topology, TopologyKind};
 
 use std::hash::{BuildHasher, RandomState};
 
-/// 32 unique hex digits: the keys of `RandomState` come from the operating system.
+/// Returns 32 unique hex digits. The operating system provides the keys of `RandomState`.
 fn random_name() -> String {
     let state = RandomState::new();
     format!("{:016x}{:016x}", state.hash_one(1), state.hash_one(2))

@@ -1,5 +1,5 @@
-//! Checks every Redis that has a ring, at the start and then once a minute, and warns of new findings: its version, and
-//! settings that would lose messages. Explains why a store could not be opened.
+//! Checks every Redis that has a ring, at the start and then once a minute: its version, and settings that can lose
+//! messages. Warns of new findings. Explains why a store could not be opened.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::redis::options::{CHECK_TIMEOUT, START_TIMEOUT};
 use crate::redis::topology::majority::Slot;
 use crate::redis::topology::{Topology, TopologyKind};
 
-/// The oldest major version with all commands that the scripts use. Valkey names a Redis version too.
+/// The oldest major version with all commands that the scripts use. Valkey reports a Redis version too.
 const OLDEST_MAJOR: u64 = 7;
 
-/// How often a Redis that is not there yet is tried.
+/// How often the sidecar tries an unreachable Redis at the start.
 const START_RETRY: Duration = Duration::from_millis(200);
 
 /// How often the checks are repeated.
@@ -45,25 +45,26 @@ pub enum RedisStoreError {
     Differs(String),
 }
 
-/// Settings of one Redis, by name.
+/// Settings of a Redis, by name.
 type Settings = HashMap<String, String>;
 
-/// Each finding, and the Redis that have it.
+/// Each finding, with the names of the Redis servers that have it.
 pub(super) type Findings = BTreeMap<String, Vec<String>>;
 
-/// The checks of every Redis that has one of these slots.
+/// The checks of every Redis that has one of `slots`.
 pub(super) struct StartupChecks {
     pub(super) topology: Arc<Topology>,
     pub(super) slots: Vec<Slot>,
     pub(super) clock: Arc<Clock>,
-    /// The default one.
+    /// The default ack timeout.
     pub(super) ack_timeout: Duration,
     /// The findings of the last check.
     pub(super) known: Findings,
 }
 
 impl StartupChecks {
-    /// Waits for Redis, checks it, and warns. A wrong password does not become right by waiting.
+    /// Waits for Redis, checks it, and warns. Stops waiting at once if Redis refuses the password or is too old:
+    /// waiting would not help.
     pub(super) async fn first(&mut self) -> Result<(), RedisStoreError> {
         let mut cause = None;
         let reached = async {
@@ -90,14 +91,14 @@ impl StartupChecks {
         Ok(())
     }
 
-    /// Repeats the checks: settings change, and another Redis may have taken over. Never ends.
+    /// Repeats the checks, since settings change and another Redis may take over. Never ends.
     pub(super) async fn repeat(mut self) {
         loop {
             tokio::time::sleep(REPEAT_EVERY).await;
             match self.check_all().await {
                 Ok(findings) => self.report(findings),
                 Err(Fault { kind: FaultKind::Unfit, text }) => self.report(Findings::from([(text, Vec::new())])),
-                // The links report a Redis that cannot be reached.
+                // The links report an unreachable Redis.
                 Err(_) => {}
             }
         }
@@ -133,7 +134,7 @@ impl StartupChecks {
             redis::cmd("CONFIG").arg("GET").arg(&SETTINGS).query_async(connection).await;
         match settings {
             Ok(settings) => {
-                // Another Redis may take over.
+                // Another Redis may take over, so the settings for replicas matter.
                 let may_be_replaced = self.topology.kind != TopologyKind::Standalone;
                 let of_replicas = may_be_replaced.then(|| replicas(&settings, self.ack_timeout)).flatten();
                 [policy(&settings), persistence(&settings).map(str::to_owned), of_replicas]
@@ -142,7 +143,7 @@ impl StartupChecks {
                     .collect()
             }
             Err(error) => {
-                // Hosted services and ACLs forbid it.
+                // Hosted services and ACLs may forbid CONFIG GET.
                 debug!(%error, ?SETTINGS, "these settings of Redis cannot be read and are not checked");
                 Vec::new()
             }
@@ -218,14 +219,14 @@ fn replicas(settings: &Settings, ack_timeout: Duration) -> Option<String> {
     })
 }
 
-/// Findings that these nodes did not all have before.
+/// Returns the findings that are new for at least one of their nodes.
 fn new<'a>(findings: &'a Findings, known: &'a Findings) -> impl Iterator<Item = (&'a String, &'a Vec<String>)> {
     findings.iter().filter(|(text, nodes)| {
         known.get(*text).is_none_or(|before| nodes.iter().any(|node| !before.contains(node)))
     })
 }
 
-/// Words in a cause, and what to do about it.
+/// Pairs of words in a cause and the remedy for that cause.
 const HINTS: &[(&str, &str)] = &[
     ("knows no primary", "name it in ?master= of --store as `sentinel monitor` has it"),
     ("unknown command 'SENTINEL'", "name the Sentinels in --store, and not the Redis that they watch"),
@@ -254,7 +255,7 @@ const HINTS: &[(&str, &str)] = &[
 const MAYBE_TLS: &str = "is it running, is the address in --store right, and does that begin with rediss:// where the \
                          port speaks TLS, and with redis:// where it does not?";
 
-/// The remedy for a Redis that cannot be reached, by the cause.
+/// Returns the remedy for an unreachable Redis, according to the cause.
 fn hint(cause: &str) -> &'static str {
     let found = HINTS.iter().find(|(words, _)| cause.contains(words));
     found.map_or("is it running, and is the address in --store right?", |(_, hint)| hint)

@@ -30,31 +30,31 @@ use crate::redis::topology::Topology;
 use crate::redis::topology::nodes::name_connections;
 use crate::redis::topology::watch::{warn_of_settings, watch};
 
-/// How long a sidecar that closes waits for an unreachable Redis, if it holds acknowledgements for it.
+/// How long a closing sidecar waits for an unreachable Redis, if the sidecar still holds Acks.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How often it looks whether they are applied.
+/// How often a closing sidecar checks whether its Acks are applied.
 const CLOSE_POLL: Duration = Duration::from_millis(10);
 
-/// A wheel that lives in Redis and is shared by all sidecars of its namespace.
+/// A wheel in Redis, shared by all sidecars of its namespace.
 pub struct RedisStore {
     rings: Vec<RingParts>,
     links: Arc<[Arc<Link>]>,
-    /// The outbox of each ring, with the task that sends heartbeats.
+    /// The outbox of each ring, with the task that sends its heartbeats.
     outboxes: Vec<(Arc<RedisOutbox>, AbortOnDropHandle<()>)>,
     _tasks: JoinSet<()>,
 }
 
 impl RedisStore {
-    /// Connects to Redis and opens every ring. A ring that does not exist is created.
+    /// Connects to Redis and opens every ring. Creates the rings that do not exist.
     ///
     /// # Errors
     ///
-    /// When Redis cannot be reached or used, or its rings were made with other settings.
+    /// Returns an error if Redis cannot be reached or used, or if its rings were created with other settings.
     ///
     /// # Panics
     ///
-    /// Not with a number of slots that `--slots` allows for a Redis store.
+    /// Panics if the number of slots exceeds `MAX_SLOTS`. `--slots` allows no such number for a Redis store.
     pub async fn open(
         options: &RedisOptions,
         clock: &Arc<Clock>,
@@ -176,12 +176,12 @@ impl Store for RedisStore {
     }
 }
 
-/// How many acknowledgements wait for Redis.
+/// Returns the number of Acks that Redis has not answered.
 fn held(links: &[Arc<Link>]) -> u64 {
     links.iter().map(|link| link.progress.unanswered_acks.load(Ordering::Relaxed)).sum()
 }
 
-/// The name of this sidecar in keys and entries; never reused.
+/// Returns a unique name of this sidecar for keys and entries.
 fn unique_sidecar(name: &str) -> String {
     let legal = |character: &char| character.is_ascii_alphanumeric() || matches!(character, '.' | '_' | ':' | '-');
     let plain: String = name.chars().filter(legal).take(64).collect();

@@ -1,4 +1,4 @@
-//! The lease of a ring in Redis: a key with a token, an epoch, and the rules of [`Candidate`] and [`Leaderships`].
+//! Implements the lease of a ring in Redis: a key with a token, and an epoch. Uses [`Candidate`] and [`Leaderships`].
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -26,15 +26,15 @@ pub(crate) struct RedisLease {
 struct State {
     possession: Possession,
     candidate: Candidate,
-    /// The highest epoch that was seen: a ring that Redis has lost must not begin below it.
+    /// The highest epoch seen. If Redis loses the ring, the new ring must not begin below this epoch.
     highest_epoch: u64,
 }
 
-/// Whether the lease is this sidecar's, as far as it knows.
+/// Whether this sidecar holds the lease, as far as the sidecar knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Possession {
     NotHeld,
-    /// An election was asked for, and may be won.
+    /// The sidecar has requested an election whose answer has not arrived: it may have won.
     Requested,
     Held,
 }
@@ -79,13 +79,14 @@ impl Lease for RedisLease {
         }
         let mut renew_at = now + options.lease / 3;
         if self.leaderships.are_shared() && !may_hand_over {
-            // It may once the pointer has moved, and from then on with each renewal, if a lease is three ticks.
+            // The sidecar may hand over after the pointer has moved. If a lease is three ticks, later renewals fall
+            // into such times too.
             renew_at = renew_at.min(term.next.at.max(now) + options.wheel.tick_length() / 16);
         }
         Ok(Leadership::Leads { epoch: term.epoch, renew_at: Some(renew_at) })
     }
 
-    /// Also where another leads: a sidecar that drains is no candidate any more.
+    /// Sends the release even if another sidecar leads, since a draining sidecar must stop being a candidate.
     async fn release(&self, _now: Instant) -> Result<(), Refusal> {
         self.leaderships.withdraw(self.link.clock.now());
         let is_held = self.state.lock().possession != Possession::NotHeld;
@@ -108,13 +109,13 @@ impl RedisLease {
         RedisLease { link, leaderships, state, on_lease_free: RwLock::default() }
     }
 
-    /// Calls the listeners: the lease may be free.
+    /// Calls the listeners, because the lease may be free.
     pub(crate) fn notify(&self) {
         self.on_lease_free.read().iter().for_each(|listener| listener());
     }
 
-    /// Whether another could make the next move as well as this sidecar, which may know that Redis stalls or was
-    /// unreachable.
+    /// Returns whether another sidecar could make the next move as well as this one. It could not if only this sidecar
+    /// knows of a stall or an outage of Redis.
     fn can_hand_over(&self, now: Instant) -> bool {
         let link @ Link { options, term: current, .. } = &*self.link;
         let (Some(term), Ok(session)) = (current.get(), link.session()) else { return false };
@@ -126,7 +127,7 @@ impl RedisLease {
             && link.look() == Look::Answers
     }
 
-    /// Renews the lease if this sidecar still has it; returns the candidates, if they are wanted.
+    /// Renews the lease if this sidecar still holds it. Returns the candidates if `wanted` is set.
     async fn renew(&self, session: &Session, term: Term, wanted: bool) -> Result<Option<Vec<Candidacy>>, Refusal> {
         let link @ Link { ring, options, identity, term: current, .. } = &*self.link;
         let arguments = (&identity.token, term.epoch, whole_ms(options.lease), wanted);
@@ -155,15 +156,15 @@ impl RedisLease {
         }
     }
 
-    /// Stands for election. A leader whose connection was rebuilt does so too, and gets another epoch: the Redis that
-    /// it reaches now may have lost writes.
+    /// Stands for election. A leader whose connection was rebuilt also stands again and gets a new epoch, because the
+    /// Redis behind the new connection may have lost writes.
     async fn stand_for_election(&self, now: Instant, session: &Session) -> Result<Leadership, Refusal> {
         let link @ Link { options, identity, term: current, .. } = &*self.link;
         let recovered_at = link.confirmed(session)?;
         let begun = now.max(link.clock.now());
         let before = current.get();
-        // The first grace since the pointer moved counts, so that a Redis with many short outages does not stop the
-        // wheel.
+        // The first grace period since the last move counts. Later outages do not extend it, so many short outages
+        // cannot stop the wheel.
         let grace_until = before.and_then(|term| term.grace_until);
         let grace_until = grace_until.or(recovered_at.map(|recovered_at| recovered_at + options.outage_grace));
         let wait = grace_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(begun));
@@ -264,7 +265,7 @@ impl RedisLease {
         Leadership::Follows { retry_after: self.state.lock().candidate.retry_after(random) }
     }
 
-    /// Gives the lease up, with a hint for the others.
+    /// Gives up the lease, and sends a hint to the other sidecars.
     async fn give_up(&self, hint: (&str, &str)) -> Result<Leadership, Refusal> {
         let link @ Link { identity, term: current, .. } = &*self.link;
         current.end();

@@ -1,4 +1,4 @@
-//! Leadership of rings: the lease of each, its term, and how sidecars share the rings.
+//! Leadership of rings: the lease of each ring, the leadership term, and how sidecars share the rings.
 
 pub(super) mod lease;
 pub(super) mod rebalance;

@@ -1,12 +1,12 @@
-//! Rebalancing of leaderships over several rings: the sidecar that leads the most hands a ring to the one that leads
-//! least.
+//! Rebalances leaderships over several rings: the sidecar that leads the most rings hands one to the sidecar that leads
+//! the fewest.
 //!
-//! A candidate of a ring announces there how many rings it leads. The leader reads the announcements as it renews its
-//! lease, and Redis forgets them then: a candidate that is named again has looked since. So a leader sees every
-//! candidate that polls, and soon none that does not. Between two sidecars that lead as many, the token decides: one of
-//! them hands over, and the others see it before it is their turn.
+//! A candidate announces to each ring how many rings the candidate leads. The leader reads and deletes the
+//! announcements when it renews its lease. So the leader sees every candidate that polls, and soon no candidate that
+//! stopped polling. If two sidecars lead equally many rings, the order of their tokens decides which one hands over.
+//! The others then see the change before their turn.
 //!
-//! A sidecar that has just come, drains, or has lost a ring announces nothing for a while, so it is handed no ring.
+//! A sidecar that has just started, drains, or has lost a ring announces nothing for a while, so it gets no ring.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 
 use crate::redis::leader::term::{CurrentTerm, Identity};
 
-/// After so many leases without a loss, the next loss counts as the first one.
+/// If this many leases pass without a loss, the next loss counts as the first.
 const LEASES_UNTIL_FORGIVEN: u32 = 64;
 
-/// A candidate of a ring, and how many rings it leads. The one that leads fewer is the lesser.
+/// A candidate of a ring, and the number of rings that it leads. The order is by that number, then by token.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Candidacy {
     pub(crate) leads: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Candidacy {
 }
 
 impl Candidacy {
-    /// The candidacy that the sidecar of this token announced.
+    /// Parses the announcement of the sidecar with this token.
     pub(crate) fn parse(token: String, announced: &str) -> Option<Candidacy> {
         let (leads, name) = announced.split_once(' ')?;
         Some(Candidacy { leads: leads.parse().ok()?, token, name: name.to_owned() })
@@ -37,7 +37,8 @@ impl Candidacy {
 /// The leaderships of this sidecar over all rings.
 pub(crate) struct Leaderships {
     identity: Identity,
-    /// In this time each candidate polls several times, and each leader reads the announcements.
+    /// How long a lease lasts. In this time each candidate polls several times, and each leader reads the
+    /// announcements.
     lease: Duration,
     /// The term of each ring.
     pub(crate) terms: Vec<Arc<CurrentTerm>>,
@@ -46,11 +47,11 @@ pub(crate) struct Leaderships {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Before this it announces nothing; none before its first election.
+    /// The sidecar announces nothing before this time. `None` before its first election.
     announces_from: Option<Instant>,
-    /// Before this the announcements may be older than the last change.
+    /// The sidecar hands no ring over before this time: announcements may be older than the last change.
     hands_over_from: Option<Instant>,
-    /// When it last lost a ring, and for how long it announced nothing then.
+    /// The time of the last loss of a ring, and how long the sidecar announced nothing after that loss.
     lost: Option<(Instant, Duration)>,
 }
 
@@ -60,17 +61,17 @@ impl Leaderships {
         Leaderships { identity, lease, terms, state: Mutex::default() }
     }
 
-    /// Whether there are several rings.
+    /// Returns whether there are several rings.
     pub(crate) fn are_shared(&self) -> bool {
         self.terms.len() > 1
     }
 
-    /// How many rings this sidecar leads.
+    /// Returns the number of rings that this sidecar leads.
     pub(crate) fn count(&self, now: Instant) -> u64 {
         self.terms.iter().map(|term| u64::from(term.lasting(now).is_some())).sum()
     }
 
-    /// The announcement for the leader of another ring; empty while this sidecar should be handed none.
+    /// Returns the announcement for the leader of another ring. It is empty while this sidecar should get no ring.
     pub(crate) fn announcement(&self, now: Instant) -> String {
         let announces_from = *self.state.lock().announces_from.get_or_insert(now + self.lease);
         if !self.are_shared() || now < announces_from {
@@ -79,8 +80,8 @@ impl Leaderships {
         format!("{} {}", self.count(now), self.identity.name)
     }
 
-    /// The candidate that is to lead a ring in place of this sidecar, if one is: the one that leads the least, if this
-    /// sidecar leads the most, and at least two more than that.
+    /// Returns the candidate that takes a ring over from this sidecar, if there is one. This sidecar must lead the most
+    /// rings, and at least two more than the candidate, which leads the fewest.
     pub(crate) fn successor(&self, candidates: Vec<Candidacy>, now: Instant) -> Option<Candidacy> {
         let Identity { token, name } = self.identity.clone();
         let own = Candidacy { leads: self.count(now), token, name };
@@ -93,22 +94,23 @@ impl Leaderships {
         Some(successor)
     }
 
-    /// It has won a ring: the announcements that it knows may be older.
+    /// Records that this sidecar won a ring. Announcements read so far may be older than this win.
     pub(crate) fn record_win(&self, now: Instant) {
         self.state.lock().hands_over_from = Some(now + self.lease);
     }
 
-    /// It gives its rings up, and is to be handed none.
+    /// Records that this sidecar gives up its rings and should get none.
     pub(crate) fn withdraw(&self, now: Instant) {
         self.state.lock().announces_from = Some(now + self.lease);
     }
 
-    /// It has lost a ring: it announces nothing for a lease, and for twice as long after each loss that soon follows.
+    /// Records that this sidecar lost a ring. The sidecar announces nothing for one lease. The pause doubles with each
+    /// further loss that follows soon.
     pub(crate) fn record_loss(&self, now: Instant) {
         let (lease, mut state) = (self.lease, self.state.lock());
         let forgiven = lease * LEASES_UNTIL_FORGIVEN;
         let pause = match state.lost {
-            // Several rings at once are one loss.
+            // Several losses within one lease count as one.
             Some((then, pause)) if now < then + lease => pause,
             Some((then, pause)) if now < then + pause + forgiven => (pause * 2).min(forgiven),
             _ => lease,
@@ -137,7 +139,7 @@ mod tests {
         leads.iter().enumerate().map(candidacy).collect()
     }
 
-    /// The leaderships of a sidecar, and the terms of so many rings.
+    /// Returns the leaderships of a sidecar, and the terms of its rings.
     fn own(rings: u16) -> (Leaderships, Vec<Arc<CurrentTerm>>) {
         let identity = Identity { name: "me".into(), token: "own".into() };
         let leaderships = Leaderships::new(identity, LEASE, rings);
@@ -145,7 +147,8 @@ mod tests {
         (leaderships, terms)
     }
 
-    /// Has each that leads something look at the others, as often as rings, until nobody hands over.
+    /// Runs the hand-over rule for each sidecar in turn until none hands over. Returns the rings led by each, and the
+    /// changes.
     fn share(mut leads: Vec<u64>) -> (Vec<u64>, u64) {
         let mut handed_over = 0;
         loop {

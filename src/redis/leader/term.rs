@@ -1,4 +1,4 @@
-//! The leadership term: whether this sidecar leads a ring, under which epoch, and when the pointer moves next.
+//! Defines the leadership term: whether this sidecar leads a ring, under which epoch, and when the pointer moves next.
 
 use std::time::{Duration, Instant};
 
@@ -6,18 +6,19 @@ use parking_lot::Mutex;
 
 use crate::core::{Tick, Wheel};
 
-/// How far the leader's and Redis' clock may differ within a tick before one counts as set.
+/// Maximum difference, within a tick, of the leader's clock and Redis' clock. With a greater difference, one of them
+/// was set.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_millis(50);
 
-/// For so long before a move the leader watches Redis: requests that waited for an earlier stall have arrived by then.
+/// How long before a move the leader watches Redis. Requests that an earlier stall delayed have arrived by the move.
 pub(crate) const WATCH: Duration = Duration::from_millis(300);
 
 /// The names of this sidecar.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
-    /// In the status and in log lines.
+    /// The name in the status and in log lines.
     pub(crate) name: String,
-    /// In leases; never reused.
+    /// The unique name in leases.
     pub(crate) token: String,
 }
 
@@ -25,94 +26,98 @@ pub(crate) struct Identity {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Term {
     pub(crate) epoch: u64,
-    /// Until when the lease lasts if it is not renewed, by the monotonic clock.
+    /// The end of the lease if it is not renewed, by the monotonic clock.
     pub(crate) lease_until: Instant,
-    /// The session in which it was won.
+    /// The session of the link in which the election was won.
     pub(crate) session: u64,
-    /// When the last outage ended that `next` allows for.
+    /// The end of the last outage that `next` takes into account.
     pub(crate) recovered_at: Option<Instant>,
     pub(crate) pointer: Tick,
     pub(crate) next: NextMove,
-    /// Whether the leader knows why the pointer is late: it waited on purpose, or skipped the ticks that it had missed.
+    /// Whether the leader knows why the pointer is late: the pointer waited on purpose, or skipped missed ticks.
     pub(crate) is_aware: bool,
-    /// By how much the next move was put off, and so every deadline is shifted, since the last one.
+    /// By how much the next move was put off since the last move. Every deadline is shifted by this time.
     pub(crate) shifted: Duration,
-    /// Until when the pointer waits for the Acks that were held in an outage, since it last moved.
+    /// The end of the wait for Acks after an outage. `None` if no outage ended since the last move.
     pub(crate) grace_until: Option<Instant>,
-    /// Since when the pointer waits for Acks that sidecars held in an outage, since it last moved.
+    /// The time at which the pointer began to wait for held Acks. `None` if it has not waited since the last move.
     pub(crate) held_since: Option<Instant>,
-    /// Whether too many ticks are not yet published for another.
+    /// Whether too many ticks are unpublished for another move.
     pub(crate) is_busy: bool,
-    /// The tick that is published next, and the number of its next batch, as far as they are known.
+    /// The tick that is published next, as far as known. `seq` is the number of its next batch.
     pub(crate) frozen: Tick,
     pub(crate) seq: u64,
 }
 
 impl Term {
-    /// Puts the next move off, for a reason that the leader knows.
+    /// Puts the next move off until `at`, for a reason that the leader knows.
     pub(crate) fn put_off(&mut self, at: Instant) {
         self.shifted += at.saturating_duration_since(self.next.at);
         (self.next.at, self.is_aware) = (at, true);
     }
 
-    /// The pointer has moved. Of the shift, a part of a tick is left for later moves.
+    /// Records a move of the pointer. Whole ticks of the shift are reported with the move; the rest stays for later
+    /// moves.
     pub(crate) fn moved(&mut self, next: NextMove, wheel: Wheel) {
         (self.pointer, self.next, self.is_aware) = (self.pointer.plus(1), next, false);
         self.shifted -= wheel.ticks(self.shifted_ticks(wheel));
         (self.grace_until, self.held_since, self.is_busy) = (None, None, false);
     }
 
-    /// How long the pointer waits at a time `now` until Redis has applied the requests that this sidecar has read.
-    /// Clients that ask for more than Redis can do must neither stop the wheel nor cost the lease.
+    /// Returns how long the pointer waits, from `now`, until Redis has applied the requests that this sidecar has read.
+    /// Clients that send more than Redis can process must neither stop the wheel nor cost the lease.
     pub(crate) fn flush_timeout(&self, now: Instant, tick_length: Duration) -> Duration {
         let timeout = (self.lease_until.saturating_duration_since(now) / 2).min(tick_length / 4);
         if self.is_busy { timeout / 16 } else { timeout }
     }
 
-    /// Whether the leader knows nothing, at a time `now`, that another would have to know to make the next move.
+    /// Returns whether another sidecar could make the next move as well: at `now`, the leader has no knowledge of its
+    /// own.
     pub(crate) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
         !self.is_aware && now + WATCH.min(tick_length / 2) < self.next.at
     }
 
-    /// The whole ticks by which it was put off.
+    /// Returns the number of whole ticks by which the next move was put off.
     pub(crate) fn shifted_ticks(&self, wheel: Wheel) -> u64 {
         whole_ms(self.shifted) / u64::from(wheel.tick_ms())
     }
 }
 
-/// When the pointer is to move next, by the monotonic clock.
+/// The time of the next move of the pointer, by the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextMove {
-    /// When to call Redis for it.
+    /// The time at which to send the call to Redis.
     pub(crate) at: Instant,
-    /// How much later than that it is due for certain: a call to a far Redis is sent ahead of its time.
+    /// How long after `at` the move is certainly due. Above zero for a far Redis, because the call is sent early.
     pub(crate) ahead: Duration,
 }
 
 impl NextMove {
-    /// From an answer of "in `ms`", which Redis gave at some time between `asked` and `answered`.
+    /// Computes the next move from an answer "due in `ms`". Redis gave the answer at some time between `asked` and
+    /// `answered`.
     ///
-    /// The next call is sent one round trip early, less `spare`. It arrives in time if the way takes as long again, so
-    /// the way to Redis lengthens no tick. A near Redis is called when the move is certain.
+    /// The next call is sent early by one round trip minus `spare`. If the call takes a whole round trip to reach
+    /// Redis, it still arrives in time, so the distance lengthens no tick. A near Redis is called when the move is
+    /// certainly due.
     pub(crate) fn from_answer(ms: i64, asked: Instant, answered: Instant, spare: Duration) -> NextMove {
         let round_trip = answered.saturating_duration_since(asked);
         let ahead = round_trip.saturating_sub(spare);
         NextMove { at: from_now(answered, ms).checked_sub(ahead).unwrap_or(answered), ahead }
     }
 
-    /// When the move is due for certain, if no clock is set.
+    /// Returns the time at which the move is certainly due, unless a clock is set.
     pub(crate) fn certain(self) -> Instant {
         self.at + self.ahead
     }
 
-    /// The same, no later than `certain`.
+    /// Returns the same move, but certainly due at `certain` or earlier.
     pub(crate) fn no_later_than(self, certain: Instant) -> NextMove {
         let at = self.at.min(certain);
         NextMove { at, ahead: self.certain().min(certain) - at }
     }
 }
 
-/// The present term of this sidecar in one ring; none while it does not lead.
+/// The current term of this sidecar in one ring. `None` while the sidecar does not lead.
 #[derive(Debug, Default)]
 pub(crate) struct CurrentTerm(Mutex<Option<Term>>);
 
@@ -121,13 +126,13 @@ impl CurrentTerm {
         *self.0.lock()
     }
 
-    /// The term, if it was won in this session of the link. A leader whose connection was rebuilt has to be elected
-    /// again.
+    /// Returns the term if it was won in this session of the link. A leader whose connection was rebuilt must be
+    /// elected again.
     pub(crate) fn in_session(&self, session: u64) -> Option<Term> {
         self.get().filter(|term| term.session == session)
     }
 
-    /// The term, if its lease lasts at a time `now`.
+    /// Returns the term if its lease is valid at `now`.
     pub(crate) fn lasting(&self, now: Instant) -> Option<Term> {
         self.get().filter(|term| now < term.lease_until)
     }
@@ -140,7 +145,7 @@ impl CurrentTerm {
         *self.0.lock() = None;
     }
 
-    /// Changes the term, if it is still that of this epoch.
+    /// Changes the term if its epoch is still `epoch`.
     pub(crate) fn update(&self, epoch: u64, change: impl FnOnce(&mut Term)) {
         if let Some(term) = self.0.lock().as_mut().filter(|term| term.epoch == epoch) {
             change(term);
@@ -148,13 +153,13 @@ impl CurrentTerm {
     }
 }
 
-/// The moment `ms` after `now`, or before it where `ms` is negative.
+/// Returns the moment `ms` after `now`. A negative `ms` gives a moment before `now`.
 pub(crate) fn from_now(now: Instant, ms: i64) -> Instant {
     let distance = Duration::from_millis(ms.unsigned_abs());
     if ms >= 0 { now + distance } else { now.checked_sub(distance).unwrap_or(now) }
 }
 
-/// A duration in whole ms, rounded down.
+/// Converts a duration to whole ms, rounded down.
 pub(crate) fn whole_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Reads a timeout batch from its entry in the stream, and the name of a group.
+//! Reads a timeout batch from its entry in the stream, and reads the name of a group.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,24 +9,24 @@ use crate::core::{BatchId, Delivery, GroupName, Refusal, Tick, TickCounts, Timed
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
 
-/// The id of a batch's entry in the stream.
+/// Returns the id of a batch's entry in the stream.
 pub(super) fn entry_id(batch: BatchId) -> String {
     format!("{}-{}", batch.tick, batch.seq)
 }
 
-/// The ids of these entries, each with its epoch, as scripts take them.
+/// Returns the ids and epochs of batches, in the order that scripts expect.
 pub(super) fn ids_and_epochs(batches: &[BatchId]) -> Vec<(String, u64)> {
     batches.iter().map(|batch| (entry_id(*batch), batch.epoch)).collect()
 }
 
-/// The next value of an answer, as the name of a group.
+/// Reads the next value of an answer as the name of a group.
 pub(super) fn group_name(answer: &mut Answer) -> Result<GroupName, Refusal> {
     let name = answer.text()?;
     name.parse().map_err(|_| answer.strange(&name).into())
 }
 
-/// Reads the id of an entry in a reply of `take` or `retake`, and its batch. A fault says why the entry is no batch of
-/// this version: a newer version wrote it, or a person.
+/// Reads the id of an entry and its batch from a reply of `take` or `retake`. Returns a fault if this version cannot
+/// read the batch: a newer version wrote the entry, or a person did.
 pub(super) fn delivery(mut reply: Answer, ring: u16) -> Result<(String, Result<Delivery, Fault>), Fault> {
     let entry = reply.text()?;
     let read = read(&entry, reply, ring);
@@ -76,7 +76,7 @@ fn parse_entry_id(text: &str) -> Option<(Tick, u32)> {
     Some((Tick(tick.parse().ok()?), seq.parse().ok()?))
 }
 
-/// A message of a batch: `id[:client][/attempt]`.
+/// Parses a message of a batch: `id[:client][/attempt]`.
 fn parse_message(text: &str) -> Option<TimedOut> {
     let (message, attempt) = text.split_once('/').unwrap_or((text, "1"));
     Some(TimedOut { message: message.parse().ok()?, attempt: attempt.parse().ok()? })

@@ -1,7 +1,7 @@
-//! Maintenance of the outbox: the heartbeats of sidecars, and the work of the leader for all of them.
+//! Maintains the outbox: sends the heartbeats of this sidecar, and does the work of the leader for all sidecars.
 //!
-//! The heartbeat has a task of its own, and waits for nothing else: a sidecar that is busy is not dead. The leader finds
-//! sidecars whose heartbeats have stopped, and drops batches and groups that are too old or too many.
+//! Heartbeats have a task of their own that waits for no other work, so a busy sidecar does not seem dead. The leader
+//! finds sidecars whose heartbeats have stopped. It drops batches and groups that are too old or too many.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,22 +21,22 @@ use crate::redis::scripts::SCRIPTS;
 /// How often a sidecar sends a heartbeat.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
 
-/// The most ephemeral groups that one script deletes with a sidecar.
+/// Maximum of ephemeral groups that one script deletes with a sidecar.
 const MOST_DELETED: usize = 16;
 
-/// How long the link of a dead sidecar is kept, in time that the wheel has turned: a sidecar that was paused finds its
-/// last answers there.
+/// How long the link of a dead sidecar is kept, counted in ticks. A sidecar that was only paused finds its last answers
+/// in its link.
 const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 
-/// The most old links that are deleted after one inspection.
+/// Maximum of old links that are deleted after one inspection.
 const MOST_LINKS: usize = 16;
 
-/// After a start or an outage nothing is dropped for being old before so much time has passed, or the retention, if
-/// that is less.
+/// Upper limit of the grace time after a start or an outage. In this time, or the retention if it is shorter, nothing
+/// is dropped because of its age.
 const LONGEST_GRACE: Duration = Duration::from_secs(3_600);
 
 impl RedisOutbox {
-    /// Sends heartbeats from the first maintenance on; never ends.
+    /// Sends heartbeats, beginning with the first maintenance. Never ends.
     pub(in crate::redis) async fn send_heartbeats(self: Arc<RedisOutbox>) {
         self.maintained.notified().await;
         let mut interval = tokio::time::interval(HEARTBEAT_EVERY);
@@ -94,7 +94,8 @@ impl RedisOutbox {
         }
     }
 
-    /// Compares the bounds here with those of the leader, which keeps its own for all sidecars.
+    /// Compares the limits of this sidecar with those of the leader. The leader applies its own limits for all
+    /// sidecars.
     fn compare_bounds(&self, kept: &str) {
         let Retention { time, max_ids } = self.link.options.retention;
         if kept.is_empty() || kept == format!("{} {max_ids}", whole_ms(time)) {
@@ -116,7 +117,7 @@ impl RedisOutbox {
         }
     }
 
-    /// As the leader: looks at all sidecars, repairs lost groups, and frees the batches of dead sidecars.
+    /// Inspects all sidecars, as the leader: repairs lost groups, and frees the batches of dead sidecars.
     pub(super) async fn inspect(&self) -> Result<(), Refusal> {
         let (link, ring) = (&self.link, self.link.ring);
         let session = link.session()?.number;
@@ -143,15 +144,16 @@ impl RedisOutbox {
         Ok(())
     }
 
-    /// Removes this sidecar. It sends no heartbeat while the lock is held, and none later: that would bring it back.
+    /// Removes this sidecar from Redis. A later heartbeat would add it again: the lock stops heartbeats until the task
+    /// has ended.
     pub(in crate::redis) async fn depart(&self, heartbeats: &AbortOnDropHandle<()>) -> Result<(), Refusal> {
         let _joined = self.joined.write().await;
         heartbeats.abort();
         self.reap(&self.link.keys.sidecar, "ends").await.map(drop)
     }
 
-    /// Frees the batches of a sidecar, if its last heartbeat is still this one. Returns how many it freed, and whether
-    /// the sidecar lives.
+    /// Frees the batches of a sidecar, unless a later heartbeat than `heartbeat` has arrived. Returns the number of
+    /// batches freed, and whether the sidecar lives.
     async fn reap(&self, sidecar: &str, heartbeat: &str) -> Result<(u64, bool), Refusal> {
         let mut batches = 0;
         loop {
@@ -166,7 +168,8 @@ impl RedisOutbox {
         }
     }
 
-    /// Drops batches and groups beyond the bounds, in steps. A step whose answer is lost is repeated under its number.
+    /// Drops batches and groups beyond the limits, in steps. If the answer of a step is lost, repeats it under the same
+    /// number.
     pub(super) async fn keep_bounds(
         &self,
         term: Term,

@@ -1,4 +1,4 @@
-//! The outbox in Redis: a stream with a consumer group for each group, shared by all sidecars.
+//! Implements the outbox in Redis: a stream with a consumer group for each group, shared by all sidecars.
 //!
 //! ```text
 //!                take                     settle
@@ -10,21 +10,21 @@
 //!     release, lend, leave_group, a sidecar has died
 //! ```
 //!
-//! A sidecar is one consumer in all groups. Batches that are given back belong to the consumer `-`, with their delivery
-//! count, until a sidecar takes them. Lent batches are given back too, and left out where this sidecar takes: they come
-//! back here by `retake` alone.
+//! A sidecar is one consumer in all groups. Returned batches belong to the consumer `-`, with their delivery count,
+//! until a sidecar takes them. Lent batches are returned too, but `take` of this sidecar skips them. Only `retake`
+//! delivers them here again.
 //!
 //! # Lost answers
 //!
-//! The answer to a take can be lost: Redis then holds batches for this sidecar that nobody here knows. So each group
-//! has an [`Ownership`]: the batches that are known to be held. After a lost answer, and in a new
-//! session of the link, this sidecar returns all others that Redis holds for it. A group without subscribers here
-//! has no ownership; the heartbeat frees its batches.
+//! If the answer to a take is lost, Redis holds batches for this sidecar that the sidecar does not know. So each group
+//! has an [`Ownership`] with the batches that this sidecar knows to hold. After a lost answer, and in a new session of
+//! the link, this sidecar returns all other batches that Redis holds for it. A group without subscribers at this
+//! sidecar has no ownership. The heartbeat frees its batches.
 //!
-//! # Work of each sidecar, and of the leader for all
+//! # Work of each sidecar, and work of the leader
 //!
-//! A heartbeat touches the entry of its own sidecar. The leader of the ring alone looks at all sidecars, frees the
-//! batches of dead ones, and keeps the bounds: so the cost of a sidecar does not grow with their number.
+//! A heartbeat changes only the entry of its own sidecar. Only the leader of the ring inspects all sidecars, frees the
+//! batches of dead sidecars, and applies the limits. So the cost per sidecar does not grow with the number of sidecars.
 
 mod entry;
 mod maintenance;
@@ -51,31 +51,33 @@ use crate::core::{
 use crate::redis::connection::link::Link;
 use crate::redis::scripts::{Answer, SCRIPTS, Script};
 
-/// The most batches that one script looks at or delivers, so that none holds Redis up.
+/// Maximum of batches that one script lists or releases, so that no script blocks Redis for long.
 const MOST_BATCHES: usize = 64;
 
-/// The most batches that one script reads, with all their messages: it takes ten times longer than without.
+/// Maximum of batches that one script reads with all their messages. This takes ten times longer than without the
+/// messages.
 const MAX_READ: usize = 16;
 
 const _: () = assert!(MAX_RETAKEN <= MAX_READ);
 
-/// So many scripts that settle are under way at once.
+/// Maximum of settle scripts sent at the same time.
 const SETTLED_TOGETHER: usize = 32;
 
 /// The outbox of one ring in Redis.
 pub(super) struct RedisOutbox {
     link: Arc<Link>,
     on_new_batches: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
-    /// Notified when the outbox is maintained: the first time, heartbeats begin.
+    /// Notified at each maintenance. Heartbeats begin at the first one.
     maintained: Notify,
     maintenance: Maintenance,
-    /// The groups that were opened here and not left, and whether each is ephemeral.
+    /// The groups that were opened at this sidecar and not left. The value is whether the group is ephemeral.
     ///
-    /// A task that opens, leaves or deletes a group holds the lock for reading until Redis has answered, and no longer;
-    /// tasks with the same group run one after the other. The heartbeat holds it for writing, so that its list of
-    /// groups is complete: none is just being opened or left.
+    /// A task that opens, leaves or deletes a group holds the lock for reading until Redis has answered. Tasks for the
+    /// same group run one after the other. The heartbeat holds the lock for writing, so its list of groups is complete:
+    /// no group is being opened or left.
     joined: tokio::sync::RwLock<Mutex<BTreeMap<GroupName, bool>>>,
-    /// The batches of each group with subscribers here. Each is locked while a script changes it in Redis.
+    /// The batches of each group with subscribers at this sidecar. Each ownership is locked while a script changes it
+    /// in Redis.
     owned: DashMap<GroupName, Arc<tokio::sync::Mutex<Ownership>>>,
 }
 
@@ -100,7 +102,7 @@ impl Outbox for RedisOutbox {
         }
     }
 
-    /// If Redis does not answer, the next heartbeat does the same.
+    /// Removes this sidecar from the group. If Redis does not answer, the next heartbeat does this.
     async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
         self.owned.remove(group);
         let joined = self.joined.read().await;
@@ -142,8 +144,8 @@ impl Outbox for RedisOutbox {
         true
     }
 
-    /// One script alone, unless it finds only entries that cannot be read: its batches are delivered before there are
-    /// more, and the lock is soon free again.
+    /// Runs a single script, unless it finds only entries that cannot be read. So its batches are delivered before
+    /// others are taken, and the lock is free again soon.
     async fn take(&self, group: &GroupName, window: u64, _now: Instant) -> Result<Vec<Delivery>, Refusal> {
         let owned = self.ownership(group);
         let mut owned = owned.lock().await;
@@ -170,14 +172,14 @@ impl Outbox for RedisOutbox {
         }
         let owned = self.ownership(group);
         let mut owned = owned.lock().await;
-        // If the answer is lost, Redis may hold lent batches for this sidecar: then it gives them back, for others to
-        // take.
+        // If the answer is lost, Redis may now hold lent batches for this sidecar. Then `recover` returns them, so that
+        // other sidecars can take them.
         let arguments = (&*self.link.keys.sidecar, group.as_str(), ids_and_epochs(&batches));
         let (_, taken) = self.claim(group, &mut owned, &SCRIPTS.retake, arguments, &batches).await?;
         Ok(taken)
     }
 
-    /// All parts are sent together, so that many batches hold the group up no longer than few.
+    /// Sends all parts at the same time, so that many batches take about as long as few.
     async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
         let batches = self.of_this_ring(batches);
         let parts: Vec<_> = batches.chunks(MAX_READ).map(|part| self.settle_part(group, part)).collect();
@@ -192,15 +194,15 @@ impl Outbox for RedisOutbox {
         self.give_back(group, &self.of_this_ring(batches), true).await
     }
 
-    /// A part that fails does not keep the others from being done: a Redis that is out of memory takes no heartbeat, and
-    /// trimming helps it. The dropped batches are returned even after a failure, since they are reported once here.
+    /// Does each part even if another part fails: a Redis that is out of memory rejects heartbeats, and trimming frees
+    /// memory. Returns the dropped batches even after a failure, since only this call can report them.
     ///
-    /// The attended groups are not needed: Redis knows which sidecars have a subscriber of a group.
+    /// Ignores the attended groups: Redis knows which sidecars have a subscriber of a group.
     async fn maintain(&self, _attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal> {
         let link = &self.link;
         self.maintained.notify_one();
         if link.is_up() {
-            // Hints can be missed; nothing waits for longer than this.
+            // Hints can get lost. This call delivers the batches of a lost hint.
             self.notify();
         }
         let mut dropped = Dropped::default();
@@ -253,17 +255,18 @@ impl RedisOutbox {
         }
     }
 
-    /// Calls the listeners: there may be batches to take.
+    /// Calls the listeners, because there may be batches to take.
     pub(super) fn notify(&self) {
         self.on_new_batches.read().iter().for_each(|listener| listener());
     }
 
-    /// The batches of this ring: a client can name batches of rings that do not exist.
+    /// Returns the batches of this ring. A client may send ids of other rings, even of rings that do not exist.
     fn of_this_ring(&self, batches: &[BatchId]) -> Vec<BatchId> {
         batches.iter().copied().filter(|batch| batch.ring == self.link.ring).collect()
     }
 
-    /// Runs a script on the keys of the outbox, and `more`. Returns the first word of its answer, and the rest.
+    /// Runs a script with the keys of the outbox and the keys `more`. Returns the first word of its answer, and the
+    /// rest.
     async fn run(
         &self,
         script: &'static Script,
@@ -276,7 +279,7 @@ impl RedisOutbox {
         self.link.write_in(&*link.session()?, script, &[&outbox, more].concat(), arguments).await
     }
 
-    /// Runs a script whose answer always begins with this word. Returns the rest.
+    /// Runs a script whose answer always begins with `expected`. Returns the rest of the answer.
     async fn run_expecting(
         &self,
         expected: &str,
@@ -288,7 +291,7 @@ impl RedisOutbox {
     }
 }
 
-/// The mark of a group in Redis, by whether it is ephemeral.
+/// Returns the mark that Redis stores for a group.
 fn kind(is_ephemeral: bool) -> &'static str {
     if is_ephemeral { "e" } else { "-" }
 }

@@ -1,4 +1,4 @@
-//! Ownership of batches: settles and returns batches, and keeps track of those that this sidecar holds.
+//! Settles and returns batches, and keeps track of the batches that this sidecar holds.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ impl RedisOutbox {
     pub(super) async fn settle_part(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
         let arguments = (group.as_str(), ids_and_epochs(batches));
         let count = self.run_expecting("settled", &SCRIPTS.settle, arguments).await?.count()?;
-        // A group that was left has no ownership any more.
+        // A group that was left has no ownership.
         let owned = self.owned.get(group).map(|owned| Arc::clone(&owned));
         if let Some(owned) = owned {
             owned.lock().await.remove(batches);
@@ -25,7 +25,8 @@ impl RedisOutbox {
         Ok(Settled { count, batches: batches.to_vec(), refusal: None })
     }
 
-    /// Gives batches back. If Redis does not answer, `recover` does it later.
+    /// Returns batches, and remembers them as lent if `lent` is set. If Redis does not answer, `recover` returns them
+    /// later.
     pub(super) async fn give_back(
         &self,
         group: &GroupName,
@@ -50,7 +51,7 @@ impl RedisOutbox {
         Ok(())
     }
 
-    /// Returns the batches that Redis holds for this sidecar and that it does not know, in all groups.
+    /// Returns batches, in all groups, that Redis holds for this sidecar and that this sidecar does not know.
     pub(super) async fn recover_all(&self) -> Result<(), Refusal> {
         let all: Vec<_> =
             self.owned.iter().map(|owned| (owned.key().clone(), Arc::clone(owned.value()))).collect();
@@ -73,7 +74,7 @@ impl RedisOutbox {
         loop {
             let arguments = (&*self.link.keys.sidecar, group.as_str(), &last, MOST_BATCHES);
             let page = link.read(&SCRIPTS.list_held_batches, keys, arguments).await?.rest(Answer::text)?;
-            // Without an epoch, it is an entry of any.
+            // An empty epoch matches the entry of any epoch.
             let unknown: Vec<_> =
                 page.iter().filter(|entry| !known.contains(*entry)).map(|entry| (entry, "")).collect();
             if !unknown.is_empty() {
@@ -92,8 +93,8 @@ impl RedisOutbox {
         Arc::clone(&self.owned.entry(group.clone()).or_default())
     }
 
-    /// Runs a script that takes batches. Returns how many entries it found, and those that can be read, which this
-    /// sidecar holds from now on. Of the batches named `again` it holds no others.
+    /// Runs a script that takes batches. Returns the number of entries found, and the readable batches, which this
+    /// sidecar now holds. Of the batches `again`, it holds only those that were delivered.
     pub(super) async fn claim(
         &self,
         group: &GroupName,
@@ -107,7 +108,7 @@ impl RedisOutbox {
             let (word, mut answer) = self.run(script, &[], arguments).await?;
             match word.as_str() {
                 "taken" => Ok(answer.rest(|answer| delivery(answer.nested()?, self.link.ring))?),
-                // The next heartbeat makes the group again.
+                // The next heartbeat creates the group again.
                 "unknown" => Ok(Vec::new()),
                 word => Err(Refusal::from(answer.strange(word))),
             }

@@ -1,4 +1,4 @@
-//! The state of an outbox in this process: the batches that it holds, and the heartbeats that it has seen.
+//! The state of an outbox in this process: the batches that this sidecar holds, and the heartbeats that it has seen.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
@@ -12,12 +12,12 @@ use crate::core::{BatchId, Observed, Refusal};
 #[derive(Debug, Default)]
 pub(super) struct Ownership {
     pub(super) held: HashSet<BatchId>,
-    /// Batches that were given back, and are left to others until this sidecar takes them again.
+    /// Batches that this sidecar returned for other sidecars. They stay here until this sidecar takes them again.
     pub(super) lent: HashSet<BatchId>,
-    /// Entries that are held and cannot be read: they stay here, so that no sidecar takes them again and again.
+    /// Entries that this sidecar holds and cannot read. It keeps them, so that no sidecar takes them again and again.
     pub(super) unreadable: HashSet<String>,
-    /// The session in which Redis was known to hold no more than this for the sidecar. None while a script that changes
-    /// it is under way, and after its answer was lost or nobody waited for it.
+    /// The session in which Redis held no other batches for this sidecar. `None` while a script that changes them runs,
+    /// and after the answer of such a script was lost or its caller was cancelled.
     pub(super) verified_in: Option<u64>,
 }
 
@@ -34,26 +34,28 @@ impl Ownership {
 #[derive(Default)]
 pub(super) struct Maintenance {
     pub(super) seen: Mutex<SeenHeartbeats>,
-    /// The refusal of the last heartbeat, if it was refused.
+    /// The refusal of the last heartbeat, if Redis refused it.
     pub(super) heartbeat: Mutex<Option<Refusal>>,
-    /// The bounds of a leader that were last reported to differ from those here.
+    /// The leader's limits that were last reported as different from the limits of this sidecar.
     pub(super) reported_bounds: Mutex<String>,
-    /// The session of the link and the epoch of the leader, and how long it has been watching in them. Before that is a
-    /// grace, it drops nothing because of age: after a start or an outage, consumers have the grace to return.
+    /// The session of the link and the epoch of the leader, and how long the leader has watched in both. Until the
+    /// grace time is over, the leader drops nothing because of its age: consumers may return after a start or an
+    /// outage.
     pub(super) watched: Mutex<Option<Observed<(u64, u64)>>>,
-    /// How many steps of trimming were answered.
+    /// Number of trimming steps that were answered.
     pub(super) steps: AtomicU64,
 }
 
-/// The heartbeats of sidecars, and for how long each was seen unchanged in one session of the link.
+/// The heartbeats of sidecars, and how long each number was seen unchanged in one session of the link.
 ///
-/// The leader looks at all sidecars. Any other sidecar looks at the one that led last, so that a new leader knows
-/// whether that is dead.
+/// The leader inspects all sidecars. Any other sidecar watches only the last leader, so that a new leader knows whether
+/// that sidecar is dead.
 #[derive(Debug, Default)]
 pub(super) struct SeenHeartbeats(HashMap<String, Option<Observed<(u64, u64)>>>);
 
 impl SeenHeartbeats {
-    /// Records sidecars and the numbers of their heartbeats; returns those that have not changed for longer than `lease`.
+    /// Records sidecars and the numbers of their heartbeats. Returns the sidecars whose number has not changed for
+    /// longer than `lease`.
     pub(super) fn record(
         &mut self,
         session: u64,

@@ -1,4 +1,4 @@
-//! Moves the pointer when it is due, or puts the move off.
+//! Moves the pointer when a move is due, or puts the move off.
 
 use std::time::{Duration, Instant};
 
@@ -14,23 +14,23 @@ use crate::redis::leader::term::{CLOCK_SLACK, NextMove, Term, whole_ms};
 use crate::redis::ring::RedisRing;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// If too many ticks are not yet published, the pointer looks again this much later: meanwhile some are.
+/// How long the pointer waits if too many ticks are unpublished. In this time some are published.
 const BUSY: Duration = Duration::from_millis(50);
 
-/// The pointer waits no longer than this for Acks that sidecars held in an outage.
+/// Maximum wait of the pointer for Acks that sidecars held in an outage.
 const HELD_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// While sidecars apply Acks that they held in an outage, the pointer looks again this much later.
+/// How often the pointer checks whether sidecars still have to apply Acks that they held in an outage.
 const HELD_POLL: Duration = Duration::from_millis(50);
 
-/// While the pointer waits, it scans for so long at a time, before the lease has its turn.
+/// How long one call scans for missing messages while the pointer waits. Then the lease can be renewed.
 const SCAN_AT_A_TIME: Duration = Duration::from_millis(50);
 
-/// While Redis stalls, the pointer looks again this much later.
+/// How often the pointer checks whether Redis still stalls.
 const STALL_POLL: Duration = Duration::from_millis(20);
 
 impl RedisRing {
-    /// Moves the pointer by one tick if it is due and nothing speaks against it.
+    /// Moves the pointer by one tick, if the move is due and nothing requires a wait.
     pub(super) async fn move_pointer(&self, now: Instant) -> Result<Advance, Refusal> {
         let link @ Link { options, identity, term: current, .. } = &*self.link;
         let session = link.session()?;
@@ -51,7 +51,7 @@ impl RedisRing {
             return Ok(Advance::Waiting(now));
         }
         let (late, tick_length) = (now - term.next.at, options.wheel.tick_length());
-        // The move that is due is one of those that are caught up. Adds count on the same bound.
+        // The due move counts as one of the ticks that are caught up. Adds assume the same maximum.
         let most = tick_length * session.catch_up_max_ticks.max(1);
         if late >= most {
             let missed = late.saturating_sub(most).as_nanos() / tick_length.as_nanos() + 1;
@@ -59,11 +59,11 @@ impl RedisRing {
             current.update(term.epoch, |term| term.put_off(next));
             return Ok(Advance::Waiting(next));
         }
-        // Requests that this sidecar has read come before the decision. If the connection was rebuilt meanwhile, the
-        // wait begins again.
+        // Redis applies the requests that this sidecar has read before the tick expires. If the connection is rebuilt
+        // during this wait, the wait begins again.
         let (barrier, passed) = oneshot::channel();
         self.inbox.push_barrier(barrier);
-        // The barrier is dropped if Redis becomes unreachable: then there is nothing to wait for.
+        // If Redis becomes unreachable, the inbox drops the barrier, and the wait ends.
         let _ = timeout(term.flush_timeout(now, tick_length), passed).await;
         if link.session()?.number != session.number {
             return Ok(Advance::Waiting(now));
@@ -72,7 +72,7 @@ impl RedisRing {
         if let Some(until) = self.stalled_until(term, at) {
             return Ok(Advance::Waiting(until));
         }
-        // As late as possible: the confirmation may have run out since the first look.
+        // This check comes as late as possible: the confirmation may have ended since the first check.
         if link.confirmed(&session)? != recovered_at {
             return Ok(Advance::Waiting(at));
         }
@@ -91,8 +91,8 @@ impl RedisRing {
         self.advanced(term, &word, &mut answer, at)
     }
 
-    /// The term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all
-    /// sidecars hold; once, until it has moved, so that a Redis with many short outages does not stop the wheel.
+    /// Returns the term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all
+    /// sidecars hold. It waits once per move, so that many short outages do not stop the wheel.
     fn term_after_outage(&self, session: &Session, recovered_at: Option<Instant>) -> Option<Term> {
         let Link { options, term: current, .. } = &*self.link;
         let term = current.in_session(session.number)?;
@@ -108,8 +108,9 @@ impl RedisRing {
         current.get()
     }
 
-    /// Until when the pointer waits at a time `at`, since Redis stalls or did so a moment ago: then all sidecars have
-    /// Acks that wait for it. Once, until it has moved, so that a slow Redis does not stop the wheel.
+    /// Returns until when the pointer waits, at the time `at`, because Redis stalls or stalled a moment ago. In a
+    /// stall, all sidecars have Acks that Redis has not applied. The pointer waits once per move, so that a slow Redis
+    /// does not stop the wheel.
     fn stalled_until(&self, term: Term, at: Instant) -> Option<Instant> {
         let grace = self.link.options.outage_grace;
         if term.is_aware || grace.is_zero() {
@@ -122,7 +123,7 @@ impl RedisRing {
         }
     }
 
-    /// Puts the next move off, since Redis stalled for so long; returns until when.
+    /// Puts the next move off by the length of a stall of Redis, at most by the grace time. Returns the new time.
     fn put_off(&self, term: Term, at: Instant, stall: Duration) -> Instant {
         let until = at + stall.min(self.link.options.outage_grace);
         self.link.term.update(term.epoch, |term| term.put_off(until));
@@ -136,7 +137,8 @@ impl RedisRing {
             "moved" => {
                 let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);
                 let lateness = Duration::from_millis(answer.count()?);
-                // A move whose answer was lost in an outage came before that, and was not put off by it.
+                // If the answer of a move was lost in an outage, the pointer moved before the outage: the outage did
+                // not put that move off.
                 let shifted = if answer.count()? > 0 { term.shifted_ticks(options.wheel) } else { 0 };
                 self.report_lost(answer.count()?);
                 current.update(term.epoch, |term| term.moved(next, options.wheel));
@@ -150,14 +152,15 @@ impl RedisRing {
             }
             "wait" => {
                 let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);
-                // To a call ahead of its time, no answer moves that time: a clock may have been set back.
+                // If the call was sent early, its answer does not delay the certain time of the move: a clock may have
+                // been set back.
                 let next =
                     if asked < term.next.certain() { next.no_later_than(term.next.certain()) } else { next };
                 current.update(term.epoch, |term| term.next = next);
                 Ok(Advance::Waiting(next.at))
             }
             "delayed" => {
-                // The stall may have begun before this call: other requests of this process show that.
+                // The stall may have begun before this call. Other requests of this process show how long it was.
                 let known = if let Look::CatchesUp(left) = self.link.look() { left } else { Duration::ZERO };
                 let stall = Duration::from_millis(answer.count()?).max(known);
                 Ok(Advance::Waiting(self.put_off(term, at, stall)))
@@ -195,7 +198,7 @@ impl RedisRing {
         }
     }
 
-    /// A quarter of a short tick: a clock that was set by less is as good as one that was not.
+    /// Returns the maximum difference of two clocks that counts as none: at most a quarter of a tick.
     fn slack(&self) -> Duration {
         CLOCK_SLACK.min(self.link.options.wheel.tick_length() / 4)
     }

@@ -1,22 +1,22 @@
 //! Implements the ring in Redis: requests, the pointer, expiry and the status.
 //!
-//! Every outcome is decided in a script, by comparing a message's deadline with the pointer in `meta`; so the
-//! winner rule of the memory ring is kept by Redis running one script at a time.
+//! Scripts determine every outcome by comparing a message's deadline with the pointer in `meta`. Redis runs one script
+//! at a time. So an Ack and a timeout have one winner, as in the memory ring.
 //!
 //! # Time
 //!
-//! `due_ms` in `meta` is the time, by Redis' clock, at which the pointer was due to be where it is. An add takes
-//! the tick due from it; the script that advances never moves before `due_ms` plus a tick, and sets the next
-//! `due_ms` no earlier. Both compare with the same clock, so no delay of the network makes a message early:
+//! `due_ms` in `meta` is the time, by Redis' clock, at which the pointer was due to reach its tick. An add computes the
+//! tick due from `due_ms`. The script `advance` never moves the pointer before `due_ms` plus a tick, and sets the next
+//! `due_ms` no earlier. Both scripts use the same clock, so no network delay makes a message early:
 //!
 //! ```text
 //!   tick due at x = pointer + (time(x) - due) / tick      the pointer moves only at time >= due + tick
 //!   next due     >= due + tick                            hence: decided at time > time(x) + k ticks
 //! ```
 //!
-//! The leader waits by its own monotonic clock for as long as the answer of the last script says. A clock that was set
-//! shows as a difference beyond [`CLOCK_SLACK`](crate::redis::leader::term::CLOCK_SLACK), and then the monotonic clock
-//! decides.
+//! The leader waits by its own monotonic clock, as long as the answer of the last script says. If the clocks differ by
+//! more than [`CLOCK_SLACK`](crate::redis::leader::term::CLOCK_SLACK), one of them was set. Then the monotonic clock
+//! determines the time.
 
 mod advance;
 mod publish;
@@ -44,13 +44,13 @@ use crate::redis::keys::MAX_CATCH_UP;
 use crate::redis::leader::term::WATCH;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// How often the watch calls Redis: it sees all of a stall but at most so much.
+/// How often the watch calls Redis. The watch misses at most this much of a stall.
 const WATCH_EVERY: Duration = Duration::from_millis(25);
 
 /// A ring that lives in Redis.
 pub(super) struct RedisRing {
     link: Arc<Link>,
-    /// The links of all rings: while all are up, Acks are not refused however many are not answered.
+    /// The links of all rings. While all links are up, no number of unanswered Acks is too high.
     links: Arc<[Arc<Link>]>,
     inbox: Arc<Inbox>,
     draining: AtomicBool,
@@ -67,7 +67,7 @@ impl RedisRing {
         RedisRing { link, links, inbox, draining, repair: Mutex::default(), _tasks: tasks }
     }
 
-    /// Counts the messages of a del until they are answered, or refuses it if too many are held.
+    /// Counts the messages of a del until they are answered. Refuses the del if this sidecar holds too many Acks.
     fn count_acks(&self, request: &mut Request) {
         let count = request.range().len() as u64;
         let unanswered = &self.link.progress.unanswered_acks;
@@ -173,10 +173,10 @@ impl Ring for RedisRing {
     }
 }
 
-/// Calls Redis before each move of a leader, to see whether it stalls; never ends.
+/// Calls Redis before each move of the pointer, if this sidecar leads, to detect stalls. Never ends.
 ///
-/// A leader without requests of clients would not know that Redis stalled just before a decision, while Acks wait at the
-/// other sidecars.
+/// Without these calls, a leader without client requests would not notice a stall just before a tick expires. But Acks
+/// may wait at the other sidecars in such a stall.
 async fn watch(link: Arc<Link>) {
     let link @ Link { term, .. } = &*link;
     loop {
@@ -188,7 +188,7 @@ async fn watch(link: Arc<Link>) {
             }
             tokio::time::sleep(WATCH_EVERY).await;
         } else {
-            // Meanwhile the leader may change, and the time of the move.
+            // During this sleep the leader, and the time of the move, may change.
             tokio::time::sleep(early.min(WATCH)).await;
         }
     }

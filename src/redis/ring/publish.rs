@@ -1,4 +1,4 @@
-//! Publishes the decided ticks, a part at a time, and forgets late messages after a revolution.
+//! Publishes expired ticks, a part at a time, and deletes late messages after a revolution.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::redis::leader::term::Term;
 use crate::redis::ring::RedisRing;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// The most messages that one script publishes, as a chunk of `late`.
+/// Maximum of messages that one script publishes. They form one chunk of `late`.
 const MAX_PUBLISHED: usize = 1_000;
 
 impl RedisRing {
-    /// Does the next step: publishes a part of an expired tick, or forgets late messages.
+    /// Does the next step: publishes a part of an expired tick, or deletes late messages.
     pub(super) async fn publish_next(&self) -> Result<PublishStep, Refusal> {
         let link @ Link { identity, term: current, .. } = &*self.link;
         let deposed = PublishStep { deposed: true, ..PublishStep::default() };
@@ -35,7 +35,8 @@ impl RedisRing {
                     return Ok(deposed);
                 }
                 current.update(term.epoch, |term| (term.frozen, term.seq) = (tick, seq));
-                // If it is about the tick of this call, that is finished: the answer of the step before was lost.
+                // If the counts belong to the tick of this call, that tick is finished, and the answer of the previous
+                // step was lost.
                 let counted =
                     if answer.is_empty() { None } else { Some((Tick(answer.count()?), counts(&mut answer)?)) };
                 let counted = counted.filter(|(finished, _)| *finished == term.frozen);
@@ -92,7 +93,7 @@ impl RedisRing {
     }
 }
 
-/// The counts of a tick in an answer.
+/// Reads the counts of a tick from an answer.
 fn counts(answer: &mut Answer) -> Result<TickCounts, Refusal> {
     let (timed_out, acked, storm) = (answer.count()?, answer.count()?, answer.count()? > 0);
     Ok(TickCounts { added: timed_out + acked, acked, storm, drained: false })

@@ -1,8 +1,8 @@
-//! Repairs lost lists: scans all messages, and puts those that are in no list back into the list of their tick.
+//! Repairs lost lists: scans all messages, and puts messages that no list has back into the list of their tick.
 //!
-//! Each message has its deadline in its own entry too, so it goes back before its tick is decided: the pointer waits
-//! meanwhile, and no message is early. Messages are lost for good if their entries are lost too, or if they were
-//! decided and not yet published. The same scan tidies: it deletes late messages that no chunk of `late` names.
+//! Each message has its deadline in its entry too. The pointer waits during the repair, so a message is back in its
+//! list before its tick expires, and no message is early. Messages are lost for good if their entries are lost too, or
+//! if they were expired and not yet published. The same scan deletes late messages that no chunk of `late` names.
 
 use parking_lot::MutexGuard;
 use tracing::{error, info, warn};
@@ -13,11 +13,11 @@ use crate::redis::ring::RedisRing;
 use crate::redis::ring::repair_state::{Repair, Scan};
 use crate::redis::scripts::SCRIPTS;
 
-/// About how many messages one script scans: it takes Redis about as long as a script of requests.
+/// Approximate number of messages that one script scans. Redis needs about as long as for a script of requests.
 const SCANNED: usize = 1_000;
 
 impl RedisRing {
-    /// The repair in the term of this epoch.
+    /// Returns the repair in the term of this epoch.
     pub(super) fn repair(&self, epoch: u64) -> MutexGuard<'_, Repair> {
         let mut repair = self.repair.lock();
         if repair.epoch != epoch {
@@ -26,12 +26,12 @@ impl RedisRing {
         repair
     }
 
-    /// Does a step of the scan, if one is under way.
+    /// Does one step of the scan, if a scan is in progress.
     pub(super) async fn scan(&self, session: &Session, epoch: u64) -> Result<(), Refusal> {
         let (link, ring) = (&self.link, self.link.ring);
         let Some(mut scan) = self.repair(epoch).scan else { return Ok(()) };
         if scan.session != session.number {
-            // The cursor may mean nothing to the server of another session.
+            // The cursor may be invalid in the server of another session.
             (scan.session, scan.cursor) = (session.number, 0);
         }
         let keys = link.keys.and_lists(&[&link.keys.messages]);
@@ -65,8 +65,8 @@ impl RedisRing {
         }
     }
 
-    /// Redis has lost moves of this leader, without a rebuilt connection that would show it: the term ends, and
-    /// repeated ticks have another epoch.
+    /// Reports that Redis has lost moves or batches of this leader although the connection was not rebuilt. Ends the
+    /// term, so that repeated ticks have another epoch.
     pub(super) fn report_lost_moves(&self, lost: &str, tick: Tick) {
         self.link.count_loss();
         error!(
@@ -78,7 +78,7 @@ impl RedisRing {
         self.link.term.end();
     }
 
-    /// Reports that so many messages are in the list of no tick.
+    /// Reports the number of messages in flight that no list has.
     pub(super) fn report_missing(&self, messages: u64) {
         self.link.count_loss();
         error!(
@@ -90,7 +90,7 @@ impl RedisRing {
         );
     }
 
-    /// Reports that so many messages are lost for good, if there are any.
+    /// Reports the number of messages that are lost for good, unless it is 0.
     pub(super) fn report_lost(&self, messages: u64) {
         if messages > 0 {
             self.link.count_loss();

@@ -1,29 +1,29 @@
-//! The state of the repair in one term of a leader: the scan that is under way, and whether the pointer waits for it.
+//! The state of the repair in one term of a leader: the current scan, and whether the pointer waits for it.
 
 use crate::core::{Tick, Wheel};
 
-/// How often the pointer waits for a scan before it moves: a Redis that loses lists all the time does not stop the
-/// wheel.
+/// Maximum of scans that the pointer waits for before a move. So a Redis that loses lists all the time does not stop
+/// the wheel.
 const SCANS_BEFORE_A_MOVE: u8 = 3;
 
 /// The repair in one term of a leader.
 #[derive(Debug, Default)]
 pub(super) struct Repair {
     pub(super) epoch: u64,
-    /// The scan that is under way.
+    /// The current scan.
     pub(super) scan: Option<Scan>,
-    /// How many scans the pointer has waited for since it moved. After a move it waits again for later losses.
+    /// Number of scans that the pointer has waited for since the last move. A move resets this number.
     pub(super) scans: u8,
-    /// The pointer at the last scan that tidied.
+    /// The pointer at the beginning of the last scan that only tidied.
     pub(super) tidied_at: Option<Tick>,
-    /// Whether the Redis user of this sidecar lacks the permission.
+    /// Whether the Redis user of this sidecar lacks permission for the scan.
     pub(super) is_denied: bool,
 }
 
 /// A scan of all messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scan {
-    /// Whether the pointer waits for it: it is about to decide a tick without messages that belong to it.
+    /// Whether the pointer waits for this scan, because messages are missing and some may belong to the closing tick.
     pub(super) is_awaited: bool,
     /// The session in which the cursor is valid.
     pub(super) session: u64,
@@ -33,18 +33,18 @@ pub(super) struct Scan {
 }
 
 impl Repair {
-    /// Whether the pointer waits where messages are missing.
+    /// Returns whether the pointer waits if messages are missing.
     pub(super) fn may_wait(&self) -> bool {
         self.scans < SCANS_BEFORE_A_MOVE && !self.is_denied
     }
 
-    /// Whether to tidy, at a pointer: once a revolution, since messages that have just become late are found in the
-    /// next.
+    /// Returns whether a scan should tidy now, at most once per revolution: delete late messages that no chunk names.
+    /// Messages that have just become late are found by the next scan.
     pub(super) fn may_tidy(&self, pointer: Tick, wheel: Wheel) -> bool {
         !self.is_denied && self.tidied_at.is_none_or(|then| pointer.0 >= then.0 + u64::from(wheel.slots()))
     }
 
-    /// Begins a scan, in a session.
+    /// Begins a scan in a session of the link.
     pub(super) fn begin(&mut self, is_awaited: bool, pointer: Tick, session: u64) {
         if !is_awaited {
             self.tidied_at = Some(pointer);
@@ -52,11 +52,11 @@ impl Repair {
         self.scan = Some(Scan { is_awaited, session, cursor: 0, put_back: 0, deleted: 0 });
     }
 
-    /// Ends a scan.
+    /// Ends a scan, and counts it if the pointer waited for it.
     pub(super) fn end(&mut self, scan: Scan) {
         self.scan = None;
         if scan.is_awaited {
-            // After a scan that has put nothing back, another is of no use.
+            // If a scan has put nothing back, a further scan would not help.
             self.scans = if scan.put_back > 0 { self.scans + 1 } else { SCANS_BEFORE_A_MOVE };
         }
     }

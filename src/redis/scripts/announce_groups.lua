@@ -1,8 +1,8 @@
--- Announces all groups that have subscribers at the sidecar. It has no subscriber of any other group, and the batches
--- that it holds of such a group are released.
+-- Announces all groups that have subscribers at the sidecar. If the sidecar holds batches of any other group, releases
+-- those batches.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] most batches released in one group
+-- ARGV[2] sidecar   ARGV[3] maximum of batches released in one group
 -- ARGV[4..] each group that was joined here: name, and `e` ephemeral, `-` not
 -- Reply {'announced', groups that had to be created again}
 local sidecar, most = ARGV[2], tonumber(ARGV[3])
@@ -17,7 +17,7 @@ end
 local made = 0
 local kept = #names > 0 and redis.call('HMGET', groups, unpack(names))
 for i, group in ipairs(names) do
-  -- Redis came back empty, or the sidecar was found dead.
+  -- The group is missing: Redis lost its data, or another sidecar reaped this one as dead.
   local kind = ARGV[3 + 2 * i]
   if not kept[i] and make(group, kind == 'e' and '$' or '0', kind) then made = made + 1 end
 end
@@ -30,7 +30,7 @@ if string.sub(before, #beats_in(before) + 1) ~= told then
     if not joined[group] then
       local here = let_go_all(group, sidecar, most)
       freed = freed + here
-      -- It may hold more: the next heartbeat continues.
+      -- The sidecar may hold more batches of this group: its next heartbeat continues.
       if here == most then entry = entry .. ' ' .. marked(group, mark) else left[#left + 1] = group end
     end
   end

@@ -1,62 +1,67 @@
 -- Applies the adds and dels of one chunk, in the order of their frames.
 --
 -- KEYS[3] messages   KEYS[4] ticks   KEYS[5..] the lists of deadlines: D lies in KEYS[5 + D mod lists]
--- ARGV[2] number of the chunk, one more than that of the last one applied for this link
--- ARGV[3] most messages in flight   ARGV[4] 1 if there is an add among the frames
--- ARGV[5] messages of the frames of adds that begin in this chunk, whole, and of one that goes on, those in it
--- ARGV[6] classes, of which there are at most 100: `a` add, `d` del, `w` withdraw, with ack timeout in ticks and attempt
--- ARGV[7] for each message a byte: the number of its class, from 1, and 128 more where its frame begins
--- ARGV[8] empty if no message is there twice; else for each its place among the names, from 1, in two bytes
--- ARGV[9] number of a frame of adds that goes on at the beginning, else empty
--- ARGV[10] number of the last frame of adds if it does not end in this chunk, else empty   ARGV[11] its messages, whole
+-- ARGV[2] number of the chunk: the last chunk applied for this link, plus one
+-- ARGV[3] maximum of messages in flight   ARGV[4] 1 if the chunk contains an add
+-- ARGV[5] messages in add frames: all messages of frames that begin here, and the part in this chunk of a frame that
+--   began earlier
+-- ARGV[6] classes, at most 100, each a kind, an ack timeout in ticks and an attempt; kinds: `a` add, `d` del, `w`
+--   withdraw
+-- ARGV[7] for each message one byte: the number of its class, from 1, plus 128 for the first message of a frame
+-- ARGV[8] empty if all messages differ; else for each message the place of its name in ARGV[12..], from 1, in two bytes
+-- ARGV[9] number of the add frame that the previous chunk began, else empty
+-- ARGV[10] number of the last add frame if it continues in the next chunk, else empty   ARGV[11] messages of that whole
+--   frame
 -- ARGV[12..] the names of all messages, each once: `id` or `id:client`
--- Reply {'ok', tick due, outcomes, times, in flight}: a letter a message; in ms, comma-separated, Redis' time now, and
---   for each `k`, `w` and `l` that when it was added
---   a added  r re-armed  x refused, too many in flight
---   k acked  w withdrawn  l late, counted now  L late, counted before  u unknown
+-- Reply {'ok', tick due, outcomes, times, in flight}
+--   times: in ms, comma-separated: Redis' time now, then the time of the add for each outcome `k`, `w` or `l`
+--   outcomes: one letter per message:
+--     a added  r re-armed  x refused, too many in flight
+--     k acked  w withdrawn  l late, counted now  L late, counted before  u unknown
 -- or {'order', number of the last chunk applied}
 --
--- A message that is decided but not yet published stays in the list of its old deadline when it is added again:
--- that life ends in its batch. Its entry is the new life's.
+-- An expired message that is not yet published may be added again. It stays in the list of its old deadline until its
+-- batch publishes that old life. Its entry describes the new life.
 --
--- The work for each message takes Redis' time beside its commands. So the loop over the messages calls nothing for
--- those that are new and those that are acknowledged in time, looks for the end of no list, and does not parse the
--- times at which they were added: the sidecar subtracts.
+-- This script takes Redis' time per message. So the loop over the messages calls no function for new messages and
+-- timely Acks, and does not compute the length of a list. It does not parse the times of adds: the sidecar subtracts
+-- them.
 local messages, ticks, link = KEYS[3], KEYS[4], KEYS[2]
 local number = tonumber(ARGV[2])
 local last = tonumber(redis.call('HGET', link, 'chunk') or '0')
 if number ~= last + 1 then return {'order', last} end
 
--- A Redis without memory refuses a script whose first write needs some. Dels free memory, and must pass.
+-- If Redis is out of memory, it refuses a script whose first write needs memory. Dels free memory, so Redis must run
+-- them.
 if ARGV[4] == '0' then redis.call('HDEL', link, 'refused') end
 
 local pointer, due_ms, tick_ms, slots, lists, in_flight, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'slots', 'lists', 'in_flight', 'catch_up')
--- With adds, a Redis without memory must refuse the whole script, and the sidecar sends the dels again alone: after
--- their writes, which need no memory, the adds would pass.
+-- If Redis is out of memory, it must refuse a script with adds as a whole. If the script began with the writes of its
+-- dels, which need no memory, the adds would pass too. After a refusal the sidecar sends the dels alone.
 if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'in_flight', in_flight) end
 local max_in_flight, now = tonumber(ARGV[3]), now_ms()
 local behind = math.floor((now - due_ms) / tick_ms)
--- A leader moves at most so many ticks at once; the other missed ticks shift every deadline. A lag below one tick is
--- always caught up.
+-- A leader catches up at most `catch_up` ticks; further missed ticks shift every deadline. It always catches up a lag
+-- below one tick.
 local tick_due = pointer + math.max(0, math.min(behind, math.max(1, catch_up)))
 
--- Entries of the messages by their place among the names: as they were, and as they are now. Where no message is there
--- twice, both are the same table.
+-- The entries of the messages, in the order of the names: `was` before this chunk, `is` now. If all messages differ,
+-- both are the same table.
 local NAMES = 11
 local is_once = ARGV[8] == ''
 local was = redis.call('HMGET', messages, unpack(ARGV, NAMES + 1))
 local is = is_once and was or {unpack(was)}
 
--- A life has what messages of one deadline and attempt share: the writes that their names need in the end, and how
--- many were acknowledged. Deadlines are far below 2^53. An entry is taken apart once, since many messages are added in
--- the same ms.
+-- A life is the state shared by messages of one deadline and attempt: the final writes for their names, and the number
+-- of their Acks. Deadlines are far below 2^53. Each distinct entry is parsed once, since many messages are added in the
+-- same ms.
 local lives, known, added_ms = {}, {}, {}
 local function life_of(entry)
   local life = known[entry]
   if life then return life end
   local key, ms = string.match(entry, '^(%d+ %d+) (%d+)$')
-  -- An entry in another format does not count: it is overwritten, or left alone.
+  -- An entry in another format counts as none: an add overwrites the entry, a del does not change it.
   if not key then return nil end
   life = lives[key]
   if not life then
@@ -90,8 +95,8 @@ if not is_once then
   end
 end
 
--- Whether the frame of adds that begins with message `from` is more than there is room for. Near the limit only new
--- messages are counted, as far as the whole frame is here.
+-- Returns whether the add frame that begins with message `from` exceeds the limit. Near the limit only messages that
+-- are not in flight count, provided the whole frame is in this chunk.
 local function too_many(from)
   local to = from
   while kinds[to + 1] and kinds[to + 1] < 128 do to = to + 1 end
@@ -117,7 +122,7 @@ local is_near = in_flight + tonumber(ARGV[5]) > max_in_flight
 local is_refused = ARGV[9] ~= '' and redis.call('HGET', link, 'refused') == ARGV[9]
 local is_careful = is_near or is_refused
 
--- Messages as they stand in the list of their deadline.
+-- Returns the members that represent `names` in the list of their deadline.
 local function in_lists(life, names)
   if life.suffix == '' then return names end
   local listed = {}
@@ -125,7 +130,8 @@ local function in_lists(life, names)
   return listed
 end
 
--- Every message is written once, in its final state: its entry, and the lists that it leaves and joins.
+-- Writes the final state of a message: its entry, and the lists that the message leaves and joins. Called once per
+-- message.
 local set, sets, removed = {}, 0, {}
 local function write(message, before, after)
   local old, new = before and life_of(before), after and life_of(after)
@@ -163,7 +169,7 @@ for i = 1, #kinds do
       outcome, life.acked = 'k', life.acked + 1
     end
   elseif life and pointer - life.deadline - 1 < slots then
-    -- A late Ack counts once; a late withdrawal does not count.
+    -- Only the first late Ack of a message counts. A late withdrawal does not count.
     outcome = 'L'
     if not class.withdraws and added_ms[entry] ~= '0' then
       outcome, after = 'l', string.match(entry, '^%d+ %d+ ') .. '0'
@@ -196,8 +202,9 @@ if not is_once then
   end
 end
 
--- First the writes that free memory. If Redis refuses one of these, the earlier ones stay: then a message that is in no
--- list any more still has its entry, so that a repeated DelMsg is correct.
+-- The writes that free memory come first. Entries are deleted after list members: if Redis refuses a write, earlier
+-- writes stay. Then a message that has left its list still has its entry, so a repeated DelMsg gets the correct
+-- outcome.
 for _, life in pairs(lives) do
   local list = KEYS[5 + life.deadline % lists]
   in_chunks('SREM', list, in_lists(life, life.over))
@@ -214,8 +221,8 @@ for _, life in pairs(lives) do
   if life.acked > 0 then redis.call('HINCRBY', ticks, 'acked:' .. life.deadline, life.acked) end
 end
 
--- The answer is kept for a sidecar whose connection broke. Chunk numbers repeat after Redis lost writes, generations do
--- not: together they name one chunk.
+-- The link keeps the answer for a sidecar whose connection broke. Chunk numbers repeat after Redis lost writes, but
+-- generations do not. Together they identify one chunk.
 local letters = table.concat(outcomes)
 times = table.concat(times, ',')
 redis.call('HSET', link, 'chunk', number, 'answer:' .. number % 2,

@@ -1,7 +1,7 @@
--- Counts the messages of the outbox, and those that each group has not acknowledged. Writes nothing.
+-- Counts the messages of the outbox, and the unacknowledged batches of each group. Writes nothing.
 --
 -- KEYS[1] meta   KEYS[2] outbox   KEYS[3] groups
--- Reply {messages, {group, batches, batches held by a consumer, ms that passed in the wheel since the oldest was decided}...}
+-- Reply {messages, {group, batches, batches held by a consumer, age of the oldest batch in ms of ticks}...}
 local meta, outbox, groups = KEYS[1], KEYS[2], KEYS[3]
 if redis.call('EXISTS', outbox) == 0 then return {0} end
 local time = redis.call('TIME')
@@ -9,7 +9,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local counts = redis.call('HMGET', meta, 'published_batches', 'published_ids', 'pointer', 'due_ms', 'tick_ms')
 for i = 1, #counts do counts[i] = tonumber(counts[i] or '0') end
 local published, published_ids, pointer, due_ms, tick_ms = unpack(counts)
--- Whole ticks, and the part of this one that has passed.
+-- Returns the age of an expired tick: whole ticks since, plus the elapsed part of the current tick.
 local function age_of(tick)
   return math.max(0, pointer - tick - 1) * tick_ms + math.min(math.max(0, now - due_ms), tick_ms)
 end
@@ -20,13 +20,13 @@ local function by_field(list)
   return named
 end
 
--- The first entry from an id on.
+-- Returns the fields and the tick of the first entry at or after the id `from`.
 local function first(from)
   local entry = redis.call('XRANGE', outbox, from, '+', 'COUNT', 1)[1]
   return entry and by_field(entry[2]), entry and string.match(entry[1], '^%d+')
 end
 
--- How many batches were returned and not delivered since, of the consumers that a summary lists.
+-- Returns the number of returned batches that wait for a consumer, from the consumers in an XPENDING summary.
 local function returned(consumers)
   for _, consumer in ipairs(consumers or {}) do
     if consumer[1] == '-' then return tonumber(consumer[2]) end
@@ -34,7 +34,7 @@ local function returned(consumers)
   return 0
 end
 
--- Each entry knows how many messages were published with it, so those behind the first need not be looked at.
+-- Each entry has the number of messages published up to it. So the script reads only the first entry.
 local front = first('-')
 local gone = front and tonumber(front.ids) and tonumber(front.count) and front.ids - front.count or published_ids
 
@@ -42,7 +42,7 @@ local reply = {math.max(0, published_ids - gone)}
 for _, reader in ipairs(redis.call('XINFO', 'GROUPS', outbox)) do
   reader = by_field(reader)
   if redis.call('HEXISTS', groups, reader.name) == 1 then
-    -- Each entry knows its number, so the entries behind it need not be counted.
+    -- Each entry has its number, so the script need not count the entries after it.
     local unread, tick = first('(' .. reader['last-delivered-id'])
     local number = unread and (tonumber(unread.batches) or published)
     local batches = reader.pending + (unread and published - number + 1 or 0)

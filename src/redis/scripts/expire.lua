@@ -1,12 +1,15 @@
 -- Moves the next messages of the oldest frozen tick from the ring to the outbox, if the caller leads. Their batch has
--- the caller's epoch: a batch that Redis lost and publishes again has another, so no batch id names two contents.
+-- the caller's epoch. If Redis loses a batch, another epoch publishes its messages again, so no batch id names two
+-- contents.
 --
 -- KEYS[3] lease   KEYS[4] ticks   KEYS[5] the list of the tick   KEYS[6] outbox   KEYS[7] late   KEYS[8] news
--- ARGV[2] token   ARGV[3] epoch   ARGV[4] the tick   ARGV[5] the seq expected   ARGV[6] most messages
--- Reply {'published', messages, 1 if that was the last of its tick, ms late, timed out, acked, storm, messages missing
---   at its end, since Redis has lost its list}
---   {'expected', tick, seq, 1 if it is frozen}: where to continue; then, if this leader has finished a tick, that
---   tick and its counts, since the answer with them may be lost: tick, timed out, acked, storm   {'deposed', what}
+-- ARGV[2] token   ARGV[3] epoch   ARGV[4] the tick   ARGV[5] the seq that the caller expects   ARGV[6] maximum of
+--   messages
+-- Reply {'published', messages, 1 if the tick is now published, ms late, timed out, acked, storm, messages missing at
+--   the end of the tick, since Redis has lost its list}
+--   {'expected', tick, seq, 1 if the tick is frozen}: where to continue. If this leader has finished a tick, four
+--   values follow, since the answer with them may be lost: finished tick, timed out, acked, storm
+--   {'deposed', reason}
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return {'deposed', 'holder'} end
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[3] then return {'deposed', 'epoch'} end
 
@@ -24,8 +27,8 @@ local function parsed(record)
 end
 local expired_ms, due_ms, timed_out, acked, storm, published, seq = parsed(redis.call('HGET', KEYS[4], field))
 if not expired_ms then
-  -- Lost with all of `ticks`, or in another format. The rest of the tick is known, and the batch after which it
-  -- continues, though that may have left the outbox. If Redis cannot read it, the tick begins again.
+  -- The record of the tick is lost with `ticks`, or has another format. The list still has the rest of the tick. The
+  -- last id of the outbox shows the seq at which the tick continues. If Redis cannot read that id, the seq begins at 0.
   local stream, last = redis.pcall('XINFO', 'STREAM', KEYS[6]), ''
   for i = 1, #stream, 2 do
     if stream[i] == 'last-generated-id' then last = stream[i + 1] end
@@ -61,14 +64,14 @@ if #members > 0 then
     'epoch', ARGV[3], 'count', #members, 'added', timed_out + acked, 'acked', acked, 'storm', storm,
     'last', last and 1 or 0, 'decided_ms', expired_ms, 'batches', batches, 'ids', ids, 'messages', packed)
   if failed then
-    -- The writes of a script before its error stay: so messages that have left their list go back, and are not counted.
+    -- Writes before an error stay. So the messages go back into their list, and the counts are reduced again.
     if remembered then redis.pcall('RPOP', KEYS[7]) end
     if type(batches) == 'number' then redis.pcall('HINCRBY', KEYS[1], 'published_batches', -1) end
     if type(ids) == 'number' then redis.pcall('HINCRBY', KEYS[1], 'published_ids', -#members) end
     redis.call('SADD', KEYS[5], unpack(members))
     return failed
   end
-  -- A sidecar that misses the hint polls.
+  -- A sidecar that misses this hint finds the batch when it polls.
   redis.pcall('XADD', KEYS[8], 'MAXLEN', 16, '*', 'published', frozen_from)
 end
 if last then

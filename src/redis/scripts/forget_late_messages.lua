@@ -1,14 +1,14 @@
--- Deletes the oldest chunk of messages that timed out, once a revolution has passed.
+-- Deletes the oldest chunk of timed-out messages, once a revolution of the ring (`slots` ticks) has passed.
 --
 -- KEYS[3] messages   KEYS[4] late
--- ARGV[2] most messages of a chunk
+-- ARGV[2] maximum of messages in a chunk
 -- Reply {'forgot', messages}   {'idle'}
---   {'left over'} more messages are not in flight than the chunks can have: Redis has lost some
+--   {'left over'} there are more timed-out messages than the chunks can name: Redis has lost some chunks
 local pointer, slots, frozen_from, in_flight = numbers(KEYS[1], 'pointer', 'slots', 'frozen_from', 'in_flight')
 local oldest = redis.call('LINDEX', KEYS[4], 0)
 local tick = oldest and string.match(oldest, '^%d+')
 if oldest and not tick then
-  -- It has another format.
+  -- The chunk has another format.
   redis.call('LPOP', KEYS[4])
   return {'forgot', 0}
 end
@@ -25,7 +25,7 @@ for message in string.gmatch(oldest, ' ([%d:]+)') do messages[#messages + 1] = m
 local entries = #messages > 0 and redis.call('HMGET', KEYS[3], unpack(messages)) or {}
 local over = {}
 for i, entry in ipairs(entries) do
-  -- One that was added again since has another deadline, and another life.
+  -- A message that was added again has another deadline, and stays.
   if entry and string.match(entry, '^%d+') == tick then over[#over + 1] = messages[i] end
 end
 in_chunks('HDEL', KEYS[3], over)

@@ -1,31 +1,33 @@
--- Defines the functions of all scripts that work on groups. Comes between `refuse_stale_connection.lua` and the script.
--- All these scripts have the same keys.
+-- Defines the functions of all scripts that work on groups. Each script is sent after this file and
+-- `refuse_stale_connection.lua`. All these scripts have the same keys.
 --
 -- KEYS[3] outbox   KEYS[4] groups   KEYS[5] sidecars   KEYS[6] departed   KEYS[7] news
 local outbox, groups, sidecars, departed, news = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 
--- The consumer of returned batches, until they are delivered. No sidecar has this name.
+-- The consumer that holds returned batches until a sidecar takes them. No sidecar has this name.
 local nobody = '-'
 
--- A list of fields and values, by field.
+-- Converts a list of alternating fields and values to a table.
 local function by_field(list)
   local named = {}
   for i = 1, #list, 2 do named[list[i]] = list[i + 1] end
   return named
 end
 
--- A Redis without memory finishes a script whose first write needs none. This write changes nothing.
+-- Makes a write that needs no memory and changes nothing. If Redis is out of memory, it runs a script only if the first
+-- write needs no memory.
 local function write_without_memory() redis.call('HDEL', sidecars, '') end
 
--- Ages are counted in ticks. The pointer moves only while Redis answers and a leader lives, and an outage or a clock
--- that is set moves it by a few ticks at most. Returns a function: for how many ms a tick has been reached.
+-- Returns a function, and the pointer. The function returns the ms of ticks since the pointer reached `tick`. Ages are
+-- counted in ticks, because the pointer moves only while Redis answers and a leader lives. An outage, or a clock that
+-- is set, changes such an age by a few ticks at most.
 local function observed()
   local pointer, tick_ms, begun_at = numbers(KEYS[1], 'pointer', 'tick_ms', 'begun_at')
   return function(tick) return math.max(0, pointer - math.max(tick, begun_at)) * tick_ms end, pointer
 end
 
--- Returns a function that replies an entry of the outbox as `take` and `retake` do. A field that this version does
--- cannot read is empty: nil would end the reply.
+-- Returns a function that converts an entry of the outbox to the reply format of `take` and `retake`. A missing field
+-- is the empty string: nil would end the reply.
 local function deliveries()
   local reached_for, now
   return function(entry, delivery_count)
@@ -33,7 +35,7 @@ local function deliveries()
     local batch, reply = by_field(entry[2]), {entry[1], delivery_count}
     for _, field in ipairs({'epoch', 'added', 'acked', 'storm', 'last'}) do reply[#reply + 1] = batch[field] or '' end
     local tick, decided_ms = tonumber(string.match(entry[1], '^%d+')), tonumber(batch.decided_ms)
-    -- Redis' clock includes outages. It may have been set, and then the ticks count.
+    -- Redis' time includes outages. But Redis' clock may have been set back, so the age in ticks is the minimum.
     local age = decided_ms and string.format('%.0f', math.max(now - decided_ms, reached_for(tick + 1)))
     reply[#reply + 1], reply[#reply + 2] = age or '', batch.messages or ''
     return reply, tonumber(batch.count) or 0
@@ -45,15 +47,15 @@ local function parts(id)
   return tonumber(tick), tonumber(seq)
 end
 
--- Whether one id comes before another.
+-- Returns whether the id `one` comes before the id `other`.
 local function before(one, other)
   local tick, seq = parts(one)
   local other_tick, other_seq = parts(other)
   return tick < other_tick or tick == other_tick and seq < other_seq
 end
 
--- Whether an id names the batch that was published under it in this epoch. Ids alone can repeat after Redis lost its
--- data. `published_by` has the last epoch that published, and its first id: only an earlier batch has to be read.
+-- Returns whether `epoch` published the batch `id`. Ids alone can repeat after Redis lost data. `published_by` has the
+-- epoch of the last batch and the first id of that epoch, so only earlier batches must be read.
 local function is_of(id, epoch)
   local last_epoch, first = string.match(redis.call('HGET', KEYS[1], 'published_by') or '', '^(%d+) (%d+%-%d+)$')
   if first and not before(id, first) then return epoch == last_epoch end
@@ -61,13 +63,14 @@ local function is_of(id, epoch)
   return entry and by_field(entry[2]).epoch == epoch
 end
 
--- The least id behind one.
+-- Returns the smallest id after `id`.
 local function behind(id)
   local tick, seq = string.match(id, '^(%d+)%-(%d+)$')
   return string.format('%s-%.0f', tick, seq + 1)
 end
 
--- The state of every group in Redis: name, pending, last-delivered-id. Empty if the outbox is lost.
+-- Returns the state of every group in Redis: name, pending, last-delivered-id. Returns an empty list if the outbox is
+-- lost.
 local function readers()
   local found, known = {}, redis.pcall('XINFO', 'GROUPS', outbox)
   if known.err and string.find(known.err, 'no such key', 1, true) then return found end
@@ -76,11 +79,12 @@ local function readers()
   return found
 end
 
--- The most entries that one trim removes.
+-- Maximum of entries that one trim removes.
 local trim_at_once = 200
 
--- Removes the batches that every group has settled: all before the minimum, over all groups, of lowest pending and
--- first unread. Returns whether there is more to remove.
+-- Removes the batches that every group has settled. For each group the first needed id is its lowest pending id, or
+-- else its first unread id. Entries before the minimum over all groups are removed. Returns whether there may be more
+-- to remove.
 local function trim()
   local least
   for _, reader in ipairs(readers()) do
@@ -89,16 +93,16 @@ local function trim()
     if not least or before(needed, least) then least = needed end
   end
   if not least then return false end
-  -- Whole nodes of the stream first: only that can be bounded. A node has at most 100 entries unless Redis is told
-  -- otherwise, so fewer than this are left when a trim ends early.
+  -- This trim removes whole nodes of the stream, because only such a trim can have a limit. A node has at most 100
+  -- entries by default. So if this trim removed no more than 100, the exact trim below is short too.
   local removed = redis.call('XTRIM', outbox, 'MINID', '~', least, 'LIMIT', trim_at_once)
   if removed > trim_at_once / 2 then return true end
   redis.call('XTRIM', outbox, 'MINID', '=', least)
   return false
 end
 
--- The entry of a group in `groups`: `e` if it is ephemeral, else `-`; and the tick since which it has no subscriber, if
--- it has none. Nil if there is no such group.
+-- Parses the entry of a group in `groups`. Returns the kind (`e` ephemeral, `-` not), and the tick since which the
+-- group has no subscriber, or an empty string.
 local function kept_of(value) return string.match(value, '^(%S+) ?(%d*)$') end
 
 local function kind_of(group)
@@ -106,8 +110,8 @@ local function kind_of(group)
   return found and (kept_of(found))
 end
 
--- Whether there is such a group, if only in the outbox: its entry in `groups` may be lost until the leader repairs
--- that, and its batches are still held.
+-- Returns whether the group exists, in `groups` or only in the outbox. If `groups` lost the entry, the outbox still has
+-- the batches of the group until the leader restores the entry.
 local function is_known(group)
   if kind_of(group) then return true end
   local pending = redis.pcall('XPENDING', outbox, group)
@@ -115,7 +119,8 @@ local function is_known(group)
   return not pending.err
 end
 
--- Creates a group that begins after the id `start`. Returns false if the outbox has it, and only `groups` was lost.
+-- Creates a group that begins after the id `start`. Returns false if the group existed in the outbox and only `groups`
+-- had lost it.
 local function make(group, start, kind)
   local made = redis.pcall('XGROUP', 'CREATE', outbox, group, start, 'MKSTREAM')
   if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then error(made.err) end
@@ -123,8 +128,8 @@ local function make(group, start, kind)
   return not made.err
 end
 
--- An entry of `sidecars`: the number of the last heartbeat, then each group with a subscriber at the sidecar, with `/e`
--- behind one that is ephemeral.
+-- An entry of `sidecars` has the number of the last heartbeat, then each group with a subscriber at the sidecar. The
+-- suffix `/e` marks an ephemeral group.
 local function beats_in(entry) return string.match(entry, '^%d+') end
 local function groups_in(entry) return string.gmatch(entry, ' ([^/ ]+)/?(e?)') end
 local function marked(group, kind) return kind == 'e' and group .. '/e' or group end
@@ -135,7 +140,8 @@ local function attends(entry, group)
   return false
 end
 
--- How many sidecars have a subscriber of each group, one sidecar not counted; and the groups that are ephemeral.
+-- Returns the number of sidecars with a subscriber of each group, without the sidecar `except`, and the mark of each
+-- group.
 local function attendance(except)
   local counts, marks, all = {}, {}, redis.call('HGETALL', sidecars)
   for i = 1, #all, 2 do
@@ -148,13 +154,13 @@ end
 
 local function is_name(group) return #group <= 64 and string.find(group, '^[%w_.%-]+$') end
 
--- Creates again what was deleted or evicted: the outbox, a group in it, or its entry in `groups`. Returns how many
--- groups were created.
+-- Restores deleted or evicted data: the outbox, a group in it, or the entry of a group in `groups`. Returns the number
+-- of groups that were created.
 local function repair()
   local known, made = {}, 0
   for _, reader in ipairs(readers()) do known[reader.name] = true end
   if not kind_of('default') then redis.call('HSET', groups, 'default', '-') end
-  -- The sidecars have announced the groups that `groups` has lost.
+  -- If `groups` has lost a group, the entries of the sidecars still name it.
   local _, marks = attendance('')
   for group, mark in pairs(marks) do
     if not kind_of(group) then redis.call('HSET', groups, group, mark == 'e' and 'e' or '-') end
@@ -166,7 +172,7 @@ local function repair()
     end
     known[group] = nil
   end
-  -- A group that was created by hand may have an illegal name.
+  -- Someone may have created a group with an illegal name by hand.
   for group in pairs(known) do
     if is_name(group) then
       redis.call('HSET', groups, group, string.find(group, '^ephemeral%-' .. string.rep('%x', 8) .. '%-%d+$') and 'e' or '-')
@@ -175,7 +181,7 @@ local function repair()
   return made
 end
 
--- The same, and the leader's next `inspect_sidecars` reports it.
+-- Does the same as `repair`. The leader's next `inspect_sidecars` reports the number of groups created.
 local function repair_unreported()
   write_without_memory()
   local made = repair()
@@ -184,7 +190,7 @@ end
 
 local function delete(group)
   local destroyed = redis.pcall('XGROUP', 'DESTROY', outbox, group)
-  -- If the outbox is lost, so is the group in it.
+  -- If the outbox is lost, the group in it is lost too.
   local failed = type(destroyed) == 'table' and destroyed.err
   if failed and not string.find(failed, 'requires the key to exist', 1, true) then error(failed) end
   redis.call('HDEL', groups, group)
@@ -196,7 +202,7 @@ local function join(group, kind, sidecar)
   if not attends(entry, group) then redis.call('HSET', sidecars, sidecar, entry .. ' ' .. marked(group, kind)) end
 end
 
--- Records that it has none any more. An ephemeral group is deleted with its last subscriber.
+-- Records that a sidecar has no subscriber of a group any more. An ephemeral group is deleted with its last subscriber.
 local function leave(group, sidecar)
   local entry = redis.call('HGET', sidecars, sidecar)
   if entry and attends(entry, group) then
@@ -209,7 +215,7 @@ local function leave(group, sidecar)
   if kind_of(group) == 'e' and not attendance(sidecar)[group] then delete(group) end
 end
 
--- Releases batches, for any consumer. Their delivery counts stay as they are.
+-- Releases batches for any consumer. Their delivery counts do not change.
 local function let_go(group, ids)
   if #ids == 0 then return end
   local claim = {'XCLAIM', outbox, group, nobody, 0}
@@ -218,8 +224,8 @@ local function let_go(group, ids)
   redis.call(unpack(claim))
 end
 
--- Releases the batches of a group that a sidecar holds, up to `most`. Returns how many those were: 0 if there is no
--- such group.
+-- Releases up to `most` batches of a group that a sidecar holds. Returns the number released: 0 if the group does not
+-- exist.
 local function let_go_all(group, sidecar, most)
   local ids, pending = {}, redis.pcall('XPENDING', outbox, group, '-', '+', most, sidecar)
   if pending.err and not string.find(pending.err, 'NOGROUP', 1, true) then error(pending.err) end
@@ -228,7 +234,7 @@ local function let_go_all(group, sidecar, most)
   return #ids
 end
 
--- Sends all sidecars a hint that there are batches to deliver.
+-- Sends all sidecars the hint that batches were returned.
 local function tell_returned()
   redis.call('XADD', news, 'MAXLEN', 16, '*', 'returned', '1')
 end

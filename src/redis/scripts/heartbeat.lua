@@ -1,15 +1,15 @@
--- Records a heartbeat of the sidecar. It reads nothing of other sidecars or groups, so its cost does not grow with
+-- Records a heartbeat of the sidecar. The script does not read other sidecars or groups, so its cost does not grow with
 -- their number.
 --
 -- KEYS[3] sidecars
--- ARGV[2] sidecar   ARGV[3] its groups, as its entry has them
--- Reply {'beaten', limits of the outbox by which the leader trims it, sidecar that led last, its heartbeats}; empty if
---   no sidecar has led yet
---   {'differs'} it must announce its groups: they differ, or its entry was lost
+-- ARGV[2] sidecar   ARGV[3] its groups, in the format of its entry
+-- Reply {'beaten', limits to which the leader trims the outbox, last leader, heartbeats of that leader}; the values are
+--   empty if no sidecar has led yet
+--   {'differs'} the sidecar must announce its groups, because its entry has other groups or is lost
 local before = redis.call('HGET', KEYS[3], ARGV[2])
 local beats, groups = string.match(before or '', '^(%d+)(.*)$')
 if groups ~= ARGV[3] then return {'differs'} end
--- A Redis without memory finishes a script whose first write needs none.
+-- If Redis is out of memory, it runs a script only if the first write needs no memory.
 redis.call('HDEL', KEYS[3], '')
 redis.call('HSET', KEYS[3], ARGV[2], string.format('%.0f', beats + 1) .. groups)
 local bounds, leader = unpack(redis.call('HMGET', KEYS[1], 'bounds', 'inspected_by'))

@@ -1,16 +1,16 @@
 -- Reads the heartbeats of all sidecars, for the leader, and repairs groups that were lost.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] ms that the link of a dead sidecar is kept   ARGV[4] most links named
--- Reply {'inspected', groups that had to be created again, by this or before, number of links that are too old, the sidecar of
---   each, then for every sidecar: its name, its heartbeats}
+-- ARGV[2] sidecar   ARGV[3] ms that the link of a dead sidecar is kept   ARGV[4] maximum of links named
+-- Reply {'inspected', groups created again since the last call, number of links that are too old, the sidecar of each
+--   such link, then for every sidecar: its name, its heartbeats}
 write_without_memory()
 if redis.call('HGET', KEYS[1], 'inspected_by') ~= ARGV[2] then redis.call('HSET', KEYS[1], 'inspected_by', ARGV[2]) end
 local made = repair() + tonumber(redis.call('HGET', KEYS[1], 'remade') or '0')
 redis.call('HDEL', KEYS[1], 'remade')
 
--- A sidecar that holds batches of a group counts as one with a subscriber of it until its heartbeat says otherwise. So
--- a sidecar whose entry was lost is found dead if it is.
+-- If a sidecar holds batches of a group, its entry gets that group until its next heartbeat. So a dead sidecar is found
+-- dead even if Redis lost its entry.
 local entries = by_field(redis.call('HGETALL', sidecars))
 for _, reader in ipairs(readers()) do
   for _, holder in ipairs(reader.pending > 0 and redis.call('XPENDING', outbox, reader.name)[4] or {}) do

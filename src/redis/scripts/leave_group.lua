@@ -1,9 +1,9 @@
--- Removes the sidecar from a group after its last subscriber left: its batches are released. An ephemeral group without
--- a subscriber elsewhere is deleted.
+-- Removes the sidecar from a group after the group's last subscriber there left, and releases its batches. If the group
+-- is ephemeral and no other sidecar has a subscriber, deletes the group.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] group   ARGV[4] most batches
--- Reply {'left', 1 if it may hold more}: until it holds none the group is not left
+-- ARGV[2] sidecar   ARGV[3] group   ARGV[4] maximum of batches
+-- Reply {'left', 0}   {'left', 1} the sidecar may hold more batches and is still in the group: call again
 local sidecar, group, most = ARGV[2], ARGV[3], tonumber(ARGV[4])
 write_without_memory()
 local freed = let_go_all(group, sidecar, most)

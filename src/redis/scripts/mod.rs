@@ -6,8 +6,8 @@ use redis::{Arg, Cmd, FromRedisValue, Value};
 
 use crate::redis::connection::errors::{Fault, FaultKind};
 
-/// A script, with its label in logs and metrics. That is the name of its file, or the name that it had before: labels
-/// are public.
+/// A script, with its label in logs and metrics. The label is the name of the file, or its former name: labels are
+/// public.
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) name: &'static str,
@@ -32,7 +32,7 @@ macro_rules! scripts {
         });
 
         impl Scripts {
-            /// All of them.
+            /// Returns all scripts.
             pub(super) fn all(&'static self) -> Vec<&'static Script> {
                 vec![$(&self.$name,)+]
             }
@@ -41,21 +41,21 @@ macro_rules! scripts {
 }
 
 scripts! {
-    /// Registers a link, and makes the ring where there is none.
+    /// Registers a link, and creates the ring if it does not exist.
     open,
-    /// Adds and dels.
+    /// Applies adds and dels.
     apply after "refuse_stale_connection.lua",
     /// Applies Acks again that Redis lost.
     reapply_lost_acks labelled "reapply" after "refuse_stale_connection.lua",
-    /// Records that all held Acks are applied.
+    /// Records that the sidecar has applied all Acks that it held.
     record_acks_applied labelled "acks_applied" after "refuse_stale_connection.lua",
     /// Moves the pointer.
     advance after "refuse_stale_connection.lua",
     /// Moves messages of an expired tick to the outbox.
     expire after "refuse_stale_connection.lua",
-    /// Deletes messages for which `late` is no longer answered.
+    /// Deletes timed-out messages whose `late` period is over.
     forget_late_messages labelled "forget" after "refuse_stale_connection.lua",
-    /// Puts messages back into lists that were lost, and deletes expired ones that were left over.
+    /// Puts messages back into lists that were lost, and deletes timed-out messages that should already be deleted.
     repair_messages labelled "mend" after "refuse_stale_connection.lua",
     /// Takes the lease, or registers a candidate.
     acquire after "refuse_stale_connection.lua",
@@ -73,9 +73,9 @@ scripts! {
     leave_group after "refuse_stale_connection.lua" "group_functions.lua",
     /// Delivers new batches.
     take after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Delivers batches again.
+    /// Delivers batches again to the same group.
     retake after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Acknowledges batches.
+    /// Settles batches.
     settle after "refuse_stale_connection.lua" "group_functions.lua",
     /// Returns batches.
     return_batches labelled "give_back" after "refuse_stale_connection.lua" "group_functions.lua",
@@ -91,7 +91,7 @@ scripts! {
     inspect_sidecars labelled "inspect" after "refuse_stale_connection.lua" "group_functions.lua",
     /// Frees the batches that a dead sidecar held.
     reap after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Deletes the link of a sidecar that has been dead for long.
+    /// Deletes the link of a sidecar that has been dead for too long.
     delete_dead_link labelled "drop_link" after "refuse_stale_connection.lua" "group_functions.lua",
     /// Counts the batches that each group has not acknowledged.
     backlogs,
@@ -102,12 +102,12 @@ impl Script {
         Script { name, source, hash: redis::Script::new(source).get_hash().to_owned() }
     }
 
-    /// A call with its keys. The caller appends the arguments.
+    /// Returns a call with its keys. The caller appends the arguments.
     pub(super) fn call(&self, keys: &[&str]) -> Cmd {
         redis::cmd("EVALSHA").arg(&self.hash).arg(keys.len()).arg(keys).take()
     }
 
-    /// The same call with the source in place of its hash, for a Redis whose cache was flushed.
+    /// Returns the same call with the source in place of the hash, for a Redis whose script cache was flushed.
     pub(super) fn in_full(&self, call: &Cmd) -> Cmd {
         let mut whole = redis::cmd("EVAL");
         whole.arg(self.source);
@@ -119,13 +119,13 @@ impl Script {
         whole
     }
 
-    /// The command that puts it into Redis' cache.
+    /// Returns the command that loads the script into Redis' cache.
     pub(super) fn load(&self) -> Cmd {
         redis::cmd("SCRIPT").arg("LOAD").arg(self.source).take()
     }
 }
 
-/// The reply of a script: usually a word, and then its values.
+/// The reply of a script: usually a word, and then values.
 #[derive(Debug)]
 pub(super) struct Answer {
     script: &'static Script,
@@ -140,7 +140,7 @@ impl Answer {
         }
     }
 
-    /// Whether nothing is left.
+    /// Returns whether no value is left.
     pub(super) fn is_empty(&self) -> bool {
         self.values.len() == 0
     }
@@ -150,27 +150,27 @@ impl Answer {
         redis::from_redis_value(value).map_err(|error| self.strange(&error.to_string()))
     }
 
-    /// The next value, as text.
+    /// Returns the next value as text.
     pub(super) fn text(&mut self) -> Result<String, Fault> {
         self.next()
     }
 
-    /// The next value, as a whole number.
+    /// Returns the next value as an integer.
     pub(super) fn number(&mut self) -> Result<i64, Fault> {
         self.next()
     }
 
-    /// The next value, as a count: below zero is none.
+    /// Returns the next value as a count. A negative value becomes 0.
     pub(super) fn count(&mut self) -> Result<u64, Fault> {
         Ok(u64::try_from(self.number()?).unwrap_or_default())
     }
 
-    /// The next value, as a nested answer.
+    /// Returns the next value as a nested answer.
     pub(super) fn nested(&mut self) -> Result<Answer, Fault> {
         Answer::new(self.script, self.next()?)
     }
 
-    /// All values that are left, read by `read`.
+    /// Reads all values that are left, with `read`.
     pub(super) fn rest<T, E>(&mut self, mut read: impl FnMut(&mut Answer) -> Result<T, E>) -> Result<Vec<T>, E> {
         let mut rest = Vec::with_capacity(self.values.len());
         while !self.is_empty() {
@@ -179,7 +179,7 @@ impl Answer {
         Ok(rest)
     }
 
-    /// The fault of an unexpected word in the answer.
+    /// Returns the fault for an unexpected word in the answer.
     pub(super) fn strange(&self, word: &str) -> Fault {
         let script = self.script.name;
         Fault::new(FaultKind::Other, format!("the reply of the script {script} is not understood: {word}"))

@@ -1,9 +1,9 @@
 -- Creates a group if it does not exist, and records that it has a subscriber at the sidecar.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] group   ARGV[4] most groups
--- ARGV[5] where a new group begins: behind the id `0` or `$`   ARGV[6] what it is: `e` ephemeral, `-` not
--- Reply {'open', 1 if it is new, what it is}   {'full'} there are as many groups as there may be
+-- ARGV[2] sidecar   ARGV[3] group   ARGV[4] maximum of groups
+-- ARGV[5] start of a new group: after the id `0` or `$`   ARGV[6] kind of a new group: `e` ephemeral, `-` not
+-- Reply {'open', 1 if the group is new, kind of the group}   {'full'} the maximum of groups is reached
 local sidecar, group = ARGV[2], ARGV[3]
 repair_unreported()
 local kind = kind_of(group)
@@ -11,7 +11,7 @@ local is_new = not kind
 if is_new then
   if redis.call('HLEN', groups) >= tonumber(ARGV[4]) then return {'full'} end
   kind = ARGV[6]
-  -- It does not get batches that all other groups have settled.
+  -- This trim keeps a new group from getting batches that all other groups have settled.
   trim()
   make(group, ARGV[5], kind)
 else

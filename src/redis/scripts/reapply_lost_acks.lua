@@ -1,9 +1,9 @@
--- Applies Acks again that Redis had answered and then lost: only to a message that was not added again since.
+-- Applies Acks again that Redis had answered and then lost. Skips messages that were added again since.
 --
 -- KEYS[3] messages   KEYS[4] ticks   KEYS[5..] the lists of deadlines: D lies in KEYS[5 + D mod lists]
 -- ARGV[2] a letter for each message: `k` acknowledged, `w` withdrawn
--- ARGV[3..] for each message its name, and when it was added, in ms
--- Reply {'reapplied', messages that were in flight and no longer are}
+-- ARGV[3..] for each message its name, and the time in ms at which it was added
+-- Reply {'reapplied', messages removed from flight}
 local pointer, lists, in_flight = numbers(KEYS[1], 'pointer', 'lists', 'in_flight')
 local names = {}
 for i = 3, #ARGV, 2 do names[#names + 1] = ARGV[i] end

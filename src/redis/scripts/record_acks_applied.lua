@@ -1,4 +1,5 @@
--- Records that the sidecar has applied all Acks that it held when its session began: the pointer need not wait for it.
+-- Records that the sidecar has applied all Acks that it held when its session began. The pointer no longer waits for
+-- them.
 --
 -- KEYS[3] held_acks
 -- ARGV[2] sidecar

@@ -1,8 +1,8 @@
--- Renews the lease, if it is still ours.
+-- Renews the lease, if the caller still holds it.
 --
 -- KEYS[3] lease   KEYS[4] candidates
--- ARGV[2] token   ARGV[3] epoch   ARGV[4] lease in ms   ARGV[5] 1 if the candidates are wanted, and then forgotten
--- Reply {'renewed', for each candidate since: its token, how many rings it leads, and its name}   {'deposed'}
+-- ARGV[2] token   ARGV[3] epoch   ARGV[4] lease in ms   ARGV[5] 1 to return the candidates and delete their list
+-- Reply {'renewed', for each candidate since the last such call: token, number of rings it leads, name}   {'deposed'}
 if redis.call('GET', KEYS[3]) ~= ARGV[2] or redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[3] then
   return {'deposed'}
 end

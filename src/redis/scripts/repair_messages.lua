@@ -1,14 +1,15 @@
--- Repairs some of the messages, from a cursor on. A message in flight whose list Redis has lost goes back into it. A
--- message that is no longer answered with `late`, and whose chunk of `late` was lost, is deleted.
+-- Repairs some of the messages, beginning at a cursor. Puts a message in flight back into its list if Redis has lost it
+-- there. Deletes a message that is past its `late` period and whose chunk of `late` was lost.
 --
 -- KEYS[3] messages   KEYS[4..] the lists of deadlines: D lies in KEYS[4 + D mod lists]
--- ARGV[2] cursor, 0 to begin   ARGV[3] about how many
--- Reply {'looked', the next cursor, 0 at the end, messages put back, messages deleted}   {'denied', why}: its user may not
+-- ARGV[2] cursor, 0 to begin   ARGV[3] approximate number of messages
+-- Reply {'looked', the next cursor (0 at the end), messages put back, messages deleted}
+--   {'denied', error} the Redis user lacks a permission
 --
--- A scan from 0 to the end sees every message that does not change meanwhile. Every script that writes an entry also
--- writes its list.
+-- A full scan returns every message that does not change during the scan. Every script that writes an entry also writes
+-- its list.
 local messages = KEYS[3]
--- A Redis without memory lets a script finish whose first write needs none.
+-- If Redis is out of memory, it runs a script only if the first write needs no memory.
 redis.call('HDEL', KEYS[2], '')
 local looked = redis.pcall('HSCAN', messages, ARGV[2], 'COUNT', ARGV[3])
 if looked.err then return {'denied', looked.err} end
@@ -18,7 +19,7 @@ local entries, members, over = looked[2], {}, {}
 for i = 1, #entries, 2 do
   local deadline, attempt = string.match(entries[i + 1], '^(%d+) (%d+) %d+$')
   deadline = tonumber(deadline)
-  -- A deadline farther ahead than there are lists was written by hand.
+  -- A deadline beyond the number of lists was written by hand.
   if deadline and deadline >= pointer and deadline < frozen_from + lists then
     local listed = members[deadline] or {}
     listed[#listed + 1] = entries[i] .. (attempt == '1' and '' or '/' .. attempt)
@@ -28,7 +29,7 @@ for i = 1, #entries, 2 do
   end
 end
 
--- As `in_chunks`, but an error does not end the script, which would stop the wheel.
+-- Works like `in_chunks`, but an error does not end the script: that would stop the wheel.
 local denied
 local function in_parts(command, key, list)
   local sum = 0

@@ -1,8 +1,8 @@
--- Returns batches that the sidecar holds, for the next consumer.
+-- Returns batches that the sidecar holds, so that any consumer can take them.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch; an empty epoch is any
--- Reply {'returned', how many of them it held}
+-- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch; an empty epoch matches any epoch
+-- Reply {'returned', number of these batches that the sidecar held}
 local sidecar, group, ids = ARGV[2], ARGV[3], {}
 if not is_known(group) then return {'returned', 0} end
 for i = 4, #ARGV, 2 do

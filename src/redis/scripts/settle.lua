@@ -1,8 +1,8 @@
--- Settles batches, also those that another consumer holds now.
+-- Settles batches, even if another consumer holds them now.
 --
 -- KEYS as in group_functions.lua
 -- ARGV[2] group   ARGV[3..] id and epoch of each batch
--- Reply {'settled', how many of them were not settled before}
+-- Reply {'settled', number of these batches that the group had not settled before}
 local group, settled = ARGV[2], 0
 if not is_known(group) then return {'settled', 0} end
 for i = 3, #ARGV, 2 do

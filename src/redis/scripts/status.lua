@@ -1,8 +1,8 @@
 -- Reads the status of the ring. Writes nothing.
 --
 -- KEYS[1] meta   KEYS[2] lease   KEYS[3..] the lists of deadlines
--- Reply {pointer, ms since it was due, epoch, token of the holder, name of the leader, ms for which the wheel has
---   turned under it, in flight, messages in each list...}, or {} where there is no ring
+-- Reply {pointer, ms since it was due, epoch, token of the holder, name of the leader, ms of ticks since its election,
+--   in flight, messages in each list...}, or {} if the ring does not exist
 local found = redis.call('HMGET', KEYS[1], 'pointer', 'due_ms', 'epoch', 'leader', 'elected_at', 'in_flight', 'tick_ms')
 if not found[1] then return {} end
 local time = redis.call('TIME')

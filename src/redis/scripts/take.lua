@@ -1,14 +1,14 @@
--- Delivers the next batches of a group: returned ones first, oldest first, then new ones.
+-- Delivers the next batches of a group: first returned batches, oldest first, then new ones.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] group   ARGV[4] messages wanted   ARGV[5] most batches
--- ARGV[6..] ids of returned batches that are left to other sidecars
--- Reply {'taken', batch...}, without a batch only if there is none; a batch is {id, delivery count, epoch, added, acked,
---   storm, last, ms since it was decided, messages}
---   {'unknown'} there is no such group
+-- ARGV[2] sidecar   ARGV[3] group   ARGV[4] messages wanted   ARGV[5] maximum of batches
+-- ARGV[6..] ids of returned batches that are left for other sidecars
+-- Reply {'taken', batch...}, without a batch only if no batch is left; a batch is {id, delivery count, epoch, added,
+--   acked, storm, last, ms since its tick expired, messages}
+--   {'unknown'} the group does not exist
 local sidecar, group, wanted, most = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 if not is_known(group) then return {'unknown'} end
--- A sidecar that holds batches needs an entry, so that it can be found dead. One that was found dead by mistake may
+-- A sidecar that holds batches needs an entry, so that it can be found dead. A sidecar that was reaped by mistake may
 -- take batches before its next heartbeat.
 if redis.call('HEXISTS', sidecars, sidecar) == 0 then redis.call('HSET', sidecars, sidecar, 0) end
 
@@ -27,7 +27,7 @@ for i = 6, #ARGV do except[ARGV[i]] = true end
 for _, returned in ipairs(redis.call('XPENDING', outbox, group, '-', '+', most + #ARGV - 5, nobody)) do
   if not has_room() then break end
   if not except[returned[1]] then
-    -- Empty if the entry has left the stream.
+    -- XCLAIM returns nothing if the entry has left the stream.
     local claimed = redis.call('XCLAIM', outbox, group, sidecar, 0, returned[1])[1]
     if claimed then add(claimed, returned[4] + 1) end
   end

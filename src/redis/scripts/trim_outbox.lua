@@ -1,11 +1,11 @@
--- Trims the outbox, for the leader: batches that all groups have settled are removed; batches that are too old or too
--- many are dropped, oldest first; groups without a subscriber for too long are deleted. Ages are counted in ticks.
+-- Trims the outbox, for the leader. Removes batches that all groups have settled. Drops the oldest batches if they are
+-- too old or too many. Deletes groups that had no subscriber for too long. Ages are counted in ticks.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] retention in ms   ARGV[3] most messages in the outbox   ARGV[4] 1 if what is too old may be dropped
--- ARGV[5] number of the step: that of the previous one again if its answer was lost
+-- ARGV[2] retention in ms   ARGV[3] maximum of messages in the outbox   ARGV[4] 1 if old batches may be dropped
+-- ARGV[5] number of the step: the same number again if the answer of the previous call was lost
 -- Reply {'tended', 1 if there is more to do, messages dropped, batches dropped, group dropped...}
---   messages and batches count only if some group had not settled them
+--   Messages and batches count only if some group had not settled them
 local retention, most_ids, may_drop_old, number = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
 local told = {}
 for word in string.gmatch(redis.call('HGET', KEYS[2], 'tended') or '', '%S+') do told[#told + 1] = word end
@@ -16,7 +16,7 @@ if told[1] == number then
 end
 write_without_memory()
 local trimmed_all = not trim()
--- Other sidecars compare it with their own options.
+-- Other sidecars compare these limits with their own options.
 local bounds = ARGV[2] .. ' ' .. ARGV[3]
 if redis.call('HGET', KEYS[1], 'bounds') ~= bounds then redis.call('HSET', KEYS[1], 'bounds', bounds) end
 
@@ -24,7 +24,7 @@ local reached_for, pointer = observed()
 local function is_too_old(tick) return may_drop_old and reached_for(tick) > retention end
 
 local found = readers()
--- Each batch is looked for in each group, and read with all its messages.
+-- The cost of a batch is a look-up in each group, and a read of all its messages.
 local most_batches, most_messages = math.max(1, math.floor(400 / #found)), 10000
 local published_ids = tonumber(redis.call('HGET', KEYS[1], 'published_ids') or '0')
 local ids, batches, last, looked_at, read = 0, 0, nil, 0, 0
@@ -33,7 +33,7 @@ local function may_look()
   return looked_at < most_batches and read < most_messages
 end
 
--- Whether a batch has the counts of what follows it. One without is dropped with the next that has them.
+-- Returns whether a batch has its counts. A batch without counts is dropped together with the next batch that has them.
 local function is_readable(batch) return tonumber(batch.ids) and tonumber(batch.count) end
 
 local function is_beyond_bounds(id, batch)
@@ -41,7 +41,7 @@ local function is_beyond_bounds(id, batch)
   return is_too_old(string.match(id, '^%d+') + 1) or stored > most_ids
 end
 
--- Whether some group had not settled an entry. Afterwards all have.
+-- Settles an entry for all groups. Returns whether some group had not settled it.
 local function settle_for_all(id)
   local unsettled = false
   for _, reader in ipairs(found) do
@@ -51,8 +51,8 @@ local function settle_for_all(id)
   return unsettled
 end
 
--- The counts are returned again if the answer is lost: dropped batches cannot be counted later. This write comes after
--- those that free memory, so that a Redis without memory accepts it.
+-- Ends the step with `reply`. The link keeps a reply with drops, since a repeated call cannot count dropped batches
+-- again. This write follows the writes that free memory, so that Redis runs it even if it is out of memory.
 local function ends(reply)
   if batches > 0 or #reply > 4 then
     redis.call('HSET', KEYS[2], 'tended', number .. ' ' .. table.concat(reply, ' ', 2))
@@ -82,9 +82,9 @@ end
 if last then redis.call('XTRIM', outbox, 'MINID', '=', behind(last)) end
 if last and not may_look() or not trimmed_all then return ends({'tended', 1, ids, batches}) end
 
--- An ephemeral group always has a subscriber. After a loss it has one again within this time, or never.
+-- An ephemeral group always has a subscriber. After a loss, its subscriber returns within this time or never.
 local orphaned_ms = 60000
--- The groups come last, so that batches which only an abandoned group had not settled are counted.
+-- The groups come last: batches that only an abandoned group had not settled must be counted before.
 local reply, counts = {'tended', 0, ids, batches}, attendance('')
 local kept = redis.call('HGETALL', groups)
 for i = 1, #kept, 2 do

@@ -1,7 +1,7 @@
-//! Asks a node of a Redis Cluster which nodes have which slots.
+//! Asks a node of a Redis Cluster which node has which slots.
 //!
-//! All keys of a ring lie in one hash slot, so a ring is on one node, and its link connects to that. A node that has
-//! lost the slot answers a write with MOVED, and the link looks for the new one.
+//! All keys of a ring are in one hash slot, so a ring is on one node, and its link connects to that node. If the slot
+//! moves, the old node answers a write with MOVED, and the link finds the new node.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use crate::redis::topology::nodes::{Found, Node, client_at};
 
 const NODE_TIMEOUT: &str = "cluster-node-timeout";
 
-/// The slot of all keys with this hash tag, the text in braces.
+/// Returns the slot of all keys with this hash tag, the text in braces.
 pub(crate) fn slot_of(tag: &str) -> Slot {
     crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % SLOTS
 }
 
-/// Asks a node of a Cluster for its view. The nodes are connected to as `template` says.
+/// Asks a node of a Cluster for its view. `template` has the settings for connections to the nodes.
 pub(crate) async fn ask(template: &ConnectionInfo, node: &Node, asked_at: Instant) -> Result<View, Fault> {
     let mut commands = redis::pipe();
     commands.cmd("CLUSTER").arg("NODES").cmd("CONFIG").arg("GET").arg(NODE_TIMEOUT).ignore_errors();
@@ -41,7 +41,7 @@ pub(crate) async fn ask(template: &ConnectionInfo, node: &Node, asked_at: Instan
     })
 }
 
-/// Parses a line of CLUSTER NODES, if its node has an address.
+/// Parses a line of CLUSTER NODES. Returns `None` if its node has no address.
 ///
 /// `id host:port@bus[,name] flags primary ping pong config-epoch link slot…`
 fn parse_line(template: &ConnectionInfo, line: &str, asked: &ConnectionAddr) -> Option<NodeEntry> {
@@ -55,14 +55,14 @@ fn parse_line(template: &ConnectionInfo, line: &str, asked: &ConnectionAddr) -> 
     let (host, port) = address.split('@').next()?.rsplit_once(':')?;
     let host = match (name.split(',').next(), host, asked) {
         (Some(name), ..) if !name.is_empty() => name,
-        // A node that has met no other does not know its own address.
+        // A node that has met no other node does not know its own address.
         (_, "", ConnectionAddr::Tcp(asked, _) | ConnectionAddr::TcpTls { host: asked, .. }) => asked,
         (_, host, _) => host,
     };
     let client = client_at(template, host, port.parse().ok()?).ok()?;
     let redis = Found { client, config_epoch: config_epoch.parse().ok()?, node: Some((*id).to_owned()) };
     let slots = slots.iter().filter_map(|range| {
-        // A slot in brackets is on its way to or from another node, and is not parsed.
+        // A slot in brackets is moving to or from another node. It is not parsed as a slot of this node.
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         Some(first.parse().ok()?..=last.parse().ok()?)
     });
@@ -76,7 +76,7 @@ fn parse_line(template: &ConnectionInfo, line: &str, asked: &ConnectionAddr) -> 
     })
 }
 
-/// The failover timer of a node; none if it refuses CONFIG GET, as hosted services do.
+/// Reads the failover timer of a node. Returns `None` if the node refuses CONFIG GET, as hosted services do.
 fn node_timeout(answer: RedisResult<Value>) -> Option<Duration> {
     let settings: HashMap<String, String> = FromRedisValue::from_redis_value(answer.ok()?).ok()?;
     settings.get(NODE_TIMEOUT)?.parse().ok().map(Duration::from_millis)
@@ -95,14 +95,14 @@ mod tests {
         lines.iter().filter_map(|line| parse_line(&template, line, &asked)).collect()
     }
 
-    /// The owner of a slot by these lines, and its epoch.
+    /// Returns the owner of a slot according to `lines`, and its epoch.
     fn owner(lines: &[&str], slot: Slot) -> Option<(String, u64)> {
         majority::owner(&parsed(lines), slot).map(|entry| (entry.redis.to_string(), entry.redis.config_epoch))
     }
 
     #[test]
     fn slots_are_those_that_redis_computes() {
-        // CLUSTER KEYSLOT says the same.
+        // CLUSTER KEYSLOT returns the same numbers.
         assert_eq!(slot_of("123456789"), 0x31c3);
         assert_eq!(slot_of("ackwheel:0"), 2_112);
     }

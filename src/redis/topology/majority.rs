@@ -1,9 +1,10 @@
-//! Determines which Redis a majority of the Sentinels or Cluster primaries names, and until when it confirms that.
+//! Determines which Redis a majority of the Sentinels or Cluster primaries names, and how long that confirmation is
+//! valid.
 //!
 //! A failover needs a majority of the votes, and a primary that has not answered for the length of the failover timer.
-//! If it ended before a majority was asked, at least one of those nodes knows of it or learns of it soon. If it begins
-//! later, it does not end before that timer has run out. So no confirmation is good for longer than the timer, nor than
-//! [`LONGEST`].
+//! If a failover ended before a majority was asked, at least one of those nodes knows of it or soon will. If a failover
+//! begins later, it cannot end before the timer has run out. So a confirmation is valid no longer than the timer, and
+//! no longer than [`LONGEST`].
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -17,40 +18,40 @@ use crate::redis::topology::nodes::Found;
 /// A hash slot of a Cluster.
 pub(crate) type Slot = u16;
 
-/// The number of slots.
+/// Number of hash slots.
 pub(crate) const SLOTS: Slot = 16_384;
 
-/// No confirmation is good for longer.
+/// How long a confirmation is valid at most.
 pub(crate) const LONGEST: Duration = Duration::from_secs(2);
 
 /// A Redis, as one node sees it.
 #[derive(Clone)]
 pub(crate) struct NodeEntry {
     pub(crate) redis: Found,
-    /// The slots that it has; none if it is a replica, or failed.
+    /// The slots of this Redis. Empty if it is a replica, or failed.
     pub(crate) slots: Vec<RangeInclusive<Slot>>,
-    /// Whether it has a vote.
+    /// Whether this Redis has a vote.
     pub(crate) votes: bool,
-    /// Whether it is the node that was asked.
+    /// Whether this Redis is the node that was asked.
     pub(crate) is_itself: bool,
-    /// Whether it does not answer the node, so that it may be replaced soon.
+    /// Whether this Redis does not answer the node that was asked. It may be replaced soon.
     pub(crate) is_doubted: bool,
 }
 
 impl NodeEntry {
-    /// A Redis that has all slots, as that of Sentinels.
+    /// Returns the entry of a Redis that has all slots, as a primary behind Sentinels does.
     pub(crate) fn of_all_slots(redis: Found, is_doubted: bool) -> NodeEntry {
         NodeEntry { redis, slots: vec![0..=SLOTS - 1], votes: true, is_itself: true, is_doubted }
     }
 
-    /// Whether it shows that `found` was not replaced: the node knows of every failover that was known when that was
-    /// found.
+    /// Returns whether this entry shows that `found` was not replaced. The node that was asked must know every failover
+    /// that was known when `found` was found.
     pub(crate) fn confirms(&self, found: &Found) -> bool {
         !self.is_doubted && self.redis.is(found) && self.redis.config_epoch >= found.config_epoch
     }
 }
 
-/// The entry that has a slot.
+/// Returns the entry that has a slot. If several have it, returns the entry with the highest epoch.
 pub(crate) fn owner(entries: &[NodeEntry], slot: Slot) -> Option<&NodeEntry> {
     let owners = entries.iter().filter(|entry| entry.slots.iter().any(|slots| slots.contains(&slot)));
     owners.max_by_key(|entry| entry.redis.config_epoch)
@@ -61,30 +62,30 @@ pub(crate) fn owner(entries: &[NodeEntry], slot: Slot) -> Option<&NodeEntry> {
 pub(crate) struct View {
     /// The id of the node.
     pub(crate) id: String,
-    /// When it was asked: its knowledge is no older.
+    /// When the node was asked. The view is at least as recent.
     pub(crate) asked_at: Instant,
     /// Whether it has a vote: a Sentinel, or a primary of a Cluster with slots.
     pub(crate) votes: bool,
-    /// How many have a vote, as far as it knows.
+    /// Number of nodes with a vote, as far as the node knows.
     pub(crate) voters: usize,
     pub(crate) entries: Vec<NodeEntry>,
-    /// For how long after it was asked its confirmation is good, by its failover timer.
+    /// How long its confirmation is valid after `asked_at`, according to its failover timer.
     pub(crate) good_for: Duration,
-    /// The nodes that it knows.
+    /// The nodes that the node knows.
     pub(crate) knows: Vec<Client>,
 }
 
 /// The latest view of each node.
 #[derive(Default)]
 pub(crate) struct Views {
-    /// By the id of the node.
+    /// The views by the id of the node.
     pub(super) by_node: BTreeMap<String, View>,
-    /// The least number of votes.
+    /// The minimum for the total number of votes.
     pub(crate) least_votes: usize,
 }
 
 impl Views {
-    /// Replaces the view of a node. Views of nodes that are silent since are forgotten.
+    /// Replaces the view of a node. Deletes the views of nodes that have not answered for [`LONGEST`].
     pub(crate) fn put(&mut self, view: View) {
         let asked_at = view.asked_at;
         if self.by_node.get(&view.id).is_none_or(|before| before.asked_at <= asked_at) {
@@ -93,20 +94,20 @@ impl Views {
         self.by_node.retain(|_, view| view.asked_at + LONGEST >= asked_at);
     }
 
-    /// All nodes that any of them knows, by their addresses.
+    /// Returns all nodes that occur in any view, by address.
     pub(crate) fn known(&self) -> BTreeMap<String, Client> {
         let known = self.by_node.values().flat_map(|view| view.knows.clone());
         known.map(|client| (client.get_connection_info().addr().to_string(), client)).collect()
     }
 
-    /// The Redis that has a slot: the one that a majority names, or, without a majority, that of the latest known
-    /// failover.
+    /// Returns the Redis that has a slot, according to a majority. Without a majority, returns the Redis of the latest
+    /// known failover.
     pub(crate) fn owner(&self, slot: Slot) -> Result<Found, Fault> {
         let owner = self.majority(slot).or_else(|| self.latest(slot));
         owner.ok_or_else(|| Fault::new(FaultKind::Clustered, format!("no node of the Cluster has slot {slot}")))
     }
 
-    /// The Redis that a majority names for a slot.
+    /// Returns the Redis that a majority names for a slot.
     pub(crate) fn majority(&self, slot: Slot) -> Option<Found> {
         let by_majority = self.owners(slot).find(|found| {
             let (naming, of) = self.votes(slot, |entry| entry.redis.is(found));
@@ -115,24 +116,25 @@ impl Views {
         by_majority.cloned()
     }
 
-    /// The Redis that has a slot since the latest known failover.
+    /// Returns the Redis that has a slot since the latest known failover.
     pub(crate) fn latest(&self, slot: Slot) -> Option<Found> {
         self.owners(slot).max_by_key(|found| found.config_epoch).cloned()
     }
 
-    /// The shortest failover timer, as far as it is below [`LONGEST`].
+    /// Returns the shortest failover timer, if it is below [`LONGEST`].
     pub(crate) fn short_timer(&self) -> Option<Duration> {
         let timers = self.by_node.values().filter(|view| view.votes).map(|view| view.good_for);
         timers.min().filter(|timer| *timer < LONGEST)
     }
 
-    /// Until when a majority confirms that a Redis has a slot.
+    /// Returns until when a majority confirms that a Redis has a slot.
     pub(crate) fn confirmed_until(&self, found: &Found, slot: Slot) -> Option<Instant> {
         let (until, of) = self.confirmations(found, slot);
         until.get(of / 2).copied()
     }
 
-    /// Until when each vote confirms that a Redis has a slot, latest first; and how many votes there are.
+    /// Returns until when each vote confirms that a Redis has a slot, latest first. Also returns the total number of
+    /// votes.
     pub(crate) fn confirmations(&self, found: &Found, slot: Slot) -> (Vec<Instant>, usize) {
         let (confirming, of) = self.votes(slot, |entry| entry.confirms(found));
         let mut until: Vec<Instant> = confirming.iter().map(|view| view.asked_at + view.good_for).collect();
@@ -144,8 +146,8 @@ impl Views {
         self.by_node.values().filter_map(move |view| Some(&owner(&view.entries, slot)?.redis))
     }
 
-    /// The votes for an owner of the slot that `is_right`, and of how many. Only these voters say how many there are,
-    /// so that one that lies stops no majority.
+    /// Returns the votes for an owner of the slot that `is_right` accepts, and the total number of votes. Only these
+    /// voters determine the total, so that one wrong node cannot prevent a majority.
     fn votes(&self, slot: Slot, is_right: impl Fn(&NodeEntry) -> bool) -> (Vec<&View>, usize) {
         let votes = |view: &&View| view.votes && owner(&view.entries, slot).is_some_and(&is_right);
         let voting: Vec<&View> = self.by_node.values().filter(votes).collect();
@@ -154,34 +156,34 @@ impl Views {
     }
 }
 
-/// Until when a majority confirms that the Redis of one session of a link is the primary.
+/// How long a majority confirms that the Redis of one session of a link is the primary.
 ///
-/// A sidecar that was cut off with the primary before a failover would go on expiring ticks there, while the Acks go to
-/// another. So a tick expires only while the confirmation is good; afterwards it waits as after an outage.
+/// Suppose a network partition separates a sidecar and its primary from the rest before a failover. The sidecar would
+/// continue to expire ticks, while the Acks go to the new primary. So a tick expires only while a confirmation is
+/// valid. After a time without a confirmation, the pointer waits as after an outage.
 #[derive(Debug)]
 pub(crate) struct Confirmation {
     until: Instant,
-    /// The end of the outage before the session, if there was one; or, if that is later, when the session was confirmed
-    /// again after it had not been.
+    /// The end of the last outage before the session, or of a later time without a confirmation.
     pub(crate) recovered_at: Option<Instant>,
 }
 
 impl Confirmation {
-    /// The confirmation of a session that begins at `now`.
+    /// Returns the confirmation of a session that begins at `now`.
     pub(crate) fn new(recovered_at: Option<Instant>, until: Option<Instant>, now: Instant) -> Confirmation {
         Confirmation { until: until.unwrap_or(now), recovered_at }
     }
 
-    /// Sets until when the session is confirmed, as it is known at `now`.
+    /// Sets the end of the confirmation, as known at `now`.
     pub(crate) fn update(&mut self, until: Option<Instant>, now: Instant) {
         if self.until <= now && until.is_some_and(|until| until > now) {
             self.recovered_at = Some(now);
         }
-        // It is good no longer once a majority does not confirm it.
+        // Without a majority, the confirmation ends at `now` at the latest.
         self.until = until.unwrap_or(self.until.min(now));
     }
 
-    /// For how long it has been missing at `now`; none while it is good.
+    /// Returns how long the confirmation has been missing at `now`. Returns `None` while it is valid.
     pub(crate) fn missing_for(&self, now: Instant) -> Option<Duration> {
         if self.until > now { None } else { Some(now.saturating_duration_since(self.until)) }
     }

@@ -20,7 +20,7 @@ use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::topology::majority::{Slot, View, Views};
 use crate::redis::topology::nodes::{Found, Node, answers};
 
-/// The host of a template, which other addresses replace. It is never looked up.
+/// The host of a template. The addresses of nodes replace it, so it is never resolved.
 const TEMPLATE_HOST: &str = "unknown.invalid";
 
 /// How Redis is deployed.
@@ -34,34 +34,35 @@ pub enum TopologyKind {
     Cluster,
 }
 
-/// Where Redis is, as `--store` says it, and the latest views of the nodes that know.
+/// The address of Redis according to `--store`, and the latest views of the nodes that know the primary.
 pub struct Topology {
     /// How Redis is deployed.
     pub kind: TopologyKind,
-    /// How Redis is connected to. The host is unknown unless it is at a fixed address.
+    /// The connection settings of Redis. The host is a placeholder unless Redis has a fixed address.
     template: ConnectionInfo,
-    /// How the nodes that others know are connected to.
+    /// The connection settings of the nodes that other nodes know.
     node_template: ConnectionInfo,
-    /// The name of the primary at the Sentinels.
+    /// The name of the primary in the Sentinels.
     master: String,
     /// The nodes that `--store` names.
     named: Vec<Arc<Node>>,
-    /// The other nodes that they know, by address.
+    /// The other nodes that those nodes know, by address.
     learnt: Mutex<BTreeMap<String, Arc<Node>>>,
     /// The latest views of the nodes.
     pub(super) views: Mutex<Views>,
-    /// Whether ticks expire without a majority, as the operator has it.
+    /// Whether ticks expire without a majority, as the operator chose.
     pub(super) is_without_majority: bool,
 }
 
 impl Topology {
-    /// Reads a URL: `redis://…` for one address, `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME`
-    /// for the primary of this name at the Sentinels, or `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`.
-    /// `sentinel_user` and `sentinel_password` are for the Sentinels themselves.
+    /// Parses a URL: `redis://…` for one address, or
+    /// `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME` for the primary with this name in the
+    /// Sentinels, or `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`. `sentinel_user` and `sentinel_password` are
+    /// the credentials for the Sentinels themselves.
     ///
     /// # Errors
     ///
-    /// If the URL is wrong: the mistake, without the password.
+    /// Returns a description of the mistake if the URL is wrong. The description does not contain the password.
     pub fn parse(url: &str) -> Result<Topology, String> {
         let new = |kind, template: ConnectionInfo| Topology {
             kind,
@@ -113,7 +114,8 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Whether Redis is found elsewhere soon: after a failover, or once the slot of a Cluster has moved.
+    /// Returns whether a new search may find another Redis after this fault: after a failover, or after a slot of a
+    /// Cluster moved.
     pub(super) fn finds_again(&self, fault: FaultKind) -> bool {
         match self.kind {
             TopologyKind::Standalone => false,
@@ -131,7 +133,7 @@ impl Topology {
             return Ok(vec![Found { client, config_epoch: 0, node: None }; slots.len()]);
         }
         let (mut views, mut asked) = (Views::default(), BTreeSet::new());
-        // Nodes that the first know are asked too: a majority may need them.
+        // The second round asks the nodes that the first nodes know, because a majority may need them.
         for _ in 0..2 {
             let nodes: Vec<_> =
                 self.nodes().into_iter().filter(|node| asked.insert(node.address().to_string())).collect();
@@ -145,17 +147,17 @@ impl Topology {
                 Err(_) => {}
             }
         }
-        // By now each node has an id, so that one with two addresses counts once.
+        // Now each node has reported its id, so a node with two addresses counts once.
         views.least_votes = self.least_votes();
         slots.iter().map(|slot| views.owner(*slot)).collect()
     }
 
-    /// The nodes that know where Redis is; none if it is at a fixed address.
+    /// Returns the nodes that know the address of Redis. Returns none if the address is fixed.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         self.named.iter().chain(self.learnt.lock().values()).map(Arc::clone).collect()
     }
 
-    /// Keeps the nodes that others know, by address. A node that was known before keeps its connection.
+    /// Keeps the nodes that other nodes know, by address. A node that was known before keeps its connection.
     fn learn(&self, known: BTreeMap<String, Client>) {
         let mut learnt = self.learnt.lock();
         learnt.retain(|address, _| known.contains_key(address));
@@ -166,7 +168,7 @@ impl Topology {
         }
     }
 
-    /// Asks a node where Redis is, and keeps its view.
+    /// Asks a node for the address of Redis, and keeps its view.
     pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<View, Fault> {
         let view = if self.kind == TopologyKind::Sentinel {
             sentinel::ask(node, &self.master, &self.template, &self.node_template, asked_at).await?
@@ -181,19 +183,20 @@ impl Topology {
         Ok(view)
     }
 
-    /// The Redis that has taken the place of one that was found, by a majority of the votes.
+    /// Returns the Redis that has replaced `found`, according to a majority of the votes.
     pub(super) fn replaced_by(&self, found: &Found, slot: Slot) -> Option<Found> {
         let views = self.views.lock();
         let now = if self.is_without_majority { views.latest(slot) } else { views.majority(slot) };
         now.filter(|now| found.is_followed_by(now))
     }
 
-    /// Whether a tick may expire only while a majority confirms the primary.
+    /// Returns whether a tick may expire only while a majority confirms the primary.
     pub(super) fn needs_majority(&self) -> bool {
         self.kind != TopologyKind::Standalone && !self.is_without_majority
     }
 
-    /// The least number of votes. In a Cluster only primaries vote, and each node knows them.
+    /// Returns the minimum for the total number of votes. In a Cluster it is 1: only primaries vote, and each node
+    /// knows them all.
     fn least_votes(&self) -> usize {
         if self.kind != TopologyKind::Sentinel {
             return 1;
@@ -202,7 +205,7 @@ impl Topology {
         self.named.iter().map(|node| node.id.lock().clone()).collect::<BTreeSet<String>>().len()
     }
 
-    /// One fault for those of all nodes. Asking again is useless only if all nodes reject the password.
+    /// Combines the faults of all nodes. Only if all nodes reject the password is it useless to ask again.
     fn together(&self, faults: &[Fault]) -> Fault {
         let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
         let texts = texts.join("; ");
@@ -216,8 +219,8 @@ impl Topology {
     }
 }
 
-/// Parses the URL of one Redis, and adds settings that the library leaves off by default: answers are not delayed, and
-/// a dead peer is noticed.
+/// Parses the URL of one Redis, and adds TCP settings that the library leaves off by default. They send commands
+/// without delay and detect a dead peer.
 fn connection_info(url: &str) -> Result<ConnectionInfo, String> {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(5))

@@ -20,21 +20,21 @@ use tracing::debug;
 use crate::redis::connection::errors::Fault;
 use crate::redis::options::CONNECT_TIMEOUT;
 
-/// How long a node may take to be connected to, and for an answer to a short command.
+/// How long a node may take to accept a connection, and to answer a short command.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// For how long after the first answer the others are waited for.
+/// How long after the first answer the answers of other nodes are awaited.
 const OTHERS_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The name of this process in `CLIENT LIST`. It has one store.
+/// The name of this process in `CLIENT LIST`. One name is enough, because a process has one store.
 static CLIENT_NAME: OnceLock<String> = OnceLock::new();
 
 /// A Sentinel, or a node of a Cluster.
 pub(crate) struct Node {
     client: Client,
-    /// The connection of the last call, if it can be used again.
+    /// The connection of the last call, if it is reusable.
     connection: Mutex<Option<MultiplexedConnection>>,
-    /// Its own id, or its address until it has answered.
+    /// The id of the node, or its address until the node has answered.
     pub(crate) id: Mutex<String>,
 }
 
@@ -48,7 +48,7 @@ impl Node {
         self.client.get_connection_info().addr()
     }
 
-    /// The answers to several commands, or why there are none.
+    /// Sends several commands to the node. Returns an answer for each command, or the error of the connection.
     pub(crate) async fn ask(&self, commands: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
         let kept = self.connection.lock().clone();
         if let Some(mut connection) = kept {
@@ -66,7 +66,7 @@ impl Node {
     }
 }
 
-/// A client for the Redis at this address, with the user, password and other settings of `template`.
+/// Returns a client for the Redis at `host` and `port`, with the user, password and other settings of `template`.
 pub(crate) fn client_at(template: &ConnectionInfo, host: &str, port: u16) -> RedisResult<Client> {
     let mut address = template.addr().clone();
     if let ConnectionAddr::Tcp(of, at) | ConnectionAddr::TcpTls { host: of, port: at, .. } = &mut address {
@@ -79,15 +79,15 @@ pub(crate) fn client_at(template: &ConnectionInfo, host: &str, port: u16) -> Red
 #[derive(Clone)]
 pub(crate) struct Found {
     pub(crate) client: Client,
-    /// Grows with each failover, as the nodes count them.
+    /// The number of the last failover, according to the nodes. Each failover increases it.
     pub(crate) config_epoch: u64,
-    /// Its id in the Cluster, which stays when its address changes.
+    /// The id of the node in the Cluster. It stays the same when the address changes.
     pub(crate) node: Option<String>,
 }
 
 impl Found {
-    /// Connects; `purpose` becomes part of the connection's name. Without `response_timeout`, there is no limit for an
-    /// answer.
+    /// Connects. The name of the connection contains `purpose`. Without `response_timeout`, an answer may take any
+    /// time.
     pub(crate) async fn connect(
         &self,
         purpose: &str,
@@ -100,7 +100,7 @@ impl Found {
         self.client.get_connection_info().addr()
     }
 
-    /// Whether it is the same Redis: nodes may name several addresses of it.
+    /// Returns whether both are the same Redis. Nodes may report different addresses of one Redis.
     pub(crate) fn is(&self, other: &Found) -> bool {
         match (&self.node, &other.node) {
             (Some(one), Some(other)) => one == other,
@@ -108,23 +108,23 @@ impl Found {
         }
     }
 
-    /// Whether `other` has taken its place since. A node that was cut off may still name the one before.
+    /// Returns whether `other` has replaced this Redis. A node that was cut off may still report the old primary.
     pub(crate) fn is_followed_by(&self, other: &Found) -> bool {
         other.config_epoch >= self.config_epoch && !self.is(other)
     }
 }
 
-/// Its address, without user and password.
+/// Writes the address, without user and password.
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.address().fmt(f)
     }
 }
 
-/// Awaits the answers of several nodes, without those that are much slower than the first. If there is none, the
-/// faults.
+/// Awaits the answers of several nodes, except nodes that are much slower than the first. Returns the faults if no node
+/// answers.
 ///
-/// The first answer alone is not enough: it may come from a node that was cut off from the others and names a Redis
+/// The first answer alone is not enough. It may come from a node that was cut off from the others, and report a Redis
 /// that was replaced.
 pub(crate) async fn answers<T>(
     asked: impl IntoIterator<Item = impl Future<Output = Result<T, Fault>>>,
@@ -143,18 +143,18 @@ pub(crate) async fn answers<T>(
             answers.extend(answer);
         }
     };
-    // A node that does not answer is no reason to wait.
+    // A node that does not answer is ignored.
     let _ = tokio::time::timeout(OTHERS_TIMEOUT, others).await;
     Ok(answers)
 }
 
-/// Sets the name of all connections of this process: that of the sidecar, without characters that Redis forbids.
+/// Sets the name of all connections of this process: the name of the sidecar, without characters that Redis forbids.
 pub(crate) fn name_connections(sidecar: &str) {
     let legal = sidecar.chars().filter(char::is_ascii_graphic).take(64).collect();
     let _ = CLIENT_NAME.set(legal);
 }
 
-/// Connects, and names the connection by its purpose. The name is missing if the Redis user may not set it.
+/// Connects, and names the connection by its purpose. If the Redis user may not set a name, the connection has none.
 async fn connect(
     client: &Client,
     purpose: &str,
@@ -183,8 +183,8 @@ async fn connect(
     Ok(connection)
 }
 
-/// Connects. For TLS, redis-rs reads the certificates of all trusted authorities from files, each time and in the poll
-/// of this future, so a blocking thread does that.
+/// Connects. For TLS, redis-rs reads the certificates of all trusted authorities from files at each connect, inside the
+/// poll of its future. So a blocking thread runs that future.
 async fn open(client: &Client, config: AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
     if !matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. }) {
         return client.get_multiplexed_async_connection_with_config(&config).await;
@@ -195,9 +195,9 @@ async fn open(client: &Client, config: AsyncConnectionConfig) -> RedisResult<Mul
     connecting.await.unwrap_or_else(|error| Err(io::Error::other(error).into()))
 }
 
-/// Whether a connection failed because Redis has `maxclients` of them. Redis writes the reason and closes the
-/// connection; a client that has sent something may see a reset instead. So a second connection reads it and sends
-/// nothing.
+/// Returns whether a connection failed because Redis has reached `maxclients`. Redis writes the reason and closes the
+/// connection, but a client that has sent data may see a reset instead. So this function opens a second connection and
+/// only reads.
 async fn is_at_maxclients(error: &RedisError, address: &ConnectionAddr) -> bool {
     const REASON: &str = "max number of clients";
     if error.to_string().contains(REASON) {
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
     use crate::redis::connection::errors::FaultKind;
 
-    /// An answer after so many ms, or a fault.
+    /// Returns `answer` after `ms`, or a fault if it is `None`.
     async fn after(ms: u64, answer: Option<u8>) -> Result<u8, Fault> {
         sleep(Duration::from_millis(ms)).await;
         answer.ok_or_else(|| Fault::new(FaultKind::Timeout, format!("no answer within {ms}ms")))

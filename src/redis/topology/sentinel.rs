@@ -9,16 +9,16 @@ use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::topology::majority::{LONGEST, NodeEntry, View};
 use crate::redis::topology::nodes::{Found, Node, client_at};
 
-/// Flags of a primary that does not answer the Sentinel, or is being replaced.
+/// Flags of a primary that does not answer the Sentinel, or that is being replaced.
 const DOUBTS: [&str; 4] = ["disconnected", "s_down", "o_down", "failover_in_progress"];
 
-/// An instance, as SENTINEL describes it: fields by name.
+/// A Redis or Sentinel as SENTINEL describes it: fields by name.
 type Instance = HashMap<String, String>;
 
-/// Asks a Sentinel for its view of the primary that it names `master`.
+/// Asks a Sentinel for its view of the primary with the name `master`.
 ///
-/// The address and the epoch in SENTINEL MASTER do not belong together at the Sentinel that leads a failover: while
-/// it has replicas follow the new primary, it has the new epoch and the old address.
+/// In SENTINEL MASTER of a Sentinel that leads a failover, address and epoch may not belong together. While this
+/// Sentinel redirects replicas to the new primary, it reports the new epoch and the old address.
 pub(crate) async fn ask(
     node: &Node,
     master: &str,
@@ -45,7 +45,7 @@ pub(crate) async fn ask(
     let primary: Instance = read(answer()).map_err(fault)?;
     let known = address_of(&primary);
     let address = match read::<Option<(String, u16)>>(answer()).map_err(fault) {
-        // The Redis user may lack the permission.
+        // The Redis user may lack the permission for this command.
         Err(fault) if fault.kind == FaultKind::Forbidden => known.clone(),
         answered => answered?,
     };
@@ -55,7 +55,7 @@ pub(crate) async fn ask(
             .at(node.address())
     })?;
     let number = |name: &str| primary.get(name).and_then(|number| number.parse::<u64>().ok());
-    // If the addresses differ, the description is that of the primary before.
+    // If the addresses differ, the description belongs to the previous primary.
     let is_of_this = address == known;
     let has_doubts = |flags: &String| flags.split(',').any(|flag| DOUBTS.contains(&flag));
     let is_doubted = is_of_this && primary.get("flags").is_some_and(has_doubts);

@@ -1,5 +1,5 @@
-//! Asks the Sentinels, or the nodes of a Cluster, again and again, so that links leave a Redis that was replaced and
-//! know whether a majority confirms theirs.
+//! Asks the Sentinels or the nodes of a Cluster periodically. So links leave a Redis that was replaced, and know
+//! whether a majority confirms the current one.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use crate::redis::connection::link::{Link, Session};
 use crate::redis::topology::nodes::Node;
 use crate::redis::topology::{Topology, TopologyKind};
 
-/// How often a node is asked, unless a quarter of its shortest failover timer is less.
+/// How often a node is asked. If a quarter of its failover timer is shorter, it is asked that often.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// How often the confirmations of all links are checked.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// A confirmation that is missing for less than this is not reported.
+/// How long a confirmation may be missing before the sidecar reports it.
 const REPORT_AFTER: Duration = Duration::from_secs(1);
 
 impl Link {
-    /// Whether a tick may expire in a session: only while a majority confirms that its Redis is the primary. If so,
-    /// when the last outage ended, or the last time without a majority.
+    /// Returns an error if no tick may expire in this session: a majority must confirm that its Redis is the primary.
+    /// Otherwise returns the end of the last outage, or of the last time without a majority.
     pub(crate) fn confirmed(&self, session: &Session) -> Result<Option<Instant>, Fault> {
         if self.unconfirmed_for(session).is_none() {
             return Ok(session.confirmation.lock().recovered_at);
@@ -36,14 +36,15 @@ impl Link {
         Err(Fault::new(FaultKind::Unreachable, text))
     }
 
-    /// For how long the session was not confirmed; none if it is, or need not be.
+    /// Returns how long the session has not been confirmed. Returns `None` if it is confirmed, or needs no
+    /// confirmation.
     pub(crate) fn unconfirmed_for(&self, session: &Session) -> Option<Duration> {
         let missing = session.confirmation.lock().missing_for(self.clock.now());
         missing.filter(|_| self.topology.needs_majority())
     }
 }
 
-/// Warns of settings that make confirmations unsafe, or missing without need.
+/// Warns of settings that make confirmations unsafe, or that let confirmations end too early.
 pub(crate) fn warn_of_settings(topology: &Topology) {
     if topology.kind == TopologyKind::Standalone {
         return;
@@ -61,7 +62,7 @@ pub(crate) fn warn_of_settings(topology: &Topology) {
     }
 }
 
-/// Asks all nodes again and again, and applies their answers to the links; never ends.
+/// Asks all nodes periodically, and applies their answers to the links. Never ends.
 pub(crate) async fn watch(
     topology: Arc<Topology>,
     links: Arc<[Arc<Link>]>,
@@ -81,7 +82,7 @@ pub(crate) async fn watch(
         }
         tokio::select! {
             Some((node, pause)) = asked.next() => {
-                // A node that no other knows any more is not asked again.
+                // If no other node knows this node any more, it is not asked again.
                 if topology.nodes().iter().any(|known| Arc::ptr_eq(known, &node)) {
                     asked.push(ask_after(pause, &topology, node, &clock));
                 } else {
@@ -94,7 +95,7 @@ pub(crate) async fn watch(
         for link in &*links {
             let Ok(session) = link.session() else { continue };
             if let Some(now) = topology.replaced_by(&session.found, link.keys.slot) {
-                // It still answers, as a Redis that was cut off from the majority.
+                // The replaced Redis still answers: it may be cut off from the majority.
                 let text = format!("another Redis, {now}, is there in place of {}", session.found);
                 link.give_up(&session, &Fault::new(FaultKind::ReadOnly, text));
             }
@@ -111,7 +112,7 @@ pub(crate) async fn watch(
     }
 }
 
-/// Asks a node after a pause; returns it, with the pause before the next time.
+/// Asks a node after a pause. Returns the node, and the pause before the next call.
 async fn ask_after(pause: Duration, topology: &Topology, node: Arc<Node>, clock: &Clock) -> (Arc<Node>, Duration) {
     tokio::time::sleep(pause).await;
     let asked_at = clock.now();
@@ -122,7 +123,7 @@ async fn ask_after(pause: Duration, topology: &Topology, node: Arc<Node>, clock:
     (node, every.saturating_sub(clock.now().saturating_duration_since(asked_at)))
 }
 
-/// Reports confirmations that are missing for long, and when all are there again.
+/// Reports confirmations that are missing for long, and reports when all are valid again.
 fn report(topology: &Topology, unconfirmed: &[(&Arc<Link>, Arc<Session>)], is_reported: &mut bool, now: Instant) {
     if unconfirmed.is_empty() && std::mem::take(is_reported) {
         info!("a majority confirms the primary again: ticks expire");
