@@ -1,8 +1,8 @@
 //! Writes the chunk that one script applies, and reads the script's answer.
 //!
-//! For each message a chunk has a byte that names its class, and an argument with its name. A class is an operation
-//! that many messages share. A message that occurs twice in a chunk is named once, and a list of positions says where
-//! it belongs, so that the script need not look for repeats.
+//! A chunk has one byte per message, which names the class of the message, and one argument per distinct message. A
+//! class is an operation that many messages share. If a message occurs twice, its name is an argument once, and a list
+//! of positions refers to the names. So the script need not look for repeats.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -14,13 +14,13 @@ use crate::redis::batching::incoming_requests::Frame;
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
 
-/// The most messages of a chunk: about a millisecond of Redis' time.
+/// Maximum of messages in a chunk. Redis needs about a millisecond for them.
 pub(crate) const MAX_CHUNK: usize = 1_000;
 
-/// The most classes of a chunk.
+/// Maximum of classes in a chunk.
 const MAX_CLASSES: usize = 100;
 
-/// Marks the first message of a frame.
+/// This bit marks the first message of a frame.
 const BEGINS: u8 = 128;
 
 const _: () = assert!(MAX_CLASSES < BEGINS as usize, "a class is a number below the mark");
@@ -45,34 +45,34 @@ impl Slice {
 pub(crate) struct Chunk {
     pub(crate) number: u64,
     pub(crate) slices: Vec<Slice>,
-    /// Whether it was made with an add, as its arguments say. The frame of the add may have ended since.
+    /// Whether the chunk had an add when it was sent. The frame of that add may have ended since.
     pub(crate) has_adds: bool,
 }
 
 impl Chunk {
-    /// The number of its messages.
+    /// Returns the number of messages.
     pub(crate) fn messages(&self) -> usize {
         self.slices.iter().map(Slice::len).sum()
     }
 }
 
-/// Writes chunks as the script reads them. Its memory is used again for the next chunk.
+/// Writes chunks in the format of the script. Reuses its memory for the next chunk.
 #[derive(Default)]
 pub(crate) struct ChunkWriter {
     classes: Vec<Operation>,
-    /// For each message: the number of its class, from 1, and the mark of a frame that begins with it.
+    /// For each message: the number of its class, from 1, plus the mark if the message is the first of its frame.
     kinds: Vec<u8>,
-    /// The position at which each message is named, from 1.
+    /// The position of each message in `names`, from 1.
     named: HashMap<Message, u16, foldhash::fast::RandomState>,
-    /// For each message: its position, in two bytes.
+    /// For each message: the position of its name, in two bytes.
     positions: Vec<u8>,
     names: Vec<Message>,
-    /// Messages of the frames of adds that begin in the chunk, all of them, and of one that goes on, those in the
-    /// chunk.
+    /// Messages in add frames: all messages of frames that begin in this chunk, and the part in this chunk of a frame
+    /// that began earlier.
     to_add: usize,
-    /// The frame of adds that goes on at the beginning of the chunk.
+    /// The add frame that an earlier chunk began and this chunk continues.
     goes_on: Option<u64>,
-    /// The frame of adds that does not end in the chunk, and all its messages.
+    /// The add frame that a later chunk continues, and its total number of messages.
     cut: Option<(u64, usize)>,
 }
 
@@ -118,12 +118,12 @@ impl ChunkWriter {
             }
             self.to_add += slice.len();
         }
-        // Slices of a frame lie one behind the other, so only the last one can be cut.
+        // The slices of a frame are adjacent, so only the last frame can be cut.
         self.cut = self.cut.filter(|(frame, messages)| *frame == slice.frame && slice.to < *messages);
         true
     }
 
-    /// Writes the arguments from the fifth on.
+    /// Writes the arguments that follow the first four.
     pub(crate) fn write(&self, call: &mut Cmd) {
         let mut text = String::new();
         for class in &self.classes {
@@ -154,11 +154,11 @@ impl ChunkWriter {
 #[derive(Debug)]
 pub(crate) struct Applied {
     pub(crate) tick_due: Tick,
-    /// A letter a message.
+    /// One letter per message.
     pub(crate) letters: String,
-    /// In ms, comma-separated: Redis' time, and for each message that was acknowledged or withdrawn when it was added.
+    /// Comma-separated times in ms: Redis' time, then the time of the add of each acknowledged or withdrawn message.
     pub(crate) times: String,
-    /// Messages in flight after it; not known of an answer that was kept in Redis.
+    /// Messages in flight after this chunk. `None` in an answer that Redis kept.
     pub(crate) in_flight: Option<u64>,
 }
 
@@ -172,7 +172,8 @@ impl Applied {
         Ok(Applied { tick_due, letters, times, in_flight: Some(answer.count()?) })
     }
 
-    /// An answer as the script keeps it, `generation|number|tick due|outcomes|times`, if it is that to this chunk.
+    /// Parses an answer that the script kept: `generation|number|tick due|outcomes|times`. Returns `None` if it is the
+    /// answer to another chunk.
     pub(crate) fn parse(text: &str, generation: i64, number: u64) -> Option<Applied> {
         let mut parts = text.split('|');
         let is_of_chunk = parts.next()?.parse() == Ok(generation) && parts.next()?.parse() == Ok(number);
@@ -185,7 +186,7 @@ impl Applied {
         })
     }
 
-    /// The times, in order.
+    /// Returns the times in order.
     pub(crate) fn times(&self) -> impl Iterator<Item = u64> {
         self.times.split(',').map(|ms| ms.parse().unwrap_or_default())
     }

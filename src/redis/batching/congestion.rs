@@ -1,52 +1,51 @@
-//! Limits how much a link sends to Redis at once, by the time in which Redis answers.
+//! Limits the messages that a link sends to Redis at once, based on how long answers take.
 //!
-//! Redis serves connections in turns. The scripts that all links of all sidecars have in flight add up to the time of
-//! one turn, and no link knows of the others. So each sends less if its answers wait, and more if they do not, as TCP
-//! does: a thousand links queue no more than Redis does in a fraction of a second, and a single link can use all of
-//! Redis.
+//! Redis serves connections in turns. The scripts that all links of all sidecars have in flight determine the length of
+//! one turn, and no link knows of the other links. So, as in TCP, each link sends less if its answers wait, and more
+//! otherwise. The queue of a thousand links takes Redis a fraction of a second, and a single link can use all of Redis.
 
 use std::time::{Duration, Instant};
 
 use crate::redis::batching::chunk::MAX_CHUNK;
 
-/// Scripts in flight at once. Redis keeps the answers of as many for each link.
+/// Maximum of scripts in flight. For each link, Redis keeps the answers of this many scripts.
 pub(crate) const DEPTH: usize = 2;
 
-/// The first window, and that of an unused link: a thousand links that begin together send less than Redis does within
-/// [`RESPONSE_TIMEOUT`](crate::redis::options::RESPONSE_TIMEOUT).
+/// The initial window, also used after a pause. If a thousand links begin at once, Redis can process their messages
+/// within [`RESPONSE_TIMEOUT`](crate::redis::options::RESPONSE_TIMEOUT).
 const FIRST: usize = 250;
 
-/// The smallest window: with fewer messages, a script costs Redis more than its messages.
+/// The minimum window. With fewer messages, the fixed cost of a script exceeds the cost of its messages.
 const LEAST: usize = 50;
 
-/// Redis is overloaded if answers wait for longer.
+/// If answers wait longer than this, Redis is overloaded.
 const TARGET: Duration = Duration::from_millis(50);
 
-/// The window of an unused link is halved or doubled after each such time, until it is the first again.
+/// The window of an unused link is halved or doubled after each period of this length, until it has its initial size.
 const UNUSED: Duration = Duration::from_millis(250);
 
-/// The least number of messages for a second script.
+/// Minimum number of messages for a second script.
 pub(crate) const LEAST_FOR_SECOND: usize = 256;
 
-/// A longer round trip is mostly network: two full scripts take Redis about two milliseconds.
+/// If a round trip is longer, it is mostly network: two full scripts take Redis about two milliseconds.
 const FAR: Duration = Duration::from_millis(4);
 
-/// The number of waiting messages at which a second script is sent while one is in flight.
+/// Returns the number of waiting messages at which a second script is sent while one is in flight.
 ///
-/// Neither of two scripts should be so small that its fixed costs count. If Redis works all the time, the second waits
-/// for half of the messages that were unanswered when the last answer came. Then each of the two carries half of the
-/// messages of clients that wait for answers. If the round trip is mostly network, waiting would only add to it.
+/// The fixed cost of a script should be small compared with its messages. If Redis is always busy, the second script
+/// waits for half of the messages that were unanswered at the last answer. Then both scripts carry about equally many
+/// messages. If the round trip is mostly network, waiting would only make it longer.
 pub(crate) fn second_script_threshold(unanswered: usize, round_trip: Duration) -> usize {
     if round_trip > FAR { LEAST_FOR_SECOND } else { (unanswered / 2).clamp(LEAST_FOR_SECOND, MAX_CHUNK / 2) }
 }
 
-/// The congestion window of a link: the most messages that one script carries.
+/// The congestion window of a link: the maximum of messages that one script carries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     messages: usize,
     /// The time of the last use, or of the last change since then.
     used_at: Instant,
-    /// The last time when answers waited too long.
+    /// The last time at which an answer reduced the window.
     congested_at: Option<Instant>,
 }
 
@@ -55,7 +54,7 @@ impl Window {
         Window { messages: FIRST, used_at: now, congested_at: None }
     }
 
-    /// The most messages of a script that is sent now.
+    /// Returns the maximum of messages for a script that is sent now.
     pub(crate) fn messages(&mut self, now: Instant) -> usize {
         while self.messages != FIRST && now.saturating_duration_since(self.used_at) >= UNUSED {
             let is_large = self.messages > FIRST;
@@ -65,19 +64,19 @@ impl Window {
         self.messages
     }
 
-    /// The most scripts in flight: two small ones cost Redis more than one.
+    /// Returns the maximum of scripts in flight. Two small scripts cost Redis more than one.
     pub(crate) fn scripts(&self) -> usize {
         if self.messages < LEAST_FOR_SECOND { 1 } else { DEPTH }
     }
 
-    /// Adapts the window to an answer that came `now` to a script of so many messages. `waited` is the round trip
-    /// without that of an idle Redis.
+    /// Adapts the window to the answer of a script. The script had `messages` and was answered at `now`. `waited` is
+    /// the round trip minus the round trip to an idle Redis.
     pub(crate) fn answered(&mut self, messages: usize, sent_at: Instant, waited: Duration, now: Instant) {
         if messages * 2 >= self.messages {
             self.used_at = now;
         }
         if waited > TARGET {
-            // Of scripts that were in flight together only the first halves it.
+            // If several scripts were in flight together, only the first late answer halves the window.
             if self.congested_at.is_none_or(|congested| sent_at >= congested) {
                 self.messages = (self.messages / 2).max(LEAST);
                 self.congested_at = Some(now);
@@ -97,7 +96,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// A link that always has more to send, at a Redis whose answers wait so long.
+    /// Simulates a link that always has more to send, with answers that wait as long as `waits` says.
     fn full(window: &mut Window, now: Instant, waits: &[u64]) -> Vec<usize> {
         let answered = |wait: &u64| {
             let messages = window.messages(now);
@@ -158,7 +157,7 @@ mod tests {
         }
     }
 
-    /// 256 links at a Redis that needs 60 µs a script and 1.5 µs a message, and answers at the end of each turn.
+    /// Simulates 256 links. Redis needs 60 µs per script and 1.5 µs per message, and answers at the end of each turn.
     #[test]
     fn many_links_queue_no_more_than_redis_does_in_a_moment() {
         let mut now = Instant::now();

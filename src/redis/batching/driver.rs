@@ -1,8 +1,8 @@
-//! Sends the requests of all connections to a ring: those that arrive while scripts are in flight go out in the next
-//! one.
+//! Sends the requests of all connections to a ring. Requests that arrive while scripts are in flight are sent together
+//! in the next script.
 //!
-//! One task a ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis works on one while
-//! the next is written. If none is in flight, a request is sent at once; a second script waits for
+//! One task per ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis runs one script
+//! while the task writes the next. If no script is in flight, a request is sent at once. A second script waits for
 //! [enough messages](second_script_threshold). The [`Window`] limits the messages of a script.
 
 use std::collections::VecDeque;
@@ -28,10 +28,10 @@ use crate::redis::connection::link::{Link, LinkState, Session};
 use crate::redis::connection::lost_writes;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// The most answered Acks that are kept over all rings, in case Redis loses them: 32 bytes each.
+/// How many answered Acks are kept over all rings, in case Redis loses them: 32 bytes each.
 const KEPT_ACKS: usize = 1_000_000;
 
-/// Sends the requests in `inbox` to the ring of `link`; never ends.
+/// Sends the requests in `inbox` to the ring of `link`. Never ends.
 pub(crate) async fn send_requests(link: Arc<Link>, inbox: Arc<Inbox>) {
     let kept_acks = KEPT_ACKS.div_ceil(link.options.rings.into());
     let mut driver = Driver {
@@ -54,17 +54,17 @@ pub(crate) async fn send_requests(link: Arc<Link>, inbox: Arc<Inbox>) {
     }
 }
 
-/// The task that sends.
+/// The state of the task that sends requests.
 struct Driver {
     link: Arc<Link>,
     sessions: watch::Receiver<LinkState>,
     inbox: Arc<Inbox>,
-    /// The items taken out of the inbox; empty again once they are in the queue.
+    /// The items taken from the inbox. Empty after they were moved to the queue.
     items: Vec<Item>,
     queue: Queue,
-    /// The part of this ring in the gauge of held acknowledgements.
+    /// The number of held Acks that this ring has added to the metric.
     shown_held_acks: i64,
-    /// Whether the log says that adds are refused because Redis has no memory.
+    /// Whether the log reports that adds are refused because Redis is out of memory.
     is_out_of_memory: bool,
 }
 
@@ -80,7 +80,7 @@ struct Scripts {
 }
 
 impl Driver {
-    /// Waits until Redis is reachable, and until then refuses or holds requests.
+    /// Waits until Redis is reachable. During the wait, refuses adds and holds dels.
     async fn wait_for_session(&mut self) -> Arc<Session> {
         loop {
             if let Ok(session) = &*self.sessions.borrow_and_update() {
@@ -102,7 +102,7 @@ impl Driver {
         self.shown_held_acks = held;
     }
 
-    /// Sends and receives until the session ends.
+    /// Sends scripts and receives answers until the session ends.
     async fn serve(&mut self, session: Arc<Session>) {
         self.take_inbox(Queue::push);
         let mut held_before = session.is_awaited.then(|| self.queue.frames.next());
@@ -167,7 +167,7 @@ impl Driver {
         }
     }
 
-    /// Adapts the window and the threshold to the first answer.
+    /// Adapts the window and the threshold after the first answer of the scripts in flight.
     fn adapt(&mut self, scripts: &mut Scripts, sent_at: Instant) {
         let now = self.link.clock.now();
         let round_trip = now.saturating_duration_since(sent_at);
@@ -179,7 +179,7 @@ impl Driver {
         scripts.second_threshold = second_script_threshold(self.queue.waiting + in_flight, round_trip);
     }
 
-    /// Takes the answer to the first chunk in flight.
+    /// Processes the answer to the first chunk in flight.
     async fn receive(&mut self, scripts: &mut Scripts, answer: Result<Answer, Fault>) -> Result<(), Fault> {
         let (chunk, _) = scripts.in_flight.front().expect("its answer has just come");
         let (number, has_adds) = (chunk.number, chunk.has_adds);
@@ -218,7 +218,7 @@ impl Driver {
             }
             Err(fault) => return Err(fault),
         }
-        // Later chunks were not applied either, since this number is missing: all are sent again, in order.
+        // Redis did not apply later chunks either, because this number is missing. All are sent again, in order.
         let chunks = scripts.in_flight.drain(..).map(|(chunk, _)| chunk).collect();
         self.queue.send_again(chunks, refusal.as_ref());
         if let Some(refusal) = refusal {
@@ -229,24 +229,24 @@ impl Driver {
     }
 }
 
-/// The exchanges without an answer, in order: the sent value, and the future of its answer.
+/// Exchanges without an answer, in order. Each has the value that was sent, and the future of its answer.
 type InFlight<T, A> = VecDeque<(T, MaybeDone<BoxFuture<'static, A>>)>;
 
-/// Sends `sent`. When this returns, the exchange has its place on the connection, or in the queue for such a place.
+/// Sends `sent`. When this function returns, the exchange has its place on the connection or in the queue for one.
 async fn send<T, A>(in_flight: &mut InFlight<T, A>, sent: T, exchange: impl Future<Output = A> + Send + 'static) {
-    // An earlier exchange that got a place a moment ago has not used it, and this one must not be first.
+    // An earlier exchange may just have got a place that it has not used yet. This poll lets it go first.
     for (_, earlier) in &mut *in_flight {
         let _ = poll!(earlier);
     }
-    // The one poll below takes the place. If this task had used up its budget, that would be put off, and the next
-    // exchange would be first.
+    // The single poll below takes the place. `unconstrained` is necessary: if the task had used up its Tokio budget,
+    // this poll would do nothing, and a later exchange could be first.
     let mut exchange: MaybeDone<BoxFuture<'static, A>> =
         maybe_done(Box::pin(tokio::task::unconstrained(exchange)));
     let _ = poll!(&mut exchange);
     in_flight.push_back((sent, exchange));
 }
 
-/// The answer to the first, which stays in the queue. To be called once for each.
+/// Awaits the answer to the first exchange, which stays in the queue. Must be called once per exchange.
 async fn first_answer<T, A>(in_flight: &mut InFlight<T, A>) -> A {
     let Some((_, answer)) = in_flight.front_mut() else { return std::future::pending().await };
     (&mut *answer).await;
@@ -276,7 +276,7 @@ mod tests {
         let mut in_flight = InFlight::new();
         send(&mut in_flight, 'a', exchange(1)).await;
         assert!(taken.lock().is_empty());
-        // One is for the first, which has not been woken yet, and one is free.
+        // One permit is for the first exchange, which has not been woken yet. The other permit is free.
         places.add_permits(2);
         send(&mut in_flight, 'b', exchange(2)).await;
         assert_eq!(*taken.lock(), [1, 2]);

@@ -1,33 +1,33 @@
-//! Serves connections in turns, so that a connection with many requests does not hold up the others.
+//! Serves connections in turns, so that a connection with many requests does not delay the others.
 //!
-//! The requests of a connection keep their order; between connections there is none. A connection that had nothing
-//! waiting is *fresh*, and fresh ones have every second turn. So an Ack of a connection that seldom asks is sent soon,
-//! however long the queues of others are, and the others still have their turns. A frame of which a part was sent goes
-//! on before all others.
+//! The requests of one connection stay in order. Requests of different connections have no order. A connection whose
+//! queue was empty is *fresh*, and fresh connections get every second turn. So an Ack of a connection with few requests
+//! is sent soon, however long the queues of the others are. The others still get their turns. If a part of a frame was
+//! sent, the rest of that frame goes before all others.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::core::ConnectionId;
 use crate::redis::batching::chunk::Slice;
 
-/// Messages after which a turn ends; a frame is not cut for it.
+/// Number of messages after which a turn ends. A frame is never cut at the end of a turn.
 const TURN: usize = 128;
 
-/// Slices of frames that wait, by connection.
+/// Waiting slices of frames, by connection.
 #[derive(Default)]
 pub(crate) struct FairQueue {
     slices: HashMap<ConnectionId, VecDeque<Slice>, foldhash::fast::RandomState>,
-    /// Connections that had nothing waiting until lately, and those that had a turn since.
+    /// Connections whose queue was empty and that have had no turn since. `others` has the connections that had a turn.
     fresh: VecDeque<ConnectionId>,
     others: VecDeque<ConnectionId>,
-    /// Whether a fresh one is next.
+    /// Whether the next turn is for a fresh connection.
     is_fresh_next: bool,
-    /// The connection whose turn it is, and the messages left of the turn.
+    /// The connection whose turn it is, and the number of messages left in that turn.
     turn: Option<(ConnectionId, usize)>,
 }
 
 impl FairQueue {
-    /// Appends a slice to those of its connection.
+    /// Appends a slice to the queue of its connection.
     pub(crate) fn push_back(&mut self, connection: ConnectionId, slice: Slice) {
         let slices = self.slices.entry(connection).or_insert_with(|| {
             self.fresh.push_back(connection);
@@ -36,15 +36,15 @@ impl FairQueue {
         slices.push_back(slice);
     }
 
-    /// Puts a slice before all others: it was taken, and is not sent. The turn of its connection ends with it: else a
-    /// connection with frames that are cut again and again would keep its turn without end.
+    /// Puts a slice back before all others, because it was taken and not sent. The turn of its connection ends after
+    /// this slice. Otherwise a connection whose frames are cut again and again would keep its turn forever.
     pub(crate) fn push_front(&mut self, connection: ConnectionId, slice: Slice) {
         if let Some((interrupted, _)) = self.turn.take() {
             self.others.push_front(interrupted);
         }
         let slices = self.slices.entry(connection).or_default();
         match slices.front_mut() {
-            // Parts of a frame that were separated.
+            // Both are parts of one frame, so they are joined again.
             Some(next) if next.frame == slice.frame && next.from == slice.to => next.from = slice.from,
             _ => slices.push_front(slice),
         }
@@ -53,7 +53,7 @@ impl FairQueue {
         self.turn = Some((connection, 0));
     }
 
-    /// Takes the next slice, with its connection.
+    /// Takes the next slice, and returns it with its connection.
     pub(crate) fn pop(&mut self) -> Option<(ConnectionId, Slice)> {
         let (connection, left) = if let Some(turn) = self.turn.take() {
             turn
@@ -101,7 +101,7 @@ mod tests {
             let own = taken.iter().filter(|(one, _)| *one == ConnectionId(connection)).map(|(_, frame)| *frame);
             assert!(own.eq(0..1_000));
         }
-        // All wait from the beginning: none has three turns while another has none.
+        // All connections wait from the beginning, so none has three turns while another has none.
         let turns = taken[..6 * TURN].chunk_by(|one, next| one.0 == next.0);
         assert!(turns.clone().all(|turn| turn.len() <= 2 * TURN) && turns.count() >= 4);
         assert!(queue.slices.is_empty() && queue.fresh.is_empty() && queue.others.is_empty());
@@ -115,9 +115,9 @@ mod tests {
                 queue.push_back(ConnectionId(connection), slice(connection * 1_000 + nth, 0, 500));
             }
         }
-        // Each has had its first turn.
+        // Each connection has had its first turn.
         assert_eq!(frames(&mut queue, 16).len(), 16);
-        // Two that never have more than one request waiting, and always one.
+        // These two connections always have exactly one request waiting.
         let mut seen = Vec::new();
         for nth in 0..40 {
             queue.push_back(ConnectionId(8 + nth % 2), slice(9_000, 0, 1));
@@ -140,13 +140,13 @@ mod tests {
         queue.push_back(ConnectionId(3), slice(4, 0, 1));
         queue.push_front(ConnectionId(2), slice(2, 980, 3_000));
         assert_eq!(queue.pop(), Some((ConnectionId(2), slice(2, 980, 3_000))));
-        // All of it is sent again: the slices are put back from the last one on.
+        // The whole frame is sent again: its slices are put back, the last one first.
         queue.push_front(ConnectionId(2), slice(2, 980, 3_000));
         queue.push_front(ConnectionId(2), slice(2, 0, 980));
         queue.push_front(ConnectionId(1), slice(3, 0, 10));
         queue.push_front(ConnectionId(1), slice(1, 0, 10));
         assert_eq!(queue.pop(), Some((ConnectionId(1), slice(1, 0, 10))));
-        // With that its turn is over, as it is for the others.
+        // After this slice the turn of connection 1 is over, as are the turns of the others.
         let mut rest = [queue.pop(), queue.pop(), queue.pop()];
         rest.sort_by_key(|popped| popped.map(|(connection, _)| connection.0));
         let [one, two, three] = [(1, slice(3, 0, 10)), (2, slice(2, 0, 3_000)), (3, slice(4, 0, 1))];

@@ -1,6 +1,7 @@
-//! Passes the requests of all connections to the task that sends them to Redis, which completes or refuses each.
+//! Passes the requests of all connections to the task that sends them to Redis. That task completes or refuses each
+//! request.
 //!
-//! The task takes all that is there at once, and is woken only when as many messages are there as it waits for.
+//! The task takes all waiting requests at once. It is woken only when enough messages wait.
 
 use std::mem;
 use std::sync::Arc;
@@ -13,19 +14,19 @@ use tokio::sync::oneshot;
 use crate::core::{Completions, ConnectionId, Message, Operation, Outcome, Refusal, RequestBatch, Tick};
 use crate::redis::connection::errors::refusal_while_unreachable;
 
-/// A request that is not answered. It is refused if it is dropped.
+/// A request without an answer. If it is dropped, it is refused.
 #[derive(Debug)]
 pub(crate) struct Frame {
     pub(crate) operation: Operation,
     pub(crate) connection: ConnectionId,
     pub(crate) messages: Box<[Message]>,
-    /// Whether any of it was sent.
+    /// Whether any part of the request was sent.
     pub(crate) is_sent: bool,
     pub(crate) deadline: Tick,
-    /// The outcomes so far, as letters of the script, if it takes more than one chunk.
+    /// The outcomes so far, as letters of the script, if the frame takes more than one chunk.
     pub(crate) letters: Vec<u8>,
     id: u64,
-    /// None once it is answered.
+    /// `None` after the frame was answered.
     completions: Option<Arc<Completions>>,
 }
 
@@ -53,7 +54,8 @@ impl Frame {
         self.operation.is_add()
     }
 
-    /// Completes it with the letters of its last messages, and how long those acknowledged were in flight.
+    /// Completes the frame. `letters` are the outcomes of its last messages; `latencies` are the times in flight of
+    /// acknowledged messages.
     pub(crate) fn complete(mut self, letters: &[u8], latencies: impl Iterator<Item = Duration>) -> Option<Waker> {
         let outcomes = self.letters.iter().chain(letters).map(|letter| outcome(*letter));
         self.completions.take()?.put(|batch| {
@@ -99,7 +101,7 @@ fn outcome(letter: u8) -> Outcome {
 /// One entry of the inbox.
 pub(crate) enum Item {
     Frame(Frame),
-    /// Notified once everything before it is answered or refused.
+    /// A barrier. The sender is notified when all earlier requests are answered or refused.
     Barrier(oneshot::Sender<()>),
 }
 
@@ -109,17 +111,17 @@ pub(crate) struct Inbox(Mutex<State>);
 #[derive(Default)]
 struct State {
     items: Vec<Item>,
-    /// Messages of all items.
+    /// Number of messages in all items.
     messages: usize,
     waker: Option<Waker>,
-    /// Whether there is a barrier, or a frame without messages: neither waits for more messages.
+    /// Whether there is a barrier, or a frame without messages. Neither waits for more messages.
     is_urgent: bool,
-    /// The messages that the task waits for.
+    /// Number of messages that the task waits for.
     enough: usize,
 }
 
 impl Inbox {
-    /// Appends the requests of a batch that are not refused.
+    /// Appends the requests of a batch, except refused ones.
     pub(crate) fn push(&self, batch: &RequestBatch, connection: ConnectionId, completions: &Arc<Completions>) {
         let mut state = self.0.lock();
         for request in batch.requests.iter().filter(|request| request.refusal.is_none()) {
@@ -140,7 +142,7 @@ impl Inbox {
         State::wake(state);
     }
 
-    /// Takes all items, in exchange for an empty vector.
+    /// Takes all items. `taken` must be empty.
     pub(crate) fn take(&self, taken: &mut Vec<Item>) {
         debug_assert!(taken.is_empty(), "items that were taken before are lost");
         let mut state = self.0.lock();
@@ -148,7 +150,7 @@ impl Inbox {
         (state.messages, state.is_urgent) = (0, false);
     }
 
-    /// Ready when at least so many messages wait, or a barrier does.
+    /// Returns ready when at least `enough` messages or a barrier wait.
     pub(crate) fn poll(&self, context: &mut Context<'_>, enough: usize) -> Poll<()> {
         let mut state = self.0.lock();
         state.enough = enough;
@@ -167,7 +169,7 @@ impl State {
         self.is_urgent || !self.items.is_empty() && self.messages >= self.enough
     }
 
-    /// Wakes the task if it waits for no more messages, after the lock is released.
+    /// Releases the lock, then wakes the task if enough messages wait.
     fn wake(mut state: MutexGuard<'_, State>) {
         let waker = if state.has_enough() { state.waker.take() } else { None };
         drop(state);

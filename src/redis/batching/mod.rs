@@ -1,4 +1,4 @@
-//! Batches the adds and dels of all connections into shared scripts.
+//! Combines the adds and dels of all connections in shared scripts.
 
 pub(crate) mod chunk;
 pub(crate) mod congestion;

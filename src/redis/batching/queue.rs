@@ -1,16 +1,16 @@
-//! Queues the frames of a ring until they are answered: the part of batching without I/O.
+//! Queues the frames of a ring until they are answered. This is the part of batching without I/O.
 //!
-//! A *frame* is a request; its name is its number, and frames keep the order in which they were made. A *chunk* is the
-//! content of one script: slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered; a script applies
-//! number n only after n - 1.
+//! A *frame* is a request. Its name is a number, and frames stay in the order of these numbers. A *chunk* is the
+//! content of one script: slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered. A script applies chunk
+//! n only after chunk n - 1.
 //!
 //! # Invariants
 //!
-//! 1. Every frame is answered exactly once, and none before all its messages have an outcome or it is refused.
-//! 2. Messages are sent in the order of their connection's frames, and a message of a del is sent again only if its
-//!    chunk is known not to have been applied.
-//! 3. A message of an add is never sent again after its chunk may have been applied.
-//! 4. Connections have turns ([`FairQueue`]), and a frame of which a part was sent goes on before all others.
+//! 1. Every frame is answered exactly once: when all its messages have an outcome, or when it is refused.
+//! 2. Messages are sent in the order of their connection's frames. A message of a del is sent again only if Redis
+//!    certainly did not apply its chunk.
+//! 3. A message of an add is never sent again if Redis may have applied its chunk.
+//! 4. Connections take turns ([`FairQueue`]). If a part of a frame was sent, the rest goes before all other frames.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -30,29 +30,29 @@ use crate::redis::connection::errors::{refusal_while_unreachable, refusal_withou
 use crate::redis::connection::link::Progress;
 use crate::redis::connection::lost_writes::{Ack, AnsweredChunks, Lost};
 
-/// The cause of a refusal after the session of a chunk ended without its answer.
+/// The cause in a refusal if the session of a chunk ended without its answer.
 const NO_ANSWER: &str = "no answer came in time";
 
-/// The memory for more frames than this is freed as soon as there are none.
+/// If the memory is for more frames than this, it is freed when no frame is left.
 const KEEP: usize = 65_536;
 
-/// Everything that is not answered.
+/// All requests without an answer, and what belongs to them.
 #[derive(Default)]
 pub(crate) struct Queue {
     pub(super) frames: Frames,
     by_connection: FairQueue,
-    /// Messages in `by_connection`, those of refused frames included.
+    /// Number of messages in `by_connection`, including refused frames.
     pub(super) waiting: usize,
-    /// Each is notified when all frames before that one are answered, in this order.
+    /// Barriers in order. Each is notified when all frames before its number are answered.
     pub(super) barriers: VecDeque<(u64, oneshot::Sender<()>)>,
-    /// Chunks whose answer did not come, oldest first, each with the generation in which it was sent.
+    /// Chunks whose session ended before their answer, oldest first, each with the generation of that session.
     unanswered: Vec<(i64, Chunk)>,
-    /// The number of the last answered chunk, and of the Acks that are not answered, those in the inbox included.
+    /// The number of the last answered chunk, and the number of unanswered Acks, including the inbox.
     progress: Arc<Progress>,
     max_in_flight: u64,
     answered: AnsweredChunks,
     writer: ChunkWriter,
-    /// The connections to wake: each once for all requests that are answered together.
+    /// The connections to wake. A connection is woken once for all requests that are answered together.
     wakers: Vec<Waker>,
 }
 
@@ -79,7 +79,7 @@ impl Queue {
         }
     }
 
-    /// Takes a frame or a barrier while Redis is unreachable: an add is refused, a del held, and nothing waits.
+    /// Takes a frame or a barrier while Redis is unreachable. Refuses an add, holds a del, and drops a barrier.
     pub(crate) fn push_while_unreachable(&mut self, item: Item) {
         match item {
             Item::Frame(mut frame) if frame.is_add() => {
@@ -90,7 +90,7 @@ impl Queue {
         }
     }
 
-    /// Wakes connections with new answers, and notifies the barriers that are passed.
+    /// Wakes connections with new answers. Notifies the barriers whose earlier frames are all answered.
     pub(crate) fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
         let passed = self.barriers.partition_point(|(before, _)| *before <= self.frames.first);
@@ -100,7 +100,7 @@ impl Queue {
         }
     }
 
-    /// The next chunk, of so many messages at most, if anything waits.
+    /// Returns the next chunk, with at most `most` messages. Returns `None` if nothing waits.
     pub(crate) fn next_chunk(&mut self, number: u64, most: usize) -> Option<Chunk> {
         let mut chunk = Chunk { number, slices: Vec::new(), has_adds: false };
         let mut room = most.min(MAX_CHUNK);
@@ -109,7 +109,7 @@ impl Queue {
             && let Some((connection, waiting)) = self.by_connection.pop()
         {
             self.waiting -= waiting.len();
-            // None if it was refused meanwhile.
+            // The frame may have been refused since it was queued.
             let Some(frame) = self.frames.get_mut(waiting.frame) else { continue };
             let slice = Slice { to: waiting.to.min(waiting.from + room), ..waiting };
             if !self.writer.push(slice, frame) {
@@ -127,19 +127,19 @@ impl Queue {
         (!chunk.slices.is_empty()).then_some(chunk)
     }
 
-    /// Puts a slice before all others.
+    /// Puts a slice back before all others.
     fn put_back(&mut self, connection: ConnectionId, slice: Slice) {
         self.waiting += slice.len();
         self.by_connection.push_front(connection, slice);
     }
 
-    /// Writes the chunk that was made last as the script reads it.
+    /// Writes the chunk that `next_chunk` returned last, in the format of the script.
     pub(crate) fn write(&self, chunk: &Chunk, call: &mut Cmd) {
         call.arg(chunk.number).arg(self.max_in_flight).arg(u8::from(chunk.has_adds));
         self.writer.write(call);
     }
 
-    /// Takes the answer to a chunk, and answers the frames that are complete.
+    /// Processes the answer to a chunk, and answers the frames that are complete.
     pub(crate) fn apply(&mut self, chunk: Chunk, applied: &Applied, now: Instant) {
         self.progress.answered_chunk.store(chunk.number, Ordering::Relaxed);
         let mut rest = applied.letters.as_bytes();
@@ -152,7 +152,7 @@ impl Queue {
             let mut frame = self.frames.get_mut(slice.frame);
             for (nth, letter) in letters.iter().enumerate().filter(|(_, letter)| b"kwl".contains(letter)) {
                 let added_ms = times.next().unwrap_or_default();
-                // None if it was refused meanwhile.
+                // The frame may have been refused since it was sent.
                 let Some(frame) = &mut frame else { continue };
                 if *letter != b'w' {
                     // The latency is 0 if Redis' clock was set back.
@@ -188,29 +188,29 @@ impl Queue {
         self.wake();
     }
 
-    /// Removes the answered writes that Redis has lost, if the last chunk that it applied is this one.
+    /// Removes and returns the answered writes that Redis has lost, if `applied` is the last chunk that Redis applied.
     pub(crate) fn take_lost(&mut self, applied: u64) -> Option<Lost> {
         self.answered.take_lost(self.progress.answered_chunk.swap(applied, Ordering::Relaxed), applied)
     }
 
-    /// Ends a frame, if it is not answered.
+    /// Ends a frame, unless it is already answered.
     fn end(&mut self, name: u64, with: impl FnOnce(Frame) -> Option<Waker>) {
         let Some(frame) = self.frames.take(name) else { return };
         if !frame.is_add() {
-            // Before the answer: a client that has it may read the number of held Acks.
+            // This comes before the answer, because the client may read the number of held Acks right after its answer.
             self.progress.unanswered_acks.fetch_sub(frame.messages.len() as u64, Ordering::Relaxed);
         }
         self.wakers.extend(with(frame));
     }
 
-    /// Sends the dels of chunks again, and of all later ones, that were certainly not applied. Their adds are sent
-    /// again too, or refused if there is a refusal.
+    /// Queues the dels of chunks again. Redis certainly did not apply these chunks, which are all chunks from the first
+    /// on. Their adds are queued again too, or refused if there is a `refusal`.
     pub(crate) fn send_again(&mut self, chunks: Vec<Chunk>, refusal: Option<&Refusal>) {
         for slice in chunks.into_iter().rev().flat_map(|chunk| chunk.slices.into_iter().rev()) {
             let Some(frame) = self.frames.get_mut(slice.frame) else { continue };
             match refusal {
                 Some(refusal) if frame.is_add() => {
-                    // An earlier part of it was applied.
+                    // Redis applied an earlier part of this frame.
                     let is_partly_applied = slice.from > 0;
                     let refusal =
                         if is_partly_applied { refusal_without_answer(&refusal.text) } else { refusal.clone() };
@@ -225,7 +225,7 @@ impl Queue {
         self.wake();
     }
 
-    /// Refuses all adds; those of which a part was sent, with their outcome unknown.
+    /// Refuses all adds. If a part of an add was sent, its refusal says that the outcome is unknown.
     pub(crate) fn refuse_adds(&mut self, refusal: &Refusal) {
         for mut frame in self.frames.take_adds() {
             let refusal = if frame.is_sent { refusal_without_answer(NO_ANSWER) } else { refusal.clone() };
@@ -242,15 +242,15 @@ impl Queue {
         self.wake();
     }
 
-    /// Ends a session, with the chunks that it did not answer: adds are refused, dels held, and no barrier waits.
+    /// Ends a session. `unanswered` are its chunks without an answer. Refuses adds, holds dels, and drops barriers.
     pub(crate) fn end_session(&mut self, generation: i64, unanswered: impl Iterator<Item = Chunk>) {
         self.unanswered.extend(unanswered.map(|chunk| (generation, chunk)));
         self.refuse_adds(&refusal_while_unreachable());
         self.barriers.clear();
     }
 
-    /// Begins a session, with the answers to the last two chunks that Redis applied. Numbers repeat after Redis lost
-    /// writes, so the generation must be that of the chunk too.
+    /// Begins a session, with the answers to the last two chunks that Redis applied. Chunk numbers repeat after Redis
+    /// lost writes, so an answer must match the generation of its chunk too.
     pub(crate) fn begin_session(&mut self, answers: &[String; 2], now: Instant) {
         let mut not_applied = Vec::new();
         for (generation, chunk) in mem::take(&mut self.unanswered) {
@@ -263,34 +263,34 @@ impl Queue {
     }
 }
 
-/// All frames that are not answered, in order.
+/// All frames without an answer, in order.
 #[derive(Default)]
 pub(super) struct Frames {
-    /// None where a frame has ended before an earlier one.
+    /// An element is `None` if its frame ended before an earlier frame.
     frames: VecDeque<Option<Frame>>,
-    /// The name of the first frame that is not answered; or of the next frame if there is none.
+    /// The name of the first frame without an answer, or of the next frame if there is none.
     pub(super) first: u64,
 }
 
 impl Frames {
-    /// Appends a frame and returns its name.
+    /// Appends a frame, and returns its name.
     fn push(&mut self, frame: Frame) -> u64 {
         self.frames.push_back(Some(frame));
         self.next() - 1
     }
 
-    /// The name of the next frame.
+    /// Returns the name that the next frame will get.
     pub(super) fn next(&self) -> u64 {
         self.first + self.frames.len() as u64
     }
 
-    /// A frame, if it is not answered.
+    /// Returns a frame, unless it is already answered.
     fn get_mut(&mut self, name: u64) -> Option<&mut Frame> {
         let index = usize::try_from(name.checked_sub(self.first)?).ok()?;
         self.frames.get_mut(index)?.as_mut()
     }
 
-    /// Removes a frame that is to be answered.
+    /// Removes a frame in order to answer it.
     fn take(&mut self, name: u64) -> Option<Frame> {
         let index = usize::try_from(name.checked_sub(self.first)?).ok()?;
         let frame = self.frames.get_mut(index)?.take();

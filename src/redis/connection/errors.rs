@@ -4,7 +4,7 @@ use redis::{ConnectionAddr, ErrorKind, RedisError};
 
 use crate::core::{Reason, Refusal};
 
-/// Why a command has no answer.
+/// The reason why a command has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub(crate) struct Fault {
@@ -21,7 +21,7 @@ macro_rules! fault_kinds {
         }
 
         impl FaultKind {
-            /// The label of the metric, whether the connection cannot be used after one such fault, and whether Redis
+            /// Returns the metric label, whether one such fault makes the connection useless, and whether Redis
             /// certainly did not run the command.
             pub(super) fn effects(self) -> (&'static str, bool, bool) {
                 match self {
@@ -39,27 +39,27 @@ fault_kinds! {
     Disconnected => ("disconnected", true, false),
     /// This Redis is a replica now and takes no writes.
     ReadOnly => ("readonly", true, true),
-    /// It refuses every write for now: it cannot save, or has too few replicas.
+    /// Redis refuses every write for now: it cannot save, or has too few replicas.
     Unwritable => ("unwritable", true, true),
-    /// It is a node of a Redis Cluster that does not serve the slot.
+    /// Redis is a node of a Cluster and does not serve the slot.
     Clustered => ("other", true, true),
-    /// The slot of the ring is being moved to another node of a Cluster: until that is done no script runs.
+    /// The slot of the ring is moving to another node of a Cluster. No script runs until the move ends.
     OpenSlot => ("open_slot", true, true),
-    /// It is still loading its data.
+    /// Redis is still loading its data.
     Loading => ("loading", true, true),
-    /// A script of another client runs for too long and blocks everything else.
+    /// A script of another client runs too long and blocks Redis.
     Busy => ("busy", true, true),
-    /// Its memory is full.
+    /// The memory of Redis is full.
     OutOfMemory => ("oom", false, true),
-    /// The script is not in its cache.
+    /// The script is not in the cache of Redis.
     NoScript => ("noscript", false, true),
-    /// The sidecar has registered a newer connection, or the ring does not exist any more.
+    /// The sidecar has registered a newer connection, or the ring no longer exists.
     Stale => ("stale", true, true),
-    /// It was known to be unreachable, and the command was not sent.
+    /// Redis was known to be unreachable, so the command was not sent.
     Unreachable => ("other", false, true),
-    /// User or password are wrong, or the user may not run the command.
+    /// The user or the password is wrong, or the user may not run the command.
     Forbidden => ("forbidden", true, false),
-    /// The user may not run a command inside a script; other scripts may work.
+    /// The user may not run a command inside this script. Other scripts may work.
     Denied => ("forbidden", false, false),
     /// This version of Redis, or the ring in it, does not fit this sidecar.
     Unfit => ("other", true, true),
@@ -68,7 +68,7 @@ fault_kinds! {
 }
 
 impl FaultKind {
-    /// Whether it usually ends soon without an operator.
+    /// Returns whether such a fault usually ends soon without an operator.
     pub(super) fn passes(self) -> bool {
         matches!(self, FaultKind::Timeout | FaultKind::Disconnected | FaultKind::Loading | FaultKind::Busy)
     }
@@ -79,7 +79,7 @@ impl Fault {
         Fault { kind, text: text.into() }
     }
 
-    /// The error and its remedy, for a Redis that cannot be used at all.
+    /// Returns the error and its remedy, for a Redis that cannot be used at all.
     pub(crate) fn with_remedy(&self) -> String {
         let remedy = match self.kind {
             FaultKind::ReadOnly => "it is a read-only replica: name its primary",
@@ -106,7 +106,7 @@ impl Fault {
         format!("{}; {remedy}", self.text)
     }
 
-    /// The same, with the address of the node that it is about.
+    /// Returns the same fault, with the address of its node.
     pub(crate) fn at(self, address: &ConnectionAddr) -> Fault {
         Fault { text: format!("{address}: {}", self.text), ..self }
     }
@@ -114,7 +114,7 @@ impl Fault {
 
 impl From<RedisError> for Fault {
     fn from(error: RedisError) -> Fault {
-        // The first failed command of a pipeline has the cause; the others fail because of it.
+        // In a pipeline, the first failed command has the cause. Later commands fail because of it.
         let first = error.clone().into_server_errors().and_then(|errors| Some(errors.first()?.1.clone()));
         let text = first.as_ref().map_or_else(|| error.to_string(), ToString::to_string);
         let error = first.map_or(error, RedisError::from);
@@ -143,7 +143,7 @@ impl From<RedisError> for Fault {
     }
 }
 
-/// Whether a script was denied a command or a key. Redis 7.0 reports that with the code of any other error.
+/// Returns whether Redis denied a script a command or a key. Redis 7.0 reports this with a general error code.
 fn is_denied(error: &RedisError) -> bool {
     let denied = ["The user executing the script can't", "ACL failure in script"];
     error.detail().is_some_and(|detail| denied.iter().any(|words| detail.contains(words)))
@@ -165,7 +165,7 @@ impl From<Fault> for Refusal {
     }
 }
 
-/// The refusal of a request that Redis did not answer.
+/// Returns the refusal of a request that Redis did not answer.
 pub(crate) fn refusal_without_answer(text: &str) -> Refusal {
     Refusal::new(
         Reason::StoreTimeout,
@@ -173,7 +173,7 @@ pub(crate) fn refusal_without_answer(text: &str) -> Refusal {
     )
 }
 
-/// The refusal of a request that was not sent because Redis is known to be unreachable.
+/// Returns the refusal of a request that was not sent because Redis is known to be unreachable.
 pub(crate) fn refusal_while_unreachable() -> Refusal {
     Refusal::new(Reason::StoreUnreachable, "Redis is unreachable and takes no new messages now: try again")
 }

@@ -1,7 +1,7 @@
 //! Listens for hints from other sidecars: a batch was published or returned, or the lease became free.
 //!
-//! A blocking XREAD on a connection of its own reads a short stream. Hints only save waiting: a sidecar that misses one
-//! looks again within a second.
+//! A blocking XREAD on a separate connection reads a short stream. Hints only shorten waits: a sidecar that misses a
+//! hint polls within a second.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::redis::leader::lease::RedisLease;
 use crate::redis::outbox::RedisOutbox;
 use crate::redis::topology::nodes::Found;
 
-/// How long Redis blocks when there are no hints.
+/// How long Redis blocks an XREAD if there are no hints.
 const BLOCK_MS: u16 = 2_000;
 
-/// An answer may take this much longer than [`BLOCK_MS`] before the connection is replaced.
+/// How much longer than [`BLOCK_MS`] an answer may take. After that, the connection is replaced.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The pause between a fault and the next connection.
+/// The pause between a fault and the next attempt to connect.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Listens for one ring; never ends.
+/// Listens for hints of one ring. Never ends.
 pub(crate) async fn listen(link: Arc<Link>, outbox: Arc<RedisOutbox>, lease: Arc<RedisLease>) {
     let mut states = link.state.subscribe();
     loop {
@@ -44,13 +44,13 @@ pub(crate) async fn listen(link: Arc<Link>, outbox: Arc<RedisOutbox>, lease: Arc
     }
 }
 
-/// Reads hints and passes them on, until an error.
+/// Reads hints and notifies the outbox or the lease, until an error.
 async fn read(found: &Found, link: &Link, outbox: &RedisOutbox, lease: &RedisLease) -> RedisResult<Infallible> {
     let stream = &link.keys.news;
     let mut connection = found.connect("hints", Some(Duration::from_millis(BLOCK_MS.into()) + GRACE)).await?;
     let newest: StreamRangeReply = connection.xrevrange_count(stream, "+", "-", 1).await?;
     let mut last = newest.ids.into_iter().next().map_or_else(|| String::from("0"), |entry| entry.id);
-    // Hints may have been missed between two connections.
+    // Hints between two connections are lost.
     outbox.notify();
     lease.notify();
     let options = StreamReadOptions::default().block(BLOCK_MS.into());
@@ -61,7 +61,7 @@ async fn read(found: &Found, link: &Link, outbox: &RedisOutbox, lease: &RedisLea
             if entry.map.contains_key("vacant") {
                 lease.notify();
             } else if let Some(successor) = entry.get::<String>("handed") {
-                // The other candidates look as always.
+                // The other candidates poll at their usual times.
                 if successor == link.identity.token {
                     lease.notify();
                 }

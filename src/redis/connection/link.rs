@@ -7,9 +7,10 @@
 //!     └── a fault that ends it, two timeouts ─────┘
 //! ```
 //!
-//! A multiplexed connection does not recover by itself after a timeout or a READONLY answer. So this file classifies
+//! A multiplexed connection does not recover by itself after a timeout or a READONLY answer. So this module classifies
 //! every fault, and [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each session registers
-//! first: from then on the scripts refuse late writes of the previous session, and `open` returns the last chunk that
+//! first. After that, scripts refuse late writes of the previous session. `open` returns the last chunk that Redis
+//! applied.
 //! was applied.
 
 use std::sync::Arc;
@@ -35,43 +36,43 @@ use crate::redis::topology::Topology;
 use crate::redis::topology::majority::Confirmation;
 use crate::redis::topology::nodes::Found;
 
-/// After so many timeouts in a row the sidecar connects again.
+/// After this many timeouts in a row, the sidecar connects again.
 const MAX_TIMEOUTS: u32 = 2;
 
 /// A registered connection.
 pub(crate) struct Session {
     pub(crate) connection: MultiplexedConnection,
-    /// The Redis at its other end.
+    /// The Redis at the other end of the connection.
     pub(crate) found: Found,
     pub(crate) server: Arc<RedisServer>,
-    /// Counts the sessions of this link, from 1.
+    /// The number of this session of the link, from 1.
     pub(crate) number: u64,
     pub(crate) generation: i64,
-    /// The most ticks that are caught up; a setting of the ring in Redis.
+    /// Maximum of ticks that are caught up. This is a setting of the ring in Redis.
     pub(crate) catch_up_max_ticks: u32,
-    /// The last chunk applied for this sidecar.
+    /// The last chunk that Redis applied for this sidecar.
     pub(crate) chunk: u64,
     /// The answers to the last two chunks, each with generation and number.
     pub(crate) answers: [String; 2],
-    /// Whether the pointer waits for this sidecar: it held Acks when the session began, or Redis lost some.
+    /// Whether the pointer waits for this sidecar. It held Acks when the session began, or Redis lost some of its Acks.
     pub(crate) is_awaited: bool,
     pub(crate) confirmation: Mutex<Confirmation>,
-    /// Timeouts in a row.
+    /// Number of timeouts in a row.
     pub(super) timeouts: AtomicU32,
 }
 
-/// The session of a link, or why there is none.
+/// The session of a link, or the reason why there is none.
 pub(crate) type LinkState = Result<Arc<Session>, Fault>;
 
-/// One ring, as this sidecar uses it: its connection, and all that lease, ring and outbox share.
+/// The state of one ring in this sidecar: its connection, and everything that lease, ring and outbox share.
 /// [`reconnect`](crate::redis::connection::reconnect) opens its sessions.
 pub(crate) struct Link {
     pub(crate) ring: u16,
-    /// The options of the store, with the bounds of one ring.
+    /// The options of the store, with the limits of one ring.
     pub(crate) options: RedisOptions,
     pub(crate) identity: Identity,
     pub(crate) keys: Keys,
-    /// The present leadership term of this sidecar.
+    /// The current leadership term of this sidecar.
     pub(crate) term: Arc<CurrentTerm>,
     pub(crate) topology: Arc<Topology>,
     pub(crate) servers: Arc<RedisServers>,
@@ -81,22 +82,23 @@ pub(crate) struct Link {
     pub(crate) state: watch::Sender<LinkState>,
 }
 
-/// How far the requests of a link are answered.
+/// The progress of answers to the requests of a link.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Messages of dels that are not answered.
+    /// Number of messages in unanswered dels.
     pub(crate) unanswered_acks: AtomicU64,
     /// The number of the last answered chunk.
     pub(crate) answered_chunk: AtomicU64,
 }
 
 impl Link {
-    /// The stall detector of its Redis; one that knows of no stall if there is no session.
+    /// Returns the stall detector of the current Redis. Without a session, returns a new detector, which reports no
+    /// stall.
     pub(crate) fn silence(&self) -> Arc<StallDetector> {
         self.session().map_or_else(|_| Arc::default(), |session| Arc::clone(&session.server.stall_detector))
     }
 
-    /// Whether its Redis stalls now.
+    /// Returns whether the current Redis stalls now.
     pub(crate) fn look(&self) -> Look {
         self.silence().look(self.clock.now())
     }
@@ -106,18 +108,18 @@ impl Link {
         self.metrics.redis_errors.of("lost").inc();
     }
 
-    /// Whether it has a session.
+    /// Returns whether the link has a session.
     pub(crate) fn is_up(&self) -> bool {
         self.state.borrow().is_ok()
     }
 
-    /// The session, or a fault with the cause why there is none.
+    /// Returns the session, or a fault with the reason why there is none.
     pub(crate) fn session(&self) -> LinkState {
         self.state.borrow().clone()
     }
 
-    /// Runs a script that writes, in this session and no other: `keys` follow those of meta and link, `arguments` the
-    /// generation. Returns the first word of its answer, and the rest.
+    /// Runs a script that writes, only in this session. The call has the keys of meta and link before `keys`, and the
+    /// generation before `arguments`. Returns the first word of the answer, and the rest.
     pub(crate) async fn write_in(
         &self,
         session: &Session,
@@ -142,7 +144,7 @@ impl Link {
         Ok(self.run(&session, script, &call).await?)
     }
 
-    /// The beginning of a call that `refuse_stale_connection.lua` accepts in this session.
+    /// Returns the beginning of a call that `refuse_stale_connection.lua` accepts in this session.
     pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[impl AsRef<str>]) -> Cmd {
         let Keys { meta, link, .. } = &self.keys;
         let keys: Vec<&str> = [meta.as_str(), link].into_iter().chain(keys.iter().map(AsRef::as_ref)).collect();
@@ -160,12 +162,13 @@ impl Link {
         }
     }
 
-    /// Puts a script into Redis' cache.
+    /// Loads a script into Redis' cache.
     pub(crate) async fn load(&self, session: &Session, script: &'static Script) -> Result<(), Fault> {
         self.exchange(session, &script.load()).await.map(drop).map_err(|fault| self.report(session, fault))
     }
 
-    /// Sends a call and waits for its answer. A fault is counted, and ends the session if its kind does.
+    /// Sends a call and waits for its answer. Counts a fault, and ends the session if the kind of the fault requires
+    /// it.
     pub(crate) async fn send(
         &self,
         session: &Session,
@@ -174,7 +177,7 @@ impl Link {
     ) -> Result<Answer, Fault> {
         let begun = self.clock.now();
         let answered = self.exchange(session, call).await;
-        // A call that timed out took at least as long.
+        // After a timeout, the elapsed time is a lower limit of the round trip.
         if answered.as_ref().err().is_none_or(|fault| fault.kind == FaultKind::Timeout) {
             self.metrics
                 .redis_round_trips
@@ -190,8 +193,8 @@ impl Link {
         Answer::new(script, value)
     }
 
-    /// Runs a script that does nothing, for the stall detector: a Redis that takes no writes for a moment answers a
-    /// PING. A timeout loses nothing here and is not counted.
+    /// Runs a script that does nothing, for the stall detector. A PING would be answered even while Redis pauses
+    /// writes. A timeout of this script loses nothing and is not counted.
     pub(crate) async fn probe(&self, session: &Session) {
         match self.exchange(session, redis::cmd("EVAL").arg("return 1").arg(0)).await {
             Ok(_) | Err(Fault { kind: FaultKind::Timeout, .. }) => {}
@@ -204,7 +207,7 @@ impl Link {
         session.server.exchange(answer(&mut session.connection.clone(), call)).await
     }
 
-    /// Counts a fault, and ends the session if the fault makes it useless.
+    /// Counts a fault. Ends the session if this fault makes the session useless.
     fn report(&self, session: &Session, fault: Fault) -> Fault {
         let (label, ends_the_connection, _) = fault.kind.effects();
         self.metrics.redis_errors.of(label).inc();
@@ -216,7 +219,7 @@ impl Link {
         fault
     }
 
-    /// Ends a session; the link connects again.
+    /// Ends a session. The link then connects again.
     pub(crate) fn give_up(&self, session: &Session, fault: &Fault) {
         let is_ended = self.state.send_if_modified(|state| {
             let is_current = state.as_ref().is_ok_and(|current| current.number == session.number);
@@ -236,12 +239,12 @@ impl Link {
     }
 }
 
-/// Sends a command and waits for its answer; the error in an answer becomes the result.
+/// Sends a command and waits for its answer. An error inside the answer becomes the error of the result.
 pub(crate) async fn answer(connection: &mut MultiplexedConnection, call: &Cmd) -> RedisResult<Value> {
     connection.send_packed_command(call).await.and_then(Value::extract_error)
 }
 
-/// Whether `refuse_stale_connection.lua` refused the call.
+/// Returns whether `refuse_stale_connection.lua` refused the call.
 fn is_stale(value: &Value) -> bool {
     matches!(value, Value::Array(values)
         if matches!(values.first(), Some(Value::BulkString(word)) if word == b"stale"))

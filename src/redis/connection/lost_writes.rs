@@ -1,8 +1,8 @@
 //! Applies Acks again that Redis has answered and then lost in a failover or a restart.
 //!
-//! Chunks are numbered, and Redis keeps the number of the last one that it applied. If a new session finds a lower
-//! number than was answered, Redis has lost all chunks after it. The pointer waits until the lost Acks are applied
-//! again, and until all Acks are applied that were held before.
+//! Chunks are numbered, and Redis keeps the number of the last applied chunk. If a new session finds a lower number
+//! than the last answered one, Redis has lost all chunks after that lower number. The pointer waits until this sidecar
+//! has applied the lost Acks again, and all Acks that it held before the session.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use crate::core::{Message, Refusal};
 use crate::redis::connection::link::{Link, Session};
 use crate::redis::scripts::SCRIPTS;
 
-/// How long answered Acks are kept: longer than a replica lags behind, and than an append-only file that is
-/// synchronised every second.
+/// How long answered Acks are kept. A replica lags less than this, and an append-only file is synchronised every
+/// second.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
-/// The most Acks that one script applies again: about a millisecond of Redis' time.
+/// Maximum of Acks that one script applies again. Redis needs about a millisecond for them.
 const MAX_REAPPLIED: usize = 1_000;
 
-/// A message that an answered DelMsg took out of flight.
+/// A message that an answered DelMsg removed from flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ack {
     pub(crate) message: Message,
-    /// When it was added, in ms by Redis' clock: it differs if the message was added again later.
+    /// When the message was added, in ms by Redis' clock. A later add of the same message has another time.
     pub(crate) added_ms: u64,
     pub(crate) is_withdrawal: bool,
 }
@@ -42,7 +42,7 @@ struct AnsweredChunk {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lost {
     pub(crate) chunks: u64,
-    /// Messages that were added in the lost chunks that are still known: they will not time out.
+    /// Number of added messages in the lost chunks, as far as those chunks are kept. These messages will not time out.
     pub(crate) added: u64,
     /// Acks that can be applied again, oldest first.
     pub(crate) acks: Vec<Ack>,
@@ -53,12 +53,12 @@ pub(crate) struct Lost {
 pub(crate) struct AnsweredChunks {
     chunks: VecDeque<AnsweredChunk>,
     acks: usize,
-    /// The most Acks that are kept.
+    /// How many Acks are kept.
     pub(crate) max_acks: usize,
 }
 
 impl AnsweredChunks {
-    /// Records the Acks of an answered chunk, and how many messages it added.
+    /// Records the Acks of an answered chunk, and the number of messages that it added.
     pub(crate) fn push(&mut self, number: u64, answered_at: Instant, added: u64, acks: Vec<Ack>) {
         self.acks += acks.len();
         self.chunks.push_back(AnsweredChunk { number, answered_at, added, acks });
@@ -70,7 +70,8 @@ impl AnsweredChunks {
         }
     }
 
-    /// Removes the writes that Redis has lost, if `applied` is its last chunk and `answered` was answered.
+    /// Removes and returns the writes that Redis has lost. `answered` is the last answered chunk, `applied` the last
+    /// chunk that Redis has. Returns `None` if nothing is lost.
     pub(crate) fn take_lost(&mut self, answered: u64, applied: u64) -> Option<Lost> {
         let chunks = answered.checked_sub(applied).filter(|chunks| *chunks > 0)?;
         let kept = self.chunks.partition_point(|chunk| chunk.number <= applied);
@@ -126,7 +127,7 @@ async fn reapply_part(link: &Link, session: &Session, acks: &[Ack]) -> Result<u6
     }
 }
 
-/// Tells Redis that the pointer need not wait for this sidecar any longer.
+/// Records in Redis that the pointer need not wait for this sidecar any longer.
 pub(crate) async fn end_wait(link: &Link, session: &Session) {
     let keys = &link.keys;
     let names = [keys.held_acks.as_str()];

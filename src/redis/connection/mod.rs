@@ -1,4 +1,4 @@
-//! The connections to Redis: requests, probes, hints, faults, and writes that Redis lost in a failover or a restart.
+//! Manages the connections to Redis: requests, probes, hints, faults, and writes that Redis lost.
 
 pub(crate) mod errors;
 pub(crate) mod hints;

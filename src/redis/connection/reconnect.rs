@@ -1,4 +1,4 @@
-//! Opens the sessions of a link: the first one, and another one after each session that ended.
+//! Opens the sessions of a link: the first session, and a new session whenever one ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,28 +20,28 @@ use crate::redis::topology::majority::Confirmation;
 /// The pause after a failed attempt to connect.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A session that ends sooner counts as short; after several of them the next one is delayed.
+/// A session that ends sooner than this is short. After several short sessions in a row, the next session is delayed.
 const SHORT_SESSION: Duration = Duration::from_secs(1);
 
-/// So many short sessions in a row cause no delay.
+/// This many short sessions in a row cause no delay.
 const FEW_SHORT_SESSIONS: u32 = 5;
 
-/// The longest delay.
+/// The maximum delay of a session.
 const LONGEST_DELAY: Duration = Duration::from_secs(2);
 
-/// Opens one session of a link after the other.
+/// Opens the sessions of a link, one after the other.
 pub(crate) struct Sessions {
     link: Arc<Link>,
     opened: u64,
     /// The incarnation of the ring in the last session.
     incarnation: Option<String>,
-    /// The Redis of the last session, which knows of the stall that may have ended it.
+    /// The Redis of the last session. Kept because its stall detector knows of a stall that may have ended the session.
     server: Option<Arc<RedisServer>>,
 }
 
 impl Sessions {
-    /// Opens the first session; retries for up to [`START_TIMEOUT`], and only after faults that end by themselves, as
-    /// when Redis loads its data.
+    /// Opens the first session. Retries for up to [`START_TIMEOUT`], but only after faults that end by themselves, for
+    /// example while Redis loads its data.
     pub(crate) async fn begin(link: Arc<Link>) -> Result<Sessions, Fault> {
         let mut sessions = Sessions { link, opened: 0, incarnation: None, server: None };
         let Link { topology, clock, state, .. } = &*Arc::clone(&sessions.link);
@@ -65,7 +65,7 @@ impl Sessions {
         }
     }
 
-    /// Opens a session whenever the present one has ended; never ends.
+    /// Opens a new session whenever the current session has ended. Never ends.
     pub(crate) async fn run(mut self) {
         let link = Arc::clone(&self.link);
         let Link { ring, clock, metrics, state, .. } = &*link;
@@ -85,7 +85,7 @@ impl Sessions {
         }
     }
 
-    /// Opens the next session; retries without end.
+    /// Opens the next session. Retries without a limit.
     async fn open_next(&mut self) -> Arc<Session> {
         let mut logged = None;
         loop {
@@ -111,7 +111,7 @@ impl Sessions {
     /// Connects, loads the scripts and registers the connection.
     async fn open(&mut self) -> LinkState {
         let Link { ring, keys, topology, servers, clock, metrics, progress, .. } = &*self.link;
-        // `RedisServer::exchange` has the timeout of answers.
+        // The connection has no timeout for answers, because `RedisServer::exchange` applies one.
         let found = topology.find_all(&[keys.slot], clock).await?.remove(0);
         let mut connection = found.connect("requests", None).await?;
         let mut loads = redis::pipe();
@@ -164,8 +164,8 @@ impl Sessions {
         }))
     }
 
-    /// The call that registers the next session, with the last chunk that was answered and the number of Acks that are
-    /// held.
+    /// Returns the call that registers the next session. `answered` is the last answered chunk, `held` the number of
+    /// held Acks.
     fn registration(&self, answered: u64, held: u64) -> Cmd {
         let Link { keys, options: RedisOptions { wheel, rings, catch_up_max_ticks, .. }, .. } = &*self.link;
         let Keys { meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late, .. } = keys;
@@ -173,13 +173,13 @@ impl Sessions {
             keys.and_lists(&[meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late]);
         let mut call = SCRIPTS.open.call(&names);
         call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
-        // A ring that a later session creates is another one.
+        // If a later session creates the ring, the new name shows that it is another ring.
         call.arg(wheel.slots() + SPARE_LISTS).arg(crate::redis::random_name());
         call.arg(&keys.sidecar).arg(catch_up_max_ticks).arg(answered).arg(held);
         call
     }
 
-    /// The fault of a ring in Redis with other settings than those of this sidecar.
+    /// Returns the fault for a ring in Redis with other settings than this sidecar has.
     fn other_settings(&self, answer: &mut Answer) -> Result<Fault, Fault> {
         let RedisOptions { wheel, namespace, rings: own_rings, .. } = &self.link.options;
         let (schema, slots, tick_ms, rings) = (answer.count()?, answer.count()?, answer.count()?, answer.count()?);

@@ -1,11 +1,12 @@
-//! Sends the commands of all links to one Redis, and determines from the answers whether it is reachable.
+//! Sends the commands of all links to one Redis, and detects from the answers whether Redis is reachable.
 //!
-//! Redis serves connections in turns. If it has much to do, an answer takes long, and yet others come all the time. So
-//! Redis is unreachable only if it answers *nothing* for [`RESPONSE_TIMEOUT`] while requests wait. While an answer is
-//! late, a probe on a connection of its own is sent too: it waits for one turn, however much a link has in flight.
+//! Redis serves connections in turns. If Redis is busy, one answer may take long while other answers arrive all the
+//! time. So Redis is unreachable only if it answers *nothing* for [`RESPONSE_TIMEOUT`] while requests wait. While an
+//! answer is late, a probe is sent on a separate connection. The probe waits for one turn only, however much the links
+//! have in flight.
 //!
-//! An answer can also be lost alone: its connection has died unnoticed. Then probes that were sent later are answered
-//! repeatedly, and the connection is useless.
+//! A single answer can also be lost if its connection died unnoticed. Then Redis answers several probes that were sent
+//! later. In that case the connection is useless.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -25,19 +26,21 @@ use crate::redis::connection::stall_detector::{StallDetector, Unanswered};
 use crate::redis::options::RESPONSE_TIMEOUT;
 use crate::redis::topology::nodes::Found;
 
-/// The wait for [`RESPONSE_TIMEOUT`] has so many parts: a pause of this process takes away one of them.
+/// Number of parts in the wait for [`RESPONSE_TIMEOUT`]. A pause of this process costs only one of these parts.
 const PARTS: u32 = 4;
 
-/// After so many parts an answer may be lost, 1.5 s: a lease of 3 s is renewed in time by the next connection.
+/// After this many parts (1.5 s) an answer may count as lost. The next connection can then still renew a lease of 3 s
+/// in time.
 const PARTS_UNTIL_LOST: u32 = 12;
 
-/// It is lost if so many probes that were sent later are answered: Redis reads a long script in several turns.
+/// An answer counts as lost if Redis has answered this many later probes. Redis may read a long script in several
+/// turns.
 const PROBES_UNTIL_LOST: u64 = 8;
 
-/// If a probe takes longer, the next one uses a new connection.
+/// If a probe takes longer than this, the next probe uses a new connection.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The Redis servers that links of this process use, by address.
+/// The Redis servers that the links of this process use, by address.
 #[derive(Default)]
 pub(crate) struct RedisServers(Mutex<HashMap<String, Weak<RedisServer>>>);
 
@@ -58,7 +61,7 @@ impl RedisServers {
     }
 }
 
-/// One Redis.
+/// One Redis server.
 pub(crate) struct RedisServer {
     pub(crate) stall_detector: Arc<StallDetector>,
     clock: Arc<Clock>,
@@ -98,14 +101,14 @@ impl RedisServer {
 #[derive(Debug)]
 struct Wait {
     parts: u32,
-    /// Parts since the last answer to any request.
+    /// Number of parts since the last answer to any request.
     silent: u32,
-    /// Answers to any request until the end of the last part.
+    /// Number of answers to any request, counted at the end of the last part.
     answers: u64,
 }
 
 impl Wait {
-    /// Ends a part, with the number of answers to any request and to later probes so far.
+    /// Ends a part of the wait. Takes the numbers of answers to any request and to later probes so far.
     fn end_part(&mut self, answers: u64, later_probes: u64) -> Result<(), Fault> {
         self.parts += 1;
         self.silent = if answers == self.answers { self.silent + 1 } else { 0 };
@@ -124,11 +127,11 @@ impl Wait {
     }
 }
 
-/// Sends a probe on a connection of its own whenever an answer is late.
+/// Sends a probe on a separate connection whenever an answer is late. Never ends.
 async fn probe(found: Found, stall_detector: Arc<StallDetector>, clock: Arc<Clock>, late: Arc<Notify>) {
-    // A busy Redis takes its time for a new connection, so this one exists before it is needed.
+    // A busy Redis accepts a new connection slowly, so this connection is opened before it is needed.
     let mut connection = found.connect("probes", None).await.ok();
-    // A Redis that takes no writes for a moment would answer a PING.
+    // A PING would be answered even while Redis pauses writes.
     let mut script = redis::cmd("EVAL");
     script.arg("return 1").arg(0);
     loop {
@@ -139,7 +142,7 @@ async fn probe(found: Found, stall_detector: Arc<StallDetector>, clock: Arc<Cloc
         };
         let unanswered = stall_detector.probe_sent(clock.now());
         let answered = stall_aware_timeout(PROBE_TIMEOUT, script.query_async::<()>(present)).await;
-        // Any other error is an answer too.
+        // Any error other than a lost connection is an answer too.
         let is_lost = |error| Fault::from(error).kind == FaultKind::Disconnected;
         if answered.is_some_and(|answered| !answered.is_err_and(is_lost)) {
             unanswered.answered(clock.now());
@@ -155,7 +158,8 @@ async fn probe(found: Found, stall_detector: Arc<StallDetector>, clock: Arc<Cloc
 mod tests {
     use super::*;
 
-    /// The part that ends a wait, and the fault; `after` has the answers and later probes after each part.
+    /// Returns the part that ends a wait, and the fault. `after` returns the numbers of answers and later probes after
+    /// a part.
     fn ends(after: impl Fn(u32) -> (u64, u64)) -> Option<(u32, FaultKind)> {
         let mut wait = Wait { parts: 0, silent: 0, answers: 7 };
         (1..=1_000).find_map(|part| {

@@ -1,8 +1,8 @@
 //! Detects from the timing of answers whether one Redis stalls, or stalled lately.
 //!
-//! Acknowledgements that were read during a stall wait in all sidecars. An expiry that comes before them would time out
-//! messages that their clients have acknowledged. All links to one Redis share a detector: an answer to one of them
-//! shows that Redis works, however long another waits.
+//! During a stall, Acks wait in all sidecars. If a tick expired before Redis applied those Acks, messages would time
+//! out although their clients have acknowledged them. All links to one Redis share a detector. An answer on any link
+//! shows that Redis works, even if another link waits long.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,15 @@ use parking_lot::Mutex;
 
 use crate::redis::options::RESPONSE_TIMEOUT;
 
-/// A shorter time without answers is no stall: a script may take as long, or the scheduling of a processor.
+/// A time without answers that is at most this long is no stall. A script may take as long, or the scheduling of a
+/// process.
 const UNNOTICED: Duration = Duration::from_millis(100);
 
-/// The least round trip is that of this time and of as much before it: the network path may change.
+/// The length of a period. The minimum round trip covers the current and the previous period, since the network path
+/// may change.
 const ROUND_TRIPS_KEPT: Duration = Duration::from_secs(10);
 
-/// No network path to Redis takes longer; beyond, Redis itself is slow.
+/// Maximum round trip of a network path to Redis. If a round trip takes longer, Redis itself is slow.
 const LONGEST_WAY: Duration = Duration::from_millis(250);
 
 /// The timing of the answers of one Redis.
@@ -26,28 +28,29 @@ pub(crate) struct StallDetector(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     unanswered: u32,
-    /// The time of the last answer, or since when a request waits. Used while one is unanswered.
+    /// The time of the last answer, or of the first request that waits. Used only while a request is unanswered.
     since: Option<Instant>,
     answers: u64,
-    /// Probes that were sent, and those that were answered.
+    /// Number of probes sent, and number of probes answered.
     probes: [u64; 2],
     /// The last two round trips.
     round_trips: [Duration; 2],
-    /// The shortest round trip of this period and of the one before, and the beginning of this period.
+    /// The shortest round trips of the current and the previous period. `least_since` is the beginning of the current
+    /// period.
     least: [Option<Duration>; 2],
     least_since: Option<Instant>,
     /// The end of the last stall, and its length.
     stall: Option<(Instant, Duration)>,
 }
 
-/// Whether a Redis stalls at a moment.
+/// Whether a Redis stalls at a given moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// It answers.
+    /// Redis answers.
     Answers,
-    /// It has not answered for longer than it should.
+    /// Redis has not answered for too long.
     Silent,
-    /// It answers after a stall; requests that waited for it may still arrive for so long.
+    /// Redis answers again after a stall. For this long, requests that waited in the stall may still arrive.
     CatchesUp(Duration),
 }
 
@@ -62,7 +65,7 @@ impl StallDetector {
         Unanswered { detector: self, sent_at: now, answers: state.answers, probes: state.probes[0] }
     }
 
-    /// Records that a probe is sent; the previous one is answered or given up.
+    /// Records that a probe is sent. The previous probe must be answered or given up.
     pub(crate) fn probe_sent(&self, now: Instant) -> Unanswered<'_> {
         let unanswered = self.request_sent(now);
         self.0.lock().probes[0] += 1;
@@ -75,18 +78,19 @@ impl StallDetector {
         state.probes[1] = state.probes[0];
     }
 
-    /// The number of answered requests.
+    /// Returns the number of answered requests.
     pub(crate) fn answers(&self) -> u64 {
         self.0.lock().answers
     }
 
-    /// The round trip to an idle Redis: the shortest lately.
+    /// Returns the round trip to an idle Redis: the shortest recent round trip.
     pub(crate) fn least_round_trip(&self) -> Duration {
         let least = self.0.lock().least;
         least.into_iter().flatten().min().unwrap_or_default().min(LONGEST_WAY)
     }
 
-    /// A request that waits longer shows a stall. If two round trips in a row took long, the network path is long.
+    /// Returns how long a request may wait before it shows a stall. If two round trips in a row took long, the network
+    /// path is long, and the limit is higher.
     pub(crate) fn patience(&self) -> Duration {
         self.0.lock().patience()
     }
@@ -99,7 +103,7 @@ impl StallDetector {
         let Some((end, length)) = state.stall else { return Look::Answers };
         match (end + length).checked_duration_since(now) {
             None | Some(Duration::ZERO) => Look::Answers,
-            // After such a stall a sidecar may have to connect again first.
+            // After such a long stall, a sidecar may have to connect again first.
             Some(_) if length >= RESPONSE_TIMEOUT => Look::CatchesUp(Duration::MAX),
             Some(left) => Look::CatchesUp(left),
         }
@@ -111,12 +115,12 @@ impl State {
         (self.round_trips[0].min(self.round_trips[1]) * 2).max(UNNOTICED)
     }
 
-    /// How long Redis has answered nothing.
+    /// Returns how long Redis has answered nothing.
     fn length(&self, now: Instant) -> Duration {
         self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Records a stall that ends now, if the time without answers was one.
+    /// Records a stall that ends now, if the time without answers was long enough.
     fn record_stall(&mut self, now: Instant) {
         let length = self.length(now);
         if length > self.patience() {
@@ -125,19 +129,19 @@ impl State {
     }
 }
 
-/// A request without an answer. It counts until it is dropped.
+/// A request without an answer. It counts as unanswered until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Unanswered<'a> {
     detector: &'a StallDetector,
     sent_at: Instant,
-    /// The number of answers before it was sent.
+    /// The number of answers before the request was sent.
     pub(crate) answers: u64,
-    /// The number of probes sent before it.
+    /// The number of probes sent before the request.
     probes: u64,
 }
 
 impl Unanswered<'_> {
-    /// Records its answer.
+    /// Records the answer of the request.
     pub(crate) fn answered(self, now: Instant) {
         let mut state = self.detector.0.lock();
         state.record_stall(now);
@@ -151,12 +155,12 @@ impl Unanswered<'_> {
         state.least[0] = Some(state.least[0].map_or(round_trip, |least| least.min(round_trip)));
     }
 
-    /// The number of answered probes that were sent after it.
+    /// Returns the number of answered probes that were sent after the request.
     pub(crate) fn later_probes(&self) -> u64 {
         self.detector.0.lock().probes[1].saturating_sub(self.probes)
     }
 
-    /// Records that it is not waited for any longer.
+    /// Records that the sidecar no longer waits for the answer.
     pub(crate) fn given_up(self, now: Instant) {
         self.detector.0.lock().record_stall(now);
     }
@@ -194,7 +198,7 @@ mod tests {
     #[test]
     fn many_requests_in_flight_have_answers_all_the_time() {
         let (detector, start) = (StallDetector::default(), Instant::now());
-        // Each takes 300 ms, and one is answered every 60.
+        // Each request takes 300 ms, and a request is answered every 60 ms.
         let mut under_way = Vec::new();
         for nth in 0..50 {
             under_way.push(detector.request_sent(start + ms(60 * nth)));
@@ -202,7 +206,7 @@ mod tests {
                 under_way.remove(0).answered(start + ms(60 * nth));
                 assert_eq!(detector.look(start + ms(60 * nth)), Look::Answers, "{nth}");
             } else {
-                // The first answer is still to come.
+                // The first answer has not arrived yet.
                 detector.0.lock().since = Some(start + ms(60 * nth));
             }
         }

@@ -1,4 +1,4 @@
-//! Tests the queue from its two sides: requests and answers of connections, and chunks of scripts.
+//! Tests the queue from both sides: requests and answers of connections, and chunks of scripts.
 
 use super::*;
 use crate::clock::Clock;
@@ -19,7 +19,7 @@ struct Bench {
     asked: u64,
 }
 
-/// An answer that came.
+/// An answer that the connection received.
 #[derive(Debug)]
 struct Answer {
     id: u64,
@@ -36,7 +36,7 @@ impl Bench {
         Bench { queue: Queue::new(Arc::clone(&progress), MAX, 1_000), progress, ..Bench::default() }
     }
 
-    /// Makes a request; the answer has the number returned.
+    /// Makes a request. Returns the id that its answer will have.
     fn ask(&mut self, operation: Operation, ids: impl Iterator<Item = u64>) -> u64 {
         self.ask_as(ConnectionId::default(), operation, ids)
     }
@@ -70,7 +70,7 @@ impl Bench {
         self.queue.apply(chunk, &applied, Clock::start().now());
     }
 
-    /// The answers since the last call.
+    /// Returns the answers since the last call.
     fn answers(&mut self) -> Vec<Answer> {
         let mut batch = RequestBatch::default();
         let mut context = Context::from_waker(Waker::noop());
@@ -89,14 +89,14 @@ impl Bench {
         batch.requests.iter().map(answer).collect()
     }
 
-    /// The only answer that came.
+    /// Returns the only answer since the last call.
     fn answer(&mut self) -> Answer {
         let mut answers = self.answers();
         assert_eq!(answers.len(), 1, "{answers:?}");
         answers.remove(0)
     }
 
-    /// The arguments of a chunk, from the fifth of the script on.
+    /// Returns the arguments of the script from ARGV[5] on.
     fn words(&mut self, chunk: &Chunk) -> Vec<Vec<u8>> {
         let mut call = redis::cmd("x");
         self.queue.write(chunk, &mut call);
@@ -135,7 +135,7 @@ fn frames_travel_together_in_order_and_each_gets_its_answer() {
 fn each_connection_has_its_own_answers_in_the_order_in_which_it_asked() {
     let mut bench = Bench::new();
     let all = [Arc::default(), Arc::default()];
-    // Requests of one connection lie one behind the other in a chunk.
+    // The requests of one connection are adjacent in a chunk.
     for (of, id) in [(0, 1), (1, 3), (1, 4), (0, 2), (1, 5)] {
         bench.completions = Arc::clone(&all[of]);
         bench.ask_as(ConnectionId(of as u64), DEL, id..=id);
@@ -233,7 +233,7 @@ fn a_chunk_is_one_with_adds_also_when_the_add_has_ended_and_its_dels_come_again(
     let (head, tail) = (bench.chunk(1), bench.chunk(2));
     bench.applied(head, &"x".repeat(MAX_CHUNK), "6");
     assert_eq!(bench.answer().refusal.unwrap().reason, Reason::MaxInFlight);
-    // Redis refuses all of the second for want of memory, since it was sent as a chunk with an add.
+    // Redis is out of memory and refuses the whole second chunk, because it was sent as a chunk with an add.
     assert!(tail.has_adds);
     bench.queue.send_again(vec![tail], Some(&Refusal::new(Reason::StoreUnreachable, "no memory")));
     assert!(bench.answers().is_empty());
@@ -277,7 +277,7 @@ fn when_redis_is_unreachable_adds_are_refused_by_their_outcome_and_dels_are_held
     assert_eq!(answers[1].refusal.as_ref().unwrap().reason, Reason::StoreUnreachable);
     assert_eq!(bench.progress.unanswered_acks.load(Ordering::Relaxed), 400);
 
-    // It was applied, and the link has kept the answer.
+    // Redis had applied the chunk, and the link kept the answer.
     let answer = format!("9|1|7|{}{}|{}", "a".repeat(600), "k".repeat(400), vec!["5"; 401].join(","));
     bench.queue.begin_session(&[String::new(), answer], Clock::start().now());
     let answer = bench.answer();
@@ -326,14 +326,14 @@ fn requests_are_refused_when_the_queue_is_dropped() {
 fn frames_that_are_cut_again_and_again_hold_up_no_other_connection() {
     for size in [999, 1_000, 2_000, 5_000] {
         let mut bench = Bench::new();
-        // The first is shorter by one, so that each of the others is cut.
+        // The first frame is shorter by one, so that each of the other frames is cut.
         bench.ask_as(ConnectionId(1), DEL, 0..size - 1);
         for _ in 0..20 {
             bench.ask_as(ConnectionId(1), DEL, 0..size);
         }
         bench.chunk(1);
         let single = bench.ask_as(ConnectionId(2), DEL, 0..1);
-        // The rest of two frames goes first.
+        // The rests of two frames go first.
         let most = 2 + 2 * size.div_ceil(1_000);
         for number in 2..=most {
             let chunk = bench.chunk(number);
