@@ -7,12 +7,9 @@
 //! |---|---|---|
 //! | `meta` | hash | schema, dimensions, incarnation; pointer and its `due_ms`; epoch and leader; counters |
 //! | `lease` | string | the leader's token; expires when the lease ends |
-//! | `candidates` | hash | token of a candidate → number of rings that it leads, and its name; the leader reads and
-//! deletes |
-//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`, from the add to the end of the `late`
-//! period |
-//! | `tick:<i>` | set | the messages of each deadline D with D mod lists = i; with the suffix `/attempt` unless that is
-//! 1 |
+//! | `candidates` | hash | token of a candidate → number of rings that it leads, and its name; the leader deletes it |
+//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`, until the `late` period ends |
+//! | `tick:<i>` | set | messages of the deadlines D with D mod lists = i; an attempt above 1 is the suffix `/attempt` |
 //! | `ticks` | hash | `acked:D`: Acks so far; `frozen:D`: counts of an expired tick that is being published |
 //! | `outbox` | stream | timeout batches under the id `tick-seq`; a consumer group for each group |
 //! | `held_acks` | hash | sidecar → number of Acks that it held when its session began, until they are applied |
@@ -39,11 +36,11 @@ pub(crate) const OLDEST_SCHEMA: u32 = 1;
 
 /// Number of lists in addition to one per slot.
 pub(crate) const SPARE_LISTS: u16 = 34;
-/// Maximum of ticks by which the pointer may lag behind the tick due. Deadlines of adds assume no greater lag.
+/// Maximum number of ticks by which the pointer may lag behind the tick due. Deadlines of adds assume no greater lag.
 pub const MAX_CATCH_UP: u16 = 16;
-/// Maximum of ticks that are expired and not yet published.
+/// Maximum number of ticks that are expired and not yet published.
 pub(crate) const MAX_FROZEN: u16 = 16;
-/// Maximum of slots of a ring in Redis, because each script names every list.
+/// Maximum number of slots of a ring in Redis, because each script names every list.
 pub const MAX_SLOTS: u16 = 240;
 
 const _: () =

@@ -5,8 +5,7 @@
 //! | `keys` | defines the schema |
 //! | `scripts` | the Lua scripts, each one atomic step |
 //! | `topology` | finds Redis (standalone, Sentinel, Cluster) and the majority that confirms the primary |
-//! | `connection` | the link of a ring: reconnects, classifies errors, detects stalls, receives hints of other sidecars
-//! |
+//! | `connection` | the link of a ring: reconnects, classifies errors, detects stalls, receives hints |
 //! | `batching` | combines adds and dels of all connections in shared scripts |
 //! | `leader` | the lease, the leadership term, and how sidecars share the rings |
 //! | `ring` | the ring: advance, publish, repair |

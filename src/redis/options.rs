@@ -12,8 +12,8 @@ pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a starting sidecar waits for an unreachable Redis.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long Redis may take to answer a startup check. This limit is longer, because no request waits and Redis may be
-/// busy.
+/// How long Redis may take to answer a startup check. It may take longer than for a request, because no request waits
+/// and Redis may be busy.
 pub(super) const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long connecting may take.
@@ -35,9 +35,9 @@ pub struct RedisOptions {
     pub storm: StormRule,
     /// The limits of all outboxes together.
     pub retention: Retention,
-    /// Maximum of messages in flight, over all rings.
+    /// Maximum number of messages in flight, over all rings.
     pub max_in_flight: u64,
-    /// Maximum of DelMsg messages held while Redis is unreachable, over all rings.
+    /// Maximum number of messages of DelMsg held while Redis is unreachable, over all rings.
     pub max_held_acks: u64,
     /// The name of this sidecar in the status.
     pub name: String,
@@ -50,7 +50,7 @@ pub struct RedisOptions {
     pub lease: Duration,
     /// How long the pointer waits after an outage, for the Acks that all sidecars hold.
     pub outage_grace: Duration,
-    /// Maximum of missed ticks that are caught up.
+    /// Maximum number of missed ticks that are caught up.
     pub catch_up_max_ticks: u16,
 }
 
@@ -59,7 +59,7 @@ impl RedisOptions {
     pub(super) fn of_one_ring(&self) -> RedisOptions {
         let share = |bound: u64| bound.div_ceil(u64::from(self.rings));
         RedisOptions {
-            // Messages are spread evenly over the rings. So the messages of a storm are too.
+            // Messages are spread evenly over the rings, also in a storm.
             storm: StormRule { min: share(self.storm.min), ..self.storm },
             retention: Retention { max_ids: share(self.retention.max_ids), ..self.retention },
             max_in_flight: share(self.max_in_flight),

@@ -28,7 +28,7 @@ const REPEAT_EVERY: Duration = Duration::from_secs(60);
 const SETTINGS: [&str; 6] =
     ["maxmemory-policy", "appendonly", "save", "appendfsync", "min-replicas-to-write", "min-replicas-max-lag"];
 
-/// Why a store could not be opened.
+/// The reason why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RedisStoreError {
     /// The URL is not valid.
@@ -63,7 +63,7 @@ pub(super) struct StartupChecks {
 }
 
 impl StartupChecks {
-    /// Waits for Redis, checks it, and warns. Stops waiting at once if Redis refuses the password or is too old:
+    /// Waits for Redis, checks it, and warns. Stops waiting at once if Redis denies access or is too old, because
     /// waiting would not help.
     pub(super) async fn first(&mut self) -> Result<(), RedisStoreError> {
         let mut cause = None;

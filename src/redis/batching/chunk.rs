@@ -14,10 +14,10 @@ use crate::redis::batching::incoming_requests::Frame;
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
 
-/// Maximum of messages in a chunk. Redis needs about a millisecond for them.
+/// Maximum number of messages in a chunk. Redis needs about a millisecond for them.
 pub(crate) const MAX_CHUNK: usize = 1_000;
 
-/// Maximum of classes in a chunk.
+/// Maximum number of classes in a chunk.
 const MAX_CLASSES: usize = 100;
 
 /// This bit marks the first message of a frame.
@@ -123,7 +123,7 @@ impl ChunkWriter {
         true
     }
 
-    /// Writes the arguments that follow the first four.
+    /// Writes the arguments from `ARGV[5]` on.
     pub(crate) fn write(&self, call: &mut Cmd) {
         let mut text = String::new();
         for class in &self.classes {

@@ -2,13 +2,14 @@
 //!
 //! Redis serves connections in turns. The scripts that all links of all sidecars have in flight determine the length of
 //! one turn, and no link knows of the other links. So, as in TCP, each link sends less if its answers wait, and more
-//! otherwise. The queue of a thousand links takes Redis a fraction of a second, and a single link can use all of Redis.
+//! otherwise. Redis processes the scripts of a thousand links in a fraction of a second, and a single link can use all
+//! of Redis.
 
 use std::time::{Duration, Instant};
 
 use crate::redis::batching::chunk::MAX_CHUNK;
 
-/// Maximum of scripts in flight. For each link, Redis keeps the answers of this many scripts.
+/// Maximum number of scripts in flight. For each link, Redis keeps the answers of this many scripts.
 pub(crate) const DEPTH: usize = 2;
 
 /// The initial window, also used after a pause. If a thousand links begin at once, Redis can process their messages
@@ -39,11 +40,11 @@ pub(crate) fn second_script_threshold(unanswered: usize, round_trip: Duration) -
     if round_trip > FAR { LEAST_FOR_SECOND } else { (unanswered / 2).clamp(LEAST_FOR_SECOND, MAX_CHUNK / 2) }
 }
 
-/// The congestion window of a link: the maximum of messages that one script carries.
+/// The congestion window of a link: the maximum number of messages that one script carries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     messages: usize,
-    /// The time of the last use, or of the last change since then.
+    /// The time of the last use. Each change of an unused window moves this time forward by [`UNUSED`].
     used_at: Instant,
     /// The last time at which an answer reduced the window.
     congested_at: Option<Instant>,
@@ -54,7 +55,7 @@ impl Window {
         Window { messages: FIRST, used_at: now, congested_at: None }
     }
 
-    /// Returns the maximum of messages for a script that is sent now.
+    /// Returns the maximum number of messages for a script that is sent now.
     pub(crate) fn messages(&mut self, now: Instant) -> usize {
         while self.messages != FIRST && now.saturating_duration_since(self.used_at) >= UNUSED {
             let is_large = self.messages > FIRST;
@@ -64,7 +65,7 @@ impl Window {
         self.messages
     }
 
-    /// Returns the maximum of scripts in flight. Two small scripts cost Redis more than one.
+    /// Returns the maximum number of scripts in flight. Two small scripts cost Redis more than one.
     pub(crate) fn scripts(&self) -> usize {
         if self.messages < LEAST_FOR_SECOND { 1 } else { DEPTH }
     }

@@ -1,7 +1,7 @@
 //! Sends the requests of all connections to a ring. Requests that arrive while scripts are in flight are sent together
 //! in the next script.
 //!
-//! One task per ring owns the [`Queue`] and keeps at most [`DEPTH`] scripts in flight, so that Redis runs one script
+//! One task per ring owns the [`Queue`]. The task keeps at most [`DEPTH`] scripts in flight: Redis runs one script
 //! while the task writes the next. If no script is in flight, a request is sent at once. A second script waits for
 //! [enough messages](second_script_threshold). The [`Window`] limits the messages of a script.
 

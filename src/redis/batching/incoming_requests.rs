@@ -142,7 +142,7 @@ impl Inbox {
         State::wake(state);
     }
 
-    /// Takes all items. `taken` must be empty.
+    /// Moves all items to `taken`, which must be empty.
     pub(crate) fn take(&self, taken: &mut Vec<Item>) {
         debug_assert!(taken.is_empty(), "items that were taken before are lost");
         let mut state = self.0.lock();

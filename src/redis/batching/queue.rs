@@ -33,10 +33,10 @@ use crate::redis::connection::lost_writes::{Ack, AnsweredChunks, Lost};
 /// The cause in a refusal if the session of a chunk ended without its answer.
 const NO_ANSWER: &str = "no answer came in time";
 
-/// If the memory is for more frames than this, it is freed when no frame is left.
+/// If more than this many frames have memory, the memory is freed when no frame is left.
 const KEEP: usize = 65_536;
 
-/// All requests without an answer, and what belongs to them.
+/// The requests without an answer, and the state that is necessary to answer them.
 #[derive(Default)]
 pub(crate) struct Queue {
     pub(super) frames: Frames,
@@ -203,8 +203,8 @@ impl Queue {
         self.wakers.extend(with(frame));
     }
 
-    /// Queues the dels of chunks again. Redis certainly did not apply these chunks, which are all chunks from the first
-    /// on. Their adds are queued again too, or refused if there is a `refusal`.
+    /// Queues the dels of `chunks` again. Redis certainly did not apply these chunks, nor any later chunk. Their adds
+    /// are queued again too, or refused if there is a `refusal`.
     pub(crate) fn send_again(&mut self, chunks: Vec<Chunk>, refusal: Option<&Refusal>) {
         for slice in chunks.into_iter().rev().flat_map(|chunk| chunk.slices.into_iter().rev()) {
             let Some(frame) = self.frames.get_mut(slice.frame) else { continue };
@@ -298,7 +298,7 @@ impl Frames {
         frame
     }
 
-    /// Removes all frames of adds.
+    /// Removes and returns all add frames.
     fn take_adds(&mut self) -> Vec<Frame> {
         let adds = self.frames.iter_mut().filter_map(|frame| frame.take_if(|frame| frame.is_add())).collect();
         self.trim();

@@ -11,7 +11,6 @@
 //! every fault, and [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each session registers
 //! first. After that, scripts refuse late writes of the previous session. `open` returns the last chunk that Redis
 //! applied.
-//! was applied.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -48,13 +47,14 @@ pub(crate) struct Session {
     /// The number of this session of the link, from 1.
     pub(crate) number: u64,
     pub(crate) generation: i64,
-    /// Maximum of ticks that are caught up. This is a setting of the ring in Redis.
+    /// Maximum number of ticks that are caught up. This is a setting of the ring in Redis.
     pub(crate) catch_up_max_ticks: u32,
     /// The last chunk that Redis applied for this sidecar.
     pub(crate) chunk: u64,
     /// The answers to the last two chunks, each with generation and number.
     pub(crate) answers: [String; 2],
-    /// Whether the pointer waits for this sidecar. It held Acks when the session began, or Redis lost some of its Acks.
+    /// Whether the pointer waits for this sidecar. The sidecar held Acks when the session began, or Redis lost some of
+    /// its Acks.
     pub(crate) is_awaited: bool,
     pub(crate) confirmation: Mutex<Confirmation>,
     /// Number of timeouts in a row.

@@ -17,7 +17,7 @@ use crate::redis::scripts::SCRIPTS;
 /// second.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
-/// Maximum of Acks that one script applies again. Redis needs about a millisecond for them.
+/// Maximum number of Acks that one script applies again. Redis needs about a millisecond for them.
 const MAX_REAPPLIED: usize = 1_000;
 
 /// A message that an answered DelMsg removed from flight.

@@ -79,8 +79,8 @@ impl Lease for RedisLease {
         }
         let mut renew_at = now + options.lease / 3;
         if self.leaderships.are_shared() && !may_hand_over {
-            // The sidecar may hand over after the pointer has moved. If a lease is three ticks, later renewals fall
-            // into such times too.
+            // The sidecar may hand over after the next move, so it renews its lease soon after that. If a lease is
+            // three ticks, later renewals come at the same point of a tick.
             renew_at = renew_at.min(term.next.at.max(now) + options.wheel.tick_length() / 16);
         }
         Ok(Leadership::Leads { epoch: term.epoch, renew_at: Some(renew_at) })

@@ -71,8 +71,8 @@ impl Term {
         if self.is_busy { timeout / 16 } else { timeout }
     }
 
-    /// Returns whether another sidecar could make the next move as well: at `now`, the leader has no knowledge of its
-    /// own.
+    /// Returns whether another sidecar could make the next move as well at `now`. It could not if this leader put the
+    /// move off, or already watches Redis for the move.
     pub(crate) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
         !self.is_aware && now + WATCH.min(tick_length / 2) < self.next.at
     }

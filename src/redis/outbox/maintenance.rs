@@ -1,7 +1,7 @@
 //! Maintains the outbox: sends the heartbeats of this sidecar, and does the work of the leader for all sidecars.
 //!
-//! Heartbeats have a task of their own that waits for no other work, so a busy sidecar does not seem dead. The leader
-//! finds sidecars whose heartbeats have stopped. It drops batches and groups that are too old or too many.
+//! A separate task sends the heartbeats and waits for no other work, so a busy sidecar does not seem dead. The leader
+//! finds sidecars whose heartbeats have stopped. The leader also drops batches and groups that are too old or too many.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,14 +21,14 @@ use crate::redis::scripts::SCRIPTS;
 /// How often a sidecar sends a heartbeat.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
 
-/// Maximum of ephemeral groups that one script deletes with a sidecar.
+/// Maximum number of ephemeral groups that one script deletes with a sidecar.
 const MOST_DELETED: usize = 16;
 
 /// How long the link of a dead sidecar is kept, counted in ticks. A sidecar that was only paused finds its last answers
 /// in its link.
 const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 
-/// Maximum of old links that are deleted after one inspection.
+/// Maximum number of old links that are deleted after one inspection.
 const MOST_LINKS: usize = 16;
 
 /// Upper limit of the grace time after a start or an outage. In this time, or the retention if it is shorter, nothing
@@ -144,8 +144,8 @@ impl RedisOutbox {
         Ok(())
     }
 
-    /// Removes this sidecar from Redis. A later heartbeat would add it again: the lock stops heartbeats until the task
-    /// has ended.
+    /// Removes this sidecar from Redis. A later heartbeat would add the sidecar again. So this function first takes the
+    /// lock and ends the task of the heartbeats.
     pub(in crate::redis) async fn depart(&self, heartbeats: &AbortOnDropHandle<()>) -> Result<(), Refusal> {
         let _joined = self.joined.write().await;
         heartbeats.abort();

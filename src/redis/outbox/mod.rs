@@ -51,16 +51,16 @@ use crate::core::{
 use crate::redis::connection::link::Link;
 use crate::redis::scripts::{Answer, SCRIPTS, Script};
 
-/// Maximum of batches that one script lists or releases, so that no script blocks Redis for long.
+/// Maximum number of batches that one script lists or releases, so that no script blocks Redis for long.
 const MOST_BATCHES: usize = 64;
 
-/// Maximum of batches that one script reads with all their messages. This takes ten times longer than without the
-/// messages.
+/// Maximum number of batches that one script reads with all their messages. This takes ten times longer than without
+/// the messages.
 const MAX_READ: usize = 16;
 
 const _: () = assert!(MAX_RETAKEN <= MAX_READ);
 
-/// Maximum of settle scripts sent at the same time.
+/// Maximum number of settle scripts sent at the same time.
 const SETTLED_TOGETHER: usize = 32;
 
 /// The outbox of one ring in Redis.
@@ -70,7 +70,7 @@ pub(super) struct RedisOutbox {
     /// Notified at each maintenance. Heartbeats begin at the first one.
     maintained: Notify,
     maintenance: Maintenance,
-    /// The groups that were opened at this sidecar and not left. The value is whether the group is ephemeral.
+    /// The groups that were opened at this sidecar and not left. The value says whether the group is ephemeral.
     ///
     /// A task that opens, leaves or deletes a group holds the lock for reading until Redis has answered. Tasks for the
     /// same group run one after the other. The heartbeat holds the lock for writing, so its list of groups is complete:
@@ -144,8 +144,8 @@ impl Outbox for RedisOutbox {
         true
     }
 
-    /// Runs a single script, unless it finds only entries that cannot be read. So its batches are delivered before
-    /// others are taken, and the lock is free again soon.
+    /// Runs one script, and repeats it only if all entries found are unreadable. So the batches taken are delivered
+    /// before others are taken, and the lock is free again soon.
     async fn take(&self, group: &GroupName, window: u64, _now: Instant) -> Result<Vec<Delivery>, Refusal> {
         let owned = self.ownership(group);
         let mut owned = owned.lock().await;
@@ -202,7 +202,7 @@ impl Outbox for RedisOutbox {
         let link = &self.link;
         self.maintained.notify_one();
         if link.is_up() {
-            // Hints can get lost. This call delivers the batches of a lost hint.
+            // Hints can get lost. So each maintenance notifies the listeners too, and no batch waits longer than that.
             self.notify();
         }
         let mut dropped = Dropped::default();

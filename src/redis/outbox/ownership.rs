@@ -25,8 +25,8 @@ impl RedisOutbox {
         Ok(Settled { count, batches: batches.to_vec(), refusal: None })
     }
 
-    /// Returns batches, and remembers them as lent if `lent` is set. If Redis does not answer, `recover` returns them
-    /// later.
+    /// Returns batches to the outbox, and records them as lent if `lent` is set. If Redis does not answer, `recover`
+    /// returns them later.
     pub(super) async fn give_back(
         &self,
         group: &GroupName,
@@ -51,7 +51,8 @@ impl RedisOutbox {
         Ok(())
     }
 
-    /// Returns batches, in all groups, that Redis holds for this sidecar and that this sidecar does not know.
+    /// Returns batches to the outbox, in all groups: those that Redis holds for this sidecar and that this sidecar does
+    /// not know.
     pub(super) async fn recover_all(&self) -> Result<(), Refusal> {
         let all: Vec<_> =
             self.owned.iter().map(|owned| (owned.key().clone(), Arc::clone(owned.value()))).collect();

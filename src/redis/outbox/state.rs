@@ -39,7 +39,7 @@ pub(super) struct Maintenance {
     /// The leader's limits that were last reported as different from the limits of this sidecar.
     pub(super) reported_bounds: Mutex<String>,
     /// The session of the link and the epoch of the leader, and how long the leader has watched in both. Until the
-    /// grace time is over, the leader drops nothing because of its age: consumers may return after a start or an
+    /// grace time is over, the leader applies no age limit, because consumers may still return after a start or an
     /// outage.
     pub(super) watched: Mutex<Option<Observed<(u64, u64)>>>,
     /// Number of trimming steps that were answered.

@@ -198,7 +198,7 @@ impl RedisRing {
         }
     }
 
-    /// Returns the maximum difference of two clocks that counts as none: at most a quarter of a tick.
+    /// Returns the tolerated difference of two clocks: [`CLOCK_SLACK`], but at most a quarter of a tick.
     fn slack(&self) -> Duration {
         CLOCK_SLACK.min(self.link.options.wheel.tick_length() / 4)
     }

@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!   tick due at x = pointer + (time(x) - due) / tick      the pointer moves only at time >= due + tick
-//!   next due     >= due + tick                            hence: decided at time > time(x) + k ticks
+//!   next due     >= due + tick                            hence: expires at time > time(x) + k ticks
 //! ```
 //!
 //! The leader waits by its own monotonic clock, as long as the answer of the last script says. If the clocks differ by
@@ -50,7 +50,7 @@ const WATCH_EVERY: Duration = Duration::from_millis(25);
 /// A ring that lives in Redis.
 pub(super) struct RedisRing {
     link: Arc<Link>,
-    /// The links of all rings. While all links are up, no number of unanswered Acks is too high.
+    /// The links of all rings. While all links are up, the number of unanswered Acks is not limited.
     links: Arc<[Arc<Link>]>,
     inbox: Arc<Inbox>,
     draining: AtomicBool,

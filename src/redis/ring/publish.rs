@@ -8,7 +8,7 @@ use crate::redis::leader::term::Term;
 use crate::redis::ring::RedisRing;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// Maximum of messages that one script publishes. They form one chunk of `late`.
+/// Maximum number of messages that one script publishes. They form one chunk of `late`.
 const MAX_PUBLISHED: usize = 1_000;
 
 impl RedisRing {

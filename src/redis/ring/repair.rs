@@ -2,7 +2,8 @@
 //!
 //! Each message has its deadline in its entry too. The pointer waits during the repair, so a message is back in its
 //! list before its tick expires, and no message is early. Messages are lost for good if their entries are lost too, or
-//! if they were expired and not yet published. The same scan deletes late messages that no chunk of `late` names.
+//! if their tick has expired and they were not published. The same scan deletes late messages that no chunk of `late`
+//! names.
 
 use parking_lot::MutexGuard;
 use tracing::{error, info, warn};

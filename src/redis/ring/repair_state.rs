@@ -2,8 +2,8 @@
 
 use crate::core::{Tick, Wheel};
 
-/// Maximum of scans that the pointer waits for before a move. So a Redis that loses lists all the time does not stop
-/// the wheel.
+/// Maximum number of scans that the pointer waits for before a move. So a Redis that loses lists all the time does not
+/// stop the wheel.
 const SCANS_BEFORE_A_MOVE: u8 = 3;
 
 /// The repair in one term of a leader.
@@ -14,7 +14,7 @@ pub(super) struct Repair {
     pub(super) scan: Option<Scan>,
     /// Number of scans that the pointer has waited for since the last move. A move resets this number.
     pub(super) scans: u8,
-    /// The pointer at the beginning of the last scan that only tidied.
+    /// The pointer at the beginning of the last scan that the pointer did not wait for.
     pub(super) tidied_at: Option<Tick>,
     /// Whether the Redis user of this sidecar lacks permission for the scan.
     pub(super) is_denied: bool,

@@ -3,7 +3,7 @@
 -- KEYS[3] lease   KEYS[4] ticks   KEYS[5] held_acks   KEYS[6..] the lists of deadlines: D lies in KEYS[6 + D mod lists]
 -- ARGV[2] token   ARGV[3] epoch   ARGV[4] D   ARGV[5] ms that the leader is late by its monotonic clock
 -- ARGV[6] maximum difference of two clocks in ms; with a greater difference, one of them was set
--- ARGV[7], ARGV[8] minimum number and share of timed-out messages in a storm   ARGV[9] maximum of frozen ticks
+-- ARGV[7], ARGV[8] minimum number and share of timed-out messages in a storm   ARGV[9] maximum number of frozen ticks
 -- ARGV[10] ms that the leader sends the request early. By its monotonic clock, the move is certainly due only this much
 --   later
 -- ARGV[11] ms that a request may take before it shows a stall of Redis; empty if the leader detects stalls itself

@@ -2,8 +2,8 @@
 -- those batches.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] maximum of batches released in one group
--- ARGV[4..] each group that was joined here: name, and `e` ephemeral, `-` not
+-- ARGV[2] sidecar   ARGV[3] maximum number of batches released in one group
+-- ARGV[4..] each group that has subscribers at the sidecar: its name, and its kind (`e` ephemeral, `-` not)
 -- Reply {'announced', groups that had to be created again}
 local sidecar, most = ARGV[2], tonumber(ARGV[3])
 write_without_memory()

@@ -2,7 +2,7 @@
 --
 -- KEYS[3] messages   KEYS[4] ticks   KEYS[5..] the lists of deadlines: D lies in KEYS[5 + D mod lists]
 -- ARGV[2] number of the chunk: the last chunk applied for this link, plus one
--- ARGV[3] maximum of messages in flight   ARGV[4] 1 if the chunk contains an add
+-- ARGV[3] maximum number of messages in flight   ARGV[4] 1 if the chunk contains an add
 -- ARGV[5] messages in add frames: all messages of frames that begin here, and the part in this chunk of a frame that
 --   began earlier
 -- ARGV[6] classes, at most 100, each a kind, an ack timeout in ticks and an attempt; kinds: `a` add, `d` del, `w`

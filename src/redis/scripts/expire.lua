@@ -1,10 +1,10 @@
--- Moves the next messages of the oldest frozen tick from the ring to the outbox, if the caller leads. Their batch has
--- the caller's epoch. If Redis loses a batch, another epoch publishes its messages again, so no batch id names two
--- contents.
+-- Moves the next messages of the oldest frozen tick to the outbox, if the caller leads. A frozen tick is expired and
+-- not yet published. The batch has the caller's epoch. If Redis loses a batch, another epoch publishes its messages
+-- again, so no batch id names two contents.
 --
 -- KEYS[3] lease   KEYS[4] ticks   KEYS[5] the list of the tick   KEYS[6] outbox   KEYS[7] late   KEYS[8] news
--- ARGV[2] token   ARGV[3] epoch   ARGV[4] the tick   ARGV[5] the seq that the caller expects   ARGV[6] maximum of
---   messages
+-- ARGV[2] token   ARGV[3] epoch   ARGV[4] the tick   ARGV[5] the seq that the caller expects   ARGV[6] maximum number
+--   of messages
 -- Reply {'published', messages, 1 if the tick is now published, ms late, timed out, acked, storm, messages missing at
 --   the end of the tick, since Redis has lost its list}
 --   {'expected', tick, seq, 1 if the tick is frozen}: where to continue. If this leader has finished a tick, four

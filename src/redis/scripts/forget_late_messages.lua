@@ -1,7 +1,7 @@
 -- Deletes the oldest chunk of timed-out messages, once a revolution of the ring (`slots` ticks) has passed.
 --
 -- KEYS[3] messages   KEYS[4] late
--- ARGV[2] maximum of messages in a chunk
+-- ARGV[2] maximum number of messages in a chunk
 -- Reply {'forgot', messages}   {'idle'}
 --   {'left over'} there are more timed-out messages than the chunks can name: Redis has lost some chunks
 local pointer, slots, frozen_from, in_flight = numbers(KEYS[1], 'pointer', 'slots', 'frozen_from', 'in_flight')

@@ -35,7 +35,7 @@ local function deliveries()
     local batch, reply = by_field(entry[2]), {entry[1], delivery_count}
     for _, field in ipairs({'epoch', 'added', 'acked', 'storm', 'last'}) do reply[#reply + 1] = batch[field] or '' end
     local tick, decided_ms = tonumber(string.match(entry[1], '^%d+')), tonumber(batch.decided_ms)
-    -- Redis' time includes outages. But Redis' clock may have been set back, so the age in ticks is the minimum.
+    -- Redis' time includes outages. But Redis' clock may have been set back, so the age in ticks is the lower limit.
     local age = decided_ms and string.format('%.0f', math.max(now - decided_ms, reached_for(tick + 1)))
     reply[#reply + 1], reply[#reply + 2] = age or '', batch.messages or ''
     return reply, tonumber(batch.count) or 0
@@ -79,7 +79,7 @@ local function readers()
   return found
 end
 
--- Maximum of entries that one trim removes.
+-- Maximum number of entries that one trim removes.
 local trim_at_once = 200
 
 -- Removes the batches that every group has settled. For each group the first needed id is its lowest pending id, or
@@ -94,7 +94,8 @@ local function trim()
   end
   if not least then return false end
   -- This trim removes whole nodes of the stream, because only such a trim can have a limit. A node has at most 100
-  -- entries by default. So if this trim removed no more than 100, the exact trim below is short too.
+  -- entries by default. If this trim removed at most 100 entries, the limit did not stop it: then the exact trim
+  -- removes less than one node.
   local removed = redis.call('XTRIM', outbox, 'MINID', '~', least, 'LIMIT', trim_at_once)
   if removed > trim_at_once / 2 then return true end
   redis.call('XTRIM', outbox, 'MINID', '=', least)
@@ -172,7 +173,7 @@ local function repair()
     end
     known[group] = nil
   end
-  -- Someone may have created a group with an illegal name by hand.
+  -- A group with an illegal name was created by hand, and is ignored.
   for group in pairs(known) do
     if is_name(group) then
       redis.call('HSET', groups, group, string.find(group, '^ephemeral%-' .. string.rep('%x', 8) .. '%-%d+$') and 'e' or '-')

@@ -3,8 +3,8 @@
 --
 -- KEYS[3] sidecars
 -- ARGV[2] sidecar   ARGV[3] its groups, in the format of its entry
--- Reply {'beaten', limits to which the leader trims the outbox, last leader, heartbeats of that leader}; the values are
---   empty if no sidecar has led yet
+-- Reply {'beaten', limits to which the leader trims the outbox, last leader, number of its last heartbeat}; the values
+--   are empty if no sidecar has led yet
 --   {'differs'} the sidecar must announce its groups, because its entry has other groups or is lost
 local before = redis.call('HGET', KEYS[3], ARGV[2])
 local beats, groups = string.match(before or '', '^(%d+)(.*)$')

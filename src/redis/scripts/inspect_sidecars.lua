@@ -1,7 +1,7 @@
 -- Reads the heartbeats of all sidecars, for the leader, and repairs groups that were lost.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] ms that the link of a dead sidecar is kept   ARGV[4] maximum of links named
+-- ARGV[2] sidecar   ARGV[3] ms that the link of a dead sidecar is kept   ARGV[4] maximum number of links named
 -- Reply {'inspected', groups created again since the last call, number of links that are too old, the sidecar of each
 --   such link, then for every sidecar: its name, its heartbeats}
 write_without_memory()

@@ -2,7 +2,7 @@
 -- is ephemeral and no other sidecar has a subscriber, deletes the group.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] group   ARGV[4] maximum of batches
+-- ARGV[2] sidecar   ARGV[3] group   ARGV[4] maximum number of batches
 -- Reply {'left', 0}   {'left', 1} the sidecar may hold more batches and is still in the group: call again
 local sidecar, group, most = ARGV[2], ARGV[3], tonumber(ARGV[4])
 write_without_memory()

@@ -1,7 +1,7 @@
 -- Lists one page of the batches of a group that a sidecar holds. Writes nothing.
 --
 -- KEYS[1] outbox   KEYS[2] groups
--- ARGV[1] sidecar   ARGV[2] group   ARGV[3] the last id of the previous page, or empty   ARGV[4] maximum of ids
+-- ARGV[1] sidecar   ARGV[2] group   ARGV[3] the last id of the previous page, or empty   ARGV[4] maximum number of ids
 -- Reply {id...}
 local sidecar, group, last, most = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local from = last == '' and '-' or '(' .. last

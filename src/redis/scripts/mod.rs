@@ -71,19 +71,19 @@ scripts! {
     delete_group after "refuse_stale_connection.lua" "group_functions.lua",
     /// Removes this sidecar from the subscribers of a group.
     leave_group after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Delivers new batches.
+    /// Delivers the next batches of a group.
     take after "refuse_stale_connection.lua" "group_functions.lua",
     /// Delivers batches again to the same group.
     retake after "refuse_stale_connection.lua" "group_functions.lua",
     /// Settles batches.
     settle after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Returns batches.
+    /// Returns batches, so that any consumer can take them.
     return_batches labelled "give_back" after "refuse_stale_connection.lua" "group_functions.lua",
     /// Lists the batches that a sidecar holds.
     list_held_batches labelled "held",
     /// Trims the outbox to its limits.
     trim_outbox labelled "tend" after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Sends the heartbeat of the sidecar.
+    /// Records a heartbeat of the sidecar.
     heartbeat after "refuse_stale_connection.lua",
     /// Announces the groups that have subscribers at the sidecar.
     announce_groups labelled "announce" after "refuse_stale_connection.lua" "group_functions.lua",

@@ -5,9 +5,9 @@
 -- KEYS[6] held_acks   KEYS[7..] further keys of the ring; `held_acks` and these are deleted if `meta` is lost
 -- ARGV[1] schema   ARGV[2] oldest schema served   ARGV[3] slots   ARGV[4] tick in ms   ARGV[5] rings
 -- ARGV[6] number of lists   ARGV[7] incarnation, for a new ring   ARGV[8] sidecar
--- ARGV[9] maximum of ticks that are caught up, for a new ring
+-- ARGV[9] maximum number of ticks that are caught up, for a new ring
 -- ARGV[10] number of the last chunk whose answer this sidecar has   ARGV[11] number of Acks that this sidecar holds
--- Reply {'open', generation, incarnation, maximum of ticks that are caught up, last chunk applied, the last two
+-- Reply {'open', generation, incarnation, maximum number of ticks that are caught up, last chunk applied, the last two
 --   answers, each with the generation and the number of its chunk}
 --   {'differs', schema, slots, tick in ms, rings}
 local meta, link = KEYS[1], KEYS[2]

@@ -1,9 +1,9 @@
--- Creates a group if it does not exist, and records that it has a subscriber at the sidecar.
+-- Creates a group if it does not exist. Records that the group has a subscriber at the sidecar.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] group   ARGV[4] maximum of groups
+-- ARGV[2] sidecar   ARGV[3] group   ARGV[4] maximum number of groups
 -- ARGV[5] start of a new group: after the id `0` or `$`   ARGV[6] kind of a new group: `e` ephemeral, `-` not
--- Reply {'open', 1 if the group is new, kind of the group}   {'full'} the maximum of groups is reached
+-- Reply {'open', 1 if the group is new, kind of the group}   {'full'} the maximum number of groups is reached
 local sidecar, group = ARGV[2], ARGV[3]
 repair_unreported()
 local kind = kind_of(group)

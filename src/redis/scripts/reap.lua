@@ -3,7 +3,7 @@
 --
 -- KEYS as in group_functions.lua, and KEYS[8] held_acks
 -- ARGV[2] the sidecar   ARGV[3] its last heartbeat, or `ends` for the caller itself
--- ARGV[4] maximum of batches   ARGV[5] maximum of groups
+-- ARGV[4] maximum number of batches   ARGV[5] maximum number of groups
 -- Reply {'reaped', batches released}   {'more', batches released}   {'alive'} a heartbeat has arrived since
 local dead, left, most_groups, ends = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[3] == 'ends'
 local entry = redis.call('HGET', sidecars, dead)

@@ -20,7 +20,7 @@ local function numbers(key, ...)
   return unpack(found)
 end
 
--- Calls a variadic command in chunks, since `unpack` fails at 8,000 values.
+-- Calls a variadic command in chunks, since `unpack` fails with about 8,000 values.
 local function in_chunks(command, key, list)
   for first = 1, #list, 4000 do
     redis.call(command, key, unpack(list, first, math.min(first + 3999, #list)))

@@ -1,7 +1,7 @@
 -- Delivers the next batches of a group: first returned batches, oldest first, then new ones.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] group   ARGV[4] messages wanted   ARGV[5] maximum of batches
+-- ARGV[2] sidecar   ARGV[3] group   ARGV[4] messages wanted   ARGV[5] maximum number of batches
 -- ARGV[6..] ids of returned batches that are left for other sidecars
 -- Reply {'taken', batch...}, without a batch only if no batch is left; a batch is {id, delivery count, epoch, added,
 --   acked, storm, last, ms since its tick expired, messages}

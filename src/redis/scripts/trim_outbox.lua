@@ -2,7 +2,7 @@
 -- too old or too many. Deletes groups that had no subscriber for too long. Ages are counted in ticks.
 --
 -- KEYS as in group_functions.lua
--- ARGV[2] retention in ms   ARGV[3] maximum of messages in the outbox   ARGV[4] 1 if old batches may be dropped
+-- ARGV[2] retention in ms   ARGV[3] maximum number of messages in the outbox   ARGV[4] 1 if old batches may be dropped
 -- ARGV[5] number of the step: the same number again if the answer of the previous call was lost
 -- Reply {'tended', 1 if there is more to do, messages dropped, batches dropped, group dropped...}
 --   Messages and batches count only if some group had not settled them

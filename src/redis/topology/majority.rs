@@ -64,14 +64,14 @@ pub(crate) struct View {
     pub(crate) id: String,
     /// When the node was asked. The view is at least as recent.
     pub(crate) asked_at: Instant,
-    /// Whether it has a vote: a Sentinel, or a primary of a Cluster with slots.
+    /// Whether the node has a vote: a Sentinel, or a primary of a Cluster with slots.
     pub(crate) votes: bool,
     /// Number of nodes with a vote, as far as the node knows.
     pub(crate) voters: usize,
     pub(crate) entries: Vec<NodeEntry>,
-    /// How long its confirmation is valid after `asked_at`, according to its failover timer.
+    /// How long the node's confirmation is valid after `asked_at`, according to its failover timer.
     pub(crate) good_for: Duration,
-    /// The nodes that the node knows.
+    /// The other nodes that the node knows.
     pub(crate) knows: Vec<Client>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct View {
 pub(crate) struct Views {
     /// The views by the id of the node.
     pub(super) by_node: BTreeMap<String, View>,
-    /// The minimum for the total number of votes.
+    /// The lower limit for the total number of votes.
     pub(crate) least_votes: usize,
 }
 
@@ -156,7 +156,7 @@ impl Views {
     }
 }
 
-/// How long a majority confirms that the Redis of one session of a link is the primary.
+/// The confirmation by a majority that the Redis of one session of a link is the primary.
 ///
 /// Suppose a network partition separates a sidecar and its primary from the rest before a failover. The sidecar would
 /// continue to expire ticks, while the Acks go to the new primary. So a tick expires only while a confirmation is

@@ -152,7 +152,7 @@ impl Topology {
         slots.iter().map(|slot| views.owner(*slot)).collect()
     }
 
-    /// Returns the nodes that know the address of Redis. Returns none if the address is fixed.
+    /// Returns the nodes that know the address of Redis. Returns no node if the address is fixed.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         self.named.iter().chain(self.learnt.lock().values()).map(Arc::clone).collect()
     }
@@ -195,7 +195,7 @@ impl Topology {
         self.kind != TopologyKind::Standalone && !self.is_without_majority
     }
 
-    /// Returns the minimum for the total number of votes. In a Cluster it is 1: only primaries vote, and each node
+    /// Returns the lower limit for the total number of votes. In a Cluster it is 1: only primaries vote, and each node
     /// knows them all.
     fn least_votes(&self) -> usize {
         if self.kind != TopologyKind::Sentinel {
@@ -205,7 +205,8 @@ impl Topology {
         self.named.iter().map(|node| node.id.lock().clone()).collect::<BTreeSet<String>>().len()
     }
 
-    /// Combines the faults of all nodes. Only if all nodes reject the password is it useless to ask again.
+    /// Combines the faults of all nodes. The result is `Forbidden` only if all nodes deny access: otherwise a new
+    /// attempt may help.
     fn together(&self, faults: &[Fault]) -> Fault {
         let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
         let texts = texts.join("; ");
@@ -219,8 +220,8 @@ impl Topology {
     }
 }
 
-/// Parses the URL of one Redis, and adds TCP settings that the library leaves off by default. They send commands
-/// without delay and detect a dead peer.
+/// Parses the URL of one Redis, and adds TCP settings that the library leaves off by default. With these settings,
+/// commands are sent without delay, and a dead peer is detected.
 fn connection_info(url: &str) -> Result<ConnectionInfo, String> {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(5))

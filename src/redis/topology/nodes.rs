@@ -23,7 +23,7 @@ use crate::redis::options::CONNECT_TIMEOUT;
 /// How long a node may take to accept a connection, and to answer a short command.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long after the first answer the answers of other nodes are awaited.
+/// How long the answers of other nodes are awaited after the first answer.
 const OTHERS_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The name of this process in `CLIENT LIST`. One name is enough, because a process has one store.
@@ -143,7 +143,7 @@ pub(crate) async fn answers<T>(
             answers.extend(answer);
         }
     };
-    // A node that does not answer is ignored.
+    // Nodes that have not answered by then are ignored.
     let _ = tokio::time::timeout(OTHERS_TIMEOUT, others).await;
     Ok(answers)
 }

@@ -15,7 +15,7 @@ use crate::redis::connection::link::{Link, Session};
 use crate::redis::topology::nodes::Node;
 use crate::redis::topology::{Topology, TopologyKind};
 
-/// How often a node is asked. If a quarter of its failover timer is shorter, it is asked that often.
+/// How often a node is asked. A node with a short failover timer is asked every quarter of that timer.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// How often the confirmations of all links are checked.

@@ -96,7 +96,7 @@ impl Bench {
         answers.remove(0)
     }
 
-    /// Returns the arguments of the script from ARGV[5] on.
+    /// Returns the arguments of the script from `ARGV[5]` on.
     fn words(&mut self, chunk: &Chunk) -> Vec<Vec<u8>> {
         let mut call = redis::cmd("x");
         self.queue.write(chunk, &mut call);
