@@ -70,8 +70,8 @@ impl Window {
         if self.messages < LEAST_FOR_SECOND { 1 } else { DEPTH }
     }
 
-    /// Adapts the window to the answer of a script. The script had `messages` and was answered at `now`. `waited` is
-    /// the round trip minus the round trip to an idle Redis.
+    /// Adapts the window to the answer of a script, which carried `messages` messages and was answered at `now`.
+    /// `waited` is the round trip minus the round trip to an idle Redis.
     pub(crate) fn answered(&mut self, messages: usize, sent_at: Instant, waited: Duration, now: Instant) {
         if messages * 2 >= self.messages {
             self.used_at = now;

@@ -50,7 +50,7 @@ async fn read(found: &Found, link: &Link, outbox: &RedisOutbox, lease: &RedisLea
     let mut connection = found.connect("hints", Some(Duration::from_millis(BLOCK_MS.into()) + GRACE)).await?;
     let newest: StreamRangeReply = connection.xrevrange_count(stream, "+", "-", 1).await?;
     let mut last = newest.ids.into_iter().next().map_or_else(|| String::from("0"), |entry| entry.id);
-    // Hints between two connections are lost.
+    // Hints that were sent between two connections are lost, so both listeners are notified now.
     outbox.notify();
     lease.notify();
     let options = StreamReadOptions::default().block(BLOCK_MS.into());

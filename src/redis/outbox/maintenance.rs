@@ -31,8 +31,8 @@ const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 /// Maximum number of old links that are deleted after one inspection.
 const MOST_LINKS: usize = 16;
 
-/// Upper limit of the grace time after a start or an outage. In this time, or the retention if it is shorter, nothing
-/// is dropped because of its age.
+/// Upper limit of the grace time after a start or an outage. If the retention is shorter, it is the grace time.
+/// In the grace time, no batch or group is dropped because of its age.
 const LONGEST_GRACE: Duration = Duration::from_secs(3_600);
 
 impl RedisOutbox {

@@ -1,4 +1,4 @@
-//! Repairs lost lists: scans all messages, and puts messages that no list has back into the list of their tick.
+//! Repairs lost lists: scans all messages, and puts each message back into the list of its tick if it is missing there.
 //!
 //! Each message has its deadline in its entry too. The pointer waits during the repair, so a message is back in its
 //! list before its tick expires, and no message is early. Messages are lost for good if their entries are lost too, or

@@ -22,7 +22,7 @@ if holder and holder == ARGV[9] and renewals == ARGV[10] then
   holder = false
 end
 if holder and holder ~= ARGV[2] then
-  -- If Redis cannot write, the leader does not see this candidate. It stays the leader all the same.
+  -- If Redis cannot write, the leader does not see this candidate. The holder stays the leader.
   if ARGV[14] ~= '' then redis.pcall('HSET', KEYS[4], ARGV[2], ARGV[14]) end
   local leader, lease_ms = unpack(redis.call('HMGET', KEYS[1], 'leader', 'lease_ms'))
   return {'held', holder, renewals, pointer, leader or '', lease_ms or '', epoch, due_ms, now_ms() - due_ms}
@@ -36,7 +36,8 @@ if holder then
   local elected_at, unreported_ms = unpack(redis.call('HMGET', KEYS[1], 'elected_at', 'shifted_ms'))
   if tonumber(elected_at) == pointer then shifted_ms = tonumber(unreported_ms) end
 else
-  -- If Redis is out of memory, it runs a script only if the first write needs no memory. Only a leader can free memory.
+  -- If Redis is out of memory, it runs a script only if the first write needs no memory. The election must succeed
+  -- then too, because the work of a leader frees memory.
   redis.call('HDEL', KEYS[2], '')
   redis.call('SET', KEYS[3], ARGV[2], 'NX', 'PX', ARGV[4])
   redis.call('DEL', KEYS[4])

@@ -18,8 +18,8 @@ end
 -- write needs no memory.
 local function write_without_memory() redis.call('HDEL', sidecars, '') end
 
--- Returns a function, and the pointer. The function returns the ms of ticks since the pointer reached `tick`. Ages are
--- counted in ticks, because the pointer moves only while Redis answers and a leader lives. An outage, or a clock that
+-- Returns a function, and the pointer. The function returns how long ago the pointer reached `tick`, as ms of ticks.
+-- Ages are counted in ticks, because the pointer moves only while Redis answers and a leader lives. An outage, or a clock that
 -- is set, changes such an age by a few ticks at most.
 local function observed()
   local pointer, tick_ms, begun_at = numbers(KEYS[1], 'pointer', 'tick_ms', 'begun_at')

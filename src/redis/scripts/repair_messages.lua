@@ -1,5 +1,5 @@
--- Repairs some of the messages, beginning at a cursor. Puts a message in flight back into its list if Redis has lost it
--- there. Deletes a message that is past its `late` period and whose chunk of `late` was lost.
+-- Repairs some of the messages, beginning at a cursor. Puts a message in flight back into its list if Redis has lost
+-- that list. Deletes a message that is past its `late` period and whose chunk of `late` was lost.
 --
 -- KEYS[3] messages   KEYS[4..] the lists of deadlines: D lies in KEYS[4 + D mod lists]
 -- ARGV[2] cursor, 0 to begin   ARGV[3] approximate number of messages
