@@ -109,8 +109,8 @@ impl RedisRing {
     }
 
     /// Returns until when the pointer waits, at the time `at`, because Redis stalls or stalled a moment ago. In a
-    /// stall, all sidecars may have Acks that Redis has not applied. The pointer waits once per move, so that a slow Redis
-    /// does not stop the wheel.
+    /// stall, all sidecars may have Acks that Redis has not applied. The pointer waits once per move, so that a slow
+    /// Redis does not stop the wheel.
     fn stalled_until(&self, term: Term, at: Instant) -> Option<Instant> {
         let grace = self.link.options.outage_grace;
         if term.is_aware || grace.is_zero() {

@@ -19,8 +19,8 @@ end
 local function write_without_memory() redis.call('HDEL', sidecars, '') end
 
 -- Returns a function, and the pointer. The function returns how long ago the pointer reached `tick`, as ms of ticks.
--- Ages are counted in ticks, because the pointer moves only while Redis answers and a leader lives. An outage, or a clock that
--- is set, changes such an age by a few ticks at most.
+-- Ages are counted in ticks, because the pointer moves only while Redis answers and a leader lives. An outage, or a
+-- clock that is set, changes such an age by a few ticks at most.
 local function observed()
   local pointer, tick_ms, begun_at = numbers(KEYS[1], 'pointer', 'tick_ms', 'begun_at')
   return function(tick) return math.max(0, pointer - math.max(tick, begun_at)) * tick_ms end, pointer
