@@ -1,5 +1,5 @@
-//! The dispatch of batches to the members of a group, by their credit. It also chooses the member for each
-//! redelivery.
+//! The dispatch of batches to the *members* of a group, which are its subscribers on this sidecar. A credit limits
+//! the messages that each member holds. A batch is *overdue* if its holder has not acknowledged it for a set time.
 //!
 //! This is a state machine without I/O. The delivery ([`crate::delivery`]) has one for each group, reports events
 //! with their time, and carries out the results.
@@ -20,9 +20,9 @@
 //! # Invariants
 //!
 //! 1. A batch that this group keeps track of is held by exactly one member, or waits for redelivery.
-//! 2. `out` of a member is the number of messages in the batches that the member holds. A member gets a batch only
-//!    while `out < credit`, so `out` exceeds the credit by less than one batch. The same holds for `unread`. It can
-//!    be more than `out` if batches became overdue before the member read them.
+//! 2. `out` of a member is the number of messages in the batches that the member holds. A member has *room* while
+//!    `out < credit` and `unread < credit`, and gets batches only then. So a member exceeds its credit by less than
+//!    one batch. `unread` can be more than `out` if batches became overdue before the member read them.
 //! 3. Every batch has one timer: for the time at which it becomes overdue, or at which a delay ends. So no batch is
 //!    forgotten.
 //! 4. No member here holds a lent batch. At most [`MAX_LENT`] batches are lent at a time.
@@ -219,9 +219,9 @@ impl Dispatch {
         self.remove(batch);
     }
 
-    /// Returns a batch that a member nacked to the waiting batches. Another member gets it at once, or the same
-    /// member after the delay. The delay doubles with every nack of the batch, up to `redeliver_after`. Returns false
-    /// if the member does not hold the batch.
+    /// Makes a batch that a member nacked wait for redelivery. Another member can get the batch at once, the same
+    /// member only after the delay. The delay doubles with every nack of the batch, up to `redeliver_after`. Returns
+    /// false if the member does not hold the batch.
     pub(crate) fn nack(&mut self, from: MemberId, batch: BatchId, delay: Duration, now: Instant) -> bool {
         let held = self.batches.get_mut(&batch).filter(|pending| pending.holder == Some(from));
         let Some(pending) = held else { return false };

@@ -47,7 +47,7 @@ const LOOKS_PER_LEASE: u32 = 6;
 /// The observations of a candidate, timed by its own monotonic clock: the lease of another sidecar, and the pointer.
 ///
 /// A wall clock can be set. So it cannot show how long a lease is still valid, or how many ticks were missed. The
-/// candidate counts only time during which it observed the store itself and the store answered.
+/// candidate counts only time during which it observed the store and the store answered.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     lease: Duration,
