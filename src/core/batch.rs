@@ -44,16 +44,16 @@ pub struct TimedOut {
     pub attempt: u8,
 }
 
-/// The counts and flags of an expired tick. Each of its batches carries them.
+/// The counts and flags of an expired tick. Every batch of the tick repeats them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct TickCounts {
-    /// Messages whose final deadline was this tick. They are the acknowledged and the timed-out ones together.
+    /// Messages whose final deadline was this tick, acknowledged or timed out.
     pub added: u64,
     /// Messages of this tick that were acknowledged before it expired.
     pub acked: u64,
-    /// Whether the tick is a storm: the timeouts exceed the [`StormRule`]. A fault on the server side is then more
-    /// likely than that many offline clients.
+    /// Whether the tick is a storm: the timeouts reach both limits of the [`StormRule`]. A fault on the server side
+    /// is then more likely than that many offline clients.
     pub storm: bool,
     /// Whether the messages are delivered before their deadline, because the sidecar is draining.
     pub drained: bool,
@@ -66,12 +66,12 @@ impl TickCounts {
     }
 }
 
-/// The limits from which on a tick counts as a storm. Both must be reached.
+/// The limits for a storm. A tick is a storm if it reaches both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StormRule {
-    /// The number of timed-out messages from which on a tick can be a storm.
+    /// The minimum number of timed-out messages.
     pub min: u64,
-    /// The share of timed-out messages among all messages of the tick from which on it can be a storm, 0 to 1.
+    /// The minimum share of timed-out messages among all messages of the tick, 0 to 1.
     pub share: f64,
 }
 

@@ -23,8 +23,8 @@ struct State {
 }
 
 impl Completions {
-    /// Calls `write` to append completed requests. Returns the waker of the connection, if the connection waits. Wake
-    /// it after the last `put` of requests that complete together.
+    /// Calls `write` to append completed requests. Returns the waker of the connection, if the connection waits. The
+    /// caller wakes the connection after the last `put` of requests that complete together.
     #[must_use]
     pub fn put(&self, write: impl FnOnce(&mut RequestBatch)) -> Option<Waker> {
         let mut state = self.lock();

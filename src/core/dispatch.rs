@@ -36,7 +36,7 @@ use super::batch::BatchId;
 /// The minimum delay after a nack. Without it, members that nack at once would pass a batch around in a busy loop.
 const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 
-/// How long a member does not get a batch again that it let become overdue. Other members can get the batch at once.
+/// How long a member is excluded from a batch that it let become overdue. Other members can get the batch at once.
 const OVERDUE_EXCLUSION: Duration = Duration::from_secs(1);
 
 /// The maximum number of batches with exclusions that a search considers.

@@ -64,7 +64,7 @@ fn bucket(units: u32) -> usize {
 }
 
 impl LatencyHistogram {
-    /// Records `latency` as many times as `times` says.
+    /// Records the same latency `times` times.
     pub fn record(&mut self, latency: Duration, times: u64) {
         let units = u32::try_from(latency.as_micros().div_ceil(STAMP_UNIT.as_micros())).unwrap_or(u32::MAX);
         self.counts[bucket(units)] += times;
@@ -73,7 +73,7 @@ impl LatencyHistogram {
     }
 
     /// Records the time from one stamp to another. The time counts as 0 if `later` is before `earlier`. This happens
-    /// if a thread is delayed between reading the clock and recording.
+    /// between two threads, if one of them is delayed after it has read the clock.
     #[inline]
     pub fn record_between(&mut self, earlier: Stamp, later: Stamp) {
         let units = later.0.wrapping_sub(earlier.0);

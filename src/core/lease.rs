@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::refusal::Refusal;
 use super::tick::Tick;
 
-/// The answer to the question whether this sidecar may move the pointer of the ring.
+/// The result of [`Lease::maintain`]: whether this sidecar may move the pointer of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leadership {
     /// This sidecar leads.
@@ -59,7 +59,7 @@ pub(crate) struct Candidate {
     pointer: Option<Observed<PointerPosition>>,
 }
 
-/// The position of the pointer, and the time at which it was due to get there.
+/// The tick at which the pointer stands, and the time at which the pointer was due to move there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PointerPosition {
     /// The tick at which the pointer stands.
@@ -99,7 +99,8 @@ impl Candidate {
         Candidate { lease, session: 0, holder: None, holders_lease: lease, pointer: None }
     }
 
-    /// Forgets the observations of an earlier session, because the candidate observed nothing between the sessions.
+    /// Forgets all observations if the session with the store is new, because the candidate observed nothing between
+    /// the sessions.
     pub(crate) fn enter_session(&mut self, session: u64) {
         if self.session != session {
             *self = Candidate { session, ..Candidate::new(self.lease) };
@@ -137,9 +138,9 @@ impl Candidate {
         is_other
     }
 
-    /// Returns the holder if it is dead: its lease has not changed for twice the duration of a lease. Of the holder's
-    /// duration and the candidate's, the longer one counts. Such a lease still exists only because the clock of the
-    /// store was set back.
+    /// Returns the holder if it is dead. A holder is dead if its lease has not changed for twice the duration of a
+    /// lease. The longer of two durations counts: that of the holder's lease and that of the candidate's. Such a
+    /// lease only persists if the clock of the store was set back.
     pub(crate) fn stalled_holder(&self, now: Instant) -> Option<(String, String)> {
         let seen = self.holder.as_ref()?;
         let watched = seen.watched_until(now, self.lease);
@@ -159,7 +160,8 @@ impl Candidate {
         self.pointer.as_ref().is_some_and(is_recent)
     }
 
-    /// Returns the time until the next observation. `random` prevents that all candidates observe at the same time.
+    /// Returns the time until the next observation. `random` spreads the candidates, so that they do not all observe
+    /// at the same time.
     pub(crate) fn retry_after(&self, random: u64) -> Duration {
         let look = self.lease / LOOKS_PER_LEASE;
         let spread = u32::try_from(random % 512).unwrap_or_default();

@@ -79,11 +79,11 @@ pub struct Dropped {
 /// The result of settling batches.
 #[derive(Debug, Default)]
 pub struct Settled {
-    /// The number of batches that this call settled and that were not settled before.
+    /// The number of batches that this call settled.
     pub count: u64,
-    /// All batches of the call that are now settled.
+    /// The batches that are settled now. They include batches that were settled before the call.
     pub batches: Vec<BatchId>,
-    /// The reason why other batches are not settled; `None` if all are.
+    /// The refusal for the other batches; `None` if all batches are settled.
     pub refusal: Option<Refusal>,
 }
 
@@ -141,7 +141,7 @@ pub trait Outbox: Send + Sync {
     async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal>;
 
     /// Makes taken batches available to other sidecars. On this sidecar [`Outbox::take`] skips these batches, and
-    /// [`Outbox::retake`] can take them. This ends when the batches are taken again, settled or released.
+    /// [`Outbox::retake`] can take them. They stay lent until they are taken again, settled or released.
     async fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
         self.release(group, batches).await
     }

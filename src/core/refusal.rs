@@ -159,8 +159,8 @@ pub(crate) fn all_answers<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>,
     }
 }
 
-/// Merges the refusals of several `parts` (such as rings) of which `asked` were called. Returns `None` if none
-/// refused.
+/// Merges the refusals of several parts of a store, such as rings, into one. Returns `None` if there are no refusals.
+/// `asked` is the number of parts that were called, and `parts` is their name in the text.
 ///
 /// If only some parts refused, the request was applied in part, so the outcome is unknown. A refusal about the group
 /// is the exception: it is returned as it is. Repeating the request would not help then, and the caller undoes the

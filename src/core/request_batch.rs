@@ -34,12 +34,12 @@ pub enum Outcome {
 const OUTCOMES: usize = Outcome::Withdrawn as usize + 1;
 
 impl Outcome {
-    /// Converts the outcome of an AddNewMsg. Call it only for outcomes of adds.
+    /// Converts the outcome of an add. Must not be called for a del.
     pub const fn of_add(self) -> AddOutcome {
         if matches!(self, Outcome::Rearmed) { AddOutcome::Rearmed } else { AddOutcome::Added }
     }
 
-    /// Converts the outcome of a DelMsg. Call it only for outcomes of dels.
+    /// Converts the outcome of a del. Must not be called for an add.
     pub const fn of_del(self) -> DelOutcome {
         match self {
             Outcome::Acked => DelOutcome::Acked,
@@ -148,7 +148,7 @@ impl RequestBatch {
         &self.messages
     }
 
-    /// Returns the outcome of each message. Call it when the batch is complete.
+    /// Returns the outcome of each message. The outcomes are valid once the batch is complete.
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }

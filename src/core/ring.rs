@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A message that is accepted while tick `t` is due stays in flight until tick `t + k` expires ([`super::tick`]).
-//!    It leaves earlier if it is acknowledged, withdrawn or re-armed.
+//! 1. A message that is accepted while tick `t` is due, with an ack timeout of `k` ticks, stays in flight until tick
+//!    `t + k` expires. See [`super::tick`]. A message leaves earlier if it is acknowledged, withdrawn or re-armed.
 //! 2. The operation that removes a message from the ring determines the outcome of the message. If a DelMsg and the
 //!    expiry race, exactly one of them wins.
 //! 3. An advance expires a tick. For one revolution after that, DelMsg answers `late` for the messages that were
@@ -31,7 +31,7 @@ use super::tick::{Tick, Wheel};
 pub struct ConnectionId(pub(crate) u64);
 
 impl ConnectionId {
-    /// Returns an id that is not in use. Callers without a connection use the default id.
+    /// Returns a new id. Callers without a connection use the default id.
     pub fn unique() -> ConnectionId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         ConnectionId(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -41,13 +41,14 @@ impl ConnectionId {
 /// The result of [`Ring::advance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advance {
-    /// The pointer did not move. It is not due yet, or it waits after a stall. Call again at this time.
+    /// The pointer did not move. Either the move is not due yet, or the pointer waits after a stall. Call again at
+    /// this time.
     Waiting(Instant),
     /// The pointer moved by one tick. The tick at which it stood before has expired.
     Moved {
         /// The expired tick.
         expired: Tick,
-        /// The time between the due time of the move and the move.
+        /// How late the move was.
         lateness: Duration,
         /// The number of whole ticks by which all deadlines were shifted since the last move. The cause is a stall,
         /// an outage, or a time without a leader.
@@ -59,7 +60,7 @@ pub enum Advance {
     Deposed,
 }
 
-/// The result of one [`Ring::publish_expired`]. One call does a bounded amount of work.
+/// The result of a call of [`Ring::publish_expired`]. A call does a bounded amount of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishStep {
     /// An expired tick with its final counts.
@@ -134,7 +135,7 @@ pub struct RingStatus {
 pub struct TickReport {
     /// The number of the tick.
     pub tick: u64,
-    /// Messages whose final deadline was this tick. They are the acknowledged and the timed-out ones together.
+    /// Messages whose final deadline was this tick, acknowledged or timed out.
     pub added: u64,
     /// Messages that were acknowledged in time.
     pub acked: u64,

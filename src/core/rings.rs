@@ -67,7 +67,7 @@ impl Rings {
     }
 }
 
-/// Submits the requests of one connection, and returns them when they are complete.
+/// The access of one connection to the rings. It submits requests, and returns them when they are complete.
 pub struct Requester {
     rings: Rings,
     connection: ConnectionId,

@@ -1,8 +1,9 @@
 //! Ticks, slots, and the arithmetic of deadlines.
 //!
 //! The wheel is scheme 4 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987): a ring of slots
-//! with one slot per tick. Adding, acknowledging and expiring a message each cost O(1). A [`Tick`] is an absolute
-//! count and is never reused. The position of a tick on the ring is its [slot](Wheel::slot).
+//! with one slot per tick. A *pointer* moves to the next slot once per tick. Adding, acknowledging and expiring a
+//! message each cost O(1). A [`Tick`] is an absolute count and is never reused. The position of a tick on the ring is
+//! its [slot](Wheel::slot).
 //!
 //! # Never early
 //!
@@ -18,8 +19,8 @@
 //!
 //! When the pointer reaches `t + k`, that tick is *closing*. Its slot is free for messages of the next revolution,
 //! but its own messages can still be acknowledged. When the pointer moves on, the tick *expires*, and its messages
-//! that are still in flight time out. The message was added somewhere inside tick `t`. So it times out more than `k`
-//! and at most `k + 1` tick lengths later.
+//! that are still in flight time out. The add happens somewhere inside tick `t`. So the message times out more than
+//! `k` and at most `k + 1` tick lengths after the add.
 //!
 //! Most timing wheels expire a tick as soon as the pointer reaches it. There a message can time out after little more
 //! than `k - 1` tick lengths.

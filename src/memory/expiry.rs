@@ -1,8 +1,9 @@
 //! Publishes the messages of expired ticks in batches, and removes them from memory a revolution later.
 //!
 //! A tick expires in one step, which also makes its counts final. Its unacknowledged messages are *listed*: put on
-//! the list from which the batches are made. Most of them are listed shortly before the expiry. Publishing and later
-//! forgetting take many small steps, so that a tick of a million messages delays no request:
+//! the list from which the batches are made. Most of them are listed shortly before the expiry. After the expiry the
+//! messages are published, and a revolution later they are *forgotten*: removed from the table. All this takes many
+//! small steps, so that a tick of a million messages delays no request:
 //!
 //! ```text
 //!  prelisted ──▶ expired, counted ──▶ listed: shard by shard ──▶ published, batch by batch
@@ -27,8 +28,8 @@ use crate::core::{
     BatchId, MAX_BATCH_MESSAGES, Message, PublishStep, Published, Tick, TickCounts, TimedOut, TimeoutBatch, Wheel,
 };
 
-/// The size from which on a prelist does not grow. The other messages are listed when their tick expires. The limit
-/// saves memory, because a prelisted message is in memory twice until it is published.
+/// The maximum number of messages in a prelist, which only the last step may exceed. Further messages are listed when
+/// their tick expires. The limit saves memory, because a prelisted message is in memory twice until it is published.
 const MAX_PRELISTED: usize = 16 * MAX_BATCH_MESSAGES;
 
 /// The expired ticks, and the work that is left to do for them.
@@ -40,8 +41,8 @@ pub(super) struct Expiry {
     expired: VecDeque<ExpiredTick>,
     /// The scan that lists the messages of all ticks of a drain. One scan for each tick would take much longer.
     drain: Option<ScanPosition>,
-    /// Published ticks whose messages are remembered, so that a DelMsg is answered `late`. Each has the number of its
-    /// messages.
+    /// Published ticks whose messages are remembered, so that a DelMsg is answered `late`. Each tick comes with its
+    /// number of messages.
     remembered: VecDeque<(Tick, u64)>,
     /// The number of messages in all remembered ticks.
     remembered_messages: u64,
@@ -71,7 +72,7 @@ impl Expiry {
         Expiry { wheel, ..Expiry::default() }
     }
 
-    /// Appends a tick that has expired. `unlisted` are the messages that left the tick after they were listed.
+    /// Appends a tick that has expired. `unlisted` contains the messages that left the tick after they were listed.
     pub(super) fn push(&mut self, tick: Tick, counts: TickCounts, due_at: Instant, unlisted: Vec<Vec<Message>>) {
         let mut list = self.prelist.take_if(|list| list.tick == tick).unwrap_or_else(|| TickList::new(tick));
         list.unlisted.extend(unlisted.into_iter().flatten());
@@ -182,7 +183,7 @@ impl Expiry {
     }
 
     /// Reclaims memory of sparse tables. Returns whether there may be more to reclaim. Does nothing during a prelist,
-    /// because moved entries could be missed: see [`Table::scan`](super::table::Table::scan).
+    /// because its scan could miss entries that are moved: see [`Table::scan`](super::table::Table::scan).
     fn reclaim(&mut self, shards: &Shards) -> bool {
         if self.prelist.is_some() {
             return false;

@@ -19,11 +19,11 @@ const PROVISIONAL: u64 = 1 << 40;
 /// The bits of the word that count the messages in flight, reservations included.
 const IN_FLIGHT: u64 = PROVISIONAL - 1;
 
-/// The share of the limit that a provisional reservation must leave free, as its inverse: a sixteenth.
+/// A provisional reservation must leave free the limit divided by this number, but at most [`MOST_MARGIN`] messages.
 const MARGIN_SHARE: u64 = 16;
 
-/// The largest number of messages that a provisional reservation must leave free. One read of a connection brings at
-/// most half of this number.
+/// The largest number of messages that a provisional reservation must leave free: twice the messages that one read of
+/// a connection can bring.
 const MOST_MARGIN: u64 = 65_536;
 
 /// The number of messages in flight and its limit.

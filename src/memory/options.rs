@@ -25,7 +25,7 @@ pub fn most_kept(tick_length: Duration) -> u64 {
 pub struct MemoryOptions {
     /// The dimensions of the ring.
     pub wheel: Wheel,
-    /// The limits from which on a tick counts as a storm.
+    /// The limits for a storm.
     pub storm: StormRule,
     /// The limits of the outbox.
     pub retention: Retention,

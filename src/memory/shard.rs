@@ -1,8 +1,8 @@
 //! A shard: a part of the ring under one lock. It has a table of messages, and the counts of its messages for each
 //! tick.
 //!
-//! A message is changed only under the lock of its shard. So the request or expiry that removes the message first
-//! determines its outcome. The counts change together with the table, under the same lock.
+//! A message is changed only under the lock of its shard. So exactly one request or expiry takes the message out of
+//! flight and determines its outcome. The counts change together with the table, under the same lock.
 
 use std::ops::Range;
 

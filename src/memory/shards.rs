@@ -1,4 +1,4 @@
-//! The shards of a ring. This file has sums over all shards, and scans that visit one shard after the other.
+//! The shards of a ring: sums over all shards, and scans that visit one shard after the other.
 
 use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
@@ -13,8 +13,8 @@ use crate::core::Tick;
 /// are not sorted.
 const SHARDS_PER_THREAD: usize = 4;
 
-/// The number of shards that one step of expiry locks, one after the other. Together they take a tenth of a
-/// millisecond, or more if the step finds many messages.
+/// The number of shards that one step of expiry locks, one after the other. A step takes a tenth of a millisecond, or
+/// more if it finds many messages.
 pub(super) const LOCKS_PER_STEP: usize = 4;
 
 /// The shards of a ring. Each has its own lock.
@@ -81,7 +81,7 @@ impl Shards {
         (0..LOCKS_PER_STEP).all(|_| self.visit_next(position, &mut visit))
     }
 
-    /// Does the part of a scan for one shard.
+    /// Visits the next shard of a scan. Returns false when no shard is left.
     ///
     /// If another thread waits for the lock, the lock goes to that thread. Otherwise the next step would lock the
     /// shard again before that thread wakes up.

@@ -25,7 +25,7 @@ pub struct MemoryStore {
 /// The messages that a store restored when it was opened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Recovery {
-    /// The messages in flight that the previous sidecar had saved in the state file: this number.
+    /// The number of messages in flight that were restored from the state file.
     Restored(u64),
     /// No messages. The previous sidecar used the state file and did not drain, so its messages are lost.
     Lost,

@@ -63,7 +63,7 @@ impl MemoryWheel {
 
     /// Completes the requests from index `from` on while no other batch is processed, so that no reservation is
     /// provisional. This is rare: a batch must begin far from the limit, and other batches must reach the limit
-    /// before it ends.
+    /// before that batch ends.
     fn complete_settled(&self, batch: &mut RequestBatch, from: usize, now: Instant) {
         let wheel_state = self.state.write();
         if wheel_state.draining {
@@ -310,8 +310,8 @@ mod tests {
 
     const LIMIT: u64 = 64;
 
-    /// Runs four threads, each of which adds `own` messages, some twice, again and again, and acknowledges some. A
-    /// batch adds more than a sixteenth of the limit. Returns how many adds were refused.
+    /// Runs four threads. Each thread adds its `own` messages again and again, some of them twice in a batch, and
+    /// acknowledges some. A batch adds more than a sixteenth of the limit. Returns how many adds were refused.
     fn race(ring: &MemoryRing, own: u64, now: Instant) -> u64 {
         let refused = std::sync::atomic::AtomicU64::new(0);
         std::thread::scope(|scope| {

@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | add | reading | insert the entry; count it in its tick |
 //! | del | reading | if the entry is there and not expired: remove it, count it |
-//! | prelist tick D, step by step | – | list and mark each entry of this deadline; one that leaves is unlisted |
+//! | prelist tick D, step by step | – | list and mark each entry of this deadline; unlist a message that leaves |
 //! | expire tick D | writing | take the counts of D from every shard: they are final |
 //! | list D, step by step | – | list and mark each entry of this deadline |
 //! | forget D, step by step | – | remove each entry of this deadline |

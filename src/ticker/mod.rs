@@ -201,7 +201,7 @@ impl Ticker {
 /// The sender for the answer to a drain.
 type DrainReply = oneshot::Sender<Result<DrainOutcome, Refusal>>;
 
-/// The access of other parts of the sidecar to a ticker.
+/// A handle through which other parts of the sidecar use a ticker.
 #[derive(Clone, Debug)]
 pub struct TickerHandle {
     drains: mpsc::UnboundedSender<DrainReply>,

@@ -41,8 +41,7 @@ impl PreciseTimer {
         PreciseTimer(Kind::Runtime(Box::pin(tokio::time::sleep(Duration::ZERO)), Duration::ZERO))
     }
 
-    /// Sets the first time at which [`PreciseTimer::poll`] is ready, and the period after which it is ready again. A
-    /// period of zero means only once.
+    /// Sets the first time at which [`PreciseTimer::poll`] is ready, and the period after which it is ready again.
     pub fn set_every(&mut self, now: Instant, first: Instant, period: Duration) {
         let wait = first.saturating_duration_since(now);
         match &mut self.0 {
@@ -61,7 +60,7 @@ impl PreciseTimer {
         std::future::poll_fn(|context| self.poll(context)).await;
     }
 
-    /// Is ready when the set time has come.
+    /// Returns `Ready` when the set time has come.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         match &mut self.0 {
             #[cfg(target_os = "linux")]

@@ -28,8 +28,8 @@ const PRELIST_AHEAD: Duration = Duration::from_millis(100);
 /// How long memory is reclaimed without a pause. A single step may take longer.
 const RECLAIM_BURST: Duration = Duration::from_micros(100);
 
-/// The pause after such a burst, as a multiple of the length of the burst. On a machine with busy processors, a batch
-/// could otherwise be sent only after all memory is reclaimed.
+/// The pause after such a burst, as a multiple of the length of the burst. Without pauses, on a machine with busy
+/// processors, a batch might be sent only after all memory is reclaimed.
 const RECLAIM_PAUSES: u32 = 4;
 
 impl Ticker {

@@ -256,8 +256,7 @@ impl Attempt {
 }
 
 /// Opens a file in the folder of the state file. Existing bytes, such as reserved room, stay until they are
-/// overwritten. If the file is a pipe, this returns an error, because opening it normally would wait for a reader
-/// forever.
+/// overwritten. Returns an error if the file is a pipe, because a plain open would wait for a reader forever.
 fn open_beside(path: &Path, ending: &str) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).custom_flags(OFlags::NONBLOCK.bits().cast_signed());

@@ -9,7 +9,7 @@ use super::super::entry::Entry;
 /// The number of cells in a group.
 pub(super) const CELLS: usize = 30;
 
-/// One byte for each cell, and two more bytes. All 32 bytes are compared in one instruction.
+/// One byte for each cell, and two more bytes. All 32 bytes are compared together.
 type Lane = [u8; CELLS + 2];
 
 /// A set of cells of a group. Each cell has one bit; the first cell has the lowest bit.
@@ -52,8 +52,8 @@ impl Iterator for GroupMask {
 /// The index in `tags` of the overflow count: the number of entries that found no empty cell in this group.
 const OVERFLOWS: usize = CELLS;
 
-/// The index in `ticks` of the first of two bytes with the overflow bits. They show which tags the overflowed entries
-/// may have.
+/// The index in `ticks` of the first of two bytes with the overflow bits. The bits show which tags the overflowed
+/// entries may have.
 const OVERFLOWN: usize = CELLS;
 
 /// The highest overflow count. A count that has reached this value may be too low. It stays until the segment is

@@ -73,7 +73,8 @@ impl<S: BuildHasher> Table<S> {
     /// Appends a segment, and divides the entries of its partner between the two.
     fn split(&mut self) {
         let partner = Self::partner(self.segments.len());
-        // Each of the two gets a little more than half of the room, because a random half is seldom exact.
+        // Each of the two segments gets room for a little more than half of the entries, because a random choice
+        // seldom divides them exactly.
         let groups = Segment::groups_for(self.entries_in(partner) * 9 / 16 + 8);
         let old = self.replace(partner, groups);
         let appended = Segment::with_groups(groups);

@@ -93,7 +93,8 @@ pub(super) struct Table<S = RandomState> {
     /// order of `n`.
     segments: Vec<Segment>,
     /// How many more entries each segment can take. These numbers change with every entry, but the segments seldom
-    /// do. Sixteen numbers share a cache line, and only these lines move between processors.
+    /// do. The numbers are stored apart from the segments. So sixteen of them share a cache line, and only these
+    /// lines move between processors.
     free: Vec<u32>,
     /// The mask of the hash bits that select a segment. If no segment has the selected number, the highest of these
     /// bits is left out.

@@ -7,7 +7,7 @@ use crate::core::Message;
 /// The maximum fill level of a segment.
 const MAX_LOAD_PERCENT: usize = 78;
 
-/// A small table. The number of entries that a segment can still take is not here but in the table: `free`.
+/// A small table. The larger table stores how many entries the segment can still take: `free`.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) groups: Box<[Group]>,
@@ -123,7 +123,7 @@ impl Segment {
     #[inline(never)]
     fn find_beyond(&self, tag: u8, home: usize, is_wanted: impl Fn(&Entry) -> bool) -> Option<(usize, usize)> {
         let mut at = self.next(home);
-        // If every group had overflows, the search would only end where it began.
+        // The search ends at `home` at the latest, in case every group has overflows.
         while at != home {
             let (group, entries) = (&self.groups[at], &self.entries[at]);
             if let Some(cell) = group.tagged(tag).find(|cell| is_wanted(&entries[*cell])) {

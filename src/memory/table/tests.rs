@@ -206,7 +206,7 @@ fn each_bit_of_a_hash_belongs_to_one_part() {
         let changed = [
             hash.segment() != plain.segment(),
             hash.group(GROUPS) != plain.group(GROUPS),
-            // The tags 0 and 1 become the same.
+            // Bit 49 alone makes the tag 1, which is also the tag for 0.
             hash.tag() != plain.tag() || bit == 49,
             hash.shard(MAX_SHARD_BITS) != plain.shard(MAX_SHARD_BITS),
         ];
