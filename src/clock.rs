@@ -1,4 +1,4 @@
-//! The clock of the process: the only place that reads the time. Timeouts that a stall does not use up.
+//! The clock of the process, and a timeout that a stall does not use up. The sidecar reads the time only here.
 
 use std::pin::pin;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -7,60 +7,60 @@ use parking_lot::RwLock;
 
 use crate::core::{Moment, StallAwareClock};
 
-/// The number of parts of a timeout. A stall uses up only one of them.
+/// The number of parts into which a timeout is divided. A stall uses up only one part.
 const TIMEOUT_PARTS: u32 = 4;
 
-/// The shortest part, since the timers of the runtime count in ms.
+/// The shortest part of a timeout. The timers of the runtime count in ms, so a much shorter part would be inexact.
 const SHORTEST_PART: Duration = Duration::from_millis(5);
 
-/// A monotonic clock, with a second reading that does not count stalls of the process.
+/// A monotonic clock. Its stall-aware time stops while the process is stalled.
 ///
-/// It follows the clock of tokio, so a paused runtime pauses it too.
+/// The clock is based on Tokio's clock, so pausing the time of the runtime pauses this clock too.
 #[derive(Debug)]
 pub struct Clock {
     stall_aware: RwLock<StallAwareClock>,
 }
 
 impl Clock {
-    /// A clock that starts now.
+    /// Creates a clock that starts now.
     pub fn start() -> Clock {
         Clock { stall_aware: RwLock::new(StallAwareClock::new(monotonic())) }
     }
 
-    /// The monotonic time.
+    /// Returns the monotonic time.
     pub fn now(&self) -> Instant {
         monotonic()
     }
 
-    /// The time by the monotonic clock and by the wall clock.
+    /// Returns the time by the monotonic clock and by the wall clock.
     pub fn moment(&self) -> Moment {
         let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Moment { now: monotonic(), unix_time }
     }
 
-    /// The stall-aware time: for judging the silence of peers.
+    /// Returns the stall-aware time. It is used to measure the silence of peers.
     pub fn stall_aware_now(&self) -> Instant {
         self.stall_aware.read().at(monotonic())
     }
 
-    /// Whether a stall of the process has just ended.
+    /// Returns whether a stall of the process has just ended.
     pub fn is_waking(&self) -> bool {
         self.stall_aware.read().is_waking(monotonic())
     }
 
-    /// Records that the process runs. Returns how long it was stalled since the last beat.
+    /// Records a beat: the process runs. Returns the length of the stall since the last beat, zero if there was none.
     pub fn beat(&self) -> Duration {
         self.stall_aware.write().beat(monotonic())
     }
 }
 
-/// The monotonic time.
+/// Returns the monotonic time.
 pub fn monotonic() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Awaits `awaited` for at most `timeout`. A stall of this process uses up a quarter of a timeout of 20 ms or more.
-/// During the stall, peers had no time to answer, or were not read.
+/// Awaits `awaited` for at most `timeout`. A stall uses up only a quarter of a timeout of 20 ms or more. During a
+/// stall peers cannot answer, or their answers are not read.
 pub(crate) async fn stall_aware_timeout<T>(timeout: Duration, awaited: impl Future<Output = T>) -> Option<T> {
     let mut awaited = pin!(awaited);
     let parts = if timeout < SHORTEST_PART * TIMEOUT_PARTS { 1 } else { TIMEOUT_PARTS };

@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::message::Message;
 use super::tick::Tick;
 
-/// The most messages in one batch. A larger tick becomes several batches.
+/// The largest number of messages in a batch. A tick with more messages becomes several batches.
 pub const MAX_BATCH_MESSAGES: usize = 4_096;
 
-/// The id of a batch. It is never reused, not even after a restart, so a consumer recognises a duplicate.
+/// The id of a batch. An id is never reused, not even after a restart, so a consumer recognises a duplicate.
 ///
 /// Ids sort in the order of delivery: earlier ticks first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,15 +18,16 @@ pub const MAX_BATCH_MESSAGES: usize = 4_096;
 pub struct BatchId {
     /// The tick that expired.
     pub tick: Tick,
-    /// The epoch of the leader that expired it. It grows with every leader, and starts at a time in ms.
+    /// The epoch of the leader that expired the tick. Each new leader has a larger epoch. The first epoch is a Unix
+    /// time in ms.
     pub epoch: u64,
-    /// The ring that the tick belongs to.
+    /// The number of the ring to which the tick belongs.
     pub ring: u16,
     /// The position of the batch within its tick, from 0.
     pub seq: u32,
 }
 
-/// `ring-epoch-tick-seq`, as in logs.
+/// Writes `ring-epoch-tick-seq`, the form used in logs.
 impl fmt::Display for BatchId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}-{}-{}", self.ring, self.epoch, self.tick, self.seq)
@@ -39,38 +40,38 @@ impl fmt::Display for BatchId {
 pub struct TimedOut {
     /// The message.
     pub message: Message,
-    /// The attempt that its AddNewMsg stated.
+    /// The number of the attempt, as stated in the AddNewMsg.
     pub attempt: u8,
 }
 
-/// The counts and flags of an expired tick. Each of its batches carries them.
+/// The counts and flags of an expired tick. Every batch of the tick repeats them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct TickCounts {
-    /// Messages whose last deadline was this tick: acknowledged plus timed out.
+    /// Messages whose final deadline was this tick, acknowledged or timed out.
     pub added: u64,
     /// Messages of this tick that were acknowledged before it expired.
     pub acked: u64,
-    /// Whether so many messages timed out that a fault on the server side is more likely than that many offline
-    /// clients.
+    /// Whether the tick is a storm: the timeouts reach both limits of the [`StormRule`]. A fault on the server side
+    /// is then more likely than that many offline clients.
     pub storm: bool,
-    /// Whether the messages are delivered before their deadline, because the sidecar drains.
+    /// Whether the messages are delivered before their deadline, because the sidecar is draining.
     pub drained: bool,
 }
 
 impl TickCounts {
-    /// Messages of this tick that timed out.
+    /// Returns the number of messages of this tick that timed out.
     pub const fn timed_out(self) -> u64 {
         self.added - self.acked
     }
 }
 
-/// The limits at which a tick counts as a storm.
+/// The limits for a storm. A tick is a storm if it reaches both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StormRule {
-    /// The fewest timed-out messages that make a storm.
+    /// The minimum number of timed-out messages.
     pub min: u64,
-    /// The least share of timed-out messages among those of the tick, 0 to 1.
+    /// The minimum share of timed-out messages among all messages of the tick, 0 to 1.
     pub share: f64,
 }
 
@@ -81,7 +82,7 @@ impl Default for StormRule {
 }
 
 impl StormRule {
-    /// The counts of a tick with `acked` acknowledged and `timed_out` other messages.
+    /// Returns the counts of a tick in which `acked` messages were acknowledged and `timed_out` messages were not.
     #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
     pub fn count(self, acked: u64, timed_out: u64, drained: bool) -> TickCounts {
         let added = acked + timed_out;
@@ -94,24 +95,24 @@ impl StormRule {
 /// Messages of one expired tick: the unit of delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimeoutBatch {
-    /// Its id.
+    /// The id of the batch.
     pub id: BatchId,
-    /// The counts of its tick.
+    /// The counts of the tick to which the messages belong.
     pub counts: TickCounts,
-    /// Whether it is the last of its tick.
+    /// Whether this is the last batch of the tick.
     pub last: bool,
-    /// The messages, 1 to [`MAX_BATCH_MESSAGES`].
+    /// The messages that timed out, 1 to [`MAX_BATCH_MESSAGES`].
     pub messages: Vec<TimedOut>,
 }
 
-/// A batch on the way to a subscriber.
+/// A batch that is delivered to a subscriber.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     /// The batch, shared with the outbox.
     pub batch: Arc<TimeoutBatch>,
-    /// How often it was delivered to this group, this time included.
+    /// How often the batch was delivered to this group, this delivery included.
     pub delivery_count: u32,
-    /// How long ago its tick expired.
+    /// The time since the tick expired.
     pub age: Duration,
 }
 

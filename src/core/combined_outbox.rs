@@ -1,7 +1,7 @@
-//! The outboxes of several rings as one, for the delivery.
+//! Combines the outboxes of several rings into one outbox for the delivery.
 //!
-//! A group exists in all of them. Rings take turns in delivering. A call about a batch goes to the ring in its id.
-//! Within a ring earlier ticks go first.
+//! Each group exists in all rings. The rings take turns in delivering. Within a ring, earlier ticks are delivered
+//! first. A call about a batch goes to the ring in the id of the batch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use super::outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, Outbox, Settle
 use super::refusal::{Refusal, all_answers};
 use super::store::RingParts;
 
-/// The outboxes of several rings as one.
+/// The outboxes of several rings, used as one.
 pub struct CombinedOutbox {
-    /// By the number of the ring.
+    /// The outbox of each ring. The outbox of ring i is at index i.
     outboxes: Vec<Arc<dyn Outbox>>,
-    /// The ring that the next `take` asks first, modulo their number.
+    /// The ring at which the next `take` begins, modulo the number of rings.
     turn: AtomicUsize,
 }
 
 impl CombinedOutbox {
-    /// The outboxes of all rings as one. A single outbox is returned as it is.
+    /// Combines the outboxes of all rings. A single outbox is returned without a wrapper.
     ///
     /// # Panics
     ///
-    /// If there are no rings.
+    /// Panics if there are no rings.
     pub fn of(rings: &[RingParts]) -> Arc<dyn Outbox> {
         let outboxes: Vec<_> = rings.iter().map(|parts| Arc::clone(&parts.outbox)).collect();
         match &*outboxes {
@@ -40,8 +40,8 @@ impl CombinedOutbox {
         }
     }
 
-    /// The outbox of each ring that has some of the batches, with these. A client can name rings that do not exist;
-    /// their batches are left out.
+    /// Groups batches by ring, and returns the outbox of each ring with its batches. Leaves out batches of rings that
+    /// do not exist, since a client can send any id.
     fn by_ring(&self, batches: &[BatchId]) -> Vec<(&dyn Outbox, Vec<BatchId>)> {
         let own = |ring| batches.iter().copied().filter(|batch| usize::from(batch.ring) == ring).collect();
         let parts = self.outboxes.iter().enumerate().map(|(ring, outbox)| (&**outbox, own(ring)));
@@ -61,7 +61,8 @@ impl Outbox for CombinedOutbox {
         all_answers(join_all(calls).await).map(drop)
     }
 
-    /// Calls one ring after the other, so that no ring deletes a group that is in use at another.
+    /// Calls one ring after the other and stops at the first refusal. So no ring deletes a group that is in use at an
+    /// earlier one.
     async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
         let mut answers = Vec::new();
         for outbox in &self.outboxes {
@@ -77,8 +78,8 @@ impl Outbox for CombinedOutbox {
         self.outboxes.iter().any(|outbox| outbox.is_shared())
     }
 
-    /// Calls one ring after the other, since each takes as much of the window as it can fill. Batches that were taken
-    /// are delivered even if another ring refuses, because no later call returns them.
+    /// Calls one ring after the other, with the window that the earlier rings have left. If a ring refuses, batches
+    /// of other rings are delivered all the same, because no later call returns them.
     async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed) % self.outboxes.len();
         let (mut taken, mut left, mut refused) = (Vec::new(), window, None);
@@ -123,7 +124,8 @@ impl Outbox for CombinedOutbox {
         all_answers(join_all(parts.iter().map(|(outbox, part)| outbox.lend(group, part))).await).map(drop)
     }
 
-    /// If a ring refuses, the drops of the others are returned all the same, because no later call reports them.
+    /// Enforces the limits at all rings. If a ring refuses, the drops of the others are returned all the same,
+    /// because no later call reports them.
     async fn maintain(&self, attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal> {
         let (mut sum, mut refused) = (Dropped::default(), None);
         for answer in join_all(self.outboxes.iter().map(|outbox| outbox.maintain(attended, now))).await {
@@ -136,7 +138,7 @@ impl Outbox for CombinedOutbox {
                 Err(refusal) => refused = refused.or(Some(refusal)),
             }
         }
-        // A group that several rings dropped is one group.
+        // A group that several rings dropped counts once.
         sum.groups.sort_unstable();
         sum.groups.dedup();
         refused.filter(|_| sum == Dropped::default()).map_or(Ok(sum), Err)
@@ -156,7 +158,7 @@ impl Outbox for CombinedOutbox {
     }
 }
 
-/// The sum of the backlogs of several rings.
+/// Adds up the backlogs of several rings.
 pub fn merge_backlogs(backlogs: Vec<Backlog>) -> Backlog {
     let ids = backlogs.iter().map(|backlog| backlog.ids).sum();
     let mut merged: BTreeMap<GroupName, GroupBacklog> = BTreeMap::new();

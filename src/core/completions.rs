@@ -1,7 +1,7 @@
-//! The completed requests of a connection: rings put them in, the connection takes them out.
+//! The completed requests of a connection. Rings put requests in, and the connection takes them out.
 //!
-//! A connection has one [`Completions`] for all its requests and takes all completed ones at once. It is woken once for
-//! all requests that complete together, and no request needs an allocation of its own.
+//! A connection has one [`Completions`] and takes all completed requests at once. All requests that complete together
+//! wake the connection only once. No request needs an allocation of its own.
 
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::request_batch::RequestBatch;
 
-/// The completed requests that their connection has not taken yet.
+/// The completed requests that the connection has not taken yet.
 #[derive(Debug, Default)]
 pub struct Completions {
     state: Mutex<State>,
@@ -18,13 +18,13 @@ pub struct Completions {
 #[derive(Debug, Default)]
 struct State {
     completed: RequestBatch,
-    /// Wakes the connection, if it waits.
+    /// The waker of the connection. `None` if the connection does not wait.
     waker: Option<Waker>,
 }
 
 impl Completions {
-    /// Puts completed requests in. Returns the waker of the connection. Wake it after the last `put` of requests that
-    /// complete together.
+    /// Calls `write` to append completed requests. Returns the waker of the connection, if the connection waits. The
+    /// caller wakes the connection after the last `put` of requests that complete together.
     #[must_use]
     pub fn put(&self, write: impl FnOnce(&mut RequestBatch)) -> Option<Waker> {
         let mut state = self.lock();
@@ -32,12 +32,12 @@ impl Completions {
         state.waker.take()
     }
 
-    /// Puts in data of a request that completes later. Wakes no connection.
+    /// Calls `write` to add data about requests that complete later. Wakes no connection.
     pub fn record(&self, write: impl FnOnce(&mut RequestBatch)) {
         write(&mut self.lock().completed);
     }
 
-    /// Takes all completed requests in exchange for an empty batch. If there are none, registers the waker.
+    /// Moves all completed requests into `taken`, which must be empty. If there are none, registers the waker.
     pub fn poll(&self, context: &mut Context<'_>, taken: &mut RequestBatch) -> Poll<()> {
         let mut state = self.lock();
         if state.completed.is_empty() {
@@ -51,7 +51,7 @@ impl Completions {
         Poll::Ready(())
     }
 
-    /// A poisoned lock is used, since no code panics in the middle of a change.
+    /// Locks the state, even if the lock is poisoned: no code panics in the middle of a change.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,8 @@
-//! The dispatch of batches within a group: credit, redelivery and the order of both.
+//! The dispatch of batches to the *members* of a group, which are its subscribers on this sidecar. A credit limits
+//! the messages that each member holds. A batch is *overdue* if its holder has not acknowledged it for a set time.
 //!
-//! A state machine without I/O. The delivery ([`crate::delivery`]) owns one for each group, reports events with their
-//! time, and carries out the results.
+//! This is a state machine without I/O. The delivery ([`crate::delivery`]) has one for each group, reports events
+//! with their time, and carries out the results.
 //!
 //! ```text
 //!                    deliver             ack
@@ -12,18 +13,19 @@
 //!                    waiting ── last member left ──▶ released to the outbox
 //! ```
 //!
-//! If the outbox is shared with other sidecars, a waiting batch that no member here can have now is lent. It is given
-//! back, so that members on other sidecars get it at once, and it stays known here. It is delivered here again once
-//! its delay is over, unless another sidecar took it.
+//! The outbox may be shared with other sidecars. Then a waiting batch for which no member here is suitable is *lent*:
+//! other sidecars may take it from the outbox at once. This sidecar still keeps track of the batch. When its delay
+//! ends, the batch is delivered here again, unless another sidecar took it.
 //!
 //! # Invariants
 //!
-//! 1. A batch known here is held by exactly one member, or waits for redelivery.
-//! 2. `out` of a member is the number of messages in the batches that it holds. A member gets a batch only while `out
-//!    < credit`, so it exceeds its credit by at most one batch. The same holds for `unread`, which can be more than
-//!    `out` if batches became overdue before they were read.
-//! 3. Every batch has one timer: when it becomes overdue, or when a delay ends. So no batch is forgotten.
-//! 4. A lent batch is held by no member here. At most [`MAX_LENT`] batches are lent.
+//! 1. A batch that this group keeps track of is held by exactly one member, or waits for redelivery.
+//! 2. `out` of a member is the number of messages in the batches that the member holds. A member has *room* while
+//!    `out < credit` and `unread < credit`, and gets batches only then. So a member exceeds its credit by less than
+//!    one batch. `unread` can be more than `out` if batches became overdue before the member read them.
+//! 3. Every batch has one timer: for the time at which it becomes overdue, or at which a delay ends. So no batch is
+//!    forgotten.
+//! 4. No member here holds a lent batch. At most [`MAX_LENT`] batches are lent at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -31,20 +33,20 @@ use std::time::{Duration, Instant};
 
 use super::batch::BatchId;
 
-/// The shortest delay of a nack, so that members that nack at once do not pass a batch around in a busy loop.
+/// The minimum delay after a nack. Without it, members that nack at once would pass a batch around in a busy loop.
 const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 
-/// How long an overdue batch is reserved for other members than the one that let it become overdue.
+/// How long a member is excluded from a batch that it let become overdue. Other members can get the batch at once.
 const OVERDUE_EXCLUSION: Duration = Duration::from_secs(1);
 
-/// How many batches with exclusions one search considers.
+/// The maximum number of batches with exclusions that a search considers.
 const MAX_SEARCHED: usize = 64;
 
-/// The most batches that are lent at a time, since each `take` from the outbox must skip them. Other batches stay here
-/// and are delivered after their delay.
+/// The maximum number of batches that are lent at a time, because each `take` from the outbox must skip them. Further
+/// batches are not lent. They stay here and are delivered after their delay.
 pub(crate) const MAX_LENT: usize = 64;
 
-/// A subscriber, as the member of its group. Never reused within a process.
+/// The id of a member of a group, that is of a subscriber. Never reused within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct MemberId(pub(crate) u64);
 
@@ -52,17 +54,17 @@ pub(crate) struct MemberId(pub(crate) u64);
 struct Member {
     id: MemberId,
     credit: u64,
-    /// Messages in the batches that it holds.
+    /// Messages in the batches that the member holds.
     out: u64,
-    /// Messages that were sent to it and that it has not read.
+    /// Messages that were sent to the member and that it has not read.
     unread: u64,
-    /// Messages of the redeliveries that are being chosen.
+    /// Messages of redeliveries that are already chosen for the member in the current search.
     reserved: u64,
 }
 
 impl Member {
-    /// How many messages it can take now. Unread messages count although it may no longer hold their batch; otherwise
-    /// overdue batches that are redelivered to it would pile up.
+    /// Returns how many messages the member can take now. Unread messages count even if the member no longer holds
+    /// their batch. Otherwise overdue batches that are redelivered to the member would pile up.
     fn window(&self) -> u64 {
         self.credit.saturating_sub(self.out.max(self.unread) + self.reserved)
     }
@@ -70,29 +72,29 @@ impl Member {
 
 #[derive(Debug)]
 struct PendingBatch {
-    /// Number of its messages.
+    /// The number of messages in the batch.
     ids: u64,
-    /// `None` while it waits.
+    /// The member that holds the batch; `None` while the batch waits.
     holder: Option<MemberId>,
     nacks: u32,
-    /// Members that nacked it or let it become overdue, and the time before which each does not get it again.
+    /// Members that nacked the batch or let it become overdue, each with the time until which the member is excluded.
     excluded: BTreeMap<MemberId, Instant>,
-    /// When it becomes overdue, or the next exclusion ends.
+    /// When the batch becomes overdue, or when the next exclusion ends.
     timer: Instant,
     lent: bool,
 }
 
-/// The batches of one group that its members here hold or wait for.
+/// The members of a group on this sidecar, and the batches that they hold or wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Dispatch {
     redeliver_after: Duration,
     is_shared: bool,
-    /// The next turn is that of the first one with room.
+    /// The members in the order of their turns. The first member with room gets the next batch.
     members: Vec<Member>,
     batches: BTreeMap<BatchId, PendingBatch>,
     /// Waiting batches without exclusions.
     free: BTreeSet<BatchId>,
-    /// Waiting batches with exclusions for some of the members, but not for all.
+    /// Waiting batches from which some members are excluded, but not all.
     restricted: BTreeSet<BatchId>,
     /// Waiting batches that are not lent.
     unlent: BTreeSet<BatchId>,
@@ -102,23 +104,24 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// A group without members. A batch that is not acknowledged for `redeliver_after` is redelivered, if possible to
-    /// another member than its holder. That member is here or, if the outbox `is_shared`, on another sidecar.
+    /// Creates the dispatch of a group without members. A batch without an acknowledgement for `redeliver_after` is
+    /// redelivered, if possible to a member other than its holder. If the outbox `is_shared`, that member can be on
+    /// another sidecar.
     pub(crate) fn new(redeliver_after: Duration, is_shared: bool) -> Dispatch {
         Dispatch { redeliver_after, is_shared, ..Dispatch::default() }
     }
 
-    /// A subscriber joins with a credit in messages.
+    /// Adds a member whose credit is a number of messages.
     pub(crate) fn join(&mut self, id: MemberId, credit: u64) {
         self.members.push(Member { id, credit, out: 0, unread: 0, reserved: 0 });
-        // Batches that all others are excluded from are available to the new member.
+        // The new member can get the batches from which all others are excluded.
         let waiting = self.batches.iter().filter(|(_, pending)| pending.holder.is_none());
         self.restricted
             .extend(waiting.filter(|(_, pending)| !pending.excluded.is_empty()).map(|(batch, _)| *batch));
     }
 
-    /// A subscriber leaves. The batches that it held wait for the other members. If it was the last member, returns all
-    /// known batches, to be released to the outbox.
+    /// Removes a member. The batches that it held wait for other members. If it was the last member, returns all
+    /// batches; the caller releases them to the outbox.
     pub(crate) fn leave(&mut self, id: MemberId, now: Instant) -> Vec<BatchId> {
         self.members.retain(|member| member.id != id);
         if self.members.is_empty() {
@@ -138,33 +141,34 @@ impl Dispatch {
         Vec::new()
     }
 
-    /// Records for all members how many sent messages each has not read.
+    /// Records the number of unread messages of all members. If `unread` returns `None`, the number of that member
+    /// stays.
     pub(crate) fn record_all_unread(&mut self, unread: impl Fn(MemberId) -> Option<u64>) {
         for member in &mut self.members {
             member.unread = unread(member.id).unwrap_or(member.unread);
         }
     }
 
-    /// Records how many sent messages a member has not read.
+    /// Records the number of unread messages of a member.
     pub(crate) fn record_unread(&mut self, id: MemberId, messages: u64) {
         if let Some(member) = self.member(id) {
             member.unread = messages;
         }
     }
 
-    /// How many messages all members together can take now: the window for the outbox's `take`.
+    /// Returns how many messages all members together can take now. This is the window for `take` of the outbox.
     pub(crate) fn window(&self) -> u64 {
         self.members.iter().map(Member::window).sum()
     }
 
-    /// The member that gets the next new batch. Members with room take turns.
+    /// Chooses the member for the next new batch. Members with room take turns.
     pub(crate) fn next_member(&mut self) -> Option<MemberId> {
         let member = self.find_member(None)?;
         Some(self.take_turn(member))
     }
 
-    /// The next redeliveries, each with a member that has room for it. They are at most `most`, all of the same ring,
-    /// and none of the `unavailable` rings.
+    /// Chooses the next batches to redeliver, each with a member that has room. Chooses at most `most` batches, all
+    /// of one ring, and none of the `unavailable` rings.
     pub(crate) fn next_redeliveries(&mut self, unavailable: &[u16], most: usize) -> Vec<(BatchId, MemberId)> {
         let mut next: Vec<(BatchId, MemberId)> = Vec::new();
         while next.len() < most {
@@ -180,13 +184,13 @@ impl Dispatch {
         next
     }
 
-    /// Whether there is a redelivery.
+    /// Returns whether a batch of the available rings can be redelivered now.
     pub(crate) fn has_redeliveries(&self, unavailable: &[u16]) -> bool {
         self.find_redelivery(|batch| !unavailable.contains(&batch.ring)).is_some()
     }
 
-    /// Lends the waiting batches that no member here can have now, oldest first. The caller gives them back to the
-    /// outbox for members on other sidecars.
+    /// Lends the waiting batches for which no member here has room and is not excluded, oldest first. The caller
+    /// lends them in the outbox too, so that members on other sidecars can get them.
     pub(crate) fn lend(&mut self) -> Vec<BatchId> {
         let room = if self.is_shared { MAX_LENT.saturating_sub(self.lent) } else { 0 };
         let is_unavailable = |batch: &&BatchId| self.find_member(self.batches.get(batch)).is_none();
@@ -199,7 +203,7 @@ impl Dispatch {
         batches
     }
 
-    /// A batch with `ids` messages is delivered to a member.
+    /// Records that a batch with `ids` messages is delivered to a member.
     pub(crate) fn deliver(&mut self, batch: BatchId, ids: u64, to: MemberId, now: Instant) {
         let earlier = self.remove(batch);
         if let Some(member) = self.member(to) {
@@ -210,13 +214,14 @@ impl Dispatch {
         self.insert(batch, PendingBatch { ids, holder: Some(to), nacks, excluded, timer, lent: false });
     }
 
-    /// A batch is settled, or no longer in the outbox.
+    /// Removes a batch that is settled or no longer in the outbox.
     pub(crate) fn forget(&mut self, batch: BatchId) {
         self.remove(batch);
     }
 
-    /// A member gives a batch back. It goes to a member that did not, or to the same one after the delay. The delay
-    /// doubles with every nack of the batch up to `redeliver_after`. Returns whether the member held it.
+    /// Makes a batch that a member nacked wait for redelivery. Another member can get the batch at once, the same
+    /// member only after the delay. The delay doubles with every nack of the batch, up to `redeliver_after`. Returns
+    /// false if the member does not hold the batch.
     pub(crate) fn nack(&mut self, from: MemberId, batch: BatchId, delay: Duration, now: Instant) -> bool {
         let held = self.batches.get_mut(&batch).filter(|pending| pending.holder == Some(from));
         let Some(pending) = held else { return false };
@@ -227,10 +232,10 @@ impl Dispatch {
         true
     }
 
-    /// Handles the timers that are due: overdue batches wait for redelivery, and delays end.
+    /// Handles expired timers: overdue batches wait for redelivery, and exclusions end.
     pub(crate) fn handle_timers(&mut self, now: Instant) {
         while let Some((_, batch)) = self.timers.first().copied().filter(|(timer, _)| *timer <= now) {
-            // Turns alone could give an overdue batch to the same silent member again and again.
+            // Without the exclusion, the same silent member could get the batch again and again.
             if (self.is_shared || self.members.len() > 1)
                 && let Some(pending) = self.batches.get_mut(&batch)
                 && let Some(holder) = pending.holder
@@ -241,12 +246,12 @@ impl Dispatch {
         }
     }
 
-    /// When the next timer is due.
+    /// Returns when the next timer expires.
     pub(crate) fn next_timer(&self) -> Option<Instant> {
         self.timers.first().map(|(timer, _)| *timer)
     }
 
-    /// Lets a batch wait for a member that is not excluded, or until the next exclusion ends.
+    /// Makes a batch wait until a member that is not excluded has room, or until the next exclusion ends.
     fn wait(&mut self, batch: BatchId, now: Instant) {
         let Some(mut pending) = self.remove(batch) else { return };
         pending.holder = None;
@@ -284,17 +289,19 @@ impl Dispatch {
         Some(pending)
     }
 
-    /// The oldest waiting batch, of those that `may_be`, for which a member has room. Returns the index of that member.
+    /// Finds the oldest waiting batch that `may_be` accepts and for which a member has room. Returns the batch and
+    /// the index of the member.
     fn find_redelivery(&self, may_be: impl Fn(&BatchId) -> bool) -> Option<(BatchId, usize)> {
         let free = self.free.iter().find(|batch| may_be(batch));
         let free = free.and_then(|batch| Some((*batch, self.find_member(None)?)));
-        // Bounded, since each batch needs a search for a member. Batches further back become free after their delay.
+        // The number is limited, because each batch needs a search for a member. Later batches become free after
+        // their delay.
         let restricted = self.restricted.iter().filter(|batch| may_be(batch)).take(MAX_SEARCHED);
         let restricted = restricted.filter_map(|batch| Some((*batch, self.find_member(self.batches.get(batch))?)));
         free.into_iter().chain(restricted.take(1)).min()
     }
 
-    /// The index of the next member that has room and is not excluded from the batch.
+    /// Returns the index of the next member that has room and is not excluded from the batch.
     fn find_member(&self, batch: Option<&PendingBatch>) -> Option<usize> {
         let is_excluded = |id: &MemberId| batch.is_some_and(|pending| pending.excluded.contains_key(id));
         self.members.iter().position(|member| member.window() > 0 && !is_excluded(&member.id))
@@ -304,7 +311,7 @@ impl Dispatch {
         self.members.iter_mut().find(|member| member.id == id)
     }
 
-    /// Puts the member at this index, and those before it, behind the others.
+    /// Moves the member at this index, and the members before it, to the end of the turns.
     fn take_turn(&mut self, index: usize) -> MemberId {
         let id = self.members[index].id;
         self.members.rotate_left(index + 1);
@@ -378,7 +385,7 @@ mod tests {
             dispatch.record_unread(A, unread);
             let (window, mut unread) = (dispatch.window(), unread);
             assert_eq!(window, 13 - unread);
-            // As an outbox does: batches until they have this number of messages or more.
+            // Like an outbox, takes batches until they contain this number of messages or more.
             for seq in (0..).take_while(|seq| u64::from(*seq) * 4 < window) {
                 let member = dispatch.next_member().expect("there is room");
                 dispatch.deliver(batch(seq), 4, member, now);
@@ -426,7 +433,7 @@ mod tests {
         let overdue = now + REDELIVER;
         dispatch.handle_timers(overdue);
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)), "it was the turn of A");
-        // Unless no other member has room for it.
+        // After a second of exclusion A gets the batch, because no other member has room.
         dispatch.deliver(batch(2), 5, B, overdue);
         assert_eq!(next_redelivery(&mut dispatch, &[]), None);
         assert_eq!(dispatch.next_timer(), Some(overdue + OVERDUE_EXCLUSION));
@@ -521,7 +528,7 @@ mod tests {
         assert_eq!((dispatch.window(), dispatch.next_timer()), (10, None));
     }
 
-    /// A group whose outbox is shared with other sidecars.
+    /// Returns a group whose outbox is shared with other sidecars.
     fn shared_group_of(members: &[(MemberId, u64)]) -> (Dispatch, Instant) {
         let (dispatch, now) = group_of(members);
         (Dispatch { is_shared: true, ..dispatch }, now)

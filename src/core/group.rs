@@ -4,10 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The longest name, in bytes.
+/// The maximum length of a name in bytes.
 pub const MAX_NAME_LENGTH: usize = 64;
 
-/// The most groups that can exist at once, ephemeral ones included.
+/// The maximum number of groups at a time, ephemeral groups included.
 pub const MAX_GROUPS: usize = 64;
 
 /// The prefix of generated names.
@@ -17,31 +17,31 @@ const GENERATED: &str = "ephemeral-";
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupName(Arc<str>);
 
-/// The text is not a group name.
+/// The error for a text that is not a group name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a group name: use 1 to {MAX_NAME_LENGTH} of the characters A-Z a-z 0-9 _ . -")]
 pub struct GroupNameError(String);
 
 impl GroupName {
-    /// The group that always exists, so that no batch is lost before the first subscriber.
+    /// The name of the group that always exists. It keeps batches that expire before the first subscriber connects.
     pub const DEFAULT: &str = "default";
 
-    /// The name of the default group.
+    /// Returns the name of the default group.
     pub fn default_group() -> GroupName {
         GroupName(Arc::from(GroupName::DEFAULT))
     }
 
-    /// Whether this is the default group.
+    /// Returns whether this is the name of the default group.
     pub fn is_default(&self) -> bool {
         &*self.0 == GroupName::DEFAULT
     }
 
-    /// A generated name for an ephemeral group. `process` keeps it apart from those of other processes.
+    /// Generates a name for an ephemeral group. `process` is a number that distinguishes this process from others.
     pub fn generated(process: u32, subscriber: u64) -> GroupName {
         GroupName(Arc::from(format!("{GENERATED}{process:08x}-{subscriber}")))
     }
 
-    /// Whether the name is a generated one.
+    /// Returns whether the name has the form of generated names.
     pub fn is_generated(&self) -> bool {
         let numbers = self.0.strip_prefix(GENERATED).and_then(|numbers| numbers.split_once('-'));
         numbers.is_some_and(|(process, subscriber)| {
@@ -49,7 +49,7 @@ impl GroupName {
         })
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,9 +1,8 @@
-//! A histogram of latencies, so that the core needs no metrics crate.
+//! A histogram of latencies. It exists here because the core uses no metrics crate.
 
 use std::time::Duration;
 
-/// The upper bounds of the buckets, in units of [`Stamp`] (100 µs): 100 µs to 30 s. One more bucket counts longer
-/// latencies.
+/// The upper bounds of the buckets in units of 100 µs, from 100 µs to 30 s. One more bucket counts longer latencies.
 pub const LATENCY_BOUNDS: [u32; 20] = [
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 50_000, 75_000, 100_000, 125_000,
     150_000, 300_000,
@@ -14,24 +13,25 @@ pub const STAMP_UNIT: Duration = Duration::from_micros(STAMP_MICROS);
 
 const STAMP_MICROS: u64 = 100;
 
-/// A moment, as a count of 100 µs since some origin. It wraps around after 119 hours.
+/// A moment, as a number of 100 µs units since some origin. The number wraps around after 119 hours.
 ///
-/// It needs four bytes instead of sixteen in every message in flight. Differences below the wrap are exact.
+/// A stamp takes four bytes in every message in flight, where an `Instant` would take sixteen. Differences shorter
+/// than 119 hours are exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp(pub u32);
 
-/// The longest difference between two stamps. A larger one means that the later stamp was taken before the earlier one,
-/// by at most a minute.
+/// The largest difference that counts as a duration. A larger difference means that the stamps are in reverse order,
+/// at most a minute apart.
 const LONGEST: u32 = u32::MAX - 600_000;
 
-// A message is stamped when it is added, and is known for at most two revolutions after that.
+// A message is stamped when it is added, and is removed at most two revolutions later.
 const _: () = assert!(
     2 * super::tick::MAX_SLOTS as u64 * super::tick::MAX_TICK.as_secs() <= LONGEST as u64 / 10_000,
     "a stamp must outlast the longest life of a message"
 );
 
 impl Stamp {
-    /// The moment `elapsed` after the origin, rounded down.
+    /// Returns the stamp of the moment `elapsed` after the origin, rounded down.
     #[expect(clippy::cast_possible_truncation, reason = "stamps wrap around on purpose")]
     pub const fn after(elapsed: Duration) -> Stamp {
         Stamp((elapsed.as_micros() / STAMP_UNIT.as_micros()) as u32)
@@ -41,20 +41,22 @@ impl Stamp {
 /// The number of latencies in each bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatencyHistogram {
-    /// One count for each bound of [`LATENCY_BOUNDS`], not cumulative, and one for all longer latencies.
+    /// One count for each bound of [`LATENCY_BOUNDS`], and one for all longer latencies. The counts are not
+    /// cumulative.
     pub counts: [u64; LATENCY_BOUNDS.len() + 1],
     /// The sum of all latencies in µs.
     pub sum_micros: u64,
 }
 
-/// The bounds, and behind them some that no latency exceeds.
+/// The bounds, padded to 32 with values that no latency exceeds.
 const PADDED: [u32; 32] = {
     let mut padded = [u32::MAX; 32];
     padded.split_at_mut(LATENCY_BOUNDS.len()).0.copy_from_slice(&LATENCY_BOUNDS);
     padded
 };
 
-/// The bucket of a latency, by a binary search without branches, which a processor would mispredict half of the time.
+/// Returns the index of the bucket of a latency. This binary search has no branches, because a processor would
+/// mispredict half of them.
 fn bucket(units: u32) -> usize {
     [16, 8, 4, 2, 1]
         .into_iter()
@@ -62,7 +64,7 @@ fn bucket(units: u32) -> usize {
 }
 
 impl LatencyHistogram {
-    /// Adds `times` equal latencies.
+    /// Records the same latency `times` times.
     pub fn record(&mut self, latency: Duration, times: u64) {
         let units = u32::try_from(latency.as_micros().div_ceil(STAMP_UNIT.as_micros())).unwrap_or(u32::MAX);
         self.counts[bucket(units)] += times;
@@ -70,8 +72,8 @@ impl LatencyHistogram {
         self.sum_micros = self.sum_micros.saturating_add(micros.saturating_mul(times));
     }
 
-    /// Adds the time from one stamp to another. It counts as 0 if the order is reversed, as can happen between
-    /// threads of which one was delayed after it had read its clock.
+    /// Records the time from one stamp to another. The time counts as 0 if `later` is before `earlier`. This happens
+    /// between two threads, if one of them is delayed after it has read the clock.
     #[inline]
     pub fn record_between(&mut self, earlier: Stamp, later: Stamp) {
         let units = later.0.wrapping_sub(earlier.0);
@@ -80,7 +82,7 @@ impl LatencyHistogram {
         self.sum_micros += u64::from(units) * STAMP_MICROS;
     }
 
-    /// Adds another histogram.
+    /// Adds the counts of another histogram.
     pub fn add(&mut self, other: &LatencyHistogram) {
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
             *count += more;
@@ -88,7 +90,7 @@ impl LatencyHistogram {
         self.sum_micros = self.sum_micros.saturating_add(other.sum_micros);
     }
 
-    /// Whether it has no latencies.
+    /// Returns whether the histogram has no latencies.
     pub fn is_empty(&self) -> bool {
         self.counts.iter().all(|count| *count == 0)
     }

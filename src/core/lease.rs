@@ -1,4 +1,5 @@
-//! The leadership over a ring: the contract of a lease, and the observations of a candidate.
+//! The leadership over a ring. This file has the contract of a lease, and the observations of a candidate for
+//! leadership.
 
 use std::time::{Duration, Instant};
 
@@ -7,75 +8,79 @@ use async_trait::async_trait;
 use super::refusal::Refusal;
 use super::tick::Tick;
 
-/// Whether this sidecar may move the pointer of the ring.
+/// The result of [`Lease::maintain`]: whether this sidecar may move the pointer of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leadership {
-    /// It leads.
+    /// This sidecar leads.
     Leads {
-        /// The fencing token.
+        /// The fencing token: it is larger for each new leader.
         epoch: u64,
-        /// When to maintain the lease again; `None` if no other sidecar could lead.
+        /// When to call [`Lease::maintain`] again; `None` if no other sidecar can lead.
         renew_at: Option<Instant>,
     },
-    /// It does not lead.
+    /// This sidecar does not lead.
     Follows {
-        /// When to maintain the lease again, as a candidate.
+        /// When to call [`Lease::maintain`] again, as a candidate.
         retry_after: Duration,
     },
 }
 
-/// Time-bounded leadership over one ring.
+/// The leadership over one ring for a limited time.
 #[async_trait]
 pub trait Lease: Send + Sync {
-    /// Acquires or renews the lease at `now`, or gives it to a sidecar that leads fewer rings.
+    /// Acquires or renews the lease at `now`. A leader can also hand the lease over to a sidecar that leads fewer
+    /// rings.
     async fn maintain(&self, now: Instant) -> Result<Leadership, Refusal>;
 
-    /// Gives up the lease, so that another sidecar can lead at once. It is no error if this sidecar does not hold it.
+    /// Releases the lease, so that another sidecar can lead at once. Succeeds if this sidecar does not hold the
+    /// lease.
     async fn release(&self, now: Instant) -> Result<(), Refusal>;
 
-    /// Registers a callback for when the lease may be free. The callback has the lease maintained at once.
+    /// Registers a callback that is called when the lease may be free. The callback makes the ticker call
+    /// [`Lease::maintain`] at once.
     fn on_lease_free(&self, notify: Box<dyn Fn() + Send + Sync>);
 }
 
-/// Number of observations per duration of the lease.
+/// The number of observations that a candidate makes within the duration of a lease.
 const LOOKS_PER_LEASE: u32 = 6;
 
-/// The observations of a candidate, by its own monotonic clock: the lease of another sidecar, and the pointer.
+/// The observations of a candidate, timed by its own monotonic clock: the lease of another sidecar, and the pointer.
 ///
-/// A clock that can be set tells neither how long a lease is still valid nor how many ticks were missed. The
-/// candidate knows only the time that it observed itself while the store answered.
+/// A wall clock can be set. So it cannot show how long a lease is still valid, or how many ticks were missed. The
+/// candidate counts only time during which it observed the store and the store answered.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     lease: Duration,
     session: u64,
-    /// Token and renewal count of the lease.
+    /// The token and the renewal count of the last observed lease.
     holder: Option<Observed<(String, String)>>,
-    /// The duration of the lease of the holder.
+    /// The duration of the lease that the holder has.
     holders_lease: Duration,
     pointer: Option<Observed<PointerPosition>>,
 }
 
-/// The position of the pointer, and its due time.
+/// The tick at which the pointer stands, and the time at which the pointer was due to move there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PointerPosition {
-    /// The tick at which it stands.
+    /// The tick at which the pointer stands.
     pub(crate) pointer: Tick,
-    /// When it was due there, in ms by the clock of the store. Deadlines count from it.
+    /// When the pointer was due to move to this tick, in ms by the clock of the store. Deadlines count from this
+    /// time.
     pub(crate) due_ms: u64,
 }
 
-/// A value, and how long it was observed unchanged. A gap between two observations counts as at most half a lease,
-/// since a stalled process observed nothing.
+/// A value, and the time for which it was observed without a change. A gap between two observations counts as at most
+/// half a lease, because a stalled process observes nothing.
 #[derive(Debug)]
 pub(crate) struct Observed<T> {
     value: T,
-    /// For how long, up to the last observation.
+    /// The time for which the value was observed without a change, up to the last observation.
     watched: Duration,
     looked_at: Instant,
 }
 
 impl<T: PartialEq> Observed<T> {
-    /// Records an observation at `now`. Returns how long the value was observed unchanged.
+    /// Records an observation at `now`. Returns for how long the value was observed without a change.
     pub(crate) fn record(observed: &mut Option<Observed<T>>, value: T, now: Instant, lease: Duration) -> Duration {
         let same = observed.as_ref().filter(|observed| observed.value == value);
         let watched = same.map_or(Duration::ZERO, |observed| observed.watched_until(now, lease));
@@ -89,26 +94,27 @@ impl<T: PartialEq> Observed<T> {
 }
 
 impl Candidate {
-    /// A candidate without observations, for a lease of this duration.
+    /// Creates a candidate without observations, for a lease of this duration.
     pub(crate) fn new(lease: Duration) -> Candidate {
         Candidate { lease, session: 0, holder: None, holders_lease: lease, pointer: None }
     }
 
-    /// Forgets the observations of an earlier session, since the time between sessions was not observed.
+    /// Forgets all observations if the session with the store is new, because the candidate observed nothing between
+    /// the sessions.
     pub(crate) fn enter_session(&mut self, session: u64) {
         if self.session != session {
             *self = Candidate { session, ..Candidate::new(self.lease) };
         }
     }
 
-    /// Forgets the last holder: this sidecar leads now.
+    /// Forgets the last holder, because this sidecar leads now.
     pub(crate) fn forget_holder(&mut self) {
         self.holder = None;
     }
 
-    /// Records an observation: token and renewal count of another sidecar's lease, its duration, and the pointer.
-    /// `since_due_ms` is the time since the pointer was due there, by the clock of the store; negative if it is not due
-    /// yet. Returns whether the token is new.
+    /// Records an observation: the token and renewal count of another sidecar's lease, the duration of that lease,
+    /// and the pointer. `since_due_ms` is the time since the due time of the position, by the clock of the store. It
+    /// is negative if the due time is in the future. Returns whether the token is new.
     pub(crate) fn observe(
         &mut self,
         holder: (String, String),
@@ -122,7 +128,8 @@ impl Candidate {
         Observed::record(&mut self.holder, holder, now, self.lease);
         Observed::record(&mut self.pointer, position, now, self.lease);
         if let Some(seen) = &mut self.pointer {
-            // Adds count from the due time. It may be in the future, also because the clock of the store was set back.
+            // Deadlines of adds count from the due time. The due time can be in the future, for example because the
+            // clock of the store was set back.
             let ms = Duration::from_millis(since_due_ms.unsigned_abs());
             let (since, until) = if since_due_ms < 0 { (Duration::ZERO, ms) } else { (ms, Duration::ZERO) };
             seen.watched = seen.watched.min(since);
@@ -131,27 +138,30 @@ impl Candidate {
         is_other
     }
 
-    /// The holder, if its lease did not change for two durations, the longer of its own and this candidate's. Then the
-    /// holder is dead, and only a clock that was set back keeps its lease.
+    /// Returns the holder if it is dead. A holder is dead if its lease has not changed for twice the duration of a
+    /// lease. The longer of two durations counts: that of the holder's lease and that of the candidate's. Such a
+    /// lease only persists if the clock of the store was set back.
     pub(crate) fn stalled_holder(&self, now: Instant) -> Option<(String, String)> {
         let seen = self.holder.as_ref()?;
         let watched = seen.watched_until(now, self.lease);
         (watched >= self.lease.max(self.holders_lease) * 2).then(|| seen.value.clone())
     }
 
-    /// The last observed position of the pointer, and for how long the candidate has observed it there.
+    /// Returns the last observed position of the pointer, and for how long the pointer was observed there.
     pub(crate) fn observed_pointer(&self, now: Instant) -> Option<(PointerPosition, Duration)> {
         let seen = self.pointer.as_ref()?;
         Some((seen.value, seen.watched_until(now, self.lease)))
     }
 
-    /// Whether it observed something recently, so that it knows whether the store answered and a sidecar led.
+    /// Returns whether the last observation is recent. Only then does the candidate know whether the store answered
+    /// and a sidecar led.
     pub(crate) fn is_current(&self, now: Instant) -> bool {
         let is_recent = |seen: &Observed<_>| now.saturating_duration_since(seen.looked_at) <= self.lease / 2;
         self.pointer.as_ref().is_some_and(is_recent)
     }
 
-    /// The time to the next observation. `random` spreads the candidates.
+    /// Returns the time until the next observation. `random` spreads the candidates, so that they do not all observe
+    /// at the same time.
     pub(crate) fn retry_after(&self, random: u64) -> Duration {
         let look = self.lease / LOOKS_PER_LEASE;
         let spread = u32::try_from(random % 512).unwrap_or_default();
@@ -165,7 +175,7 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(3);
 
-    /// The pointer was due there long before the first observation.
+    /// A time since the due time that is longer than any observation.
     const LONG_AGO: i64 = 1_000_000;
 
     fn at(tick: u64) -> PointerPosition {
@@ -176,7 +186,7 @@ mod tests {
         (String::from("other"), renewals.to_string())
     }
 
-    /// Observes the same every half second.
+    /// Records the same observation every half second.
     fn watch(candidate: &mut Candidate, from: Instant, time: Duration) {
         let looks = time.as_millis() / 500;
         for look in 0..=u32::try_from(looks).unwrap() {

@@ -6,30 +6,32 @@ use std::str::FromStr;
 
 use super::tick::Tick;
 
-/// The id that a logic node gave to a message. Any u64 is legal.
+/// The id of a message, chosen by the logic node. Any u64 is legal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct MsgId(pub u64);
 
-/// The client that must acknowledge a message, ideally a session id that is never reused. 0 if none was given.
+/// The client that must acknowledge a message, ideally a session id that is never reused. It is 0 if the logic node
+/// named no client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct Client(pub u64);
 
-/// A message in flight: the pair of a message id and the client that it was pushed to.
+/// A message to one client: the pair of a message id and the client to which the message was pushed.
 ///
-/// One `msg_id` pushed to 500 members of a chat, or to three devices of one user, is 500 or 3 messages.
+/// If one `msg_id` is pushed to 500 members of a chat, that is 500 messages. Three devices of one user are 3
+/// messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct Message {
-    /// The id that the logic node gave it.
+    /// The id that the logic node chose for the message.
     pub msg_id: MsgId,
-    /// The client that it was pushed to.
+    /// The client to which the message was pushed.
     pub client: Client,
 }
 
 impl Message {
-    /// The message `msg_id` pushed to `client`.
+    /// Returns the message with the id `msg_id` for `client`.
     pub const fn new(msg_id: u64, client: u64) -> Message {
         Message { msg_id: MsgId(msg_id), client: Client(client) }
     }
@@ -47,7 +49,7 @@ impl From<(u64, u64)> for Message {
     }
 }
 
-/// `msg_id` or `msg_id:client`, as on the command line.
+/// Writes `msg_id` or `msg_id:client`, as on the command line.
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.client == Client(0) {
@@ -58,7 +60,7 @@ impl fmt::Display for Message {
     }
 }
 
-/// The text is not `ID` or `ID:CLIENT`.
+/// The error for a text that is not `ID` or `ID:CLIENT`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a message: write ID or ID:CLIENT, both whole numbers from 0 to {max}", max = u64::MAX)]
 pub struct ParseMessageError(String);
@@ -78,22 +80,22 @@ impl FromStr for Message {
 /// The outcome of an AddNewMsg for one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddOutcome {
-    /// It was not in flight, and now it is.
+    /// The message was not in flight before.
     Added,
-    /// It was in flight already, and got a new deadline and a new attempt.
+    /// The message was in flight already. It got a new deadline and a new attempt.
     Rearmed,
 }
 
 /// The outcome of a DelMsg for one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DelOutcome {
-    /// Never added, already acknowledged, or timed out more than one revolution ago.
+    /// The message was never added, is already acknowledged, or timed out more than one revolution ago.
     Unknown,
-    /// It was in flight, and is now acknowledged.
+    /// The message was in flight and is now acknowledged.
     Acked,
-    /// It timed out less than one revolution ago.
+    /// The message timed out less than one revolution ago.
     Late,
-    /// It was in flight, and is removed because its push failed at once.
+    /// The message was in flight. It is removed without an acknowledgement, because its push failed at once.
     Withdrawn,
 }
 
@@ -102,7 +104,7 @@ impl DelOutcome {
     pub const ALL: [DelOutcome; 4] =
         [DelOutcome::Unknown, DelOutcome::Acked, DelOutcome::Late, DelOutcome::Withdrawn];
 
-    /// The word on the command line and in the metrics label.
+    /// Returns the word for the command line and the metrics label.
     pub const fn as_str(self) -> &'static str {
         match self {
             DelOutcome::Unknown => "unknown",
@@ -122,9 +124,9 @@ impl fmt::Display for DelOutcome {
 /// The answer to an AddNewMsg.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddNewMsgAnswer {
-    /// The deadline of its messages; the latest one if they differ.
+    /// The deadline of the messages. If messages of several rings differ, this is the latest deadline.
     pub deadline: Tick,
-    /// For each message, in order.
+    /// The outcome of each message, in the order of the request.
     pub outcomes: Vec<AddOutcome>,
 }
 

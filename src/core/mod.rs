@@ -1,9 +1,10 @@
 //! The pure core: ticks, messages, batches and groups, and the contracts that every store implements.
 //!
-//! The core does no I/O, starts no task and reads no clock. `now` is a parameter, and effects are return values. The
-//! stores (`memory`, `redis`) implement the contracts. Server, delivery and ticker use only the contracts.
+//! The core does no I/O, starts no task and reads no clock. Callers pass the time as `now` and carry out the effects
+//! that functions return. The stores (`memory`, `redis`) implement the contracts. Server, delivery and ticker call a
+//! store only through the contracts.
 //!
-//! Its names are used as `core::Tick`, whatever file they are in.
+//! Other modules write `core::Tick`, without the name of the file.
 
 mod batch;
 #[cfg(feature = "sidecar")]

@@ -1,11 +1,11 @@
-//! The contract of an outbox: timeout batches that not all groups have acknowledged.
+//! The contract of an outbox, which stores timeout batches until all groups have acknowledged them.
 //!
 //! # Invariants
 //!
-//! 1. For each group, a batch is in one of three states: available, taken, settled. Taking it increments its delivery
-//!    count, releasing it makes it available again, settling it is final.
-//! 2. Batches are taken in the order of their ticks, released ones first.
-//! 3. A batch is removed once all groups have settled it, or when retention drops it. Drops are counted.
+//! 1. For each group, a batch is in one of three states: available, taken or settled. Taking increments the delivery
+//!    count of the batch. Releasing makes the batch available again. Settling is final.
+//! 2. Batches are taken in the order of their ticks, but released batches come first.
+//! 3. A batch is removed when all groups have settled it, or when retention drops it. Drops are counted.
 
 use std::time::{Duration, Instant};
 
@@ -15,24 +15,25 @@ use super::batch::{BatchId, Delivery};
 use super::group::GroupName;
 use super::refusal::{Refusal, merge_refusals};
 
-/// The most batches of one [`Outbox::retake`].
+/// The maximum number of batches in a call of [`Outbox::retake`].
 pub const MAX_RETAKEN: usize = 16;
 
-/// The options of a new group. They do not change an existing group.
+/// The options for creating a group. They do not change a group that already exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupOptions {
-    /// Whether it starts to read with the next batch that is published, and not with the oldest one in the outbox.
+    /// Whether the group starts with the next batch that is published. Otherwise it starts with the oldest batch in
+    /// the outbox.
     pub from_end: bool,
-    /// Whether it is deleted when its last subscriber leaves.
+    /// Whether the group is deleted when its last subscriber leaves.
     pub ephemeral: bool,
 }
 
 /// The limits of an outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// How long a batch is kept, and a group without a subscriber.
+    /// How long a batch is kept, and how long a group without a subscriber is kept.
     pub time: Duration,
-    /// The most messages in unacknowledged batches.
+    /// The maximum number of messages in batches that not all groups have acknowledged.
     pub max_ids: u64,
 }
 
@@ -47,18 +48,18 @@ impl Default for Retention {
 pub struct GroupBacklog {
     /// The group.
     pub group: GroupName,
-    /// Batches that it has not acknowledged, taken ones included.
+    /// Batches that the group has not acknowledged, taken batches included.
     pub batches: u64,
-    /// Batches that were delivered and not acknowledged.
+    /// Batches that were delivered to the group and are not acknowledged.
     pub unacked: u64,
-    /// The age of its oldest batch; 0 without batches.
+    /// The age of the oldest unacknowledged batch of the group; 0 without such a batch.
     pub oldest: Duration,
 }
 
 /// The content of an outbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// Messages in its batches; [`Retention::max_ids`] bounds them.
+    /// The number of messages in all batches. [`Retention::max_ids`] limits it.
     pub ids: u64,
     /// The backlog of each group, sorted by name.
     pub groups: Vec<GroupBacklog>,
@@ -67,27 +68,28 @@ pub struct Backlog {
 /// The batches and groups that retention dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Messages in batches that not all groups had acknowledged.
+    /// Messages in dropped batches, which not all groups had acknowledged.
     pub ids: u64,
-    /// Number of those batches.
+    /// The number of dropped batches.
     pub batches: u64,
-    /// Groups that had no subscriber for too long.
+    /// Groups that were dropped because they had no subscriber for too long.
     pub groups: Vec<GroupName>,
 }
 
 /// The result of settling batches.
 #[derive(Debug, Default)]
 pub struct Settled {
-    /// Number of batches that were not settled before.
+    /// The number of batches that this call settled.
     pub count: u64,
-    /// The batches that are settled now.
+    /// The batches that are settled now. They include batches that were settled before the call.
     pub batches: Vec<BatchId>,
-    /// Why the others are not settled, if there are others.
+    /// The refusal for the other batches; `None` if all batches are settled.
     pub refusal: Option<Refusal>,
 }
 
 impl Settled {
-    /// The sum of the answers of all `parts`. If one refuses, the batches of the others are settled all the same.
+    /// Adds up the answers of all `parts`, such as rings. If a part refuses, the batches that others settled stay in
+    /// the sum.
     pub(crate) fn sum(answers: Vec<Result<Settled, Refusal>>, parts: &str) -> Result<Settled, Refusal> {
         let (mut sum, mut refusals, asked) = (Settled::default(), Vec::new(), answers.len());
         for answer in answers {
@@ -105,50 +107,52 @@ impl Settled {
 /// The queue of timeout batches for all groups.
 #[async_trait]
 pub trait Outbox: Send + Sync {
-    /// Creates a group if it does not exist, and returns whether it is new. After a refusal the group may exist in some
-    /// of the rings. The caller then leaves it, unless it has another subscriber here.
+    /// Creates a group if it does not exist, and returns whether the group is new. After a refusal the group may
+    /// exist in some of the rings. The caller then calls [`Outbox::leave_group`], unless the group has another
+    /// subscriber on this sidecar.
     async fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Result<bool, Refusal>;
 
-    /// Records that the last subscriber on this sidecar has left. An ephemeral group is deleted, unless it has
-    /// subscribers on other sidecars.
+    /// Records that the last subscriber of the group on this sidecar has left. An ephemeral group is deleted, unless
+    /// it has subscribers on other sidecars.
     async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal>;
 
-    /// Deletes a group with its backlog, and returns whether it existed. Refused if the group has subscribers on other
-    /// sidecars.
+    /// Deletes a group with its backlog, and returns whether the group existed. Refuses if the group has subscribers
+    /// on other sidecars.
     async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal>;
 
-    /// Whether other sidecars take from this outbox too.
+    /// Returns whether other sidecars take batches from this outbox too.
     fn is_shared(&self) -> bool {
         false
     }
 
-    /// Takes the next batches of a group until they hold `window` messages or more. It may take fewer. Only an empty
-    /// answer means that none is left.
+    /// Takes the next batches of a group until they contain `window` messages or more. The call may stop earlier.
+    /// Only an empty answer means that no batch is available.
     async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal>;
 
-    /// Takes batches of one ring again that this sidecar took or lent before, at most [`MAX_RETAKEN`], in their order.
-    /// The answer leaves out batches that are settled, dropped, or taken by another sidecar.
+    /// Takes again batches of one ring that this sidecar took or lent before, at most [`MAX_RETAKEN`], in their
+    /// order. Leaves out batches that are settled, dropped, or taken by another sidecar.
     async fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant)
     -> Result<Vec<Delivery>, Refusal>;
 
-    /// Settles taken batches for the group. Refused if none could be settled.
+    /// Settles taken batches for the group. Refuses only if no batch could be settled.
     async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal>;
 
     /// Makes taken batches available again, for all sidecars.
     async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal>;
 
-    /// Makes taken batches available to other sidecars. [`Outbox::take`] does not return them here. They stay known
-    /// here until they are taken again, settled or released.
+    /// Makes taken batches available to other sidecars. On this sidecar [`Outbox::take`] skips these batches, and
+    /// [`Outbox::retake`] can take them. They stay lent until they are taken again, settled or released.
     async fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
         self.release(group, batches).await
     }
 
-    /// Enforces the limits. `attended` are the groups with a subscriber on this sidecar.
+    /// Enforces the retention limits, and returns the dropped batches and groups. `attended` lists the groups that
+    /// have a subscriber on this sidecar.
     async fn maintain(&self, attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal>;
 
-    /// The current content.
+    /// Returns the current backlog of all groups.
     async fn backlog(&self, now: Instant) -> Result<Backlog, Refusal>;
 
-    /// Registers a callback for when new batches may be available.
+    /// Registers a callback that is called when new batches may be available.
     fn on_new_batches(&self, notify: Box<dyn Fn() + Send + Sync>);
 }

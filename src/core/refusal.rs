@@ -1,24 +1,24 @@
 //! Refusals: every reason for which ackwheel rejects a request or closes a connection.
 //!
-//! A refusal has a code, a sentence and a promise: nothing was applied, or the outcome is unknown and repeating the
-//! request is safe. The code is the `status` of an Error frame and the `reason` label of `ackwheel_refusals_total`.
-//! docs/PROTOCOL.md lists all codes.
+//! A refusal has a code, a sentence and a promise. The promise is one of two: nothing was applied, or the outcome is
+//! unknown and repeating the request is safe. The code is the `status` of an Error frame. Its word is the `reason`
+//! label of `ackwheel_refusals_total`. docs/PROTOCOL.md lists all codes.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// The promise of a refusal about the request that it answers.
+/// The promise that a refusal makes about the rejected request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Promise {
     /// No part of the request was applied.
     NotApplied,
-    /// Any part of the request may have been applied. Repeating it is safe.
+    /// The request may have been applied wholly, in part, or not at all. Repeating the request is safe.
     OutcomeUnknown,
 }
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $name:ident = $code:literal, $label:literal, $retryable:expr;)+) => {
-        /// Why a request was refused or a connection closed.
+        /// The reason why a request was refused or a connection was closed.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum Reason {
@@ -29,12 +29,12 @@ macro_rules! reasons {
             /// All reasons, in the order of their codes.
             pub const ALL: &[Reason] = &[$(Reason::$name,)+];
 
-            /// The word in the metrics label and in docs/PROTOCOL.md.
+            /// Returns the word for the metrics label and docs/PROTOCOL.md.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Reason::$name => $label,)+ }
             }
 
-            /// Whether the same request can succeed later or at another sidecar.
+            /// Returns whether the same request can succeed later or at another sidecar.
             pub const fn retryable(self) -> bool {
                 match self { $(Reason::$name => $retryable,)+ }
             }
@@ -46,7 +46,7 @@ const RETRYABLE: bool = true;
 const FINAL: bool = false;
 
 reasons! {
-    /// The bytes are no frame: the stated length is shorter than a frame head.
+    /// The bytes are not a frame: the stated length is shorter than a frame head.
     MalformedFrame = 1, "malformed_frame", FINAL;
     /// The frame is longer than the server accepts.
     FrameTooLarge = 2, "frame_too_large", FINAL;
@@ -73,7 +73,7 @@ reasons! {
     UnknownType = 32, "unknown_type", FINAL;
     /// The body of the frame does not have the layout of its type.
     MalformedRequest = 33, "malformed_request", FINAL;
-    /// The frame has no message, or more than a frame may carry.
+    /// The frame has no message, or more messages than a frame may have.
     BadCount = 34, "bad_count", FINAL;
     /// The ack timeout is longer than the ring.
     BadAckTimeout = 35, "bad_ack_timeout", FINAL;
@@ -105,22 +105,22 @@ reasons! {
 }
 
 impl Reason {
-    /// The number in the `status` of an Error frame.
+    /// Returns the number in the `status` of an Error frame.
     pub const fn code(self) -> u16 {
         self as u16
     }
 
-    /// The reason with this number; `None` if this version does not know it.
+    /// Returns the reason with this number, or `None` if this version does not know the number.
     pub fn from_code(code: u16) -> Option<Reason> {
         Reason::ALL.iter().copied().find(|reason| reason.code() == code)
     }
 
-    /// The promise about the request.
+    /// Returns the promise about the rejected request.
     pub fn promise(self) -> Promise {
         if self == Reason::StoreTimeout { Promise::OutcomeUnknown } else { Promise::NotApplied }
     }
 
-    /// Whether the connection is closed after the refusal: the codes below 32 are those.
+    /// Returns whether the server closes the connection after the refusal. This is so for codes below 32.
     pub const fn closes(self) -> bool {
         self.code() < 32
     }
@@ -132,7 +132,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// The rejection of a request, with its reason and a sentence.
+/// The rejection of a request: a reason and a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text} ({reason})")]
 pub struct Refusal {
@@ -143,13 +143,13 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal with a reason and a sentence.
+    /// Creates a refusal with a reason and a sentence.
     pub fn new(reason: Reason, text: impl Into<Cow<'static, str>>) -> Refusal {
         Refusal { reason, text: text.into() }
     }
 }
 
-/// The answers of all rings, or one refusal for them: see [`merge_refusals`].
+/// Returns the answers of all rings, or one refusal if any ring refused: see [`merge_refusals`].
 #[cfg(feature = "sidecar")]
 pub(crate) fn all_answers<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>, Refusal> {
     let refusals = answers.iter().filter_map(|answer| answer.as_ref().err().cloned()).collect();
@@ -159,10 +159,12 @@ pub(crate) fn all_answers<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>,
     }
 }
 
-/// One refusal for those of several among the `asked` rings, or other `parts`, if there are any.
+/// Merges the refusals of several parts of a store, such as rings, into one. Returns `None` if there are no refusals.
+/// `asked` is the number of parts that were called, and `parts` is their name in the text.
 ///
-/// If only some refused, the request is applied in part, so the outcome is unknown. The exception is a refusal
-/// about the group: repeating the request would not help, and the caller undoes the rest.
+/// If only some parts refused, the request was applied in part, so the outcome is unknown. A refusal about the group
+/// is the exception: it is returned as it is. Repeating the request would not help then, and the caller undoes the
+/// applied parts.
 #[cfg(feature = "sidecar")]
 pub(crate) fn merge_refusals(asked: usize, parts: &str, mut refusals: Vec<Refusal>) -> Option<Refusal> {
     let first = refusals.first()?;

@@ -1,6 +1,6 @@
-//! A request batch: adds and dels of one connection that were read together, and their outcomes.
+//! A request batch: adds and dels that were read together from one connection, and their outcomes.
 //!
-//! A ring may process the messages of a batch in any order, but it keeps the order of requests for the same message.
+//! A ring may process the messages of a batch in any order. It keeps only the order of requests for the same message.
 
 use std::hint::select_unpredictable;
 use std::iter::repeat_n;
@@ -30,16 +30,16 @@ pub enum Outcome {
     Withdrawn,
 }
 
-/// Number of outcomes.
+/// The number of different outcomes.
 const OUTCOMES: usize = Outcome::Withdrawn as usize + 1;
 
 impl Outcome {
-    /// The outcome of an AddNewMsg. Only for outcomes of adds.
+    /// Converts the outcome of an add. Must not be called for a del.
     pub const fn of_add(self) -> AddOutcome {
         if matches!(self, Outcome::Rearmed) { AddOutcome::Rearmed } else { AddOutcome::Added }
     }
 
-    /// The outcome of a DelMsg. Only for outcomes of dels.
+    /// Converts the outcome of a del. Must not be called for an add.
     pub const fn of_del(self) -> DelOutcome {
         match self {
             Outcome::Acked => DelOutcome::Acked,
@@ -57,23 +57,23 @@ pub enum Operation {
     Add {
         /// The ack timeout in ticks, 1..=slots.
         ack_timeout_ticks: u16,
-        /// The number that the timeout batch repeats.
+        /// The number of the attempt, which the timeout batch repeats.
         attempt: u8,
     },
     /// DelMsg.
     Del {
-        /// Whether the push of the messages failed at once.
+        /// Whether the messages are withdrawn because their push failed at once.
         withdraw: bool,
     },
 }
 
 impl Operation {
-    /// Whether it is an add.
+    /// Returns whether this is an add.
     pub const fn is_add(self) -> bool {
         matches!(self, Operation::Add { .. })
     }
 
-    /// The same operation, with an ack timeout of 0 replaced by this one.
+    /// Returns the operation, with `ticks` in place of an ack timeout of 0.
     #[inline]
     #[must_use]
     pub const fn with_default_timeout(self, ticks: u16) -> Operation {
@@ -85,13 +85,13 @@ impl Operation {
         }
     }
 
-    /// The ack timeout in ticks; 0 for a del.
+    /// Returns the ack timeout in ticks, or 0 for a del.
     pub fn ack_timeout_ticks(self) -> u16 {
         let (is_add, ticks) = match self {
             Operation::Add { ack_timeout_ticks, .. } => (true, ack_timeout_ticks),
             Operation::Del { .. } => (false, 0),
         };
-        // Adds and dels arrive in no order that a processor could predict.
+        // A branch would be mispredicted often, because adds and dels arrive in no predictable order.
         select_unpredictable(is_add, ticks, 0)
     }
 }
@@ -99,61 +99,62 @@ impl Operation {
 /// A request of a batch.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Identifies the answer.
+    /// The id that the answer repeats.
     pub id: u64,
-    /// Add or delete, with its parameters.
+    /// The operation with its parameters.
     pub operation: Operation,
-    /// The deadline of its messages. Only set if it is an add that was applied.
+    /// The deadline of the messages. It is set only if the request is an add that was applied.
     pub deadline: Tick,
-    /// Why it was refused, if it was.
+    /// The refusal, if the request was refused.
     pub refusal: Option<Arc<Refusal>>,
     first: u32,
     count: u32,
 }
 
 impl Request {
-    /// Whether it is an add that was not refused.
+    /// Returns whether this is an add that was not refused.
     pub const fn adds(&self) -> bool {
         self.operation.is_add() & self.refusal.is_none()
     }
 
-    /// The indexes of its messages in the batch.
+    /// Returns the indexes of the request's messages in the batch.
     pub const fn range(&self) -> Range<usize> {
         self.first as usize..self.first as usize + self.count as usize
     }
 }
 
-/// Requests, their messages and their outcomes. A batch that is cleared and reused allocates nothing.
+/// Requests with their messages and outcomes. Clearing and reusing a batch avoids allocations.
 #[derive(Debug, Default)]
 pub struct RequestBatch {
     messages: Vec<Message>,
     /// The requests, in the order of arrival.
     pub requests: Vec<Request>,
-    /// One for each message.
+    /// The outcome of each message.
     outcomes: Vec<Outcome>,
-    /// Number of messages with each outcome.
+    /// The number of messages with each outcome.
     totals: [u64; OUTCOMES],
-    /// Time from add to del of the acknowledged messages, late ones included.
+    /// The times from add to Ack of acknowledged messages, late Acks included.
     pub ack_latency: LatencyHistogram,
 }
 
 impl RequestBatch {
-    /// Whether it has no requests.
+    /// Returns whether the batch has no requests.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// The messages of all requests, in the order of the requests.
+    /// Returns the messages of all requests, in the order of the requests.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
-    /// The outcome of each message, once the batch is complete.
+    /// Returns the outcome of each message. The outcomes are valid once the batch is complete.
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
 
-    /// Appends a request with its messages. Repeated messages are applied in order.
+    /// Appends a request with its messages. A message may occur several times; the ring applies the operation each
+    /// time.
     pub fn push(&mut self, id: u64, operation: Operation, messages: impl Iterator<Item = Message>) {
         let first = self.messages.len();
         self.messages.extend(messages);
@@ -163,7 +164,7 @@ impl RequestBatch {
         self.requests.push(Request { id, operation, deadline: Tick(0), refusal: None, first, count });
     }
 
-    /// The request that was pushed last.
+    /// Returns the request that was pushed last.
     pub(super) fn last_request(&mut self) -> &mut Request {
         self.requests.last_mut().expect("a request was pushed")
     }
@@ -191,14 +192,14 @@ impl RequestBatch {
         self.last_request().deadline = deadline;
     }
 
-    /// Appends a refused request with this number of messages.
+    /// Appends a refused request for `messages` messages.
     pub fn push_refused(&mut self, id: u64, operation: Operation, messages: usize, refusal: Arc<Refusal>) {
         self.outcomes.resize(self.outcomes.len() + messages, Outcome::Unknown);
         self.push(id, operation, repeat_n(Message::default(), messages));
         self.last_request().refusal = Some(refusal);
     }
 
-    /// Appends a completed request of another batch.
+    /// Appends a copy of a completed request of another batch.
     pub fn push_from(&mut self, batch: &RequestBatch, request: &Request) {
         let Request { id, operation, deadline, .. } = *request;
         match &request.refusal {
@@ -207,7 +208,7 @@ impl RequestBatch {
         }
     }
 
-    /// Prepares the batch for processing: resets all outcomes.
+    /// Resets all outcomes before the batch is processed.
     pub fn open(&mut self) {
         self.outcomes.clear();
         self.outcomes.resize(self.messages.len(), Outcome::Unknown);
@@ -215,7 +216,7 @@ impl RequestBatch {
         self.ack_latency = LatencyHistogram::default();
     }
 
-    /// Number of messages in the adds that are not refused.
+    /// Returns the number of messages in all adds that are not refused.
     pub fn messages_to_add(&self) -> u64 {
         self.requests.iter().filter(|request| request.adds()).map(|request| u64::from(request.count)).sum()
     }
@@ -234,18 +235,19 @@ impl RequestBatch {
         self.totals[outcome as usize] += 1;
     }
 
-    /// The change of the number of messages in flight by the outcomes so far; a negative change wraps around.
+    /// Returns by how much the outcomes so far changed the number of messages in flight. A negative change wraps
+    /// around.
     pub const fn in_flight_change(&self) -> u64 {
         let left = self.total(Outcome::Acked) + self.total(Outcome::Withdrawn);
         self.total(Outcome::Added).wrapping_sub(left)
     }
 
-    /// Number of messages with this outcome.
+    /// Returns the number of messages with this outcome.
     pub const fn total(&self, outcome: Outcome) -> u64 {
         self.totals[outcome as usize]
     }
 
-    /// Removes all requests. Frees the buffers if they have room for more than `most` messages.
+    /// Removes all requests. Frees the buffers if they have capacity for more than `most` messages.
     pub fn clear(&mut self, most: usize) {
         self.requests.clear();
         self.messages.clear();

@@ -2,14 +2,16 @@
 //!
 //! # Invariants
 //!
-//! 1. A message accepted while tick `t` is due is in flight until tick `t + k` expires ([`super::tick`]), unless it
-//!    is acknowledged, withdrawn or re-armed before.
-//! 2. The operation that removes a message from the ring determines its outcome. DelMsg and expiry may race; exactly
-//!    one wins.
-//! 3. An advance expires a tick. From then on DelMsg answers `late` for the rest of its messages, for one revolution.
-//!    The counts, flags and batches of the tick no longer change.
-//! 4. An expired message is in the ring or in the outbox, in exactly one batch of its tick.
-//! 5. For each tick, `added = acked + timed_out`. Withdrawn and re-armed messages count in neither.
+//! 1. A message that is accepted while tick `t` is due, with an ack timeout of `k` ticks, stays in flight until tick
+//!    `t + k` expires. See [`super::tick`]. A message leaves earlier if it is acknowledged, withdrawn or re-armed.
+//! 2. The operation that removes a message from the ring determines the outcome of the message. If a DelMsg and the
+//!    expiry race, exactly one of them wins.
+//! 3. An advance expires a tick. For one revolution after that, DelMsg answers `late` for the messages that were
+//!    still in flight. The counts, flags and batches of the tick no longer change.
+//! 4. The ring keeps an expired message until the message is published. It is published in exactly one batch of its
+//!    tick.
+//! 5. For each tick, `added = acked + timed_out`. A withdrawn message counts in none of the three. A re-armed message
+//!    counts only in the tick of its new deadline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,39 +26,41 @@ use super::refusal::Refusal;
 use super::request_batch::RequestBatch;
 use super::tick::{Tick, Wheel};
 
-/// The id of a connection. A ring applies the requests of one connection in order, and serves connections in turn.
+/// The id of a connection. A ring applies the requests of one connection in order, and lets connections take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConnectionId(pub(crate) u64);
 
 impl ConnectionId {
-    /// A new id. The default id is for callers without a connection.
+    /// Returns a new id. Callers without a connection use the default id.
     pub fn unique() -> ConnectionId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         ConnectionId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// The result of an advance.
+/// The result of [`Ring::advance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advance {
-    /// The pointer is up to date, or waits after a stall. Call again at this time.
+    /// The pointer did not move. Either the move is not due yet, or the pointer waits after a stall. Call again at
+    /// this time.
     Waiting(Instant),
-    /// The pointer moved by one tick, and the tick that it left expired.
+    /// The pointer moved by one tick. The tick at which it stood before has expired.
     Moved {
         /// The expired tick.
         expired: Tick,
-        /// How long after its due time the pointer moved.
+        /// How late the move was.
         lateness: Duration,
-        /// Whole ticks by which all deadlines were shifted before: by a stall, an outage, or a time without a leader.
+        /// The number of whole ticks by which all deadlines were shifted since the last move. The cause is a stall,
+        /// an outage, or a time without a leader.
         shifted: u64,
-        /// When the pointer is due to move next.
+        /// When the next move is due.
         next: Instant,
     },
-    /// Nothing moved: another sidecar leads, or the lease has expired. Ask the lease again.
+    /// The pointer did not move, because another sidecar leads or the lease has expired. Maintain the lease again.
     Deposed,
 }
 
-/// The result of one step of expiry. A step does a bounded amount of work.
+/// The result of a call of [`Ring::publish_expired`]. A call does a bounded amount of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishStep {
     /// An expired tick with its final counts.
@@ -67,27 +71,27 @@ pub struct PublishStep {
     pub more: bool,
     /// Whether this step only reclaimed memory. The ticker pauses between such steps.
     pub reclaimed: bool,
-    /// Whether nothing was done, because another sidecar leads or the lease has expired. Ask the lease again.
+    /// Whether nothing was done, because another sidecar leads or the lease has expired. Maintain the lease again.
     pub deposed: bool,
-    /// With `counted`: number of earlier ticks that were not completely published when this one expired.
+    /// If `counted` is set: the number of earlier ticks that were not completely published when this tick expired.
     pub behind: usize,
 }
 
-/// A batch that was put into the outbox.
+/// The size and the lateness of a batch that was put into the outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// Number of its messages.
+    /// The number of messages in the batch.
     pub messages: u64,
-    /// How long after its tick was due to expire; `None` if a drain published it earlier.
+    /// The time between the due time of the expiry and the publication. `None` if a drain published the batch early.
     pub lateness: Option<Duration>,
 }
 
-/// The fate of the messages in flight when the sidecar drains.
+/// The treatment of messages in flight when the sidecar drains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainOutcome {
-    /// The store keeps them.
+    /// The store keeps the messages in flight.
     Kept,
-    /// They expire now, in batches flagged `drained`.
+    /// All messages in flight expire at once, in batches flagged `drained`.
     Published,
 }
 
@@ -98,29 +102,30 @@ pub struct RingStatus {
     pub ring: u16,
     /// The tick at which the pointer stands.
     pub pointer: Tick,
-    /// The epoch of its leader.
+    /// The epoch of the leader.
     pub epoch: u64,
-    /// The name of its leader; null if no sidecar leads.
+    /// The name of the leader; null if no sidecar leads.
     pub leader: Option<String>,
-    /// How long the leader has led; absent if no other sidecar could lead.
+    /// How long the leader has led; absent if the store is not shared, so that no other sidecar can lead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_age_seconds: Option<f64>,
-    /// Whether this sidecar leads it.
+    /// Whether this sidecar leads the ring.
     #[serde(default)]
     pub leads: bool,
-    /// How long the pointer is behind its due time.
+    /// How long the next move of the pointer is overdue.
     #[serde(default)]
     pub pointer_lag_seconds: f64,
-    /// Why this sidecar may not move the pointer although its store answers; absent if it may.
+    /// The reason why this sidecar may not move the pointer although its store answers; absent if it may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
-    /// Messages in flight, those in the closing tick included.
+    /// Messages in flight, including those of the closing tick.
     pub in_flight: u64,
-    /// Messages in each slot, those in the closing tick not included.
+    /// Messages in flight in each slot, without those of the closing tick.
     pub slots: Vec<u64>,
-    /// Messages of the closing tick. They can still be acknowledged.
+    /// Messages in flight in the closing tick. They can still be acknowledged.
     pub closing: u64,
-    /// The ticks that this sidecar expired last, the oldest first, at most 60. The ticker knows them, not the ring.
+    /// The last ticks that this sidecar expired, oldest first, at most 60. The ticker records them; the ring leaves
+    /// this list empty.
     #[serde(default)]
     pub recent: Vec<TickReport>,
 }
@@ -130,36 +135,36 @@ pub struct RingStatus {
 pub struct TickReport {
     /// The number of the tick.
     pub tick: u64,
-    /// Messages whose final deadline it was: those acknowledged and those timed out.
+    /// Messages whose final deadline was this tick, acknowledged or timed out.
     pub added: u64,
     /// Messages that were acknowledged in time.
     pub acked: u64,
     /// Messages that timed out.
     pub timed_out: u64,
-    /// Whether so many timed out that a fault on our side is likelier than that many dead clients.
+    /// Whether the tick is a storm: a fault on the server side is more likely than that many offline clients.
     pub storm: bool,
 }
 
-/// When the requests of a submitted batch complete.
+/// The time at which the requests of a submitted batch complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Submitted {
-    /// In the call: the batch has their outcomes.
+    /// All requests are complete when the call returns, and the batch contains their outcomes.
     Completed,
-    /// Later: the ring puts each request once into the completions.
+    /// The requests complete later. The ring puts each of them once into the [`Completions`].
     Pending,
 }
 
 /// One wheel with its messages in flight.
 #[async_trait]
 pub trait Ring: Send + Sync {
-    /// Number of slots and length of a tick.
+    /// Returns the number of slots and the length of a tick.
     fn wheel(&self) -> Wheel;
 
-    /// Applies the requests of a batch. A request that already has a refusal completes with it.
+    /// Applies the requests of a batch. A request that was refused before the call completes with that refusal.
     ///
-    /// An AddNewMsg is applied to all of its messages or, if it is refused, to none. When this returns, the requests
-    /// have their place in the order of their connection.
+    /// An AddNewMsg is applied to all of its messages or, if it is refused, to none. Requests that one connection
+    /// submits later are applied after these.
     fn submit(
         &self,
         batch: &mut RequestBatch,
@@ -168,20 +173,21 @@ pub trait Ring: Send + Sync {
         now: Instant,
     ) -> Submitted;
 
-    /// Moves the pointer by at most one tick, if it is due. Only the ticker calls this.
+    /// Moves the pointer by one tick if the move is due. Only the ticker calls this.
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal>;
 
-    /// Does one step of the work for the next expiry that can be done in advance. Returns whether more is left.
+    /// Lists some messages of the closing tick before it expires, if the ring can do so. Returns whether there are
+    /// more to list.
     fn prelist(&self) -> bool {
         false
     }
 
-    /// Does the next step of expiry: publishes expired messages to the outbox, then frees their memory.
+    /// Does the next step of expiry: publishes expired messages to the outbox, and frees memory later.
     async fn publish_expired(&self, now: Instant) -> Result<PublishStep, Refusal>;
 
-    /// Refuses new messages from now on. Returns what happens to those in flight.
+    /// Refuses new messages from now on. Returns how the ring treats the messages in flight.
     async fn drain(&self, now: Instant) -> Result<DrainOutcome, Refusal>;
 
-    /// The current state.
+    /// Returns the current state for metrics and `/status`.
     async fn status(&self, now: Instant) -> Result<RingStatus, Refusal>;
 }

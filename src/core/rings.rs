@@ -1,8 +1,7 @@
-//! The rings of a store: the ring to which a message belongs, and the requester, which submits requests to one ring or
-//! to several.
+//! The rings of a store. This file determines the ring of a message, and submits requests to one ring or several.
 //!
-//! A ring is a complete wheel with its own pointer, lease and outbox. A hash of the pair determines the ring of a
-//! message, so all sidecars of a store agree on it.
+//! A ring is a complete wheel with its own pointer, lease and outbox. The ring of a message follows from a hash of
+//! its id and its client, so all sidecars of a store agree on the ring.
 //!
 //! ```text
 //!   submit ──▶ one ring: the batch as it is   ──▶ completed in the call, or later in the completions
@@ -23,40 +22,40 @@ use super::ring::{ConnectionId, Ring, Submitted};
 use super::store::RingParts;
 use super::tick::Wheel;
 
-/// The most rings of a store.
+/// The largest number of rings of a store.
 pub const MAX_RINGS: u16 = 64;
 
-/// The first byte of the id of a part of a request. Ids of connections are lower.
+/// The first byte of a request id that stands for a part of a split request. Connections use lower ids.
 const PART: u8 = 0x80;
 
-/// The batches of a thread keep room for up to this number of messages for each ring.
+/// The number of messages for which a batch of [`PARTS`] keeps its memory.
 const MAX_KEPT_MESSAGES: usize = 4_096;
 
 thread_local! {
-    /// A batch for each ring, reused by all requesters of the thread.
+    /// One batch for each ring. All requesters of the thread reuse them.
     static PARTS: Cell<Vec<RequestBatch>> = const { Cell::new(Vec::new()) };
 }
 
-/// All rings of a store, by number.
+/// All rings of a store. Ring i is at index i.
 #[derive(Clone)]
 pub struct Rings(Arc<[Arc<dyn Ring>]>);
 
 impl Rings {
-    /// The rings of a store, at least one.
+    /// Returns the rings of a store. There must be at least one.
     pub fn new(rings: &[RingParts]) -> Rings {
         Rings(rings.iter().map(|parts| Arc::clone(&parts.ring)).collect())
     }
 
-    /// The number of slots and the length of a tick, the same for all rings.
+    /// Returns the number of slots and the length of a tick. All rings have the same.
     ///
     /// # Panics
     ///
-    /// If there are no rings.
+    /// Panics if there are no rings.
     pub fn wheel(&self) -> Wheel {
         self.0[0].wheel()
     }
 
-    /// A requester for a new connection.
+    /// Creates a requester for a new connection.
     pub fn requester(&self) -> Requester {
         Requester {
             rings: self.clone(),
@@ -68,18 +67,18 @@ impl Rings {
     }
 }
 
-/// Submits the requests of one connection, and returns them when they are complete.
+/// The access of one connection to the rings. It submits requests, and returns them when they are complete.
 pub struct Requester {
     rings: Rings,
     connection: ConnectionId,
     completions: Arc<Completions>,
-    /// The pending requests with messages of several rings, by number.
+    /// The pending requests whose messages belong to several rings, by number.
     split: HashMap<u32, SplitRequest>,
     next_number: u32,
 }
 
 impl Requester {
-    /// Submits a batch: see [`super::ring::Ring::submit`]. The ids of its requests are below 2^63, and differ from
+    /// Submits a batch: see [`super::ring::Ring::submit`]. The caller chooses request ids below 2^63 that differ from
     /// those of all pending requests.
     pub fn submit(&mut self, batch: &mut RequestBatch, now: Instant) -> Submitted {
         if let [ring] = &*self.rings.0 {
@@ -104,7 +103,7 @@ impl Requester {
         Submitted::Pending
     }
 
-    /// Takes the completed requests in exchange for an empty batch. If there are none, registers the waker.
+    /// Moves the completed requests into `completed`, which must be empty. If there are none, registers the waker.
     pub fn poll(&mut self, context: &mut Context<'_>, completed: &mut RequestBatch) -> Poll<()> {
         if self.rings.0.len() == 1 {
             return self.completions.poll(context, completed);
@@ -117,13 +116,13 @@ impl Requester {
         Poll::Ready(())
     }
 
-    /// Adds each request to the batch of its ring. A request with messages of several rings is split into a part for
-    /// each of them.
+    /// Adds each request to the batch of its ring. A request whose messages belong to several rings is split into one
+    /// part per ring.
     fn partition(&mut self, batch: &RequestBatch, parts: &mut [RequestBatch]) {
         let rings = u16::try_from(parts.len()).expect("a store has at most 64 rings");
         for request in &batch.requests {
             let messages = &batch.messages()[request.range()];
-            // The first ring answers a request without messages.
+            // A request without messages goes to the first ring.
             let first = messages.first().map_or(0, |message| ring_of(*message, rings));
             if messages.iter().all(|message| ring_of(*message, rings) == first) {
                 let part = &mut parts[usize::from(first)];
@@ -148,7 +147,7 @@ impl Requester {
         }
     }
 
-    /// Moves whole requests to the completed ones. Joins the parts of split requests.
+    /// Moves completed requests from `taken` to `completed`. A split request follows when its last part is complete.
     fn join(&mut self, taken: &RequestBatch, completed: &mut RequestBatch) {
         completed.ack_latency.add(&taken.ack_latency);
         for request in &taken.requests {
@@ -165,9 +164,9 @@ impl Requester {
     }
 }
 
-/// A request with messages of several rings. Each of these rings completes a part of it.
+/// A request whose messages belong to several rings. Each of these rings completes one part.
 struct SplitRequest {
-    /// Its deadline is the latest one of the completed parts.
+    /// The request as the connection sent it. Its deadline becomes the latest deadline of the completed parts.
     request: Request,
     ring_of_each: Vec<u16>,
     outcomes: Vec<Outcome>,
@@ -196,30 +195,31 @@ impl SplitRequest {
     }
 }
 
-/// The id of the part of a split request at a ring.
+/// Returns the request id for the part of split request `number` that goes to `ring`.
 fn part_id(ring: u16, number: u32) -> u64 {
     u64::from(PART) << 56 | u64::from(ring) << 32 | u64::from(number)
 }
 
-/// The ring and the number of the split request, if this is the id of a part.
+/// Returns the ring and the number of the split request if `id` stands for a part, otherwise `None`.
 #[expect(clippy::cast_possible_truncation, reason = "the id is taken apart")]
 const fn part_of(id: u64) -> Option<(u16, u32)> {
     if id >> 48 == (PART as u64) << 8 { Some(((id >> 32) as u16, id as u32)) } else { None }
 }
 
-/// The ring, of `rings`, to which a message belongs: `mix(mix(msg_id) ^ client) mod rings`, where `mix` is the
-/// finalizer of splitmix64. All sidecars and all versions must agree on it.
+/// Returns the number of the ring, out of `rings` rings, to which a message belongs. This is `mix(mix(msg_id) ^
+/// client) mod rings`. All sidecars and all versions must compute the same ring.
 ///
 /// # Panics
 ///
-/// If `rings` is 0.
+/// Panics if `rings` is 0.
 pub fn ring_of(message: Message, rings: u16) -> u16 {
     let hash = mix(mix(message.msg_id.0) ^ message.client.0);
     u16::try_from(hash % u64::from(rings)).expect("a remainder of a u16 fits a u16")
 }
 
-/// The finalizer of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014, with the
-/// constants of Stafford's variant 13): each bit of the input affects each bit of the output.
+/// Mixes bits with the finalizer of splitmix64, so that each bit of the input affects each bit of the result. See
+/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014; the constants are those of
+/// Stafford's variant 13.
 pub(crate) const fn mix(mut bits: u64) -> u64 {
     bits ^= bits >> 30;
     bits = bits.wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,22 +1,23 @@
 //! A monotonic clock that stops while this process is stalled.
 //!
-//! Peers are judged by their silence, and batches by a missing acknowledgement. Time in which this process could not
-//! read must not count for that. Regular beats prove that the process runs. The clock stops while beats are missing.
+//! A peer counts as gone after some time of silence, and a batch as overdue after some time without an
+//! acknowledgement. Time in which this process could not read must not count. Therefore the process reports regular
+//! beats, and the clock stops while beats are missing.
 
 use std::time::{Duration, Instant};
 
-/// The interval of beats.
+/// The interval between two beats.
 pub const CLOCK_BEAT: Duration = Duration::from_millis(50);
 
-/// A longer time without a beat is a stall.
+/// The limit for the time without a beat. A longer gap is a stall.
 pub const SHORTEST_STALL: Duration = Duration::from_millis(150);
 
-/// How long after a stall data that was sent during it may still be on its way.
+/// The time after a stall during which bytes that peers sent during the stall may still arrive.
 pub const WAKING_TIME: Duration = Duration::from_secs(1);
 
 const _: () = assert!(SHORTEST_STALL.as_millis() >= 2 * CLOCK_BEAT.as_millis(), "a single late beat is no stall");
 
-/// A clock that does not count stalls.
+/// A monotonic clock that leaves out stalls.
 #[derive(Clone, Copy, Debug)]
 pub struct StallAwareClock {
     last_beat: Instant,
@@ -26,12 +27,12 @@ pub struct StallAwareClock {
 }
 
 impl StallAwareClock {
-    /// A clock that starts at `now`.
+    /// Creates a clock that starts at `now`.
     pub fn new(now: Instant) -> StallAwareClock {
         StallAwareClock { last_beat: now, stalled: Duration::ZERO, woken: None }
     }
 
-    /// Records that the process runs. Returns how long it was stalled since the last beat.
+    /// Records a beat: the process runs. Returns the length of the stall since the last beat, zero if there was none.
     pub fn beat(&mut self, now: Instant) -> Duration {
         let stalled = self.stalled_since_beat(now);
         self.stalled += stalled;
@@ -42,13 +43,13 @@ impl StallAwareClock {
         stalled
     }
 
-    /// Whether a stall has ended within the last [`WAKING_TIME`].
+    /// Returns whether a stall has ended within the last [`WAKING_TIME`].
     pub fn is_waking(&self, now: Instant) -> bool {
         let since = |woken| now.saturating_duration_since(woken) < WAKING_TIME;
         self.woken.is_some_and(since) || !self.stalled_since_beat(now).is_zero()
     }
 
-    /// The stall-aware time at `now`. It is right also between the end of a stall and the next beat.
+    /// Returns the stall-aware time at `now`. It is also correct between the end of a stall and the next beat.
     pub fn at(&self, now: Instant) -> Instant {
         now.checked_sub(self.stalled + self.stalled_since_beat(now)).unwrap_or(now)
     }

@@ -10,17 +10,17 @@ use super::outbox::Outbox;
 use super::refusal::Refusal;
 use super::ring::Ring;
 
-/// A moment by the monotonic clock and by the wall clock, which survives a restart.
+/// A moment, both by the monotonic clock and by the wall clock. Only the wall clock goes on across a restart.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
-    /// By the monotonic clock.
+    /// The time by the monotonic clock.
     pub now: Instant,
-    /// Time since the Unix epoch by the wall clock, which can be set.
+    /// The time since the Unix epoch by the wall clock, which an administrator can set.
     pub unix_time: Duration,
 }
 
 impl Moment {
-    /// ms since the Unix epoch.
+    /// Returns the time since the Unix epoch in ms.
     pub fn unix_ms(&self) -> u64 {
         u64::try_from(self.unix_time.as_millis()).unwrap_or(u64::MAX)
     }
@@ -29,26 +29,26 @@ impl Moment {
 /// One ring of a store, with its outbox and its lease.
 #[derive(Clone)]
 pub struct RingParts {
-    /// The wheel.
+    /// The wheel with the messages in flight.
     pub ring: Arc<dyn Ring>,
-    /// The timeout batches of the wheel.
+    /// The outbox for the timeout batches of the wheel.
     pub outbox: Arc<dyn Outbox>,
-    /// The leadership over the wheel.
+    /// The lease of the sidecar that may move the pointer of the wheel.
     pub lease: Arc<dyn Lease>,
 }
 
-/// The place that holds the messages in flight.
+/// The storage for messages in flight and timeout batches.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Its kind, as in Welcome and in the status.
+    /// Returns the kind of the store, as shown in the Welcome frame and in `/status`.
     fn kind(&self) -> &'static str;
 
-    /// Its rings, at least one. Ring i is at index i.
+    /// Returns the rings, at least one. Ring i is at index i.
     fn rings(&self) -> &[RingParts];
 
-    /// Whether the store answers.
+    /// Returns whether the store answers.
     fn is_up(&self) -> bool;
 
-    /// Saves its state after the last request, if it can. Returns a sentence for the log.
+    /// Saves the state after the last request, if the store can do so. Returns a sentence for the log.
     async fn close(&self, moment: Moment) -> Result<String, Refusal>;
 }

@@ -1,12 +1,14 @@
 //! Ticks, slots, and the arithmetic of deadlines.
 //!
 //! The wheel is scheme 4 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987): a ring of slots
-//! with one slot per tick. Adding, acknowledging and expiring a message each cost O(1). A [`Tick`] is an absolute count
-//! and is never reused. Its position on the ring is its [slot](Wheel::slot).
+//! with one slot per tick. A *pointer* moves to the next slot once per tick. Adding, acknowledging and expiring a
+//! message each cost O(1). A [`Tick`] is an absolute count and is never reused. The position of a tick on the ring is
+//! its [slot](Wheel::slot).
 //!
 //! # Never early
 //!
-//! A message accepted while tick `t` is due, with an ack timeout of `k` ticks, gets the deadline `t + k`:
+//! Tick `t` is *due* from the time at which the clock reaches it until the clock reaches `t + 1`. A message that is
+//! accepted in this time with an ack timeout of `k` ticks gets the deadline `t + k`:
 //!
 //! ```text
 //!  clock    t          t+1                   t+k         t+k+1
@@ -17,29 +19,31 @@
 //!
 //! When the pointer reaches `t + k`, that tick is *closing*. Its slot is free for messages of the next revolution,
 //! but its own messages can still be acknowledged. When the pointer moves on, the tick *expires*, and its messages
-//! that are still in flight time out. The add happened somewhere inside tick `t`, so the message had more than `k`
-//! and at most `k + 1` whole ticks. Most wheels expire a tick as soon as the pointer returns to its slot. That can be
-//! as early as `k - 1` ticks.
+//! that are still in flight time out. The add happens somewhere inside tick `t`. So the message times out more than
+//! `k` and at most `k + 1` tick lengths after the add.
 //!
-//! `t` is the tick *due by the clock*, rounded down, and not the pointer. If the pointer lags, a deadline counted from
-//! the pointer would be early once the pointer catches up.
+//! Most timing wheels expire a tick as soon as the pointer reaches it. There a message can time out after little more
+//! than `k - 1` tick lengths.
+//!
+//! Deadlines count from the tick that is due by the clock, not from the pointer. The pointer can lag behind the
+//! clock. A deadline that counts from a lagging pointer would come too early once the pointer has caught up.
 
 use std::fmt;
 use std::time::Duration;
 
-/// One step of the wheel: an absolute count, never reused.
+/// A step of the wheel, as an absolute count that is never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct Tick(pub u64);
 
 impl Tick {
-    /// The tick `ticks` later; saturates.
+    /// Returns the tick that comes `ticks` ticks later, or the last possible tick.
     #[must_use]
     pub const fn plus(self, ticks: u64) -> Tick {
         Tick(self.0.saturating_add(ticks))
     }
 
-    /// The number of ticks from `earlier` to `self`; 0 if `earlier` is later.
+    /// Returns the number of ticks from `earlier` to this tick, or 0 if `earlier` comes after this tick.
     pub const fn since(self, earlier: Tick) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -51,29 +55,29 @@ impl fmt::Display for Tick {
     }
 }
 
-/// The fewest slots of a ring.
+/// The smallest possible number of slots.
 pub(crate) const MIN_SLOTS: u16 = 1;
-/// The most slots of a ring: one hour at one tick per second.
+/// The largest possible number of slots: one hour at one tick per second.
 pub const MAX_SLOTS: u16 = 3_600;
-/// The shortest tick. Timers of the operating system are not exact to a tenth of a shorter one.
+/// The shortest possible tick. Timers of the operating system can be late by a tenth of this time.
 pub(crate) const MIN_TICK: Duration = Duration::from_millis(10);
-/// The longest tick.
+/// The longest possible tick.
 pub(crate) const MAX_TICK: Duration = Duration::from_secs(30);
 
-/// The dimensions of a ring: number of slots and length of a tick.
+/// The dimensions of a ring: the number of slots and the length of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wheel {
     slots: u16,
     tick_length: Duration,
 }
 
-/// The dimensions are outside the limits.
+/// The error for dimensions that are outside the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WheelError {
-    /// Too few or too many slots.
+    /// The number of slots is too small or too large.
     #[error("a ring of {0} slots is not possible: choose {MIN_SLOTS} to {MAX_SLOTS} slots (15 is usual)")]
     Slots(u64),
-    /// Too short, too long, or not in whole milliseconds.
+    /// The tick is too short, too long, or not a whole number of milliseconds.
     #[error(
         "a tick of {0:?} is not possible: choose whole milliseconds from {MIN_TICK:?} to {MAX_TICK:?} \
          (1s is usual)"
@@ -82,12 +86,12 @@ pub enum WheelError {
 }
 
 impl Wheel {
-    /// A ring of `slots` slots that moves once per `tick_length`.
+    /// Returns the dimensions of a ring of `slots` slots whose pointer moves once per `tick_length`.
     ///
     /// # Errors
     ///
-    /// If `slots` is not from 1 to [`MAX_SLOTS`], or `tick_length` is not from 10 ms to 30 s, or not a whole number of
-    /// milliseconds.
+    /// Fails if `slots` is not from 1 to [`MAX_SLOTS`], or if `tick_length` is not a whole number of milliseconds
+    /// from 10 ms to 30 s.
     pub fn new(slots: u16, tick_length: Duration) -> Result<Wheel, WheelError> {
         if !(MIN_SLOTS..=MAX_SLOTS).contains(&slots) {
             return Err(WheelError::Slots(u64::from(slots)));
@@ -99,40 +103,41 @@ impl Wheel {
         Ok(Wheel { slots, tick_length })
     }
 
-    /// Number of slots; also the default ack timeout, in ticks, and the length of a revolution.
+    /// Returns the number of slots. A revolution takes this number of ticks, and so does the default ack timeout.
     pub const fn slots(self) -> u16 {
         self.slots
     }
 
-    /// Length of a tick.
+    /// Returns the length of a tick.
     pub const fn tick_length(self) -> Duration {
         self.tick_length
     }
 
-    /// Length of a tick in ms.
+    /// Returns the length of a tick in ms.
     pub fn tick_ms(self) -> u32 {
         u32::try_from(self.tick_length.as_millis()).unwrap_or(u32::MAX)
     }
 
-    /// The time that `ticks` ticks last.
+    /// Returns the duration of `ticks` ticks.
     pub fn ticks(self, ticks: u64) -> Duration {
         self.tick_length.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
     }
 
-    /// The slot of a tick: its position on the ring.
+    /// Returns the slot of a tick: its position on the ring.
     #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u16 fits a usize")]
     pub const fn slot(self, tick: Tick) -> usize {
         (tick.0 % self.slots as u64) as usize
     }
 
-    /// The deadline of a message accepted while tick `due` is due: see the drawing of the module.
+    /// Returns the deadline of a message that is accepted while tick `due` is due. The module documentation has a
+    /// drawing.
     pub fn deadline(self, due: Tick, ack_timeout_ticks: u16) -> Tick {
         debug_assert!(ack_timeout_ticks <= self.slots, "the store checks each request");
         due.plus(u64::from(ack_timeout_ticks))
     }
 
-    /// Whether a message that timed out at `deadline` is still known as late when the pointer stands at `pointer`. It
-    /// is for one revolution from the expiry of its tick.
+    /// Returns whether a DelMsg is still answered `late` for a message with this deadline while the pointer stands at
+    /// `pointer`. This answer lasts for one revolution after the tick of the deadline has expired.
     pub fn is_late_known(self, deadline: Tick, pointer: Tick) -> bool {
         pointer.since(deadline.plus(1)) < u64::from(self.slots)
     }

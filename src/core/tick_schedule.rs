@@ -1,11 +1,11 @@
-//! The schedule of the pointer: when it moves, and when deadlines shift after a stall.
+//! The schedule of the pointer: when the pointer moves, and by how much a stall shifts all deadlines.
 //!
-//! The pointer moves once per tick without drift. If it is late, there are two cases:
+//! The pointer moves once per tick, without drift. A late move is treated in one of two ways:
 //!
-//! - Late by less than a tick: it moves at once, and the next move keeps its own due time.
-//! - Late by a tick or more: the process or the machine was stalled. Acknowledgements that arrived meanwhile wait
-//!   unread in the sockets. Therefore the whole missed ticks shift all deadlines, and the next move is due one tick
-//!   after the stall.
+//! - If the move is late by less than a tick, the pointer moves at once. The next move keeps its own due time.
+//! - If the move is late by a tick or more, the process or the machine was stalled. Acknowledgements that arrived
+//!   during the stall wait unread in the sockets. Therefore all deadlines are shifted by the whole missed ticks. The
+//!   next move is due one tick after the end of the stall.
 
 use std::time::{Duration, Instant};
 
@@ -24,22 +24,22 @@ pub struct TickSchedule {
 /// The action that is due for the pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DueAction {
-    /// Nothing before this time.
+    /// Nothing is due before this time.
     Wait(Instant),
-    /// A move by one tick.
+    /// The pointer moves by one tick.
     Advance {
-        /// How late the move is: less than a tick.
+        /// The time by which the move is late: less than a tick.
         lateness: Duration,
     },
-    /// A shift of all deadlines after a stall.
+    /// All deadlines are shifted after a stall.
     Shift {
-        /// Whole missed ticks, at least 1.
+        /// The number of whole missed ticks, at least 1.
         missed: u64,
     },
 }
 
 impl TickSchedule {
-    /// A pointer that stands at `pointer` from `now` on.
+    /// Creates a schedule for a pointer that stands at `pointer` since `now`.
     pub fn new(tick_length: Duration, pointer: Tick, now: Instant) -> TickSchedule {
         TickSchedule { tick_length, pointer, next_advance: now + tick_length, shifted: 0 }
     }
@@ -50,19 +50,20 @@ impl TickSchedule {
         self.next_advance = until + self.tick_length;
     }
 
-    /// The tick at which the pointer stands.
+    /// Returns the tick at which the pointer stands.
     pub const fn pointer(&self) -> Tick {
         self.pointer
     }
 
-    /// When the next move is due.
+    /// Returns when the next move is due.
     pub const fn next_advance(&self) -> Instant {
         self.next_advance
     }
 
-    /// The tick that is due by the clock. It is one ahead of a pointer that lags by less than a tick.
+    /// Returns the tick that is due by the clock. If the pointer lags by less than a tick, this is the tick after the
+    /// pointer.
     ///
-    /// After a stall it is the pointer, because the missed ticks are not made up.
+    /// After a stall this is the tick of the pointer, because missed ticks are not made up.
     pub fn tick_due(&self, now: Instant) -> Tick {
         match self.due_action(now) {
             DueAction::Wait(_) | DueAction::Shift { .. } => self.pointer,
@@ -70,7 +71,7 @@ impl TickSchedule {
         }
     }
 
-    /// The action that is due at `now`.
+    /// Returns the action that is due at `now`.
     pub fn due_action(&self, now: Instant) -> DueAction {
         let Some(lateness) = now.checked_duration_since(self.next_advance) else {
             return DueAction::Wait(self.next_advance);
@@ -82,15 +83,15 @@ impl TickSchedule {
         DueAction::Shift { missed: u64::try_from(missed).unwrap_or(u64::MAX) }
     }
 
-    /// Moves the pointer by one tick. The next move is due one tick after this one was. Returns the ticks by which all
-    /// deadlines were shifted since the last move.
+    /// Moves the pointer by one tick. The next move is due one tick after the due time of this one. Returns the
+    /// number of ticks by which all deadlines were shifted since the last move.
     pub fn record_move(&mut self) -> u64 {
         self.pointer = self.pointer.plus(1);
         self.next_advance += self.tick_length;
         std::mem::take(&mut self.shifted)
     }
 
-    /// Shifts all deadlines by the missed ticks. Returns when the next move is due: one tick after `now`.
+    /// Shifts all deadlines by the missed ticks. Returns the due time of the next move: one tick after `now`.
     pub fn shift(&mut self, missed: u64, now: Instant) -> Instant {
         self.shifted += missed;
         self.next_advance = now + self.tick_length;

@@ -7,7 +7,7 @@ use super::entry::ShortTick;
 use super::table::{Hash, MAX_SHARD_BITS};
 use crate::core::{Message, Operation, Request, RequestBatch};
 
-/// A message of a request batch, with its operation: a quarter of a cache line, in the order of their use.
+/// A message of a request batch, with its operation. An item takes a quarter of a cache line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) hash: Hash,
@@ -31,7 +31,8 @@ impl PackedVerb {
     const DEL: u32 = 1 << 31;
     const WITHDRAW: u32 = 1;
 
-    /// Computes both and selects one without a branch: adds and dels arrive in no predictable order.
+    /// Packs the operation of a request. Computes both forms and selects one without a branch, because adds and dels
+    /// arrive in no predictable order.
     fn of(request: &Request) -> PackedVerb {
         let (is_add, attempt, withdraw) = match request.operation {
             Operation::Add { attempt, .. } => (true, attempt, false),
@@ -50,21 +51,21 @@ impl PackedVerb {
     }
 }
 
-/// The messages of a batch by shard; within a shard they keep their order.
+/// The messages of a batch, sorted by shard. Within a shard the order of the batch remains.
 #[derive(Debug)]
 pub(super) struct BatchByShard {
-    /// In the order of the batch. A ring with one shard uses this order.
+    /// The messages in the order of the batch. A ring with one shard uses only this list.
     arrived: Vec<Item>,
-    /// Shard by shard, if there are several.
+    /// The messages sorted by shard, if there are several shards.
     by_shard: Vec<Item>,
     shard_bits: u32,
-    /// The end of each shard in `by_shard`.
+    /// The index in `by_shard` at which the messages of each shard end.
     ends: [u32; MOST_SHARDS],
 }
 
 const MOST_SHARDS: usize = 1 << MAX_SHARD_BITS;
 
-/// More memory than for this number of messages is not kept for the next batch.
+/// The number of messages for which memory is kept for the next batch. Larger buffers are freed.
 const KEPT: usize = 64 * 1_024;
 
 impl Default for BatchByShard {
@@ -74,8 +75,8 @@ impl Default for BatchByShard {
 }
 
 impl BatchByShard {
-    /// Sorts the messages of some requests into `1 << shard_bits` shards. The deadlines of the requests are set. Refused
-    /// requests are left out.
+    /// Sorts the messages of `requests` into `1 << shard_bits` shards. The caller has set the deadlines of the
+    /// requests. Refused requests are left out.
     #[expect(clippy::cast_possible_truncation, reason = "a request batch ends far below 4 billion messages")]
     pub(super) fn sort(
         &mut self,
@@ -103,13 +104,14 @@ impl BatchByShard {
         }
     }
 
-    /// Copies the messages to the part of their shard: a counting sort.
+    /// Copies the messages to the parts of their shards, by counting sort.
     fn scatter(&mut self) {
         self.ends = [0; MOST_SHARDS];
         for item in &self.arrived {
             self.ends[item.hash.shard(self.shard_bits)] += 1;
         }
-        // First the begin of each shard, which moves to its end as its messages are copied.
+        // Each number is first the begin of its shard. It grows to the end of the shard while the messages are
+        // copied.
         let mut begin = 0;
         for end in &mut self.ends[..1 << self.shard_bits] {
             begin += std::mem::replace(end, begin);
@@ -123,7 +125,7 @@ impl BatchByShard {
         }
     }
 
-    /// The shards that have messages, each with its messages.
+    /// Returns the shards that have messages, each with its messages.
     pub(super) fn groups(&self) -> impl Iterator<Item = (usize, &[Item])> {
         let items = if self.shard_bits == 0 { &self.arrived } else { &self.by_shard };
         let ends = &self.ends[..1 << self.shard_bits];

@@ -1,15 +1,16 @@
-//! The entry of a message in the table, in 24 bytes.
+//! The entry of a message in the table. It takes 24 bytes.
 
 use crate::core::{MAX_SLOTS, Message, Stamp, Tick, TimedOut};
 
-/// A tick near the pointer, in two bytes.
+/// The lowest sixteen bits of a tick near the pointer.
 ///
-/// Every tick that an entry names lies at most two revolutions from the pointer, so its lowest sixteen bits
-/// tell which one it is, across their wrap too.
+/// The deadline of an entry is at most two revolutions away from the pointer. So sixteen bits identify its tick, even
+/// where they wrap around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShortTick(pub(super) u16);
 
-// The pointer, one revolution ahead and one behind, and a drain's jump beyond the last deadline.
+// Sixteen bits cover a revolution before the pointer, a revolution after it, and the jump of a drain beyond the last
+// deadline.
 const _: () = assert!(3 * (MAX_SLOTS as u32 + 8) < i16::MAX as u32, "sixteen bits must tell all ticks alive");
 
 impl ShortTick {
@@ -18,22 +19,22 @@ impl ShortTick {
         ShortTick(tick.0 as u16)
     }
 
-    /// Whether it comes before `other`.
+    /// Returns whether this tick comes before `other`.
     pub(super) const fn is_before(self, other: ShortTick) -> bool {
         self.distance_from(other) < 0
     }
 
-    /// How many ticks it comes after `earlier`.
+    /// Returns by how many ticks this tick comes after `earlier`.
     pub(super) const fn since(self, earlier: ShortTick) -> u16 {
         self.0.wrapping_sub(earlier.0)
     }
 
-    /// The tick itself, seen from one that is near.
+    /// Returns the whole tick. `near` is any tick near it.
     pub(super) const fn seen_from(self, near: Tick) -> Tick {
         Tick(near.0.wrapping_add_signed(self.distance_from(ShortTick::of(near)) as i64))
     }
 
-    /// Its lowest eight bits, by which a table is searched.
+    /// Returns the lowest eight bits, by which a table is searched.
     #[expect(clippy::cast_possible_truncation, reason = "the lowest bits are what it keeps")]
     pub(super) const fn lowest(self) -> u8 {
         self.0 as u8
@@ -45,7 +46,7 @@ impl ShortTick {
     }
 }
 
-/// A message in flight, or one that timed out less than a revolution ago.
+/// A message that is in flight, or that timed out less than a revolution ago.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) message: Message,
@@ -57,21 +58,21 @@ pub(super) struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 24, "memory per message is a promise");
 
-/// Marks of a message whose tick has expired, or will soon.
+/// Marks of a message whose tick has expired or expires next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks(u8);
 
 impl Marks {
-    /// It is on the list of its tick's batches.
+    /// The message is listed: it is on the list from which the batches of its tick are made.
     pub(super) const LISTED: Marks = Marks(1);
-    /// Its latency was recorded by a late del.
+    /// A late Ack has arrived, and its latency was recorded.
     pub(super) const LATE_COUNTED: Marks = Marks(2);
 
     pub(super) const fn has(self, mark: Marks) -> bool {
         self.0 & mark.0 != 0
     }
 
-    /// Sets a mark; returns whether it was set before.
+    /// Sets a mark. Returns whether the mark was set before.
     pub(super) const fn set(&mut self, mark: Marks) -> bool {
         let was_set = self.has(mark);
         self.0 |= mark.0;
@@ -80,7 +81,7 @@ impl Marks {
 }
 
 impl Entry {
-    /// Fills an empty cell of the table.
+    /// The content of an empty cell of the table.
     pub(super) const EMPTY: Entry = Entry::in_flight(Message::new(0, 0), ShortTick(0), Stamp(0), 0);
 
     pub(super) const fn in_flight(message: Message, deadline: ShortTick, added_at: Stamp, attempt: u8) -> Entry {

@@ -1,8 +1,9 @@
-//! Expired ticks on their way to the outbox in batches, and out of memory a revolution later.
+//! Publishes the messages of expired ticks in batches, and removes them from memory a revolution later.
 //!
-//! A tick expires in an instant, and its counts are known in that instant. Its unacknowledged messages are listed, most of
-//! them a moment before. They are published and later forgotten in steps of bounded work, so that a tick of a million
-//! messages delays no request:
+//! A tick expires in one step, which also makes its counts final. Its unacknowledged messages are *listed*: put on
+//! the list from which the batches are made. Most of them are listed shortly before the expiry. After the expiry the
+//! messages are published, and a revolution later they are *forgotten*: removed from the table. All this takes many
+//! small steps, so that a tick of a million messages delays no request:
 //!
 //! ```text
 //!  prelisted ──▶ expired, counted ──▶ listed: shard by shard ──▶ published, batch by batch
@@ -10,9 +11,10 @@
 //!                                                        forgotten ◀───┘
 //! ```
 //!
-//! A message that is in flight a moment before its tick expires will hardly be acknowledged in time. So the scan for a tick
-//! begins earlier, and the batches are ready when the tick expires: this is the *prelist*. A message may leave the tick in
-//! between, because it is acknowledged or added again. Its shard then keeps it in `unlisted`, and no batch contains it.
+//! A message that is in flight shortly before its tick expires will hardly be acknowledged in time. So the scan for
+//! the tick begins before the expiry, and batches are ready when the tick expires. The messages listed early are the
+//! *prelist*. A prelisted message may still leave the tick, because it is acknowledged or added again. Its shard then
+//! records the message in `unlisted`, and no batch contains it.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -26,26 +28,27 @@ use crate::core::{
     BatchId, MAX_BATCH_MESSAGES, Message, PublishStep, Published, Tick, TickCounts, TimedOut, TimeoutBatch, Wheel,
 };
 
-/// A prelist with more messages than this grows no further: the others are listed when their tick expires. Prelisted
-/// messages are in memory twice until then.
+/// The maximum number of messages in a prelist, which only the last step may exceed. Further messages are listed when
+/// their tick expires. The limit saves memory, because a prelisted message is in memory twice until it is published.
 const MAX_PRELISTED: usize = 16 * MAX_BATCH_MESSAGES;
 
-/// Expired ticks and the work that is left for them.
+/// The expired ticks, and the work that is left to do for them.
 #[derive(Default)]
 pub(super) struct Expiry {
     wheel: Wheel,
-    /// The tick that expires next, once its prelist has begun.
+    /// The list of the tick that expires next, if prelisting has begun.
     pub(super) prelist: Option<TickList>,
     expired: VecDeque<ExpiredTick>,
-    /// The scan that lists all ticks of a drain at once: one scan for each would take as long as there are ticks.
+    /// The scan that lists the messages of all ticks of a drain. One scan for each tick would take much longer.
     drain: Option<ScanPosition>,
-    /// Published ticks that are remembered for `late`, each with the number of its messages.
+    /// Published ticks whose messages are remembered, so that a DelMsg is answered `late`. Each tick comes with its
+    /// number of messages.
     remembered: VecDeque<(Tick, u64)>,
-    /// The sum of these numbers.
+    /// The number of messages in all remembered ticks.
     remembered_messages: u64,
-    /// Messages of the first expired tick that fill no batch yet.
+    /// Listed messages of the first expired tick that do not fill a batch yet.
     listed: Vec<TimedOut>,
-    /// The scan that forgets the first of the remembered ticks.
+    /// The scan that removes the messages of the first remembered tick.
     forgotten: ScanPosition,
     /// The scan that reclaims memory.
     reclaimed: ScanPosition,
@@ -56,9 +59,9 @@ struct ExpiredTick {
     list: TickList,
     due_at: Instant,
     counts: TickCounts,
-    /// Whether the counts were returned to the caller.
+    /// Whether a step has returned the counts to the caller.
     reported: bool,
-    /// Ticks whose work was not done when this one expired.
+    /// The number of earlier ticks whose work was not complete when this tick expired.
     behind: usize,
     published: u64,
     batches: u32,
@@ -69,11 +72,12 @@ impl Expiry {
         Expiry { wheel, ..Expiry::default() }
     }
 
-    /// Appends a tick when it expires. `unlisted` are the messages that left it after they were prelisted.
+    /// Appends a tick that has expired. `unlisted` contains the messages that left the tick after they were listed.
     pub(super) fn push(&mut self, tick: Tick, counts: TickCounts, due_at: Instant, unlisted: Vec<Vec<Message>>) {
         let mut list = self.prelist.take_if(|list| list.tick == tick).unwrap_or_else(|| TickList::new(tick));
         list.unlisted.extend(unlisted.into_iter().flatten());
-        // Ticks that were to be forgotten before this one expired. A drain expires all ticks at once.
+        // The count includes remembered ticks that should have been forgotten before this tick expired. It is 0 for a
+        // drain, which expires all ticks at once.
         let overdue = self.remembered.iter().take_while(|(of, _)| !self.wheel.is_late_known(*of, tick));
         let behind = if counts.drained { 0 } else { self.expired.len() + overdue.count() };
         if counts.drained {
@@ -83,25 +87,25 @@ impl Expiry {
         self.expired.push_back(ExpiredTick { list, due_at, counts, reported, behind, published, batches });
     }
 
-    /// Does a step of listing the messages of the tick that expires next; returns whether there is more to do.
+    /// Lists some messages of the tick that expires next. Returns whether there are more to list.
     pub(super) fn prelist(&mut self, tick: Tick, shards: &Shards) -> bool {
         let list = self.prelist.get_or_insert_with(|| TickList::new(tick));
-        // If it is of another tick, that one expires in this moment and was not yet appended.
+        // If the prelist is of another tick, that tick is expiring at this moment and `push` will take its list.
         list.tick == tick && list.prelist(shards)
     }
 
-    /// Records how many messages of `tick` are kept to answer `late`.
+    /// Records the number of messages of `tick` that are kept to answer `late`.
     pub(super) fn remember(&mut self, tick: Tick, messages: u64) {
         self.remembered.push_back((tick, messages));
         self.remembered_messages += messages;
     }
 
-    /// Messages that timed out and are not in the outbox yet.
+    /// Returns the number of messages that timed out and are not in the outbox yet.
     pub(super) fn unpublished(&self) -> u64 {
         self.expired.iter().map(|expired| expired.counts.timed_out() - expired.published).sum()
     }
 
-    /// Does a step; returns what it did, and whether there is more to do.
+    /// Does a step of expiry. Returns what was done, and whether there is more to do.
     pub(super) fn step(
         &mut self,
         shards: &Shards,
@@ -111,7 +115,7 @@ impl Expiry {
         now: Instant,
     ) -> PublishStep {
         let Some(front) = self.expired.front_mut() else {
-            // Ticks must be forgotten as fast as they expire; reclaiming memory may wait.
+            // Forgetting must keep up with the expiry of ticks. Reclaiming memory may wait.
             if self.forget(shards, pointer) {
                 return PublishStep { more: true, ..PublishStep::default() };
             }
@@ -145,7 +149,7 @@ impl Expiry {
         PublishStep { published, more: true, ..PublishStep::default() }
     }
 
-    /// Lists a part of the messages in the ticks of a drain, which are all remaining ticks.
+    /// Lists a part of the messages of a drain, which has expired all remaining ticks.
     fn list_drained(&mut self, shards: &Shards) {
         let (Some(position), Some(first), Some(last)) =
             (&mut self.drain, self.expired.front(), self.expired.back())
@@ -161,8 +165,9 @@ impl Expiry {
         }
     }
 
-    /// Forgets a part of the messages that timed out a revolution ago, or earlier if more is remembered than may be in
-    /// flight: short ack timeouts on a long ring would fill the memory. Returns whether it had something to do.
+    /// Removes a part of the messages that timed out a revolution ago. If more than `max_in_flight` messages are
+    /// remembered, the oldest are removed earlier. Otherwise short ack timeouts on a long ring would fill the memory.
+    /// Returns whether there was something to do.
     fn forget(&mut self, shards: &Shards, pointer: Tick) -> bool {
         let Some((tick, messages)) = self.remembered.front().copied() else { return false };
         let is_due = !self.wheel.is_late_known(tick, pointer);
@@ -177,8 +182,8 @@ impl Expiry {
         true
     }
 
-    /// Reclaims memory of sparse tables; returns whether there may be more to reclaim. It is done between ticks, and not
-    /// during a prelist: see [`Table::scan`](super::table::Table::scan).
+    /// Reclaims memory of sparse tables. Returns whether there may be more to reclaim. Does nothing during a prelist,
+    /// because its scan could miss entries that are moved: see [`Table::scan`](super::table::Table::scan).
     fn reclaim(&mut self, shards: &Shards) -> bool {
         if self.prelist.is_some() {
             return false;
@@ -192,7 +197,8 @@ impl Expiry {
 }
 
 impl ExpiredTick {
-    /// Lists the next messages, until a batch is full, or all are listed, or the step is over.
+    /// Lists the next messages, until a batch is full, all messages are listed, or the step has visited enough
+    /// shards.
     fn list(&mut self, shards: &Shards, listed: &mut Vec<TimedOut>) {
         self.list.take(listed);
         for _ in 0..LOCKS_PER_STEP {
@@ -208,7 +214,7 @@ impl ExpiredTick {
         }
     }
 
-    /// Makes the next batch, if one is full or it is the last.
+    /// Makes the next batch, if a batch is full or the listed messages are the last of the tick.
     fn next_batch(&mut self, listed: &mut Vec<TimedOut>, epoch: u64) -> Option<TimeoutBatch> {
         let left = self.counts.timed_out() - self.published;
         let count = listed.len();
@@ -228,12 +234,12 @@ impl ExpiredTick {
     }
 }
 
-/// The messages of a tick, as far as they are listed.
+/// The listed messages of a tick.
 #[derive(Debug)]
 pub(super) struct TickList {
     tick: Tick,
     position: ScanPosition,
-    /// All but the last are full.
+    /// The listed messages. All batches but the last are full.
     batches: VecDeque<Vec<TimedOut>>,
     /// The messages that left the tick after they were listed.
     unlisted: HashSet<Message, RandomState>,
@@ -249,7 +255,7 @@ impl TickList {
         }
     }
 
-    /// Lists some messages before the tick expires; returns whether there are more to list.
+    /// Lists some messages before the tick expires. Returns whether there are more to list.
     fn prelist(&mut self, shards: &Shards) -> bool {
         if self.batches.len() * MAX_BATCH_MESSAGES > MAX_PRELISTED {
             return false;
@@ -272,7 +278,7 @@ impl TickList {
         }
     }
 
-    /// Moves messages to `listed` until that fills a batch, as far as there are any.
+    /// Moves messages to `listed` until they fill a batch or no message is left.
     fn take(&mut self, listed: &mut Vec<TimedOut>) {
         while listed.len() < MAX_BATCH_MESSAGES {
             let Some(batch) = self.batches.pop_front() else { return };
@@ -297,7 +303,7 @@ pub(super) mod tests {
     use crate::core::{Advance, DelOutcome, GroupName, Outbox, Retention, Ring, StormRule};
     use crate::memory::{MemoryOptions, MemoryRing};
 
-    /// A ring of three slots of a second that stands at `pointer`.
+    /// Returns a ring with three slots and ticks of a second, whose pointer stands at `pointer`.
     pub(in crate::memory) fn ring_at(pointer: Tick, now: Instant) -> (MemoryRing, Arc<MemoryOutbox>) {
         ring_of(3, 1_000_000, pointer, now)
     }
@@ -335,7 +341,8 @@ pub(super) mod tests {
         assert_eq!(behind, [0, 0, 0, 0, 0, 1, 2, 0], "two ticks in a row had no time, and then there was enough");
     }
 
-    /// docs/PERFORMANCE.md says what it printed, and `EXPIRY_NS_A_MESSAGE` follows from it.
+    /// Measures what both scans of a tick take. docs/PERFORMANCE.md has its output, from which `EXPIRY_NS_A_MESSAGE`
+    /// follows.
     #[test]
     #[ignore = "it measures, for people"]
     fn what_both_passes_of_a_tick_take() {
@@ -372,7 +379,7 @@ pub(super) mod tests {
         for round in 0..20 {
             let request = AddNewMsg { messages: &of_round(round), ack_timeout_ticks: 1, attempt: 1 };
             ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
-            // A tick closes before it expires.
+            // The first move closes the tick, and the second move expires it.
             for _ in 0..2 {
                 now += Duration::from_secs(1);
                 ring.advance(now).now_or_never().unwrap().unwrap();
@@ -397,7 +404,7 @@ pub(super) mod tests {
             let request = AddNewMsg { messages: &messages, ack_timeout_ticks: ticks, attempt: 1 };
             ring.add_new_msg(request, now).now_or_never().unwrap().unwrap();
         }
-        // The first of them was listed ahead.
+        // The first of these ticks is prelisted.
         assert!(matches!(ring.advance(now + Duration::from_secs(1)).now_or_never(), Some(Ok(_))));
         while ring.prelist() {}
         ring.drain(now).now_or_never().unwrap().unwrap();
@@ -413,7 +420,8 @@ pub(super) mod tests {
             steps += 1;
         }
         assert_eq!(left, 0);
-        // Each tick is counted, and published if it has messages; a scan for each would be three steps more.
+        // Each tick takes two steps: one counts the tick, and one publishes its messages. A scan for each tick would
+        // take three more.
         let most = 2 * usize::from(SLOTS) + 50;
         assert!((usize::from(SLOTS)..most).contains(&steps), "{steps} steps");
         let taken = outbox.take(&GroupName::default_group(), u64::MAX, now).now_or_never().unwrap().unwrap();
@@ -437,7 +445,7 @@ pub(super) mod tests {
         let room = || ring.wheel.shards.list.iter().map(|shard| shard.lock().table.capacity()).sum::<usize>();
         let peak = room();
         assert!(peak < 400_000, "room for {peak} is made for 200,000");
-        // They time out, are remembered for a revolution and forgotten.
+        // The messages time out, are remembered for a revolution, and are then removed.
         let mut reclaimed = 0;
         for _ in 0..8 {
             now += Duration::from_secs(1);
@@ -459,7 +467,8 @@ pub(super) mod tests {
         assert!(room() < peak / 20, "room for {} of {peak} is kept", room());
     }
 
-    /// The first position of the pointer. A message added there with an ack timeout of one tick expires with the next tick.
+    /// The first position of the pointer. A message that is added here with an ack timeout of one tick expires with
+    /// the next tick.
     const FIRST: Tick = Tick(7);
 
     struct Subject {
@@ -502,7 +511,7 @@ pub(super) mod tests {
             expiry.prelist.iter().flat_map(|prelist| &prelist.batches).map(Vec::len).sum()
         }
 
-        /// The sizes of all batches, and the ids in them.
+        /// Takes all batches. Returns their sizes, and the ids in them.
         fn taken(&self) -> (Vec<usize>, HashSet<u64>) {
             let group = GroupName::default_group();
             let taken = self.outbox.take(&group, u64::MAX, self.now);
@@ -543,13 +552,13 @@ pub(super) mod tests {
         subject.add(0..in_tick, 1);
         subject.del((0..in_tick).filter(|id| !id.is_multiple_of(4)), false);
         subject.advance();
-        // The empty tick is complete. The next step would reclaim memory, and move entries to segments that were scanned
-        // already.
+        // The empty tick is complete after two steps. A third step would reclaim memory, and could move entries to
+        // segments that are already scanned.
         let reported_and_done = [(); 2].map(|()| subject.ring.wheel.publish_expired(subject.now));
         assert!(reported_and_done.iter().all(|step| step.more && !step.reclaimed), "{reported_and_done:?}");
         let (mut new, mut steps) = (in_tick..in_tick + 3_000, 0);
         while subject.ring.prelist() {
-            // Segments are split meanwhile.
+            // These adds split segments between the steps of the scan.
             subject.add(new.clone(), 3);
             new = new.end..new.end + 3_000;
             for _ in 0..20 {
@@ -561,7 +570,7 @@ pub(super) mod tests {
         subject.del((0..in_tick).step_by(12), false);
         subject.del((4..in_tick).step_by(20), true);
         subject.add(8..9, 3);
-        // It is another one now.
+        // The id 0 was acknowledged, so this add is a new message with a later deadline.
         subject.add(0..1, 2);
         subject.advance();
         subject.publish_expired();

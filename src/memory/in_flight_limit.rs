@@ -1,43 +1,46 @@
-//! The number of messages in flight, and the reservations that keep it within `--max-in-flight`.
+//! Counts messages in flight, and keeps their number within `--max-in-flight` by reservations.
 //!
-//! Every message is counted before it is added, so the number never exceeds the limit. A request batch reserves in
-//! one of two ways:
+//! Room is reserved for every message before the message is added, so the number never exceeds the limit. A request
+//! batch reserves in one of two ways:
 //!
-//! - Far from the limit it reserves for all messages that it adds, in one step, and returns the surplus when it is done:
-//!   some of them may be in flight already. Until then its reservation is *provisional*.
-//! - Near the limit it first looks at which messages are new, and reserves exactly for those.
+//! - Far from the limit, the batch reserves room for all messages that it adds, in one step. Some of them may be in
+//!   flight already. So the batch returns the surplus when it is complete. Until then its reservation is
+//!   *provisional*.
+//! - Near the limit, the batch first finds out which messages are new. It then reserves room for exactly those.
 //!
-//! The limit is reached for certain only while no reservation is provisional. So both numbers are one word.
+//! A full limit is certain only if no reservation is provisional. Therefore one atomic word contains both the number
+//! of messages and the number of provisional reservations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One provisional reservation. The bits below it are the number of messages in flight.
+/// One provisional reservation in the word. The bits below count the messages in flight.
 const PROVISIONAL: u64 = 1 << 40;
 
-/// The bits of the number of messages in flight, reservations included.
+/// The bits of the word that count the messages in flight, reservations included.
 const IN_FLIGHT: u64 = PROVISIONAL - 1;
 
-/// A request batch reserves provisionally if at least this share of the limit, and at most [`MOST_MARGIN`], stays free.
+/// A provisional reservation must leave free the limit divided by this number, but at most [`MOST_MARGIN`] messages.
 const MARGIN_SHARE: u64 = 16;
 
-/// Twice the messages that one read of a connection can bring.
+/// The largest number of messages that a provisional reservation must leave free: twice the messages that one read of
+/// a connection can bring.
 const MOST_MARGIN: u64 = 65_536;
 
-/// Counts messages in flight, and keeps them within the limit.
+/// The number of messages in flight and its limit.
 #[derive(Debug)]
 pub(super) struct InFlightLimit {
     word: AtomicU64,
     max: u64,
-    /// Above this a reservation is exact.
+    /// The highest number of messages in flight up to which a reservation may be provisional.
     provisional_max: u64,
 }
 
-/// Why messages do not fit.
+/// The reason why messages do not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shortage {
     /// The limit is reached.
     Full,
-    /// The limit is reached, unless a provisional reservation is returned in part.
+    /// The limit is reached, but a provisional reservation may still return some room.
     Unsettled,
 }
 
@@ -48,13 +51,13 @@ impl InFlightLimit {
         InFlightLimit { word: AtomicU64::new(0), max, provisional_max }
     }
 
-    /// Messages in flight, reservations included.
+    /// Returns the number of messages in flight, reservations included.
     pub(super) fn count(&self) -> u64 {
         self.word.load(Ordering::Relaxed) & IN_FLIGHT
     }
 
-    /// Reserves provisionally for this number of messages, unless the limit is near. [`InFlightLimit::settle`] ends the
-    /// reservation.
+    /// Reserves room for this number of messages provisionally. Returns false if the limit is near.
+    /// [`InFlightLimit::settle`] ends the reservation.
     #[inline]
     pub(super) fn reserve_provisionally(&self, messages: u64) -> bool {
         let reserve = |word: u64| {
@@ -64,26 +67,26 @@ impl InFlightLimit {
         self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_ok()
     }
 
-    /// Ends a provisional reservation for this number of messages. The number in flight has changed by `change`, which
-    /// wraps around.
+    /// Ends a provisional reservation for this number of messages. `change` is the change of the number of messages
+    /// in flight; a negative change wraps around.
     #[inline]
     pub(super) fn settle(&self, messages: u64, change: u64) {
         self.word.fetch_add(change.wrapping_sub(messages).wrapping_sub(PROVISIONAL), Ordering::Relaxed);
     }
 
-    /// Whether this number of new messages fits. Messages that are in flight already need no reservation.
+    /// Checks whether this number of new messages fits. Messages that are in flight already need no room.
     pub(super) fn check(&self, new: u64) -> Result<(), Shortage> {
         self.check_word(self.word.load(Ordering::Relaxed), new)
     }
 
-    /// Reserves exactly for this number of new messages, if they fit.
+    /// Reserves room for exactly this number of new messages, if they fit.
     pub(super) fn reserve(&self, new: u64) -> Result<(), Shortage> {
         let reserve = |word| self.check_word(word, new).is_ok().then_some(word + new);
         let reserved = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve);
         reserved.map(drop).or_else(|word| self.check_word(word, new))
     }
 
-    /// Changes the number in flight without a reservation, by a number that wraps around.
+    /// Changes the number of messages in flight without a reservation. A negative change wraps around.
     pub(super) fn change(&self, change: u64) {
         if change != 0 {
             self.word.fetch_add(change, Ordering::Relaxed);
@@ -111,7 +114,7 @@ mod tests {
         assert!(in_flight.reserve_provisionally(100));
         assert!(!in_flight.reserve_provisionally(51), "a sixteenth of the limit is left for exact reservations");
         assert_eq!([in_flight.check(60), in_flight.check(61)], [Ok(()), Err(Shortage::Unsettled)]);
-        // 40 of the 100 were in flight already, and 10 others left.
+        // 40 of the 100 messages were in flight already, and 10 other messages were removed.
         in_flight.settle(100, 60_u64.wrapping_sub(10));
         assert_eq!(in_flight.count(), 50);
         assert_eq!(in_flight.reserve(111), Err(Shortage::Full));

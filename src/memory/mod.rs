@@ -1,4 +1,4 @@
-//! The memory store: the wheel lives in the process, and one logic node owns it.
+//! The memory store: the wheel is in the memory of one sidecar process.
 
 mod batch_by_shard;
 mod entry;

@@ -1,4 +1,4 @@
-//! The outbox in memory: one queue of batches, and for each group its position in the queue.
+//! The outbox in memory: one queue of batches, and the position of each group in this queue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -15,14 +15,14 @@ use crate::core::{
 
 type Listener = Box<dyn Fn() + Send + Sync>;
 
-/// An outbox that lives in the process.
+/// An outbox in the memory of the process.
 pub struct MemoryOutbox {
     retention: Retention,
     pub(super) queue: Mutex<Queue>,
     listeners: RwLock<Vec<Listener>>,
 }
 
-/// The batches that some group has not settled, and the groups that read them.
+/// The batches that not all groups have settled, and the groups.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     /// Batches by position.
@@ -30,48 +30,50 @@ pub(super) struct Queue {
     /// The position of the next batch. Positions are never reused.
     pub(super) end: u64,
     positions: HashMap<BatchId, u64>,
-    /// Messages in all batches.
+    /// The number of messages in all batches.
     pub(super) ids: u64,
     pub(super) groups: HashMap<GroupName, Group>,
-    /// When it was restored from a state file: groups without a subscriber are kept for a while after that.
+    /// When the queue was restored from a state file. For some time after that, groups without a subscriber are not
+    /// dropped.
     pub(super) restored_at: Option<Instant>,
 }
 
-/// The most batches that are taken together. The caller holds a thread meanwhile, and the lock that publishing needs.
+/// The maximum number of batches in one `take`. The call occupies a thread, and publishing waits for its lock.
 const MOST_TAKEN: usize = 512;
 
-/// For how long no group is dropped after a restart, unless groups are kept for less anyway.
+/// How long after a restart no group is dropped. If the retention time is shorter, the retention time counts.
 const RESTORED_FOR: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) batch: Arc<TimeoutBatch>,
     pub(super) expired_at: Instant,
-    /// Since when it could be taken: its time in an earlier process does not count.
+    /// When this process began to offer the batch. Time in an earlier process does not count for retention.
     pub(super) kept_since: Instant,
-    /// Number of groups that have not settled it.
+    /// The number of groups that have not settled the batch.
     pub(super) unsettled: usize,
 }
 
-/// The position of a group. It has settled every batch before `next` that is neither taken nor released.
+/// The position of a group in the queue. The group has settled every batch before `next` that is neither in `taken`
+/// nor in `released`.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// The first position never taken.
+    /// The first position that the group has never taken.
     pub(super) next: u64,
-    /// Taken positions, with their delivery counts.
+    /// The positions of taken batches, with their delivery counts.
     pub(super) taken: BTreeMap<u64, u32>,
-    /// Positions that were taken and released, with their delivery counts.
+    /// The positions of batches that were taken and then released, with their delivery counts.
     pub(super) released: BTreeMap<u64, u32>,
-    /// Number of batches that it has not settled.
+    /// The number of batches that the group has not settled.
     pub(super) unsettled: u64,
-    /// When it last had a subscriber.
+    /// When the group last had a subscriber.
     pub(super) attended_at: Instant,
-    /// Whether it is deleted when its last subscriber leaves.
+    /// Whether the group is deleted when its last subscriber leaves.
     pub(super) ephemeral: bool,
 }
 
 impl MemoryOutbox {
-    /// An empty outbox with the default group.
+    /// Creates an empty outbox with the default group.
     pub fn new(retention: Retention, now: Instant) -> MemoryOutbox {
         let mut queue = Queue::default();
         queue.open_group(&GroupName::default_group(), GroupOptions::default(), now);
@@ -226,7 +228,7 @@ impl Outbox for MemoryOutbox {
 }
 
 impl Queue {
-    /// The positions from the oldest batch to the end.
+    /// Returns the positions from the oldest batch to the end.
     pub(super) fn positions(&self) -> Range<u64> {
         self.batches.first_key_value().map_or(self.end, |(position, _)| *position)..self.end
     }
@@ -238,7 +240,7 @@ impl Queue {
         self.end += 1;
     }
 
-    /// Removes a batch, and returns the number of its messages.
+    /// Removes a batch. Returns the number of its messages.
     fn remove(&mut self, position: u64) -> u64 {
         let Some(stored) = self.batches.remove(&position) else { return 0 };
         let ids = stored.batch.messages.len() as u64;
@@ -283,7 +285,7 @@ impl Queue {
         held
     }
 
-    /// Records that one group more has settled a batch; the last one removes it.
+    /// Records that one more group has settled a batch. Removes the batch if this was the last group.
     fn settle_by_one(&mut self, position: u64) {
         let Some(stored) = self.batches.get_mut(&position) else { return };
         stored.unsettled -= 1;

@@ -1,7 +1,8 @@
-//! A part of the ring under one lock: a table of messages, and for each tick the counts of its messages here.
+//! A shard: a part of the ring under one lock. It has a table of messages, and the counts of its messages for each
+//! tick.
 //!
-//! Everything about a message happens under the lock of its shard, so the request or expiry that takes it out of flight
-//! determines its outcome. The counts change together with the table, under the same lock.
+//! A message is changed only under the lock of its shard. So exactly one request or expiry takes the message out of
+//! flight and determines its outcome. The counts change together with the table, under the same lock.
 
 use std::ops::Range;
 
@@ -12,10 +13,11 @@ use super::entry::{Entry, Marks, ShortTick};
 use super::table::{Hash, Home, Table};
 use crate::core::{LatencyHistogram, Message, Outcome, RequestBatch, Stamp, Tick, TimedOut, Wheel};
 
-/// Messages whose memory is requested together: twice as many as a processor has memory requests in flight.
+/// The number of messages that are prefetched together. This is twice the number of memory requests that a processor
+/// has in flight.
 const FETCHED: usize = 64;
 
-/// Entries that are scanned under one lock: no request waits for a shard longer than that takes.
+/// The number of cells that a scan visits under one lock. It limits how long a request waits for the shard.
 const LOCKED_STEP: usize = 32 * 1_024;
 
 /// The position of the wheel while a request batch is processed.
@@ -23,17 +25,17 @@ const LOCKED_STEP: usize = 32 * 1_024;
 pub(super) struct Position {
     pub(super) wheel: Wheel,
     pub(super) pointer: Tick,
-    /// The index of the pointer's counts in a shard.
+    /// The index in [`Shard::ticks`] of the counts of the pointer's tick.
     pub(super) pointer_index: usize,
-    /// Ticks below this one are expired. It is the pointer, and after a drain beyond every deadline.
+    /// Ticks before this one have expired. This is the pointer, or after a drain a tick beyond every deadline.
     pub(super) expired_below: Tick,
-    /// The tick due, or the first open one.
+    /// The tick that is due by the clock.
     pub(super) due: Tick,
     pub(super) now: Stamp,
 }
 
 impl Position {
-    /// The deadline of a message that is added now.
+    /// Returns the deadline of a message that is added now.
     pub(super) fn deadline(&self, ack_timeout_ticks: u16) -> Tick {
         self.wheel.deadline(self.due.max(self.expired_below), ack_timeout_ticks)
     }
@@ -47,36 +49,38 @@ impl Position {
     }
 }
 
-/// How many ticks can have messages in flight at a time: a deadline is at most one revolution after the tick due,
-/// which is at most one tick ahead of the pointer, whose own tick is open too.
+/// Returns an upper bound for the number of ticks that can have messages in flight at a time. The first of them is
+/// the tick of the pointer. The tick due is at most one tick after that, and a deadline is at most one revolution
+/// after the tick due.
 pub(super) fn horizon(wheel: Wheel) -> u64 {
     u64::from(wheel.slots()) + 4
 }
 
-/// The index of the counts of a tick.
+/// Returns the index of the counts of a tick in [`Shard::ticks`].
 #[expect(clippy::cast_possible_truncation, reason = "a remainder of a few thousand fits a length")]
 pub(super) fn index(tick: Tick, wheel: Wheel) -> usize {
     (tick.0 % horizon(wheel)) as usize
 }
 
-/// Counts of the messages of one tick.
+/// The counts of the messages of one tick.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TickCount {
-    /// In flight.
+    /// Messages in flight.
     pub(super) in_flight: u64,
-    /// Acknowledged in time.
+    /// Messages that were acknowledged in time.
     pub(super) acked: u64,
 }
 
-/// A part of the ring.
+/// A part of the ring. The caller locks it.
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) table: Table,
-    /// For each open tick, by its remainder; 0 for all others.
+    /// The counts of each open tick, at its [`index`]. All other counts are 0.
     ticks: Box<[TickCount]>,
-    /// Messages that expired, and were added again before they were listed.
+    /// Messages that expired and were added again before they were listed. Listing still adds them to the batches of
+    /// their expired tick.
     overtaken: Vec<(ShortTick, TimedOut)>,
-    /// Messages that were prelisted and then left the tick that expires next.
+    /// Messages that left the closing tick after they were listed. No batch of that tick may contain them.
     pub(super) unlisted: Vec<Message>,
 }
 
@@ -86,12 +90,12 @@ impl Shard {
         Shard { table: Table::new(hasher), ticks, overtaken: Vec::new(), unlisted: Vec::new() }
     }
 
-    /// The counts of an open tick.
+    /// Returns the counts of an open tick.
     pub(super) fn of_tick(&mut self, tick: Tick, wheel: Wheel) -> &mut TickCount {
         &mut self.ticks[index(tick, wheel)]
     }
 
-    /// The counts of the tick of a message in flight: without the division of [`Shard::of_tick`].
+    /// Returns the counts of the tick of a message in flight. This avoids the division in [`Shard::of_tick`].
     #[inline]
     fn of_deadline(&mut self, deadline: ShortTick, position: &Position) -> &mut TickCount {
         let ahead = usize::from(deadline.since(ShortTick::of(position.pointer)));
@@ -101,7 +105,7 @@ impl Shard {
         &mut self.ticks[if wraps { index - self.ticks.len() } else { index }]
     }
 
-    /// The messages among `items` that are not in flight, with repeats.
+    /// Returns the messages among `items` that are not in flight. A message can occur several times.
     pub(super) fn new_messages<'a>(
         &'a mut self,
         items: &'a [Item],
@@ -116,7 +120,7 @@ impl Shard {
         new.map(|(_, message)| message)
     }
 
-    /// Applies adds and dels to its messages.
+    /// Applies adds and dels to the messages of this shard.
     pub(super) fn run(&mut self, items: &[Item], batch: &mut RequestBatch, position: &Position) {
         let mut homes = [Home::default(); FETCHED];
         for items in items.chunks(FETCHED) {
@@ -149,7 +153,7 @@ impl Shard {
         batch.set(item.index as usize, outcome);
     }
 
-    /// Takes a message into flight.
+    /// Adds a message, or re-arms it if it is in flight.
     #[inline]
     fn add(&mut self, (hash, home): (Hash, Home), entry: Entry, position: &Position) -> Outcome {
         self.of_deadline(entry.deadline, position).in_flight += 1;
@@ -167,7 +171,7 @@ impl Shard {
         Outcome::Added
     }
 
-    /// Takes a message out of flight.
+    /// Acknowledges or withdraws a message.
     #[inline]
     fn del(
         &mut self,
@@ -183,7 +187,7 @@ impl Shard {
             if !position.is_remembered(entry) {
                 return Outcome::Unknown;
             }
-            // A withdrawal is no Ack; that can still come.
+            // A withdrawal is not an Ack, so the latency waits for the Ack, which may still arrive.
             if !withdraw && !entry.marks.set(Marks::LATE_COUNTED) {
                 ack_latency.record_between(entry.added_at, position.now);
             }
@@ -204,27 +208,27 @@ impl Shard {
         Outcome::Acked
     }
 
-    /// Notes that a message left its tick, though it is on the list.
+    /// Records that a message left its tick after it was listed.
     #[cold]
     fn unlist(&mut self, message: Message) {
         self.unlisted.push(message);
     }
 
-    /// Inserts an entry of a state file; returns whether it is in flight.
+    /// Inserts an entry of a state file. Returns whether the message is in flight.
     pub(super) fn restore(&mut self, hash: Hash, mut entry: Entry, position: &Position) -> bool {
         let in_flight = !position.is_expired(&entry);
         if in_flight {
             self.of_deadline(entry.deadline, position).in_flight += 1;
         } else {
-            // A state is saved once every expired tick is listed.
+            // A state is saved only after the messages of all expired ticks are listed.
             entry.marks.set(Marks::LISTED);
         }
         self.table.put(hash, self.table.home(hash), entry);
         in_flight
     }
 
-    /// Lists messages of ticks that are expired, or will be next, from segment `at` on, each with the number of its tick
-    /// among them, and marks them. Returns whether all were listed.
+    /// Lists and marks messages of `ticks`, which have expired or expire next, from segment `at` on. Calls `listed`
+    /// for each message, with the index of its tick in `ticks`. Returns whether all messages are listed.
     pub(super) fn list(
         &mut self,
         ticks: &Range<Tick>,
@@ -248,7 +252,8 @@ impl Shard {
         all
     }
 
-    /// Forgets messages of a tick whose revolution is over; returns whether all are forgotten.
+    /// Removes messages of an expired tick, so that DelMsg no longer answers `late` for them. Starts at segment `at`.
+    /// Returns whether all are removed.
     pub(super) fn forget(&mut self, tick: Tick, at: &mut usize) -> bool {
         let tick = ShortTick::of(tick);
         self.table.scan(at, LOCKED_STEP, Some(tick), |entry| entry.deadline != tick)

@@ -1,4 +1,4 @@
-//! All shards of a ring: the assignment of messages to shards, sums over all shards, and scans through all of them.
+//! The shards of a ring: sums over all shards, and scans that visit one shard after the other.
 
 use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
@@ -8,24 +8,26 @@ use super::shard::{Shard, TickCount, horizon};
 use super::table::MAX_SHARD_BITS;
 use crate::core::Tick;
 
-/// Shards for each thread: so many that two threads seldom want the same, and so few that a request batch has several
-/// messages for each. A single thread has one shard, and its request batches are not sorted.
+/// The number of shards for each thread. With fewer shards, two threads would often want the same shard. With more, a
+/// request batch would have too few messages for each shard. A single thread has one shard, and its request batches
+/// are not sorted.
 const SHARDS_PER_THREAD: usize = 4;
 
-/// The most locks that one step of expiry takes: a tenth of a millisecond together, or more if it finds many messages.
+/// The number of shards that one step of expiry locks, one after the other. A step takes a tenth of a millisecond, or
+/// more if it finds many messages.
 pub(super) const LOCKS_PER_STEP: usize = 4;
 
-/// The shards of a ring, each under a lock of its own.
+/// The shards of a ring. Each has its own lock.
 #[derive(Debug)]
 pub(super) struct Shards {
     pub(super) options: MemoryOptions,
     pub(super) hasher: RandomState,
-    /// The number of shards, as a power of two.
+    /// The base-2 logarithm of the number of shards.
     pub(super) bits: u32,
     pub(super) list: Box<[Mutex<Shard>]>,
 }
 
-/// The position of a scan through all shards.
+/// The position of a scan that visits all shards.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScanPosition {
     shard: usize,
@@ -33,7 +35,7 @@ pub(super) struct ScanPosition {
 }
 
 impl Shards {
-    /// Shards for this number of threads.
+    /// Creates empty shards for the number of threads in the options.
     pub(super) fn new(options: MemoryOptions) -> Shards {
         let shards = if options.threads > 1 { options.threads * SHARDS_PER_THREAD } else { 1 };
         let bits = shards.next_power_of_two().ilog2().min(MAX_SHARD_BITS);
@@ -42,12 +44,12 @@ impl Shards {
         Shards { options, bits, list: (0..1 << bits).map(shard).collect(), hasher }
     }
 
-    /// The counts of a tick.
+    /// Returns the counts of a tick, summed over all shards.
     pub(super) fn counts(&self, tick: Tick) -> TickCount {
         self.sum(|shard| *shard.of_tick(tick, self.options.wheel))
     }
 
-    /// Resets the counts of a tick that expires, and returns them.
+    /// Resets the counts of a tick that expires, and returns the sum over all shards.
     pub(super) fn take_counts(&self, tick: Tick) -> TickCount {
         self.sum(|shard| std::mem::take(shard.of_tick(tick, self.options.wheel)))
     }
@@ -59,18 +61,18 @@ impl Shards {
         })
     }
 
-    /// The ticks that can have messages in flight while the pointer stands at `pointer`.
+    /// Returns the ticks that can have messages in flight while the pointer stands at `pointer`.
     pub(super) fn open_ticks(&self, pointer: Tick) -> impl Iterator<Item = Tick> + use<> {
         (pointer.0..pointer.0 + horizon(self.options.wheel)).map(Tick)
     }
 
-    /// The number of messages in all tables, in flight or remembered.
+    /// Returns the number of messages in all tables, both in flight and remembered for `late`.
     pub(super) fn len(&self) -> usize {
         self.list.iter().map(|shard| shard.lock().table.len).sum()
     }
 
-    /// Does a step of a scan: `visit` gets the next shard, and the segment at which it continues, and returns whether it is
-    /// done with the shard. Returns false once the scan is behind the last shard.
+    /// Does a step of a scan: calls `visit` for the next shards, with the segment at which to continue. `visit`
+    /// returns whether its shard is complete. Returns false when no shard is left.
     pub(super) fn scan(
         &self,
         position: &mut ScanPosition,
@@ -79,10 +81,10 @@ impl Shards {
         (0..LOCKS_PER_STEP).all(|_| self.visit_next(position, &mut visit))
     }
 
-    /// Visits one shard of a scan.
+    /// Visits the next shard of a scan. Returns false when no shard is left.
     ///
-    /// The lock goes to a thread that waits for it, if there is one: the next step would take it again before that thread
-    /// has woken.
+    /// If another thread waits for the lock, the lock goes to that thread. Otherwise the next step would lock the
+    /// shard again before that thread wakes up.
     pub(super) fn visit_next(
         &self,
         position: &mut ScanPosition,

@@ -16,33 +16,34 @@ use crate::core::{
     RequestBatch, Ring, RingParts, RingStatus, Store, Submitted, Tick, Wheel,
 };
 
-/// A store that lives in the process.
+/// A store in the memory of the process.
 pub struct MemoryStore {
     ring: Arc<MemoryRing>,
     parts: RingParts,
 }
 
-/// The messages that a store recovered when it was opened.
+/// The messages that a store restored when it was opened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Recovery {
-    /// A sidecar had drained into the state file, with this number of messages in flight.
+    /// The number of messages in flight that were restored from the state file.
     Restored(u64),
-    /// None. The sidecar before had a state file and did not drain, so its messages are lost.
+    /// No messages. The previous sidecar used the state file and did not drain, so its messages are lost.
     Lost,
-    /// None, and as far as is known there were none to lose.
+    /// No messages. As far as is known, there were none to restore.
     Empty,
 }
 
-/// How long the pointer waits after a restart for clients to connect again, with the acknowledgements that came meanwhile.
+/// How long the pointer waits after a restart. In this time clients can connect again and send the acknowledgements
+/// that came during the restart.
 const RESTART_GRACE: Duration = Duration::from_secs(2);
 
 impl MemoryStore {
-    /// Opens the store.
+    /// Opens the store, and restores the state file if there is one.
     ///
     /// # Errors
     ///
-    /// If the state file cannot be read, is damaged, or was written by a ring of other dimensions, and if another process
-    /// keeps its wheel there. The file is left as it is.
+    /// Fails if the state file cannot be read, is damaged, or was written by a ring of other dimensions. Fails also
+    /// if another process uses the state file. An error leaves the file as it is.
     pub fn open(
         options: MemoryOptions,
         state_file: Option<PathBuf>,
@@ -73,8 +74,8 @@ impl MemoryStore {
         Ok((MemoryStore { ring, parts }, recovery))
     }
 
-    /// To be called when clients can connect to a wheel that was restored. No Ack could arrive before, so the pointer moves
-    /// 2 s and a tick later.
+    /// Delays the next move to 2 s and a tick after `now`. Must be called when clients can connect to a restored
+    /// wheel, because no Ack could arrive before.
     pub fn wait_for_clients(&self, now: Instant) {
         self.ring.wheel.state.write().schedule.delay_until(now + RESTART_GRACE);
     }
@@ -112,15 +113,15 @@ impl Store for MemoryStore {
     }
 }
 
-/// A ring that lives in the process.
+/// A ring in the memory of the process.
 pub struct MemoryRing {
     pub(super) wheel: Arc<MemoryWheel>,
-    /// Where a drain keeps what is in flight.
+    /// The file in which a drain keeps the messages in flight.
     state_file: Option<Arc<StateFile>>,
 }
 
 impl MemoryRing {
-    /// An empty ring whose batches go to `outbox`.
+    /// Creates an empty ring that publishes its batches to `outbox`.
     pub fn new(options: MemoryOptions, start: (u64, Tick), outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryRing {
         MemoryRing { wheel: Arc::new(MemoryWheel::new(options, start, outbox, now)), state_file: None }
     }
@@ -187,7 +188,7 @@ impl Ring for MemoryRing {
     }
 }
 
-/// The lease of a memory store: its process always leads, under its epoch.
+/// The lease of a memory store. The process always leads.
 #[derive(Clone, Copy, Debug)]
 pub struct AlwaysLeads {
     /// The epoch of the process.
@@ -204,7 +205,7 @@ impl Lease for AlwaysLeads {
         Ok(())
     }
 
-    /// The lease is never free.
+    /// Ignores the callback, because the lease is never free.
     fn on_lease_free(&self, _notify: Box<dyn Fn() + Send + Sync>) {}
 }
 
@@ -230,14 +231,14 @@ mod tests {
             threads: 1,
         };
         let ring = MemoryRing::new(options, (1, Tick(7)), outbox, start);
-        // The move is due at start + 1. The ticker reads that time and is held up; an add comes at 2.5.
+        // The move is due at second 1. The ticker reads this time and is then delayed. An add arrives at second 2.5.
         let woken = start + TICK * 5 / 2;
         let request = AddNewMsg { messages: &[Message::new(1, 0)], ack_timeout_ticks: 1, attempt: 1 };
         let answer = ring.add_new_msg(request, woken).now_or_never().unwrap().unwrap();
         assert_eq!(answer.deadline, Tick(8));
         let advance = |now| ring.advance(now).now_or_never().unwrap().unwrap();
         assert_eq!(advance(start + TICK), Advance::Waiting(woken + TICK));
-        // So tick 8 expires two ticks after waking, and not at once.
+        // The stall shifts all deadlines, so tick 8 expires two ticks after its end, not at once.
         assert_eq!(advance(woken), Advance::Waiting(woken + TICK));
         let moved = |expired, shifted, next| Advance::Moved { expired, lateness: Duration::ZERO, shifted, next };
         assert_eq!(advance(woken + TICK), moved(Tick(7), 1, woken + TICK * 2));

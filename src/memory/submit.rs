@@ -1,4 +1,4 @@
-//! Completes request batches of adds and dels, each with one position of the wheel.
+//! Completes request batches of adds and dels. The position of the wheel does not change within a batch.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::core::{Message, Reason, Refusal, Request, RequestBatch};
 const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit for each shard");
 
 thread_local! {
-    /// Reused by every request batch of a thread.
+    /// The messages of a batch, sorted by shard. All request batches of a thread reuse this memory.
     static BATCH_BY_SHARD: RefCell<BatchByShard> = RefCell::default();
 }
 
@@ -61,12 +61,13 @@ impl MemoryWheel {
         }
     }
 
-    /// Completes the requests from this number on while no other batch is processed, so that every reservation is settled.
-    /// This is rare: one batch must begin far from the limit, and others must reach the limit before it ends.
+    /// Completes the requests from index `from` on while no other batch is processed, so that no reservation is
+    /// provisional. This is rare: a batch must begin far from the limit, and other batches must reach the limit
+    /// before that batch ends.
     fn complete_settled(&self, batch: &mut RequestBatch, from: usize, now: Instant) {
         let wheel_state = self.state.write();
         if wheel_state.draining {
-            // A drain may have begun in between.
+            // A drain may have begun since the lock was released.
             refuse(&mut batch.requests[from..], &wheel_state);
         }
         let position = self.position(&wheel_state, now);
@@ -74,8 +75,9 @@ impl MemoryWheel {
         debug_assert_eq!(done, batch.requests.len(), "no reservation is provisional");
     }
 
-    /// Completes the requests from this number on, each AddNewMsg by itself: near the limit their order matters. Returns the
-    /// number of the first that is not completed, because reservations of others are not settled.
+    /// Completes the requests from index `from` on. Each AddNewMsg is completed by itself, because near the limit the
+    /// order matters. Returns the index of the first request that waits for a provisional reservation of another
+    /// batch, or the number of requests.
     fn complete_singly(&self, batch: &mut RequestBatch, from: usize, position: &Position) -> usize {
         let mut next = from;
         while next < batch.requests.len() {
@@ -97,23 +99,23 @@ impl MemoryWheel {
         next
     }
 
-    /// Completes an AddNewMsg if its messages that are not in flight fit; else it does nothing.
+    /// Completes an AddNewMsg if its new messages fit. Otherwise changes nothing.
     fn add_exactly(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Result<(), Shortage> {
         set_deadlines(&mut batch.requests[number..=number], position);
         let Some(new) = self.count_if_all_new(batch, number, position)? else {
             return self.add_and_rearm(batch, number, position);
         };
         self.in_flight.reserve(new)?;
-        // Less than was reserved, if another connection adds one of the messages at this moment.
+        // The change is smaller than `new` if another connection adds one of the messages at the same time.
         let change = self.run(batch, number..number + 1, position);
         self.in_flight.change(change.wrapping_sub(new));
         Ok(())
     }
 
-    /// The number of different messages of an AddNewMsg, or `None` if one of them is in flight. An error if the others do not
-    /// fit.
+    /// Returns the number of different messages of an AddNewMsg, or `None` if one of them is in flight. Fails if new
+    /// messages do not fit.
     ///
-    /// It locks one shard at a time, so that no other request waits for long.
+    /// Locks one shard at a time, so that no other request waits for long.
     fn count_if_all_new(
         &self,
         batch: &RequestBatch,
@@ -127,7 +129,7 @@ impl MemoryWheel {
                 let before = messages.len();
                 messages.extend(self.shards.list[shard].lock().new_messages(items, batch, position));
                 if messages.len() > before {
-                    // At least one is new: the others may be repeats of it.
+                    // This shard has at least one new message. The others may be repetitions of that message.
                     self.in_flight.check(1)?;
                 }
                 if messages.len() < before + items.len() {
@@ -138,10 +140,11 @@ impl MemoryWheel {
         })
     }
 
-    /// Completes an AddNewMsg of which some messages are in flight, if the others fit; else it does nothing.
+    /// Completes an AddNewMsg of which some messages are in flight, if its new messages fit. Otherwise changes
+    /// nothing.
     ///
-    /// All of its shards are locked meanwhile, in ascending order: a message that is to be re-armed must not leave.
-    /// Nothing else locks a shard while it holds another.
+    /// Locks all shards of the request at the same time, so that no message leaves before it is re-armed. Locks them
+    /// in ascending order. No other code locks a shard while it holds another shard.
     fn add_and_rearm(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Result<(), Shortage> {
         BATCH_BY_SHARD.with_borrow_mut(|sorted| {
             self.sort(sorted, batch, number..number + 1);
@@ -172,14 +175,15 @@ impl MemoryWheel {
         sorted.sort(batch, requests, self.shards.bits, |message| Hash::of(message, &self.shards.hasher));
     }
 
-    /// Completes these requests. Returns by how many the number of messages in flight has changed, as a number that wraps
-    /// around.
+    /// Completes the requests in this range. Returns by how much the number of messages in flight has changed. A
+    /// negative change wraps around.
     fn run(&self, batch: &mut RequestBatch, requests: Range<usize>, position: &Position) -> u64 {
         set_deadlines(&mut batch.requests[requests.clone()], position);
         let before = batch.in_flight_change();
         BATCH_BY_SHARD.with_borrow_mut(|sorted| {
             self.sort(sorted, batch, requests);
-            // Shards that other threads hold come last: threads that wait for each other would stay in step.
+            // Shards that other threads hold come last. Otherwise threads that wait for each other would meet again
+            // at the next shards.
             let mut held = 0_u128;
             for (number, items) in sorted.groups() {
                 match self.shards.list[number].try_lock() {
@@ -207,14 +211,14 @@ fn set_deadlines(requests: &mut [Request], position: &Position) {
     }
 }
 
-/// The number of different messages.
+/// Returns the number of different messages.
 fn count_distinct(mut messages: Vec<Message>) -> u64 {
     messages.sort_unstable();
     messages.dedup();
     messages.len() as u64
 }
 
-/// Refuses adds while the ring drains, and all requests once it is saved.
+/// Refuses adds while the ring drains, and all requests after the ring is saved.
 #[cold]
 fn refuse(requests: &mut [Request], wheel_state: &WheelState) {
     let text = if wheel_state.saved {
@@ -286,7 +290,7 @@ mod tests {
         assert!(add_one(&ring, 1, now) && add_one(&ring, 2, now));
         let (done, is_done) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
-            // Other requests are under way for as long as this is held.
+            // While the test holds this lock, other requests are being processed.
             let others = ring.wheel.state.read();
             scope.spawn(|| {
                 let refused = !add_one(&ring, 3, now);
@@ -306,8 +310,8 @@ mod tests {
 
     const LIMIT: u64 = 64;
 
-    /// Has four threads add a sixteenth of the limit and more each, again and again and with repeats, and acknowledge
-    /// some of it; returns how many adds were refused.
+    /// Runs four threads. Each thread adds its `own` messages again and again, some of them twice in a batch, and
+    /// acknowledges some. A batch adds more than a sixteenth of the limit. Returns how many adds were refused.
     fn race(ring: &MemoryRing, own: u64, now: Instant) -> u64 {
         let refused = std::sync::atomic::AtomicU64::new(0);
         std::thread::scope(|scope| {
@@ -329,7 +333,7 @@ mod tests {
                         ring.wheel.complete(&mut batch, now);
                         refused.fetch_add(u64::from(batch.requests[0].refusal.is_some()), Ordering::Relaxed);
                         let in_flight = ring.wheel.in_flight.count();
-                        // Provisional reservations end well below the limit.
+                        // The number includes provisional reservations, which stay well below the limit.
                         assert!(in_flight <= LIMIT, "{in_flight} are in flight");
                     }
                 });

@@ -1,23 +1,24 @@
-//! The wheel of a ring in memory: its messages in shards, its position, and its expired ticks.
+//! The wheel of a ring in memory: the messages in shards, the position of the pointer, and the expired ticks.
 //!
 //! # Locks
 //!
-//! Messages are spread over [`Shards`] by a hash that is keyed per process, since ids come from clients. A shard is a
-//! table under a lock, and everything that happens to a message happens there. Another lock guards `state`, the
-//! [`WheelState`]. A request batch holds it for reading from begin to end, and an expiry holds it for writing. So each
-//! batch is processed completely before an expiry or completely after it:
+//! Messages are spread over [`Shards`] by a hash. The hash has a random key in each process, because clients choose
+//! the ids. A shard is a table under a lock, and a message is changed only under the lock of its shard. Another lock
+//! guards `state`, the [`WheelState`]. A request batch holds `state` for reading from begin to end, and an expiry
+//! holds it for writing. So each batch is processed completely before an expiry or completely after it:
 //!
 //! | action | holds `state` | then, under the lock of the shard |
 //! |---|---|---|
 //! | add | reading | insert the entry; count it in its tick |
 //! | del | reading | if the entry is there and not expired: remove it, count it |
-//! | prelist tick D, step by step | – | list and mark each entry of this deadline; one that leaves is unlisted |
+//! | prelist tick D, step by step | – | list and mark each entry of this deadline; unlist a message that leaves |
 //! | expire tick D | writing | take the counts of D from every shard: they are final |
 //! | list D, step by step | – | list and mark each entry of this deadline |
 //! | forget D, step by step | – | remove each entry of this deadline |
 //!
-//! A message that is expired but not yet listed can be added again. The shard then keeps its first life in `overtaken`, until
-//! the tick is listed. After the expiry an entry stays for a revolution, so that a DelMsg is answered `late`.
+//! A message that has expired but is not yet listed can be added again. The shard then keeps the expired message in
+//! `overtaken` until the tick is listed. After the expiry an entry stays for one revolution, so that a DelMsg is
+//! answered `late`.
 //!
 //! Locks are taken in this order: `expiry`, `state`, one shard. An expiry releases `state` before it takes `expiry`.
 
@@ -40,13 +41,13 @@ use crate::core::{Advance, DrainOutcome, DueAction, PublishStep, Reason, Refusal
 #[derive(Debug)]
 pub(super) struct WheelState {
     pub(super) schedule: TickSchedule,
-    /// Ticks below this one are expired. It is the pointer, and after a drain beyond every deadline.
+    /// Ticks before this one have expired. This is the pointer, or after a drain a tick beyond every deadline.
     pub(super) expired_below: Tick,
     /// Whether new messages are refused.
     pub(super) draining: bool,
-    /// Whether a drain has expired all ticks: nothing is in flight.
+    /// Whether a drain has expired all ticks. Then no message is in flight.
     pub(super) all_expired: bool,
-    /// Whether all messages are saved for the next start: later changes would be lost.
+    /// Whether all messages are saved for the next start. Then requests are refused, because changes would be lost.
     pub(super) saved: bool,
 }
 
@@ -56,13 +57,13 @@ pub(super) struct MemoryWheel {
     pub(super) shards: Shards,
     pub(super) state: RwLock<WheelState>,
     pub(super) in_flight: InFlightLimit,
-    /// The refusal of adds at the limit: the same for all.
+    /// The refusal of adds at the limit. All refused adds share it.
     pub(super) full: Arc<Refusal>,
     pub(super) expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
-    /// The time of stamp 0.
+    /// The time that corresponds to stamp 0.
     origin: Instant,
-    /// The latest time of any add, in ns since the origin: see [`MemoryWheel::advance`].
+    /// The latest time of any add, in ns since `origin`: see [`MemoryWheel::advance`].
     latest_ns: AtomicU64,
 }
 
@@ -105,7 +106,7 @@ impl MemoryWheel {
         self.state.read().schedule.pointer()
     }
 
-    /// The position for a request batch that is processed at `now`.
+    /// Returns the position of the wheel for a request batch that is processed at `now`.
     pub(super) fn position(&self, state: &WheelState, now: Instant) -> Position {
         let (wheel, pointer) = (self.shards.options.wheel, state.schedule.pointer());
         Position {
@@ -118,20 +119,21 @@ impl MemoryWheel {
         }
     }
 
-    /// The tick that expires next, if any will.
+    /// Returns the tick that expires next, or `None` if a drain has expired all ticks.
     pub(super) fn next_expired(&self) -> Option<Tick> {
         let state = self.state.read();
         (!state.all_expired).then(|| state.schedule.pointer())
     }
 
-    /// Records the time of an add, before the schedule is asked about it.
+    /// Records the time of an add. Must be called before the deadline of the add is computed.
     pub(super) fn record_time(&self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.origin).as_nanos();
         self.latest_ns.fetch_max(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
-    /// Moves the pointer if it is due, by the latest time of any caller. If the ticker was delayed after it had read the
-    /// clock, an add may have seen a stall that the ticker has not, and relies on the shift.
+    /// Moves the pointer if the move is due. The later of two times counts: `now`, and the latest time of any add.
+    /// The ticker can be delayed after it has read the clock. An add may then see a stall that `now` does not show,
+    /// and its deadline relies on the shift.
     pub(super) fn advance(&self, now: Instant) -> Advance {
         let mut state = self.state.write();
         let latest = self.origin + Duration::from_nanos(self.latest_ns.load(Ordering::SeqCst));
@@ -151,7 +153,7 @@ impl MemoryWheel {
         }
     }
 
-    /// Expires all ticks, so that all messages in flight go to the outbox.
+    /// Expires all ticks for a drain, so that all messages in flight go to the outbox.
     pub(super) fn expire_all(&self, now: Instant) -> DrainOutcome {
         let mut state = self.state.write();
         state.all_expired = true;
@@ -161,8 +163,8 @@ impl MemoryWheel {
         DrainOutcome::Published
     }
 
-    /// Expires ticks. No request is processed meanwhile, so their counts are final. From here on DelMsg answers `late` for the
-    /// messages that were left in them.
+    /// Expires ticks. The caller has locked `state` for writing. So no request is processed, and the counts of the
+    /// ticks are final. After that DelMsg answers `late` for the messages that were still in flight.
     fn expire(
         &self,
         mut state: RwLockWriteGuard<'_, WheelState>,
@@ -182,12 +184,12 @@ impl MemoryWheel {
         drop(state);
         let mut expiry = self.expiry.lock();
         for (tick, counts) in expired {
-            // Only the first one has a prelist.
+            // Only the first tick has a prelist.
             expiry.push(tick, counts, due_at, std::mem::take(&mut unlisted));
         }
     }
 
-    /// Does a step of publishing expired messages, or of removing them from memory.
+    /// Does a step of publishing expired messages, or of freeing their memory.
     pub(super) fn publish_expired(&self, now: Instant) -> PublishStep {
         let mut expiry = self.expiry.lock();
         expiry.step(&self.shards, &self.outbox, self.epoch, self.pointer(), now)

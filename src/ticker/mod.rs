@@ -1,7 +1,8 @@
-//! The ticker of a ring: it moves the pointer, and is the only caller of advance.
+//! The ticker of a ring, which moves the pointer. Nothing else calls `advance`.
 //!
-//! One task turns one ring. It maintains the lease and moves the pointer. Before each move, the connections read
-//! their sockets (`read_barrier`). Between the moves it publishes expired messages to the outbox in small steps.
+//! Each ring has one ticker, which is one task. The ticker maintains the lease and moves the pointer. Before each
+//! move, the connections read their sockets (`read_barrier`). Between the moves, the ticker publishes expired
+//! messages to the outbox in small steps.
 
 pub(crate) mod precise_timer;
 pub(crate) mod read_barrier;
@@ -23,13 +24,14 @@ use crate::clock::Clock;
 use crate::core::{CLOCK_BEAT, DrainOutcome, Reason, Refusal, RingParts, Tick, TickCounts};
 use crate::metrics::Metrics;
 
-/// The process is live if the loop of each ticker ran within this time.
+/// The liveness limit. The process is live if the loop of each ticker ran within this time.
 pub const LIVENESS: Duration = Duration::from_secs(5);
 
-/// Number of expired ticks that are remembered: a minute of the default tick, four default revolutions.
+/// The number of expired ticks that are kept for `/status`: a minute of the default tick, which is four default
+/// revolutions.
 pub const RECENT_TICKS: usize = 60;
 
-/// Turns one ring.
+/// The ticker of one ring.
 pub struct Ticker {
     drains: mpsc::UnboundedReceiver<DrainReply>,
     parts: RingParts,
@@ -40,38 +42,38 @@ pub struct Ticker {
     /// Notified when the lease may be free.
     vacancy: Arc<Notify>,
     role: Role,
-    /// The epoch of the last leadership of this sidecar.
+    /// The epoch in which this sidecar led last.
     last_epoch: Option<u64>,
-    /// `None` if no other sidecar could lead.
+    /// When to maintain the lease again; `None` if no other sidecar can lead.
     next_lease_call: Option<Instant>,
-    /// When the pointer is due to move next, as far as is known.
+    /// When the next move is due, as far as the ticker knows.
     next_advance: Instant,
-    /// After a refusal, no step is done before this.
+    /// When steps resume after a refusal of the store.
     resume_at: Instant,
     /// When the last read barrier ended.
     read_at: Option<Instant>,
-    /// Whether it ended by its timeout.
+    /// Whether the last read barrier ended by its timeout.
     read_timed_out: bool,
-    /// Whether expired messages are to be published, or memory is to be reclaimed.
+    /// Whether there may be expired messages to publish, or memory to reclaim.
     expiring: bool,
-    /// Whether all messages are listed that can be listed before the next move.
+    /// Whether prelisting is complete for the next move.
     prelisted: bool,
-    /// Time spent on reclaiming memory since the last pause.
+    /// The time spent on reclaiming memory and prelisting since the last pause.
     reclaim_time: Duration,
 }
 
 /// The role of this sidecar for the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// The lease has not answered yet.
+    /// The role is unknown: the lease has not answered yet, or lease and ring disagreed.
     Unknown,
-    /// It leads, and no other sidecar could.
+    /// This sidecar leads, and no other sidecar can lead.
     SoleLeader,
-    /// It leads while it renews its lease.
+    /// This sidecar leads as long as it renews its lease.
     Leader,
-    /// Another sidecar leads, or none.
+    /// Another sidecar leads, or no sidecar leads.
     Follower,
-    /// It has left the ring to other sidecars.
+    /// This sidecar has drained and left the ring to other sidecars.
     Resigned,
 }
 
@@ -82,7 +84,7 @@ impl Role {
 }
 
 impl Ticker {
-    /// A ticker for a ring, and its handle.
+    /// Creates a ticker for a ring, and its handle.
     pub fn new(
         parts: &RingParts,
         clock: Arc<Clock>,
@@ -117,13 +119,13 @@ impl Ticker {
         (ticker, handle)
     }
 
-    /// Turns the ring until the task is aborted. Aborting it between two moves loses nothing. `timer` wakes it.
+    /// Runs until the task is aborted. Aborting it between two moves loses nothing. `timer` wakes the task.
     pub async fn run(mut self, mut timer: PreciseTimer) {
         loop {
             self.beat();
             let wait = self.turn().await;
             if wait.is_zero() {
-                // A drain does not wait until a large tick is published.
+                // A drain does not wait until all messages of a large tick are published.
                 if let Ok(reply) = self.drains.try_recv() {
                     self.drain_and_reply(reply).await;
                 }
@@ -141,13 +143,13 @@ impl Ticker {
         }
     }
 
-    /// Drains the ring, also if the requester no longer waits for the answer.
+    /// Drains the ring, and sends the answer, even if no one waits for it any more.
     async fn drain_and_reply(&mut self, reply: DrainReply) {
         let _ = reply.send(self.drain().await);
     }
 
     async fn drain(&mut self) -> Result<DrainOutcome, Refusal> {
-        // Acks that have arrived are applied before the drain expires their messages.
+        // Acks that have arrived are read first, because the drain may expire their messages.
         if matches!(self.role, Role::SoleLeader | Role::Unknown) {
             self.read_timed_out = false;
             self.wait_until_read().await;
@@ -167,7 +169,7 @@ impl Ticker {
         Ok(handover)
     }
 
-    /// Leaves the ring to other sidecars, if there can be others, so that the next leader misses no tick.
+    /// Releases the lease, if other sidecars can lead, so that the next leader misses no tick.
     async fn resign(&mut self) {
         if self.role == Role::SoleLeader {
             return;
@@ -183,7 +185,7 @@ impl Ticker {
         self.reports.stall(self.clock.beat());
     }
 
-    /// Awaits `work` with a heartbeat, so that waiting does not count as a stall.
+    /// Awaits `work` with a regular heartbeat, so that the wait does not count as a stall.
     async fn with_heartbeat<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         loop {
@@ -196,17 +198,17 @@ impl Ticker {
     }
 }
 
-/// The sender of the answer to a drain.
+/// The sender for the answer to a drain.
 type DrainReply = oneshot::Sender<Result<DrainOutcome, Refusal>>;
 
-/// Access to a ticker for the rest of the sidecar.
+/// A handle through which other parts of the sidecar use a ticker.
 #[derive(Clone, Debug)]
 pub struct TickerHandle {
     drains: mpsc::UnboundedSender<DrainReply>,
-    /// When the loop ran last.
+    /// When the loop of the ticker ran last.
     heartbeat: Arc<Mutex<Instant>>,
-    /// The last ticks that this sidecar expired. A follower learns nothing of them. A tick is missing if the answer
-    /// of the store was lost.
+    /// The last ticks that this sidecar expired. A follower does not see ticks that another sidecar expires. A tick
+    /// is missing if the answer of the store was lost.
     recent_ticks: Arc<Mutex<VecDeque<(Tick, TickCounts)>>>,
 }
 
@@ -215,23 +217,23 @@ impl TickerHandle {
         TickerHandle { drains, heartbeat: Arc::new(Mutex::new(now)), recent_ticks: Arc::default() }
     }
 
-    /// The time since the loop of the ticker ran last.
+    /// Returns the time since the loop of the ticker ran last.
     pub fn silence(&self, now: Instant) -> Duration {
         now.saturating_duration_since(*self.heartbeat.lock())
     }
 
-    /// The last expired ticks, oldest first: at most [`RECENT_TICKS`], each once.
+    /// Returns the last expired ticks, oldest first: at most [`RECENT_TICKS`], each once.
     pub fn recent(&self) -> Vec<(Tick, TickCounts)> {
         self.recent_ticks.lock().iter().copied().collect()
     }
 
-    /// Makes the ring refuse new messages. If the store does not keep the messages in flight, all of them are in the
-    /// outbox when this returns. If it keeps them for other sidecars too, the lease is released, so that another one
-    /// leads at once.
+    /// Makes the ring refuse new messages, and waits for the end of the drain. If the store does not keep the
+    /// messages in flight, all of them are then in the outbox. If the store keeps them and is shared, the lease is
+    /// then released, so that another sidecar can lead at once.
     ///
     /// # Errors
     ///
-    /// If the store refuses.
+    /// Fails if the store refuses or the ticker has ended.
     pub async fn drain(&self) -> Result<DrainOutcome, Refusal> {
         let (reply, drained) = oneshot::channel();
         let ended = || Refusal::new(Reason::StoreTimeout, "the ticker has ended");
@@ -243,13 +245,13 @@ impl TickerHandle {
         *self.heartbeat.lock() = now;
     }
 
-    /// Records an expired tick. Messages that a drain publishes early are not an expired tick.
+    /// Records an expired tick. A tick of a drain is left out, because its messages did not time out.
     fn record_tick(&self, tick: Tick, counts: TickCounts) {
         if counts.drained {
             return;
         }
         let mut ticks = self.recent_ticks.lock();
-        // A ring that was lost and recreated may start at a tick that had already expired.
+        // A ring that was lost and recreated may expire a tick a second time.
         while ticks.back().is_some_and(|(last, _)| *last >= tick) {
             ticks.pop_back();
         }

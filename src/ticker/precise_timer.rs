@@ -1,4 +1,4 @@
-//! A timer that is exact to a tenth of a millisecond. The timers of the runtime count in milliseconds.
+//! A timer that is exact to a tenth of a millisecond. Timers of the Tokio runtime are exact only to a millisecond.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::Sleep;
 
-/// Wakes one task at a time. Setting it again replaces the earlier time.
+/// A timer that wakes one task at a time. Setting the timer again replaces the earlier time.
 #[derive(Debug)]
 pub struct PreciseTimer(Kind);
 
@@ -14,16 +14,16 @@ pub struct PreciseTimer(Kind);
 enum Kind {
     #[cfg(target_os = "linux")]
     Kernel(linux::KernelTimer),
-    /// With its period.
+    /// A timer of the runtime, and its period.
     Runtime(Pin<Box<Sleep>>, Duration),
 }
 
 impl PreciseTimer {
-    /// A timer of the kernel, if the system has one.
+    /// Creates a timer of the kernel, or a timer of the runtime if the system has no such timer.
     ///
     /// # Panics
     ///
-    /// Outside of a runtime with I/O and time.
+    /// Panics outside of a runtime with I/O and time.
     pub fn precise() -> PreciseTimer {
         #[cfg(target_os = "linux")]
         if let Ok(timer) = linux::KernelTimer::new() {
@@ -32,11 +32,11 @@ impl PreciseTimer {
         PreciseTimer::from_runtime()
     }
 
-    /// A timer of the runtime, which follows its clock, also a paused one.
+    /// Creates a timer of the runtime. It follows the clock of the runtime, even if that clock is paused.
     ///
     /// # Panics
     ///
-    /// Outside of a runtime with time.
+    /// Panics outside of a runtime with time.
     pub fn from_runtime() -> PreciseTimer {
         PreciseTimer(Kind::Runtime(Box::pin(tokio::time::sleep(Duration::ZERO)), Duration::ZERO))
     }
@@ -54,13 +54,13 @@ impl PreciseTimer {
         }
     }
 
-    /// Waits until then. Cancel-safe.
+    /// Waits until the time `at`. Cancel-safe.
     pub async fn until(&mut self, now: Instant, at: Instant) {
         self.set_every(now, at, Duration::ZERO);
         std::future::poll_fn(|context| self.poll(context)).await;
     }
 
-    /// Ready once the time that was set has come.
+    /// Returns `Ready` when the set time has come.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         match &mut self.0 {
             #[cfg(target_os = "linux")]
@@ -115,11 +115,12 @@ mod linux {
 
         pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
             loop {
-                // The I/O of the runtime has ended, so nothing is waited for any more.
+                // The I/O driver of the runtime has ended, so no event will come any more.
                 let Ok(mut ready) = ready!(self.0.poll_read_ready(context)) else { return Poll::Ready(()) };
-                // It would block if the timer was set again since it fired.
+                // The read would block if the timer was set again after it fired.
                 if ready.try_io(|timer| Ok(rustix::io::read(timer, &mut [0; 8])?)).is_ok() {
-                    // The read took all expirations. A later one is a new event, which this does not clear.
+                    // The read took all expirations so far. A later expiration is a new event, which this call does
+                    // not clear.
                     ready.clear_ready();
                     return Poll::Ready(());
                 }
@@ -153,7 +154,7 @@ mod tests {
             for _ in 0..3 {
                 std::future::poll_fn(|context| timer.poll(context)).await;
             }
-            // A busy machine may have missed some, but none is early.
+            // On a busy machine the timer may miss some periods, but it never fires early.
             assert!(start.elapsed() >= period * 3);
         }
     }

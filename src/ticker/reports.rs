@@ -9,23 +9,23 @@ use tracing::{error, warn};
 use crate::core::{LatencyHistogram, PublishStep, Refusal, Ring, Tick, TickCounts};
 use crate::metrics::Metrics;
 
-/// Expiry that is behind at every tick for this long is logged. A single large tick is not.
+/// How long expiry must be behind at every tick before this is logged. A single large tick is not logged.
 const BEHIND_FOR: Duration = Duration::from_secs(1);
 
-/// A store without a refusal for this long, and for two ticks, has recovered.
+/// How long a store must answer without a refusal before it counts as recovered, or two ticks if that is longer.
 const CALM: Duration = Duration::from_secs(2);
 
 /// Counts and logs the events of a ticker.
 pub(super) struct Reports {
     pub(super) metrics: Arc<Metrics>,
-    /// When the first of the last ticks in a row expired before expiry was done with earlier ticks.
+    /// Since when expiry has been behind at every tick.
     pub(super) behind_since: Option<Instant>,
-    /// When the store refused last, if refusals were logged and the recovery was not.
+    /// When the store refused last. `None` if no refusal was logged, or if the recovery was already reported.
     pub(super) refused_at: Option<Instant>,
 }
 
 impl Reports {
-    /// The process was stalled for this long; zero if it was not.
+    /// Records a stall of this length; zero means that there was none.
     pub(super) fn stall(&self, stalled: Duration) {
         if !stalled.is_zero() {
             self.metrics.stalls.inc();
@@ -49,13 +49,13 @@ impl Reports {
         }
     }
 
-    /// A step of expiry is done.
+    /// Records a step of expiry.
     pub(super) fn expiry_step(&mut self, step: &PublishStep, ring: &dyn Ring, now: Instant) {
         if let Some((tick, counts)) = step.counted {
             self.expired_tick(tick, counts);
             self.metrics.expiry_behind_ticks.inc_by(u64::from(step.behind > 0));
             if is_behind_for_long(&mut self.behind_since, step.behind, now) {
-                // At most one line per second.
+                // This limits the log to one line per second.
                 self.behind_since = None;
                 let status = ring.status(now).now_or_never().and_then(Result::ok);
                 warn!(
@@ -94,7 +94,7 @@ impl Reports {
         }
     }
 
-    /// The store refused a step.
+    /// Records that the store refused a step.
     pub(super) fn refusal(&mut self, refusal: &Refusal, retry: Duration, now: Instant) {
         if self.refused_at.replace(now).is_none() {
             warn!(
@@ -106,14 +106,14 @@ impl Reports {
         }
     }
 
-    /// A step succeeded. Returns whether the store has recovered from logged refusals.
+    /// Records that a step succeeded. Returns whether the store has now recovered from logged refusals.
     pub(super) fn is_recovery(&mut self, tick_length: Duration, now: Instant) -> bool {
         let calm = CALM.max(tick_length * 2);
         self.refused_at.take_if(|refused_at| now >= *refused_at + calm).is_some()
     }
 }
 
-/// Records how many ticks expiry is behind. Returns whether it has been behind for [`BEHIND_FOR`].
+/// Records by how many ticks expiry is behind. Returns whether it has been behind for at least [`BEHIND_FOR`].
 fn is_behind_for_long(since: &mut Option<Instant>, ticks: usize, now: Instant) -> bool {
     if ticks == 0 {
         *since = None;

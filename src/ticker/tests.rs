@@ -1,4 +1,4 @@
-//! The ticker with a scripted lease and ring, in paused time.
+//! Tests of the ticker with a scripted lease and ring, in paused time.
 
 mod behind;
 mod handle;
@@ -17,10 +17,10 @@ use crate::core::{
 };
 
 const TICK: Duration = Duration::from_secs(1);
-/// How long a step of expiry takes.
+/// The duration of a step of expiry.
 const STEP: Duration = Duration::from_millis(2);
 
-/// A call of the ticker.
+/// A call that the ticker makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Maintain,
@@ -33,17 +33,17 @@ enum Call {
 
 struct Script {
     start: Instant,
-    /// Each with the time since the start.
+    /// All calls so far, each with its time since the start.
     calls: Mutex<Vec<(Call, Duration)>>,
-    /// The next answers of the lease. The last one is repeated.
+    /// The next answers of the lease. The last answer is repeated.
     leadership: Mutex<VecDeque<Leadership>>,
-    /// How often the lease refuses before that.
+    /// How often the lease refuses before it gives these answers.
     refusals: Mutex<u32>,
-    /// The answers to the next advances. Later ones move on time.
+    /// The answers to the next advances. After these, each advance moves the pointer on time.
     advances: Mutex<VecDeque<Advance>>,
-    /// The answers to the next steps of expiry, each after `STEP`. Later steps have nothing to do.
+    /// The answers to the next steps of expiry, each after `STEP`. After these, steps have nothing to do.
     steps: Mutex<VecDeque<PublishStep>>,
-    /// After this number of steps nothing is left to list in advance.
+    /// The number of prelist steps after which there is nothing left to list.
     unlisted: Mutex<u32>,
     handover: DrainOutcome,
     on_lease_free: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
@@ -68,7 +68,7 @@ impl Script {
         self.calls.lock().push((call, now() - self.start));
     }
 
-    /// The times of a call, in ms.
+    /// Returns the times of all calls of this kind, in ms.
     fn times(&self, call: Call) -> Vec<u128> {
         let calls = self.calls.lock();
         calls.iter().filter(|(found, _)| *found == call).map(|(_, at)| at.as_millis()).collect()
@@ -218,8 +218,8 @@ async fn a_connection_that_is_never_read_delays_a_move_once_and_by_half_a_tick()
     sleep(10_000).await;
     let moves = script.times(Call::Advance);
     assert!(moves.len() >= 6, "{moves:?}");
-    // Asked 3 ms ahead, so half a tick after that; each of the four timers may be late by 1 ms. A move that is late
-    // by a whole tick would count as a stall.
+    // The connections are asked 3 ms before the move, and the barrier then waits half a tick. Each of the four timers
+    // may be late by 1 ms. A move that is late by a whole tick would count as a stall.
     assert!(moves.windows(2).all(|pair| pair[1] - pair[0] <= 1_000 + 500 + 4), "{moves:?}");
 }
 
@@ -232,7 +232,8 @@ async fn connections_that_timed_out_before_a_move_delay_it_no_second_time() {
         shifted: 0,
         next: script.start + TICK * 3 / 2,
     };
-    // The move is due at 1,500 ms and delayed until 1,997. Then so much time passes that all are asked again.
+    // The move is due at 1,500 ms, and the read barrier delays it until 1,997 ms. Then the ring waits so long that
+    // the connections are asked again.
     let waiting = Advance::Waiting(script.start + TICK * 2 + Duration::from_millis(20));
     script.advances.lock().extend([first, waiting]);
     let read_barrier = ReadBarrier::new();
@@ -250,7 +251,7 @@ async fn bytes_that_arrive_while_a_connection_is_slow_are_read_before_the_move()
     let read_barrier = ReadBarrier::new();
     let (_handle, _metrics) = script.start_at(Arc::clone(&read_barrier));
     sleep(500).await;
-    // Without a socket, they are asked in every round.
+    // Connections without a socket are asked in every round.
     let (mut slow, mut quick) = (read_barrier.join(None), read_barrier.join(None));
     slow.read_requested().await;
     quick.read_requested().await;
@@ -262,7 +263,7 @@ async fn bytes_that_arrive_while_a_connection_is_slow_are_read_before_the_move()
     quick.read_requested().await;
     assert_eq!(script.times(Call::Advance).len(), 1, "they are asked once more, and waited for");
     quick.confirm_read();
-    // A quick round is not repeated.
+    // The second round was quick, so there is no third one.
     sleep(100).await;
     let moves = script.times(Call::Advance);
     assert!(moves.len() == 2 && (1_197..=1_203).contains(&moves[1]), "{moves:?}");
@@ -279,8 +280,8 @@ async fn memory_reclaim_pauses_for_others_and_does_not_delay_moves() {
     sleep(3_900).await;
     let steps = script.times(Call::Publish);
     assert_eq!(steps.len(), 303);
-    // Batches are published without a pause. Reclaiming memory then uses a fifth of the time. The runtime's timers are
-    // late by up to a millisecond, and the pause that a move would fall into is cut short.
+    // Batches are published without a pause. After that, reclaiming memory uses a fifth of the time. Timers of the
+    // runtime are late by up to a millisecond. A pause is cut short if a move is due during it.
     assert!(steps[..4].windows(2).all(|pair| (2..=3).contains(&(pair[1] - pair[0]))), "{steps:?}");
     let paused = steps[3..].windows(2).filter(|pair| (10..=12).contains(&(pair[1] - pair[0]))).count();
     assert!(paused >= 299 - 3 * 3, "{paused} of {steps:?}");
@@ -297,7 +298,7 @@ async fn the_closing_tick_is_listed_shortly_before_its_expiry_until_nothing_is_l
     let (_handle, _metrics) = script.start();
     *script.unlisted.lock() = 3;
     sleep(2_500).await;
-    // 100 ms before the connections are asked, which is 3 ms before the move.
+    // Prelisting begins 100 ms before the connections are asked, and they are asked 3 ms before the move.
     assert_eq!(script.times(Call::Prelist), [897, 897, 897, 1_897]);
     assert_eq!(script.times(Call::Advance), [0, 1_000, 2_000]);
 }

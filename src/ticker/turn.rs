@@ -1,5 +1,5 @@
-//! One turn of a ticker: it maintains the lease, waits for unread Acks, moves the pointer and publishes expired
-//! messages.
+//! One turn of a ticker. A turn maintains the lease, waits until connections have read Acks, moves the pointer, or
+//! publishes expired messages.
 
 use std::mem;
 use std::time::{Duration, Instant};
@@ -13,26 +13,28 @@ use crate::core::{Advance, CLOCK_BEAT, Leadership, PublishStep, Refusal};
 /// The pause after a refusal of the store.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long a move or a drain waits for connections to be read, or half a tick if that is less. A move that is late
-/// by a whole tick counts as a stall. A second wait for the same move takes at most an eighth of that.
+/// The maximum time that a move or a drain waits for the connections to read, or half a tick if that is less. A move
+/// that is late by a whole tick would count as a stall. A second wait for the same move takes at most an eighth of
+/// this time.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long before a move the connections are asked to read, or an eighth of a tick if that is less.
 const READ_AHEAD: Duration = Duration::from_millis(3);
 
-/// How long before the connections are asked to read, the ring starts to list the messages of the closing tick. A
-/// million messages take up to a millisecond, with pauses of four times that: there is time for twenty million.
+/// How long before the read barrier the ring begins to list the messages of the closing tick. Listing a million
+/// messages takes up to 1 ms, and the pauses take four times as long. So there is time for twenty million messages.
 const PRELIST_AHEAD: Duration = Duration::from_millis(100);
 
-/// The time for which memory is reclaimed without a pause, or one step if that takes longer.
+/// How long memory is reclaimed without a pause. A single step may take longer.
 const RECLAIM_BURST: Duration = Duration::from_micros(100);
 
-/// The pause after such a burst, as a multiple of its time. Without pauses, on a machine with busy processors, a batch
-/// that was published just before would be sent only after all memory is reclaimed.
+/// The pause after such a burst, as a multiple of the length of the burst. Without pauses, on a machine with busy
+/// processors, a batch might be sent only after all memory is reclaimed.
 const RECLAIM_PAUSES: u32 = 4;
 
 impl Ticker {
-    /// Does a step, and returns how long to wait before the next one. Logs when refusals of the store begin and end.
+    /// Does a step, and returns how long to wait before the next one. Logs when the store begins to refuse, and when
+    /// it recovers.
     pub(super) async fn turn(&mut self) -> Duration {
         let now = self.clock.now();
         if now < self.resume_at {
@@ -60,7 +62,7 @@ impl Ticker {
         }
     }
 
-    /// Does the next step that is due. Returns how long nothing is due.
+    /// Does the next step. Returns how long to wait before the step after that.
     async fn step(&mut self) -> Result<Duration, Refusal> {
         let now = self.clock.now();
         if self.role == Role::Resigned {
@@ -69,7 +71,7 @@ impl Ticker {
         if let Some(wait) = self.maintain_lease(now).await? {
             return Ok(wait);
         }
-        // The answer of the lease may have taken a while.
+        // The lease may have taken a while to answer.
         let now = self.clock.now();
         if now >= self.next_advance {
             self.advance().await?;
@@ -94,7 +96,7 @@ impl Ticker {
         Ok(if before_reading.is_zero() { wait } else { self.prelist(wait) })
     }
 
-    /// Makes sure that this sidecar leads. Otherwise returns when to ask again.
+    /// Maintains the lease if it is time to do so. Returns `None` if this sidecar leads, otherwise the time to wait.
     async fn maintain_lease(&mut self, now: Instant) -> Result<Option<Duration>, Refusal> {
         let wait = self.next_lease_call.map(|at| at.saturating_duration_since(now));
         if wait != Some(Duration::ZERO) {
@@ -107,7 +109,8 @@ impl Ticker {
                     self.expiring = true;
                     self.next_advance = now;
                 } else if self.role == Role::Follower {
-                    // The lease and the ring disagree: ask again after a pause.
+                    // The ring says that this sidecar does not lead, but the lease says that it does. Ask again after
+                    // a pause.
                     self.role = Role::Unknown;
                     self.next_lease_call = Some(now + RETRY);
                     return Ok(Some(RETRY));
@@ -118,7 +121,7 @@ impl Ticker {
             }
             Leadership::Follows { retry_after } => {
                 if self.role.is_leading() {
-                    // A notice from the time of its own leadership is outdated.
+                    // A notice that the lease may be free is outdated if it came while this sidecar led.
                     let _ = self.vacancy.notified().now_or_never();
                 }
                 self.role = Role::Follower;
@@ -128,14 +131,15 @@ impl Ticker {
         }
     }
 
-    /// The ring says that this sidecar does not lead, so the lease is asked at once.
+    /// Becomes a follower because the ring says that this sidecar does not lead. The lease is maintained at once.
     fn follow(&mut self) {
         self.role = Role::Follower;
         self.next_lease_call = Some(self.clock.now());
     }
 
     async fn advance(&mut self) -> Result<(), Refusal> {
-        // Not only if the move is late: a stall may end just when it is due, and then Acks wait unread too.
+        // Waits even if the move is not late. A stall may end at the due time of the move, and then Acks wait unread
+        // too.
         if !self.has_read(self.clock.now()) {
             self.wait_until_read().await;
         }
@@ -152,7 +156,7 @@ impl Ticker {
         Ok(())
     }
 
-    /// Does a step of expiry.
+    /// Does a step of expiry, and records it.
     pub(super) async fn publish_expired(&mut self) -> Result<PublishStep, Refusal> {
         let step = self.with_heartbeat(self.parts.ring.publish_expired(self.clock.now())).await?;
         if let Some((tick, counts)) = step.counted {
@@ -165,8 +169,8 @@ impl Ticker {
         Ok(step)
     }
 
-    /// Lists messages of the closing tick in advance, if it is time. Nothing else is due for `wait`. Returns how long
-    /// nothing at all is due.
+    /// Lists messages of the closing tick before it expires, if it is time to do so. The next move or read barrier is
+    /// due after `wait`. Returns how long to wait before the next step.
     fn prelist(&mut self, wait: Duration) -> Duration {
         if self.prelisted {
             return wait;
@@ -181,27 +185,28 @@ impl Ticker {
         pause_after(took, &mut self.reclaim_time).min(wait.saturating_sub(took))
     }
 
-    /// How long before a move the connections are asked to read, so that the move is not late.
+    /// Returns how long before a move the connections are asked to read, so that the move is not late.
     fn read_ahead(&self) -> Duration {
         READ_AHEAD.min(self.parts.ring.wheel().tick_length() / 8)
     }
 
-    /// Whether the last read barrier ended a moment ago.
+    /// Returns whether the last read barrier ended a moment ago.
     fn has_read(&self, now: Instant) -> bool {
         self.read_at.is_some_and(|read_at| now.saturating_duration_since(read_at) < self.read_ahead() * 2)
     }
 
-    /// Waits until all connections have read what waits in their sockets.
+    /// Waits until all connections have read the bytes in their sockets, or until the timeout.
     pub(super) async fn wait_until_read(&mut self) {
         let tick_length = self.parts.ring.wheel().tick_length();
         let begun = self.clock.now();
-        // Connections that were too slow have had their time for this move. Others need only a moment.
+        // Slow connections have already used their time for this move. The other connections need only a moment.
         let is_recent = |read_at| begun.saturating_duration_since(read_at) < tick_length / 4;
         let is_again = self.read_timed_out && self.read_at.is_some_and(is_recent);
         let mut timeout = READ_TIMEOUT.min(tick_length / 2) / if is_again { 8 } else { 1 };
         let mut all_read = self.with_heartbeat(self.read_barrier.wait_until_read(timeout)).await;
         if all_read && self.clock.now().saturating_duration_since(begun) >= self.read_ahead() * 2 {
-            // It took so long that connections which were not asked may have got data, as after a stall.
+            // The round took long, as after a stall. In this time bytes may have arrived for connections that were
+            // not asked.
             timeout /= 8;
             all_read = self.with_heartbeat(self.read_barrier.wait_until_read(timeout)).await;
         }
@@ -212,12 +217,13 @@ impl Ticker {
                  is short of CPU: give it more, or raise --threads"
             );
         }
-        // Also after a timeout: to wait again would delay the move twice.
+        // The time is recorded even after a timeout. Otherwise the move would wait, and be delayed, a second time.
         self.read_at = Some(self.clock.now());
     }
 }
 
-/// The pause after a step that took this long. `reclaim_time` is the time of all steps since the last pause.
+/// Returns the pause after a step that took this long. `reclaim_time` is the duration of all steps since the last
+/// pause.
 fn pause_after(took: Duration, reclaim_time: &mut Duration) -> Duration {
     *reclaim_time += took;
     if *reclaim_time < RECLAIM_BURST { Duration::ZERO } else { mem::take(reclaim_time) * RECLAIM_PAUSES }

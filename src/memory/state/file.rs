@@ -1,12 +1,15 @@
-//! The state file: a memory store is kept in it across a planned restart.
+//! The state file, which keeps the content of a memory store across a planned restart.
 //!
-//! Layout: the magic, then u32 CRC-32 and u64 length of what follows (little-endian), then [`Saved`] in postcard.
+//! Layout: the magic, the CRC-32 of the body (u32), the length of the body (u64), and the body. Numbers are
+//! little-endian. The body is [`Saved`] in postcard.
 //!
-//! - It is written to a file beside it, synced and renamed, so that there is a whole file or none.
-//! - It is removed once it was restored, so that a later crash cannot bring an old wheel back.
-//! - A lock file beside it stays, and is locked from the start on: two sidecars with one state file would each lose the
-//!   other's wheel. While a wheel is in use the lock file has one byte, and none once the wheel is saved or over. So a
-//!   sidecar knows that the one before did not drain.
+//! - The state is written to a new file in the same folder, synced and renamed. So the state file is complete or does
+//!   not exist.
+//! - The state file is removed after it is restored, so that a later crash cannot bring an old wheel back.
+//! - A lock file in the same folder is locked from the start on. Otherwise two sidecars with one state file would
+//!   each lose the wheel of the other. The lock file is never removed. It has one byte while a wheel is in use. It is
+//!   empty once the wheel is saved or nothing is left to save. So the next sidecar can see that the previous one did
+//!   not drain.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
@@ -24,23 +27,23 @@ use tracing::warn;
 use super::saved::Saved;
 use crate::core::Wheel;
 
-/// The first bytes of a state file; the digit is the version of its layout.
+/// The first bytes of a state file. The digit is the version of the layout.
 const MAGIC: &[u8; 16] = b"ackwheel state 1";
 const HEAD_LENGTH: usize = MAGIC.len() + 4 + 8;
 
-/// Bytes of one write.
+/// The size of the write buffer in bytes.
 const BUFFER: usize = 1 << 16;
 
-/// The ending of the file that is written and then renamed.
+/// The ending of the name of the new file, which is written and then renamed.
 const NEW: &str = ".new";
 
-/// The ending of the lock file.
+/// The ending of the name of the lock file.
 const LOCK: &str = ".lock";
 
-/// How long abandoning an attempt waits for the end of a rename.
+/// How long abandoning an attempt waits for a rename that is in progress.
 const RENAME_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Why a state file could not be used.
+/// The reason why a state file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// Reading or writing failed.
@@ -53,13 +56,13 @@ pub enum StateError {
         /// The cause.
         cause: io::Error,
     },
-    /// Another process keeps its wheel there.
+    /// Another process uses the state file.
     #[error("another sidecar keeps its wheel in {path}: give each one a --state of its own")]
     InUse {
         /// The file.
         path: PathBuf,
     },
-    /// The file is not what was written.
+    /// The file is not a complete state file of this version.
     #[error(
         "{path} is not a whole state file of this version ({why}): move it away to start with an empty wheel, \
          or name another with --state"
@@ -70,7 +73,7 @@ pub enum StateError {
         /// The fault.
         why: String,
     },
-    /// The file is of a ring of other dimensions.
+    /// The file was written by a ring of other dimensions.
     #[error(
         "{path} was written by a ring of {} slots and {}ms ticks, and this one has {} slots and {}ms ticks: \
          start with --slots {} --tick {}ms, or move the file away to start with an empty wheel",
@@ -79,26 +82,26 @@ pub enum StateError {
     OtherWheel {
         /// The file.
         path: PathBuf,
-        /// The dimensions that it holds.
+        /// The dimensions in the file.
         saved: Wheel,
-        /// The dimensions asked for.
+        /// The dimensions of this ring.
         asked: Wheel,
     },
 }
 
-/// A state file, which may be there or not.
+/// The path of a state file, which may not exist yet, and its lock.
 #[derive(Debug)]
 pub(in crate::memory) struct StateFile {
     pub(super) path: PathBuf,
-    /// Locked as long as it is open.
+    /// The lock file. It stays locked while it is open.
     lock: File,
 }
 
 impl StateFile {
-    /// Locks it, so that no other process uses it.
+    /// Locks the state file, so that no other process uses it.
     pub(in crate::memory) fn open(path: PathBuf) -> Result<StateFile, StateError> {
         let failed = |what, cause| StateError::Io { what, path: path.clone(), cause };
-        // A device or a pipe may have no end.
+        // Reading a device or a pipe might never end.
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Err(failed("read", io::Error::new(ErrorKind::InvalidInput, "it is not a file")));
         }
@@ -113,19 +116,19 @@ impl StateFile {
         Ok(StateFile { path, lock })
     }
 
-    /// Whether the wheel of the sidecar before was in use to its end.
+    /// Returns whether the previous sidecar ended while its wheel was in use, so without saving it.
     pub(in crate::memory) fn is_in_use(&self) -> bool {
         self.lock.metadata().is_ok_and(|metadata| metadata.len() > 0)
     }
 
-    /// Notes whether a wheel is in use that a crash would lose. That needs no room on the disk.
+    /// Records whether a wheel is in use that a crash would lose. This needs no room on the disk.
     pub(in crate::memory) fn mark_in_use(&self, in_use: bool) {
         if let Err(error) = self.lock.set_len(u64::from(in_use)).and_then(|()| self.lock.sync_all()) {
             warn!(%error, "the next sidecar will not know whether this one drained: see that the folder of --state can be written");
         }
     }
 
-    /// Reads it, if it is there, and makes sure that it can be written.
+    /// Reads the state file. If there is none, checks that a file can be written there.
     pub(in crate::memory) fn load(&self, wheel: Wheel) -> Result<Option<Saved>, StateError> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
@@ -144,7 +147,7 @@ impl StateFile {
         Ok(Some(saved))
     }
 
-    /// Removes it, once it was restored.
+    /// Removes the state file after it is restored.
     pub(in crate::memory) fn remove(&self) -> Result<(), StateError> {
         match fs::remove_file(&self.path) {
             Ok(()) => self.sync_folder("a power cut within seconds may bring the old wheel back"),
@@ -154,22 +157,23 @@ impl StateFile {
         Ok(())
     }
 
-    /// Reserves so many bytes at the beginning of a drain. After that [`StateFile::save`] can be relied on.
+    /// Reserves this number of bytes at the beginning of a drain, so that [`StateFile::save`] does not fail for lack
+    /// of room.
     pub(super) fn reserve(&self, bytes: u64) -> Result<(), StateError> {
         let reserve = |file: File| match retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes)) {
-            // Some file systems cannot reserve.
+            // Some file systems cannot reserve room.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
             Err(error) => Err(error.into()),
         };
         open_beside(&self.path, NEW).and_then(reserve).map_err(|cause| self.give_up(cause))
     }
 
-    /// Writes it for [`StateFile::load`], with little memory. An attempt that is abandoned leaves the file as it was.
+    /// Writes the state file, with little memory. An attempt that is abandoned leaves the earlier file as it was.
     pub(super) fn save(&self, saved: &impl Serialize, attempt: &Attempt) -> Result<(), StateError> {
         let write = || -> io::Result<()> {
             drop(attempt.check()?);
             let mut file = open_beside(&self.path, NEW)?;
-            // The head depends on the body, so it comes last.
+            // The head contains the checksum and the length of the body, so it is written last.
             file.seek(SeekFrom::Start(HEAD_LENGTH as u64))?;
             let crc = write_body(saved, &file, attempt)?;
             let end = file.stream_position()?;
@@ -188,7 +192,7 @@ impl StateFile {
         Ok(())
     }
 
-    /// Removes the unfinished file: a part of a state is of no use, and the disk may be full.
+    /// Removes the unfinished file. A part of a state is of no use, and the disk may be full.
     pub(super) fn remove_unfinished(&self) {
         let _ = fs::remove_file(beside(&self.path, NEW));
     }
@@ -202,7 +206,8 @@ impl StateFile {
         StateError::Io { what, path: self.path.clone(), cause }
     }
 
-    /// Makes a rename or a removal survive a power cut, if the file system can do it and the folder may be read.
+    /// Syncs the folder, so that a rename or a removal survives a power cut. Not all file systems and permissions
+    /// make this possible.
     fn sync_folder(&self, risk: &str) {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let synced = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
@@ -217,7 +222,7 @@ impl StateFile {
     }
 }
 
-/// An attempt to write a state file. Another thread may abandon it until the file is renamed.
+/// An attempt to write a state file. Another thread may abandon the attempt until the file is renamed.
 #[derive(Debug, Default)]
 pub(super) struct Attempt(Mutex<Stage>);
 
@@ -230,15 +235,17 @@ enum Stage {
 }
 
 impl Attempt {
-    /// An error once it is abandoned. It is not abandoned while the caller holds the stage.
+    /// Returns an error if the attempt is abandoned. Otherwise returns the locked stage: the attempt cannot be
+    /// abandoned while the caller holds it.
     fn check(&self) -> io::Result<MutexGuard<'_, Stage>> {
         let stage = self.0.lock();
         if *stage == Stage::Abandoned { Err(ErrorKind::TimedOut.into()) } else { Ok(stage) }
     }
 
-    /// Abandons it; returns false if the file is renamed.
+    /// Abandons the attempt. Returns false if the file is already renamed.
     pub(super) fn abandon(&self) -> bool {
-        // It is locked for no longer than a rename takes, and a disk that does not answer must delay no other thread.
+        // The stage is locked only during a rename. If the disk does not answer, this thread must not wait for the
+        // rename.
         let Some(mut stage) = self.0.try_lock_for(RENAME_TIMEOUT) else { return true };
         if *stage == Stage::Renamed {
             return false;
@@ -248,8 +255,8 @@ impl Attempt {
     }
 }
 
-/// Opens a file beside it. Bytes that are there, such as reserved room, stay until they are overwritten. A pipe of that
-/// name is an error: opening it would wait for its reader forever.
+/// Opens a file in the folder of the state file. Existing bytes, such as reserved room, stay until they are
+/// overwritten. Returns an error if the file is a pipe, because a plain open would wait for a reader forever.
 fn open_beside(path: &Path, ending: &str) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
@@ -262,19 +269,20 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Returns the checksum of the body.
+/// Writes the body. Returns its checksum.
 fn write_body(saved: &impl Serialize, file: &File, attempt: &Attempt) -> io::Result<u32> {
     let mut body = BufWriter::with_capacity(BUFFER, Body { file, attempt, crc: Hasher::new(), failed: None });
     let written = postcard::to_io(saved, &mut body).map(drop);
     let (Body { crc, failed, .. }, _) = body.into_parts();
     match written {
         Ok(()) => Ok(crc.finalize()),
-        // The error does not say why. A type that postcard cannot write could fail too, and a state has none.
+        // The error of postcard does not state the cause. It could also mean a type that postcard cannot write, but a
+        // state has no such type.
         Err(_) => Err(failed.unwrap_or_else(|| ErrorKind::WriteZero.into())),
     }
 }
 
-/// The writer of everything behind the head.
+/// The writer of the body.
 struct Body<'a> {
     file: &'a File,
     attempt: &'a Attempt,
@@ -340,7 +348,7 @@ mod tests {
         assert!(!beside(&file.path, NEW).exists());
         let saved = Attempt::default();
         assert!(file.save(&1_u32, &saved).is_ok() && !saved.abandon());
-        // No file can replace a folder.
+        // A file cannot replace a folder, so the rename fails.
         fs::remove_file(&file.path).unwrap();
         fs::create_dir(&file.path).unwrap();
         let failed = Attempt::default();

@@ -1,6 +1,6 @@
 //! Saves a memory store to its state file across a planned restart.
 //!
-//! A thread of its own writes the file: a disk that is slow, or does not answer, delays no other thread.
+//! A separate thread writes the file. So a disk that is slow or does not answer delays no other thread.
 
 mod file;
 mod saved;
@@ -20,7 +20,7 @@ pub use self::file::StateError;
 pub(super) use self::file::StateFile;
 pub(super) use self::saved::Saved;
 
-/// Reserves room for the state, if the disk has it; else expires all that is in flight.
+/// Reserves room for the state on the disk. If this fails, expires all messages in flight instead.
 pub(super) async fn reserve(
     wheel: Arc<MemoryWheel>,
     file: Arc<StateFile>,
@@ -38,7 +38,7 @@ pub(super) async fn reserve(
     Ok(wheel.expire_all(now))
 }
 
-/// Writes the state. If the reply is dropped before the file is complete, the state is not written.
+/// Writes the state. If the caller drops the future before the file is complete, the attempt is abandoned.
 pub(super) async fn save(
     wheel: Arc<MemoryWheel>,
     file: Arc<StateFile>,
@@ -55,7 +55,7 @@ pub(super) async fn save(
     saved.map_err(|error| unfinished.failed(error))
 }
 
-/// Returns in words what was kept, or why not.
+/// Writes the state. Returns a sentence about the saved messages, or the error.
 fn write(wheel: &MemoryWheel, file: &StateFile, attempt: &Attempt, moment: Moment) -> Result<String, String> {
     let saved = Saved::of(wheel, moment);
     let (in_flight, batches) = (wheel.in_flight.count(), wheel.outbox.queue.lock().batches.len());
@@ -71,14 +71,14 @@ fn write(wheel: &MemoryWheel, file: &StateFile, attempt: &Attempt, moment: Momen
     Ok(format!("{in_flight} messages in flight are kept in {}{batches}", file.path.display()))
 }
 
-/// Runs this on a thread. The error says why there is no result.
+/// Runs `work` on a new thread. The error is the reason why there is no result.
 fn on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> impl Future<Output = Result<T, String>> {
     let (answer, done) = oneshot::channel();
     let started = thread::Builder::new().name(String::from(name)).spawn(move || {
-        // The receiver may have given up.
+        // The receiver may be dropped already.
         let _ = answer.send(work());
     });
     async move {
@@ -87,7 +87,7 @@ fn on_thread<T: Send + 'static>(
     }
 }
 
-/// A state that is being written; dropping it abandons the attempt.
+/// A state that is being written. Dropping it while `is_armed` abandons the attempt.
 struct Unfinished {
     wheel: Arc<MemoryWheel>,
     file: Arc<StateFile>,

@@ -1,8 +1,8 @@
 //! The content of a state file: the ring and the outbox of a memory store.
 //!
-//! Messages and batches are written from where they are: a list of them would take as much memory as the ring or the
-//! outbox, and there may be no more. Ephemeral groups are left out: they are deleted with their last subscriber, and none
-//! survives the process.
+//! Messages and batches are serialized directly from the ring and the outbox. A copy would take as much memory again,
+//! which may not be available. Ephemeral groups are left out: they are deleted with their last subscriber, and no
+//! subscriber survives the process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,22 +20,24 @@ use crate::memory::outbox::{Group, MemoryOutbox, Queue, Stored};
 use crate::memory::table::Hash;
 use crate::memory::wheel::MemoryWheel;
 
-/// The most bytes of a message in flight or remembered: numbers are as long as they are large.
+/// The maximum number of bytes for a message in flight or remembered for `late`. Larger numbers take more bytes.
 const ENTRY_BYTES: u64 = 10 + 10 + 6 + 5 + 1 + 1;
-/// The most bytes of a message of a batch.
+/// The maximum number of bytes for a message of a batch.
 const TIMED_OUT_BYTES: u64 = 10 + 10 + 1;
-/// The most bytes of a batch without its messages.
+/// The maximum number of bytes for a batch without its messages.
 const BATCH_BYTES: u64 = 1 + 10 + 10 + 3 + 5 + 10 + 10 + 3 + 15 + 5;
-/// The most bytes of a group without the batches that it holds.
+/// The maximum number of bytes for a group without the batches that it holds.
 const GROUP_BYTES: u64 = 2 + MAX_NAME_LENGTH as u64 + 10 + 5 + 15;
-/// The most bytes of a batch that a group holds.
+/// The maximum number of bytes for a batch that a group holds.
 const HELD_BYTES: u64 = 10 + 5;
-/// Bytes for the rest without the outbox: counts of ticks, heads of batches, and what arrives in the last moment.
+/// The number of bytes for everything else: counts of ticks, heads of batches, and messages that arrive in the last
+/// moment.
 const OTHER_BYTES: u64 = 1 << 20;
-/// The pointer moves on for so long at most after the room was reserved and before the state is saved.
+/// The longest time between reserving room and saving the state. The pointer moves on during this time.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// The content of a state file. Ages count from `unix_ms`. It is written with [`RingMessages`] and [`OutboxBatches`].
+/// The content of a state file. Ages count back from `unix_ms`. When a state is written, [`RingMessages`] and
+/// [`OutboxBatches`] take the places of the two lists.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::memory) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<Option<SavedBatch>>> {
     slots: u16,
@@ -44,7 +46,7 @@ pub(in crate::memory) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<O
     pub(in crate::memory) epoch: u64,
     pub(in crate::memory) pointer: u64,
     pub(in crate::memory) messages: Messages,
-    /// Messages acknowledged so far of open ticks.
+    /// For each open tick, the number of messages acknowledged so far.
     acked: Vec<(u64, u64)>,
     outbox: SavedOutbox<Batches>,
 }
@@ -59,7 +61,8 @@ pub(in crate::memory) struct SavedMessage {
     late_counted: bool,
 }
 
-/// The outbox. Positions count from the oldest batch. A position without a batch was settled by all groups.
+/// The content of an outbox. Positions count from the oldest batch. A position without a batch was settled by all
+/// groups.
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedOutbox<Batches = Vec<Option<SavedBatch>>> {
     batches: Batches,
@@ -79,16 +82,17 @@ pub(in crate::memory) struct SavedBatch {
 struct SavedGroup {
     name: String,
     next: u64,
-    /// Positions before `next` that are not settled, with their delivery counts.
+    /// The positions before `next` that the group has not settled, with their delivery counts.
     held: Vec<(u64, u32)>,
     unattended: Duration,
 }
 
 impl Saved {
-    /// The bytes that the store takes at most, now and at the end of a drain that begins now.
+    /// Returns the maximum size of the state in bytes, now or at the end of a drain that begins now.
     pub(super) fn most_bytes(wheel: &MemoryWheel) -> u64 {
         let messages = wheel.shards.len();
-        // Messages that time out meanwhile go to the outbox too, and are remembered in the table.
+        // Messages that time out during the drain count twice: they go to the outbox, and they are remembered in the
+        // table.
         let moves = DRAIN.as_millis().div_ceil(wheel.shards.options.wheel.tick_length().as_millis()) as usize;
         let open = wheel.shards.open_ticks(wheel.pointer());
         let timing_out: u64 = open.take(moves + 1).map(|tick| wheel.shards.counts(tick).in_flight).sum();
@@ -98,15 +102,15 @@ impl Saved {
             + OTHER_BYTES
     }
 
-    /// The dimensions of the ring.
+    /// Returns the dimensions of the ring.
     pub(super) fn wheel(&self) -> Result<Wheel, String> {
         Wheel::new(self.slots, Duration::from_millis(u64::from(self.tick_ms))).map_err(|error| error.to_string())
     }
 
-    /// Restores an empty ring and its outbox; returns the number of messages in flight.
+    /// Restores the state into an empty ring and its outbox. Returns the number of messages in flight.
     pub(in crate::memory) fn restore(self, wheel: &MemoryWheel, moment: Moment) -> u64 {
         let now = moment.now;
-        // The wall clock may have been set meanwhile. This shows in the age of a batch, and nothing depends on it.
+        // The wall clock may have been set since the state was saved. Only the ages of batches depend on it.
         let away = Duration::from_millis(moment.unix_ms().saturating_sub(self.unix_ms));
         let position = wheel.position(&wheel.state.read(), now);
         let (mut in_flight, mut remembered) = (0, BTreeMap::<u64, u64>::new());
@@ -122,7 +126,7 @@ impl Saved {
         }
         wheel.in_flight.change(in_flight);
         for (tick, acked) in self.acked {
-            // Counts of a tick are summed over the shards, so any of them may keep these.
+            // The counts of a tick are summed over all shards, so any shard may have these.
             wheel.shards.list[0].lock().of_tick(Tick(tick), wheel.shards.options.wheel).acked += acked;
         }
         let mut expiry = wheel.expiry.lock();
@@ -136,7 +140,7 @@ impl Saved {
 }
 
 impl<'a> Saved<RingMessages<'a>, OutboxBatches<'a>> {
-    /// The state of a ring and its outbox, which do not change any more from here on.
+    /// Returns the state of a ring and its outbox. After this call neither of them changes any more.
     pub(in crate::memory) fn of(wheel: &'a MemoryWheel, moment: Moment) -> Self {
         let now = moment.now;
         wheel.state.write().saved = true;
@@ -156,7 +160,7 @@ impl<'a> Saved<RingMessages<'a>, OutboxBatches<'a>> {
     }
 }
 
-/// The messages of a ring.
+/// The messages of a ring, for serialization.
 pub(in crate::memory) struct RingMessages<'a> {
     wheel: &'a MemoryWheel,
     pointer: Tick,
@@ -165,7 +169,7 @@ pub(in crate::memory) struct RingMessages<'a> {
 
 impl Serialize for RingMessages<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // After a drain that expired all ticks, the messages from the pointer on are in the outbox.
+        // After a drain that expired all ticks, messages whose deadline is the pointer or later are in the outbox.
         let all_expired = self.wheel.next_expired().is_none();
         let is_kept = |entry: &&Entry| !all_expired || entry.deadline.is_before(ShortTick::of(self.pointer));
         let shards = &self.wheel.shards.list;
@@ -193,7 +197,7 @@ impl SavedMessage {
     }
 
     fn entry(&self, now: Stamp) -> Entry {
-        // While there was no sidecar, no time passed for the message.
+        // The time without a sidecar does not count for the age of the message.
         let added_at = Stamp(now.0.wrapping_sub(self.age_units));
         let mut entry = Entry::in_flight(self.message, ShortTick::of(Tick(self.deadline)), added_at, self.attempt);
         if self.late_counted {
@@ -203,7 +207,7 @@ impl SavedMessage {
     }
 }
 
-/// The batches of an outbox.
+/// The batches of an outbox, for serialization.
 pub(in crate::memory) struct OutboxBatches<'a> {
     outbox: &'a MemoryOutbox,
     now: Instant,
@@ -214,7 +218,7 @@ impl Serialize for OutboxBatches<'_> {
         let positions = self.outbox.queue.lock().positions();
         let mut sequence = serializer.serialize_seq(Some(positions.clone().count()))?;
         for position in positions {
-            // Nothing is locked while it is written.
+            // The queue is not locked while a batch is written.
             let save = |stored: &Stored| (Arc::clone(&stored.batch), stored.expired_at);
             let batch = self.outbox.queue.lock().batches.get(&position).map(save);
             let batch = batch.map(|(batch, expired_at)| SavedBatch::of(&batch, expired_at, self.now));
@@ -251,8 +255,9 @@ impl SavedOutbox {
             + held as u64 * HELD_BYTES
     }
 
-    /// Restores an outbox that was saved `away` ago. After a restart no subscriber holds a batch: all are released. Retention
-    /// starts again, since no subscriber could take them before; so a wrong clock drops nothing.
+    /// Restores an outbox that was saved `away` ago. No subscriber holds a batch after a restart, so all taken
+    /// batches are released. Retention starts again, because no subscriber could take batches during the restart. So
+    /// a wrong clock drops nothing.
     fn restore(self, outbox: &MemoryOutbox, away: Duration, now: Instant) {
         let before = |age: Duration| now.checked_sub(age.saturating_add(away)).unwrap_or(now);
         let mut queue = Queue::default();
@@ -263,7 +268,7 @@ impl SavedOutbox {
                 taken: BTreeMap::new(),
                 released: group.held.into_iter().collect(),
                 unsettled: 0,
-                // While the sidecar was away no subscriber could attend.
+                // The time without a sidecar does not count as time without a subscriber.
                 attended_at: now.checked_sub(group.unattended).unwrap_or(now),
                 ephemeral: false,
             };
@@ -277,7 +282,7 @@ impl SavedOutbox {
                 unsettled += 1;
             }
             match batch {
-                // A batch that only an ephemeral group had not settled is dropped.
+                // A batch is dropped if only ephemeral groups had not settled it.
                 Some(SavedBatch { id, counts, last, age, messages }) if unsettled > 0 => {
                     let batch = Arc::new(TimeoutBatch { id, counts, last, messages });
                     queue.append(Stored { batch, expired_at: before(age), kept_since: now, unsettled });
@@ -341,7 +346,7 @@ mod tests {
         assert!(bytes <= said, "{bytes} bytes of {said}");
     }
 
-    /// The outbox after a round through a state file.
+    /// Returns the outbox as read back from a state file.
     fn reread(saved: &SavedOutbox<OutboxBatches<'_>>) -> SavedOutbox {
         postcard::from_bytes(&postcard::to_stdvec(saved).unwrap()).unwrap()
     }
@@ -353,7 +358,8 @@ mod tests {
         let group: GroupName = "logic".parse().unwrap();
         let outbox = MemoryOutbox::new(retention, begun);
         outbox.open_group(&group, GroupOptions::default(), begun).now_or_never().unwrap().unwrap();
-        // For two hours there is no subscriber, then for ten no sidecar, and then again no subscriber.
+        // For two hours there is no subscriber. Then there is no sidecar for ten hours. After that there is again no
+        // subscriber.
         let saved = SavedOutbox::of(&outbox, begun + 2 * hour);
         let back = begun + 12 * hour;
         let restored = MemoryOutbox::new(retention, back);
@@ -377,7 +383,7 @@ mod tests {
         let saved = reread(&SavedOutbox::of(&outbox, begun + 2 * hour));
         let back = begun + 4 * hour;
         let restored = MemoryOutbox::new(retention, back);
-        // The clock was set ten years forwards.
+        // The wall clock was set ten years forwards.
         let years = 87_600 * hour;
         saved.restore(&restored, years, back);
         let dropped = |now| restored.maintain(&[], now).now_or_never().unwrap().unwrap();

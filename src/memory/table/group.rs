@@ -1,4 +1,4 @@
-//! The head of a group: for each of its thirty cells a byte of the hash and a byte of the deadline.
+//! The head of a group. It has one byte of the hash and one byte of the deadline for each of the thirty cells.
 
 use std::hint::select_unpredictable;
 
@@ -6,25 +6,26 @@ use wide::u8x32;
 
 use super::super::entry::Entry;
 
-/// Cells of a group.
+/// The number of cells in a group.
 pub(super) const CELLS: usize = 30;
 
-/// A byte for each cell, and two more: compared together.
+/// One byte for each cell, and two more bytes. All 32 bytes are compared together.
 type Lane = [u8; CELLS + 2];
 
-/// A set of cells of a group: a bit for each, the first cell in the lowest.
+/// A set of cells of a group. Each cell has one bit; the first cell has the lowest bit.
 #[derive(Clone, Debug)]
 pub(super) struct GroupMask(u32);
 
 impl GroupMask {
     const ALL: u32 = (1 << CELLS) - 1;
 
-    /// The cells whose byte is `wanted`.
+    /// Returns the cells whose byte is `wanted`.
     fn equal(lane: Lane, wanted: u8) -> GroupMask {
         GroupMask(u8x32::new(lane).simd_eq(u8x32::splat(wanted)).to_bitmask() & GroupMask::ALL)
     }
 
-    /// These cells or, if there are none, the others. Without a branch: adds and dels arrive in no predictable order.
+    /// Returns these cells, or `others` if there are none. Uses no branch, because adds and dels arrive in no
+    /// predictable order.
     pub(super) fn or(self, others: GroupMask) -> GroupMask {
         select_unpredictable(self.is_none(), others, self)
     }
@@ -48,23 +49,26 @@ impl Iterator for GroupMask {
     }
 }
 
-/// The byte behind the tags that counts overflows: entries that found no empty cell in their group.
+/// The index in `tags` of the overflow count: the number of entries that found no empty cell in this group.
 const OVERFLOWS: usize = CELLS;
 
-/// The first of two bytes behind the ticks that keep bits of the tags of those entries.
+/// The index in `ticks` of the first of two bytes with the overflow bits. The bits show which tags the overflowed
+/// entries may have.
 const OVERFLOWN: usize = CELLS;
 
-/// An overflow count that has reached this is not exact any more, and stays until the segment is rebuilt.
+/// The highest overflow count. A count that has reached this value may be too low. It stays until the segment is
+/// rebuilt.
 const SATURATED: u8 = u8::MAX;
 
-/// A tag byte and a tick byte for each cell, in one cache line.
+/// A tag byte and a tick byte for each cell. They fill one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct Group {
-    /// 0 if a cell is empty. Behind the tags: the count of overflows, and an unused byte.
+    /// The tag of each cell, 0 if the cell is empty. After the tags come the overflow count and an unused byte.
     pub(super) tags: Lane,
-    /// The lowest bits of the deadlines. Behind them: a bit for each remainder by 16 of the tags that overflowed. These bits
-    /// are reset when the last overflow returns. Without them a search would go on from every group with an overflow.
+    /// The lowest bits of the deadline of each cell. After them come 16 overflow bits, one for each remainder of a
+    /// tag modulo 16. They are cleared when the overflow count falls to 0. Without these bits a search would have to
+    /// go on after every group with an overflow.
     pub(super) ticks: Lane,
 }
 
@@ -73,12 +77,12 @@ const _: () = assert!(size_of::<Group>() == 64, "a group is a cache line");
 impl Group {
     pub(super) const EMPTY: Group = Group { tags: [0; size_of::<Lane>()], ticks: [0; size_of::<Lane>()] };
 
-    /// The cells with this tag.
+    /// Returns the cells with this tag.
     pub(super) fn tagged(&self, tag: u8) -> GroupMask {
         GroupMask::equal(self.tags, tag)
     }
 
-    /// The occupied cells whose deadline has these lowest bits.
+    /// Returns the occupied cells whose deadline has these lowest bits.
     pub(super) fn ticking(&self, lowest: u8) -> GroupMask {
         GroupMask(GroupMask::equal(self.ticks, lowest).0 & self.occupied().0)
     }
@@ -97,19 +101,19 @@ impl Group {
         self.ticks[cell] = entry.deadline.lowest();
     }
 
-    /// Whether an entry of this tag may have overflowed from here.
+    /// Returns whether an entry with this tag may have overflowed from this group.
     #[inline]
     pub(super) fn overflew(&self, tag: u8) -> bool {
         self.ticks[Group::overflown(tag)] & Group::bit(tag) != 0
     }
 
-    /// Counts an entry that overflows from here.
+    /// Counts an entry that overflows from this group.
     pub(super) fn overflow(&mut self, tag: u8) {
         self.tags[OVERFLOWS] = self.tags[OVERFLOWS].saturating_add(1);
         self.ticks[Group::overflown(tag)] |= Group::bit(tag);
     }
 
-    /// Counts an entry that had overflowed from here and was removed.
+    /// Counts the removal of an entry that had overflowed from this group.
     pub(super) fn return_overflow(&mut self) {
         let overflows = &mut self.tags[OVERFLOWS];
         if *overflows == SATURATED {
@@ -121,7 +125,7 @@ impl Group {
         }
     }
 
-    /// The byte that has the bit of a tag.
+    /// Returns the index in `ticks` of the byte with the overflow bit of a tag.
     const fn overflown(tag: u8) -> usize {
         OVERFLOWN + (tag / 8 % 2) as usize
     }

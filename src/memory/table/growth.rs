@@ -1,4 +1,4 @@
-//! Grows, shrinks and scans a table: each step is bounded by the size of a segment or two.
+//! Grows, shrinks and scans a table. The size of one or two segments limits the work of each step.
 
 use std::hash::BuildHasher;
 
@@ -7,19 +7,20 @@ use super::group::CELLS;
 use super::segment::{Found, Segment};
 use super::{Hash, Table, fetch, fetch_whole};
 
-/// Entries that a scan requests before it visits the first of them.
+/// The number of prefetched entries after which a scan begins to visit them.
 const AHEAD: usize = 128;
 
-/// Messages a segment has on average when another is made. With a quarter of it a pair takes a seventh longer at ten
-/// million in flight (docs/PERFORMANCE.md); the more, the longer a step takes. Unit tests are to see many splits.
+/// The mean number of messages in a segment at which another segment is made. With a quarter of this number, an add
+/// and its del take a seventh longer at ten million in flight (docs/PERFORMANCE.md). With a larger number each step
+/// takes longer. Unit tests use less, so that they cover many splits.
 pub(super) const MEAN_SEGMENT: usize = if cfg!(test) { 1_024 } else { 4_096 };
 
-/// A segment emptier than this is made smaller when memory is reclaimed.
+/// The fill level below which a segment is made smaller when memory is reclaimed.
 const MIN_LOAD_PERCENT: usize = 45;
 
 impl<S: BuildHasher> Table<S> {
-    /// Makes room for an entry of this hash, whose segment is full: splits a segment if the table has too few, and enlarges
-    /// that of the entry if this did not help.
+    /// Makes room for an entry of this hash, whose segment is full. First splits a segment, if the table has too few
+    /// segments. Then enlarges the segment of the entry, if it is still full.
     pub(super) fn make_room(&mut self, hash: Hash) {
         if self.len >= self.segments.len() * MEAN_SEGMENT {
             self.split();
@@ -31,7 +32,7 @@ impl<S: BuildHasher> Table<S> {
         }
     }
 
-    /// Inserts an entry whose message is not there, and that fits.
+    /// Inserts an entry. The table has room for the entry, and has no entry of the same message.
     #[inline]
     pub(super) fn move_in(&mut self, entry: &Entry) {
         let hash = Hash::of(entry.message, &self.hasher);
@@ -44,7 +45,7 @@ impl<S: BuildHasher> Table<S> {
         (self.segments[segment].limit() - self.free[segment]) as usize
     }
 
-    /// Replaces a segment with an empty one, and returns it.
+    /// Replaces a segment with an empty segment. Returns the old one.
     fn replace(&mut self, segment: usize, groups: usize) -> Segment {
         let empty = Segment::with_groups(groups);
         self.free[segment] = empty.limit();
@@ -57,21 +58,23 @@ impl<S: BuildHasher> Table<S> {
         old.iter().for_each(|entry| self.move_in(entry));
     }
 
-    /// To be called when the number of segments has changed.
+    /// Updates the mask and the shape. Must be called when the number of segments has changed.
     fn reshape(&mut self) {
         self.mask = self.segments.len().next_power_of_two() - 1;
         self.shape = self.shape.wrapping_add(1);
     }
 
-    /// The segment that is split when one is appended, and that takes the entries back when the last one is removed.
+    /// Returns the partner of a segment. The partner is split when `segment` is appended, and takes the entries back
+    /// when `segment` is removed.
     fn partner(segment: usize) -> usize {
         segment & (((segment + 1).next_power_of_two() >> 1) - 1)
     }
 
-    /// Splits the segment whose turn it is.
+    /// Appends a segment, and divides the entries of its partner between the two.
     fn split(&mut self) {
         let partner = Self::partner(self.segments.len());
-        // A little more than half, for half of a random choice is seldom exactly that.
+        // Each of the two segments gets room for a little more than half of the entries, because a random choice
+        // seldom divides them exactly.
         let groups = Segment::groups_for(self.entries_in(partner) * 9 / 16 + 8);
         let old = self.replace(partner, groups);
         let appended = Segment::with_groups(groups);
@@ -87,7 +90,8 @@ impl<S: BuildHasher> Table<S> {
         }
     }
 
-    /// Reclaims memory once, from segment number `position` on, which moves. Returns whether the scan is complete.
+    /// Reclaims memory of one segment, at `position` or after it, and moves `position`. Returns whether all segments
+    /// were checked.
     pub(in crate::memory) fn reclaim(&mut self, position: &mut usize) -> bool {
         while *position < self.segments.len() {
             if self.shrink(*position) {
@@ -98,8 +102,8 @@ impl<S: BuildHasher> Table<S> {
         true
     }
 
-    /// Merges the last segment with its partner if there are too many, else makes this one smaller if it is sparse. Returns
-    /// whether it did.
+    /// Merges the last segment with its partner, if the table has too many segments. Otherwise makes `segment`
+    /// smaller, if it is sparse. Returns whether it did one of these.
     fn shrink(&mut self, segment: usize) -> bool {
         let last = self.segments.len() - 1;
         if self.len * 2 < last * MEAN_SEGMENT {
@@ -121,11 +125,12 @@ impl<S: BuildHasher> Table<S> {
         is_sparse
     }
 
-    /// Visits the entries whose deadline has the lowest bits of `tick`, or all entries without one. Visits whole segments from
-    /// number `position` on, which moves, until about `budget` cells were scanned. Removes the entries for which `keep`
-    /// returns false. Returns whether the scan is complete.
+    /// Visits the entries whose deadline has the lowest bits of `tick`, or all entries if `tick` is `None`. Starts at
+    /// segment `position`, and moves `position`. Visits whole segments until about `budget` cells are scanned.
+    /// Removes the entries for which `keep` returns false. Returns whether the scan is complete.
     ///
-    /// Entries that are added between two parts of a scan may be missed. Others are not, unless [`Table::reclaim`] was called.
+    /// The scan may miss entries that are added between two of its steps. It misses no others, unless
+    /// [`Table::reclaim`] is called between the steps.
     pub(in crate::memory) fn scan(
         &mut self,
         position: &mut usize,
@@ -135,13 +140,15 @@ impl<S: BuildHasher> Table<S> {
     ) -> bool {
         let (mut scanned, mut found) = (0, Vec::with_capacity(2 * AHEAD));
         while *position < self.segments.len() && scanned < budget {
-            // The groups of the next segment lie elsewhere, and no processor prefetches them.
+            // The groups of the next segment are elsewhere in memory, so a processor does not prefetch them by
+            // itself.
             if let Some(next) = self.segments.get(*position + 1) {
                 next.groups.iter().for_each(fetch);
             }
             let segment = &self.segments[*position];
             scanned += segment.entries.len() * CELLS;
-            // First all cells of some segments, so that their entries are on the way when the first is visited.
+            // Entries of several segments are requested before the first is visited, so that the processor loads them
+            // in the meantime.
             for (group, head) in segment.groups.iter().enumerate() {
                 for cell in tick.map_or_else(|| head.occupied(), |tick| head.ticking(tick.lowest())) {
                     fetch_whole(&segment.entries[group][cell]);

@@ -1,25 +1,28 @@
-//! The table of one shard: message → entry, made for batches, for scans by tick, and for growth without a pause.
+//! The table of one shard, which maps messages to entries. It is made for request batches, for scans by tick, and for
+//! growth without a pause.
 //!
 //! ```text
 //!  hash ──▶ segment ──▶ group: 30 tags, 30 ticks, overflows   (a cache line)
 //!                          └──▶ 30 entries
 //! ```
 //!
-//! - A *group* has thirty cells. Eight bits of the hash, the tag, nearly always name the right one. The lowest bits of
-//!   each deadline stand beside the tags: a scan for the messages of one tick reads two bytes a cell, in order, and
-//!   the entries of that tick only. This replaces a list of message ids per tick.
-//! - An entry lies in the group that its hash names or, if that is full, in the next one with an empty cell. Each group
-//!   counts the entries that overflowed from it, and keeps four bits of each of their tags: a search ends at the
-//!   first group without an overflow like the wanted one. So a removal leaves nothing behind for long, and a table at
-//!   constant load never has to be cleaned. The more cells a group has, the fewer groups are full: with fifteen, one add in
-//!   four had to look further, and no processor predicts which (docs/PERFORMANCE.md).
-//! - A *segment* is a small table of its own, at most 78% full. It grows by an eighth. Segments
-//!   are split one at a time as the table grows (linear hashing: Litwin, "Linear Hashing: A New Tool for File and
-//!   Table Addressing", VLDB 1980), each when the mean is exceeded, and merged as it shrinks: no step moves
-//!   more than about twice [`growth::MEAN_SEGMENT`] entries, however many there are.
+//! - A *group* has thirty cells. The *tag* of a cell is eight bits of the hash. It nearly always identifies the right
+//!   cell. Next to the tags are the lowest eight bits of each deadline. So a scan for the messages of one tick reads
+//!   two bytes for each cell, in order, and few entries of other ticks. This replaces a list of message ids for each
+//!   tick.
+//! - An entry is in the group that its hash selects. If that group is full, the entry *overflows* to the next group
+//!   with an empty cell. Each group counts the entries that overflowed from it, and keeps four bits of each of their
+//!   tags. A search ends at the first group from which no entry with the same four bits overflowed. The counts fall
+//!   when entries are removed, so a table at constant load never has to be cleaned. With more cells in a group, fewer
+//!   groups are full. With fifteen cells, one add in four had to look further, and no processor predicts which
+//!   (docs/PERFORMANCE.md).
+//! - A *segment* is a small table of its own, at most 78% full. It grows by an eighth. A growing table splits one
+//!   segment whenever the mean size of its segments exceeds a limit. A shrinking table merges two segments. No step
+//!   moves more than about twice [`growth::MEAN_SEGMENT`] entries, whatever the size of the table. This is linear
+//!   hashing (Litwin, "Linear Hashing: A New Tool for File and Table Addressing", VLDB 1980).
 //!
-//! [`Table::fetch_group`] and [`Table::fetch_entry`] request the cache lines of many messages before the first of
-//! them is used: the processor waits for memory once for all of them, instead of once for each.
+//! [`Table::fetch_group`] and [`Table::fetch_entry`] request the cache lines of many messages before the first
+//! message is processed. So the processor waits for memory once for all of them.
 
 mod group;
 mod growth;
@@ -35,66 +38,70 @@ use self::segment::{Found, Segment};
 use super::entry::Entry;
 use crate::core::Message;
 
-/// The hash of a message. Each part has bits of its own.
+/// The hash of a message. It selects the shard, the segment, the group and the tag, each by different bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hash(u64);
 
-/// Bits of a hash that may name a shard.
+/// The maximum number of hash bits that select a shard.
 pub(super) const MAX_SHARD_BITS: u32 = 7;
 
 impl Hash {
-    /// `hasher` has a random key in each process: clients choose the ids, and none may choose them so that all collide.
+    /// Hashes a message. `hasher` has a random key in each process. Otherwise a client could choose message ids whose
+    /// hashes collide.
     #[inline]
     pub(super) fn of(message: Message, hasher: &impl BuildHasher) -> Hash {
         Hash(hasher.hash_one(message))
     }
 
-    /// Bits 0 to 25.
+    /// Returns bits 0 to 25, which select the segment.
     #[expect(clippy::cast_possible_truncation, reason = "the lowest bits are what it keeps")]
     const fn segment(self) -> usize {
         (self.0 as u32 & 0x03ff_ffff) as usize
     }
 
-    /// Bits 26 to 48, spread over so many groups.
+    /// Returns the index of the group, from bits 26 to 48 and the number of groups.
     const fn group(self, groups: usize) -> usize {
         (((self.0 >> 26 & 0x007f_ffff) * groups as u64) >> 23) as usize
     }
 
-    /// Bits 49 to 56, where 0, which is the tag of an empty cell, counts as 1.
+    /// Returns the tag: bits 49 to 56. A tag of 0 becomes 1, because 0 marks an empty cell.
     #[expect(clippy::cast_possible_truncation, reason = "the lowest bits are what it keeps")]
     const fn tag(self) -> u8 {
         let tag = (self.0 >> 49) as u8;
         tag | (tag == 0) as u8
     }
 
-    /// Which of `1 << bits` shards: bits 57 to 63, the highest first.
+    /// Returns the index of one of `1 << bits` shards, from bits 57 to 63, the highest first.
     pub(super) const fn shard(self, bits: u32) -> usize {
         // Two shifts, since a shift by 64 overflows.
         (self.0 >> 1 >> (63 - bits)) as usize
     }
 }
 
-/// The group at which the search for a message begins; valid as long as [`Table::shape`] is the same.
+/// The segment and the group at which the search for a message begins. Valid until [`Table::shape`] changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Home {
     segment: u32,
     group: u32,
 }
 
-/// Message → entry.
+/// A table that maps messages to entries.
 #[derive(Debug)]
 pub(super) struct Table<S = RandomState> {
     hasher: S,
-    /// Segment `n` is split into itself and segment `n + 2^k`, the lowest `n` first.
+    /// The segments. A split divides segment `n` into segments `n` and `n + 2^k`. Segments are split in ascending
+    /// order of `n`.
     segments: Vec<Segment>,
-    /// How many more entries each segment may have. These numbers change with every entry, and the segments seldom do.
-    /// Apart from them, sixteen share a cache line, and only these lines move between processors.
+    /// How many more entries each segment can take. These numbers change with every entry, but the segments seldom
+    /// do. The numbers are stored apart from the segments. So sixteen of them share a cache line, and only these
+    /// lines move between processors.
     free: Vec<u32>,
-    /// The bits of a hash that name a segment, if there is one of this number; else one bit less.
+    /// The mask of the hash bits that select a segment. If no segment has the selected number, the highest of these
+    /// bits is left out.
     mask: usize,
-    /// The number of entries.
+    /// The number of entries in the table.
     pub(super) len: usize,
-    /// Changes whenever entries were moved.
+    /// A number that changes whenever entries are moved.
     pub(super) shape: u32,
 }
 
@@ -104,7 +111,7 @@ impl<S: BuildHasher> Table<S> {
         Table { hasher, free: vec![only.limit()], segments: vec![only], mask: 0, len: 0, shape: 0 }
     }
 
-    /// Cells for entries, empty ones included.
+    /// Returns the number of cells, empty ones included.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
         self.segments.iter().map(|segment| segment.entries.len() * group::CELLS).sum()
@@ -121,7 +128,8 @@ impl<S: BuildHasher> Table<S> {
         Home { segment: segment as u32, group: hash.group(self.segments[segment].groups.len()) as u32 }
     }
 
-    /// Requests the group in which the search for a message begins, and the free cells of its segment; returns where that is.
+    /// Prefetches the group at which the search for a message begins, and the free count of its segment. Returns the
+    /// position of the group.
     #[inline]
     pub(super) fn fetch_group(&self, hash: Hash) -> Home {
         let home = self.home(hash);
@@ -130,14 +138,15 @@ impl<S: BuildHasher> Table<S> {
         home
     }
 
-    /// Requests the entry of a message, or the cell that it would get: its group should be there.
+    /// Prefetches the entry of a message, or the cell that the message would get. The group should be in the cache
+    /// already.
     #[inline]
     pub(super) fn fetch_entry(&self, hash: Hash, home: Home) {
         let entry = self.segments[home.segment as usize].likely(hash.tag(), home.group as usize);
         fetch_whole(entry);
     }
 
-    /// The entry of a message.
+    /// Finds the entry of a message.
     #[expect(clippy::inline_always, reason = "as a call it makes a pair take 9 % more instructions")]
     #[inline(always)]
     pub(super) fn find(&mut self, hash: Hash, home: Home, message: Message) -> Option<Found<'_>> {
@@ -145,7 +154,7 @@ impl<S: BuildHasher> Table<S> {
         segment.find((free, &mut self.len), hash.tag(), home.group as usize, message)
     }
 
-    /// Inserts an entry; returns the one that the message had before.
+    /// Inserts an entry. Returns the earlier entry of the same message, if there was one.
     #[expect(clippy::inline_always, reason = "as a call it makes a pair take 9 % more instructions")]
     #[inline(always)]
     pub(super) fn put(&mut self, hash: Hash, home: Home, entry: Entry) -> Option<Entry> {
@@ -180,19 +189,19 @@ impl<S: BuildHasher> Table<S> {
     }
 }
 
-/// Requests an entry, which may lie in two cache lines.
+/// Prefetches an entry, which may be in two cache lines.
 #[inline]
 fn fetch_whole(entry: &Entry) {
     fetch(&entry.message);
     fetch(&entry.marks);
 }
 
-/// Requests the cache line of a value without waiting for it.
+/// Prefetches the cache line of a value, without waiting for it.
 #[cfg(target_arch = "x86_64")]
 fn fetch<T>(value: &T) {
     safe_arch::prefetch_t0(value);
 }
 
-/// Without such an instruction, the processor itself finds memory accesses that it can overlap.
+/// Does nothing on processors for which there is no such function. They overlap some memory accesses by themselves.
 #[cfg(not(target_arch = "x86_64"))]
 fn fetch<T>(_value: &T) {}

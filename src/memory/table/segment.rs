@@ -1,37 +1,37 @@
-//! A segment: a small table of groups and their entries.
+//! A segment of a table: groups of cells, and the entries in these cells.
 
 use super::super::entry::Entry;
 use super::group::{CELLS, Group};
 use crate::core::Message;
 
-/// A segment is never fuller than this.
+/// The maximum fill level of a segment.
 const MAX_LOAD_PERCENT: usize = 78;
 
-/// A small table. The table keeps beside it how many entries it can still take: `free`.
+/// A small table. The larger table stores how many entries the segment can still take: `free`.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) groups: Box<[Group]>,
-    /// The entries of each group.
+    /// The entries of each group, one for each cell.
     pub(super) entries: Box<[[Entry; CELLS]]>,
 }
 
-/// An entry that was found, and everything that its removal changes.
+/// An entry that a search found, and everything that its removal changes.
 #[derive(Debug)]
 pub(in crate::memory) struct Found<'a> {
     pub(in crate::memory) entry: &'a mut Entry,
     pub(super) groups: &'a mut [Group],
-    /// The group at which the search for it began.
+    /// The group at which the search for the entry began.
     pub(super) home: usize,
-    /// Its group, and its cell there.
+    /// The group that contains the entry.
     pub(super) at: usize,
     pub(super) cell: usize,
     pub(super) free: &'a mut u32,
-    /// The entries of the table.
+    /// The number of entries in the table.
     pub(super) len: &'a mut usize,
 }
 
 impl Found<'_> {
-    /// Replaces it with another entry of the same message, and returns it.
+    /// Replaces the entry with another entry of the same message. Returns the old entry.
     pub(super) fn replace(self, entry: Entry) -> Entry {
         self.groups[self.at].ticks[self.cell] = entry.deadline.lowest();
         std::mem::replace(self.entry, entry)
@@ -48,7 +48,7 @@ impl Found<'_> {
     }
 }
 
-/// Returns an overflow of each group from `home` to the one before `at`.
+/// Counts the removal of an overflowed entry in each group from `home` to the one before `at`.
 #[inline(never)]
 fn return_overflows(groups: &mut [Group], home: usize, at: usize) {
     let mut passed = home;
@@ -66,13 +66,13 @@ impl Segment {
         }
     }
 
-    /// The most entries that it may have.
+    /// Returns the maximum number of entries.
     #[expect(clippy::cast_possible_truncation, reason = "a segment has a few thousand cells")]
     pub(super) fn limit(&self) -> u32 {
         (self.groups.len() * CELLS * MAX_LOAD_PERCENT / 100) as u32
     }
 
-    /// The number of groups that this many entries need.
+    /// Returns the number of groups that `len` entries need.
     pub(super) fn groups_for(len: usize) -> usize {
         (len * 100).div_ceil(CELLS * MAX_LOAD_PERCENT).max(1)
     }
@@ -81,7 +81,7 @@ impl Segment {
         if group + 1 == self.groups.len() { 0 } else { group + 1 }
     }
 
-    /// The entry of a message.
+    /// Finds the entry of a message.
     #[inline]
     pub(super) fn find<'a>(
         &'a mut self,
@@ -100,7 +100,8 @@ impl Segment {
         Some(Found { entry, groups: &mut self.groups, home, at, cell, free, len })
     }
 
-    /// The cell at which the search for a tag will end, or that takes an entry of this tag, as far as the tags show.
+    /// Returns the cell that a search for this tag finds, or that a new entry with this tag takes, judging by the
+    /// tags alone.
     #[inline]
     pub(super) fn likely(&self, tag: u8, home: usize) -> &Entry {
         let group = &self.groups[home];
@@ -118,11 +119,11 @@ impl Segment {
         &self.entries[at][cell]
     }
 
-    /// Group and cell of an entry that is not in the group at which its search begins.
+    /// Finds an entry outside of its home group. Returns the group and the cell.
     #[inline(never)]
     fn find_beyond(&self, tag: u8, home: usize, is_wanted: impl Fn(&Entry) -> bool) -> Option<(usize, usize)> {
         let mut at = self.next(home);
-        // A table that was always full would have no group without overflows.
+        // The search ends at `home` at the latest, in case every group has overflows.
         while at != home {
             let (group, entries) = (&self.groups[at], &self.entries[at]);
             if let Some(cell) = group.tagged(tag).find(|cell| is_wanted(&entries[*cell])) {
@@ -136,8 +137,8 @@ impl Segment {
         None
     }
 
-    /// Inserts an entry, if one fits and its group alone shows that its message is not there: nearly always. Returns
-    /// whether it did.
+    /// Inserts an entry, if there is room and its home group alone shows that its message is not in the table. This
+    /// is nearly always so. Returns whether the entry was inserted.
     #[expect(clippy::inline_always, reason = "as a call it makes a pair take 9 % more instructions")]
     #[inline(always)]
     pub(super) fn insert_at_home(&mut self, free: &mut u32, tag: u8, home: usize, entry: &Entry) -> bool {
@@ -155,7 +156,7 @@ impl Segment {
         true
     }
 
-    /// Inserts an entry whose message is not there, and that fits.
+    /// Inserts an entry. The segment has room for the entry, and has no entry of the same message.
     pub(super) fn insert(&mut self, free: &mut u32, tag: u8, home: usize, entry: &Entry) {
         debug_assert!(*free > 0, "the caller makes room first");
         let mut at = home;

@@ -8,7 +8,7 @@ use super::*;
 use crate::core::Stamp;
 use crate::memory::entry::ShortTick;
 
-/// Hashes a message by a function of its id.
+/// A hasher that computes the hash of a message from its id alone.
 struct ById<F>(F);
 
 impl<F: Fn(u64) -> u64 + Copy> BuildHasher for ById<F> {
@@ -38,14 +38,14 @@ impl<F: Fn(u64) -> u64> Hasher for IdHasher<F> {
     }
 }
 
-/// Hashes that differ in few bits, so that groups overflow and tags are the same.
+/// Returns hashes that differ in few bits, so that groups overflow and tags collide.
 fn poor(id: u64) -> u64 {
-    /// That of an empty cell, the one it counts as, and one whose overflows another byte has.
+    /// 0 is the tag of an empty cell, and 1 is the tag that replaces it. The overflow bit of 9 is in the other byte.
     const TAGS: [u64; 3] = [0, 1, 9];
     ((id % 7) << 26) | (TAGS[(id % 3) as usize] << 49) | (id % 5)
 }
 
-/// Puts these ids in one half of the segments, and all others in the other half.
+/// Returns a hash that puts the ids in `second` into one half of the segments, and all other ids into the other half.
 fn in_halves(second: Range<u64>) -> impl Fn(u64) -> u64 + Copy {
     let (from, to) = (second.start, second.end);
     move |id| id.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !0x03ff_ffff | u64::from((from..to).contains(&id))
@@ -55,7 +55,7 @@ fn entry(id: u64, deadline: u16) -> Entry {
     Entry::in_flight(Message::new(id, id ^ 1), ShortTick(deadline), Stamp(0), 1)
 }
 
-/// A table beside a map that does the same.
+/// A table, and a map that gets the same operations.
 struct Pair<S> {
     table: Table<S>,
     map: HashMap<Message, u16>,
@@ -83,7 +83,7 @@ impl<S: BuildHasher> Pair<S> {
         }
     }
 
-    /// Removes all of a tick, in parts of so many cells.
+    /// Removes all messages of a tick, by scans of `budget` cells.
     fn remove_tick(&mut self, deadline: u16, budget: usize) {
         let mut at = 0;
         while !self.table.scan(&mut at, budget, Some(ShortTick(deadline)), |entry| {
@@ -113,7 +113,7 @@ impl<S: BuildHasher> Pair<S> {
 #[derive(Clone, Debug)]
 enum Step {
     Put(u64, u16),
-    /// So many that the table has several segments.
+    /// Adds 500 messages, so that the table gets several segments.
     PutMany(u64),
     Remove(u64),
     RemoveTick(u16),
@@ -163,7 +163,7 @@ fn a_segment_that_a_split_leaves_full_has_room_made_for_the_next() {
         all_in_one.table.segments.len() == 2
     });
     let before = split_by.expect("it grows");
-    // Wherever the limit of a half is, one of these meets it.
+    // One of these splits leaves a half exactly full, wherever its limit is.
     for first in before / 2..before * 2 / 3 {
         let mut pair = Pair::new(ById(in_halves(first..before)));
         (0..=before).for_each(|id| pair.put(id, 1));
@@ -186,7 +186,7 @@ fn it_grows_and_shrinks_by_segments_and_is_never_much_larger_than_it_must() {
     assert!(largest < 3 * growth::MEAN_SEGMENT, "the largest step would move {largest}");
     let capacity = pair.table.capacity();
     assert!(capacity as u64 * 100 < MANY * 170, "room for {capacity}");
-    // A segment at a time, and with entries of several on the way at once.
+    // Scans one segment at a time, or several.
     (0..14).for_each(|tick| pair.remove_tick(tick, [1, 32 * 1_024][usize::from(tick % 2)]));
     pair.shrink();
     pair.check();
@@ -206,7 +206,7 @@ fn each_bit_of_a_hash_belongs_to_one_part() {
         let changed = [
             hash.segment() != plain.segment(),
             hash.group(GROUPS) != plain.group(GROUPS),
-            // The tag of 0 is that of 1.
+            // Bit 49 alone makes the tag 1, which is also the tag for 0.
             hash.tag() != plain.tag() || bit == 49,
             hash.shard(MAX_SHARD_BITS) != plain.shard(MAX_SHARD_BITS),
         ];

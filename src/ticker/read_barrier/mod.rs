@@ -1,20 +1,21 @@
-//! The read barrier: before a tick expires, the connections read what waits in their sockets.
+//! The read barrier. Before a tick expires, the connections read the bytes that wait in their sockets.
 //!
-//! After a stall of the process, acknowledgements wait unread. [`ReadBarrier::wait_until_read`] asks the connections to
-//! read until their sockets are empty, and returns when all have. A connection is a [`Member`] from its first frame to
-//! its end. A round does not wait for a connection that joins during it.
+//! After a stall of the process, acknowledgements wait unread. [`ReadBarrier::wait_until_read`] runs a *round*: it
+//! asks the connections to read until their sockets are empty, and returns when all have done so. A connection is a
+//! [`Member`] from its first frame to its end. A round does not wait for a connection that joins during the round.
 //!
 //! A round asks only connections that may have unread bytes. Bytes that arrived before the round are in one of three
-//! places:
+//! states:
 //!
-//! - in the socket: the kernel reports them;
-//! - processed: nothing is to do;
-//! - in between: the connection set [`UnprocessedInput`] before it read.
+//! - The bytes are in the socket. The kernel reports them.
+//! - The bytes are processed. There is nothing left to do.
+//! - The connection has read the bytes but not processed them. It set [`UnprocessedInput`] before it read.
 //!
-//! The barrier checks `UnprocessedInput` after it has asked the kernel, so that it misses no bytes.
+//! The barrier asks the kernel first and checks `UnprocessedInput` after that. So it misses no bytes that move from
+//! the socket to the connection.
 //!
-//! Several tickers may wait at the same time. Only one round runs at a time, and all that called before it began share
-//! its result. So with many rings the connections are asked hardly more often than with one.
+//! Several tickers may call the barrier at the same time. Only one round runs at a time. All calls that were made
+//! before a round begins share its result. So many rings cause hardly more rounds than one ring.
 
 mod readable_sockets;
 
@@ -35,41 +36,43 @@ use self::readable_sockets::ReadableSockets;
 use crate::clock::stall_aware_timeout;
 use crate::process::panics;
 
-/// Waits for the connections to read.
+/// The barrier that all tickers and connections of a sidecar share.
 #[derive(Debug)]
 pub struct ReadBarrier {
     sockets: ReadableSockets,
     members: Mutex<Members>,
-    /// The number of the last round, and whether all were read in it. Locked while a round runs.
+    /// The number of the last round, and whether all connections read in it. The lock is held while a round runs.
     last: tokio::sync::Mutex<(u64, bool)>,
 }
 
 #[derive(Debug, Default)]
 struct Members {
-    /// Number of rounds that have begun.
+    /// The number of rounds that have begun.
     rounds: u64,
     last_number: u64,
     by_number: HashMap<u64, Arc<MemberState>>,
 }
 
-/// A request to read. The round that made it ends when all connections have dropped theirs.
+/// A request to read. Each asked connection has a clone. The round ends when all clones are dropped.
 type ReadRequest = mpsc::Sender<Infallible>;
 
-/// The state that barrier and connection share.
+/// The state that the barrier and a connection share.
 #[derive(Debug)]
 struct MemberState {
-    /// Whether the kernel watches its socket. Other members are asked in every round.
+    /// Whether the kernel watches the socket of the connection. Connections without a watched socket are asked in
+    /// every round.
     watched: bool,
-    /// The request that the connection has not seen yet.
+    /// A request that the connection has not seen yet.
     request: Mutex<Option<ReadRequest>>,
-    /// Whether there is one. The connection checks this often, and takes the lock only if it is set.
+    /// Whether `request` is set. The connection checks this flag often, and takes the lock of `request` only if the
+    /// flag is set.
     is_requested: AtomicBool,
     waker: AtomicWaker,
     unprocessed_input: UnprocessedInput,
 }
 
 impl ReadBarrier {
-    /// A barrier without members.
+    /// Creates a barrier without members.
     pub fn new() -> Arc<ReadBarrier> {
         Arc::new(ReadBarrier {
             sockets: ReadableSockets::new(),
@@ -78,7 +81,7 @@ impl ReadBarrier {
         })
     }
 
-    /// Adds a connection with the socket that it reads. A connection without one is asked in every round.
+    /// Adds a connection and the socket that it reads. A connection without a socket is asked in every round.
     #[must_use]
     pub fn join(self: &Arc<Self>, socket: Option<BorrowedFd<'_>>) -> Member {
         let _shared = panics::shared();
@@ -90,17 +93,17 @@ impl ReadBarrier {
             request: Mutex::default(),
             is_requested: AtomicBool::new(false),
             waker: AtomicWaker::new(),
-            // The connection may have read bytes before, as in a TLS handshake.
+            // The connection may have read bytes before it joined, as in a TLS handshake.
             unprocessed_input: UnprocessedInput(Arc::new(AtomicBool::new(true))),
         });
         members.by_number.insert(number, Arc::clone(&state));
         Member { read_barrier: Arc::clone(self), number, state, request: None }
     }
 
-    /// Waits until the bytes that waited in the sockets are read, for at most `timeout` from the begin of the round.
-    /// Returns whether all were read. A stall of the process does not use up the timeout.
+    /// Runs a round, or shares one, for at most `timeout` from its begin. Returns whether all asked connections have
+    /// read. A stall of the process does not use up the timeout.
     pub async fn wait_until_read(&self, timeout: Duration) -> bool {
-        // A round that runs already may have asked some connections too early.
+        // A round that is already running may have asked some connections too early.
         let wanted = self.members.lock().rounds + 1;
         let mut last = self.last.lock().await;
         if last.0 < wanted {
@@ -112,8 +115,9 @@ impl ReadBarrier {
 
     /// Asks all members that may have unread bytes. The receiver ends when all of them have read.
     fn begin_round(&self) -> (u64, mpsc::Receiver<Infallible>) {
-        // A call from here on waits for the next round. The kernel is asked before `UnprocessedInput` is checked: in
-        // the other order, a connection could take bytes between the two.
+        // Calls that come after this increment wait for the next round. The kernel is asked before `UnprocessedInput`
+        // is checked. In reverse order, a connection could read bytes between the two, and the barrier would miss
+        // them.
         self.members.lock().rounds += 1;
         let waiting = self.sockets.waiting();
         let (request, requests) = mpsc::channel(1);
@@ -132,23 +136,23 @@ impl ReadBarrier {
     }
 }
 
-/// A connection that takes part in the read barrier. It leaves when this is dropped.
+/// A connection that takes part in the read barrier. Dropping the member removes the connection from the barrier.
 #[derive(Debug)]
 pub struct Member {
     read_barrier: Arc<ReadBarrier>,
     number: u64,
     state: Arc<MemberState>,
-    /// The last request that it has seen and not confirmed.
+    /// The last request that the connection has seen and not confirmed.
     request: Option<ReadRequest>,
 }
 
 impl Member {
-    /// The flag that the connection sets while it reads.
+    /// Returns the flag that the connection sets while it reads.
     pub fn unprocessed_input(&self) -> UnprocessedInput {
         self.state.unprocessed_input.clone()
     }
 
-    /// Waits until the ticker asks to read what waits in the socket. Cancel-safe.
+    /// Waits until the barrier asks the connection to read its socket. Cancel-safe.
     pub async fn read_requested(&mut self) {
         poll_fn(|context| {
             self.state.waker.register(context.waker());
@@ -163,7 +167,8 @@ impl Member {
         .await;
     }
 
-    /// Confirms the last request that was seen: the socket was read until it was empty. A later request stays open.
+    /// Confirms the last request that was seen. Must be called after the socket was read until it was empty. A
+    /// request that came later stays open.
     pub fn confirm_read(&mut self) {
         self.request = None;
     }
@@ -176,24 +181,24 @@ impl Drop for Member {
     }
 }
 
-/// Whether a connection may have taken bytes out of its socket that it has not processed. The barrier cannot find those
-/// in the socket.
+/// A flag that is set while a connection may have read bytes that it has not processed. The barrier cannot find such
+/// bytes in the socket.
 #[derive(Clone, Debug)]
 pub struct UnprocessedInput(Arc<AtomicBool>);
 
 impl UnprocessedInput {
-    /// Call before reading from the socket or writing to it: bytes that arrive during a system call are not seen in the
-    /// socket yet.
+    /// Sets the flag. Must be called before reading from the socket or writing to it. Bytes that arrive during a
+    /// system call are not visible in the socket yet.
     pub fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Call when nothing was left to read, and all bytes that were read are processed.
+    /// Clears the flag. Must be called when nothing was left to read, and all bytes that were read are processed.
     pub fn clear(&self) {
         self.0.store(false, Ordering::SeqCst);
     }
 
-    /// Whether the connection may have unprocessed bytes.
+    /// Returns whether the connection may have unprocessed bytes.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! Asks the kernel once in which of many sockets bytes wait to be read.
+//! Asks the kernel, with one call for many sockets, which of them have bytes to read.
 
 use std::collections::HashSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,11 +11,11 @@ use rustix::{
     time::Timespec,
 };
 
-/// Room for this number of sockets at first.
+/// The number of sockets that fit into the first answer of the kernel.
 #[cfg(target_os = "linux")]
 const ROOM: usize = 64;
 
-/// Watched sockets, each known by a number. The kernel forgets a socket that is closed.
+/// The watched sockets, each with a number. The kernel stops watching a socket that is closed.
 #[derive(Debug)]
 pub(super) struct ReadableSockets(Option<OwnedFd>);
 
@@ -31,8 +31,9 @@ impl ReadableSockets {
         self.0.as_ref().is_some_and(|epoll| epoll::add(epoll, socket, number, events).is_ok())
     }
 
-    /// The numbers of the sockets in which bytes, or the end of the stream, wait at this moment. Sockets that no member
-    /// reads any more, but that are not closed yet, may be among them. `None` if the kernel does not report them.
+    /// Returns the numbers of the sockets in which bytes or the end of the stream wait at this moment. Some may be
+    /// sockets that no member reads any more but that are not closed yet. Returns `None` if the kernel cannot report
+    /// them.
     pub(super) fn waiting(&self) -> Option<HashSet<u64>> {
         let epoll = self.0.as_ref()?;
         let mut events = Vec::with_capacity(ROOM);
@@ -41,7 +42,7 @@ impl ReadableSockets {
                 Ok(_) if events.len() < events.capacity() => {
                     return Some(events.iter().map(|event| event.data.u64()).collect());
                 }
-                // A socket is reported until it is read, so all are reported again when there is more room.
+                // The kernel reports a socket until it is read, so a second call with more room reports all sockets.
                 Ok(_) => {
                     let more = 4 * events.capacity();
                     events.clear();
@@ -54,7 +55,7 @@ impl ReadableSockets {
     }
 }
 
-/// Without epoll no socket is watched, so all connections are asked in every round.
+/// A substitute for systems without epoll. It watches no socket, so all connections are asked in every round.
 #[cfg(not(target_os = "linux"))]
 #[expect(clippy::unused_self, reason = "the interface is that of Linux")]
 impl ReadableSockets {

@@ -56,7 +56,7 @@ async fn calls_before_a_round_share_it_and_calls_during_it_get_the_next() {
     assert!(second.await.unwrap() && third.await.unwrap());
     assert_eq!(read_barrier.members.lock().rounds, 2, "the two shared a round");
 
-    // A ticker that is aborted in its round does not leave the others waiting.
+    // If a ticker is aborted during its round, the other tickers do not wait forever.
     let aborted = wait();
     member.read_requested().await;
     let waiting = wait();
@@ -77,7 +77,7 @@ async fn a_stall_does_not_use_up_the_timeout() {
         async move { read_barrier.wait_until_read(timeout).await }
     });
     member.read_requested().await;
-    // As in a stalled process, nothing runs on this thread for longer than the timeout.
+    // Like a stall of the process, this blocks the thread for longer than the timeout.
     std::thread::sleep(timeout * 2);
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
@@ -92,7 +92,7 @@ async fn an_answer_to_the_last_round_does_not_count_for_the_next() {
     let mut member = read_barrier.join(None);
     assert!(!read_barrier.wait_until_read(Duration::from_secs(1)).await);
     member.read_requested().await;
-    // It read its socket for the first round, and not yet for the second.
+    // The member has read its socket for the first round, and not yet for the second.
     let round = tokio::spawn({
         let read_barrier = Arc::clone(&read_barrier);
         async move { read_barrier.wait_until_read(Duration::from_secs(60)).await }
@@ -106,7 +106,7 @@ async fn an_answer_to_the_last_round_does_not_count_for_the_next() {
     assert!(round.await.unwrap());
 }
 
-/// A member that has processed all bytes of its socket, and the other end of the socket.
+/// Returns both ends of a socket, and a member for the first end. The member has no unprocessed bytes.
 fn connection(read_barrier: &Arc<ReadBarrier>) -> (UnixStream, UnixStream, Member) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let member = read_barrier.join(Some(ours.as_fd()));
@@ -146,14 +146,15 @@ async fn only_members_that_may_have_unread_bytes_are_asked() {
     assert!(read_barrier.wait_until_read(Duration::from_secs(1)).await, "all of it is read");
 }
 
-/// Bytes that are in a socket before a round are processed at its end, with any overlap of reading and asking.
+/// Checks that bytes that are in a socket before a round are processed at its end, however reading and asking
+/// overlap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_bytes_are_missed_between_the_socket_and_its_reader() {
     let read_barrier = ReadBarrier::new();
     let (ours, mut theirs, mut member) = connection(&read_barrier);
     let processed = Arc::new(AtomicU64::new(0));
     ours.set_nonblocking(true).unwrap();
-    // Waiting bytes are read directly, since the runtime may not know of them yet.
+    // When it is asked to read, the reader uses this clone, because the runtime may not know of the bytes yet.
     let mut directly = ours.try_clone().unwrap();
     let mut ours = tokio::net::UnixStream::from_std(ours).unwrap();
     let reader = tokio::spawn({
@@ -162,7 +163,7 @@ async fn no_bytes_are_missed_between_the_socket_and_its_reader() {
             let reading = member.unprocessed_input();
             let mut buffer = [0; 8];
             loop {
-                // Like a session, which processes bytes before it reads the next.
+                // Like a session, this processes bytes before it reads more.
                 let read = poll_fn(|context| {
                     let mut buffer = ReadBuf::new(&mut buffer);
                     reading.set();
@@ -194,7 +195,7 @@ async fn no_bytes_are_missed_between_the_socket_and_its_reader() {
     });
     for sent in 1..=4_000 {
         theirs.write_all(b"x").unwrap();
-        // The round begins at a different point of the reading each time.
+        // This delay makes each round begin at a different point of the reading.
         for _ in 0..sent % 400 * 8 {
             std::hint::spin_loop();
         }

@@ -1,4 +1,4 @@
-//! Expiry that does not keep up with the ticks.
+//! Tests of expiry that does not keep up with the ticks.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The state of a ticker that other threads read.
+//! Tests of the state of a ticker that other threads read.
 
 use super::*;
 

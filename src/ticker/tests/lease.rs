@@ -1,4 +1,4 @@
-//! Leaders, followers, and leaders that are deposed.
+//! Tests of leaders, followers, and leaders that are deposed.
 
 use super::*;
 
@@ -35,7 +35,7 @@ async fn a_deposed_leader_asks_the_lease_at_once_but_not_without_pause() {
     script.advances.lock().extend([Advance::Deposed, Advance::Deposed]);
     let (_handle, metrics) = script.start();
     sleep(500).await;
-    // The lease and the ring disagree: a pause each time, then they agree.
+    // The lease and the ring disagree twice, with a pause each time. Then they agree.
     assert_eq!(script.times(Call::Maintain), [0, 0, 100, 100, 200]);
     assert_eq!(script.times(Call::Advance), [0, 100, 200]);
     assert_eq!(metrics.leader_changes.get(), 1);
