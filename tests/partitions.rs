@@ -61,7 +61,7 @@ fn assert_nothing_acknowledged_is_reported(
     here.run(|| {
         let waits = a.status().rings[0].waits.clone().expect("it says why");
         assert_names(&waits, &["no majority", &primary.port.to_string()]);
-        let words = ["! this sidecar may not turn 1 of 1 rings", "\n  no majority of the "];
+        let words = ["! this sidecar may not move the pointer of 1 of 1 rings", "\n  no majority of the "];
         assert_names(a.run(&["status"]).output(), &words);
         assert_eq!((a.metrics().count("rings_unconfirmed"), a.is_ready()), (1, true));
         a.log().line("no tick expires").unwrap_or_else(|| panic!("{}", a.log().text()));

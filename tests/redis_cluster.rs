@@ -79,7 +79,7 @@ fn a_ring_that_is_moved_to_another_node_is_followed() {
     sidecar.log().line(&now).unwrap_or_else(|| panic!("{}", sidecar.log().text()));
     sidecar.wait_until_ready();
     assert_eq!(take_until(&mut sidecar.connect().subscribed("default"), &ids), ids);
-    assert!(!sidecar.log().text().contains("Redis came back without this ring"), "{}", sidecar.log().text());
+    assert!(!sidecar.log().text().contains("Redis has lost this ring"), "{}", sidecar.log().text());
     assert_eq!(cluster.primaries[0].dbsize(), 0);
 }
 

@@ -177,7 +177,7 @@ fn messages_whose_ticks_are_lost_time_out_with_them_all_the_same() {
     }
     assert_eq!(timed_out, [first[100..].to_vec(), second]);
     assert_eq!(lost_and_found(&redis, &sidecar), (0, 1));
-    sidecar.log().line("messages in flight are in the list of no tick").expect("it is told");
+    sidecar.log().line("the lists of the ticks lack some messages in flight").expect("it is told");
 }
 
 /// How many messages count as in flight, and how often a loss was told.
@@ -195,7 +195,7 @@ fn late_messages_are_forgotten_even_if_their_list_is_lost() {
     redis.command::<()>(&["DEL", "{ackwheel:0}:late"]);
     assert_eq!(messages(&redis), 100);
     // The next loss is another one, and waited for.
-    sidecar.log().line("all messages were looked through").expect("it is looked for what nobody forgets");
+    sidecar.log().line("the scan of all messages has finished").expect("it is looked for what nobody forgets");
     let ids: Vec<u64> = (100..110).collect();
     sidecar.connect().ask(&frames::add(&ids, 3, 1)).added();
     lose_all_ticks(&redis);

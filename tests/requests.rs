@@ -133,7 +133,7 @@ fn messages_in_flight_are_bounded_and_a_frame_is_taken_whole_or_not_at_all() {
     error.assert_error(64, frames::RETRYABLE);
     assert_names(
         error.text(),
-        &["as many messages are in flight as --max-in-flight allows", "raise --max-in-flight"],
+        &["the limit --max-in-flight is reached", "raise --max-in-flight"],
     );
     assert_eq!(connection.ask(&frames::del(&[11, 12, 13])).outcomes(), [UNKNOWN; 3], "not applied");
     connection.ask(&frames::add(&[9, 10], 0, 1)).added();

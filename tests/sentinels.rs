@@ -55,7 +55,7 @@ pub fn assert_nothing_is_lost(store: &str, primary: &Redis, replica: &Redis, rep
     assert!(acked > 500, "{acked}");
     for sidecar in [&a, &b] {
         let log = sidecar.log().text();
-        assert!(!log.contains("Redis came back without this ring"), "{log}");
+        assert!(!log.contains("Redis has lost this ring"), "{log}");
     }
 }
 
@@ -93,7 +93,7 @@ fn a_primary_that_was_replaced_is_left_though_it_still_answers() {
     sentinel.command::<()>(&["SENTINEL", "MONITOR", NAME, "127.0.0.1", &new.port.to_string(), "1"]);
     let moved = format!("redis=127.0.0.1:{}", new.port);
     sidecar.log().line(&moved).unwrap_or_else(|| panic!("{}", sidecar.log().text()));
-    let another = format!("another Redis, 127.0.0.1:{}, is there in place of 127.0.0.1:{}", new.port, old.port);
+    let another = format!("127.0.0.1:{} has replaced 127.0.0.1:{} as the primary", new.port, old.port);
     assert_names(&sidecar.log().text(), &[&another]);
     sidecar.wait_until_ready();
     sidecar.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();

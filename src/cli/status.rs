@@ -118,17 +118,17 @@ fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
     note(text, "led, but the pointer is stalled", standing, &all_rings, STOPPED)?;
     if let [why, ..] = held_up[..] {
         let (count, why) = (held_up.len(), fitted(why, COLUMNS - 2));
-        writeln!(text, "! this sidecar may not turn {count} of {all_rings}:\n  {why}")?;
+        writeln!(text, "! this sidecar may not move the pointer of {count} of {all_rings}:\n  {why}")?;
     }
     draw_storms(text, report)?;
-    let old = format!("batches older than {limit}");
+    let old = format!("groups with batches older than {limit}");
     note(text, &old, waiting, &all_groups, "; does a subscriber acknowledge?")?;
-    note(text, "batches that nobody subscribes to", deserted, &all_groups, "")?;
+    note(text, "groups with batches and no subscriber", deserted, &all_groups, "")?;
     if text.len() == begin {
         writeln!(text, "ok: every ring is led, and no batch has waited for more than {limit}")?;
     }
     if rings.iter().any(|ring| !ring.leads && ring.leader.is_some()) {
-        writeln!(text, "storms are told by the leader of each ring: ask it too")?;
+        writeln!(text, "only the leader of a ring knows its storms: ask it too")?;
     }
     Ok(())
 }
@@ -383,7 +383,7 @@ mod tests {
         for recent in [vec![tick(pointer - 61, true)], vec![tick(pointer - 1, false)], vec![tick(pointer, true)]] {
             let text = drawn(&report(vec![of(recent)], Vec::new()), None);
             assert!(text.contains("\nok: ") && !text.contains("! storm"), "{text}");
-            assert!(text.contains("\nstorms are told by the leader of each ring: ask it too\n"), "{text}");
+            assert!(text.contains("\nonly the leader of a ring knows its storms: ask it too\n"), "{text}");
         }
         let text = drawn(&report(vec![of(vec![tick(pointer - 60, true)])], Vec::new()), None);
         let words = ":\n  1,812 of 2,000 messages timed out; look for a fault between\n  clients and logic nodes \
@@ -416,7 +416,7 @@ mod tests {
         let groups =
             vec![group("default", 0, 0.0), group(&long, 1_000_000_000, 86_400.0), group("audit", 4, 60.0)];
         let text = drawn(&report(vec![ring(0, Some("a"), vec![0])], groups.clone()), None);
-        assert!(text.contains("\n! batches older than 1m: 1 of 3 groups; "), "{text}");
+        assert!(text.contains("\n! groups with batches older than 1m: 1 of 3 groups; "), "{text}");
         assert!(text.contains(&format!("\n! {long}\n!   ")), "{text}");
         assert!(text.contains(" 1,000,000,000             3     24h\n"), "{text}");
         assert!(text.contains("      0             3       -\n"), "without a batch there is no oldest: {text}");
@@ -427,7 +427,7 @@ mod tests {
         assert!(drawn(&alone, None).contains("\nok: "), "of others' subscribers nothing is known here");
         alone.store = String::from("memory");
         let text = drawn(&alone, None);
-        assert!(text.contains("\n! batches that nobody subscribes to: 1 of 1 groups\n"), "{text}");
+        assert!(text.contains("\n! groups with batches and no subscriber: 1 of 1 groups\n"), "{text}");
         assert!(!text.contains("\nok: ") && !text.contains("ask it too"), "{text}");
         let text = drawn(&report(vec![ring(0, Some("a"), vec![0])], groups[..1].to_vec()), None);
         assert!(text.contains("\nok: every ring is led, and no batch has waited for more than 1m\n"), "{text}");

@@ -222,7 +222,7 @@ fn count_distinct(mut messages: Vec<Message>) -> u64 {
 #[cold]
 fn refuse(requests: &mut [Request], wheel_state: &WheelState) {
     let text = if wheel_state.saved {
-        "this sidecar has gone, and its messages are kept for its next start: ask again then"
+        "this sidecar has saved its messages for its next start: try again after the restart"
     } else {
         "this sidecar is draining and takes no new messages: add them through another one"
     };

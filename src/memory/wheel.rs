@@ -88,7 +88,7 @@ impl MemoryWheel {
             in_flight: InFlightLimit::new(options.max_in_flight),
             full: Arc::new(Refusal::new(
                 Reason::MaxInFlight,
-                "as many messages are in flight as --max-in-flight allows: try again when some are acknowledged or have \
+                "the limit --max-in-flight is reached: try again when some are acknowledged or have \
                  timed out, or raise --max-in-flight",
             )),
             expiry: Mutex::new(Expiry::new(options.wheel)),

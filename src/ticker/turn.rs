@@ -47,7 +47,7 @@ impl Ticker {
                 let tick_length = self.parts.ring.wheel().tick_length();
                 if self.role != Role::Unknown && self.reports.is_recovery(tick_length, now) {
                     if self.role.is_leading() {
-                        info!("the ring turns again");
+                        info!("the store answers again, and the pointer moves");
                     } else if self.role == Role::Follower {
                         info!("the store answers again; another sidecar may lead the ring");
                     }

@@ -110,7 +110,7 @@ impl StateFile {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(StateError::InUse { path }),
             Err(TryLockError::Error(error)) => {
-                warn!(%error, "the state file cannot be locked where it is: see that no other sidecar has this --state");
+                warn!(%error, "this file system cannot lock the state file: make sure that no other sidecar uses this --state");
             }
         }
         Ok(StateFile { path, lock })
@@ -124,7 +124,7 @@ impl StateFile {
     /// Records whether a wheel is in use that a crash would lose. This needs no room on the disk.
     pub(in crate::memory) fn mark_in_use(&self, in_use: bool) {
         if let Err(error) = self.lock.set_len(u64::from(in_use)).and_then(|()| self.lock.sync_all()) {
-            warn!(%error, "the next sidecar will not know whether this one drained: see that the folder of --state can be written");
+            warn!(%error, "the next sidecar cannot tell whether this one drained: make sure that the folder of --state is writable");
         }
     }
 

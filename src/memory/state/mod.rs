@@ -33,7 +33,7 @@ pub(super) async fn reserve(
     let Err(error) = reserving.await else { return Ok(DrainOutcome::Kept) };
     error!(
         %error,
-        "the wheel cannot be kept: what is in flight is delivered now instead, in batches flagged drained"
+        "the wheel cannot be kept: the messages in flight are delivered now instead, in batches flagged drained"
     );
     Ok(wheel.expire_all(now))
 }

@@ -89,7 +89,7 @@ impl Fault {
                  (CLUSTER INFO) if it does"
             }
             FaultKind::OpenSlot => {
-                "the slot of the ring is open, and nothing can be done there meanwhile: finish its move to another node, or \
+                "the slot of the ring is open, and no script runs until the move ends: finish its move to another node, or \
                  take it back (CLUSTER SETSLOT), as docs/REDIS.md says"
             }
             FaultKind::Forbidden | FaultKind::Denied => {

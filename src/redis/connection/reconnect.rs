@@ -139,8 +139,8 @@ impl Sessions {
             metrics.redis_lost.inc();
             error!(
                 ring,
-                "Redis came back without this ring: what was in flight is lost, with what its outbox lost of \
-                 what was not acknowledged, and a new ring begins now; turn on persistence (appendonly yes) \
+                "Redis has lost this ring: the messages in flight are lost, and so are the batches that its \
+                 outbox lost; a new ring begins now; turn on persistence (appendonly yes) \
                  to keep it"
             );
         }

@@ -79,7 +79,7 @@ impl RedisRing {
                 Reason::MaxHeldAcks,
                 format!(
                     "Redis is unreachable, and {before} acknowledgements are held already, with a limit of \
-                     {max_held_acks}: send these again when it is back, or raise --max-held-acks"
+                     {max_held_acks}: send these again when Redis is reachable, or raise --max-held-acks"
                 ),
             )));
         }

@@ -48,7 +48,7 @@ impl RedisRing {
                 } else {
                     self.repair(epoch).end(scan);
                     let Scan { put_back, deleted, .. } = scan;
-                    info!(ring, put_back, deleted, "all messages were looked through");
+                    info!(ring, put_back, deleted, "the scan of all messages has finished");
                 }
                 Ok(())
             }
@@ -85,7 +85,7 @@ impl RedisRing {
         error!(
             ring = self.link.ring,
             messages,
-            "messages in flight are in the list of no tick: Redis has lost its key (set maxmemory-policy noeviction), \
+            "the lists of the ticks lack some messages in flight: Redis has lost its key (set maxmemory-policy noeviction), \
              or refused a script halfway. The wheel waits while all messages are looked through, and missing ones are \
              put back"
         );
@@ -98,7 +98,7 @@ impl RedisRing {
             error!(
                 ring = self.link.ring,
                 messages,
-                "messages are lost with the list of their tick: they come in no batch. Logic nodes add again the \
+                "messages are lost with the list of their tick: no batch will report them. Logic nodes add again the \
                  messages that still need an Ack"
             );
         }

@@ -96,7 +96,7 @@ pub(crate) async fn watch(
             let Ok(session) = link.session() else { continue };
             if let Some(now) = topology.replaced_by(&session.found, link.keys.slot) {
                 // The replaced Redis still answers: it may be cut off from the majority.
-                let text = format!("another Redis, {now}, is there in place of {}", session.found);
+                let text = format!("{now} has replaced {} as the primary", session.found);
                 link.give_up(&session, &Fault::new(FaultKind::ReadOnly, text));
             }
             if topology.needs_majority() {
