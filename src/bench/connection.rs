@@ -40,11 +40,11 @@ pub(super) struct Connection {
     output: BytesMut,
     written: usize,
     traffic: Traffic,
-    /// Fires when requests are due.
+    /// The timer that fires when requests are due.
     timer: PreciseTimer,
     /// The time from one firing of `timer` to the next, in ns; 0 if there is no schedule.
     period: u64,
-    /// Wakes the task to check how long the server has been silent.
+    /// The timer that wakes the task to check how long the server has been silent.
     patience: Pin<Box<Sleep>>,
     heard_at: u64,
 }
@@ -131,7 +131,7 @@ impl Connection {
         std::future::poll_fn(|context| self.poll(context)).await?;
         let taken = self.traffic.answers(&self.socket.incoming.bytes, self.shared.now(), &mut self.output)?;
         // Move the rest to the front of the buffer. If the front advanced with each round, the rounds would use more
-        // memory than fits the caches.
+        // memory than fits into the caches.
         self.socket.incoming.bytes.copy_within(taken.., 0);
         self.socket.incoming.bytes.truncate(self.socket.incoming.bytes.len() - taken);
         Ok(())

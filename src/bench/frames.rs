@@ -1,6 +1,6 @@
 //! Keeps the unanswered requests of a connection, encodes Pings, and checks answers without decoding them.
 //!
-//! A load shares its machine with the server that it measures, so it may spend only nanoseconds on a frame. It
+//! The bench shares its machine with the server that it measures, so it may spend only nanoseconds on a frame. It
 //! recognises an expected answer by its bytes. [`Codec`] decodes any other frame.
 
 use bytes::BytesMut;
@@ -179,15 +179,15 @@ impl Sent {
     }
 }
 
-/// The number of slots per request that may be unanswered. Answers may come in any order, but a slot is free only after
-/// all earlier requests are answered. So some slots stay occupied by answered requests.
+/// The number of slots per request of the pipeline. Answers may come in any order, but a slot is free only after all
+/// earlier requests are answered. So answered requests occupy slots for some time.
 const SPARE: usize = 2;
 
 /// The unanswered requests, in a ring of slots. The correlation id gives the slot, so no search is needed.
 #[derive(Debug)]
 pub(super) struct Outstanding {
     slots: Box<[Sent]>,
-    /// How many requests may be unanswered.
+    /// The pipeline: how many requests may be unanswered.
     pipeline: usize,
     /// How many requests are unanswered.
     count: usize,

@@ -10,8 +10,8 @@
 //!    │                 sockets
 //! ```
 //!
-//! A load often shares its machine with the server, so it must use less CPU time than the server. It checks answers in
-//! place (`frames`), computes ids instead of storing them (`ids`), and reads the clock once per round. Requests that
+//! The bench often shares its machine with the server, so it must use less CPU time than the server. It checks answers
+//! in place (`frames`), computes ids instead of storing them (`ids`), and reads the clock once per round. Requests that
 //! are sent together and answered together are one record of a histogram.
 //!
 //! A load is one run of the bench. It fills the wheel to [`BenchOptions::in_flight`] messages and measures for
@@ -55,7 +55,7 @@ pub enum BenchError {
     /// An option is not possible. The text names the flag and a possible value.
     #[error("{0}")]
     Options(String),
-    /// A connection could not be opened or was lost. The load ends, because without this connection it would be another
+    /// A connection could not be opened or was lost. The bench ends, because fewer connections would make a different
     /// load.
     #[error("{0}")]
     Connection(String),

@@ -129,8 +129,8 @@ const MAX_PIPELINE: usize = 65_536;
 /// The default number of requests of one connection that may be unanswered.
 const PIPELINE: usize = 256;
 
-/// The range of `--burst-every`. No machine checks its timers more often than the minimum. Less often than the maximum,
-/// the load would not be a rate.
+/// The range of `--burst-every`. No machine checks its timers more often than the minimum. Beyond the maximum, the load
+/// would be a few large bursts instead of a rate.
 const BURST_EVERY: RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(1);
 
 impl BenchOptions {

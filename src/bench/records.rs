@@ -23,7 +23,7 @@ pub(super) struct Recorder {
     pub(super) adds: Histogram<u64>,
     /// Latencies of DelMsg.
     pub(super) dels: Histogram<u64>,
-    /// The times at which requests got each deadline.
+    /// The time at which the last request with each deadline was sent.
     pub(super) tick_times: TickTimes,
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The grid of the first bursts, in ns: connections whose first bursts fall into the same round begin together. One
-/// wake-up per connection would cost the bench and the server as much as dozens of requests.
+/// The length of a round, in ns. If the first bursts of several connections fall into the same round, they begin
+/// together. One wake-up per connection would cost the bench and the server as much as dozens of requests.
 const ROUND: u64 = 250_000;
 
 /// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst. A

@@ -1,5 +1,5 @@
-//! Checks the messages that time out. Each message must time out only once, not too early, and not after its
-//! acknowledgement.
+//! Checks the messages that time out. A message that is not acknowledged must time out exactly once, and not too early.
+//! An acknowledged message must not time out.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::client::Delivered;
 use crate::core::BatchId;
 use crate::protocol::frame::TimeoutBatch;
 
-/// The error text for a timeout of a message that the load deletes. Too many messages are in flight, or the server is
-/// wrong.
+/// The error text if a message times out that the load must acknowledge. Either too many messages are in flight, or the
+/// server is wrong.
 const EARLY_FOR_US: &str = "a message timed out though it was to be acknowledged: if that came too late, keep fewer \
                             --in-flight, or raise --ack-timeout-ticks";
 
@@ -108,7 +108,7 @@ impl Timeouts {
         }
     }
 
-    /// Compares the timeouts with the counters of the connections.
+    /// Records an error if messages are missing, or if a message timed out that was never added.
     pub(super) fn compare(&self, counters_of: &[Counters], errors: &Errors) {
         let expected: u64 = counters_of.iter().map(|counters| counters.left_to_time_out).sum();
         let missing = expected.saturating_sub(self.count);

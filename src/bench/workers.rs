@@ -89,7 +89,7 @@ async fn work(
     }
 }
 
-/// Opens the connections of a thread and runs them. Returns only an error: a connection that failed.
+/// Opens the connections of a thread and runs them. Returns only if a connection fails.
 async fn connect_all(
     shared: &Arc<LoadState>,
     thread: usize,
@@ -100,8 +100,8 @@ async fn connect_all(
     let connect =
         || async { client::open(&options.address, &options.client).await.map_err(|error| error.to_string()) };
     let mut tasks = JoinSet::new();
-    // Idle connections come first, so that they are open when the load begins. They share this thread: a thread of
-    // their own would take a processor from the server or from the load.
+    // Idle connections come first, so that they are open when the load begins. They share this thread: a separate
+    // thread would take a processor from the server or from the load.
     for _ in (thread..options.idle_connections).step_by(options.threads) {
         tasks.spawn(idle(connect().await?, Arc::clone(shared)));
     }

@@ -30,7 +30,7 @@ pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
     flags.into_iter().filter_map(line).collect()
 }
 
-/// Returns a warning for each environment variable that looks like a setting and is none.
+/// Returns a warning for each environment variable that looks like a setting but is not one.
 pub(super) fn unknown_variables() -> Vec<String> {
     let command = Cli::command();
     let flags = command.get_subcommands().flat_map(clap::Command::get_arguments);

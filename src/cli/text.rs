@@ -5,7 +5,7 @@ use std::time::Duration;
 use console::{Alignment, pad_str, truncate_str};
 use indicatif::HumanCount;
 
-/// The width of a terminal by default, in columns.
+/// The default width of a terminal, in columns.
 pub(super) const COLUMNS: usize = 80;
 
 const MINUTE: u64 = 60;

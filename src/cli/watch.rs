@@ -105,8 +105,7 @@ impl Watch {
     }
 }
 
-/// Waits for the next batch. If the connection is lost meanwhile, prints this once: no batch comes before the next
-/// connection.
+/// Waits for the next batch. If the connection is lost while waiting, prints one line about the outage.
 async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, ClientError>> {
     let mut said = false;
     loop {
@@ -128,8 +127,8 @@ fn remark(text: fmt::Arguments<'_>) {
     let _ = writeln!(stderr(), "ackwheel: {text}");
 }
 
-/// Prints a line on a blocking thread, because the reader of the output may be slow. This thread must stay free to
-/// answer the server's Pings.
+/// Prints a line on a blocking thread, because the reader of the output may be slow. The thread of the runtime must
+/// stay free to answer the server's Pings.
 async fn print(line: String) -> Result<(), Failure> {
     let printing = tokio::task::spawn_blocking(move || {
         let mut out = stdout().lock();

@@ -118,7 +118,7 @@ impl Connection<'_> {
                     read?;
                     self.decode()?;
                     if self.received.is_some() {
-                        // Lets the subscription's reader, which may share this thread, take these batches before more
+                        // Let the subscription's reader, which may share this thread, take these batches before more
                         // are read.
                         tokio::task::yield_now().await;
                     }
@@ -129,7 +129,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Decodes and handles all whole frames of the input.
+    /// Decodes and handles all complete frames of the input.
     fn decode(&mut self) -> io::Result<()> {
         self.keep_alive.received(Instant::now());
         loop {
@@ -223,9 +223,9 @@ impl Connection<'_> {
         }
     }
 
-    /// Expires requests and checks the keep-alive. If the timer fired so late that this process was stalled, first
-    /// postpones both once: data that arrived during the stall must be read first. After a stall, the server has one
-    /// whole interval to answer.
+    /// Expires requests and checks the keep-alive. If the timer fired so late that this process was stalled, postpones
+    /// both by [`CLOCK_BEAT`], but not twice in a row. So data that arrived during the stall is read first. After a
+    /// stall, the server has one whole interval to answer.
     async fn timer_fired(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if now.saturating_duration_since(self.timer.deadline()) > SHORTEST_STALL {

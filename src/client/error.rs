@@ -16,21 +16,21 @@ pub enum ClientError {
     #[error("the server refused: {} ({})", .0.text, word(.0))]
     Refused(frame::Error),
 
-    /// No connection could be made.
+    /// No connection could be opened.
     #[error("cannot connect to {address}: {cause}{}", question(cause))]
     Connect {
-        /// The server.
+        /// The address of the server.
         address: Address,
         /// The cause.
         cause: Arc<io::Error>,
     },
 
-    /// The connection was lost when the request was already written, at least in part.
+    /// The connection was lost, and the request may have been written before.
     #[error(
         "the connection to {address} was lost before the answer came ({cause}): repeating the request is safe"
     )]
     ConnectionLost {
-        /// The server.
+        /// The address of the server.
         address: Address,
         /// The cause.
         cause: Arc<str>,
@@ -39,7 +39,7 @@ pub enum ClientError {
     /// There was no connection until the request timed out, so the request was not sent.
     #[error("not connected to {address} for {waited:?} ({cause}): nothing was sent, try again later or elsewhere")]
     NotConnected {
-        /// The server.
+        /// The address of the server.
         address: Address,
         /// How long the request waited.
         waited: Duration,
@@ -50,11 +50,11 @@ pub enum ClientError {
     /// No answer came in time.
     #[error("no answer from {address} within {waited:?}: {}", sent(*.written))]
     Timeout {
-        /// The server.
+        /// The address of the server.
         address: Address,
         /// How long the request waited.
         waited: Duration,
-        /// Whether the request was written, at least in part.
+        /// Whether the request may have been written.
         written: bool,
     },
 
@@ -77,12 +77,12 @@ pub enum ClientError {
         cause: Box<ClientError>,
     },
 
-    /// The client or the subscription was closed before the call.
+    /// The client or the subscription was closed before the request was sent.
     #[error(
         "the connection to {address} was closed on this side: keep client and subscription while they are used"
     )]
     Closed {
-        /// The server.
+        /// The address of the server.
         address: Address,
     },
 }
@@ -124,7 +124,7 @@ impl ClientError {
     }
 }
 
-/// Returns a question that helps to find the cause. It is empty if the peer is not trusted or speaks no TLS.
+/// Returns a question that helps to find the cause. The text is empty if the peer is not trusted or speaks no TLS.
 fn question(cause: &io::Error) -> &'static str {
     if cause.kind() == io::ErrorKind::InvalidData { "" } else { "; is ackwheel serving there?" }
 }

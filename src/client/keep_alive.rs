@@ -20,7 +20,7 @@ pub(super) enum Action {
     GiveUp(Duration),
 }
 
-/// The time since the server last sent anything, and the Ping that followed.
+/// The state of the keep-alive: when the server last sent data, and whether a Ping followed.
 #[derive(Debug)]
 pub(super) struct KeepAlive {
     interval: Duration,

@@ -16,7 +16,7 @@
 //! // … Push the message to client 7. When its Ack arrives:
 //! client.del_msg(&[Message::new(101, 7)]).await?;
 //!
-//! // In another task, receive the messages that were not acknowledged in time. Next steps: docs/INTEGRATION.md.
+//! // In another task, receive the messages that were not acknowledged in time (see docs/INTEGRATION.md).
 //! let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
 //! while let Some(batch) = timeouts.next().await {
 //!     let batch = batch?;
@@ -83,7 +83,7 @@ use reconnecting_connection::{ReconnectingConnection, unexpected};
 
 /// Bytes of one message in a frame.
 const MESSAGE_LENGTH: u32 = 16;
-/// The maximum number of bytes in a frame that are not messages.
+/// The maximum number of bytes in a frame besides its messages.
 const OVERHEAD: u32 = 64;
 
 /// A connection to an ackwheel server. All clones share the connection, and the client reconnects when it is lost.

@@ -7,7 +7,7 @@ use super::error::ClientError;
 use super::tls::Tls;
 use crate::protocol::frame::{Hello, MAX_TOKEN_LENGTH, Secret, Subscribe, VERSIONS};
 
-/// The maximum length of a text in the protocol, because this length is one byte.
+/// The maximum length of a text, in bytes: the protocol encodes this length in one byte.
 pub(super) const MAX_TEXT_LENGTH: usize = 255;
 
 /// The certificates that a client trusts when a server uses TLS. Without the feature `tls`, this type has no values.
@@ -38,7 +38,7 @@ pub struct ClientOptions {
     pub tls: Option<Tls>,
     /// The name of this client in the server's logs, at most 255 bytes.
     pub client_name: String,
-    /// The timeout of a call. It includes the wait for room in the queue and for a connection.
+    /// The timeout of a call, including the wait for room in the queue and for a connection.
     pub request_timeout: Duration,
     /// The timeout for opening a connection, including the handshake.
     pub connect_timeout: Duration,
@@ -126,7 +126,8 @@ pub struct SubscribeOptions {
     pub group: Option<String>,
     /// The maximum number of messages that are delivered and not yet acknowledged.
     pub credit: u32,
-    /// Whether a new group starts at the next batch. Otherwise it starts at the oldest batch that the server keeps.
+    /// Whether a new group starts at the next batch. Otherwise the group starts at the oldest batch that the server
+    /// keeps.
     pub from_end: bool,
     /// Whether the server deletes the group when its last member leaves. An ephemeral group starts at the next batch.
     pub ephemeral: bool,

@@ -16,8 +16,8 @@ use crate::protocol::frame::{Body, Frame, FrameType};
 /// The highest bit of a frame type: set in an answer, clear in its request.
 const ANSWER_BIT: u8 = 0x80;
 
-/// The minimum weight of a request in the window, in messages. It covers the memory of the waiting caller, so a request
-/// in flight has this weight.
+/// The minimum room that a request takes in the window, in messages. The window is the semaphore that bounds pending
+/// requests. A request in flight takes this room, because its caller still occupies memory.
 pub(super) const LEAST_WEIGHT: usize = 8;
 
 /// The answer to a request.
@@ -30,7 +30,7 @@ pub(super) struct Caller {
     /// When the request times out.
     pub(super) deadline: Instant,
     pub(super) answer: oneshot::Sender<Answer>,
-    /// The room that the request takes in the window, the semaphore that bounds pending requests.
+    /// The room that the request takes in the window.
     pub(super) room: OwnedSemaphorePermit,
 }
 
@@ -72,7 +72,7 @@ impl PendingRequests {
         self.waiting.extend(std::iter::from_fn(|| self.queue.try_recv().ok()));
     }
 
-    /// Returns whether no more requests can come: every sender is gone and the queue is empty.
+    /// Returns whether no more requests can come, because the queue is closed and empty.
     pub(super) fn is_closed(&self) -> bool {
         self.queue.is_closed() && self.queue.is_empty()
     }

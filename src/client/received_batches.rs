@@ -2,10 +2,11 @@
 //!
 //! # Why memory stays bounded
 //!
-//! The server's credit limits the batches that this client holds. But the server redelivers a batch that stays unread
-//! for too long or whose connection is lost. After that, the old copy no longer counts against the credit. So a
-//! redelivered batch replaces its unread copy. If the unread messages have reached the credit, a new batch is returned
-//! to the server. Unread batches stay here across connections: if their server has ended, they may be the only copies.
+//! The credit limits the unacknowledged messages that the server delivers. If a batch stays unread for too long or its
+//! connection is lost, the server redelivers this batch, perhaps to this client. The server then no longer counts the
+//! old copy against the credit. So a redelivered batch replaces its unread copy. If the unread messages have reached
+//! the credit, a new batch is returned to the server. Unread batches survive a lost connection: if their server has
+//! ended, they may be the only copies.
 //!
 //! # Acknowledged batches
 //!

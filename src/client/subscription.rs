@@ -173,7 +173,8 @@ impl fmt::Debug for Subscription {
     }
 }
 
-/// A delivered batch. Only [`ack`](Delivered::ack) settles a batch: if it is dropped instead, the server redelivers it.
+/// A delivered batch. Only [`ack`](Delivered::ack) settles a batch. If a batch is dropped instead, the server
+/// redelivers it.
 ///
 /// A batch can be acknowledged in another task while the stream is read.
 #[derive(Clone)]

@@ -20,7 +20,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Trusts servers whose certificate is signed by one of the certificates in a PEM file.
+    /// Creates a configuration that trusts servers whose certificate is signed by a certificate in a PEM file.
     ///
     /// # Errors
     ///

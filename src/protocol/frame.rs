@@ -264,7 +264,8 @@ pub struct Subscribe {
     pub credit: u32,
     /// Whether the server deletes the group when its last member leaves. An ephemeral group starts at the next batch.
     pub ephemeral: bool,
-    /// Whether a new group starts at the next batch. Otherwise it starts at the oldest batch that the server keeps.
+    /// Whether a new group starts at the next batch. Otherwise the group starts at the oldest batch that the server
+    /// keeps.
     pub from_end: bool,
 }
 

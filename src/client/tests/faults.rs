@@ -1,4 +1,4 @@
-//! Faults of a server or a network on a connection, and stalls of this process.
+//! Tests faults of a server or a network, and stalls of this process.
 
 use super::*;
 

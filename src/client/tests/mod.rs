@@ -164,7 +164,7 @@ const STEP: Duration = Duration::from_millis(10);
 
 const _: () = assert!(STEP.as_millis() < SHORTEST_STALL.as_millis());
 
-/// Keeps a paused clock from jumping to the next timer whenever all tasks wait for a socket.
+/// A guard that keeps a paused clock from jumping to the next timer while all tasks wait for a socket.
 struct HeldClock {
     _held: std::sync::mpsc::Sender<()>,
 }

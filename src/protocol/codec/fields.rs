@@ -134,8 +134,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses the frame unless exactly `expected` bytes remain, before memory is reserved for them. `count` is the
-    /// field that announced these bytes.
+    /// Refuses the frame unless exactly `expected` bytes remain, as `count` announced. The caller reserves memory for
+    /// them only after this check.
     pub(super) fn must_remain(&self, expected: usize, count: usize) -> Result<(), Refusal> {
         let actual = self.rest.len();
         if actual == expected {

@@ -29,7 +29,7 @@ pub use single_message::correlation_id;
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
 use crate::core::{DelOutcome, Reason, Refusal};
 
-/// The number of bytes of the length field, which this field does not count.
+/// The number of bytes of the length field. The length does not count them.
 pub(crate) const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
 
 // The encoder writes `DelOutcome as u8`, so these values must be those of the protocol.
